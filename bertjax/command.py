@@ -1,0 +1,56 @@
+"""What the commands share: flags in; for a user's mistake one clear line out, and a non-zero exit."""
+
+import pathlib
+import sys
+from collections.abc import Callable
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from bertjax.config import UserError
+
+
+def define_config_flag() -> flags.FlagHolder:
+    return config_flags.DEFINE_config_file(
+        "config", None, "Experiment file, such as experiments/base.py; --config.x.y=VALUE overrides a field."
+    )
+
+
+def experiment_name() -> str:
+    """"small-mini" of --config=experiments/small.py:mini."""
+    filename = config_flags.get_config_filename(flags.FLAGS["config"])
+    path, _, argument = filename.partition(":")
+    return "-".join(filter(None, [pathlib.Path(path).stem, argument]))
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+    """Parses the flags and runs `main(positional arguments)`."""
+
+    def guarded(argv):
+        from absl import logging
+
+        logging.set_verbosity(logging.ERROR)  # libraries' chatter
+        try:
+            main(argv[1:])
+        except UserError as error:
+            _fail(str(error))
+        except KeyboardInterrupt as stop:
+            _fail(str(stop) or "interrupted", code=130)
+
+    app.run(guarded, flags_parser=_parse)
+
+
+def _parse(argv: list[str]) -> list[str]:
+    try:
+        return app.parse_flags_with_usage(argv)
+    except UserError as error:  # of an experiment's get_config
+        _fail(str(error))
+    except FileNotFoundError as error:
+        _fail(f"--config: no file {error.filename!r}")
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:  # of --config.x.y=VALUE
+        _fail(f"--config: {error.args[0] if error.args else error}")
+
+
+def _fail(message: str, code: int = 1):
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)

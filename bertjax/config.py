@@ -1,0 +1,241 @@
+"""The defaults, the named model sizes, and every check of a config.
+
+A config is an `ml_collections.ConfigDict`, locked, so that a misspelt field is an error. An experiment starts from
+`default_config()` and says only what differs. `validate()` runs before any file or device is touched.
+"""
+
+import dataclasses
+
+import ml_collections
+from ml_collections import config_dict
+
+
+class UserError(Exception):
+    """A mistake that the user can mend. The commands print its one line and exit; nobody sees a traceback."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """The shape of a BERT. Field names are those of Google's and Hugging Face's `bert_config.json`."""
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu_new"  # the tanh form, as Google's modeling.gelu; Hugging Face's "gelu" is the erf form
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the word embedding table: `vocab_size` rounded up to whole TPU lanes of 128."""
+        return -(-self.vocab_size // 128) * 128
+
+
+ACTIVATIONS = ("gelu", "gelu_new", "relu")
+TOKENIZER_KINDS = ("wordpiece", "sentencepiece")
+REMAT_POLICIES = ("none", "dots", "full")
+DTYPES = ("auto", "float32", "bfloat16")
+
+# (layers, hidden size, heads). base and large: Devlin et al. 2019, section 3; the others: Turc et al. 2019, table 1.
+SIZES = {
+    "tiny": (2, 128, 2),
+    "mini": (4, 256, 4),
+    "small": (4, 512, 8),
+    "medium": (8, 512, 8),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+
+
+def model_size(name: str) -> dict:
+    """The `config.model` fields of a published size. Raises `UserError` for a name that is not in `SIZES`."""
+    if name not in SIZES:
+        raise UserError(f"unknown model size {name!r}: choose one of {', '.join(SIZES)}")
+    layers, hidden, heads = SIZES[name]
+    return dict(
+        num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden
+    )
+
+
+def stage(steps: int, length: int, max_predictions_per_seq: int) -> ml_collections.ConfigDict:
+    """One stage of pre-training: `steps` updates on sequences of `length` tokens."""
+    return ml_collections.ConfigDict(dict(steps=steps, length=length, max_predictions_per_seq=max_predictions_per_seq))
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """BERT-base pre-training as published (Devlin et al. 2019, appendix A.2), without a corpus."""
+    config = ml_collections.ConfigDict()
+    config.task = "pretraining"
+    config.seed = 0
+    config.batch_size = 256  # sequences a step, over all devices and hosts
+    config.microbatches = 1  # a batch is worked through in this many pieces, their gradients summed
+    # 90 % of the steps at length 128, the rest at 512. 77 = ceil(0.15 * 512): no masked token is ever cut off.
+    config.stages = (stage(900_000, 128, 20), stage(100_000, 512, 77))
+    config.model = ml_collections.ConfigDict(dataclasses.asdict(BertConfig()))
+    config.init_checkpoint = ""  # start from these weights instead of random ones
+    config.dtype = "auto"  # of activations: bfloat16 on TPU and GPU, float32 on CPU; params are always float32
+    config.remat = "none"  # what the backward pass recomputes to save memory: none | dots | full
+    config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: the devices that are left
+
+    # Text -> ids. An empty path: a vocabulary of model.vocab_size is learnt from data.corpus.
+    config.tokenizer = ml_collections.ConfigDict(dict(kind="wordpiece", path="", lowercase=True))
+
+    # Ids -> records. Names as in Google's create_pretraining_data.py, where it has one.
+    config.data = ml_collections.ConfigDict(
+        dict(
+            corpus=config_dict.placeholder(object),  # file, folder, glob, gs://..., tfds:NAME, pydoc, or a list of these
+            records="",  # folder of TFRecords; empty: prepared from data.corpus in the workdir
+            language="en",  # of the corpus, for the sentence splitter: an ISO 639-1 code
+            split_sentences=True,  # False: every line of the corpus already is one sentence
+            heldout_fraction=0.005,  # of the documents; kept out of training and of the learnt vocabulary
+            dupe_factor=10,  # times that each document is used, masked differently
+            masked_lm_prob=0.15,
+            short_seq_prob=0.1,
+            do_whole_word_mask=False,
+        )
+    )
+
+    config.optimizer = ml_collections.ConfigDict(
+        dict(
+            learning_rate=1e-4,
+            warmup_steps=10_000,
+            beta1=0.9,
+            beta2=0.999,
+            epsilon=1e-6,
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+            bias_correction=False,  # Google's AdamWeightDecayOptimizer has none
+        )
+    )
+
+    config.log_every_steps = 100
+    config.eval = ml_collections.ConfigDict(
+        dict(
+            every_steps=10_000,
+            max_sequences=8192,
+            fill_masks=("the man went to the [MASK] to buy a [MASK] of milk .",),  # shown when training is done
+        )
+    )
+    config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep=3))  # the best one is kept as well
+    return config.lock()
+
+
+def bert_config(config: ml_collections.ConfigDict) -> BertConfig:
+    return BertConfig(**config.model.to_dict())
+
+
+def total_steps(config: ml_collections.ConfigDict) -> int:
+    return sum(s.steps for s in config.stages)
+
+
+def corpus_sources(config: ml_collections.ConfigDict) -> tuple[str, ...]:
+    """`data.corpus` as a tuple: it may be one string, several in one with commas (a flag), or a list."""
+    corpus = config.data.corpus or ()
+    parts = corpus.split(",") if isinstance(corpus, str) else corpus
+    return tuple(p.strip() for p in parts if p.strip())
+
+
+def validate(config: ml_collections.ConfigDict) -> None:
+    """Checks what can be known without touching a file or a device. Raises `UserError`: field, value, remedy."""
+
+    def require(ok: bool, field: str, value, remedy: str):
+        if not ok:
+            raise UserError(f"config.{field} = {value!r}: {remedy}")
+
+    def positive(section: str, names: str, at_least=1):
+        fields = config[section] if section else config
+        for name in names.split():
+            field = f"{section}.{name}" if section else name
+            require(fields[name] >= at_least, field, fields[name], f"must be at least {at_least}")
+
+    def probability(section: str, names: str, below_one=True):
+        for name in names.split():
+            value = config[section][name]
+            ok = 0 <= value < 1 or (value == 1 and not below_one)
+            require(ok, f"{section}.{name}", value, "must be at least 0 and below 1" if below_one else "must be 0 to 1")
+
+    def one_of(field: str, value, choices):
+        require(value in choices, field, value, f"choose one of {', '.join(choices)}")
+
+    one_of("task", config.task, ("pretraining",))
+    one_of("tokenizer.kind", config.tokenizer.kind, TOKENIZER_KINDS)
+    one_of("model.hidden_act", config.model.hidden_act, ACTIVATIONS)
+    one_of("remat", config.remat, REMAT_POLICIES)
+    one_of("dtype", config.dtype, DTYPES)
+
+    positive("", "batch_size microbatches log_every_steps")
+    positive("", "seed", at_least=0)
+    positive("eval", "every_steps max_sequences")
+    positive("checkpoint", "every_steps keep")
+    positive("data", "dupe_factor")
+    positive("optimizer", "warmup_steps", at_least=0)
+    positive(
+        "model",
+        "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
+        " max_position_embeddings type_vocab_size",
+    )
+    probability("model", "hidden_dropout_prob attention_probs_dropout_prob")
+    probability("data", "short_seq_prob heldout_fraction")
+    probability("optimizer", "beta1 beta2 weight_decay")
+    require(0 < config.data.masked_lm_prob <= 0.5, "data.masked_lm_prob", config.data.masked_lm_prob, "0 < p <= 0.5")
+    for name in ("learning_rate", "epsilon", "max_grad_norm"):
+        require(config.optimizer[name] > 0, f"optimizer.{name}", config.optimizer[name], "must be above 0")
+
+    model, batch, pieces = config.model, config.batch_size, config.microbatches
+    require(
+        model.hidden_size % model.num_attention_heads == 0,
+        "model.hidden_size",
+        model.hidden_size,
+        f"must be a multiple of model.num_attention_heads = {model.num_attention_heads}",
+    )
+    require(batch % pieces == 0, "batch_size", batch, f"must be a multiple of microbatches = {pieces}")
+
+    require(len(config.stages) > 0, "stages", config.stages, "give at least one stage")
+    lengths = [s.length for s in config.stages]
+    require(len(set(lengths)) == len(lengths), "stages", lengths, "each stage needs a length of its own")
+    for i, s in enumerate(config.stages):
+        field = f"stages[{i}]"
+        require(s.steps >= 1, f"{field}.steps", s.steps, "must be at least 1")
+        require(s.length >= 8, f"{field}.length", s.length, "must be at least 8")
+        require(
+            s.length <= model.max_position_embeddings,
+            f"{field}.length",
+            s.length,
+            f"longer than the position table, model.max_position_embeddings = {model.max_position_embeddings}",
+        )
+        # 0.1 below 15 %: the paper's own 20 of 128 is 15.6 %, a round-off either way is no mistake.
+        needed = int(config.data.masked_lm_prob * s.length)
+        require(
+            s.max_predictions_per_seq >= needed,
+            f"{field}.max_predictions_per_seq",
+            s.max_predictions_per_seq,
+            f"too small for data.masked_lm_prob = {config.data.masked_lm_prob} of {s.length} tokens:"
+            f" use at least {needed}",
+        )
+        require(
+            s.max_predictions_per_seq <= s.length,
+            f"{field}.max_predictions_per_seq",
+            s.max_predictions_per_seq,
+            f"more than the sequence's {s.length} tokens",
+        )
+
+    sizes = list(config.mesh.values())
+    for axis, size in config.mesh.items():
+        require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the devices left")
+    require(sizes.count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
+    require(
+        bool(config.data.records) or bool(corpus_sources(config)),
+        "data.corpus",
+        config.data.corpus,
+        "say where the text is (files, a folder, a glob, gs://..., tfds:NAME, pydoc), or set data.records",
+    )

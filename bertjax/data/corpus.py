@@ -1,0 +1,44 @@
+"""`data.corpus` -> documents: text files, TensorFlow Datasets and Python's own documentation, one after another."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from bertjax.config import UserError
+from bertjax.text import documents, python_docs
+from bertjax.text.documents import Document
+
+
+def read_documents(sources: Sequence[str]) -> Iterator[Document]:
+    """The documents of all sources, in order. Raises `UserError` for a source that is missing, empty or damaged."""
+    for source in sources:
+        if source == "pydoc":
+            yield from python_docs.read_documents()
+        elif source.startswith("tfds:"):
+            yield from _read_tfds(source.removeprefix("tfds:"))
+        else:
+            yield from documents.read_documents(source)
+
+
+def _read_tfds(name: str) -> Iterator[Document]:
+    """The `text` feature of a data set's train split, in the order of its files."""
+    from bertjax.data.tf import tf  # noqa: F401, I001: first, so that TensorFlow stays off accelerators
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder(name)
+        builder.download_and_prepare()
+    except Exception as error:  # the library raises many kinds; each means that this name cannot be had
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"data.corpus: TensorFlow Datasets cannot give {name!r} ({reason})") from None
+    if "text" not in builder.info.features:
+        raise UserError(f"data.corpus: {name!r} has no feature 'text', but {', '.join(builder.info.features)}")
+    dataset = builder.as_dataset(split="train", shuffle_files=False)
+    for number, example in enumerate(dataset.as_numpy_iterator()):
+        if lines := documents.text_lines(example["text"].decode()):
+            yield Document(f"tfds:{name} example {number}", lines)
+
+
+def is_heldout(document: Document, fraction: float, seed: int) -> bool:
+    """Whether a document is kept out of training. Its text decides, so that a copy of it goes the same way."""
+    digest = hashlib.blake2b("\n".join(document.lines).encode(), digest_size=8, salt=seed.to_bytes(8, "big")).digest()
+    return int.from_bytes(digest, "big") < fraction * 2**64

@@ -1,0 +1,155 @@
+"""Records -> batches. The batch of a step is a function of (seed, step, records), whatever the number of hosts.
+
+The records of a set are one long list, cut into `lanes` ranges of equal size. Each lane fills the same rows of every
+batch and walks its own range: the files of an epoch in random order, their records shuffled in windows. Order and
+windows come from generators that are seeded by (seed, lane, epoch or window), so that any step can be computed without
+the steps before it. A host takes its share of the lanes, and so opens only the files of its share of the ranges.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from bertjax.config import UserError
+from bertjax.data import records
+from bertjax.data.records import RecordSet
+
+MAX_LANES = 64  # and the most hosts that can share a batch
+SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together
+
+Batch = dict[str, np.ndarray]
+
+
+def train_batches(
+    files: RecordSet,
+    length: int,
+    max_predictions_per_seq: int,
+    *,
+    batch_size: int,
+    seed: int,
+    start: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[Batch]:
+    """This host's rows of the batches of steps `start`, `start + 1`, ..., without end.
+
+    A batch is that of `records.features`, `[rows, ...]`, with `next_sentence_labels` and `next_sentence_weights` (all
+    1) of shape `[rows]`. Raises `UserError` where hosts, batch and records do not fit together.
+    """
+    lanes = math.gcd(batch_size, MAX_LANES)
+    if lanes % process_count:
+        raise UserError(f"config.batch_size = {batch_size}: must be a multiple of the {process_count} hosts")
+    if files.total < lanes:
+        raise UserError(
+            f"{files.total} training records are too few for config.batch_size = {batch_size}: add text, raise "
+            f"data.dupe_factor, or make the batch smaller"
+        )
+    rows = batch_size // lanes
+    own = lanes // process_count
+    dataset = _lanes(files, range(process_index * own, (process_index + 1) * own), lanes, seed, start * rows, rows)
+    return _parsed(dataset.batch(own * rows), length, max_predictions_per_seq)
+
+
+def _lanes(files: RecordSet, own: range, lanes: int, seed: int, start: int, rows: int):
+    """The serialized records of some lanes, `rows` of each in turn, from the `start`-th record of each lane on."""
+    from bertjax.data.tf import tf
+
+    def lane_dataset(lane):
+        def spans(lane):
+            return lane_spans(files, int(lane), lanes, seed, start)
+
+        def orders(lane):
+            return window_orders(files, int(lane), lanes, seed, start)
+
+        span_type = (tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
+        spans = tf.data.Dataset.from_generator(spans, output_signature=span_type, args=(lane,))
+        orders = tf.data.Dataset.from_generator(orders, output_signature=tf.TensorSpec([None], tf.int64), args=(lane,))
+        sizes = tf.constant([window_size(files, i, lanes) for i in range(lanes)], tf.int64)
+        dataset = spans.flat_map(
+            lambda path, first, count: tf.data.TFRecordDataset(path, buffer_size=1 << 20).skip(first).take(count)
+        )
+        dataset = tf.data.Dataset.zip((dataset.batch(sizes[lane]), orders)).map(tf.gather).unbatch()
+        return dataset.skip(start % sizes[lane])
+
+    return tf.data.Dataset.range(own.start, own.stop).interleave(lane_dataset, cycle_length=len(own), block_length=rows)
+
+
+def lane_range(files: RecordSet, lane: int, lanes: int) -> range:
+    """Which records of the set are a lane's."""
+    return range(lane * files.total // lanes, (lane + 1) * files.total // lanes)
+
+
+def window_size(files: RecordSet, lane: int, lanes: int) -> int:
+    return min(SHUFFLE_WINDOW, len(lane_range(files, lane, lanes)))
+
+
+def lane_spans(files: RecordSet, lane: int, lanes: int, seed: int, start: int) -> Iterator[tuple[str, int, int]]:
+    """(path, first record, number of records) to read one after another, from the window of record `start` on."""
+    own = lane_range(files, lane, lanes)
+    pieces, before = [], 0
+    for path, count in zip(files.paths, files.counts):
+        first, last = max(own.start, before), min(own.stop, before + count)
+        if first < last:
+            pieces.append((path, first - before, last - first))
+        before += count
+
+    window = window_size(files, lane, lanes)
+    epoch, skip = divmod(start - start % window, len(own))
+    while True:
+        for i in np.random.default_rng([seed, lane, 0, epoch]).permutation(len(pieces)):
+            path, first, count = pieces[i]
+            if skip < count:
+                yield path, first + skip, count - skip
+            skip = max(0, skip - count)
+        epoch += 1
+
+
+def window_orders(files: RecordSet, lane: int, lanes: int, seed: int, start: int) -> Iterator[np.ndarray]:
+    """The order of the records within each window, from the window of record `start` on."""
+    size = window_size(files, lane, lanes)
+    window = start // size
+    while True:
+        yield np.random.default_rng([seed, lane, 1, window]).permutation(size)
+        window += 1
+
+
+def heldout_batches(
+    files: RecordSet,
+    length: int,
+    max_predictions_per_seq: int,
+    *,
+    batch_size: int,
+    max_sequences: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[Batch]:
+    """This host's rows of batches that go once through the first `max_sequences` records, in order.
+
+    The last batch is filled up with rows of zeros; they weigh nothing.
+    """
+    from bertjax.data.tf import tf
+
+    if batch_size % process_count:
+        raise UserError(f"config.batch_size = {batch_size}: must be a multiple of the {process_count} hosts")
+    own = batch_size // process_count
+    dataset = tf.data.TFRecordDataset(list(files.paths)).take(max_sequences).batch(batch_size)
+    for batch in _parsed(dataset, length, max_predictions_per_seq):
+        missing = batch_size - len(batch["input_ids"])
+        batch = {name: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
+        yield {name: x[process_index * own : (process_index + 1) * own] for name, x in batch.items()}
+
+
+def _parsed(dataset, length: int, max_predictions_per_seq: int) -> Iterator[Batch]:
+    from bertjax.data.tf import tf
+
+    def parse(serialized):
+        batch = records.parse(serialized, length, max_predictions_per_seq)
+        return {**batch, "next_sentence_weights": tf.ones_like(batch["next_sentence_labels"], tf.float32)}
+
+    dataset = dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(4)
+    unreadable = (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError)
+    try:
+        yield from dataset.as_numpy_iterator()
+    except unreadable as error:
+        raise UserError(f"a record cannot be read: {error.message.split(chr(10))[0][:300]}") from None

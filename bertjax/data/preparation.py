@@ -1,0 +1,426 @@
+"""Corpus -> pre-masked TFRecords, with several processes and bounded memory, the same bytes whatever their number.
+
+First pass: blocks of documents are tokenized, cut into pairs and masked, each by one worker with a generator of its
+own, and spilled to disk as arrays, sorted into random buckets. Second pass: the buckets of a shard are gathered from
+all blocks, shuffled and written as TFRecords. A worker never holds more than one block or one shard.
+"""
+
+import collections
+import concurrent.futures
+import concurrent.futures.process
+import dataclasses
+import functools
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import tqdm
+from etils import epath
+
+from bertjax.config import UserError, corpus_sources
+from bertjax.data import corpus, records
+from bertjax.data.instances import Pair, make_pairs
+from bertjax.data.masking import mask_tokens
+from bertjax.text import sentences, tokenizer
+from bertjax.text.documents import Document
+
+BLOCK_CHARACTERS = 2_000_000
+BLOCK_DOCUMENTS = 16  # at least: a random next sentence comes from another document of the block
+BUCKETS = 256  # and the most shards that there can be
+SHARD_BYTES = 64 << 20
+MIN_TRAIN_SHARDS = 8  # so that every host of a small pod has files of its own
+SPLITS = ("train", "heldout")
+RECIPE = (
+    "language", "split_sentences", "heldout_fraction", "dupe_factor", "masked_lm_prob", "short_seq_prob",
+    "do_whole_word_mask",
+)  # fmt: skip
+
+
+class Stage(NamedTuple):
+    """One set of records: those of one length."""
+
+    length: int
+    predictions: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All that a worker needs to know."""
+
+    seed: int
+    stages: tuple[Stage, ...]
+    data: dict  # config.data
+    tokenizer: dict  # arguments of tokenizer.load
+    spill: str  # folder
+    output: str  # folder
+
+
+def recipe_of(config) -> dict:
+    """The part of a config that decides what the records are, besides tokenizer and lengths."""
+    recipe = {name: config.data[name] for name in RECIPE}
+    return {"seed": config.seed, "corpus": list(corpus_sources(config)), **recipe}
+
+
+def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
+    """Writes the records of every stage of `config`, the tokenizer and the manifest to `output`; returns the manifest.
+
+    The tokenizer is that of `config.tokenizer.path`, or learnt from the training documents where that is empty.
+    Only a finished run leaves a manifest; what a broken one left behind is written over.
+    """
+    if workers < 1:
+        raise UserError(f"--workers={workers}: must be at least 1")
+    output = epath.Path(output)
+    if (output / records.MANIFEST).exists():
+        raise UserError(f"{output} holds finished records already; delete the folder, or name another")
+    began = time.time()
+    pieces = tokenizer_of(config)
+    output.mkdir(parents=True, exist_ok=True)
+    pieces.save(output)
+
+    is_local = "://" not in str(output)
+    with tempfile.TemporaryDirectory(prefix="spill-", dir=output if is_local else None) as spill:
+        plan = Plan(
+            seed=config.seed,
+            stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in config.stages),
+            data=config.data.to_dict(),
+            tokenizer=dict(
+                kind=pieces.kind, path=str(output / pieces.filename), lowercase=config.tokenizer.lowercase
+            ),
+            spill=spill,
+            output=str(output),
+        )
+        with _worker_pool(workers, plan) as pool:
+            totals, blocks = _spill_blocks(config, pool, 2 * workers)
+            _check_documents(config, totals)
+            sets = _write_shards(plan, blocks, pool, 2 * workers)
+
+    manifest = {
+        "recipe": recipe_of(config),
+        "tokenizer": dict(
+            kind=pieces.kind,
+            lowercase=config.tokenizer.lowercase,
+            vocab_size=pieces.vocab_size,
+            fingerprint=pieces.fingerprint,
+        ),
+        "corpus": dict(sorted(totals.items())),
+        "sets": sets,
+    }
+    records.write_manifest(output, manifest)
+    seconds = time.time() - began
+    characters = totals["train_characters"] + totals["heldout_characters"]
+    written = sum(sum(files[split].values()) for files in sets.values() for split in SPLITS)
+    print(
+        f"prepared {written:,} records of {totals['train_documents']:,} documents, and of {totals['heldout_documents']:,}"
+        f" held out, in {seconds:.0f} s: {characters / 1e6:.1f} M characters, {characters / 1e6 / seconds:.2f} M/s",
+        flush=True,
+    )
+    return manifest
+
+
+def tokenizer_of(config) -> tokenizer.Tokenizer:
+    """The tokenizer of a config, learnt where it gives no path. Its size must be the model's."""
+    if not config.tokenizer.path:
+        return learn_tokenizer(config)
+    loaded = tokenizer.load(config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase)
+    if loaded.vocab_size != config.model.vocab_size:
+        raise UserError(
+            f"config.model.vocab_size = {config.model.vocab_size}: {config.tokenizer.path} has {loaded.vocab_size} "
+            f"pieces; set --config.model.vocab_size={loaded.vocab_size}"
+        )
+    return loaded
+
+
+def learn_tokenizer(config) -> tokenizer.Tokenizer:
+    """A vocabulary of `model.vocab_size` pieces from the documents that are not held out."""
+
+    def texts() -> Iterator[str]:
+        for document in corpus.read_documents(corpus_sources(config)):
+            if not corpus.is_heldout(document, config.data.heldout_fraction, config.seed):
+                yield from document.lines
+
+    return tokenizer.learn(config.tokenizer.kind, texts, config.model.vocab_size, config.tokenizer.lowercase)
+
+
+def _check_documents(config, totals: dict) -> None:
+    train, heldout = totals["train_documents"], totals["heldout_documents"]
+    if train < 2:
+        raise UserError(
+            f"data.corpus: {', '.join(corpus_sources(config))} gives {train} document{'s' * (train != 1)} for training;"
+            f" next sentences need at least two (a blank line ends a document)"
+        )
+    if config.data.heldout_fraction and heldout < 2:
+        raise UserError(
+            f"config.data.heldout_fraction = {config.data.heldout_fraction}: of {train + heldout} documents it holds "
+            f"out {heldout}, and next sentences need two; make it larger, or 0 to hold out none"
+        )
+
+
+# Workers.
+
+
+@dataclasses.dataclass
+class _Worker:
+    plan: Plan
+    tokenizer: tokenizer.Tokenizer
+
+
+_worker: _Worker  # of this process
+
+
+def _start_worker(plan: Plan) -> None:
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker = _Worker(plan, tokenizer.load(**plan.tokenizer))
+
+
+class _worker_pool:
+    """A process pool that is torn down at once when something fails. Spawned: a fork would copy JAX's threads."""
+
+    def __init__(self, workers: int, plan: Plan):
+        context = multiprocessing.get_context("spawn")
+        self.pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (plan,))
+
+    def __enter__(self):
+        return self.pool
+
+    def __exit__(self, kind, error, trace):
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        if kind is concurrent.futures.process.BrokenProcessPool:
+            raise UserError("a worker process died, probably out of memory; try fewer --workers") from None
+
+
+def _in_order(pool, function: Callable, jobs: Iterable, ahead: int) -> Iterator:
+    """Results in the order of the jobs, with at most `ahead` of them under way: the jobs are not read all at once."""
+    running = collections.deque()
+    for job in jobs:
+        running.append(pool.submit(function, job))
+        if len(running) >= ahead:
+            yield running.popleft().result()
+    while running:
+        yield running.popleft().result()
+
+
+# First pass: documents -> blocks of masked sequences, on disk.
+
+
+class Block(NamedTuple):
+    split: str
+    number: int
+    documents: list[Document]
+
+
+class Spilled(NamedTuple):
+    """A block that is on disk: what was in it, and how many sequences lie in each bucket of each stage."""
+
+    split: str
+    number: int
+    stats: dict[str, int]
+    bucket_sizes: dict[Stage, np.ndarray]
+
+
+def _spill_blocks(config, pool, ahead: int) -> tuple[dict, list[Spilled]]:
+    totals, blocks = collections.Counter(), []
+    with tqdm.tqdm(desc="preparing text", unit=" characters", unit_scale=True, disable=None, leave=False) as bar:
+        for spilled in _in_order(pool, _spill_block, _blocks(config), ahead):
+            totals.update({f"{spilled.split}_{name}": count for name, count in spilled.stats.items()})
+            blocks.append(spilled)
+            bar.update(spilled.stats["characters"])
+    return totals, blocks
+
+
+def _blocks(config) -> Iterator[Block]:
+    """The corpus in pieces of at least `BLOCK_CHARACTERS` and `BLOCK_DOCUMENTS`, of the two splits apart.
+
+    A full block is held back until the next one of its split is full, so that it can take in a short last one.
+    """
+    held = {split: [] for split in SPLITS}
+    growing = {split: [] for split in SPLITS}
+    sizes = dict.fromkeys(SPLITS, 0)
+    number = 0
+    for document in corpus.read_documents(corpus_sources(config)):
+        split = SPLITS[corpus.is_heldout(document, config.data.heldout_fraction, config.seed)]
+        growing[split].append(document)
+        sizes[split] += sum(map(len, document.lines))
+        if sizes[split] >= BLOCK_CHARACTERS and len(growing[split]) >= BLOCK_DOCUMENTS:
+            if held[split]:
+                yield Block(split, number, held[split])
+                number += 1
+            held[split], growing[split], sizes[split] = growing[split], [], 0
+    for split in SPLITS:
+        last = [held[split], growing[split]]
+        for documents in last if len(growing[split]) >= BLOCK_DOCUMENTS else [held[split] + growing[split]]:
+            if documents:
+                yield Block(split, number, documents)
+                number += 1
+
+
+@functools.cache
+def _row_type(stage: Stage) -> np.dtype:
+    """A masked sequence on disk, without what can be derived."""
+    numbers = np.int32
+    return np.dtype(
+        [
+            ("ids", numbers, (stage.length,)),
+            ("size", numbers),  # tokens
+            ("first_size", numbers),  # tokens of [CLS] A [SEP]
+            ("positions", numbers, (stage.predictions,)),
+            ("labels", numbers, (stage.predictions,)),
+            ("masked", numbers),  # predictions
+            ("is_random_next", numbers),
+        ]
+    )
+
+
+def _spill_path(spill: str, stage: Stage, number: int) -> str:
+    return os.path.join(spill, f"{stage.length}-{number:08d}")
+
+
+def _spill_block(block: Block) -> Spilled:
+    plan, pieces = _worker.plan, _worker.tokenizer
+    data = plan.data
+    texts = [sentences.split(d, data["language"], data["split_sentences"]) for d in block.documents]
+    ids = iter(pieces.encode_ids([sentence for text in texts for sentence in text]))
+    documents = [[sentence for _ in text if (sentence := next(ids))] for text in texts]
+    documents = [document for document in documents if document]
+    stats = dict(
+        documents=len(documents),
+        sentences=sum(map(len, documents)),
+        tokens=sum(len(sentence) for document in documents for sentence in document),
+        characters=sum(len(line) for document in block.documents for line in document.lines),
+    )
+    bucket_sizes = {}
+    for stage in plan.stages:
+        rng = np.random.default_rng([plan.seed, stage.length, block.number])
+        copies = data["dupe_factor"] if block.split == "train" else 1
+        rows = _masked_rows(documents, copies, stage, plan, pieces, rng) if len(documents) > 1 else []
+        rows = np.array(rows, _row_type(stage))
+        buckets = rng.integers(BUCKETS, size=len(rows))
+        rows[np.argsort(buckets, kind="stable")].tofile(_spill_path(plan.spill, stage, block.number))
+        bucket_sizes[stage] = np.bincount(buckets, minlength=BUCKETS)
+    return Spilled(block.split, block.number, stats, bucket_sizes)
+
+
+def _masked_rows(documents, copies: int, stage: Stage, plan: Plan, pieces: tokenizer.Tokenizer, rng) -> list[tuple]:
+    continues_word = pieces.continues_word if plan.data["do_whole_word_mask"] else None
+    rows = []
+    for _ in range(copies):
+        for index in range(len(documents)):
+            for pair in make_pairs(
+                documents, index, rng, length=stage.length, short_seq_prob=plan.data["short_seq_prob"]
+            ):
+                ids, special = _assemble(pair, pieces)
+                masking = mask_tokens(
+                    ids,
+                    special,
+                    rng,
+                    vocab_size=pieces.vocab_size,
+                    mask_id=pieces.mask_id,
+                    masked_lm_prob=plan.data["masked_lm_prob"],
+                    max_predictions_per_seq=stage.predictions,
+                    continues_word=continues_word,
+                )
+                free = stage.predictions - len(masking.positions)
+                rows.append(
+                    (
+                        np.pad(masking.ids, (0, stage.length - len(ids)), constant_values=pieces.pad_id),
+                        len(ids),
+                        len(pair.first) + 2,
+                        np.pad(masking.positions, (0, free)),
+                        np.pad(masking.labels, (0, free)),
+                        len(masking.positions),
+                        pair.is_random_next,
+                    )
+                )
+    return rows
+
+
+def _assemble(pair: Pair, pieces: tokenizer.Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """[CLS] A [SEP] B [SEP], and which of these tokens are special."""
+    ids = np.array([pieces.cls_id, *pair.first, pieces.sep_id, *pair.second, pieces.sep_id])
+    special = np.zeros(len(ids), bool)
+    special[[0, len(pair.first) + 1, -1]] = True
+    return ids, special
+
+
+# Second pass: blocks -> shards.
+
+
+class Shard(NamedTuple):
+    path: str  # relative to the output folder
+    stage: Stage
+    seed: tuple[int, ...]
+    slices: list[tuple[int, int, int]]  # (block, first row, rows) that belong to it
+
+
+def _write_shards(plan: Plan, blocks: list[Spilled], pool, ahead: int) -> dict:
+    """Writes all sets of records; returns the manifest's "sets": files and how many records each holds."""
+    sets = {
+        str(stage.length): {"max_predictions_per_seq": stage.predictions, **{split: {} for split in SPLITS}}
+        for stage in plan.stages
+    }
+    shards = []
+    for stage in plan.stages:
+        (epath.Path(plan.output) / records.set_folder(stage.length)).mkdir(exist_ok=True)
+        for split in SPLITS:
+            shards += _shards_of(plan, stage, split, [block for block in blocks if block.split == split])
+    with tqdm.tqdm(desc="writing shards", total=len(shards), disable=None, leave=False) as bar:
+        for shard, count in zip(shards, _in_order(pool, _write_shard, shards, ahead)):
+            split = os.path.basename(shard.path).split("-")[0]
+            sets[str(shard.stage.length)][split][shard.path] = count
+            bar.update()
+    return sets
+
+
+def _shards_of(plan: Plan, stage: Stage, split: str, blocks: list[Spilled]) -> list[Shard]:
+    if not blocks:
+        return []
+    sizes = np.array([block.bucket_sizes[stage] for block in blocks])  # [blocks, BUCKETS]
+    number, least = 1, MIN_TRAIN_SHARDS if split == "train" else 1
+    while number < least or (number < BUCKETS and sizes.sum() * _row_type(stage).itemsize > number * SHARD_BYTES):
+        number *= 2
+    ends = np.cumsum(sizes, axis=1)
+    shards = []
+    for i in range(number):
+        low, high = i * BUCKETS // number, (i + 1) * BUCKETS // number
+        first, last = ends[:, low] - sizes[:, low], ends[:, high - 1]
+        shards.append(
+            Shard(
+                path=f"{records.set_folder(stage.length)}/{split}-{i:05d}-of-{number:05d}.tfrecord",
+                stage=stage,
+                seed=(plan.seed, stage.length, SPLITS.index(split), i),
+                slices=[(b.number, int(a), int(z - a)) for b, a, z in zip(blocks, first, last) if z > a],
+            )
+        )
+    return shards
+
+
+def _write_shard(shard: Shard) -> int:
+    plan, row_type = _worker.plan, _row_type(shard.stage)
+    parts = [
+        np.fromfile(_spill_path(plan.spill, shard.stage, block), row_type, count, offset=first * row_type.itemsize)
+        for block, first, count in shard.slices
+    ]
+    rows = np.concatenate(parts) if parts else np.empty(0, row_type)
+    order = np.random.default_rng(shard.seed).permutation(len(rows))
+    records.write_records(epath.Path(plan.output) / shard.path, (_features(rows[i]) for i in order))
+    return len(rows)
+
+
+def _features(row: np.void) -> dict[str, np.ndarray]:
+    """A row as the features of a record."""
+    token, prediction = np.arange(len(row["ids"])), np.arange(len(row["positions"]))
+    return {
+        "input_ids": row["ids"],
+        "input_mask": (token < row["size"]).astype(np.int64),
+        "segment_ids": ((token >= row["first_size"]) & (token < row["size"])).astype(np.int64),
+        "masked_lm_positions": row["positions"],
+        "masked_lm_ids": row["labels"],
+        "masked_lm_weights": (prediction < row["masked"]).astype(np.float32),
+        "next_sentence_labels": row["is_random_next"][None],
+    }

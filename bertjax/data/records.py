@@ -1,0 +1,176 @@
+"""TFRecords of pre-masked sequences in Google BERT's format, and the manifest that stands beside them."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.files import write_whole
+
+MANIFEST = "manifest.json"
+
+
+def features(length: int, max_predictions_per_seq: int) -> dict[str, tuple[int, type]]:
+    """Size and type of each feature of a record, under the names of create_pretraining_data.py."""
+    return {
+        "input_ids": (length, np.int64),
+        "input_mask": (length, np.int64),
+        "segment_ids": (length, np.int64),
+        "masked_lm_positions": (max_predictions_per_seq, np.int64),
+        "masked_lm_ids": (max_predictions_per_seq, np.int64),
+        "masked_lm_weights": (max_predictions_per_seq, np.float32),
+        "next_sentence_labels": (1, np.int64),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordSet:
+    """TFRecord files of sequences of one length, and how many each holds. In this order they are one long list."""
+
+    paths: tuple[str, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+
+def write_records(path: epath.PathLike, examples: Iterable[dict[str, np.ndarray]]) -> None:
+    """Writes one TFRecord file; each example maps the names of `features` to arrays."""
+    from bertjax.data.tf import tf
+
+    partial = f"{path}.partial"
+    with tf.io.TFRecordWriter(partial) as writer:
+        for example in examples:
+            message = tf.train.Example()
+            for name, values in example.items():
+                feature = message.features.feature[name]
+                if values.dtype.kind == "f":
+                    feature.float_list.value.extend(values.tolist())
+                else:
+                    feature.int64_list.value.extend(values.tolist())
+            writer.write(message.SerializeToString(deterministic=True))
+    tf.io.gfile.rename(partial, str(path), overwrite=True)
+
+
+def set_folder(length: int) -> str:
+    return f"length{length}"
+
+
+def read_manifest(folder: epath.PathLike) -> dict | None:
+    """The manifest of a folder of records; None where there is none (records of others have none)."""
+    path = epath.Path(folder) / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        manifest = json.loads(path.read_text())
+        return manifest if "sets" in manifest and "tokenizer" in manifest else _damaged(path)
+    except json.JSONDecodeError:
+        return _damaged(path)
+
+
+def _damaged(path):
+    raise UserError(f"{path}: not a manifest that bertjax.prepare wrote; prepare the records again")
+
+
+def write_manifest(folder: epath.PathLike, manifest: dict) -> None:
+    """Last of all: a folder with a manifest is complete."""
+    write_whole(epath.Path(folder) / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def check_recipe(manifest: dict, recipe: dict, folder: epath.PathLike) -> None:
+    """Raises `UserError` where records were prepared with another recipe than the config's."""
+    for name, value in recipe.items():
+        made_with = manifest["recipe"].get(name)
+        if made_with != value:
+            field = name if name == "seed" else f"data.{name}"
+            raise UserError(
+                f"config.{field} = {value!r}: the records in {folder} were prepared with {made_with!r}; delete the "
+                f"folder to prepare them anew, or take another --workdir"
+            )
+
+
+def find_records(folder: epath.PathLike, length: int, max_predictions_per_seq: int, split: str) -> RecordSet | None:
+    """The records of `split` ("train" or "heldout") of one length. None where nothing is held out.
+
+    Files of others (no manifest) lie in the folder or in its subfolder `length<N>`; those with "heldout" in their
+    name are held out. Their sequences are counted, which reads them once.
+
+    Raises `UserError` where there are none, or where they are of another length.
+    """
+    folder = epath.Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"config.data.records: no folder {str(folder)!r}; bertjax.prepare makes one")
+    if manifest := read_manifest(folder):
+        found = manifest["sets"].get(str(length))
+        if not found:
+            have = ", ".join(manifest["sets"])
+            raise UserError(f"config.stages: the records in {folder} are of length {have}, not {length}; prepare these")
+        if found["max_predictions_per_seq"] != max_predictions_per_seq:
+            raise UserError(
+                f"config.stages: max_predictions_per_seq = {max_predictions_per_seq}, but the records of length "
+                f"{length} in {folder} were prepared with {found['max_predictions_per_seq']}"
+            )
+        files = found[split]
+        paths = tuple(str(folder / name) for name in files)
+        for path in paths:
+            if not epath.Path(path).exists():
+                raise UserError(f"{path}: missing, but listed in {folder / MANIFEST}; copy or prepare the records again")
+        return RecordSet(paths, tuple(files.values())) if files else None
+
+    own = folder / set_folder(length)
+    paths = [str(p) for p in (own if own.is_dir() else folder).iterdir() if "tfrecord" in p.name.lower()]
+    paths = sorted(p for p in paths if ("heldout" in epath.Path(p).name) == (split == "heldout"))
+    if not paths and split == "heldout":
+        return None
+    if not paths:
+        raise UserError(f"config.data.records: no TFRecord files (*.tfrecord*) in {folder}")
+    check_record(paths[0], length, max_predictions_per_seq)
+    return RecordSet(tuple(paths), tuple(map(count_records, paths)))
+
+
+def parse(serialized, length: int, max_predictions_per_seq: int):
+    """`[batch]` serialized examples -> the arrays of `features`, integers as int32. Runs inside tf.data."""
+    from bertjax.data.tf import tf
+
+    sizes = features(length, max_predictions_per_seq)
+    spec = {name: tf.io.FixedLenFeature([size], tf.as_dtype(dtype)) for name, (size, dtype) in sizes.items()}
+    batch = tf.io.parse_example(serialized, spec)
+    batch = {name: tf.cast(x, tf.int32) if x.dtype == tf.int64 else x for name, x in batch.items()}
+    batch["next_sentence_labels"] = batch["next_sentence_labels"][:, 0]
+    return batch
+
+
+def check_record(path: str, length: int, max_predictions_per_seq: int) -> None:
+    """Raises `UserError` where the first record of a file is not what the config says."""
+    from bertjax.data.tf import tf
+
+    try:
+        first = next(iter(tf.data.TFRecordDataset(path).take(1).as_numpy_iterator()), None)
+    except tf.errors.DataLossError:
+        raise UserError(f"{path}: not a TFRecord file, or damaged") from None
+    if first is None:
+        raise UserError(f"{path}: holds no records")
+    found = tf.train.Example.FromString(first).features.feature
+    for name, (size, _) in features(length, max_predictions_per_seq).items():
+        values = found[name].float_list.value or found[name].int64_list.value
+        if len(values) != size:
+            field = "max_predictions_per_seq" if name.startswith("masked") else "length"
+            raise UserError(
+                f"config.stages: {field} = {size}, but {name} in {path} has {len(values)} values; "
+                f"set it to that, or prepare the records again"
+            )
+
+
+def count_records(path: str) -> int:
+    """How many records a file holds. Raises `UserError` where it is damaged."""
+    from bertjax.data.tf import tf
+
+    try:
+        sizes = tf.data.TFRecordDataset(path, buffer_size=1 << 22).batch(4096).map(tf.size)
+        return int(sizes.reduce(0, lambda total, size: total + size).numpy())
+    except tf.errors.DataLossError as error:
+        raise UserError(f"{path}: damaged ({error.message.split(';')[0]}); copy or prepare it again") from None

@@ -1,0 +1,11 @@
+"""TensorFlow as this package uses it: for tf.data and TFRecords, quiet, and never on an accelerator."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+import tensorflow as tf  # noqa: E402
+
+for _kind in ("GPU", "TPU"):
+    tf.config.set_visible_devices([], _kind)

@@ -1,0 +1,63 @@
+"""Trains BERT: python -m bertjax.main --config=experiments/quickstart.py
+
+The config says everything; --config.x.y=VALUE overrides a field. Records and vocabulary are prepared from the corpus
+where the config names none. The same command goes on where it stopped.
+"""
+
+import os
+
+from absl import flags
+
+from bertjax import command
+
+_CONFIG = command.define_config_flag()
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; by default runs/NAME-OF-THE-EXPERIMENT.")
+flags.mark_flag_as_required("config")
+
+
+def main(arguments: list[str]) -> None:
+    from bertjax.config import UserError, validate
+
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
+    validate(_CONFIG.value)
+    run(_CONFIG.value, _WORKDIR.value or f"runs/{command.experiment_name()}")
+
+
+def run(config, workdir: str) -> None:
+    """Trains what a validated config says in `workdir`, and prints the held-out scores. Finished: says so at once."""
+    from etils import epath
+
+    from bertjax.config import total_steps
+    from bertjax.training import checkpoint, run_folder
+
+    workdir = epath.Path(workdir)
+    run_folder.check_model(workdir, config)
+    if checkpoint.steps(workdir)[-1:] == [total_steps(config)] and (finished := run_folder.read_report(workdir)):
+        print(f"finished before: {total_steps(config)} steps, in {workdir}\n{finished}", flush=True)
+        return
+
+    import jax
+
+    from bertjax.sharding.mesh import make_mesh
+    from bertjax.tasks import fill_mask, pretraining
+    from bertjax.training.loop import train
+
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
+    jax.config.update("jax_compilation_cache_dir", cache)
+    mesh = make_mesh(config)
+    records, tokenizer = pretraining.find_or_prepare(config, workdir)
+    task = pretraining.Pretraining(config, mesh, records)
+    run_folder.write_config(workdir, config, tokenizer)
+    print(f"training in {workdir}", flush=True)
+    state, scores = train(task, config, workdir, mesh)
+
+    lines = [pretraining.report(scores)]
+    for filled in fill_mask.fill_masks(task.model, state.params, tokenizer, config.eval.fill_masks):
+        lines.append(fill_mask.describe(filled))
+    run_folder.write_report(workdir, "\n".join(lines))
+    print("\n".join(lines), flush=True)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,90 @@
+"""BERT (Devlin et al. 2019): the encoder with pooler, and the model that is pre-trained."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.config import BertConfig
+from bertjax.model.encoder import Embeddings, Encoder
+from bertjax.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler
+
+
+class BertModel(nn.Module):
+    """Token ids -> hidden states of the last layer `[batch, length, hidden]` and pooled output `[batch, hidden]`.
+
+    `dtype` is that of the activations; params are float32.
+    """
+
+    config: BertConfig
+    dtype: jnp.dtype = jnp.float32
+    remat: str = "none"
+
+    def setup(self):
+        self.embeddings = Embeddings(self.config, self.dtype)
+        self.encoder = Encoder(self.config, self.dtype, self.remat)
+        self.pooler = Pooler(self.config, self.dtype)
+
+    def __call__(self, input_ids, segments, token_types, positions=None, *, deterministic: bool = True):
+        """All arguments are `[batch, length]` integers.
+
+        Args:
+          input_ids: words.
+          segments: tokens attend within their segment only. 0 is padding; Google's `input_mask` is the case of one
+            segment. Several examples can share a row as segments 1, 2, ...
+          token_types: 0 in sentence A, 1 in sentence B (Google's `segment_ids`).
+          positions: indices into the position table; 0, 1, ..., length - 1 where None.
+          deterministic: no dropout; otherwise `apply` needs `rngs={"dropout": key}`.
+        """
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
+        x = self.embeddings(input_ids, token_types, positions, deterministic=deterministic)
+        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
+        hidden = self.encoder(x, segments, deterministic=deterministic)
+        return hidden, self.pooler(hidden)
+
+
+class BertForPreTraining(nn.Module):
+    """BERT with the masked-LM head at the masked positions only, and the next-sentence head."""
+
+    config: BertConfig
+    dtype: jnp.dtype = jnp.float32
+    remat: str = "none"
+
+    def setup(self):
+        self.bert = BertModel(self.config, self.dtype, self.remat)
+        self.masked_lm = MaskedLanguageModelHead(self.config, self.dtype)
+        self.next_sentence = NextSentenceHead(self.config)
+
+    def __call__(self, input_ids, segments, token_types, masked_positions, *, deterministic: bool = True):
+        """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`, `[batch, 2]`."""
+        hidden, pooled = self.bert(input_ids, segments, token_types, deterministic=deterministic)
+        masked = jnp.take_along_axis(hidden, masked_positions[:, :, None], axis=1)
+        table = self.bert.embeddings.word.embedding
+        return self.masked_lm(masked, table), self.next_sentence(pooled)
+
+
+def count_parameters(params, config: BertConfig) -> int:
+    """Trainable numbers as papers count them: without the rows that only pad the vocabulary."""
+    padding = config.padded_vocab_size - config.vocab_size
+
+    def count(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name.endswith("embeddings/word/embedding"):
+            return leaf.size - padding * config.hidden_size
+        return leaf.size - padding if name.endswith("masked_lm/bias") else leaf.size
+
+    return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(count, params)))
+
+
+def forward_flops(config: BertConfig, batch: int, length: int, predictions: int) -> int:
+    """Matrix-multiply FLOPs of one forward pass (2 per multiply-add), with `predictions` masked tokens a sequence.
+
+    Counted, not measured: XLA's cost analysis counts the body of a scan once. Lookups, norms and softmax are left
+    out, as is usual for model FLOP utilisation (Chowdhery et al. 2022, appendix B). A training step costs three times.
+    """
+    hidden, inner = config.hidden_size, config.intermediate_size
+    per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices
+    attention = 2 * length * length * hidden  # scores and weighted values, all heads
+    masked_lm = predictions * (hidden * hidden + hidden * config.padded_vocab_size)
+    pooled = hidden * hidden + 2 * hidden
+    return 2 * batch * (config.num_hidden_layers * (length * per_token + attention) + masked_lm + pooled)

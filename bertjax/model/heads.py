@@ -1,0 +1,51 @@
+"""What stands on top of the encoder: one small module per output that is learnt."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from bertjax.config import BertConfig
+from bertjax.model.attention import Dense, layer_norm
+from bertjax.model.encoder import ACTIVATIONS
+
+
+class Pooler(nn.Module):
+    """tanh(W h) of the first token: `[batch, length, hidden]` -> `[batch, hidden]`."""
+
+    config: BertConfig
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, hidden):
+        size = self.config.hidden_size
+        return jnp.tanh(Dense(self.config, self.dtype, (size,), ("embed", None), name="dense")(hidden[:, 0]))
+
+
+class MaskedLanguageModelHead(nn.Module):
+    """Dense, activation, LayerNorm, then the transposed word embeddings and a bias of its own."""
+
+    config: BertConfig
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, hidden, word_embeddings):
+        """`hidden` `[..., hidden]`, `word_embeddings` `[padded vocab, hidden]` -> float32 `[..., padded vocab]`."""
+        config = self.config
+        hidden = Dense(config, self.dtype, (config.hidden_size,), ("embed", None), name="dense")(hidden)
+        hidden = layer_norm(config, self.dtype, name="norm")(ACTIVATIONS[config.hidden_act](hidden))
+        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+        bias = self.param("bias", bias_init, (config.padded_vocab_size,))
+        logits = jnp.einsum(
+            "...d,vd->...v", hidden, word_embeddings.astype(self.dtype), preferred_element_type=jnp.float32
+        )
+        is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
+        return jnp.where(is_word, logits + bias, jnp.finfo(jnp.float32).min)
+
+
+class NextSentenceHead(nn.Module):
+    """`[batch, hidden]` -> float32 `[batch, 2]`; class 1 is a random next sentence."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, pooled):
+        return Dense(self.config, jnp.float32, (2,), ("embed", None), name="dense")(pooled)

@@ -1,0 +1,31 @@
+"""Corpus -> pre-masked TFRecords: python -m bertjax.prepare --config=experiments/base.py --output=DIR --workers=8
+
+Writes the records of every stage of the config in Google BERT's format, the tokenizer, and manifest.json. The same
+config gives the same bytes for any number of workers. Train on it with --config.data.records=DIR.
+"""
+
+import os
+
+from absl import flags
+
+from bertjax import command
+
+_CONFIG = command.define_config_flag()
+_OUTPUT = flags.DEFINE_string("output", None, "Folder for the records; new, or without finished ones.")
+_WORKERS = flags.DEFINE_integer("workers", os.cpu_count(), "Processes that work side by side.")
+flags.mark_flags_as_required(["config", "output"])
+
+
+def main(arguments: list[str]) -> None:
+    from bertjax.config import UserError, validate
+    from bertjax.data.preparation import prepare
+
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
+    validate(_CONFIG.value)
+    prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value)
+    print(f"train on it with --config.data.records={_OUTPUT.value}")
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,80 @@
+"""The likeliest words behind each [MASK] of a text."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.config import UserError, bert_config
+from bertjax.model.bert import BertForPreTraining
+from bertjax.text.tokenizer import Tokenizer
+from bertjax.training import checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """A text, and for each of its masks the likeliest (piece, probability), best first."""
+
+    text: str
+    masks: list[list[tuple[str, float]]]
+
+
+def load(workdir, config) -> tuple[BertForPreTraining, dict]:
+    """The model of a run and the params of its latest checkpoint, on the first device."""
+    model = BertForPreTraining(bert_config(config), jnp.float32)
+    ids = jnp.zeros((1, 8), jnp.int32)
+    shapes = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids, ids)["params"])
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+    return model, checkpoint.load_params(workdir, abstract)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _likeliest(model: BertForPreTraining, params, batch, positions, top_k: int):
+    logits, _ = model.apply({"params": params}, **batch, masked_positions=positions)
+    return jax.lax.top_k(jax.nn.softmax(logits), top_k)
+
+
+def fill_masks(
+    model: BertForPreTraining, params, tokenizer: Tokenizer, texts: Iterable[str], top_k: int = 5
+) -> Iterator[Filled]:
+    """Fills the masks of each text by itself. Raises `UserError` for a text without one, or too long for the model."""
+    top_k = min(top_k, model.config.vocab_size)
+    longest = model.config.max_position_embeddings
+    for text in texts:
+        ids = [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
+        positions = np.flatnonzero(np.array(ids) == tokenizer.mask_id)
+        if not len(positions):
+            raise UserError(f"no [MASK] in {text[:60]!r}: write one where a word is to be found")
+        if len(ids) > longest:
+            raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {longest} positions")
+        # Few shapes, so that few are compiled: the next power of two.
+        length = min(longest, max(16, 1 << (len(ids) - 1).bit_length()))
+        width = 1 << (len(positions) - 1).bit_length()
+        row = np.pad(ids, (0, length - len(ids)), constant_values=tokenizer.pad_id)[None]
+        batch = {
+            "input_ids": jnp.asarray(row, jnp.int32),
+            "segments": jnp.asarray(np.arange(length)[None] < len(ids), jnp.int32),
+            "token_types": jnp.zeros((1, length), jnp.int32),
+        }
+        asked = jnp.asarray(np.pad(positions, (0, width - len(positions)))[None], jnp.int32)
+        probabilities, words = jax.device_get(_likeliest(model, params, batch, asked, top_k))
+        yield Filled(
+            text,
+            [
+                [(tokenizer.pieces[w], float(p)) for w, p in zip(words[0, i], probabilities[0, i])]
+                for i in range(len(positions))
+            ],
+        )
+
+
+def describe(filled: Filled) -> str:
+    """One line for the text, one for each of its masks."""
+    lines = [filled.text]
+    for number, words in enumerate(filled.masks, 1):
+        lines.append(f"  [MASK] {number}: " + ", ".join(f"{word} {probability:.1%}" for word, probability in words))
+    return "\n".join(lines)

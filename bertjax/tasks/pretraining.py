@@ -1,0 +1,254 @@
+"""Masked-language-model and next-sentence pre-training (Devlin et al. 2019, section 3.1)."""
+
+import collections
+import functools
+import itertools
+import os
+from collections.abc import Iterator
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from etils import epath
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from bertjax.config import UserError, bert_config, corpus_sources, total_steps
+from bertjax.data import pipeline, preparation
+from bertjax.data.records import check_recipe, find_records, read_manifest
+from bertjax.model.bert import BertForPreTraining, forward_flops
+from bertjax.sharding.mesh import put_batch, replicated
+from bertjax.sharding.rules import RULES
+from bertjax.text import tokenizer
+from bertjax.text.tokenizer import Tokenizer
+
+UNIGRAM_SEQUENCES = 65_536  # training sequences whose masked words make the unigram baseline
+
+
+def compute_dtype(config) -> jnp.dtype:
+    """Of activations: `config.dtype`; "auto" is bfloat16 where the hardware has it."""
+    if config.dtype == "auto":
+        return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
+    return jnp.dtype(config.dtype)
+
+
+class Pretraining:
+    """The `Task` of BERT's pre-training, its stages one after another.
+
+    Args:
+      config: a validated config.
+      mesh: the mesh that `evaluate` runs on.
+      records: folder of TFRecords.
+    """
+
+    def __init__(self, config, mesh: Mesh, records):
+        self.config, self.mesh = config, mesh
+        self.model = BertForPreTraining(bert_config(config), compute_dtype(config), config.remat)
+        self.total_steps = total_steps(config)
+        self._train = [find_records(records, s.length, s.max_predictions_per_seq, "train") for s in config.stages]
+        self._heldout = [find_records(records, s.length, s.max_predictions_per_seq, "heldout") for s in config.stages]
+        self._stage_ends = list(itertools.accumulate(s.steps for s in config.stages))
+
+    # What the loop asks for.
+
+    def init_params(self, key):
+        ids = jnp.zeros((1, 8), jnp.int32)
+        return self.model.init(key, ids, ids, ids, ids)["params"]
+
+    def batches(self, start_step: int) -> Iterator[pipeline.Batch]:
+        first = 0
+        for number, end in enumerate(self._stage_ends):
+            if start_step < end:
+                start = max(start_step, first)
+                yield from itertools.islice(self._stage_batches(number, start - first), end - start)
+            first = end
+
+    def normalize(self, batch: dict) -> dict:
+        words, pairs = batch["masked_lm_weights"], batch["next_sentence_weights"]
+        return {
+            **batch,
+            "masked_lm_weights": words / (words.sum() + 1e-5),  # as run_pretraining.get_masked_lm_output
+            "next_sentence_weights": pairs / pairs.sum(),
+        }
+
+    def loss(self, params, batch: dict, dropout_key=None) -> tuple[jax.Array, dict]:
+        masked_lm_logits, next_sentence_logits = self.model.apply(
+            {"params": params},
+            batch["input_ids"],
+            segments=batch["input_mask"],
+            token_types=batch["segment_ids"],
+            masked_positions=batch["masked_lm_positions"],
+            deterministic=dropout_key is None,
+            rngs=None if dropout_key is None else {"dropout": dropout_key},
+        )
+        mlm_loss, mlm_accuracy = _weighted(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+        nsp_loss, nsp_accuracy = _weighted(
+            next_sentence_logits, batch["next_sentence_labels"], batch["next_sentence_weights"]
+        )
+        tokens = (batch["input_mask"] > 0).sum().astype(jnp.float32)
+        return mlm_loss + nsp_loss, dict(
+            mlm_loss=mlm_loss, mlm_accuracy=mlm_accuracy, nsp_loss=nsp_loss, nsp_accuracy=nsp_accuracy, tokens=tokens
+        )
+
+    def evaluate(self, params, step: int) -> dict[str, float]:
+        """Held-out losses and accuracies, each beside what it must beat; empty where nothing is held out.
+
+        `unigram_loss`: words guessed by their frequency in training, on the same masked words. `mlm_majority` and
+        `nsp_majority`: the accuracy of always saying the most frequent word, or class. Measured on the first
+        `eval.max_sequences` held-out sequences of the stage that `step` ends in.
+        """
+        number = next(i for i, end in enumerate(self._stage_ends) if step <= end)
+        if self._heldout[number] is None:
+            return {}
+        stage = self.config.stages[number]
+        batches = pipeline.heldout_batches(
+            self._heldout[number],
+            stage.length,
+            stage.max_predictions_per_seq,
+            batch_size=self.config.batch_size,
+            max_sequences=self.config.eval.max_sequences,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        unigram = jax.device_put(self._unigram_log_probabilities(), replicated(self.mesh))
+        sums = collections.Counter()
+        with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
+            for batch in batches:
+                for name, value in jax.device_get(self._eval_step(params, put_batch(batch, self.mesh), unigram)).items():
+                    sums[name] += float(value)
+
+        words, pairs = sums["words"], sums["pairs"]
+        return {
+            "mlm_loss": sums["mlm_loss"] / words,
+            "unigram_loss": sums["unigram_loss"] / words,
+            "mlm_accuracy": sums["mlm_accuracy"] / words,
+            "mlm_majority": sums["most_frequent"] / words,
+            "nsp_loss": sums["nsp_loss"] / pairs,
+            "nsp_accuracy": sums["nsp_accuracy"] / pairs,
+            "nsp_majority": max(sums["random_next"], pairs - sums["random_next"]) / pairs,
+        }
+
+    def score(self, metrics: dict[str, float]) -> float:
+        return -metrics["mlm_loss"]
+
+    def flops(self, start: int, stop: int) -> int:
+        total, first = 0, 0
+        for stage, end in zip(self.config.stages, self._stage_ends):
+            steps = max(0, min(stop, end) - max(start, first))
+            forward = forward_flops(
+                self.model.config, self.config.batch_size, stage.length, stage.max_predictions_per_seq
+            )
+            total, first = total + 3 * steps * forward, end
+        return total
+
+    # How it does it.
+
+    def _stage_batches(self, number: int, start: int) -> Iterator[pipeline.Batch]:
+        stage = self.config.stages[number]
+        return pipeline.train_batches(
+            self._train[number],
+            stage.length,
+            stage.max_predictions_per_seq,
+            batch_size=self.config.batch_size,
+            seed=self.config.seed,
+            start=start,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+
+    @functools.cached_property
+    def _eval_step(self):
+        def eval_step(params, batch, unigram):
+            _, sums = self.loss(params, batch)
+            words, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
+            pairs = batch["next_sentence_weights"]
+            return {
+                **sums,
+                "words": weights.sum(),
+                "pairs": pairs.sum(),
+                "unigram_loss": -(weights * unigram[words]).sum(),
+                "most_frequent": (weights * (words == unigram.argmax())).sum(),
+                "random_next": (pairs * batch["next_sentence_labels"]).sum(),
+            }
+
+        return jax.jit(eval_step, out_shardings=replicated(self.mesh))
+
+    @functools.cache
+    def _unigram_log_probabilities(self) -> np.ndarray:
+        """`[vocab_size]` float32, of the masked words of the first training sequences; each counted once more."""
+        sequences = min(UNIGRAM_SEQUENCES, self._train[0].total)
+        counts = np.zeros(self.model.config.vocab_size, np.int64)
+        for batch in itertools.islice(self._stage_batches(0, start=0), max(1, sequences // self.config.batch_size)):
+            counts += np.bincount(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0], minlength=len(counts))
+        if jax.process_count() > 1:
+            counts = multihost_utils.process_allgather(counts).sum(0)
+        counts = counts + 1
+        return np.log(counts / counts.sum()).astype(np.float32)
+
+
+def _weighted(logits, labels, weights) -> tuple[jax.Array, jax.Array]:
+    """Weighted sums of the cross-entropy and of the right guesses."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return (weights * losses).sum(), (weights * (logits.argmax(-1) == labels)).sum()
+
+
+# Around a run: what it needs first, what it tells at the end.
+
+
+def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]:
+    """The folder of a run's records and their tokenizer; prepares them in the workdir where config names none.
+
+    Raises `UserError` where records and config do not belong together.
+    """
+    folder = epath.Path(config.data.records or workdir / "records")
+    manifest = read_manifest(folder)
+    if manifest is None and not config.data.records:
+        if jax.process_count() > 1:
+            raise UserError("config.data.records = '': several hosts need records; run bertjax.prepare once, on one")
+        print(f"preparing {', '.join(corpus_sources(config))} in {folder}", flush=True)
+        manifest = preparation.prepare(config, folder, workers=os.cpu_count() or 1)
+    elif not config.data.records:
+        print(f"found prepared records in {folder}", flush=True)
+        check_recipe(manifest, preparation.recipe_of(config), folder)
+    if manifest is None and not config.tokenizer.path:
+        raise UserError(
+            f"config.tokenizer.path = '': the records in {folder} have no manifest; name the vocabulary they were "
+            f"made with"
+        )
+    return folder, _tokenizer_of_records(config, folder, manifest)
+
+
+def _tokenizer_of_records(config, folder: epath.Path, manifest: dict | None) -> Tokenizer:
+    made_with = manifest["tokenizer"] if manifest else dict(config.tokenizer)
+    path = config.tokenizer.path or folder / tokenizer.KINDS[made_with["kind"]].filename
+    kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
+    if not config.tokenizer.path:
+        kind, lowercase = made_with["kind"], made_with["lowercase"]
+    loaded = tokenizer.load(kind, path, lowercase)
+    if manifest and loaded.fingerprint != made_with["fingerprint"]:
+        raise UserError(
+            f"config.tokenizer: the records in {folder} were made with another one ({made_with['kind']}, lowercase = "
+            f"{made_with['lowercase']}, {made_with['vocab_size']} pieces); leave tokenizer.path empty to use theirs"
+        )
+    if loaded.vocab_size != config.model.vocab_size:
+        raise UserError(
+            f"config.model.vocab_size = {config.model.vocab_size}: the tokenizer {path} has {loaded.vocab_size} pieces;"
+            f" set --config.model.vocab_size={loaded.vocab_size}"
+        )
+    return loaded
+
+
+def report(scores: dict[str, float]) -> str:
+    """The held-out scores for a person, each beside its baseline."""
+    if not scores:
+        return "nothing was held out, so nothing is scored"
+    return "\n".join(
+        [
+            f"held-out masked words: loss {scores['mlm_loss']:.3f} nats, {scores['unigram_loss'] - scores['mlm_loss']:.3f} below the "
+            f"unigram baseline's {scores['unigram_loss']:.3f}",
+            f"                       accuracy {scores['mlm_accuracy']:.1%}; the most frequent word: {scores['mlm_majority']:.1%}",
+            f"held-out next sentence: accuracy {scores['nsp_accuracy']:.1%}; the more frequent class: {scores['nsp_majority']:.1%}",
+        ]
+    )

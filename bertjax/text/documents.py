@@ -1,0 +1,142 @@
+"""Text files -> documents: .txt and .jsonl, plain or compressed, in folders, by globs, on gs://."""
+
+import dataclasses
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Iterator
+
+import zstandard
+from etils import epath
+
+from bertjax.config import UserError
+
+COMPRESSIONS = {
+    ".gz": lambda file: gzip.open(file),
+    ".xz": lambda file: lzma.open(file),
+    ".zst": lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True),
+}
+FORMATS = (".txt", ".jsonl")
+READABLE = "read are .txt and .jsonl, plain or as .gz, .xz, .zst"
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """Consecutive text. `lines` are its paragraphs, or its sentences; `source` says where it stands."""
+
+    source: str
+    lines: list[str]
+
+
+def read_documents(source: str) -> Iterator[Document]:
+    """Documents of a file, a folder (recursively) or a glob, in the order of the sorted paths.
+
+    Raises `UserError` with file and line for what cannot be read, and where there is no document at all.
+    """
+    found = False
+    for path in find_files(source):
+        read = _read_jsonl if _suffixes(path)[0] == ".jsonl" else _read_txt
+        for document in read(path):
+            found = True
+            yield document
+    if not found:
+        raise UserError(f"data.corpus: {source!r} holds no text; {READABLE}")
+
+
+def find_files(source: str) -> list[epath.Path]:
+    """The corpus files that `source` names, sorted. Raises `UserError` where there is none."""
+    path = epath.Path(source)
+    pattern_at = next((i for i, part in enumerate(path.parts) if any(c in part for c in "*?[")), None)
+    if pattern_at is not None and not path.exists():
+        folder = epath.Path(*path.parts[:pattern_at])
+        files = [p for p in folder.glob("/".join(path.parts[pattern_at:])) if p.is_file()] if folder.exists() else []
+        files = [p for p in files if _suffixes(p)[0] in FORMATS]
+    elif path.is_dir():
+        files = [p for p in path.rglob("*") if _suffixes(p)[0] in FORMATS and p.is_file()]
+    elif not path.exists():
+        raise UserError(f"data.corpus: no file or folder {source!r}")
+    elif _suffixes(path)[0] not in FORMATS:
+        raise UserError(f"data.corpus: cannot read {source!r}; {READABLE}")
+    else:
+        return [path]
+    if not files:
+        raise UserError(f"data.corpus: no text files in {source!r}; {READABLE}")
+    return sorted(files, key=str)
+
+
+def _suffixes(path: epath.Path) -> tuple[str, str]:
+    """(".txt", ".gz") of "a.txt.gz"; (".txt", "") of "a.txt"."""
+    name, compression = path.name.lower(), ""
+    for suffix in COMPRESSIONS:
+        if name.endswith(suffix):
+            name, compression = name.removesuffix(suffix), suffix
+    return name[name.rfind(".") :] if "." in name else "", compression
+
+
+def _read_lines(path: epath.Path) -> Iterator[tuple[int, str]]:
+    """(line number from 1, line without its end), decompressed and decoded."""
+    compression = _suffixes(path)[1]
+    number = 0
+    try:
+        with path.open("rb") as raw:
+            file = COMPRESSIONS[compression](raw) if compression else raw
+            for number, line in enumerate(_split_lines(file), 1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, text.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        bad = error.object[error.start]
+        raise UserError(
+            f"{path}:{number}: byte {error.start + 1} of the line, 0x{bad:02x}, is not UTF-8; "
+            f"convert the file (iconv -f latin1 -t utf-8, say)"
+        ) from None
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
+        raise UserError(f"{path}: damaged or not {compression} ({error}); download or compress it again") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def _split_lines(file) -> Iterator[bytes]:
+    """Lines of a binary stream, some of which (zstandard's) cannot iterate over lines themselves."""
+    rest = b""
+    while chunk := file.read(1 << 20):
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _read_txt(path: epath.Path) -> Iterator[Document]:
+    """A blank line ends a document."""
+    lines, start = [], 1
+    for number, line in _read_lines(path):
+        if line := line.strip():
+            if not lines:
+                start = number
+            lines.append(line)
+        elif lines:
+            yield Document(f"{path}:{start}", lines)
+            lines = []
+    if lines:
+        yield Document(f"{path}:{start}", lines)
+
+
+def _read_jsonl(path: epath.Path) -> Iterator[Document]:
+    """Each line is an object, its `text` a document."""
+    for number, line in _read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise UserError(f'{path}:{number}: not a JSON object with a string "text": {line[:60]!r}')
+        if lines := text_lines(text):
+            yield Document(f"{path}:{number}", lines)
+
+
+def text_lines(text: str) -> list[str]:
+    """The lines of a text that are not blank."""
+    return [line for part in text.splitlines() if (line := part.strip())]

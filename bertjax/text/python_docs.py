@@ -1,0 +1,72 @@
+"""A corpus that every Python installation carries: its language reference and the docstrings of its libraries."""
+
+import importlib.metadata
+import inspect
+import pathlib
+import re
+import sysconfig
+from collections.abc import Iterator
+
+from bertjax.text.documents import Document
+
+# A string at the start of a file, or where a line has just ended in a colon. 18 times as fast as the ast module.
+DOCSTRING = re.compile(r'(?:\A|:[ \t]*(?:#[^\n]*)?\n)\s*[rRuU]?"""(.*?)"""', re.DOTALL)
+
+MAX_CHARACTERS = 8_000_000  # of prose altogether; enough for a demonstration, and read in seconds
+MAX_CHARACTERS_PER_PACKAGE = 500_000  # so that no library drowns the others
+MIN_WORDS_PER_DOCUMENT = 60
+
+
+def read_documents() -> Iterator[Document]:
+    """`pydoc_data.topics`, then the docstrings of each module of the standard library and of the installed packages.
+
+    A document is one topic or one module. Modules are read, never imported; what is not prose (examples, tables,
+    signatures) is left out. The order, and so the corpus, is the same for the same installation.
+    """
+    from pydoc_data import topics
+
+    total = 0
+    groups = [((f"pydoc {name}", [text]) for name, text in sorted(topics.topics.items()))]
+    stdlib = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    groups.append((str(p), docstrings(p)) for p in sorted(stdlib.rglob("*.py")) if "site-packages" not in p.parts)
+    distributions = {d.metadata["Name"] or "": d for d in importlib.metadata.distributions()}
+    for name in sorted(distributions, key=str.lower):
+        files = (distributions[name].locate_file(f) for f in sorted(distributions[name].files or ()))
+        groups.append((str(p), docstrings(pathlib.Path(p))) for p in files if p.suffix == ".py")
+
+    seen = set()  # libraries repeat whole docstrings
+    for group in groups:
+        taken = 0
+        for source, texts in group:
+            lines = [line for text in texts for line in prose(text)]
+            lines = [line for line in lines if not (line in seen or seen.add(line))]
+            if sum(line.count(" ") + 1 for line in lines) < MIN_WORDS_PER_DOCUMENT:
+                continue
+            yield Document(source, lines)
+            taken += sum(map(len, lines))
+            if taken > MAX_CHARACTERS_PER_PACKAGE:
+                break
+        total += taken
+        if total > MAX_CHARACTERS:
+            return
+
+
+def docstrings(path: pathlib.Path) -> list[str]:
+    """The docstrings of a Python file, in the order in which they stand; none where it cannot be read."""
+    try:
+        return DOCSTRING.findall(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def prose(text: str) -> list[str]:
+    """The paragraphs of a docstring that read like English, each as one line."""
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text))
+    lines = (" ".join(paragraph.split()) for paragraph in paragraphs)
+    return [line for line in lines if _is_prose(line)]
+
+
+def _is_prose(line: str) -> bool:
+    words = line.split()
+    plain = sum(word.strip(".,;:!?()'\"`*").isalpha() for word in words)
+    return len(words) >= 6 and plain >= 0.75 * len(words) and ">>>" not in line

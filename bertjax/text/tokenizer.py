@@ -1,0 +1,279 @@
+"""Sentences -> ids: WordPiece (the library tokenizers) and SentencePiece, behind one interface."""
+
+import abc
+import collections
+import hashlib
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.files import write_whole
+
+MAX_ALPHABET = 1000  # letters in a learnt WordPiece vocabulary: those of a language, not every emoji ever typed
+SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class Encoding(NamedTuple):
+    """Ids of one text, and the range of its characters that each stands for."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+class Tokenizer(abc.ABC):
+    """What both kinds can do.
+
+    Special pieces never come out of a text: a "[SEP]" that somebody wrote is encoded as the characters it is made of.
+    """
+
+    kind: str
+    filename: str  # under which `save` writes it
+
+    def __init__(self, pieces: Sequence[str], path: str, aliases: dict[str, str] | None = None):
+        self.pieces = list(pieces)
+        ids = {piece: i for i, piece in enumerate(self.pieces)}
+        found = [ids.get(name, ids.get((aliases or {}).get(name))) for name in SPECIAL_PIECES]
+        missing = [name for name, i in zip(SPECIAL_PIECES, found) if i is None]
+        if not self.pieces:
+            raise UserError(f"tokenizer.path: the vocabulary {path} is empty")
+        if missing:
+            raise UserError(f"tokenizer.path: the vocabulary {path} lacks {', '.join(missing)}, which BERT needs")
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = found
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the same text could get other ids."""
+        return hashlib.sha256(self._definition()).hexdigest()[:16]
+
+    @property
+    @abc.abstractmethod
+    def continues_word(self) -> np.ndarray:
+        """`[vocab_size]` booleans: does this piece continue the word of the piece before it?"""
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> Encoding: ...
+
+    @abc.abstractmethod
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids alone, of many texts: faster than `encode`."""
+
+    @abc.abstractmethod
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    @abc.abstractmethod
+    def save(self, folder: epath.PathLike) -> None: ...
+
+    @abc.abstractmethod
+    def _definition(self) -> bytes: ...
+
+    def encode_with_masks(self, text: str) -> list[int]:
+        """Ids of a text in which "[MASK]" stands for the masked word."""
+        ids = []
+        for part in re.split(r"(\[MASK\])", text):
+            ids.extend([self.mask_id] if part == "[MASK]" else self.encode(part).ids if part.strip() else [])
+        return ids
+
+
+class WordPiece(Tokenizer):
+    """Greedy longest-match pieces of words, as in google-research/bert; words over 100 letters become [UNK]."""
+
+    kind = "wordpiece"
+    filename = "vocab.txt"
+
+    def __init__(self, pieces: Sequence[str], lowercase: bool, path: str = "(given)"):
+        super().__init__(pieces, path)
+        self.lowercase = lowercase
+        self._tokenizer = _new_wordpiece(lowercase, {piece: i for i, piece in enumerate(self.pieces)})
+
+    @classmethod
+    def load(cls, path: epath.PathLike, lowercase: bool) -> "WordPiece":
+        lines = _read(path).decode().split("\n")
+        return cls([line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)], lowercase, str(path))
+
+    @classmethod
+    def learn(cls, texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) -> "WordPiece":
+        from tokenizers import trainers
+
+        tokenizer = _new_wordpiece(lowercase, {"[UNK]": 0})
+        # The library numbers "##" letters in the order in which it meets them, which differs from run to run, and the
+        # numbers break ties. Named beforehand as special tokens, they are fixed, and so is everything learnt.
+        alphabet = _alphabet(texts(), tokenizer.normalizer)
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=[*SPECIAL_PIECES, *alphabet, *("##" + letter for letter in alphabet)],
+            limit_alphabet=len(alphabet),
+            initial_alphabet=alphabet,
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts(), trainer)
+        vocabulary = tokenizer.get_vocab()
+        return cls(sorted(vocabulary, key=vocabulary.get), lowercase)
+
+    @property
+    def continues_word(self) -> np.ndarray:
+        return np.array([piece.startswith("##") for piece in self.pieces])
+
+    def encode(self, text: str) -> Encoding:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return Encoding(encoding.ids, encoding.offsets)
+
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def save(self, folder: epath.PathLike) -> None:
+        write_whole(epath.Path(folder) / self.filename, "".join(f"{piece}\n" for piece in self.pieces))
+
+    def _definition(self) -> bytes:
+        return "\n".join([f"wordpiece lowercase={bool(self.lowercase)}", *self.pieces]).encode()
+
+
+def _new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    tokenizer = HuggingFaceTokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer
+
+
+def _alphabet(texts: Iterable[str], normalizer) -> list[str]:
+    """The `MAX_ALPHABET` most frequent letters of the normalized texts, sorted."""
+    raw = collections.Counter()
+    for text in texts:
+        raw.update(text)
+    normalized = collections.Counter()
+    for character, count in raw.items():
+        for letter in normalizer.normalize_str(character):
+            normalized[letter] += count
+    letters = [(letter, count) for letter, count in normalized.items() if not letter.isspace()]
+    letters.sort(key=lambda item: (-item[1], item[0]))
+    return sorted(letter for letter, _ in letters[:MAX_ALPHABET])
+
+
+class SentencePiece(Tokenizer):
+    """A unigram (or BPE) model over raw text; lower-casing and normalization are part of the model."""
+
+    kind = "sentencepiece"
+    filename = "tokenizer.model"
+
+    def __init__(self, model: bytes, path: str = "(given)"):
+        import sentencepiece
+
+        self._model = model
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError:
+            raise UserError(f"tokenizer.path: {path} is not a SentencePiece model") from None
+        pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
+        super().__init__(pieces, path, aliases={"[PAD]": "<pad>", "[UNK]": "<unk>"})
+
+    @classmethod
+    def load(cls, path: epath.PathLike) -> "SentencePiece":
+        return cls(_read(path), str(path))
+
+    @classmethod
+    def learn(cls, texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) -> "SentencePiece":
+        import sentencepiece
+
+        sentencepiece.set_random_generator_seed(0)  # it samples where there are more than input_sentence_size
+
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(texts()),
+                model_writer=model,
+                vocab_size=vocab_size,
+                model_type="unigram",
+                character_coverage=0.9995,
+                normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+                input_sentence_size=2_000_000,
+                pad_id=0,
+                unk_id=1,
+                bos_id=-1,
+                eos_id=-1,
+                pad_piece="[PAD]",
+                unk_piece="[UNK]",
+                control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+                num_threads=16,  # the sums, and so the pieces, depend on it
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            if most := re.search(r"value <= (\d+)", str(error)):
+                raise UserError(_too_small(vocab_size, int(most[1]))) from None
+            raise UserError(f"SentencePiece could not learn from this corpus: {str(error).strip()}") from None
+        return cls(model.getvalue())
+
+    @property
+    def continues_word(self) -> np.ndarray:
+        is_word_part = [not p.is_control(i) and not p.is_unknown(i) for p in [self._processor] for i in range(len(p))]
+        return np.array([w and not piece.startswith("\u2581") for w, piece in zip(is_word_part, self.pieces)])
+
+    def encode(self, text: str) -> Encoding:
+        encoding = self._processor.encode(text, return_type="offset_mapping")
+        return Encoding(encoding["ids"], encoding["offsets"])
+
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._processor.encode(list(texts), return_type=int, num_threads=1)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        words, text = [], []
+        for i in ids:  # special pieces would vanish in the library's decoder
+            if self._processor.is_control(int(i)) or self._processor.is_unknown(int(i)):
+                words += [self._processor.decode(text), self.pieces[i]]
+                text = []
+            else:
+                text.append(int(i))
+        return " ".join(w for w in [*words, self._processor.decode(text)] if w)
+
+    def save(self, folder: epath.PathLike) -> None:
+        write_whole(epath.Path(folder) / self.filename, self._model)
+
+    def _definition(self) -> bytes:
+        return self._model
+
+
+KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece)}
+
+
+def load(kind: str, path: epath.PathLike, lowercase: bool = True) -> Tokenizer:
+    """The tokenizer in a `vocab.txt` or `.model` file. Raises `UserError` where it cannot serve."""
+    return WordPiece.load(path, lowercase) if kind == "wordpiece" else SentencePiece.load(path)
+
+
+def learn(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool = True) -> Tokenizer:
+    """A vocabulary of exactly `vocab_size` pieces from the texts that `texts()` yields, twice.
+
+    The same texts give the same vocabulary. Raises `UserError` where they cannot give that many pieces.
+    """
+    tokenizer = KINDS[kind].learn(texts, vocab_size, lowercase)
+    if tokenizer.vocab_size != vocab_size:
+        raise UserError(_too_small(vocab_size, tokenizer.vocab_size))
+    return tokenizer
+
+
+def _too_small(wanted: int, most: int) -> str:
+    return f"config.model.vocab_size = {wanted}: this corpus gives {most} pieces; set it to that or less, or add text"
+
+
+def _read(path: epath.PathLike) -> bytes:
+    path = epath.Path(path)
+    if not path.exists() or path.is_dir():
+        raise UserError(f"tokenizer.path: no file {str(path)!r}")
+    return path.read_bytes()

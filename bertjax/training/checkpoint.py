@@ -1,0 +1,84 @@
+"""Checkpoints of a run, with Orbax: written in the background, the latest few and the best one kept."""
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+
+from bertjax.config import UserError
+from bertjax.training.state import TrainState
+
+FOLDER = "checkpoints"
+
+
+def steps(workdir: epath.PathLike) -> list[int]:
+    """The steps of the finished checkpoints of a run, rising. Looks at names only."""
+    folder = epath.Path(workdir) / FOLDER
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.exists() else []
+
+
+class Checkpoints:
+    """The checkpoints in `WORKDIR/checkpoints/STEP`. Params lie apart from the rest, so that they can be read alone."""
+
+    def __init__(self, workdir: epath.PathLike, keep: int):
+        policy = AnyPreservationPolicy(
+            [
+                LatestN(keep),
+                BestN(get_metric_fn=lambda m: m["score"], n=1, keep_checkpoints_without_metrics=False),
+            ]
+        )
+        self._manager = ocp.CheckpointManager(
+            epath.Path(workdir).absolute() / FOLDER,
+            options=ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True),
+        )
+
+    def latest_step(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: TrainState, score: float | None = None) -> None:
+        """Begins to save; returns as soon as the arrays are copied. `score`: higher is better."""
+        rest = {"step": state.step, "opt_state": state.opt_state}
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(params=ocp.args.StandardSave(state.params), rest=ocp.args.StandardSave(rest)),
+            metrics=None if score is None else {"score": score},
+        )
+
+    def restore(self, step: int, abstract: TrainState) -> TrainState:
+        """The state of a step, laid out as `abstract` says, on whatever mesh it was saved."""
+        rest = {"step": abstract.step, "opt_state": abstract.opt_state}
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardRestore(abstract.params), rest=ocp.args.StandardRestore(rest)
+            ),
+        )
+        return TrainState(restored.rest["step"], restored.params, restored.rest["opt_state"])
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def load_params(workdir: epath.PathLike, abstract_params, step: int | None = None):
+    """The params of a run's checkpoint (the latest one), laid out as `abstract_params` says.
+
+    Raises `UserError` where there is none, or where its shapes are others.
+    """
+    found = steps(workdir)
+    if not found:
+        raise UserError(f"no checkpoint in {epath.Path(workdir) / FOLDER}; is {str(workdir)!r} a bertjax workdir?")
+    path = epath.Path(workdir).absolute() / FOLDER / str(found[-1] if step is None else step) / "params"
+    with ocp.StandardCheckpointer() as checkpointer:
+        saved = checkpointer.metadata(path).item_metadata
+        shapes = {jax.tree_util.keystr(k): tuple(v.shape) for k, v in jax.tree_util.tree_leaves_with_path(saved.tree)}
+        wanted = {
+            jax.tree_util.keystr(k): tuple(v.shape) for k, v in jax.tree_util.tree_leaves_with_path(abstract_params)
+        }
+        for name in sorted(shapes.keys() | wanted.keys()):
+            if shapes.get(name) != wanted.get(name):
+                raise UserError(
+                    f"{path}: {name} has shape {shapes.get(name)}, but the model of this config has {wanted.get(name)}"
+                )
+        return checkpointer.restore(path, abstract_params)

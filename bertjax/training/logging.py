@@ -1,0 +1,109 @@
+"""Where a run's numbers go: a progress bar or plain lines, TensorBoard, and metrics.jsonl."""
+
+import json
+import math
+import sys
+import time
+
+import tqdm
+from etils import epath
+
+METRICS = "metrics.jsonl"
+
+
+def read_metrics(workdir: epath.PathLike) -> list[dict]:
+    """The lines of `metrics.jsonl`; a last line that was cut off by a crash is left out."""
+    path = epath.Path(workdir) / METRICS
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+class MetricsWriter:
+    """Appends to `WORKDIR/metrics.jsonl` and to TensorBoard's `WORKDIR/tensorboard`.
+
+    A resumed run first drops the lines after `start_step`: it will write them again.
+    """
+
+    def __init__(self, workdir: epath.PathLike, start_step: int):
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        workdir = epath.Path(workdir)
+        kept = [line for line in read_metrics(workdir) if line["step"] <= start_step]
+        self._path = workdir / METRICS
+        self._path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        self._tensorboard = EventFileWriter(str(workdir / "tensorboard"))
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        # NaN is no JSON.
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        with self._path.open("a") as file:
+            file.write(json.dumps({"step": step, **finite}) + "\n")
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._tensorboard.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
+
+    def close(self) -> None:
+        self._tensorboard.close()
+
+
+class Progress:
+    """A bar on a terminal, otherwise a line whenever `report` is called."""
+
+    def __init__(self, total_steps: int, start_step: int):
+        self._total = total_steps
+        self._bar = None
+        if sys.stderr.isatty():
+            self._bar = tqdm.tqdm(
+                total=total_steps,
+                initial=start_step,
+                dynamic_ncols=True,
+                bar_format="{n_fmt}/{total_fmt} |{bar:12}| {desc}",
+            )
+
+    def advance(self) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    def report(self, step: int, metrics: dict[str, float], seconds_left: float) -> None:
+        text = describe(metrics, seconds_left)
+        if self._bar is not None:
+            self._bar.set_description_str(text)
+        else:
+            print(f"step {step}/{self._total} {text}", flush=True)
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        tqdm.tqdm.write(text) if self._bar is not None else print(text, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def describe(metrics: dict[str, float], seconds_left: float) -> str:
+    """`train/...` metrics as one line for a person."""
+    parts = []
+    for name, value in metrics.items():
+        name = name.removeprefix("train/")
+        if name.endswith("accuracy") or name == "mfu":
+            parts.append(f"{name.removesuffix('_accuracy')} {value:.1%}")
+        elif name.endswith("_per_second"):
+            parts.append(f"{value:,.0f} {name.removesuffix('_per_second')}/s")
+        elif name == "learning_rate":
+            parts.append(f"lr {value:.2e}")
+        elif name == "loss":
+            parts.insert(0, f"loss {value:.3f}")
+    return " ".join([*parts, duration(seconds_left), "left"])
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

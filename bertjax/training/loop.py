@@ -1,0 +1,225 @@
+"""The one training loop. It knows batches, losses and scores, and no task by name."""
+
+import collections
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from etils import epath
+from jax.sharding import Mesh
+
+from bertjax.config import UserError
+from bertjax.sharding.mesh import batch_sharding, put_batch, replicated
+from bertjax.sharding.rules import RULES
+from bertjax.sharding.topology import peak_flops
+from bertjax.training.checkpoint import Checkpoints, load_params
+from bertjax.training.logging import MetricsWriter, Progress
+from bertjax.training.optimizer import make_optimizer
+from bertjax.training.state import TrainState, abstract_state, init_state, state_shardings
+
+Batch = dict[str, np.ndarray]
+STEPS_IN_FLIGHT = 2  # that the host may run ahead of the devices
+
+
+class Task(Protocol):
+    """What is learnt."""
+
+    total_steps: int
+
+    def init_params(self, key: jax.Array) -> dict:
+        """Random params, logically partitioned."""
+
+    def batches(self, start_step: int) -> Iterator[Batch]:
+        """This host's rows of the batches of `start_step`, `start_step + 1`, ..."""
+
+    def normalize(self, batch: dict) -> dict:
+        """Scales a whole batch's weights so that the losses of its microbatches add up to the loss of the batch."""
+
+    def loss(self, params: dict, batch: dict, dropout_key: jax.Array | None) -> tuple[jax.Array, dict]:
+        """Loss, and metrics that add up likewise; among them `tokens`, the number of real ones. None: no dropout."""
+
+    def evaluate(self, params: dict, step: int) -> dict[str, float]:
+        """Scores on held-out data after `step` updates; empty where there is none."""
+
+    def score(self, metrics: dict[str, float]) -> float:
+        """Of an evaluation, for keeping the best checkpoint: higher is better."""
+
+    def flops(self, start: int, stop: int) -> int:
+        """Model FLOPs of the steps from `start` to before `stop`."""
+
+
+def make_train_step(task: Task, optimizer: optax.GradientTransformation, seed: int, microbatches: int = 1):
+    """The update of one step: (state, batch) -> (state, metrics). Its dropout depends on (seed, step) only."""
+
+    def gradients(params, rows, key):
+        (loss, metrics), grads = jax.value_and_grad(task.loss, has_aux=True)(params, rows, key)
+        return grads, {"loss": loss, **metrics}
+
+    def accumulated_gradients(params, batch, key):
+        # Every microbatch takes its rows from all devices, so that none has to move: [rows] -> [pieces, rows / pieces].
+        pieces = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), batch)
+
+        def add(total, numbered_piece):
+            number, piece = numbered_piece
+            return jax.tree.map(jnp.add, total, gradients(params, piece, jax.random.fold_in(key, number))), None
+
+        shapes = jax.eval_shape(gradients, params, jax.tree.map(lambda x: x[0], pieces), key)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.scan(add, zeros, (jnp.arange(microbatches), pieces))[0]
+
+    def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        compute = gradients if microbatches == 1 else accumulated_gradients
+        grads, metrics = compute(state.params, task.normalize(batch), key)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, opt_state), {**metrics, "grad_norm": optax.global_norm(grads)}
+
+    return train_step
+
+
+def train(task: Task, config, workdir: epath.PathLike, mesh: Mesh) -> tuple[TrainState, dict[str, float]]:
+    """Trains to `task.total_steps`, from the latest checkpoint in `workdir` if there is one.
+
+    Returns the state and the scores at the end. Ctrl-C and SIGTERM save a checkpoint and raise `KeyboardInterrupt`.
+    Raises `UserError` where the loss is no number.
+    """
+    # State: restored, imported or random.
+    optimizer, schedule = make_optimizer(config.optimizer, task.total_steps)
+    shardings = state_shardings(task.init_params, optimizer, mesh)
+    checkpoints = Checkpoints(workdir, config.checkpoint.keep)
+    start = checkpoints.latest_step()
+    if start is not None:
+        state = checkpoints.restore(start, abstract_state(task.init_params, optimizer, shardings))
+    else:
+        start = 0
+        state = init_state(task.init_params, optimizer, shardings, config.seed)
+        if config.init_checkpoint:
+            abstract = abstract_state(task.init_params, optimizer, shardings)
+            state = state.replace(params=load_params(config.init_checkpoint, abstract.params))
+
+    train_step = jax.jit(
+        make_train_step(task, optimizer, config.seed, config.microbatches),
+        in_shardings=(shardings, batch_sharding(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnums=0,
+    )
+
+    # Where numbers go: from the first host only.
+    is_first = jax.process_index() == 0
+    writer = MetricsWriter(workdir, start) if is_first else None
+    progress = Progress(task.total_steps, start) if is_first else None
+    peak = peak_flops(mesh.devices.flat[0])
+    scores: dict[str, float] = {}
+    pending: list[dict] = []  # metrics of the steps since the last report, still on the devices
+    clock = time.monotonic()
+
+    def report(step: int) -> None:
+        """Fetches the metrics of the steps since the last report, and says their means."""
+        nonlocal clock
+        fetched = jax.device_get(pending)
+        seconds, first = time.monotonic() - clock, step - len(pending)
+        pending.clear()
+        means = {f"train/{name}": float(np.mean([m[name] for m in fetched])) for name in fetched[0]}
+        tokens = means.pop("train/tokens")
+        for offset, metrics in enumerate(fetched):
+            if not math.isfinite(metrics["loss"]):
+                raise UserError(_diverged(first + offset, metrics, float(schedule(first + offset)), workdir))
+        rate = task.flops(first, step) / seconds
+        means["train/learning_rate"] = float(schedule(step - 1))
+        means["train/sequences_per_second"] = config.batch_size * len(fetched) / seconds
+        means["train/tokens_per_second"] = tokens * len(fetched) / seconds
+        if peak:
+            means["train/mfu"] = rate / (peak * mesh.size)
+        if is_first:
+            writer.write(step, means)
+            progress.report(step, means, task.flops(step, task.total_steps) / rate)
+        clock = time.monotonic()
+
+    def evaluate(step: int) -> None:
+        nonlocal clock, scores
+        began = time.monotonic()
+        scores = task.evaluate(state.params, step)
+        if scores and is_first:
+            writer.write(step, {f"eval/{name}": value for name, value in scores.items()})
+            progress.say(f"step {step}: held out: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        clock += time.monotonic() - began
+
+    # Training.
+    try:
+        with jax.set_mesh(mesh), nn.logical_axis_rules(RULES), _stop_signals() as stopped:
+            batches = _on_devices(task.batches(start), mesh)
+            for step in range(start + 1, task.total_steps + 1):
+                state, metrics = train_step(state, next(batches))
+                pending.append(metrics)
+                if len(pending) > STEPS_IN_FLIGHT:
+                    pending[-1 - STEPS_IN_FLIGHT]["loss"].block_until_ready()
+                if is_first:
+                    progress.advance()
+
+                last = step == task.total_steps
+                evaluates = last or step % config.eval.every_steps == 0
+                saves = evaluates or stopped or step % config.checkpoint.every_steps == 0
+                if saves or step % config.log_every_steps == 0:
+                    report(step)  # before a checkpoint: nothing that is not a number is ever saved
+                if evaluates:
+                    evaluate(step)
+                if saves:
+                    checkpoints.save(step, state, task.score(scores) if evaluates and scores else None)
+                if stopped:
+                    raise KeyboardInterrupt(f"stopped at step {step}")
+            if start == task.total_steps:
+                evaluate(start)
+    finally:
+        checkpoints.close()
+        if is_first:
+            progress.close()
+            writer.close()
+    return state, scores
+
+
+def _on_devices(batches: Iterator[Batch], mesh: Mesh) -> Iterator[dict]:
+    """Copies batches to the devices one ahead of the step that needs them."""
+    ahead = collections.deque()
+    for batch in batches:
+        ahead.append(put_batch(batch, mesh))
+        if len(ahead) > 1:
+            yield ahead.popleft()
+    yield from ahead
+
+
+def _diverged(step: int, metrics: dict, learning_rate: float, workdir) -> str:
+    return (
+        f"training diverged: the loss of step {step + 1} is {metrics['loss']} (gradient norm {metrics['grad_norm']:.3g}, "
+        f"learning rate {learning_rate:.3g}). Lower config.optimizer.learning_rate or warm up for longer; the "
+        f"checkpoints in {workdir} are from before"
+    )
+
+
+@contextlib.contextmanager
+def _stop_signals():
+    """A list that becomes true after Ctrl-C or SIGTERM; a second Ctrl-C stops at once."""
+    received = []
+
+    def note(number, frame):
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread (a notebook's, a test's): leave signals alone
+        before = {}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

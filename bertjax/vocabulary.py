@@ -1,0 +1,32 @@
+"""Corpus -> vocabulary: python -m bertjax.vocabulary --config=experiments/base.py --output=DIR
+
+Learns `config.model.vocab_size` pieces from `config.data.corpus` and writes DIR/vocab.txt, or DIR/tokenizer.model with
+--config.tokenizer.kind=sentencepiece. Use it with --config.tokenizer.path=FILE.
+"""
+
+from absl import flags
+
+from bertjax import command
+
+_CONFIG = command.define_config_flag()
+_OUTPUT = flags.DEFINE_string("output", None, "Folder for the vocabulary.")
+flags.mark_flags_as_required(["config", "output"])
+
+
+def main(arguments: list[str]) -> None:
+    import os
+
+    from bertjax.config import UserError, validate
+    from bertjax.data.preparation import learn_tokenizer
+
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
+    validate(_CONFIG.value)
+    learnt = learn_tokenizer(_CONFIG.value)
+    learnt.save(_OUTPUT.value)
+    path = os.path.join(_OUTPUT.value, learnt.filename)
+    print(f"learnt {learnt.vocab_size} pieces; use them with --config.tokenizer.path={path}")
+
+
+if __name__ == "__main__":
+    command.run(main)
