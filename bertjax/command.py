@@ -17,7 +17,7 @@ def define_config_flag() -> flags.FlagHolder:
 
 
 def experiment_name() -> str:
-    """"small-mini" of --config=experiments/small.py:mini."""
+    """ "small-mini" of --config=experiments/small.py:mini."""
     filename = config_flags.get_config_filename(flags.FLAGS["config"])
     path, _, argument = filename.partition(":")
     return "-".join(filter(None, [pathlib.Path(path).stem, argument]))
@@ -42,13 +42,17 @@ def run(main: Callable[[list[str]], None]) -> None:
 
 def _parse(argv: list[str]) -> list[str]:
     try:
-        return app.parse_flags_with_usage(argv)
+        arguments = app.parse_flags_with_usage(argv)
+        if "config" in flags.FLAGS:
+            len(flags.FLAGS.config)  # a file that could not be loaded fails when it is looked into
+        return arguments
     except UserError as error:  # of an experiment's get_config
         _fail(str(error))
-    except FileNotFoundError as error:
-        _fail(f"--config: no file {error.filename!r}")
+    except OSError:
+        _fail(f"--config: cannot load {config_flags.get_config_filename(flags.FLAGS['config'])!r}: no such Python file")
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:  # of --config.x.y=VALUE
-        _fail(f"--config: {error.args[0] if error.args else error}")
+        reason = str(error.args[0] if error.args else error).replace("\\n", " ").replace("\\", "")
+        _fail("--config: " + " ".join(reason.replace("'", "").split()))
 
 
 def _fail(message: str, code: int = 1):

@@ -62,9 +62,7 @@ def model_size(name: str) -> dict:
     if name not in SIZES:
         raise UserError(f"unknown model size {name!r}: choose one of {', '.join(SIZES)}")
     layers, hidden, heads = SIZES[name]
-    return dict(
-        num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden
-    )
+    return dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden)
 
 
 def stage(steps: int, length: int, max_predictions_per_seq: int) -> ml_collections.ConfigDict:
@@ -93,7 +91,7 @@ def default_config() -> ml_collections.ConfigDict:
     # Ids -> records. Names as in Google's create_pretraining_data.py, where it has one.
     config.data = ml_collections.ConfigDict(
         dict(
-            corpus=config_dict.placeholder(object),  # file, folder, glob, gs://..., tfds:NAME, pydoc, or a list of these
+            corpus=config_dict.placeholder(object),  # file, folder, glob, gs://..., tfds:NAME, pydoc, or a list
             records="",  # folder of TFRecords; empty: prepared from data.corpus in the workdir
             language="en",  # of the corpus, for the sentence splitter: an ISO 639-1 code
             split_sentences=True,  # False: every line of the corpus already is one sentence

@@ -21,8 +21,9 @@ def read_documents(sources: Sequence[str]) -> Iterator[Document]:
 
 def _read_tfds(name: str) -> Iterator[Document]:
     """The `text` feature of a data set's train split, in the order of its files."""
-    from bertjax.data.tf import tf  # noqa: F401, I001: first, so that TensorFlow stays off accelerators
     import tensorflow_datasets as tfds
+
+    import bertjax.data.tf  # noqa: F401  keeps TensorFlow off accelerators
 
     try:
         builder = tfds.builder(name)

@@ -88,9 +88,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
             seed=config.seed,
             stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in config.stages),
             data=config.data.to_dict(),
-            tokenizer=dict(
-                kind=pieces.kind, path=str(output / pieces.filename), lowercase=config.tokenizer.lowercase
-            ),
+            tokenizer=dict(kind=pieces.kind, path=str(output / pieces.filename), lowercase=config.tokenizer.lowercase),
             spill=spill,
             output=str(output),
         )
@@ -115,8 +113,8 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     characters = totals["train_characters"] + totals["heldout_characters"]
     written = sum(sum(files[split].values()) for files in sets.values() for split in SPLITS)
     print(
-        f"prepared {written:,} records of {totals['train_documents']:,} documents, and of {totals['heldout_documents']:,}"
-        f" held out, in {seconds:.0f} s: {characters / 1e6:.1f} M characters, {characters / 1e6 / seconds:.2f} M/s",
+        f"prepared {written:,} records of {totals['train_documents']:,} documents, and of "
+        f"{totals['heldout_documents']:,} held out, in {seconds:.0f} s: {characters / 1e6:.1f} M characters, {characters / 1e6 / seconds:.2f} M/s",
         flush=True,
     )
     return manifest

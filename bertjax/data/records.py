@@ -118,7 +118,7 @@ def find_records(folder: epath.PathLike, length: int, max_predictions_per_seq: i
         paths = tuple(str(folder / name) for name in files)
         for path in paths:
             if not epath.Path(path).exists():
-                raise UserError(f"{path}: missing, but listed in {folder / MANIFEST}; copy or prepare the records again")
+                raise UserError(f"{path}: missing, but listed in {folder / MANIFEST}; copy or prepare it again")
         return RecordSet(paths, tuple(files.values())) if files else None
 
     own = folder / set_folder(length)

@@ -5,7 +5,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-import tensorflow as tf  # noqa: E402
+import tensorflow as tf
 
 for _kind in ("GPU", "TPU"):
     tf.config.set_visible_devices([], _kind)

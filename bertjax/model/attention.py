@@ -67,6 +67,6 @@ class SelfAttention(nn.Module):
         probs = nn.Dropout(config.attention_probs_dropout_prob)(probs, deterministic=deterministic)
         context = jnp.einsum("bhqk,bkhd->bqhd", probs, value)
 
-        return Dense(
-            config, self.dtype, (config.hidden_size,), ("heads", "kv", "embed"), contracted=2, name="output"
-        )(context)
+        return Dense(config, self.dtype, (config.hidden_size,), ("heads", "kv", "embed"), contracted=2, name="output")(
+            context
+        )

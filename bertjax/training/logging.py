@@ -35,7 +35,8 @@ class MetricsWriter:
         workdir = epath.Path(workdir)
         kept = [line for line in read_metrics(workdir) if line["step"] <= start_step]
         self._path = workdir / METRICS
-        self._path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        self._text = "".join(json.dumps(line) + "\n" for line in kept)
+        self._path.write_text(self._text)
         self._tensorboard = EventFileWriter(str(workdir / "tensorboard"))
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
@@ -44,8 +45,13 @@ class MetricsWriter:
 
         # NaN is no JSON.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, **finite}) + "\n")
+        line = json.dumps({"step": step, **finite}) + "\n"
+        self._text += line
+        if "://" in str(self._path):  # object stores cannot append
+            self._path.write_text(self._text)
+        else:
+            with self._path.open("a") as file:
+                file.write(line)
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._tensorboard.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
 

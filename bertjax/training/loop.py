@@ -150,7 +150,8 @@ def train(task: Task, config, workdir: epath.PathLike, mesh: Mesh) -> tuple[Trai
         scores = task.evaluate(state.params, step)
         if scores and is_first:
             writer.write(step, {f"eval/{name}": value for name, value in scores.items()})
-            progress.say(f"step {step}: held out: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+            text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+            progress.say(f"step {step} held out: {text}")
         clock += time.monotonic() - began
 
     # Training.
@@ -198,9 +199,9 @@ def _on_devices(batches: Iterator[Batch], mesh: Mesh) -> Iterator[dict]:
 
 def _diverged(step: int, metrics: dict, learning_rate: float, workdir) -> str:
     return (
-        f"training diverged: the loss of step {step + 1} is {metrics['loss']} (gradient norm {metrics['grad_norm']:.3g}, "
-        f"learning rate {learning_rate:.3g}). Lower config.optimizer.learning_rate or warm up for longer; the "
-        f"checkpoints in {workdir} are from before"
+        f"training diverged: the loss of step {step + 1} is {metrics['loss']} (gradient norm "
+        f"{metrics['grad_norm']:.3g}, learning rate {learning_rate:.3g}); lower config.optimizer.learning_rate or warm "
+        f"up for longer. The checkpoints in {workdir} are from before"
     )
 
 

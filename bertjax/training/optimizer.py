@@ -39,9 +39,7 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: float, bias_correction: b
         square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.square, grads)
         mean_scale = 1 - beta1**count if bias_correction else 1.0
         square_scale = 1 - beta2**count if bias_correction else 1.0
-        updates = jax.tree.map(
-            lambda m, v: (m / mean_scale) / (jnp.sqrt(v / square_scale) + epsilon), mean, square
-        )
+        updates = jax.tree.map(lambda m, v: (m / mean_scale) / (jnp.sqrt(v / square_scale) + epsilon), mean, square)
         return updates, AdamState(count, mean, square)
 
     return optax.GradientTransformation(init, update)

@@ -1,0 +1,42 @@
+"""Packaging of bertjax."""
+
+import pathlib
+
+import setuptools
+
+X86_LINUX = 'platform_machine == "x86_64" and sys_platform == "linux"'
+
+setuptools.setup(
+    name="bertjax",
+    version="0.1.0",
+    description="BERT from raw text to a scored task, for JAX on TPU pods, GPUs and laptops",
+    long_description=pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=setuptools.find_packages(include=["bertjax", "bertjax.*"]),
+    python_requires=">=3.11",
+    install_requires=[
+        "absl-py>=2.1",
+        "etils[epath]>=1.12",
+        "flax>=0.12",
+        "jax>=0.10",
+        "ml-collections>=1.1",
+        "numpy>=2.0",
+        "optax>=0.2.6",
+        "orbax-checkpoint>=0.11.32",
+        "sentencepiece>=0.2.3",
+        "sentencex>=1.0.10",
+        "tensorboard>=2.19",
+        "tensorflow-datasets>=4.9.9",
+        f"tensorflow-cpu>=2.20; {X86_LINUX}",
+        f"tensorflow>=2.20; not ({X86_LINUX})",
+        "tokenizers>=0.22",
+        "tqdm>=4.66",
+        "zstandard>=0.23",
+    ],
+    extras_require={
+        "tpu": ["jax[tpu]"],
+        "cuda": ["jax[cuda12]"],
+        "test": ["pytest>=8", "ruff>=0.12"],
+    },
+)
