@@ -44,7 +44,7 @@ def _parse(argv: list[str]) -> list[str]:
     try:
         arguments = app.parse_flags_with_usage(argv)
         if "config" in flags.FLAGS:
-            len(flags.FLAGS.config)  # a file that could not be loaded fails when it is looked into
+            getattr(flags.FLAGS.config, "task", None)  # a file that could not be loaded fails when it is looked into
         return arguments
     except UserError as error:  # of an experiment's get_config
         _fail(str(error))

@@ -16,7 +16,7 @@ from bertjax.data import records
 from bertjax.data.records import RecordSet
 
 MAX_LANES = 64  # and the most hosts that can share a batch
-SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together
+SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together, across the end of an epoch if need be
 
 Batch = dict[str, np.ndarray]
 

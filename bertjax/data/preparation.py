@@ -114,7 +114,8 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     written = sum(sum(files[split].values()) for files in sets.values() for split in SPLITS)
     print(
         f"prepared {written:,} records of {totals['train_documents']:,} documents, and of "
-        f"{totals['heldout_documents']:,} held out, in {seconds:.0f} s: {characters / 1e6:.1f} M characters, {characters / 1e6 / seconds:.2f} M/s",
+        f"{totals['heldout_documents']:,} held out: {characters / 1e6:.1f} M characters in {seconds:.0f} s, "
+        f"{characters / 1e6 / seconds:.2f} M/s",
         flush=True,
     )
     return manifest

@@ -40,15 +40,17 @@ class Pretraining:
     Args:
       config: a validated config.
       mesh: the mesh that `evaluate` runs on.
-      records: folder of TFRecords.
+      records: folder of TFRecords. None where a subclass brings `batches` and `evaluate` of its own.
     """
 
-    def __init__(self, config, mesh: Mesh, records):
+    def __init__(self, config, mesh: Mesh, records: epath.PathLike | None):
         self.config, self.mesh = config, mesh
         self.model = BertForPreTraining(bert_config(config), compute_dtype(config), config.remat)
         self.total_steps = total_steps(config)
-        self._train = [find_records(records, s.length, s.max_predictions_per_seq, "train") for s in config.stages]
-        self._heldout = [find_records(records, s.length, s.max_predictions_per_seq, "heldout") for s in config.stages]
+        if records is not None:
+            shapes = [(s.length, s.max_predictions_per_seq) for s in config.stages]
+            self._train = [find_records(records, *shape, "train") for shape in shapes]
+            self._heldout = [find_records(records, *shape, "heldout") for shape in shapes]
         self._stage_ends = list(itertools.accumulate(s.steps for s in config.stages))
 
     # What the loop asks for.

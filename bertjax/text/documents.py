@@ -1,6 +1,7 @@
 """Text files -> documents: .txt and .jsonl, plain or compressed, in folders, by globs, on gs://."""
 
 import dataclasses
+import glob
 import gzip
 import json
 import lzma
@@ -47,13 +48,10 @@ def read_documents(source: str) -> Iterator[Document]:
 def find_files(source: str) -> list[epath.Path]:
     """The corpus files that `source` names, sorted. Raises `UserError` where there is none."""
     path = epath.Path(source)
-    pattern_at = next((i for i, part in enumerate(path.parts) if any(c in part for c in "*?[")), None)
-    if pattern_at is not None and not path.exists():
-        folder = epath.Path(*path.parts[:pattern_at])
-        files = [p for p in folder.glob("/".join(path.parts[pattern_at:])) if p.is_file()] if folder.exists() else []
-        files = [p for p in files if _suffixes(p)[0] in FORMATS]
+    if any(character in source for character in "*?[") and not path.exists():
+        files = [p for p in _glob(source) if _suffixes(p)[0] in FORMATS and p.is_file()]
     elif path.is_dir():
-        files = [p for p in path.rglob("*") if _suffixes(p)[0] in FORMATS and p.is_file()]
+        files = [p for p in _walk(path) if _suffixes(p)[0] in FORMATS]
     elif not path.exists():
         raise UserError(f"data.corpus: no file or folder {source!r}")
     elif _suffixes(path)[0] not in FORMATS:
@@ -63,6 +61,22 @@ def find_files(source: str) -> list[epath.Path]:
     if not files:
         raise UserError(f"data.corpus: no text files in {source!r}; {READABLE}")
     return sorted(files, key=str)
+
+
+def _glob(pattern: str) -> list[epath.Path]:
+    if "://" not in pattern:
+        return [epath.Path(p) for p in glob.glob(pattern, recursive=True)]
+    scheme, _, rest = pattern.partition("://")
+    bucket, _, rest = rest.partition("/")
+    return list(epath.Path(f"{scheme}://{bucket}").glob(rest))
+
+
+def _walk(folder: epath.Path) -> Iterator[epath.Path]:
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _walk(path)
+        else:
+            yield path
 
 
 def _suffixes(path: epath.Path) -> tuple[str, str]:

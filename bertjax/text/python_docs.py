@@ -3,6 +3,7 @@
 import importlib.metadata
 import inspect
 import pathlib
+import random
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -12,17 +13,24 @@ from bertjax.text.documents import Document
 # A string at the start of a file, or where a line has just ended in a colon. 18 times as fast as the ast module.
 DOCSTRING = re.compile(r'(?:\A|:[ \t]*(?:#[^\n]*)?\n)\s*[rRuU]?"""(.*?)"""', re.DOTALL)
 
-MAX_CHARACTERS = 8_000_000  # of prose altogether; enough for a demonstration, and read in seconds
-MAX_CHARACTERS_PER_PACKAGE = 500_000  # so that no library drowns the others
+MAX_CHARACTERS = 6_000_000  # of prose altogether; enough for a demonstration, and read in seconds
+MAX_CHARACTERS_PER_PACKAGE = 400_000  # so that no library drowns the others
 MIN_WORDS_PER_DOCUMENT = 60
 
 
-def read_documents() -> Iterator[Document]:
-    """`pydoc_data.topics`, then the docstrings of each module of the standard library and of the installed packages.
+def read_documents() -> list[Document]:
+    """`pydoc_data.topics`, and the docstrings of each module of the standard library and of the installed packages.
 
     A document is one topic or one module. Modules are read, never imported; what is not prose (examples, tables,
-    signatures) is left out. The order, and so the corpus, is the same for the same installation.
+    signatures) is left out. The same installation gives the same documents in the same order: a shuffled one, so that
+    neighbours are about different things.
     """
+    documents = list(_find_documents())
+    random.Random(0).shuffle(documents)
+    return documents
+
+
+def _find_documents() -> Iterator[Document]:
     from pydoc_data import topics
 
     total = 0

@@ -1,0 +1,86 @@
+"""What the tests share: eight simulated devices, a small made-up corpus, and records prepared from it once."""
+
+import os
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import random
+
+import jax
+import pytest
+
+from bertjax.config import default_config, stage
+from bertjax.sharding.mesh import make_mesh
+
+# Run after run the same small programs are compiled.
+jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/bertjax/compiled"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+TOPICS = {
+    "sea": "ship sail harbour wave captain anchor island storm whale net".split(),
+    "kitchen": "bread oven butter knife plate soup onion kettle spoon recipe".split(),
+    "court": "judge witness verdict lawyer trial prison evidence oath jury appeal".split(),
+    "garden": "rose spade hedge seed beetle pond gate apple ladder compost".split(),
+}
+
+
+def make_corpus(documents: int, seed: int = 0) -> str:
+    """Documents of simple sentences, each about one topic; a blank line between documents."""
+    rng = random.Random(seed)
+    texts = []
+    for _ in range(documents):
+        words = TOPICS[rng.choice(sorted(TOPICS))]
+        lines = [
+            f"The {rng.choice(words)} {rng.choice(['saw', 'found', 'left'])} the {rng.choice(words)} near the "
+            f"{rng.choice(words)}, and a {rng.choice(words)} stayed."
+            for _ in range(rng.randint(4, 12))
+        ]
+        texts.append("\n".join(lines))
+    return "\n\n".join(texts) + "\n"
+
+
+@pytest.fixture(scope="session")
+def corpus_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text(make_corpus(80))
+    return path
+
+
+def tiny_config(corpus="", records=""):
+    """Two short stages of a model that compiles in seconds."""
+    config = default_config()
+    config.data.update(corpus=str(corpus), records=str(records), heldout_fraction=0.15, dupe_factor=3)
+    config.model.update(
+        vocab_size=150,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    config.stages = (stage(6, 32, 5), stage(4, 64, 10))
+    config.batch_size = 16
+    config.optimizer.update(learning_rate=3e-3, warmup_steps=2)
+    config.log_every_steps = 2
+    config.eval.update(every_steps=5, max_sequences=40, fill_masks=("the [MASK] saw the [MASK] .",))
+    config.checkpoint.every_steps = 5
+    return config
+
+
+@pytest.fixture(scope="session")
+def records_folder(corpus_file, tmp_path_factory):
+    """Records of `tiny_config`, prepared by two workers."""
+    from bertjax.data.preparation import prepare
+
+    folder = tmp_path_factory.mktemp("records") / "out"
+    prepare(tiny_config(corpus_file), folder, workers=2)
+    return folder
+
+
+def one_device_mesh(config):
+    return make_mesh(config, jax.devices()[:1])
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="write the golden snapshots anew")

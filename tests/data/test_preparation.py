@@ -1,0 +1,162 @@
+"""Preparation from end to end: the same bytes for any number of workers, and nothing lost or leaked on the way."""
+
+import hashlib
+import itertools
+
+import numpy as np
+import pytest
+
+from bertjax.config import UserError, stage
+from bertjax.data import preparation, records
+from bertjax.data.corpus import is_heldout, read_documents
+from bertjax.data.pipeline import heldout_batches
+from bertjax.text import tokenizer
+from tests.conftest import make_corpus, tiny_config
+
+
+def digest(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def everything(folder, length, predictions, split):
+    found = records.find_records(folder, length, predictions, split)
+    batches = list(heldout_batches(found, length, predictions, batch_size=64, max_sequences=10**9))
+    batch = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
+    return {name: x[: found.total] for name, x in batch.items()}
+
+
+def test_the_same_bytes_for_any_number_of_workers(corpus_file, records_folder, tmp_path, monkeypatch):
+    """Also with many small blocks, so that workers really take turns."""
+    preparation.prepare(tiny_config(corpus_file), tmp_path / "one", workers=1)
+    assert digest(tmp_path / "one") == digest(records_folder)
+
+    monkeypatch.setattr(preparation, "BLOCK_CHARACTERS", 3000)
+    blocks = list(preparation._blocks(tiny_config(corpus_file)))
+    assert len(blocks) > 2 and min(len(b.documents) for b in blocks) >= min(16, len(blocks[-1].documents))
+    for workers in (1, 3):
+        preparation.prepare(tiny_config(corpus_file), tmp_path / f"blocks{workers}", workers=workers)
+    assert digest(tmp_path / "blocks1") == digest(tmp_path / "blocks3") != digest(records_folder)
+
+
+def test_nothing_but_the_result_is_left(records_folder):
+    names = {path.name for path in records_folder.iterdir()}
+    assert names == {"manifest.json", "vocab.txt", "length32", "length64"}
+    assert not list(records_folder.rglob("*.partial"))
+
+
+def test_records_are_well_formed(records_folder):
+    pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
+    for length, predictions in ((32, 5), (64, 10)):
+        batch = everything(records_folder, length, predictions, "train")
+        sizes = batch["input_mask"].sum(1)
+        ids = batch["input_ids"]
+        assert (ids[:, 0] == pieces.cls_id).all()
+        assert (ids[np.arange(len(ids)), sizes - 1] == pieces.sep_id).all()
+        assert (ids[batch["input_mask"] == 0] == pieces.pad_id).all()
+        assert ((ids == pieces.sep_id).sum(1) >= 2).all()
+        assert (batch["segment_ids"].sum(1) >= 2).all()  # at least one token and [SEP] in B
+        counts = batch["masked_lm_weights"].sum(1)
+        expected = np.minimum(predictions, np.maximum(1, np.round(sizes * 0.15)))
+        assert (counts == expected).all()
+        hidden = np.take_along_axis(ids, batch["masked_lm_positions"], 1)[batch["masked_lm_weights"] > 0]
+        assert 0.75 < (hidden == pieces.mask_id).mean() < 0.85
+        assert 0.4 < batch["next_sentence_labels"].mean() < 0.7
+
+
+def test_held_out_text_is_not_in_training(corpus_file, records_folder):
+    config = tiny_config(corpus_file)
+    pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
+    documents = list(read_documents([str(corpus_file)]))
+    heldout = {line for d in documents if is_heldout(d, config.data.heldout_fraction, 0) for line in d.lines}
+    train = {line for d in documents if not is_heldout(d, config.data.heldout_fraction, 0) for line in d.lines}
+    only_heldout = {tuple(pieces.encode(line).ids) for line in heldout - train}
+    assert only_heldout
+
+    def sentences_in(split):
+        batch = everything(records_folder, 64, 10, split)
+        ids = batch["input_ids"].copy()
+        rows, columns = np.nonzero(batch["masked_lm_weights"])
+        ids[rows, batch["masked_lm_positions"][rows, columns]] = batch["masked_lm_ids"][rows, columns]
+        text = " ".join(" ".join(map(str, row)) + " |" for row in ids)
+        return sum(" ".join(map(str, sentence)) in text for sentence in only_heldout)
+
+    assert sentences_in("train") == 0 and sentences_in("heldout") > 0
+
+
+def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(records_folder):
+    manifest = records.read_manifest(records_folder)
+    batch = everything(records_folder, 64, 10, "train")
+    pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
+    # Tokens of the first segments and the actual next ones: each document three times, less what truncation took.
+    special = np.isin(batch["input_ids"], [pieces.cls_id, pieces.sep_id, pieces.pad_id])
+    actual = batch["next_sentence_labels"][:, None] == 0
+    own = ~special & (actual | (batch["segment_ids"] == 0)) & (batch["input_mask"] == 1)
+    assert 0.8 < own.sum() / (3 * manifest["corpus"]["train_tokens"]) <= 1
+    assert len(manifest["sets"]["64"]["train"]) == 8
+    assert max(manifest["sets"]["64"]["train"].values()) < 3 * len(own) / 8
+
+
+def test_whole_words_and_sentencepiece(corpus_file, tmp_path):
+    config = tiny_config(corpus_file)
+    config.tokenizer.kind = "sentencepiece"
+    config.model.vocab_size = 80
+    config.data.update(do_whole_word_mask=True, dupe_factor=1)
+    config.stages = (stage(1, 64, 20),)
+    preparation.prepare(config, tmp_path)
+    pieces = tokenizer.load("sentencepiece", tmp_path / "tokenizer.model")
+    batch = everything(tmp_path, 64, 20, "train")
+    ids = batch["input_ids"].copy()
+    hidden = np.zeros(ids.shape, bool)
+    rows, columns = np.nonzero(batch["masked_lm_weights"])
+    ids[rows, batch["masked_lm_positions"][rows, columns]] = batch["masked_lm_ids"][rows, columns]
+    hidden[rows, batch["masked_lm_positions"][rows, columns]] = True
+    follows = pieces.continues_word[ids[:, 1:]] & (ids[:, :-1] != pieces.cls_id) & (ids[:, :-1] != pieces.sep_id)
+    assert follows.any() and (hidden[:, 1:][follows] == hidden[:, :-1][follows]).all()
+
+
+def test_documents_are_read_as_they_are_needed(monkeypatch):
+    """A corpus without end: the blocks come one by one."""
+    endless = (f"document {i} has a line of its own." for i in itertools.count())
+    from bertjax.text.documents import Document
+
+    monkeypatch.setattr(preparation.corpus, "read_documents", lambda _: (Document("x", [t]) for t in endless))
+    monkeypatch.setattr(preparation, "BLOCK_CHARACTERS", 1000)
+    first = list(itertools.islice(preparation._blocks(tiny_config("unused")), 3))
+    assert [block.number for block in first] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "text, options, message",
+    [
+        ("Only one document.\nWith two lines.", {"heldout_fraction": 0.0}, "gives 1 document for training"),
+        (make_corpus(20), {"heldout_fraction": 0.0001}, r"heldout_fraction = 0.0001: of 20 documents it holds out 0"),
+        (make_corpus(20) + "\n" + "x" * 1_000_000, {}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
+    ],
+)
+def test_corpora_that_cannot_serve(tmp_path, text, options, message):
+    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, "the", "one"]))
+    config = tiny_config(tmp_path / "text.txt")
+    config.data.update(options)
+    config.model.vocab_size = 7
+    config.tokenizer.path = str(tmp_path / "vocab.txt")
+    with pytest.raises(UserError, match=message):
+        preparation.prepare(config, tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not list((tmp_path / "out").rglob("*.tfrecord"))
+
+
+def test_finished_records_and_a_vocabulary_of_another_size_are_refused(corpus_file, records_folder, tmp_path):
+    with pytest.raises(UserError, match="holds finished records already"):
+        preparation.prepare(tiny_config(corpus_file), records_folder)
+    config = tiny_config(corpus_file)
+    config.tokenizer.path = str(records_folder / "vocab.txt")
+    config.model.vocab_size = 30522
+    with pytest.raises(UserError, match=r"vocab_size = 30522: .*vocab.txt has 150 pieces"):
+        preparation.prepare(config, tmp_path / "out")
+    with pytest.raises(UserError, match="workers=0"):
+        preparation.prepare(config, tmp_path / "out", workers=0)

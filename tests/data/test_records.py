@@ -1,0 +1,125 @@
+"""Records in Google's format: ours read as theirs, theirs read as ours, and what does not fit is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bertjax.config import UserError
+from bertjax.data import records
+from bertjax.data.pipeline import heldout_batches
+from bertjax.data.tf import tf
+
+# What create_pretraining_data.py writes for max_seq_length 8 and max_predictions_per_seq 2.
+GOOGLE = {
+    "input_ids": [101, 7592, 103, 102, 2088, 102, 0, 0],
+    "input_mask": [1, 1, 1, 1, 1, 1, 0, 0],
+    "segment_ids": [0, 0, 0, 0, 1, 1, 0, 0],
+    "masked_lm_positions": [2, 0],
+    "masked_lm_ids": [2045, 0],
+    "masked_lm_weights": [1.0, 0.0],
+    "next_sentence_labels": [1],
+}
+
+
+def google_example(values=GOOGLE) -> bytes:
+    def feature(x):
+        if isinstance(x[0], float):
+            return tf.train.Feature(float_list=tf.train.FloatList(value=x))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=x))
+
+    features = tf.train.Features(feature={name: feature(x) for name, x in values.items()})
+    return tf.train.Example(features=features).SerializeToString()
+
+
+def write_google_files(folder, files=3, rows=5):
+    folder.mkdir(exist_ok=True)
+    for i in range(files):
+        with tf.io.TFRecordWriter(str(folder / f"tf_examples.tfrecord-{i:05d}")) as writer:
+            for row in range(rows):
+                writer.write(google_example({**GOOGLE, "input_ids": [101, i, row, 102, 0, 102, 0, 0]}))
+
+
+def test_our_records_are_what_google_reads(tmp_path):
+    examples = [{name: np.array(x, np.float32 if isinstance(x[0], float) else np.int64) for name, x in GOOGLE.items()}]
+    records.write_records(tmp_path / "a.tfrecord", examples)
+    (raw,) = tf.data.TFRecordDataset(str(tmp_path / "a.tfrecord")).as_numpy_iterator()
+    assert tf.train.Example.FromString(raw) == tf.train.Example.FromString(google_example())
+    # run_pretraining.input_fn_builder's features.
+    spec = {
+        "input_ids": tf.io.FixedLenFeature([8], tf.int64),
+        "input_mask": tf.io.FixedLenFeature([8], tf.int64),
+        "segment_ids": tf.io.FixedLenFeature([8], tf.int64),
+        "masked_lm_positions": tf.io.FixedLenFeature([2], tf.int64),
+        "masked_lm_ids": tf.io.FixedLenFeature([2], tf.int64),
+        "masked_lm_weights": tf.io.FixedLenFeature([2], tf.float32),
+        "next_sentence_labels": tf.io.FixedLenFeature([1], tf.int64),
+    }
+    parsed = tf.io.parse_single_example(raw, spec)
+    assert {name: x.numpy().tolist() for name, x in parsed.items()} == GOOGLE
+
+
+def test_googles_records_are_what_we_read(tmp_path):
+    write_google_files(tmp_path)
+    found = records.find_records(tmp_path, 8, 2, "train")
+    assert found.counts == (5, 5, 5)
+    assert records.find_records(tmp_path, 8, 2, "heldout") is None
+    (batch,) = heldout_batches(found, 8, 2, batch_size=16, max_sequences=99)
+    assert batch["input_ids"][:, 1:3].tolist()[:15] == [[i, row] for i in range(3) for row in range(5)]
+    assert batch["masked_lm_weights"].dtype == np.float32 and batch["input_ids"].dtype == np.int32
+    assert batch["next_sentence_labels"].tolist() == [1] * 15 + [0]
+    # The sixteenth row only fills up.
+    assert batch["next_sentence_weights"].tolist() == [1] * 15 + [0]
+    assert batch["masked_lm_weights"][15].sum() == 0
+
+
+def test_others_can_hold_out_files_by_name_and_keep_lengths_apart(tmp_path):
+    write_google_files(tmp_path / "length8")
+    (tmp_path / "length8" / "tf_examples.tfrecord-00002").rename(tmp_path / "length8" / "heldout.tfrecord")
+    assert records.find_records(tmp_path, 8, 2, "train").total == 10
+    assert records.find_records(tmp_path, 8, 2, "heldout").total == 5
+
+
+@pytest.mark.parametrize(
+    "length, predictions, message",
+    [
+        (16, 2, r"length = 16, but input_ids in .*tfrecord-00000 has 8 values"),
+        (8, 20, r"max_predictions_per_seq = 20, but masked_lm_positions in .* has 2 values"),
+    ],
+)
+def test_records_of_another_shape_are_refused(tmp_path, length, predictions, message):
+    write_google_files(tmp_path)
+    with pytest.raises(UserError, match=message):
+        records.find_records(tmp_path, length, predictions, "train")
+
+
+def test_damaged_empty_and_missing_files_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"data.records: no folder .*nowhere"):
+        records.find_records(tmp_path / "nowhere", 8, 2, "train")
+    with pytest.raises(UserError, match="no TFRecord files"):
+        records.find_records(tmp_path, 8, 2, "train")
+    write_google_files(tmp_path, files=1)
+    path = tmp_path / "tf_examples.tfrecord-00000"
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(UserError, match=r"tfrecord-00000: damaged"):
+        records.find_records(tmp_path, 8, 2, "train")
+    path.write_bytes(b"this is not a TFRecord file, is it?")
+    with pytest.raises(UserError, match="not a TFRecord file"):
+        records.find_records(tmp_path, 8, 2, "train")
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="holds no records"):
+        records.find_records(tmp_path, 8, 2, "train")
+
+
+def test_our_own_records_are_checked_by_their_manifest(records_folder, tmp_path):
+    assert records.find_records(records_folder, 32, 5, "train").total > 100
+    with pytest.raises(UserError, match="are of length 32, 64, not 128"):
+        records.find_records(records_folder, 128, 20, "train")
+    with pytest.raises(UserError, match="max_predictions_per_seq = 7, but .* with 5"):
+        records.find_records(records_folder, 32, 7, "train")
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match="not a manifest"):
+        records.find_records(tmp_path, 32, 5, "train")
+    (tmp_path / "manifest.json").write_text(json.dumps(records.read_manifest(records_folder)))
+    with pytest.raises(UserError, match=r"train-00000.*: missing, but listed"):
+        records.find_records(tmp_path, 32, 5, "train")

@@ -1,0 +1,216 @@
+"""The model: published sizes, what may see what, the heads, initial values, FLOPs."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.config import BertConfig, model_size
+from bertjax.model.bert import BertForPreTraining, BertModel, count_parameters, forward_flops
+
+TINY = BertConfig(
+    vocab_size=100,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=32,
+)
+
+
+def abstract_params(module, config):
+    ids = jnp.zeros((1, 8), jnp.int32)
+    extra = (ids,) if module is BertForPreTraining else ()
+    return nn.meta.unbox(jax.eval_shape(module(config).init, jax.random.key(0), ids, ids, ids, *extra)["params"])
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    model = BertForPreTraining(TINY)
+    ids = jnp.zeros((1, 8), jnp.int32)
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(1), ids, ids, ids, ids)["params"])
+    # Weights that are large enough for every path to matter.
+    keys = iter(jax.random.split(jax.random.key(2), 99))
+    return model, jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), params)
+
+
+def inputs(rows=3, length=16, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(5, 100, (rows, length))
+    return ids, np.ones_like(ids), (np.arange(length) >= 7).astype(int)[None].repeat(rows, 0)
+
+
+# Hugging Face's bert-base-uncased and bert-large-uncased, and Turc et al. 2019, table 1 (4.4, 11.3, 29.1, 41.7 M).
+@pytest.mark.parametrize(
+    "size, count",
+    [("base", 109_482_240), ("large", 335_141_888), ("tiny", 4_385_920), ("mini", 11_170_560), ("small", 28_763_648),
+     ("medium", 41_373_184)],
+)  # fmt: skip
+def test_published_parameter_counts(size, count):
+    config = dataclasses.replace(BertConfig(), **model_size(size))
+    assert count_parameters(abstract_params(BertModel, config), config) == count
+
+
+def test_params_are_plain_stacked_float32():
+    params = abstract_params(BertForPreTraining, TINY)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    layers = params["bert"]["encoder"]["layers"]
+    assert layers["attention"]["query_key_value"]["kernel"].shape == (2, 32, 3, 4, 8)
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(layers)} == {TINY.num_hidden_layers}
+    assert params["bert"]["embeddings"]["word"]["embedding"].shape == (128, 32)  # 100 words and their padding
+
+
+def test_initial_values_are_googles():
+    config = dataclasses.replace(TINY, hidden_size=128, intermediate_size=512)
+    ids = jnp.zeros((1, 8), jnp.int32)
+    params = nn.meta.unbox(jax.jit(BertForPreTraining(config).init)(jax.random.key(0), ids, ids, ids, ids)["params"])
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = path[-1].key
+        if name in ("kernel", "embedding"):
+            assert abs(leaf).max() <= 0.04  # cut off at two standard deviations of 0.02 ...
+            if leaf.size > 10_000:
+                assert abs(leaf.std() / (0.02 * 0.8796) - 1) < 0.05  # ... which leaves 88 % of it
+        else:
+            assert (leaf == (1 if name == "scale" else 0)).all()
+
+
+def test_padding_changes_nothing(tiny):
+    model, params = tiny
+    ids, segments, types = inputs()
+    positions = np.array([[1, 5, 15]] * 3)
+    expected = model.apply({"params": params}, ids, segments, types, positions)
+
+    def pad(x, value=0):
+        return np.pad(x, ((0, 0), (0, 9)), constant_values=value)
+
+    padded = model.apply({"params": params}, pad(ids, 77), pad(segments), pad(types, 1), positions)
+    for a, b in zip(expected, padded):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_packed_segments_do_not_see_each_other(tiny):
+    """Two texts in one row, each with its own positions, give what each gives alone; a change in one stays there."""
+    model, params = tiny
+    ids, _, types = inputs(rows=2, length=12)
+    encoder = BertModel(TINY)
+    alone, _ = encoder.apply({"params": params["bert"]}, ids, np.ones_like(ids), types)
+    row = [np.concatenate(x)[None] for x in (ids, [[1] * 12, [2] * 12], types, [np.arange(12)] * 2)]
+    packed, _ = encoder.apply({"params": params["bert"]}, *row)
+    np.testing.assert_allclose(packed[0], np.concatenate(alone), atol=2e-5)
+
+    changed = row[0].copy()
+    changed[0, 15] = 5 if changed[0, 15] != 5 else 6
+    after, _ = encoder.apply({"params": params["bert"]}, changed, *row[1:])
+    assert (after[0, :12] == packed[0, :12]).all() and (after[0, 12:] != packed[0, 12:]).any()
+
+
+def test_position_and_token_type_matter(tiny):
+    model, params = tiny
+    ids, segments, types = inputs()
+    hidden, _ = BertModel(TINY).apply({"params": params["bert"]}, ids, segments, types)
+    other, _ = BertModel(TINY).apply({"params": params["bert"]}, ids, segments, 1 - types)
+    moved, _ = BertModel(TINY).apply(
+        {"params": params["bert"]}, ids, segments, types, np.arange(3, 19)[None].repeat(3, 0)
+    )
+    assert abs(hidden - other).max() > 1e-3 and abs(hidden - moved).max() > 1e-3
+
+
+def test_masked_words_are_predicted_where_they_stand_and_padding_words_never(tiny):
+    model, params = tiny
+    ids, segments, types = inputs()
+    everywhere, _ = model.apply({"params": params}, ids, segments, types, np.arange(16)[None].repeat(3, 0))
+    some, _ = model.apply({"params": params}, ids, segments, types, np.array([[3, 9], [0, 15], [7, 7]]))
+    np.testing.assert_allclose(some[1], everywhere[1, [0, 15]], atol=1e-5)
+    assert everywhere.shape == (3, 16, 128)
+    probabilities = jax.nn.softmax(everywhere)
+    assert (probabilities[..., 100:] == 0).all() and np.allclose(probabilities.sum(-1), 1, atol=1e-5)
+
+
+def test_encoder_layer_against_numpy(tiny):
+    """One layer written down from the paper in float64, with heads one by one."""
+    model, params = tiny
+    ids, segments, types = inputs(rows=1)
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params["bert"])
+    one_layer = dataclasses.replace(TINY, num_hidden_layers=1)
+    first = {**p, "encoder": {"layers": jax.tree.map(lambda x: x[:1], p["encoder"]["layers"])}}
+    hidden, pooled = BertModel(one_layer).apply({"params": first}, ids, segments, types)
+
+    def norm(x, q):
+        x = x - x.mean(-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12) * q["scale"] + q["bias"]
+
+    def gelu(x):
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    e, layer = p["embeddings"], jax.tree.map(lambda x: x[0], p["encoder"]["layers"])
+    x = norm(e["word"]["embedding"][ids[0]] + e["position"]["embedding"][:16] + e["token_type"]["embedding"][types[0]],
+             e["norm"])  # fmt: skip
+    attention, heads = layer["attention"], []
+    for h in range(4):
+        q, k, v = (
+            x @ attention["query_key_value"]["kernel"][:, i, h] + attention["query_key_value"]["bias"][i, h]
+            for i in range(3)
+        )
+        weights = np.exp(q @ k.T / np.sqrt(8))
+        heads.append(weights / weights.sum(-1, keepdims=True) @ v @ attention["output"]["kernel"][h])
+    x = norm(x + sum(heads) + attention["output"]["bias"], layer["attention_norm"])
+    inner = gelu(x @ layer["intermediate"]["kernel"] + layer["intermediate"]["bias"])
+    x = norm(x + inner @ layer["output"]["kernel"] + layer["output"]["bias"], layer["output_norm"])
+    np.testing.assert_allclose(hidden[0], x, atol=3e-5)
+    np.testing.assert_allclose(
+        pooled[0], np.tanh(x[0] @ p["pooler"]["dense"]["kernel"] + p["pooler"]["dense"]["bias"]), atol=3e-5
+    )
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_recomputation_changes_no_gradient(tiny, remat):
+    model, params = tiny
+    ids, segments, types = inputs()
+
+    def gradient(model):
+        def loss(params):
+            words, pairs = model.apply(
+                {"params": params}, ids, segments, types, ids % 16, deterministic=False,
+                rngs={"dropout": jax.random.key(3)},
+            )  # fmt: skip
+            return jax.nn.logsumexp(words[..., :100]).sum() + pairs.sum()
+
+        return jax.jit(jax.grad(loss))(params)
+
+    plain, recomputed = gradient(model), gradient(BertForPreTraining(TINY, remat=remat))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain, recomputed)
+
+
+def test_dropout_is_a_function_of_its_key(tiny):
+    model, params = tiny
+    ids, segments, types = inputs()
+
+    def apply(key):
+        return model.apply({"params": params}, ids, segments, types, ids % 16, deterministic=False,
+                           rngs={"dropout": jax.random.key(key)})[0]  # fmt: skip
+
+    assert (apply(0) == apply(0)).all() and (apply(0) != apply(1)).any()
+
+
+def test_bfloat16_is_close_to_float32(tiny):
+    model, params = tiny
+    ids, segments, types = inputs()
+    exact = model.apply({"params": params}, ids, segments, types, ids % 16)[0][..., :100]
+    rough = BertForPreTraining(TINY, jnp.bfloat16).apply({"params": params}, ids, segments, types, ids % 16)[0]
+    assert rough.dtype == jnp.float32
+    error = np.linalg.norm(rough[..., :100] - exact) / np.linalg.norm(exact)
+    assert 0 < error < 3e-2
+
+
+def test_flops_are_those_of_the_matrix_products():
+    """Against XLA's count, with one layer (it counts the body of a scan once)."""
+    config = dataclasses.replace(TINY, num_hidden_layers=1, hidden_size=128, intermediate_size=512)
+    ids = jnp.zeros((4, 32), jnp.int32)
+    positions = jnp.zeros((4, 5), jnp.int32)
+    params = abstract_params(BertForPreTraining, config)
+    apply = jax.jit(lambda p: BertForPreTraining(config).apply({"params": p}, ids, ids, ids, positions))
+    counted = apply.lower(params).compile().cost_analysis()["flops"]
+    assert 1 <= counted / forward_flops(config, 4, 32, 5) < 1.1  # the rest: norms, softmax, GELU

@@ -1,0 +1,78 @@
+"""Meshes: what fits, what is refused, and that no array is split in a way that the rules forbid."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.config import UserError, bert_config
+from bertjax.model.bert import BertForPreTraining
+from bertjax.sharding.mesh import make_mesh, param_shardings, put_batch
+from bertjax.sharding.topology import peak_flops
+from tests.conftest import tiny_config
+
+
+def config_with(**mesh):
+    config = tiny_config("unused")
+    config.mesh.update(mesh)
+    return config
+
+
+def test_minus_one_takes_the_devices_that_are_left():
+    assert make_mesh(config_with()).shape == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert make_mesh(config_with(data=2, fsdp=-1, tensor=2)).shape == {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    "mesh, fields, message",
+    [
+        (dict(data=3), {}, r"config.mesh = .*'data': 3.*does not multiply to the 8 devices"),
+        (dict(data=-1, fsdp=3), {}, "does not multiply to the 8 devices"),
+        ({}, dict(batch_size=12), r"config.batch_size = 12: .*multiple of the 8 devices"),
+        ({}, dict(batch_size=16, microbatches=4), r"each of the 4 microbatches must be a multiple of the 8 devices"),
+        (dict(data=1, tensor=8), {}, r"config.model.num_attention_heads = 2: must be a multiple of the 8 devices"),
+    ],
+)
+def test_what_does_not_fit_the_devices_is_refused(mesh, fields, message):
+    config = config_with(**mesh)
+    config.update(fields)
+    with pytest.raises(UserError, match=message):
+        make_mesh(config)
+
+
+def test_every_large_param_is_split_over_fsdp_and_tensor():
+    config = config_with(data=2, fsdp=2, tensor=2)
+    mesh = make_mesh(config)
+    model = BertForPreTraining(bert_config(config))
+    ids = jnp.zeros((1, 8), jnp.int32)
+    boxed = jax.eval_shape(lambda key: model.init(key, ids, ids, ids, ids)["params"], jax.random.key(0))
+    shardings = param_shardings(boxed, mesh)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(nn.meta.unbox(boxed)):
+        keys = [p.key for p in path]
+        sharding = shardings
+        for key in keys:
+            sharding = sharding[key]
+        share = np.prod(sharding.shard_shape(leaf.shape)) / leaf.size
+        if "layers" in keys and keys[-1] == "kernel":
+            assert share == 1 / 4, keys
+        assert share in (1, 1 / 2, 1 / 4)
+
+
+def test_batches_are_split_by_rows():
+    mesh = make_mesh(config_with(data=4, fsdp=2))
+    rows = np.arange(16 * 3).reshape(16, 3)
+    array = put_batch({"x": rows}, mesh)["x"]
+    assert (np.asarray(array) == rows).all()
+    assert sorted(s.data.shape for s in array.addressable_shards) == [(2, 3)] * 8
+
+
+def test_peak_flops_are_known_by_kind():
+    class Device:
+        def __init__(self, kind):
+            self.device_kind = kind
+
+    assert peak_flops(Device("TPU v5 lite")) == 197e12
+    assert peak_flops(Device("TPU v5p")) == 459e12
+    assert peak_flops(Device("NVIDIA H200")) == 989e12
+    assert peak_flops(jax.devices()[0]) is None

@@ -1,0 +1,152 @@
+"""The pre-training task: its loss, its scores against their definitions, its stages, its inputs."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.config import UserError
+from bertjax.data.pipeline import heldout_batches
+from bertjax.data.records import find_records
+from bertjax.tasks import fill_mask
+from bertjax.tasks.pretraining import Pretraining, find_or_prepare, report
+from bertjax.text import tokenizer
+from bertjax.training.state import init_state
+from bertjax.training.optimizer import make_optimizer
+from bertjax.training.state import state_shardings
+from tests.conftest import one_device_mesh, tiny_config
+
+
+@pytest.fixture(scope="module")
+def task(records_folder):
+    config = tiny_config(records=records_folder)
+    return Pretraining(config, one_device_mesh(config), records_folder)
+
+
+@pytest.fixture(scope="module")
+def params(task):
+    optimizer, _ = make_optimizer(task.config.optimizer, 10)
+    return init_state(task.init_params, optimizer, state_shardings(task.init_params, optimizer, task.mesh), 0).params
+
+
+def test_loss_is_the_papers(task, params):
+    """sum(w ce) / (sum(w) + 1e-5) over masked words, plus the mean over pairs, from the model's own logits."""
+    batch = next(task.batches(0))
+    loss, metrics = jax.jit(lambda p, b: task.loss(p, task.normalize(b)))(params, batch)
+    words, pairs = task.model.apply(
+        {"params": params},
+        batch["input_ids"],
+        batch["input_mask"],
+        batch["segment_ids"],
+        batch["masked_lm_positions"],
+    )
+    w, labels = batch["masked_lm_weights"], batch["masked_lm_ids"]
+    ce = -np.take_along_axis(np.asarray(jax.nn.log_softmax(words)), labels[..., None], 2)[..., 0]
+    nsp = -np.take_along_axis(np.asarray(jax.nn.log_softmax(pairs)), batch["next_sentence_labels"][:, None], 1)
+    np.testing.assert_allclose(loss, (w * ce).sum() / (w.sum() + 1e-5) + nsp.mean(), rtol=1e-5)
+    right = (np.asarray(words).argmax(-1) == labels)[w > 0]
+    np.testing.assert_allclose(metrics["mlm_accuracy"], right.mean(), rtol=1e-4)
+    assert metrics["tokens"] == batch["input_mask"].sum()
+
+
+def test_stages_follow_each_other_and_can_be_entered_anywhere(task):
+    shapes = [batch["input_ids"].shape for batch in task.batches(0)]
+    assert shapes == [(16, 32)] * 6 + [(16, 64)] * 4
+    straight = list(task.batches(0))
+    for start in (3, 6, 8):
+        for a, b in itertools.zip_longest(task.batches(start), straight[start:]):
+            assert all((a[name] == b[name]).all() for name in b)
+    assert list(task.batches(10)) == []
+
+
+def test_flops_of_steps_add_up_over_stages(task):
+    assert task.flops(0, 10) == task.flops(0, 4) + task.flops(4, 8) + task.flops(8, 10)
+    assert task.flops(7, 8) > 1.9 * task.flops(0, 1)
+
+
+def test_baselines_are_what_they_say(task, params, records_folder):
+    scores = task.evaluate(params, step=10)
+    stage = task.config.stages[1]
+    found = find_records(records_folder, 64, 10, "heldout")
+    batches = list(heldout_batches(found, 64, 10, batch_size=16, max_sequences=40))
+    heldout = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
+    weights = heldout["masked_lm_weights"] > 0
+    words, labels = heldout["masked_lm_ids"][weights], heldout["next_sentence_labels"]
+    labels = labels[heldout["next_sentence_weights"] > 0]
+
+    counts = np.ones(150)
+    train = find_records(records_folder, 32, 5, "train")
+    for batch in itertools.islice(task.batches(0), 0):
+        pass
+    for batch in itertools.islice(task._stage_batches(0, 0), train.total // 16):
+        np.add.at(counts, batch["masked_lm_ids"][batch["masked_lm_weights"] > 0], 1)
+    np.testing.assert_allclose(scores["unigram_loss"], -np.log(counts / counts.sum())[words].mean(), rtol=1e-5)
+    np.testing.assert_allclose(scores["mlm_majority"], (words == counts.argmax()).mean(), rtol=1e-5)
+    np.testing.assert_allclose(scores["nsp_majority"], max(labels.mean(), 1 - labels.mean()), rtol=1e-5)
+    # An untrained model knows nothing: it is near log(150) and below no baseline.
+    assert abs(scores["mlm_loss"] - np.log(150)) < 0.3 and stage.length == 64
+    assert "unigram baseline" in report(scores)
+
+
+def test_evaluation_counts_every_held_out_sequence_once(task, params):
+    """Whatever the batch size: the rows that fill up the last batch weigh nothing."""
+    expected = task.evaluate(params, step=1)
+    other = Pretraining(task.config.copy_and_resolve_references(), task.mesh, task.config.data.records)
+    other.config.batch_size = 7
+    other.__dict__["_unigram_log_probabilities"] = task._unigram_log_probabilities
+    for name, value in other.evaluate(params, step=1).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5)
+
+
+def test_masks_are_filled_best_first(task, params, records_folder):
+    pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
+    texts = ["the [MASK] saw the [MASK] near a ship .", "[MASK]"]
+    filled = list(fill_mask.fill_masks(task.model, params, pieces, texts, top_k=4))
+    assert [f.text for f in filled] == texts and [len(f.masks) for f in filled] == [2, 1]
+    for mask in filled[0].masks:
+        probabilities = [p for _, p in mask]
+        assert len(mask) == 4 and probabilities == sorted(probabilities, reverse=True)
+        assert all(word in pieces.pieces for word, _ in mask)
+    everything = next(fill_mask.fill_masks(task.model, params, pieces, ["[MASK]"], top_k=10_000))
+    assert abs(sum(p for _, p in everything.masks[0]) - 1) < 1e-4
+    # Padding to a power of two changes nothing: the same text, alone and beside a longer one.
+    ids = np.array([[pieces.cls_id, pieces.mask_id, pieces.sep_id]])
+    exact, _ = task.model.apply({"params": params}, ids, np.ones_like(ids), np.zeros_like(ids), np.array([[1]]))
+    np.testing.assert_allclose(everything.masks[0][0][1], jax.nn.softmax(exact).max(), rtol=1e-4)
+    with pytest.raises(UserError, match=r"no \[MASK\] in 'nothing to fill'"):
+        list(fill_mask.fill_masks(task.model, params, pieces, ["nothing to fill"]))
+    with pytest.raises(UserError, match=r"more than the model's 64 positions"):
+        list(fill_mask.fill_masks(task.model, params, pieces, ["ship " * 70 + "[MASK]"]))
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("tokenizer.lowercase", False, None),
+        ("tokenizer.path", "other.txt", r"made with another one \(wordpiece, lowercase = True, 150 pieces\)"),
+        ("model.vocab_size", 200, r"vocab_size = 200: the tokenizer .*vocab.txt has 150 pieces"),
+        ("data.records", "/nowhere/at/all", "config.tokenizer.path = '': the records in /nowhere/at/all have no manifest"),
+    ],
+)
+def test_records_of_another_tokenizer_are_refused(records_folder, tmp_path, field, value, message):
+    other = [*tokenizer.SPECIAL_PIECES, *"abcdefgh"]
+    (tmp_path / "other.txt").write_text("\n".join(other))
+    config = tiny_config(records=records_folder)
+    value = str(tmp_path / value) if value == "other.txt" else value
+    config.update_from_flattened_dict({field: value})
+    if message is None:  # the records' own tokenizer decides where no path is given
+        assert find_or_prepare(config, tmp_path)[1].lowercase
+        return
+    with pytest.raises(UserError, match=message):
+        find_or_prepare(config, tmp_path)
+
+
+def test_records_in_the_workdir_must_have_the_configs_recipe(corpus_file, tmp_path):
+    config = tiny_config(corpus_file)
+    folder, pieces = find_or_prepare(config, tmp_path)
+    assert folder == tmp_path / "records" and pieces.vocab_size == 150
+    assert find_or_prepare(config, tmp_path)[1].fingerprint == pieces.fingerprint
+    config.data.dupe_factor = 9
+    with pytest.raises(UserError, match=r"config.data.dupe_factor = 9: .* were prepared with 3; delete"):
+        find_or_prepare(config, tmp_path)

@@ -1,0 +1,171 @@
+"""The commands as a stranger uses them: from text to filled masks, and what happens when something is wrong."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import make_corpus
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# Small enough to train in seconds.
+TINY = [
+    "--config.data.heldout_fraction=0.15", "--config.data.dupe_factor=2", "--config.model.vocab_size=150",
+    "--config.model.hidden_size=32", "--config.model.num_attention_heads=2", "--config.model.num_hidden_layers=2",
+    "--config.model.intermediate_size=64", "--config.batch_size=16", "--config.mesh.data=1",
+    "--config.stages[0].steps=6", "--config.stages[0].length=32", "--config.stages[1].steps=4",
+    "--config.stages[1].length=64", "--config.log_every_steps=2", "--config.eval.max_sequences=32",
+]  # fmt: skip
+
+
+def run(module, *arguments, cwd, timeout=240):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", f"bertjax.{module}", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout)
+
+
+def base(*arguments):
+    return [f"--config={ROOT / 'experiments' / 'base.py'}", *arguments]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder in which `main` went from text to a finished run."""
+    folder = tmp_path_factory.mktemp("stranger")
+    (folder / "text.txt").write_text(make_corpus(80))
+    result = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder, result
+
+
+def test_main_goes_from_text_to_filled_masks(trained):
+    folder, result = trained
+    assert "held-out masked words: loss" in result.stdout and "unigram baseline" in result.stdout
+    assert "the man went to the [MASK] to buy a [MASK] of milk" in result.stdout
+    assert "step 10/10 loss" in result.stdout
+    names = {path.name for path in (folder / "run").iterdir()}
+    assert names >= {"config.json", "vocab.txt", "records", "checkpoints", "metrics.jsonl", "tensorboard", "report.txt"}
+    assert not list((folder / "run").rglob("*.partial"))
+
+
+def test_a_finished_run_says_so_at_once(trained):
+    folder, result = trained
+    again = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder, timeout=30)
+    assert again.returncode == 0 and again.stdout.startswith("finished before: 10 steps")
+    assert again.stdout.split("\n")[1:] == result.stdout.split("\n")[-len(again.stdout.split("\n")) + 1 :]
+
+
+def test_predict_fills_masks_as_text_and_as_json(trained):
+    folder, _ = trained
+    (folder / "texts.txt").write_text("the [MASK] saw the [MASK] .\n\na [MASK]\n")
+    plain = run("predict", "--checkpoint=run", "--top_k=3", "the [MASK] stayed .", cwd=folder)
+    assert plain.returncode == 0, plain.stderr
+    first, second = plain.stdout.splitlines()
+    assert first == "the [MASK] stayed ." and second.startswith("  [MASK] 1: ") and second.count("%") == 3
+    result = run("predict", "--checkpoint=run", "--json", "--input=texts.txt", cwd=folder)
+    objects = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [len(o["masks"]) for o in objects] == [2, 1]
+    assert len(objects[0]["masks"][0]) == 5 and 0 < objects[0]["masks"][0][0]["probability"] <= 1
+
+
+def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
+    folder, _ = trained
+    corpus = f"--config.data.corpus={folder}/text.txt"
+    learnt = run("vocabulary", *base(corpus, "--output=words", *TINY), cwd=tmp_path)
+    assert learnt.returncode == 0 and "learnt 150 pieces" in learnt.stdout, learnt.stderr
+    assert (tmp_path / "words" / "vocab.txt").read_text() == (folder / "run" / "vocab.txt").read_text()
+    words = "--config.tokenizer.path=words/vocab.txt"
+    prepared = run("prepare", *base(corpus, words, "--output=out", "--workers=1", *TINY), cwd=tmp_path)
+    assert prepared.returncode == 0 and "--config.data.records=out" in prepared.stdout, prepared.stderr
+    ours, its = tmp_path / "out", folder / "run" / "records"
+    files = [path.relative_to(its) for path in its.rglob("*.tfrecord")]
+    assert files and all((ours / f).read_bytes() == (its / f).read_bytes() for f in files)
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
+    folder, _ = trained
+    arguments = base(f"--config.data.records={folder}/run/records", "--workdir=stopped", *TINY,
+                     "--config.stages[0].steps=100000", "--config.log_every_steps=1")  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "bertjax.main", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+    )
+    for line in process.stdout:
+        if line.startswith("step 3/"):
+            process.send_signal(signal.SIGINT)
+            break
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 130 and "stopped at step" in errors and "Traceback" not in errors
+    steps = sorted(int(path.name) for path in (tmp_path / "stopped" / "checkpoints").iterdir())
+    assert steps and 3 <= steps[-1] < 1000
+
+
+def test_help_answers_at_once(tmp_path):
+    for module in ("main", "prepare", "vocabulary", "predict"):
+        began = time.monotonic()
+        result = run(module, "--help", cwd=tmp_path)
+        assert "python -m bertjax." + module in result.stdout
+        assert time.monotonic() - began < 10  # a second on a quiet machine; far more with TensorFlow or JAX
+
+
+BAD = {
+    "no config": ([], "--config"),
+    "no such config": (["--config=nowhere.py"], "error: --config: cannot load 'nowhere.py'"),
+    "no such size": ([f"--config={ROOT}/experiments/small.py:huge"], "unknown model size 'huge'"),
+    "misspelt flag": (base("--workdirr=x"), "workdirr"),
+    "misspelt field": (base("--config.batchsize=3"), 'Did you mean "batch_size"'),
+    "wrong type": (base("--config.batch_size=many"), "invalid literal for int"),
+    "argument": (base("train", "--config.data.corpus=x.txt"), "unexpected argument 'train'"),
+    "no corpus": (base(), "config.data.corpus = None: say where the text is"),
+    "missing corpus": (base("--config.data.corpus=nowhere.txt"), "data.corpus: no file or folder 'nowhere.txt'"),
+    "empty corpus": (base("--config.data.corpus=empty.txt"), "data.corpus: 'empty.txt' holds no text"),
+    "heads": (base("--config.model.hidden_size=100", "--config.data.corpus=x"), "multiple of model.num_attention_heads"),
+    "empty vocabulary": (
+        base("--config.data.corpus=one.txt", "--config.tokenizer.path=empty.txt"),
+        "the vocabulary empty.txt is empty",
+    ),
+    "vocabulary too large": (base("--config.data.corpus=one.txt"), "config.model.vocab_size = 30522: this corpus gives"),
+    "mesh": (base("--config.mesh.data=7", "--config.data.corpus=x"), "does not multiply to the 1 devices"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_mistakes_get_one_clear_line(name, tmp_path):
+    arguments, message = BAD[name]
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "one.txt").write_text("One document of one line.\n")
+    result = run("main", *arguments, cwd=tmp_path)
+    assert result.returncode != 0
+    assert message in result.stderr and "Traceback" not in result.stderr
+    assert result.stderr.count("error:") <= 1
+
+
+def test_a_workdir_of_another_model_is_refused(trained):
+    folder, _ = trained
+    arguments = base("--config.data.corpus=text.txt", "--workdir=run", *TINY, "--config.model.num_hidden_layers=3")
+    result = run("main", *arguments, cwd=folder)
+    assert result.returncode != 0 and "Traceback" not in result.stderr
+    assert "error: config.model.num_hidden_layers = 3: run holds a run with 2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--checkpoint=nowhere", "a [MASK]"], "'nowhere' is not the workdir of a run"),
+        (["--checkpoint=run"], "no text: give one"),
+        (["--checkpoint=run", "no mask here"], "no [MASK] in 'no mask here'"),
+        (["--checkpoint=run", "--input=nowhere.txt"], "--input: no file 'nowhere.txt'"),
+        (["a [MASK]"], "--checkpoint"),
+    ],
+)
+def test_predict_refuses_what_it_cannot_do(trained, arguments, message):
+    folder, _ = trained
+    result = run("predict", *arguments, cwd=folder)
+    assert result.returncode != 0 and message in result.stderr and "Traceback" not in result.stderr

@@ -1,0 +1,111 @@
+"""Configs: golden snapshots of every experiment, and one clear line for every mistake."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+from bertjax.config import UserError, bert_config, default_config, model_size, stage, validate
+
+ROOT = pathlib.Path(__file__).parents[1]
+GOLDEN = ROOT / "tests" / "golden" / "configs"
+EXPERIMENTS = ["base", "large", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart"]
+
+
+def load(experiment: str):
+    name, _, argument = experiment.partition(":")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(*filter(None, [argument]))
+
+
+def snapshot(config) -> str:
+    return json.dumps(json.loads(config.to_json_best_effort()), indent=1, sort_keys=True) + "\n"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_golden_snapshot(experiment, request):
+    """A default that moves shows in review. Refresh with: pytest tests/test_config.py --update-golden"""
+    path = GOLDEN / f"{experiment.replace(':', '-')}.json"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(snapshot(load(experiment)))
+    assert snapshot(load(experiment)) == path.read_text()
+
+
+def test_every_experiment_has_a_snapshot():
+    files = {path.stem for path in (ROOT / "experiments").glob("*.py")}
+    assert files == {experiment.partition(":")[0] for experiment in EXPERIMENTS}
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_is_valid_with_a_corpus(experiment):
+    config = load(experiment)
+    config.data.corpus = "text.txt"
+    validate(config)
+    assert config.is_locked
+    # What is stored in a workdir is the same config.
+    again = default_config().unlock()
+    again.update(json.loads(config.to_json_best_effort()))
+    assert bert_config(again) == bert_config(config)
+
+
+def test_the_papers_recipe():
+    for name in ("base", "large"):
+        config = load(name)
+        assert config.batch_size == 256
+        assert [(s.steps, s.length) for s in config.stages] == [(900_000, 128), (100_000, 512)]
+        assert config.stages[0].max_predictions_per_seq == 20 and 76 <= config.stages[1].max_predictions_per_seq <= 80
+        optimizer = config.optimizer
+        assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.epsilon) == (1e-4, 10_000, 1e-6)
+        assert (optimizer.weight_decay, optimizer.max_grad_norm, optimizer.bias_correction) == (0.01, 1.0, False)
+    assert model_size("large")["num_hidden_layers"] == load("large").model.num_hidden_layers == 24
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("task", "translation", "config.task = 'translation': choose one of pretraining"),
+        ("model.hidden_size", 100, "config.model.hidden_size = 100: must be a multiple of .*num_attention_heads = 12"),
+        ("model.hidden_act", "swish", "config.model.hidden_act = 'swish': choose one of gelu, gelu_new, relu"),
+        ("model.vocab_size", 0, "config.model.vocab_size = 0: must be at least 1"),
+        ("model.hidden_dropout_prob", 1.0, "config.model.hidden_dropout_prob = 1.0"),
+        ("batch_size", 0, "config.batch_size = 0: must be at least 1"),
+        ("microbatches", 3, "config.batch_size = 256: must be a multiple of microbatches = 3"),
+        ("stages", (), "config.stages = .*give at least one stage"),
+        ("stages", (stage(5, 1024, 160),), r"config.stages\[0\].length = 1024: longer than the position table.* = 512"),
+        ("stages", (stage(5, 128, 10),), r"config.stages\[0\].max_predictions_per_seq = 10: too small .* at least 19"),
+        ("stages", (stage(5, 128, 129),), "more than the sequence's 128 tokens"),
+        ("stages", (stage(0, 128, 20),), r"config.stages\[0\].steps = 0"),
+        ("stages", (stage(5, 128, 20), stage(5, 128, 20)), "each stage needs a length of its own"),
+        ("data.masked_lm_prob", 0.0, "config.data.masked_lm_prob = 0.0"),
+        ("data.heldout_fraction", 1.5, "config.data.heldout_fraction = 1.5"),
+        ("data.corpus", None, "config.data.corpus = None: say where the text is"),
+        ("data.corpus", [], "config.data.corpus = .*: say where the text is"),
+        ("tokenizer.kind", "bpe", "config.tokenizer.kind = 'bpe': choose one of wordpiece, sentencepiece"),
+        ("optimizer.learning_rate", -1.0, "config.optimizer.learning_rate = -1.0: must be above 0"),
+        ("mesh.data", 0, "config.mesh.data = 0"),
+        ("mesh.fsdp", -1, "only one axis can be -1"),
+        ("remat", "some", "config.remat = 'some': choose one of none, dots, full"),
+        ("dtype", "float16", "config.dtype = 'float16'"),
+    ],
+)
+def test_mistakes_name_field_value_and_remedy(field, value, message):
+    config = default_config()
+    config.data.corpus = "text.txt"
+    *sections, name = field.split(".")
+    target = config
+    for section in sections:
+        target = target[section]
+    target[name] = value
+    with pytest.raises(UserError, match=message) as caught:
+        validate(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_field_is_an_error():
+    config = default_config()
+    with pytest.raises((AttributeError, KeyError), match="batch_size"):
+        config.batchsize = 3

@@ -1,0 +1,125 @@
+"""Documents out of every format, and one clear line for every file that is none."""
+
+import gzip
+import json
+import lzma
+
+import pytest
+import zstandard
+
+from bertjax.config import UserError
+from bertjax.data.corpus import is_heldout, read_documents
+from bertjax.text import python_docs, sentences
+from bertjax.text.documents import Document, find_files
+
+TEXT = "One line.\nAnother line.\n\n\nSecond document.\n"
+LINES = [["One line.", "Another line."], ["Second document."]]
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+
+
+def lines_of(source):
+    return [document.lines for document in read_documents([str(source)])]
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_text_and_json_lines_compressed_or_not(tmp_path, compression):
+    txt, jsonl = tmp_path / f"a.txt{compression}", tmp_path / f"a.jsonl{compression}"
+    txt.write_bytes(COMPRESS[compression](TEXT.encode()))
+    objects = [{"text": "One line.\nAnother line.", "id": 1}, {"text": "Second document."}, {"text": "  "}]
+    jsonl.write_bytes(COMPRESS[compression]("\n".join(map(json.dumps, objects)).encode()))
+    assert lines_of(txt) == lines_of(jsonl) == LINES
+
+
+def test_windows_line_ends_and_byte_order_mark(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
+    assert lines_of(path) == LINES
+
+
+def test_folders_and_globs_are_sorted_and_sources_are_mixed(tmp_path):
+    for name in ("b.txt", "sub/c.txt", "a.txt", "notes.md"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"Text of {name}.")
+    assert [p.name for p in find_files(str(tmp_path))] == ["a.txt", "b.txt", "c.txt"]
+    assert [p.name for p in find_files(f"{tmp_path}/*.txt")] == ["a.txt", "b.txt"]
+    assert [p.name for p in find_files(f"{tmp_path}/**/*.txt")] == ["a.txt", "b.txt", "c.txt"]
+    mixed = [d.lines for d in read_documents([f"{tmp_path}/sub", f"{tmp_path}/a.txt"])]
+    assert mixed == [["Text of sub/c.txt."], ["Text of a.txt."]]
+
+
+def test_sources_name_file_and_line(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    assert [d.source for d in read_documents([str(path)])] == [f"{path}:1", f"{path}:5"]
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.txt", b"", "holds no text"),
+        ("a.txt", b" \n\n \n", "holds no text"),
+        ("a.txt", b"fine\ncaf\xe9 au lait\n", r"a.txt:2: byte 4 of the line, 0xe9, is not UTF-8"),
+        ("a.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', r"a.jsonl:2: not a JSON object"),
+        ("a.jsonl", b"[1, 2]\n", r"a.jsonl:1: not a JSON object"),
+        ("a.txt.gz", b"no gzip at all", "a.txt.gz: damaged or not .gz"),
+        ("a.txt.gz", gzip.compress(TEXT.encode())[:-9], "a.txt.gz: damaged"),
+        ("a.txt.xz", lzma.compress(TEXT.encode() * 99)[:-30], "a.txt.xz: damaged"),
+        ("a.txt.zst", b"no zst at all", "a.txt.zst: damaged"),
+        ("a.pdf", b"%PDF", "cannot read .*a.pdf"),
+    ],
+)
+def test_bad_files_are_named_with_their_line(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        lines_of(path)
+
+
+def test_missing_files_and_empty_folders_are_named(tmp_path):
+    for source in (tmp_path / "none.txt", tmp_path / "*.txt", tmp_path):
+        with pytest.raises(UserError, match=r"data.corpus: no (file|text files)"):
+            lines_of(source)
+    with pytest.raises(UserError, match=r"TensorFlow Datasets cannot give 'no_such_set_of_text'"):
+        list(read_documents(["tfds:no_such_set_of_text"]))
+
+
+def test_sentences_are_split_or_left_as_lines():
+    document = Document("x", ["Dr. Smith came at 3.15 p.m. today. He left.", "No stop"])
+    assert sentences.split(document) == ["Dr. Smith came at 3.15 p.m. today.", "He left.", "No stop"]
+    assert sentences.split(document, split_lines=False) == document.lines
+
+
+def test_a_sentence_of_a_megabyte_is_refused():
+    with pytest.raises(UserError, match=r"big.txt:7: a sentence of 1,000,000 characters"):
+        sentences.split(Document("big.txt:7", ["fine.", "x" * 1_000_000]))
+
+
+def test_held_out_documents_are_a_random_share_and_do_not_depend_on_the_rest():
+    documents = [Document(str(i), [f"text {i}"]) for i in range(4000)]
+    heldout = [d for d in documents if is_heldout(d, 0.1, seed=1)]
+    assert 340 < len(heldout) < 460
+    assert [d for d in documents if is_heldout(d, 0.1, seed=2)] != heldout
+    assert not any(is_heldout(d, 0.0, seed=1) for d in documents)
+    copy = Document("elsewhere", heldout[0].lines)
+    assert is_heldout(copy, 0.1, seed=1)
+
+
+def test_python_carries_a_corpus_of_english():
+    documents = python_docs.read_documents()
+    characters = sum(len(line) for d in documents for line in d.lines)
+    assert characters > 1_000_000 and len(documents) > 300
+    assert any(d.source == "pydoc lambda" for d in documents)
+    assert [d.lines for d in documents] == [d.lines for d in python_docs.read_documents()]
+
+
+def test_docstrings_are_found_where_python_finds_them():
+    import ast
+    import inspect
+    import pathlib
+
+    path = pathlib.Path(inspect.getfile(ast))
+    tree = ast.parse(path.read_text())
+    nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    expected = {ast.get_docstring(n, clean=False) for n in nodes} - {None}
+    assert expected <= set(python_docs.docstrings(path))

@@ -1,0 +1,167 @@
+"""Both kinds of tokenizer against what they wrap, against Google's rules, and against themselves."""
+
+import numpy as np
+import pytest
+
+from bertjax.config import UserError
+from bertjax.text import tokenizer
+from tests.conftest import make_corpus
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-[]()中文字é"
+PIECES = [
+    *tokenizer.SPECIAL_PIECES,
+    *sorted(set(LETTERS)),
+    *sorted("##" + c for c in set(LETTERS)),
+    *"the un ##aff ##able cafe resume hello world ##ing mask sep".split(),
+]
+
+SIZE = {"wordpiece": 120, "sentencepiece": 80}  # pieces that the made-up corpus can give
+
+HARD = [
+    "UNaffable Café RÉSUMÉ naïve",
+    "ah\u535a\u63a8zz 中文字 中a文",
+    "tab\tnew\nline\r\n\u00a0nbsp\u3000wide\u200bzero",
+    "control\x00\x01\x1fchars\ufffd\ufeff",
+    "emoji 😀 👩‍👩‍👧 flags 🇩🇪",
+    "a" * 200 + " " + "b" * 100 + " " + "c" * 101,
+    "[MASK] [SEP] [CLS] is what somebody typed",
+    "don't stop-me (now)... 3.14",
+    "e\u0301 combining, ﬁ ligature, İstanbul ǅ",
+    "",
+    "   ",
+]
+
+
+def google_wordpiece(text: str, vocabulary: set[str], lowercase: bool) -> list[str]:
+    """google-research/bert's BasicTokenizer and WordpieceTokenizer, written down from their description."""
+    import unicodedata
+
+    def is_control(c):
+        return c not in "\t\n\r" and unicodedata.category(c).startswith("C")
+
+    def is_punctuation(c):
+        o = ord(c)
+        ascii_marks = 33 <= o <= 47 or 58 <= o <= 64 or 91 <= o <= 96 or 123 <= o <= 126
+        return ascii_marks or unicodedata.category(c).startswith("P")
+
+    def is_space(c):
+        return c in " \t\n\r" or unicodedata.category(c) == "Zs"
+
+    text = "".join(" " if is_space(c) else c for c in text if ord(c) not in (0, 0xFFFD) and not is_control(c))
+    text = "".join(f" {c} " if "\u4e00" <= c <= "\u9fff" else c for c in text)
+    words = []
+    for word in text.split():
+        if lowercase:
+            word = "".join(c for c in unicodedata.normalize("NFD", word.lower()) if unicodedata.category(c) != "Mn")
+        words += "".join(f" {c} " if is_punctuation(c) else c for c in word).split()
+    pieces = []
+    for word in words:
+        found, start = [], 0
+        while start < len(word) and len(word) <= 100:
+            end = next(
+                (
+                    e
+                    for e in range(len(word), start, -1)
+                    if ("##" if start else "") + word[start:e] in vocabulary
+                ),
+                None,
+            )
+            if end is None:
+                break
+            found.append(("##" if start else "") + word[start:end])
+            start = end
+        pieces += found if start == len(word) else ["[UNK]"]
+    return pieces
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("text", HARD)
+def test_wordpiece_follows_googles_rules(text, lowercase):
+    pieces = tokenizer.WordPiece(PIECES, lowercase)
+    got = [pieces.pieces[i] for i in pieces.encode(text).ids]
+    assert got == google_wordpiece(text, set(PIECES), lowercase)
+    assert pieces.encode_ids([text])[0] == pieces.encode(text).ids
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_offsets_point_at_the_characters_of_each_piece(kind):
+    learnt = tokenizer.learn(kind, lambda: make_corpus(60).split("\n"), SIZE[kind])
+    text = "The  ship, the Whale\tand an apple"
+    encoding = learnt.encode(text)
+    for i, (start, end) in zip(encoding.ids, encoding.offsets):
+        piece = learnt.pieces[i].removeprefix("##").removeprefix("\u2581")
+        if piece and i != learnt.unk_id:
+            assert text[start:end].strip().lower() == piece
+    covered = "".join(text[a:b] for a, b in encoding.offsets)
+    assert covered.replace(" ", "").replace("\t", "") == text.replace(" ", "").replace("\t", "")
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_learnt_vocabulary_round_trips_through_its_file(kind, tmp_path):
+    learnt = tokenizer.learn(kind, lambda: make_corpus(60).split("\n"), SIZE[kind])
+    learnt.save(tmp_path)
+    loaded = tokenizer.load(kind, tmp_path / learnt.filename)
+    text = "the captain found the onion near the [MASK]"
+    assert loaded.vocab_size == SIZE[kind]
+    assert loaded.fingerprint == learnt.fingerprint
+    assert loaded.encode(text) == learnt.encode(text)
+    assert loaded.decode(loaded.encode("the captain found the onion").ids) == "the captain found the onion"
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_learning_twice_gives_the_same_pieces(kind):
+    first, second = (tokenizer.learn(kind, lambda: make_corpus(200).split("\n"), SIZE[kind]) for _ in range(2))
+    assert first.pieces == second.pieces
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_special_pieces_never_come_out_of_a_text(kind):
+    learnt = tokenizer.learn(kind, lambda: make_corpus(60).split("\n"), SIZE[kind])
+    special = {learnt.pad_id, learnt.cls_id, learnt.sep_id, learnt.mask_id}
+    assert not special & set(learnt.encode("[CLS] the [MASK] ship [SEP] [PAD]").ids)
+    masked = learnt.encode_with_masks("the [MASK] saw the [MASK].")
+    assert masked.count(learnt.mask_id) == 2
+    assert "[MASK]" in learnt.decode(masked)
+
+
+def test_continuations_are_pieces_inside_a_word():
+    wordpiece = tokenizer.learn("wordpiece", lambda: make_corpus(60).split("\n"), 120)
+    sentencepiece = tokenizer.learn("sentencepiece", lambda: make_corpus(60).split("\n"), 80)
+    for pieces, text in ((wordpiece, "shipwreck captains ovens"), (sentencepiece, "shipwreck captains ovens")):
+        starts = np.array(pieces.encode(text).offsets)[~pieces.continues_word[pieces.encode(text).ids]][:, 0]
+        # Every piece that continues nothing begins a word.
+        assert len(starts) == 3
+        assert all(text[s:].lstrip().split()[0] in text.split() for s in starts)
+
+
+def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes("\r\n".join([*tokenizer.SPECIAL_PIECES, "Paris", "paris", "is"]).encode())
+    assert tokenizer.load("wordpiece", path, lowercase=False).encode("Paris is").ids == [5, 7]
+    assert tokenizer.load("wordpiece", path, lowercase=True).encode("Paris is").ids == [6, 7]
+
+
+@pytest.mark.parametrize(
+    "kind, content, message",
+    [
+        ("wordpiece", "", "is empty"),
+        ("wordpiece", "the\n[UNK]\n", r"lacks \[PAD\], \[CLS\], \[SEP\], \[MASK\]"),
+        ("sentencepiece", "not a model", "not a SentencePiece model"),
+    ],
+)
+def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
+    path = tmp_path / "file"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        tokenizer.load(kind, path)
+
+
+def test_a_missing_vocabulary_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"tokenizer.path: no file .*nowhere.txt"):
+        tokenizer.load("wordpiece", tmp_path / "nowhere.txt")
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kind):
+    with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ pieces"):
+        tokenizer.learn(kind, lambda: make_corpus(20).split("\n"), 9000)

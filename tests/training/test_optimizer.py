@@ -1,0 +1,70 @@
+"""The optimizer against Google's rules, step by step in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.config import default_config
+from bertjax.training.optimizer import decays, learning_rate_schedule, make_optimizer
+
+PARAMS = {
+    "dense": {"kernel": np.array([[0.5, -1.0], [2.0, 0.1]]), "bias": np.array([0.3, -0.2])},
+    "norm": {"scale": np.array([1.0, 0.9]), "bias": np.array([0.0, 0.4])},
+    "word": {"embedding": np.array([[0.7, -0.3]])},
+}
+
+
+def google_adam(params, gradients, total, lr=1e-4, warmup=2, correct=False):
+    """AdamWeightDecayOptimizer.apply_gradients and create_optimizer, in NumPy."""
+    flat = {(a, b): x.copy() for a, leaves in params.items() for b, x in leaves.items()}
+    m = {k: np.zeros_like(x) for k, x in flat.items()}
+    v = {k: np.zeros_like(x) for k, x in flat.items()}
+    for step, gradient in enumerate(gradients):
+        g = {(a, b): x for a, leaves in gradient.items() for b, x in leaves.items()}
+        norm = np.sqrt(sum((x**2).sum() for x in g.values()))
+        g = {k: x / max(norm, 1.0) for k, x in g.items()}
+        rate = lr * step / warmup if step < warmup else lr * (1 - step / total)
+        for k in flat:
+            m[k] = 0.9 * m[k] + 0.1 * g[k]
+            v[k] = 0.999 * v[k] + 0.001 * g[k] ** 2
+            scale_m, scale_v = (1 - 0.9 ** (step + 1), 1 - 0.999 ** (step + 1)) if correct else (1, 1)
+            update = m[k] / scale_m / (np.sqrt(v[k] / scale_v) + 1e-6)
+            if k[1] in ("kernel", "embedding"):
+                update = update + 0.01 * flat[k]
+            flat[k] = flat[k] - rate * update
+    return {a: {b: flat[a, b] for b in leaves} for a, leaves in params.items()}
+
+
+@pytest.mark.parametrize("correct", [False, True])
+@pytest.mark.parametrize("size", [0.1, 30.0])  # below the norm that is clipped, and above
+def test_five_steps_of_googles_optimizer(correct, size):
+    config = default_config().optimizer
+    config.update(warmup_steps=2, bias_correction=correct)
+    optimizer, _ = make_optimizer(config, 10)
+    rng = np.random.default_rng(0)
+    gradients = [jax.tree.map(lambda x: size * rng.normal(size=x.shape), PARAMS) for _ in range(5)]
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(jax.tree.map(jnp.float32, gradient), state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    expected = google_adam(PARAMS, gradients, total=10, correct=correct)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
+
+
+def test_learning_rate_of_the_paper():
+    rate = learning_rate_schedule(1e-4, 10_000, 1_000_000)
+    expected = {0: 0, 5_000: 5e-5, 9_999: 0.9999e-4, 10_000: 0.99e-4, 500_000: 5e-5, 1_000_000: 0, 2_000_000: 0}
+    for step, value in expected.items():
+        assert abs(float(rate(step)) - value) < 1e-10
+    assert float(learning_rate_schedule(1.0, 0, 10)(0)) == 1.0
+
+
+def test_what_decays():
+    marked = decays(PARAMS)
+    assert marked == {
+        "dense": {"kernel": True, "bias": False},
+        "norm": {"scale": False, "bias": False},
+        "word": {"embedding": True},
+    }
