@@ -39,12 +39,13 @@ def run(config, workdir: str) -> None:
 
     import jax
 
-    from bertjax.sharding.mesh import make_mesh
+    from bertjax.sharding.mesh import make_mesh, use_cpu_cores
     from bertjax.tasks import fill_mask, pretraining
     from bertjax.training.loop import train
 
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
     jax.config.update("jax_compilation_cache_dir", cache)
+    use_cpu_cores(config)
     mesh = make_mesh(config)
     records, tokenizer = pretraining.find_or_prepare(config, workdir)
     task = pretraining.Pretraining(config, mesh, records)

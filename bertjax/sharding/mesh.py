@@ -1,6 +1,8 @@
 """The device mesh, and how batches and params lie on it."""
 
+import contextlib
 import math
+import os
 
 import flax.linen as nn
 import jax
@@ -8,6 +10,22 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import UserError
 from bertjax.sharding.rules import RULES
+
+
+def use_cpu_cores(config) -> None:
+    """Where there is nothing but a CPU: a device for each core, as far as they can share the batch evenly.
+
+    XLA runs most of a program on one thread a device; this is what occupies the others. Must come before anything
+    else asks JAX for its devices, and leaves alone what the user has set.
+    """
+    if config.mesh.data != -1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    share = config.mesh.fsdp * config.mesh.tensor
+    cores = max(1, (os.cpu_count() or 1) // share)
+    rows = config.batch_size // config.microbatches // config.mesh.fsdp
+    ways = max(n for n in range(1, cores + 1) if rows % n == 0)
+    with contextlib.suppress(RuntimeError):  # devices were asked for before, in a notebook, say
+        jax.config.update("jax_num_cpu_devices", ways * share)
 
 
 def make_mesh(config, devices=None) -> Mesh:
