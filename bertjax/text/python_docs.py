@@ -13,8 +13,8 @@ from bertjax.text.documents import Document
 # A string at the start of a file, or where a line has just ended in a colon. 18 times as fast as the ast module.
 DOCSTRING = re.compile(r'(?:\A|:[ \t]*(?:#[^\n]*)?\n)\s*[rRuU]?"""(.*?)"""', re.DOTALL)
 
-MAX_CHARACTERS = 6_000_000  # of prose altogether; enough for a demonstration, and read in seconds
-MAX_CHARACTERS_PER_PACKAGE = 400_000  # so that no library drowns the others
+MAX_CHARACTERS = 5_000_000  # of prose altogether; enough for a demonstration, and read in seconds
+MAX_CHARACTERS_PER_PACKAGE = 350_000  # so that no library drowns the others
 MIN_WORDS_PER_DOCUMENT = 60
 
 
