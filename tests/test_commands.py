@@ -126,12 +126,18 @@ BAD = {
     "no corpus": (base(), "config.data.corpus = None: say where the text is"),
     "missing corpus": (base("--config.data.corpus=nowhere.txt"), "data.corpus: no file or folder 'nowhere.txt'"),
     "empty corpus": (base("--config.data.corpus=empty.txt"), "data.corpus: 'empty.txt' holds no text"),
-    "heads": (base("--config.model.hidden_size=100", "--config.data.corpus=x"), "multiple of model.num_attention_heads"),
+    "heads": (
+        base("--config.model.hidden_size=100", "--config.data.corpus=x"),
+        "multiple of model.num_attention_heads",
+    ),
     "empty vocabulary": (
         base("--config.data.corpus=one.txt", "--config.tokenizer.path=empty.txt"),
         "the vocabulary empty.txt is empty",
     ),
-    "vocabulary too large": (base("--config.data.corpus=one.txt"), "config.model.vocab_size = 30522: this corpus gives"),
+    "vocabulary too large": (
+        base("--config.data.corpus=one.txt"),
+        "config.model.vocab_size = 30522: this corpus gives",
+    ),
     "mesh": (base("--config.mesh.data=7", "--config.data.corpus=x"), "does not multiply to the 1 devices"),
 }
 

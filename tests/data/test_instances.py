@@ -74,7 +74,7 @@ def test_unused_sentences_are_put_back():
 
 
 def test_truncation_takes_from_the_longer_segment_at_both_ends():
-    docs = [[[i for i in range(50)], [100 + i for i in range(200)]], [[10_000 + i for i in range(300)]]]
+    docs = [[list(range(50)), [100 + i for i in range(200)]], [[10_000 + i for i in range(300)]]]
     fronts, backs = 0, 0
     for seed in range(200):
         for pair in pairs(docs, 0, seed):

@@ -115,7 +115,7 @@ def test_what_does_not_fit_together_is_refused(numbered):
     with pytest.raises(UserError, match=r"300 training records are too few|batch_size = 16: must be a multiple"):
         numbers(numbered, 1, process_index=0, process_count=3)
     few = RecordSet(numbered.paths[1:2], numbered.counts[1:2])
-    with pytest.raises(UserError, match="5 training records are too few for config.batch_size = 16"):
+    with pytest.raises(UserError, match=r"5 training records are too few for config.batch_size = 16"):
         numbers(few, 1)
 
 

@@ -115,7 +115,7 @@ def test_our_own_records_are_checked_by_their_manifest(records_folder, tmp_path)
     assert records.find_records(records_folder, 32, 5, "train").total > 100
     with pytest.raises(UserError, match="are of length 32, 64, not 128"):
         records.find_records(records_folder, 128, 20, "train")
-    with pytest.raises(UserError, match="max_predictions_per_seq = 7, but .* with 5"):
+    with pytest.raises(UserError, match=r"max_predictions_per_seq = 7, but .* with 5"):
         records.find_records(records_folder, 32, 7, "train")
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(UserError, match="not a manifest"):

@@ -93,7 +93,7 @@ def test_padding_changes_nothing(tiny):
 
 def test_packed_segments_do_not_see_each_other(tiny):
     """Two texts in one row, each with its own positions, give what each gives alone; a change in one stays there."""
-    model, params = tiny
+    _, params = tiny
     ids, _, types = inputs(rows=2, length=12)
     encoder = BertModel(TINY)
     alone, _ = encoder.apply({"params": params["bert"]}, ids, np.ones_like(ids), types)
@@ -108,7 +108,7 @@ def test_packed_segments_do_not_see_each_other(tiny):
 
 
 def test_position_and_token_type_matter(tiny):
-    model, params = tiny
+    _, params = tiny
     ids, segments, types = inputs()
     hidden, _ = BertModel(TINY).apply({"params": params["bert"]}, ids, segments, types)
     other, _ = BertModel(TINY).apply({"params": params["bert"]}, ids, segments, 1 - types)
@@ -131,7 +131,7 @@ def test_masked_words_are_predicted_where_they_stand_and_padding_words_never(tin
 
 def test_encoder_layer_against_numpy(tiny):
     """One layer written down from the paper in float64, with heads one by one."""
-    model, params = tiny
+    _, params = tiny
     ids, segments, types = inputs(rows=1)
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params["bert"])
     one_layer = dataclasses.replace(TINY, num_hidden_layers=1)

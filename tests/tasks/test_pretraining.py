@@ -12,9 +12,8 @@ from bertjax.data.records import find_records
 from bertjax.tasks import fill_mask
 from bertjax.tasks.pretraining import Pretraining, find_or_prepare, report
 from bertjax.text import tokenizer
-from bertjax.training.state import init_state
 from bertjax.training.optimizer import make_optimizer
-from bertjax.training.state import state_shardings
+from bertjax.training.state import init_state, state_shardings
 from tests.conftest import one_device_mesh, tiny_config
 
 
@@ -126,7 +125,11 @@ def test_masks_are_filled_best_first(task, params, records_folder):
         ("tokenizer.lowercase", False, None),
         ("tokenizer.path", "other.txt", r"made with another one \(wordpiece, lowercase = True, 150 pieces\)"),
         ("model.vocab_size", 200, r"vocab_size = 200: the tokenizer .*vocab.txt has 150 pieces"),
-        ("data.records", "/nowhere/at/all", "config.tokenizer.path = '': the records in /nowhere/at/all have no manifest"),
+        (
+            "data.records",
+            "/nowhere/at/all",
+            "config.tokenizer.path = '': the records in /nowhere/at/all have no manifest",
+        ),
     ],
 )
 def test_records_of_another_tokenizer_are_refused(records_folder, tmp_path, field, value, message):

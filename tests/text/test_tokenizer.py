@@ -59,11 +59,7 @@ def google_wordpiece(text: str, vocabulary: set[str], lowercase: bool) -> list[s
         found, start = [], 0
         while start < len(word) and len(word) <= 100:
             end = next(
-                (
-                    e
-                    for e in range(len(word), start, -1)
-                    if ("##" if start else "") + word[start:e] in vocabulary
-                ),
+                (e for e in range(len(word), start, -1) if ("##" if start else "") + word[start:e] in vocabulary),
                 None,
             )
             if end is None:
