@@ -20,7 +20,7 @@ TINY = [
     "--config.model.hidden_size=32", "--config.model.num_attention_heads=2", "--config.model.num_hidden_layers=2",
     "--config.model.intermediate_size=64", "--config.batch_size=16", "--config.mesh.data=1",
     "--config.stages[0].steps=6", "--config.stages[0].length=32", "--config.stages[1].steps=4",
-    "--config.stages[1].length=64", "--config.log_every_steps=2", "--config.eval.max_sequences=32",
+    "--config.stages[1].length=64", "--config.stages[1].max_predictions_per_seq=10", "--config.log_every_steps=2", "--config.eval.max_sequences=32",
 ]  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
         if line.startswith("step 3/"):
             process.send_signal(signal.SIGINT)
             break
-    output, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130 and "stopped at step" in errors and "Traceback" not in errors
     steps = sorted(int(path.name) for path in (tmp_path / "stopped" / "checkpoints").iterdir())
     assert steps and 3 <= steps[-1] < 1000

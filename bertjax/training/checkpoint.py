@@ -42,6 +42,7 @@ class Checkpoints:
             step,
             args=ocp.args.Composite(params=ocp.args.StandardSave(state.params), rest=ocp.args.StandardSave(rest)),
             metrics=None if score is None else {"score": score},
+            force=True,  # when to save is the loop's to say
         )
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:

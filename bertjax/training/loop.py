@@ -56,8 +56,19 @@ class Task(Protocol):
         """Model FLOPs of the steps from `start` to before `stop`."""
 
 
-def make_train_step(task: Task, optimizer: optax.GradientTransformation, seed: int, microbatches: int = 1):
-    """The update of one step: (state, batch) -> (state, metrics). Its dropout depends on (seed, step) only."""
+def make_train_step(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    shardings: TrainState,
+    mesh: Mesh,
+    *,
+    seed: int,
+    microbatches: int = 1,
+):
+    """The compiled update of one step: (state, batch) -> (state, metrics). It takes the state's memory over.
+
+    The dropout of a step depends on (seed, step) only.
+    """
 
     def gradients(params, rows, key):
         (loss, metrics), grads = jax.value_and_grad(task.loss, has_aux=True)(params, rows, key)
@@ -83,7 +94,12 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, seed: i
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state), {**metrics, "grad_norm": optax.global_norm(grads)}
 
-    return train_step
+    return jax.jit(
+        train_step,
+        in_shardings=(shardings, batch_sharding(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnums=0,
+    )
 
 
 def train(task: Task, config, workdir: epath.PathLike, mesh: Mesh) -> tuple[TrainState, dict[str, float]]:
@@ -106,12 +122,7 @@ def train(task: Task, config, workdir: epath.PathLike, mesh: Mesh) -> tuple[Trai
             abstract = abstract_state(task.init_params, optimizer, shardings)
             state = state.replace(params=load_params(config.init_checkpoint, abstract.params))
 
-    train_step = jax.jit(
-        make_train_step(task, optimizer, config.seed, config.microbatches),
-        in_shardings=(shardings, batch_sharding(mesh)),
-        out_shardings=(shardings, replicated(mesh)),
-        donate_argnums=0,
-    )
+    train_step = make_train_step(task, optimizer, shardings, mesh, seed=config.seed, microbatches=config.microbatches)
 
     # Where numbers go: from the first host only.
     is_first = jax.process_index() == 0
@@ -166,16 +177,16 @@ def train(task: Task, config, workdir: epath.PathLike, mesh: Mesh) -> tuple[Trai
                 if is_first:
                     progress.advance()
 
-                last = step == task.total_steps
+                stops, last = bool(stopped), step == task.total_steps  # a signal from here on is the next step's
                 evaluates = last or step % config.eval.every_steps == 0
-                saves = evaluates or stopped or step % config.checkpoint.every_steps == 0
+                saves = evaluates or stops or step % config.checkpoint.every_steps == 0
                 if saves or step % config.log_every_steps == 0:
                     report(step)  # before a checkpoint: nothing that is not a number is ever saved
                 if evaluates:
                     evaluate(step)
                 if saves:
                     checkpoints.save(step, state, task.score(scores) if evaluates and scores else None)
-                if stopped:
+                if stops:
                     raise KeyboardInterrupt(f"stopped at step {step}")
             if start == task.total_steps:
                 evaluate(start)

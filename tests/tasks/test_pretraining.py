@@ -66,7 +66,6 @@ def test_flops_of_steps_add_up_over_stages(task):
 
 def test_baselines_are_what_they_say(task, params, records_folder):
     scores = task.evaluate(params, step=10)
-    stage = task.config.stages[1]
     found = find_records(records_folder, 64, 10, "heldout")
     batches = list(heldout_batches(found, 64, 10, batch_size=16, max_sequences=40))
     heldout = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
@@ -76,15 +75,13 @@ def test_baselines_are_what_they_say(task, params, records_folder):
 
     counts = np.ones(150)
     train = find_records(records_folder, 32, 5, "train")
-    for batch in itertools.islice(task.batches(0), 0):
-        pass
     for batch in itertools.islice(task._stage_batches(0, 0), train.total // 16):
         np.add.at(counts, batch["masked_lm_ids"][batch["masked_lm_weights"] > 0], 1)
     np.testing.assert_allclose(scores["unigram_loss"], -np.log(counts / counts.sum())[words].mean(), rtol=1e-5)
     np.testing.assert_allclose(scores["mlm_majority"], (words == counts.argmax()).mean(), rtol=1e-5)
     np.testing.assert_allclose(scores["nsp_majority"], max(labels.mean(), 1 - labels.mean()), rtol=1e-5)
     # An untrained model knows nothing: it is near log(150) and below no baseline.
-    assert abs(scores["mlm_loss"] - np.log(150)) < 0.3 and stage.length == 64
+    assert abs(scores["mlm_loss"] - np.log(150)) < 0.3
     assert "unigram baseline" in report(scores)
 
 
@@ -127,8 +124,8 @@ def test_masks_are_filled_best_first(task, params, records_folder):
         ("model.vocab_size", 200, r"vocab_size = 200: the tokenizer .*vocab.txt has 150 pieces"),
         (
             "data.records",
-            "/nowhere/at/all",
-            "config.tokenizer.path = '': the records in /nowhere/at/all have no manifest",
+            "/nowhere",
+            "config.tokenizer.path = '': the records in /nowhere have no manifest",
         ),
     ],
 )

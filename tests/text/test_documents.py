@@ -109,7 +109,7 @@ def test_python_carries_a_corpus_of_english():
     documents = python_docs.read_documents()
     characters = sum(len(line) for d in documents for line in d.lines)
     assert characters > 1_000_000 and len(documents) > 300
-    assert any(d.source == "pydoc lambda" for d in documents)
+    assert any(d.source.startswith("pydoc ") for d in documents)
     assert [d.lines for d in documents] == [d.lines for d in python_docs.read_documents()]
 
 

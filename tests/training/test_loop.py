@@ -56,7 +56,7 @@ def test_a_resumed_run_equals_a_straight_one_bit_for_bit(records_folder, straigh
             assert checkpoint.steps(tmp_path)[-1] == stop_after
         else:
             state, scores = train(task, config, tmp_path, task.mesh)
-    workdir, expected, expected_scores = straight_run
+    _, expected, expected_scores = straight_run
     resumed = leaves(state)
     assert expected.keys() == resumed.keys()
     for name in expected:
@@ -125,7 +125,7 @@ def one_step(records_folder, mesh_sizes, microbatches, dropout=0.0):
     optimizer, _ = make_optimizer(config.optimizer, 10)
     shardings = state_shardings(task.init_params, optimizer, mesh)
     state = init_state(task.init_params, optimizer, shardings, seed=0)
-    step = jax.jit(make_train_step(task, optimizer, 0, microbatches), out_shardings=(shardings, None))
+    step = make_train_step(task, optimizer, shardings, mesh, seed=0, microbatches=microbatches)
     with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
         for batch in itertools.islice(task.batches(0), 2):
             state, metrics = step(state, put_batch(batch, mesh))
@@ -159,7 +159,7 @@ def test_one_batch_is_learnt_by_heart(records_folder):
     optimizer, _ = make_optimizer(config.optimizer, 300)
     shardings = state_shardings(task.init_params, optimizer, task.mesh)
     state = init_state(task.init_params, optimizer, shardings, seed=0)
-    step = jax.jit(make_train_step(task, optimizer, seed=0))
+    step = make_train_step(task, optimizer, shardings, task.mesh, seed=0)
     batch = next(task.batches(0))
     for _ in range(250):
         state, metrics = step(state, batch)
@@ -189,7 +189,7 @@ def test_no_transfer_between_host_and_devices_hides_in_a_step(records_folder):
     optimizer, _ = make_optimizer(config.optimizer, 10)
     shardings = state_shardings(task.init_params, optimizer, task.mesh)
     state = init_state(task.init_params, optimizer, shardings, seed=0)
-    step = jax.jit(make_train_step(task, optimizer, seed=0))
+    step = make_train_step(task, optimizer, shardings, task.mesh, seed=0)
     batches = [put_batch(batch, task.mesh) for batch in itertools.islice(task.batches(0), 3)]
     state, _ = step(state, batches[0])
     with jax.transfer_guard("disallow"):
