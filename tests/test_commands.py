@@ -20,7 +20,8 @@ TINY = [
     "--config.model.hidden_size=32", "--config.model.num_attention_heads=2", "--config.model.num_hidden_layers=2",
     "--config.model.intermediate_size=64", "--config.batch_size=16", "--config.mesh.data=1",
     "--config.stages[0].steps=6", "--config.stages[0].length=32", "--config.stages[1].steps=4",
-    "--config.stages[1].length=64", "--config.stages[1].max_predictions_per_seq=10", "--config.log_every_steps=2", "--config.eval.max_sequences=32",
+    "--config.stages[1].length=64",
+    "--config.stages[1].max_predictions_per_seq=10", "--config.log_every_steps=2", "--config.eval.max_sequences=32",
 ]  # fmt: skip
 
 
