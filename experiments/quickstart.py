@@ -2,8 +2,8 @@
 
 Command:  python -m bertjax.main --config=experiments/quickstart.py
 Hardware: 2 CPU cores, 4 to 5 minutes
-Score:    held-out masked words 1.07 nats below the unigram baseline, next sentence 61.9 % (majority 61.1 %), after 2,000
-          and 400 steps; the corpus, and so the score, depends on the Python packages that are installed
+Score:    held out: masked words 1.07 nats below the unigram baseline, next sentence 61.9 % (majority 61.1 %), seen
+          with 400 steps in the second stage; it depends on the Python packages that are installed, which are the text
 """
 
 from bertjax.config import default_config, model_size, stage
