@@ -4,7 +4,9 @@ import pathlib
 
 import setuptools
 
+# tensorflow-cpu, which is smaller and leaves accelerators alone, is built for x86-64 Linux only.
 X86_LINUX = 'platform_machine == "x86_64" and sys_platform == "linux"'
+ELSEWHERE = 'platform_machine != "x86_64" or sys_platform != "linux"'
 
 setuptools.setup(
     name="bertjax",
@@ -29,7 +31,7 @@ setuptools.setup(
         "tensorboard>=2.19",
         "tensorflow-datasets>=4.9.9",
         f"tensorflow-cpu>=2.20; {X86_LINUX}",
-        f"tensorflow>=2.20; not ({X86_LINUX})",
+        f"tensorflow>=2.20; {ELSEWHERE}",
         "tokenizers>=0.22",
         "tqdm>=4.66",
         "zstandard>=0.23",
