@@ -227,6 +227,9 @@ def validate(config: ml_collections.ConfigDict) -> None:
             f"more than the sequence's {s.length} tokens",
         )
 
+    for text in config.eval.fill_masks:
+        require("[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
+
     sizes = list(config.mesh.values())
     for axis, size in config.mesh.items():
         require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the devices left")

@@ -84,6 +84,7 @@ def test_the_papers_recipe():
         ("data.heldout_fraction", 1.5, "config.data.heldout_fraction = 1.5"),
         ("data.corpus", None, "config.data.corpus = None: say where the text is"),
         ("data.corpus", [], "config.data.corpus = .*: say where the text is"),
+        ("eval.fill_masks", ("no mask",), "config.eval.fill_masks = 'no mask': each text needs a"),
         ("tokenizer.kind", "bpe", "config.tokenizer.kind = 'bpe': choose one of wordpiece, sentencepiece"),
         ("optimizer.learning_rate", -1.0, "config.optimizer.learning_rate = -1.0: must be above 0"),
         ("mesh.data", 0, "config.mesh.data = 0"),

@@ -39,8 +39,9 @@ def _find_documents() -> Iterator[Document]:
     groups.append(_numbered(p for p in sorted(stdlib.rglob("*.py")) if "site-packages" not in p.parts))
     distributions = {d.metadata["Name"] or "": d for d in importlib.metadata.distributions()}
     for name in sorted(distributions, key=str.lower):
-        files = (distributions[name].locate_file(f) for f in sorted(distributions[name].files or ()))
-        groups.append(_numbered(pathlib.Path(p) for p in files if p.suffix == ".py"))
+        files = sorted(distributions[name].files or ())
+        paths = [pathlib.Path(distributions[name].locate_file(f)) for f in files if f.suffix == ".py"]
+        groups.append(_numbered(paths))
 
     seen = set()  # libraries repeat whole docstrings
     for group in groups:
