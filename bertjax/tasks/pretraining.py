@@ -48,6 +48,8 @@ class Pretraining:
         self.model = BertForPreTraining(bert_config(config), compute_dtype(config), config.remat)
         self.total_steps = total_steps(config)
         if records is not None:
+            import bertjax.data.tf  # noqa: F401  before TensorBoard's writer imports TensorFlow as it is
+
             shapes = [(s.length, s.max_predictions_per_seq) for s in config.stages]
             self._train = [find_records(records, *shape, "train") for shape in shapes]
             self._heldout = [find_records(records, *shape, "heldout") for shape in shapes]
