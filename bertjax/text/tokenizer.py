@@ -33,6 +33,7 @@ class Tokenizer(abc.ABC):
 
     kind: str
     filename: str  # under which `save` writes it
+    lowercase: bool = True  # of WordPiece; a SentencePiece model knows for itself
 
     def __init__(self, pieces: Sequence[str], path: str, aliases: dict[str, str] | None = None):
         self.pieces = list(pieces)

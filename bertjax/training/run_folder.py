@@ -37,15 +37,20 @@ def check_model(workdir: epath.PathLike, config) -> None:
 
 
 def write_config(workdir: epath.PathLike, config, pieces: tokenizer.Tokenizer) -> None:
-    """Writes config and tokenizer, so that the folder alone is enough to use what was learnt."""
+    """Writes config and tokenizer, so that the folder alone is enough to use what was learnt.
+
+    `used_tokenizer` is what the records were made with, which decides where the config names no tokenizer.
+    """
     pieces.save(workdir)
-    write_whole(epath.Path(workdir) / CONFIG, config.to_json_best_effort(indent=1) + "\n")
+    content = json.loads(config.to_json_best_effort())
+    content["used_tokenizer"] = {"kind": pieces.kind, "lowercase": pieces.lowercase}
+    write_whole(epath.Path(workdir) / CONFIG, json.dumps(content, indent=1) + "\n")
 
 
 def load_tokenizer(workdir: epath.PathLike) -> tokenizer.Tokenizer:
-    config = read_config(workdir).tokenizer
-    filename = tokenizer.KINDS[config.kind].filename
-    return tokenizer.load(config.kind, epath.Path(workdir) / filename, config.lowercase)
+    used = read_config(workdir).used_tokenizer
+    filename = tokenizer.KINDS[used.kind].filename
+    return tokenizer.load(used.kind, epath.Path(workdir) / filename, used.lowercase)
 
 
 def read_report(workdir: epath.PathLike) -> str | None:

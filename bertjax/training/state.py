@@ -31,22 +31,22 @@ def state_shardings(init_params, optimizer: optax.GradientTransformation, mesh: 
     return TrainState(replicated(mesh), params, opt_state)
 
 
-def abstract_state(init_params, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
-    """Shapes, types and shardings of a state, without its numbers."""
-
+def _first_state(init_params, optimizer: optax.GradientTransformation):
     def init(key):
         params = nn.meta.unbox(init_params(key))
         return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
 
-    shapes = jax.eval_shape(init, jax.random.key(0))
+    return init
+
+
+def abstract_state(init_params, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
+    """Shapes, types and shardings of a state, without its numbers."""
+
+    shapes = jax.eval_shape(_first_state(init_params, optimizer), jax.random.key(0))
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
 
 
 def init_state(init_params, optimizer: optax.GradientTransformation, shardings: TrainState, seed: int) -> TrainState:
     """The state of step 0 with random params; each device makes only its own part."""
 
-    def init(key):
-        params = nn.meta.unbox(init_params(key))
-        return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
-
-    return jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
+    return jax.jit(_first_state(init_params, optimizer), out_shardings=shardings)(jax.random.key(seed))
