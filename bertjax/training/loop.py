@@ -114,6 +114,10 @@ def train(task: Task, config, workdir: epath.PathLike, mesh: Mesh) -> tuple[Trai
     checkpoints = Checkpoints(workdir, config.checkpoint.keep)
     start = checkpoints.latest_step()
     if start is not None:
+        if start > task.total_steps:
+            raise UserError(
+                f"{workdir} is at step {start}, past the config's {task.total_steps}; take another --workdir"
+            )
         state = checkpoints.restore(start, abstract_state(task.init_params, optimizer, shardings))
     else:
         start = 0

@@ -257,3 +257,11 @@ def test_a_run_can_start_from_the_params_of_another(records_folder, straight_run
     task = make_task(records_folder, config)
     with pytest.raises(UserError, match=r"has shape .*32.*, but the model of this config has .*48"):
         train(task, config, tmp_path / "other", task.mesh)
+
+
+def test_a_run_that_is_past_the_configs_steps_is_refused(records_folder, straight_run):
+    config = tiny_config(records=records_folder)
+    config.stages[1].steps = 1
+    task = make_task(records_folder, config)
+    with pytest.raises(UserError, match="is at step 10, past the config's 7"):
+        train(task, config, straight_run[0], task.mesh)
