@@ -1,12 +1,13 @@
 """A corpus that every Python installation carries: its language reference and the docstrings of its libraries."""
 
+import functools
 import importlib.metadata
 import inspect
 import pathlib
 import random
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from bertjax.text.documents import Document
 
@@ -18,36 +19,38 @@ MAX_CHARACTERS_PER_PACKAGE = 350_000  # so that no library drowns the others
 MIN_WORDS_PER_DOCUMENT = 50
 
 
-def read_documents() -> list[Document]:
+@functools.cache  # a corpus is read several times, this one from thousands of files
+def read_documents() -> tuple[Document, ...]:
     """`pydoc_data.topics`, and the docstrings of each module of the standard library and of the installed packages.
 
-    A document is one topic or one docstring. Modules are read, never imported; what is not prose (examples, tables,
-    signatures) is left out, and so are docstrings of few words. The same installation gives the same documents in the
+    A document is one topic or one module. Modules are read, never imported; what is not prose (examples, tables,
+    signatures) is left out, and so are modules of few words. The same installation gives the same documents in the
     same order: a shuffled one, so that neighbours are about different things.
     """
     documents = list(_find_documents())
     random.Random(0).shuffle(documents)
-    return documents
+    return tuple(documents)
 
 
 def _find_documents() -> Iterator[Document]:
     from pydoc_data import topics
 
     total = 0
-    groups = [((f"pydoc {name}", text) for name, text in sorted(topics.topics.items()))]
+    groups = [((f"pydoc {name}", [text]) for name, text in sorted(topics.topics.items()))]
     stdlib = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    groups.append(_numbered(p for p in sorted(stdlib.rglob("*.py")) if "site-packages" not in p.parts))
+    groups.append((str(p), docstrings(p)) for p in sorted(stdlib.rglob("*.py")) if "site-packages" not in p.parts)
     distributions = {d.metadata["Name"] or "": d for d in importlib.metadata.distributions()}
     for name in sorted(distributions, key=str.lower):
         files = sorted(distributions[name].files or ())
         paths = [pathlib.Path(distributions[name].locate_file(f)) for f in files if f.suffix == ".py"]
-        groups.append(_numbered(paths))
+        groups.append((str(p), docstrings(p)) for p in paths)
 
     seen = set()  # libraries repeat whole docstrings
     for group in groups:
         taken = 0
-        for source, text in group:
-            lines = [line for line in prose(text) if not (line in seen or seen.add(line))]
+        for source, texts in group:
+            lines = [line for text in texts for line in prose(text)]
+            lines = [line for line in lines if not (line in seen or seen.add(line))]
             if sum(line.count(" ") + 1 for line in lines) < MIN_WORDS_PER_DOCUMENT:
                 continue
             yield Document(source, lines)
@@ -57,10 +60,6 @@ def _find_documents() -> Iterator[Document]:
         total += taken
         if total > MAX_CHARACTERS:
             return
-
-
-def _numbered(paths: Iterable[pathlib.Path]) -> Iterator[tuple[str, str]]:
-    return ((f"{path} docstring {i}", text) for path in paths for i, text in enumerate(docstrings(path), 1))
 
 
 def docstrings(path: pathlib.Path) -> list[str]:
