@@ -126,12 +126,17 @@ def tokenizer_of(config) -> tokenizer.Tokenizer:
     if not config.tokenizer.path:
         return learn_tokenizer(config)
     loaded = tokenizer.load(config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase)
+    check_vocab_size(config, loaded, config.tokenizer.path)
+    return loaded
+
+
+def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) -> None:
+    """Raises `UserError` where the model is not of the size of its tokenizer."""
     if loaded.vocab_size != config.model.vocab_size:
         raise UserError(
-            f"config.model.vocab_size = {config.model.vocab_size}: {config.tokenizer.path} has {loaded.vocab_size} "
-            f"pieces; set --config.model.vocab_size={loaded.vocab_size}"
+            f"config.model.vocab_size = {config.model.vocab_size}: the tokenizer {path} has {loaded.vocab_size} pieces;"
+            f" set --config.model.vocab_size={loaded.vocab_size}"
         )
-    return loaded
 
 
 def learn_tokenizer(config) -> tokenizer.Tokenizer:

@@ -237,11 +237,7 @@ def _tokenizer_of_records(config, folder: epath.Path, manifest: dict | None) -> 
             f"config.tokenizer: the records in {folder} were made with another one ({made_with['kind']}, lowercase = "
             f"{made_with['lowercase']}, {made_with['vocab_size']} pieces); leave tokenizer.path empty to use theirs"
         )
-    if loaded.vocab_size != config.model.vocab_size:
-        raise UserError(
-            f"config.model.vocab_size = {config.model.vocab_size}: the tokenizer {path} has {loaded.vocab_size} pieces;"
-            f" set --config.model.vocab_size={loaded.vocab_size}"
-        )
+    preparation.check_vocab_size(config, loaded, path)
     return loaded
 
 

@@ -84,6 +84,17 @@ def test_missing_files_and_empty_folders_are_named(tmp_path):
         list(read_documents(["tfds:no_such_set_of_text"]))
 
 
+def test_a_tensorflow_dataset_is_read():
+    import tensorflow_datasets as tfds
+
+    with tfds.testing.mock_data(num_examples=3):
+        documents = list(read_documents(["tfds:wikipedia/20230601.en"]))
+        with pytest.raises(UserError, match=r"'mnist' has no feature 'text', but image, label"):
+            list(read_documents(["tfds:mnist"]))
+    assert [d.source for d in documents] == [f"tfds:wikipedia/20230601.en example {i}" for i in range(3)]
+    assert all(line.strip() for d in documents for line in d.lines)
+
+
 def test_sentences_are_split_or_left_as_lines():
     document = Document("x", ["Dr. Smith came at 3.15 p.m. today. He left.", "No stop"])
     assert sentences.split(document) == ["Dr. Smith came at 3.15 p.m. today.", "He left.", "No stop"]

@@ -1,0 +1,155 @@
+"""How fast text becomes records and records become batches, in how much memory, and how soon a late step is there.
+
+Command:  python experiments/benchmarks/data.py --corpus=TEXT --vocab=vocab.txt
+Results:  RESULTS.md
+Linux only: memory is read from /proc.
+"""
+
+import itertools
+import os
+import pathlib
+import statistics
+import tempfile
+import threading
+import time
+
+import numpy as np
+from absl import app, flags
+
+from bertjax.config import default_config, stage
+from bertjax.data import pipeline, preparation
+from bertjax.data.records import RecordSet, features, find_records
+
+CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
+VOCAB = flags.DEFINE_string("vocab", None, "A published uncased vocab.txt of 30,522 pieces.", required=True)
+WORKERS = flags.DEFINE_integer("workers", os.cpu_count(), "Processes that prepare.")
+DUPE_FACTOR = flags.DEFINE_integer("dupe_factor", 2, "As config.data.dupe_factor.")
+
+BATCH_SIZE = 256
+RUNS = 5
+LATE_STEP = 500_000
+SHARDS, RECORDS_PER_SHARD, DISTINCT_SHARDS = 100, 90_000, 5  # of 64 MiB before they are written, as prepare makes them
+
+
+class PeakMemory:
+    """The most memory that this process and its children held together, pages that they share counted once."""
+
+    def __enter__(self):
+        self.bytes, self._stop = 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self):
+        while not self._stop.wait(0.2):
+            self.bytes = max(self.bytes, sum(map(proportional_set_size, family(os.getpid()))))
+
+
+def family(parent: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has just ended
+            continue
+    found = [parent]
+    for process in found:
+        found += [child for child, its_parent in parents.items() if its_parent == process]
+    return found
+
+
+def proportional_set_size(process: int) -> int:
+    try:
+        lines = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def measure_preparation(folder: str) -> RecordSet:
+    config = default_config()
+    config.data.update(corpus=CORPUS.value, dupe_factor=DUPE_FACTOR.value)
+    config.tokenizer.path = VOCAB.value
+    config.stages = (stage(1, 128, 20), stage(1, 512, 77))
+    with PeakMemory() as peak:
+        began = time.monotonic()
+        manifest = preparation.prepare(config, folder, WORKERS.value)
+        seconds = time.monotonic() - began
+    characters = manifest["corpus"]["train_characters"] + manifest["corpus"]["heldout_characters"]
+    tokens = manifest["corpus"]["train_tokens"] + manifest["corpus"]["heldout_tokens"]
+    print(
+        f"preparation: {characters / 1e6:.1f} M characters, {tokens / 1e6:.1f} M tokens, {WORKERS.value} workers, "
+        f"dupe_factor {DUPE_FACTOR.value}, lengths 128 and 512: {seconds:.1f} s, {characters / 1e6 / seconds:.2f} M "
+        f"characters/s, peak memory {peak.bytes / 1e9:.2f} GB"
+    )
+    return find_records(folder, 128, 20, "train")
+
+
+def batches(files: RecordSet, start: int = 0):
+    return pipeline.train_batches(files, 128, 20, batch_size=BATCH_SIZE, seed=0, start=start)
+
+
+def measure_throughput(files: RecordSet) -> None:
+    rates = []
+    for _ in range(RUNS):
+        stream = batches(files)
+        next(stream)
+        began = time.monotonic()
+        count = sum(1 for _ in itertools.islice(stream, 400))
+        rates.append(count * BATCH_SIZE / (time.monotonic() - began))
+        stream.close()
+    print(
+        f"pipeline: batches of {BATCH_SIZE} sequences of 128: median {statistics.median(rates):,.0f} sequences/s "
+        f"({min(rates):,.0f} to {max(rates):,.0f} in {RUNS} runs)"
+    )
+
+
+def measure_jump(folder: str) -> None:
+    """On a set of real size. Its files recur, to spare the disk: the reading is the same, from the page cache."""
+    paths = [write_shard(f"{folder}/{i}.tfrecord", seed=i) for i in range(DISTINCT_SHARDS)]
+    files = RecordSet(tuple(itertools.islice(itertools.cycle(paths), SHARDS)), (RECORDS_PER_SHARD,) * SHARDS)
+    for step in (0, LATE_STEP):
+        seconds = []
+        for _ in range(RUNS):
+            began = time.monotonic()
+            stream = batches(files, step)
+            next(stream)
+            seconds.append(time.monotonic() - began)
+            stream.close()
+        print(
+            f"first batch at step {step:,} of {SHARDS} shards, {files.total:,} records: median "
+            f"{statistics.median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f} in {RUNS} runs)"
+        )
+
+
+def write_shard(path: str, seed: int) -> str:
+    from bertjax.data.tf import tf
+
+    rng, examples = np.random.default_rng(seed), []
+    for _ in range(1000):
+        example = tf.train.Example()
+        for name, (size, dtype) in features(128, 20).items():
+            values = rng.integers(30522, size=size)
+            target = example.features.feature[name]
+            (target.float_list if dtype == np.float32 else target.int64_list).value.extend(values.tolist())
+        examples.append(example.SerializeToString())
+    with tf.io.TFRecordWriter(path) as writer:
+        for example in itertools.islice(itertools.cycle(examples), RECORDS_PER_SHARD):
+            writer.write(example)
+    return path
+
+
+def main(_):
+    with tempfile.TemporaryDirectory() as folder:
+        files = measure_preparation(f"{folder}/records")
+        measure_throughput(files)
+        measure_jump(folder)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,28 @@
+"""BERT-mini for about half an hour on two CPU cores: does it learn from text that is no docstring?
+
+Command:  python -m bertjax.main --config=experiments/benchmarks/mini_cpu.py --config.data.corpus=TEXT
+              --config.tokenizer.path=vocab.txt (a published uncased one)
+Hardware: 2 CPU cores
+Score:    RESULTS.md
+"""
+
+from bertjax.config import default_config, model_size, stage
+
+
+def get_config():
+    config = default_config()
+    config.model.update(
+        **model_size("mini"),
+        max_position_embeddings=128,
+        initializer_range=0.04,  # as wide a net as BERT-base's would have, for a hidden size of 256
+        hidden_dropout_prob=0.0,  # every text is seen once
+        attention_probs_dropout_prob=0.0,
+    )
+    config.data.update(dupe_factor=1, heldout_fraction=0.02)
+    config.stages = (stage(2000, 64, 10), stage(300, 128, 20))
+    config.batch_size = 32
+    config.remat = "full"
+    config.optimizer.update(learning_rate=1e-3, warmup_steps=200, beta2=0.98, bias_correction=True)
+    config.eval.update(every_steps=500, max_sequences=2048)
+    config.checkpoint.every_steps = 500
+    return config
