@@ -145,7 +145,7 @@ def learn_tokenizer(config) -> tokenizer.Tokenizer:
     def texts() -> Iterator[str]:
         for document in corpus.read_documents(corpus_sources(config)):
             if not corpus.is_heldout(document, config.data.heldout_fraction, config.seed):
-                yield from document.lines
+                yield from sentences.split(document, config.data.language, config.data.split_sentences)
 
     return tokenizer.learn(config.tokenizer.kind, texts, config.model.vocab_size, config.tokenizer.lowercase)
 

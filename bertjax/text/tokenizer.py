@@ -15,6 +15,7 @@ from bertjax.config import UserError
 from bertjax.files import write_whole
 
 MAX_ALPHABET = 1000  # letters in a learnt WordPiece vocabulary: those of a language, not every emoji ever typed
+MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -85,7 +86,7 @@ class Tokenizer(abc.ABC):
 
 
 class WordPiece(Tokenizer):
-    """Greedy longest-match pieces of words, as in google-research/bert; words over 100 letters become [UNK]."""
+    """Greedy longest-match pieces of words, as in google-research/bert; words over `MAX_WORD_LETTERS` become [UNK]."""
 
     kind = "wordpiece"
     filename = "vocab.txt"
@@ -116,7 +117,9 @@ class WordPiece(Tokenizer):
             initial_alphabet=alphabet,
             show_progress=False,
         )
-        tokenizer.train_from_iterator(texts(), trainer)
+        # A word costs the trainer the square of its length. Cut after every 100 letters, none costs too much.
+        cut = re.compile(rf"\S{{{MAX_WORD_LETTERS}}}")
+        tokenizer.train_from_iterator((cut.sub(r"\g<0> ", text) for text in texts()), trainer)
         vocabulary = tokenizer.get_vocab()
         return cls(sorted(vocabulary, key=vocabulary.get), lowercase)
 
@@ -145,7 +148,8 @@ def _new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
     from tokenizers import Tokenizer as HuggingFaceTokenizer
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-    tokenizer = HuggingFaceTokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    model = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_LETTERS)
+    tokenizer = HuggingFaceTokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
     )

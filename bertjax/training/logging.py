@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 
@@ -65,7 +66,7 @@ class Progress:
     def __init__(self, total_steps: int, start_step: int):
         self._total = total_steps
         self._bar = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns:  # 0: a terminal of no known size
             self._bar = tqdm.tqdm(
                 total=total_steps,
                 initial=start_step,

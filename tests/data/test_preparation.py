@@ -150,6 +150,13 @@ def test_corpora_that_cannot_serve(tmp_path, text, options, message):
     assert not list((tmp_path / "out").rglob("*.tfrecord"))
 
 
+def test_a_sentence_that_is_none_is_refused_before_a_vocabulary_is_learnt_from_it(tmp_path):
+    (tmp_path / "text.txt").write_text(make_corpus(20) + "\n" + "x" * 1_000_000)
+    with pytest.raises(UserError, match=r"text.txt:\d+: a sentence of 1,000,000 characters"):
+        preparation.prepare(tiny_config(tmp_path / "text.txt"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_finished_records_and_a_vocabulary_of_another_size_are_refused(corpus_file, records_folder, tmp_path):
     with pytest.raises(UserError, match="holds finished records already"):
         preparation.prepare(tiny_config(corpus_file), records_folder)

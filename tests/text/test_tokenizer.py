@@ -110,6 +110,12 @@ def test_learning_twice_gives_the_same_pieces(kind):
     assert first.pieces == second.pieces
 
 
+def test_learning_from_an_endless_word_ends():
+    texts = ["the ship sails", "x" * 1_000_000]  # takes many minutes where the trainer is given the whole word
+    learnt = tokenizer.learn("wordpiece", lambda: texts * 2, 31)
+    assert max(map(len, learnt.pieces)) <= 102
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_special_pieces_never_come_out_of_a_text(kind):
     learnt = tokenizer.learn(kind, lambda: make_corpus(60).split("\n"), SIZE[kind])
