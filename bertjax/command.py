@@ -1,6 +1,7 @@
 """What the commands share: flags in; for a user's mistake one clear line out, and a non-zero exit."""
 
 import pathlib
+import signal
 import sys
 from collections.abc import Callable
 
@@ -30,14 +31,23 @@ def run(main: Callable[[list[str]], None]) -> None:
         from absl import logging
 
         logging.set_verbosity(logging.ERROR)  # libraries' chatter
+        signal.signal(signal.SIGTERM, _terminate)
         try:
             main(argv[1:])
         except UserError as error:
             _fail(str(error))
+        except OSError as error:  # a path that cannot be read or written
+            if error.filename is None:
+                raise
+            _fail(f"{error.filename}: {error.strerror or error}")
         except KeyboardInterrupt as stop:
             _fail(str(stop) or "interrupted", code=130)
 
     app.run(guarded, flags_parser=_parse)
+
+
+def _terminate(*_):
+    raise KeyboardInterrupt("terminated")  # cleans up as after Ctrl-C
 
 
 def _parse(argv: list[str]) -> list[str]:
@@ -50,6 +60,8 @@ def _parse(argv: list[str]) -> list[str]:
         _fail(str(error))
     except OSError:
         _fail(f"--config: cannot load {config_flags.get_config_filename(flags.FLAGS['config'])!r}: no such Python file")
+    except (SyntaxError, NameError, ImportError) as error:
+        _fail(f"--config: not a Python file that can be loaded: {type(error).__name__}: {error}")
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:  # of --config.x.y=VALUE
         reason = str(error.args[0] if error.args else error).replace("\\n", " ").replace("\\", "")
         _fail("--config: " + " ".join(reason.replace("'", "").split()))

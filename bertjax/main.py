@@ -35,6 +35,8 @@ def run(config, workdir: str) -> None:
     run_folder.check_model(workdir, config)
     if checkpoint.steps(workdir)[-1:] == [total_steps(config)] and (finished := run_folder.read_report(workdir)):
         print(f"finished before: {total_steps(config)} steps, in {workdir}\n{finished}", flush=True)
+        if changed := run_folder.changes(workdir, config):
+            print(f"trained with other settings than these: {'; '.join(changed)}. For a new run take another --workdir")
         return
 
     import jax
@@ -48,16 +50,29 @@ def run(config, workdir: str) -> None:
     use_cpu_cores(config)
     mesh = make_mesh(config)
     records, tokenizer = pretraining.find_or_prepare(config, workdir)
+    run_folder.check_tokenizer(workdir, tokenizer)
+    fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     task = pretraining.Pretraining(config, mesh, records)
-    run_folder.write_config(workdir, config, tokenizer)
-    print(f"training in {workdir}", flush=True)
+    is_first = jax.process_index() == 0
+    if is_first:
+        if (changed := run_folder.changes(workdir, config)) and checkpoint.steps(workdir):
+            print(f"going on with other settings than before: {'; '.join(changed)}")
+        run_folder.write_config(workdir, config, tokenizer)
+        print(f"training in {workdir}", flush=True)
     state, scores = train(task, config, workdir, mesh)
 
-    lines = [pretraining.report(scores)]
+    lines = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if is_first:
+            print(line, flush=True)
+
+    say(pretraining.report(scores))
     for filled in fill_mask.fill_masks(task.model, state.params, tokenizer, config.eval.fill_masks):
-        lines.append(fill_mask.describe(filled))
-    run_folder.write_report(workdir, "\n".join(lines))
-    print("\n".join(lines), flush=True)
+        say(fill_mask.describe(filled))
+    if is_first:
+        run_folder.write_report(workdir, "\n".join(lines))
 
 
 if __name__ == "__main__":

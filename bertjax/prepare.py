@@ -4,15 +4,14 @@ Writes the records of every stage of the config in Google BERT's format, the tok
 config gives the same bytes for any number of workers. Train on it with --config.data.records=DIR.
 """
 
-import os
-
 from absl import flags
 
 from bertjax import command
+from bertjax.sharding.topology import available_cores
 
 _CONFIG = command.define_config_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the records; new, or without finished ones.")
-_WORKERS = flags.DEFINE_integer("workers", os.cpu_count(), "Processes that work side by side.")
+_WORKERS = flags.DEFINE_integer("workers", available_cores(), "Processes that work side by side.")
 flags.mark_flags_as_required(["config", "output"])
 
 

@@ -103,9 +103,41 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
             process.send_signal(signal.SIGINT)
             break
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130 and "stopped at step" in errors and "Traceback" not in errors
+    assert process.returncode == 130
+    assert errors.startswith("error: stopped at step") and errors.count("\n") == 1  # no last words of TensorFlow's
     steps = sorted(int(path.name) for path in (tmp_path / "stopped" / "checkpoints").iterdir())
     assert steps and 3 <= steps[-1] < 1000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_prepare_stops_at_once_and_leaves_nothing_behind(number, tmp_path):
+    (tmp_path / "text.txt").write_text(make_corpus(40_000))
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]))
+    arguments = base("--config.data.corpus=text.txt", "--output=out", "--workers=2", *TINY)
+    arguments += ["--config.model.vocab_size=6", "--config.tokenizer.path=vocab.txt"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bertjax.prepare", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        start_new_session=True,
+    )
+    while not list((tmp_path / "out").glob("spill-*/*")):  # the workers are at work
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    _, errors = process.communicate(timeout=20)  # closed by all who hold it: no worker is left
+    assert process.returncode == 130 and errors.startswith("error: ") and errors.count("\n") == 1
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"vocab.txt"}
+
+
+def test_a_finished_run_tells_which_settings_it_was_not_trained_with(trained):
+    folder, _ = trained
+    again = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY, "--config.seed=5"), cwd=folder)
+    assert "trained with other settings than these: seed = 5 (was 0)" in again.stdout
 
 
 def test_help_answers_at_once(tmp_path):
@@ -119,6 +151,20 @@ def test_help_answers_at_once(tmp_path):
 BAD = {
     "no config": ([], "--config"),
     "no such config": (["--config=nowhere.py"], "error: --config: cannot load 'nowhere.py'"),
+    "no config but a text": (
+        ["--config=one.txt"],
+        "error: --config: not a Python file that can be loaded: SyntaxError: invalid syntax (one.txt, line 1)",
+    ),
+    "long text to fill": (
+        base(
+            "--config.data.corpus=some.txt",
+            "--config.model.vocab_size=100",
+            *TINY,
+            "--config.eval.fill_masks=('the [MASK]" + " x" * 600 + "',)",
+            "--config.model.vocab_size=150",
+        ),
+        "tokens, more than the model's 512 positions",
+    ),
     "no such size": ([f"--config={ROOT}/experiments/small.py:huge"], "unknown model size 'huge'"),
     "misspelt flag": (base("--workdirr=x"), "workdirr"),
     "misspelt field": (base("--config.batchsize=3"), 'Did you mean "batch_size"'),
@@ -148,6 +194,7 @@ def test_mistakes_get_one_clear_line(name, tmp_path):
     arguments, message = BAD[name]
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "one.txt").write_text("One document of one line.\n")
+    (tmp_path / "some.txt").write_text(make_corpus(80))
     result = run("main", *arguments, cwd=tmp_path)
     assert result.returncode != 0
     assert message in result.stderr and "Traceback" not in result.stderr

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -31,7 +32,8 @@ from bertjax.text.documents import Document
 
 BLOCK_CHARACTERS = 2_000_000
 BLOCK_DOCUMENTS = 16  # at least: a random next sentence comes from another document of the block
-BUCKETS = 256  # and the most shards that there can be
+BIG_BLOCK_CHARACTERS = 16_000_000  # of which two documents are enough
+BUCKETS = 1024  # and the most shards that there can be
 SHARD_BYTES = 64 << 20
 MIN_TRAIN_SHARDS = 8  # so that every host of a small pod has files of its own
 SPLITS = ("train", "heldout")
@@ -83,6 +85,8 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     pieces.save(output)
 
     is_local = "://" not in str(output)
+    for left in output.glob("spill-*") if is_local else ():  # by a run that was killed
+        left.rmtree()
     with tempfile.TemporaryDirectory(prefix="spill-", dir=output if is_local else None) as spill:
         plan = Plan(
             seed=config.seed,
@@ -178,7 +182,6 @@ _worker: _Worker  # of this process
 
 def _start_worker(plan: Plan) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = _Worker(plan, tokenizer.load(**plan.tokenizer))
 
@@ -191,9 +194,18 @@ class _worker_pool:
         self.pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (plan,))
 
     def __enter__(self):
+        # Ctrl-C is the parent's to answer: the workers inherit that they ignore it.
+        is_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
+        self.pool.submit(int)  # starts them all
+        if is_main:
+            signal.signal(signal.SIGINT, before)
         return self.pool
 
     def __exit__(self, kind, error, trace):
+        if kind is not None:  # nobody waits for the blocks under way
+            for process in list((self.pool._processes or {}).values()):
+                process.kill()
         self.pool.shutdown(wait=True, cancel_futures=True)
         if kind is concurrent.futures.process.BrokenProcessPool:
             raise UserError("a worker process died, probably out of memory; try fewer --workers") from None
@@ -251,7 +263,10 @@ def _blocks(config) -> Iterator[Block]:
         split = SPLITS[corpus.is_heldout(document, config.data.heldout_fraction, config.seed)]
         growing[split].append(document)
         sizes[split] += sum(map(len, document.lines))
-        if sizes[split] >= BLOCK_CHARACTERS and len(growing[split]) >= BLOCK_DOCUMENTS:
+        if sizes[split] >= BLOCK_CHARACTERS and (
+            len(growing[split]) >= BLOCK_DOCUMENTS
+            or (sizes[split] >= BIG_BLOCK_CHARACTERS and len(growing[split]) >= 2)
+        ):
             if held[split]:
                 yield Block(split, number, held[split])
                 number += 1

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -93,13 +94,15 @@ def check_recipe(manifest: dict, recipe: dict, folder: epath.PathLike) -> None:
             )
 
 
-def find_records(folder: epath.PathLike, length: int, max_predictions_per_seq: int, split: str) -> RecordSet | None:
+def find_records(
+    folder: epath.PathLike, length: int, max_predictions_per_seq: int, split: str, vocab_size: int | None = None
+) -> RecordSet | None:
     """The records of `split` ("train" or "heldout") of one length. None where nothing is held out.
 
     Files of others (no manifest) lie in the folder or in its subfolder `length<N>`; those with "heldout" in their
     name are held out. Their sequences are counted, which reads them once.
 
-    Raises `UserError` where there are none, or where they are of another length.
+    Raises `UserError` where there are none, or not all of them, or where they are of another length or vocabulary.
     """
     folder = epath.Path(folder)
     if not folder.is_dir():
@@ -128,7 +131,10 @@ def find_records(folder: epath.PathLike, length: int, max_predictions_per_seq: i
         return None
     if not paths:
         raise UserError(f"config.data.records: no TFRecord files (*.tfrecord*) in {folder}")
-    check_record(paths[0], length, max_predictions_per_seq)
+    for path in paths:
+        if (numbered := re.search(r"-of-(\d+)", path)) and len(paths) < int(numbered[1]):
+            raise UserError(f"{own}: {len(paths)} of {int(numbered[1])} files; prepare or copy the records again")
+    check_record(paths[0], length, max_predictions_per_seq, vocab_size)
     return RecordSet(tuple(paths), tuple(map(count_records, paths)))
 
 
@@ -144,8 +150,10 @@ def parse(serialized, length: int, max_predictions_per_seq: int):
     return batch
 
 
-def check_record(path: str, length: int, max_predictions_per_seq: int) -> None:
+def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_size: int | None = None) -> None:
     """Raises `UserError` where the first record of a file is not what the config says."""
+    import google.protobuf.message
+
     from bertjax.data.tf import tf
 
     try:
@@ -154,7 +162,10 @@ def check_record(path: str, length: int, max_predictions_per_seq: int) -> None:
         raise UserError(f"{path}: not a TFRecord file, or damaged") from None
     if first is None:
         raise UserError(f"{path}: holds no records")
-    found = tf.train.Example.FromString(first).features.feature
+    try:
+        found = tf.train.Example.FromString(first).features.feature
+    except google.protobuf.message.DecodeError:
+        raise UserError(f"{path}: its records are no tf.train.Examples") from None
     for name, (size, _) in features(length, max_predictions_per_seq).items():
         values = found[name].float_list.value or found[name].int64_list.value
         if len(values) != size:
@@ -163,6 +174,11 @@ def check_record(path: str, length: int, max_predictions_per_seq: int) -> None:
                 f"config.stages: {field} = {size}, but {name} in {path} has {len(values)} values; "
                 f"set it to that, or prepare the records again"
             )
+    if vocab_size and (largest := max(found["input_ids"].int64_list.value)) >= vocab_size:
+        raise UserError(
+            f"config.model.vocab_size = {vocab_size}: the records in {path} have the word {largest}; they were made "
+            f"with another vocabulary"
+        )
 
 
 def count_records(path: str) -> int:

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import UserError
 from bertjax.sharding.rules import RULES
+from bertjax.sharding.topology import available_cores
 
 
 def use_cpu_cores(config) -> None:
@@ -22,7 +23,7 @@ def use_cpu_cores(config) -> None:
     if config.mesh.data != -1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     share = config.mesh.fsdp * config.mesh.tensor
-    cores = max(1, (os.cpu_count() or 1) // share)
+    cores = max(1, available_cores() // share)
     rows = config.batch_size // config.microbatches // config.mesh.fsdp
     ways = max(n for n in range(1, cores + 1) if rows % n == 0)
     with contextlib.suppress(RuntimeError):  # devices were asked for before, in a notebook, say
@@ -53,6 +54,11 @@ def make_mesh(config, devices=None) -> Mesh:
 
     rows = config.batch_size // config.microbatches
     ways = sizes["data"] * sizes["fsdp"]
+    if ways % jax.process_count():
+        raise UserError(
+            f"config.mesh = {dict(config.mesh)}: batches go {ways} ways (data * fsdp), which {jax.process_count()} "
+            f"hosts cannot share evenly; mesh.tensor must stay within a host"
+        )
     if rows % ways:
         raise UserError(
             f"config.batch_size = {config.batch_size}: each of the {config.microbatches} microbatches must be a "

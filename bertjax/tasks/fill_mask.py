@@ -46,12 +46,8 @@ def fill_masks(
     top_k = min(top_k, model.config.vocab_size)
     longest = model.config.max_position_embeddings
     for text in texts:
-        ids = [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
+        ids = _encode(text, tokenizer, longest)
         positions = np.flatnonzero(np.array(ids) == tokenizer.mask_id)
-        if not len(positions):
-            raise UserError(f"no [MASK] in {text[:60]!r}: write one where a word is to be found")
-        if len(ids) > longest:
-            raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {longest} positions")
         # Few shapes, so that few are compiled: the next power of two.
         length = min(longest, max(16, 1 << (len(ids) - 1).bit_length()))
         width = 1 << (len(positions) - 1).bit_length()
@@ -70,6 +66,21 @@ def fill_masks(
                 for i in range(len(positions))
             ],
         )
+
+
+def check(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> None:
+    """Raises `UserError` where a text is not for `fill_masks`."""
+    for text in texts:
+        _encode(text, tokenizer, longest)
+
+
+def _encode(text: str, tokenizer: Tokenizer, longest: int) -> list[int]:
+    ids = [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
+    if tokenizer.mask_id not in ids:
+        raise UserError(f"no [MASK] in {text[:60]!r}: write one where a word is to be found")
+    if len(ids) > longest:
+        raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {longest} positions")
+    return ids
 
 
 def describe(filled: Filled) -> str:

@@ -3,7 +3,6 @@
 import collections
 import functools
 import itertools
-import os
 from collections.abc import Iterator
 
 import flax.linen as nn
@@ -21,6 +20,7 @@ from bertjax.data.records import check_recipe, find_records, read_manifest
 from bertjax.model.bert import BertForPreTraining, forward_flops
 from bertjax.sharding.mesh import put_batch, replicated
 from bertjax.sharding.rules import RULES
+from bertjax.sharding.topology import available_cores
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
@@ -51,8 +51,9 @@ class Pretraining:
             import bertjax.data.tf  # noqa: F401  before TensorBoard's writer imports TensorFlow as it is
 
             shapes = [(s.length, s.max_predictions_per_seq) for s in config.stages]
-            self._train = [find_records(records, *shape, "train") for shape in shapes]
-            self._heldout = [find_records(records, *shape, "heldout") for shape in shapes]
+            words = config.model.vocab_size
+            self._train = [find_records(records, *shape, "train", words) for shape in shapes]
+            self._heldout = [find_records(records, *shape, "heldout", words) for shape in shapes]
         self._stage_ends = list(itertools.accumulate(s.steps for s in config.stages))
 
     # What the loop asks for.
@@ -213,7 +214,7 @@ def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]
         if jax.process_count() > 1:
             raise UserError("config.data.records = '': several hosts need records; run bertjax.prepare once, on one")
         print(f"preparing {', '.join(corpus_sources(config))} in {folder}", flush=True)
-        manifest = preparation.prepare(config, folder, workers=os.cpu_count() or 1)
+        manifest = preparation.prepare(config, folder, workers=available_cores())
     elif not config.data.records:
         print(f"found prepared records in {folder}", flush=True)
         check_recipe(manifest, preparation.recipe_of(config), folder)

@@ -19,6 +19,7 @@ COMPRESSIONS = {
     ".zst": lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True),
 }
 FORMATS = (".txt", ".jsonl")
+MAX_DOCUMENT_CHARACTERS = 20_000_000  # a worker holds whole documents; the longest books have a quarter of that
 READABLE = "read are .txt and .jsonl, plain or as .gz, .xz, .zst"
 
 
@@ -68,7 +69,12 @@ def _glob(pattern: str) -> list[epath.Path]:
         return [epath.Path(p) for p in glob.glob(pattern, recursive=True)]
     scheme, _, rest = pattern.partition("://")
     bucket, _, rest = rest.partition("/")
-    return list(epath.Path(f"{scheme}://{bucket}").glob(rest))
+    try:
+        return list(epath.Path(f"{scheme}://{bucket}").glob(rest))
+    except NotImplementedError as error:
+        raise UserError(
+            f"data.corpus: {pattern!r}: {error}; name a folder, which is read with all that is in it"
+        ) from None
 
 
 def _walk(folder: epath.Path) -> Iterator[epath.Path]:
@@ -123,12 +129,18 @@ def _split_lines(file) -> Iterator[bytes]:
 
 def _read_txt(path: epath.Path) -> Iterator[Document]:
     """A blank line ends a document."""
-    lines, start = [], 1
+    lines, start, characters = [], 1, 0
     for number, line in _read_lines(path):
         if line := line.strip():
             if not lines:
-                start = number
+                start, characters = number, 0
             lines.append(line)
+            characters += len(line)
+            if characters > MAX_DOCUMENT_CHARACTERS:
+                raise UserError(
+                    f"{path}:{start}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters; put a blank line "
+                    f"between documents"
+                )
         elif lines:
             yield Document(f"{path}:{start}", lines)
             lines = []
@@ -143,7 +155,8 @@ def _read_jsonl(path: epath.Path) -> Iterator[Document]:
             continue
         try:
             text = json.loads(line)["text"]
-        except (json.JSONDecodeError, KeyError, TypeError):
+            text.encode()  # "\\ud800" is JSON, but no character
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             text = None
         if not isinstance(text, str):
             raise UserError(f'{path}:{number}: not a JSON object with a string "text": {line[:60]!r}')

@@ -14,8 +14,14 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.files import write_whole
 
-MAX_ALPHABET = 1000  # letters in a learnt WordPiece vocabulary: those of a language, not every emoji ever typed
+# Letters in a learnt WordPiece vocabulary: those of a language, not every emoji ever typed. Chinese needs thousands to
+# cover what SentencePiece covers too.
+MAX_ALPHABET, COVERAGE = 1000, 0.9995
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
+# Words of their own to BERT's normalizer.
+IDEOGRAPH = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
+)  # as BERT's normalizer has them
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -98,7 +104,10 @@ class WordPiece(Tokenizer):
 
     @classmethod
     def load(cls, path: epath.PathLike, lowercase: bool) -> "WordPiece":
-        lines = _read(path).decode().split("\n")
+        try:
+            lines = _read(path).decode().split("\n")
+        except UnicodeDecodeError as error:
+            raise UserError(f"tokenizer.path: {path} is not UTF-8 ({error.reason} at byte {error.start})") from None
         return cls([line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)], lowercase, str(path))
 
     @classmethod
@@ -109,10 +118,11 @@ class WordPiece(Tokenizer):
         # The library numbers "##" letters in the order in which it meets them, which differs from run to run, and the
         # numbers break ties. Named beforehand as special tokens, they are fixed, and so is everything learnt.
         alphabet = _alphabet(texts(), tokenizer.normalizer)
+        inside = [letter for letter in alphabet if not IDEOGRAPH.match(letter)]
         trainer = trainers.WordPieceTrainer(
             vocab_size=vocab_size,
             min_frequency=2,
-            special_tokens=[*SPECIAL_PIECES, *alphabet, *("##" + letter for letter in alphabet)],
+            special_tokens=[*SPECIAL_PIECES, *alphabet, *("##" + letter for letter in inside)],
             limit_alphabet=len(alphabet),
             initial_alphabet=alphabet,
             show_progress=False,
@@ -159,7 +169,7 @@ def _new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
 
 
 def _alphabet(texts: Iterable[str], normalizer) -> list[str]:
-    """The `MAX_ALPHABET` most frequent letters of the normalized texts, sorted."""
+    """The `MAX_ALPHABET` most frequent letters of the normalized texts, or those that make up `COVERAGE`; sorted."""
     raw = collections.Counter()
     for text in texts:
         raw.update(text)
@@ -169,7 +179,9 @@ def _alphabet(texts: Iterable[str], normalizer) -> list[str]:
             normalized[letter] += count
     letters = [(letter, count) for letter, count in normalized.items() if not letter.isspace()]
     letters.sort(key=lambda item: (-item[1], item[0]))
-    return sorted(letter for letter, _ in letters[:MAX_ALPHABET])
+    covered = np.cumsum([count for _, count in letters])
+    most = max(MAX_ALPHABET, 1 + int(np.searchsorted(covered, COVERAGE * covered[-1]))) if letters else 0
+    return sorted(letter for letter, _ in letters[:most])
 
 
 class SentencePiece(Tokenizer):
@@ -209,6 +221,7 @@ class SentencePiece(Tokenizer):
                 character_coverage=0.9995,
                 normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
                 input_sentence_size=2_000_000,
+                max_sentence_length=1 << 20,  # bytes; it leaves longer ones out without a word
                 pad_id=0,
                 unk_id=1,
                 bos_id=-1,
@@ -221,7 +234,7 @@ class SentencePiece(Tokenizer):
             )
         except RuntimeError as error:
             if most := re.search(r"value <= (\d+)", str(error)):
-                raise UserError(_too_small(vocab_size, int(most[1]))) from None
+                raise UserError(_wrong_size(vocab_size, int(most[1]))) from None
             raise UserError(f"SentencePiece could not learn from this corpus: {str(error).strip()}") from None
         return cls(model.getvalue())
 
@@ -269,12 +282,13 @@ def learn(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int, lowerc
     """
     tokenizer = KINDS[kind].learn(texts, vocab_size, lowercase)
     if tokenizer.vocab_size != vocab_size:
-        raise UserError(_too_small(vocab_size, tokenizer.vocab_size))
+        raise UserError(_wrong_size(vocab_size, tokenizer.vocab_size))
     return tokenizer
 
 
-def _too_small(wanted: int, most: int) -> str:
-    return f"config.model.vocab_size = {wanted}: this corpus gives {most} pieces; set it to that or less, or add text"
+def _wrong_size(wanted: int, given: int) -> str:
+    remedy = "or less, or add text" if given < wanted else "or more: so many its letters alone take"
+    return f"config.model.vocab_size = {wanted}: this corpus gives {given} pieces; set it to that {remedy}"
 
 
 def _read(path: epath.PathLike) -> bytes:

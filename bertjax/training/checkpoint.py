@@ -11,10 +11,16 @@ from bertjax.training.state import TrainState
 FOLDER = "checkpoints"
 
 
-def steps(workdir: epath.PathLike) -> list[int]:
-    """The steps of the finished checkpoints of a run, rising. Looks at names only."""
+def folder_of(workdir: epath.PathLike) -> epath.Path:
+    """`WORKDIR/checkpoints`, absolute as Orbax wants it."""
     folder = epath.Path(workdir) / FOLDER
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.exists() else []
+    return folder if "://" in str(workdir) else folder.absolute()
+
+
+def steps(workdir: epath.PathLike) -> list[int]:
+    """The steps of the finished checkpoints of a run, rising."""
+    folder = folder_of(workdir)
+    return sorted(ocp.utils.checkpoint_steps(folder)) if folder.exists() else []
 
 
 class Checkpoints:
@@ -28,7 +34,7 @@ class Checkpoints:
             ]
         )
         self._manager = ocp.CheckpointManager(
-            epath.Path(workdir).absolute() / FOLDER,
+            folder_of(workdir),
             options=ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True),
         )
 
@@ -70,7 +76,7 @@ def load_params(workdir: epath.PathLike, abstract_params, step: int | None = Non
     found = steps(workdir)
     if not found:
         raise UserError(f"no checkpoint in {epath.Path(workdir) / FOLDER}; is {str(workdir)!r} a bertjax workdir?")
-    path = epath.Path(workdir).absolute() / FOLDER / str(found[-1] if step is None else step) / "params"
+    path = folder_of(workdir) / str(found[-1] if step is None else step) / "params"
     with ocp.StandardCheckpointer() as checkpointer:
         saved = checkpointer.metadata(path).item_metadata
         shapes = {jax.tree_util.keystr(k): tuple(v.shape) for k, v in jax.tree_util.tree_leaves_with_path(saved.tree)}

@@ -171,8 +171,12 @@ def train(task: Task, config, workdir: epath.PathLike, mesh: Mesh) -> tuple[Trai
 
     # Training.
     try:
-        with jax.set_mesh(mesh), nn.logical_axis_rules(RULES), _stop_signals() as stopped:
-            batches = _on_devices(task.batches(start), mesh)
+        with (
+            jax.set_mesh(mesh),
+            nn.logical_axis_rules(RULES),
+            _stop_signals() as stopped,
+            contextlib.closing(_on_devices(task.batches(start), mesh)) as batches,
+        ):
             for step in range(start + 1, task.total_steps + 1):
                 state, metrics = train_step(state, next(batches))
                 pending.append(metrics)
@@ -205,11 +209,12 @@ def train(task: Task, config, workdir: epath.PathLike, mesh: Mesh) -> tuple[Trai
 def _on_devices(batches: Iterator[Batch], mesh: Mesh) -> Iterator[dict]:
     """Copies batches to the devices one ahead of the step that needs them."""
     ahead = collections.deque()
-    for batch in batches:
-        ahead.append(put_batch(batch, mesh))
-        if len(ahead) > 1:
-            yield ahead.popleft()
-    yield from ahead
+    with contextlib.closing(batches):
+        for batch in batches:
+            ahead.append(put_batch(batch, mesh))
+            if len(ahead) > 1:
+                yield ahead.popleft()
+        yield from ahead
 
 
 def _diverged(step: int, metrics: dict, learning_rate: float, workdir) -> str:

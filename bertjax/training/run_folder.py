@@ -18,7 +18,10 @@ def read_config(workdir: epath.PathLike) -> ml_collections.ConfigDict:
     if not path.exists():
         raise UserError(f"no {path}: {str(workdir)!r} is not the workdir of a run")
     config = default_config().unlock()
-    config.update(json.loads(path.read_text()))
+    try:
+        config.update(json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        raise UserError(f"{path}: damaged; it was written by another program, or edited") from None
     return config.lock()
 
 
@@ -36,6 +39,38 @@ def check_model(workdir: epath.PathLike, config) -> None:
                 )
 
 
+def check_tokenizer(workdir: epath.PathLike, pieces: tokenizer.Tokenizer) -> None:
+    """Raises `UserError` where a workdir holds a model that has learnt other pieces."""
+    if not (epath.Path(workdir) / CONFIG).exists():
+        return
+    used = read_config(workdir).get("used_tokenizer", {})
+    if used.get("fingerprint", pieces.fingerprint) != pieces.fingerprint:
+        raise UserError(
+            f"{workdir} holds a run with another vocabulary than that of these records; take another --workdir"
+        )
+
+
+def changes(workdir: epath.PathLike, config) -> list[str]:
+    """What a config says otherwise than the one that a run was begun with, as far as it decides what is learnt."""
+    if not (epath.Path(workdir) / CONFIG).exists():
+        return []
+    before = json.loads(read_config(workdir).to_json_best_effort())
+    now = json.loads(config.to_json_best_effort())
+    decisive = ("seed", "batch_size", "stages", "data", "optimizer", "model", "init_checkpoint")
+    return [
+        f"{name} = {new!r} (was {old!r})"
+        for section in decisive
+        for (name, old), (_, new) in zip(_leaves(section, before[section]), _leaves(section, now[section]))
+        if old != new
+    ]
+
+
+def _leaves(name: str, value) -> list[tuple[str, object]]:
+    if not isinstance(value, dict):
+        return [(name, value)]
+    return [leaf for key in sorted(value) for leaf in _leaves(f"{name}.{key}", value[key])]
+
+
 def write_config(workdir: epath.PathLike, config, pieces: tokenizer.Tokenizer) -> None:
     """Writes config and tokenizer, so that the folder alone is enough to use what was learnt.
 
@@ -43,7 +78,11 @@ def write_config(workdir: epath.PathLike, config, pieces: tokenizer.Tokenizer) -
     """
     pieces.save(workdir)
     content = json.loads(config.to_json_best_effort())
-    content["used_tokenizer"] = {"kind": pieces.kind, "lowercase": pieces.lowercase}
+    content["used_tokenizer"] = {
+        "kind": pieces.kind,
+        "lowercase": pieces.lowercase,
+        "fingerprint": pieces.fingerprint,
+    }
     write_whole(epath.Path(workdir) / CONFIG, json.dumps(content, indent=1) + "\n")
 
 

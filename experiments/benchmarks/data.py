@@ -6,6 +6,7 @@ Linux only: memory is read from /proc.
 """
 
 import itertools
+import math
 import os
 import pathlib
 import statistics
@@ -19,10 +20,11 @@ from absl import app, flags
 from bertjax.config import default_config, stage
 from bertjax.data import pipeline, preparation
 from bertjax.data.records import RecordSet, features, find_records
+from bertjax.sharding.topology import available_cores
 
 CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
 VOCAB = flags.DEFINE_string("vocab", None, "A published uncased vocab.txt of 30,522 pieces.", required=True)
-WORKERS = flags.DEFINE_integer("workers", os.cpu_count(), "Processes that prepare.")
+WORKERS = flags.DEFINE_integer("workers", available_cores(), "Processes that prepare.")
 DUPE_FACTOR = flags.DEFINE_integer("dupe_factor", 2, "As config.data.dupe_factor.")
 
 BATCH_SIZE = 256
@@ -87,7 +89,7 @@ def measure_preparation(folder: str) -> RecordSet:
         f"dupe_factor {DUPE_FACTOR.value}, lengths 128 and 512: {seconds:.1f} s, {characters / 1e6 / seconds:.2f} M "
         f"characters/s, peak memory {peak.bytes / 1e9:.2f} GB"
     )
-    return find_records(folder, 128, 20, "train")
+    return find_records(folder, 128, 20, "train", 30522)
 
 
 def batches(files: RecordSet, start: int = 0):
@@ -95,12 +97,14 @@ def batches(files: RecordSet, start: int = 0):
 
 
 def measure_throughput(files: RecordSet) -> None:
+    lanes = math.gcd(BATCH_SIZE, pipeline.MAX_LANES)
+    batches_per_window = pipeline.window_size(files, 0, lanes) * lanes // BATCH_SIZE
     rates = []
     for _ in range(RUNS):
         stream = batches(files)
         next(stream)
         began = time.monotonic()
-        count = sum(1 for _ in itertools.islice(stream, 400))
+        count = sum(1 for _ in itertools.islice(stream, 3 * batches_per_window))
         rates.append(count * BATCH_SIZE / (time.monotonic() - began))
         stream.close()
     print(

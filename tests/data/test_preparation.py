@@ -11,6 +11,7 @@ from bertjax.data import preparation, records
 from bertjax.data.corpus import is_heldout, read_documents
 from bertjax.data.pipeline import heldout_batches
 from bertjax.text import tokenizer
+from bertjax.text.documents import Document
 from tests.conftest import make_corpus, tiny_config
 
 
@@ -155,6 +156,26 @@ def test_a_sentence_that_is_none_is_refused_before_a_vocabulary_is_learnt_from_i
     with pytest.raises(UserError, match=r"text.txt:\d+: a sentence of 1,000,000 characters"):
         preparation.prepare(tiny_config(tmp_path / "text.txt"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_killed_run_left_is_cleared_away(corpus_file, tmp_path):
+    left = tmp_path / "out" / "spill-abc"
+    left.mkdir(parents=True)
+    (left / "32-00000000").write_bytes(b"half")
+    preparation.prepare(tiny_config(corpus_file), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("spill-*"))
+
+
+def test_two_big_documents_make_a_block(monkeypatch):
+    """Sixteen of them would not fit into memory."""
+    monkeypatch.setattr(preparation, "BLOCK_CHARACTERS", 100)
+    monkeypatch.setattr(preparation, "BIG_BLOCK_CHARACTERS", 1000)
+    documents = [Document(str(i), [str(i) * size]) for i, size in enumerate([600] * 6 + [20] * 40)]
+    monkeypatch.setattr(preparation.corpus, "read_documents", lambda _: iter(documents))
+    config = tiny_config("x")
+    config.data.heldout_fraction = 0.0
+    sizes = [len(block.documents) for block in preparation._blocks(config)]
+    assert sizes[:3] == [2, 2, 2] and sum(sizes) == 46 and min(sizes[3:]) >= 16
 
 
 def test_finished_records_and_a_vocabulary_of_another_size_are_refused(corpus_file, records_folder, tmp_path):

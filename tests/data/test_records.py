@@ -1,6 +1,7 @@
 """Records in Google's format: ours read as theirs, theirs read as ours, and what does not fit is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -109,6 +110,20 @@ def test_damaged_empty_and_missing_files_are_named(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(UserError, match="holds no records"):
         records.find_records(tmp_path, 8, 2, "train")
+
+
+def test_what_is_left_of_a_broken_run_is_no_set_of_records(tmp_path, records_folder):
+    shutil.copytree(records_folder / "length32", tmp_path / "length32")
+    assert records.find_records(tmp_path, 32, 5, "train").total > 100
+    (tmp_path / "length32" / "train-00003-of-00008.tfrecord").unlink()
+    with pytest.raises(UserError, match="length32: 7 of 8 files"):
+        records.find_records(tmp_path, 32, 5, "train")
+
+
+def test_records_of_another_vocabulary_are_refused(tmp_path):
+    write_google_files(tmp_path)
+    with pytest.raises(UserError, match=r"vocab_size = 3: the records in .* have the word \d+"):
+        records.find_records(tmp_path, 8, 2, "train", vocab_size=3)
 
 
 def test_our_own_records_are_checked_by_their_manifest(records_folder, tmp_path):

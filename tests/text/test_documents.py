@@ -62,6 +62,8 @@ def test_sources_name_file_and_line(tmp_path):
         ("a.txt", b"fine\ncaf\xe9 au lait\n", r"a.txt:2: byte 4 of the line, 0xe9, is not UTF-8"),
         ("a.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', r"a.jsonl:2: not a JSON object"),
         ("a.jsonl", b"[1, 2]\n", r"a.jsonl:1: not a JSON object"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl:1: not a JSON object"),
+        ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", r"a.jsonl:1: not a JSON object"),
         ("a.txt.gz", b"no gzip at all", "a.txt.gz: damaged or not .gz"),
         ("a.txt.gz", gzip.compress(TEXT.encode())[:-9], "a.txt.gz: damaged"),
         ("a.txt.xz", lzma.compress(TEXT.encode() * 99)[:-30], "a.txt.xz: damaged"),
@@ -74,6 +76,13 @@ def test_bad_files_are_named_with_their_line(tmp_path, name, content, message):
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
         lines_of(path)
+
+
+def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("bertjax.text.documents.MAX_DOCUMENT_CHARACTERS", 100)
+    (tmp_path / "a.txt").write_text("short\n\n" + "no blank line\n" * 10)
+    with pytest.raises(UserError, match=r"a.txt:3: a document of more than 100 characters; put a blank line"):
+        lines_of(tmp_path / "a.txt")
 
 
 def test_missing_files_and_empty_folders_are_named(tmp_path):

@@ -116,6 +116,21 @@ def test_learning_from_an_endless_word_ends():
     assert max(map(len, learnt.pieces)) <= 102
 
 
+def test_chinese_gets_all_its_letters():
+    letters = [chr(0x4E00 + i) for i in range(2000)]
+    texts = ["".join(letters[i : i + 50]) for i in range(0, 2000, 25)]
+    learnt = tokenizer.learn("wordpiece", lambda: texts * 2, 2004)  # all but the last 0.05 %
+    assert len(set(letters) & set(learnt.pieces)) == 1999
+    with pytest.raises(UserError, match=r"gives 2004 pieces; set it to that or more: so many its letters alone take"):
+        tokenizer.learn("wordpiece", lambda: texts * 2, 1000)
+
+
+def test_sentencepiece_learns_from_long_lines_too():
+    texts = ["the captain found the onion near the harbour " * 500] * 20
+    learnt = tokenizer.learn("sentencepiece", lambda: texts, 24)
+    assert learnt.decode(learnt.encode("captain onion").ids) == "captain onion"
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_special_pieces_never_come_out_of_a_text(kind):
     learnt = tokenizer.learn(kind, lambda: make_corpus(60).split("\n"), SIZE[kind])
