@@ -63,6 +63,8 @@ def _parse(argv: list[str]) -> list[str]:
     except (SyntaxError, NameError, ImportError) as error:
         _fail(f"--config: not a Python file that can be loaded: {type(error).__name__}: {error}")
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:  # of --config.x.y=VALUE
+        if isinstance(error, IndexError):  # it says no more
+            _fail("--config: an index in a --config.x[i]=VALUE is too large")
         reason = str(error.args[0] if error.args else error).replace("\\n", " ").replace("\\", "")
         _fail("--config: " + " ".join(reason.replace("'", "").split()))
 

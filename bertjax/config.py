@@ -5,6 +5,7 @@ A config is an `ml_collections.ConfigDict`, locked, so that a misspelt field is 
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import ml_collections
 from ml_collections import config_dict
@@ -140,6 +141,8 @@ def corpus_sources(config: ml_collections.ConfigDict) -> tuple[str, ...]:
     """`data.corpus` as a tuple: it may be one string, several in one with commas (a flag), or a list."""
     corpus = config.data.corpus or ()
     parts = corpus.split(",") if isinstance(corpus, str) else corpus
+    if not isinstance(parts, Sequence) or not all(isinstance(p, str) for p in parts):
+        raise UserError(f"config.data.corpus = {corpus!r}: must be a string, or a list of strings")
     return tuple(p.strip() for p in parts if p.strip())
 
 
@@ -172,7 +175,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
     one_of("dtype", config.dtype, DTYPES)
 
     positive("", "batch_size microbatches log_every_steps")
-    positive("", "seed", at_least=0)
+    require(0 <= config.seed < 2**31, "seed", config.seed, "must be at least 0 and below 2 ** 31")
     positive("eval", "every_steps max_sequences")
     positive("checkpoint", "every_steps keep")
     positive("data", "dupe_factor")
@@ -198,7 +201,10 @@ def validate(config: ml_collections.ConfigDict) -> None:
     )
     require(batch % pieces == 0, "batch_size", batch, f"must be a multiple of microbatches = {pieces}")
 
-    require(len(config.stages) > 0, "stages", config.stages, "give at least one stage")
+    is_stages = isinstance(config.stages, Sequence) and all("length" in s for s in config.stages)
+    require(
+        is_stages and len(config.stages) > 0, "stages", config.stages, "must be stages: (stage(steps, length, ...),)"
+    )
     lengths = [s.length for s in config.stages]
     require(len(set(lengths)) == len(lengths), "stages", lengths, "each stage needs a length of its own")
     for i, s in enumerate(config.stages):
