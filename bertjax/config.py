@@ -201,10 +201,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
     )
     require(batch % pieces == 0, "batch_size", batch, f"must be a multiple of microbatches = {pieces}")
 
-    is_stages = isinstance(config.stages, Sequence) and all("length" in s for s in config.stages)
-    require(
-        is_stages and len(config.stages) > 0, "stages", config.stages, "must be stages: (stage(steps, length, ...),)"
-    )
+    is_stages = len(config.stages) > 0 and all(isinstance(s, ml_collections.ConfigDict) for s in config.stages)
+    require(is_stages, "stages", config.stages, "must be one stage or more: (stage(steps, length, predictions),)")
     lengths = [s.length for s in config.stages]
     require(len(set(lengths)) == len(lengths), "stages", lengths, "each stage needs a length of its own")
     for i, s in enumerate(config.stages):

@@ -21,14 +21,14 @@ def get_config():
         hidden_dropout_prob=0.0,  # every text is seen once or twice: there is nothing to overfit
         attention_probs_dropout_prob=0.0,
     )
-    config.stages = (stage(2000, 32, 5), stage(1000, 64, 10))
+    config.stages = (stage(2000, 32, 5), stage(1500, 64, 10))
     config.batch_size = 32
     config.remat = "full"  # on a CPU it is faster to recompute than to carry activations out of the scan
     # Thousands of steps instead of a million: a higher rate, and second moments that forget sooner.
     config.optimizer.update(learning_rate=3e-3, warmup_steps=200, beta2=0.98, bias_correction=True)
     config.log_every_steps = 100
     config.eval.update(
-        every_steps=3000,
+        every_steps=3500,
         fill_masks=(
             "this function returns a [MASK] of strings .",
             "if the file does not [MASK] , an error is [MASK] .",
