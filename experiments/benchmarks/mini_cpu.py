@@ -2,8 +2,8 @@
 
 Command:  python -m bertjax.main --config=experiments/benchmarks/mini_cpu.py --config.data.corpus=TEXT
               --config.tokenizer.path=vocab.txt (a published uncased one)
-Hardware: 2 CPU cores
-Score:    RESULTS.md
+Hardware: 2 CPU cores, about half an hour
+Score:    held out: masked words 0.78 nats below the unigram baseline, next sentence 77.4 % (51.9 %); see RESULTS.md
 """
 
 from bertjax.config import default_config, model_size, stage
