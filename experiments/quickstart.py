@@ -2,9 +2,9 @@
 
 Command:  python -m bertjax.main --config=experiments/quickstart.py
 Hardware: 2 CPU cores, 3 min 16 s
-Score:    held out: masked words 1.65 nats below the unigram baseline, accuracy 24.8 % (most frequent word 4.7 %); next
-          sentence 60.1 % (more frequent class 56.2 %). The text is that of the Python packages that are installed, so the
-          scores differ between machines
+Score:    held out: masked words 1.65 nats below the unigram baseline, accuracy 24.8 % (most frequent word 4.7 %);
+          next sentence 60.1 % (more frequent class 56.2 %). The text is that of the Python packages that are installed,
+          so the scores differ between machines
 """
 
 from bertjax.config import default_config, model_size, stage
