@@ -4,6 +4,7 @@ The config says everything; --config.x.y=VALUE overrides a field. Records and vo
 where the config names none. The same command goes on where it stopped.
 """
 
+import functools
 import os
 
 from absl import flags
@@ -31,7 +32,12 @@ def run(config, workdir: str) -> None:
     from bertjax.config import total_steps
     from bertjax.training import checkpoint, run_folder
 
-    workdir = epath.Path(workdir)
+    workdir, initialize = epath.Path(workdir), None
+    if config.init_checkpoint:
+        from bertjax.interop import pretrained
+
+        pretrained.adopt(config)
+        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
     run_folder.check_model(workdir, config)
     if checkpoint.steps(workdir)[-1:] == [total_steps(config)] and (finished := run_folder.read_report(workdir)):
         print(f"finished before: {total_steps(config)} steps, in {workdir}\n{finished}", flush=True)
@@ -59,7 +65,7 @@ def run(config, workdir: str) -> None:
             print(f"going on with other settings than before: {'; '.join(changed)}")
         run_folder.write_config(workdir, config, tokenizer)
         print(f"training in {workdir}", flush=True)
-    state, scores = train(task, config, workdir, mesh)
+    state, scores = train(task, config, workdir, mesh, initialize)
 
     lines = []
 

@@ -1,6 +1,7 @@
-"""Fills masks: python -m bertjax.predict --checkpoint=WORKDIR "the man went to the [MASK]"
+"""Uses a checkpoint: python -m bertjax.predict --checkpoint=PATH "the man went to the [MASK]"
 
-Prints the likeliest words for each [MASK] of each text, with probabilities.
+Prints the likeliest words for each [MASK] of each text, with probabilities. With --features it writes the hidden states
+of the texts to a file instead. PATH is a run's workdir, a Hugging Face folder, or Google's bert_model.ckpt.
 """
 
 import json
@@ -9,42 +10,84 @@ from absl import flags
 
 from bertjax import command
 
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Workdir of a training run.")
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A run's workdir, a Hugging Face folder, or a bert_model.ckpt.")
 _INPUT = flags.DEFINE_string("input", None, "File with a text a line, besides those on the command line.")
 _JSON = flags.DEFINE_bool("json", False, "One JSON object a line: text, and masks with their words.")
 _TOP_K = flags.DEFINE_integer("top_k", 5, "Words for each mask.", lower_bound=1)
+_FEATURES = flags.DEFINE_enum(
+    "features",
+    None,
+    ["last", "second_to_last", "sum_last_four", "concat_last_four", "sum_all"],
+    "Which hidden states to write to --output: `hidden` [texts, length, width], `mask` [texts, length].",
+)
+_OUTPUT = flags.DEFINE_string("output", None, "For --features: the .npz file.")
 flags.mark_flag_as_required("checkpoint")
 
 
 def main(texts: list[str]) -> None:
-    from etils import epath
-
     from bertjax.config import UserError
-    from bertjax.training import run_folder
 
-    if _INPUT.value:
-        path = epath.Path(_INPUT.value)
-        if not path.is_file():
-            raise UserError(f"--input: no file {_INPUT.value!r}")
-        try:
-            texts = texts + [line for line in path.read_text().splitlines() if line.strip()]
-        except UnicodeDecodeError as error:
-            raise UserError(f"--input: {_INPUT.value} is not UTF-8 ({error.reason} at byte {error.start})") from None
+    if bool(_FEATURES.value) != bool(_OUTPUT.value):
+        raise UserError("--features and --output belong together: which hidden states, and the .npz file for them")
+    texts = texts + (read_lines(_INPUT.value) if _INPUT.value else [])
     if not texts:
         raise UserError('no text: give one on the command line ("the [MASK] barked") or a file with --input')
 
-    config = run_folder.read_config(_CHECKPOINT.value)
-    tokenizer = run_folder.load_tokenizer(_CHECKPOINT.value)
+    from bertjax.interop import pretrained
 
+    source = pretrained.read(_CHECKPOINT.value)
+    if source.tokenizer is None:
+        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; put its vocab.txt there")
+    write_features(source, texts) if _FEATURES.value else fill_masks(source, texts)
+
+
+def read_lines(name: str) -> list[str]:
+    from etils import epath
+
+    from bertjax.config import UserError
+
+    path = epath.Path(name)
+    if not path.is_file():
+        raise UserError(f"--input: no file {name!r}")
+    try:
+        return [line for line in path.read_text().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise UserError(f"--input: {name} is not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def fill_masks(source, texts: list[str]) -> None:
+    from bertjax.config import UserError
+    from bertjax.model.bert import BertForPreTraining
     from bertjax.tasks import fill_mask
 
-    model, params = fill_mask.load(_CHECKPOINT.value, config)
-    for filled in fill_mask.fill_masks(model, params, tokenizer, texts, _TOP_K.value):
+    if "masked_lm" not in source.params:
+        raise UserError(f"{source.path}: has no masked-LM head to fill a [MASK] with; --features gives hidden states")
+    model = BertForPreTraining(source.config)
+    for filled in fill_mask.fill_masks(model, source.params, source.tokenizer, texts, _TOP_K.value):
         if _JSON.value:
             masks = [[{"word": word, "probability": p} for word, p in words] for words in filled.masks]
             print(json.dumps({"text": filled.text, "masks": masks}, ensure_ascii=False), flush=True)
         else:
             print(fill_mask.describe(filled), flush=True)
+
+
+def write_features(source, texts: list[str]) -> None:
+    import io
+
+    import numpy as np
+
+    from bertjax.files import write_whole
+    from bertjax.model.bert import BertModel
+    from bertjax.tasks.hidden_states import hidden_states
+
+    model = BertModel(source.config)
+    hidden, mask, cut = hidden_states(model, source.params["bert"], source.tokenizer, texts, _FEATURES.value)
+    content = io.BytesIO()
+    np.savez(content, hidden=hidden, mask=mask)
+    write_whole(_OUTPUT.value, content.getvalue())
+    shape = ", ".join(map(str, hidden.shape))
+    said = f"hidden [{shape}] and mask of {len(texts)} texts in {_OUTPUT.value}"
+    print(said + (f"; {cut} of them cut to {source.config.max_position_embeddings} tokens" if cut else ""), flush=True)
 
 
 if __name__ == "__main__":

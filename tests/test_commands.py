@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from tests.conftest import make_corpus
@@ -140,8 +141,35 @@ def test_a_finished_run_tells_which_settings_it_was_not_trained_with(trained):
     assert "trained with other settings than these: seed = 5 (was 0)" in again.stdout
 
 
+def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
+    folder, _ = trained
+    run_folder = folder / "run"
+    for source, output, form in (
+        (run_folder, "hf", "huggingface"),
+        ("hf", "google", "tf1"),
+        ("google", "b", "bertjax"),
+    ):
+        result = run("convert", f"--source={source}", f"--output={output}", f"--format={form}", cwd=tmp_path)
+        assert result.returncode == 0 and f"-> {form}: " in result.stdout, result.stderr
+    before, after = (
+        run("predict", f"--checkpoint={path}", "the [MASK] saw the ship .", cwd=tmp_path) for path in (run_folder, "b")
+    )
+    assert before.stdout == after.stdout and "[MASK] 1: " in after.stdout, after.stderr
+    again = run("convert", "--source=hf", "--output=hf", "--format=tf1", cwd=tmp_path)
+    assert again.returncode != 0 and "error: --output=hf: exists and is not empty" in again.stderr
+
+
+def test_predict_writes_hidden_states(trained, tmp_path):
+    folder, _ = trained
+    result = run("predict", f"--checkpoint={folder}/run", "--features=sum_all", "--output=f.npz", "the ship", "a",
+                 cwd=tmp_path)  # fmt: skip
+    assert result.returncode == 0 and "hidden [2, 4, 32]" in result.stdout, result.stderr
+    with np.load(tmp_path / "f.npz") as arrays:
+        assert arrays["hidden"].shape == (2, 4, 32) and arrays["mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+
+
 def test_help_answers_at_once(tmp_path):
-    for module in ("main", "prepare", "vocabulary", "predict"):
+    for module in ("main", "prepare", "vocabulary", "predict", "convert"):
         began = time.monotonic()
         result = run(module, "--help", cwd=tmp_path)
         assert "python -m bertjax." + module in result.stdout
@@ -212,11 +240,12 @@ def test_a_workdir_of_another_model_is_refused(trained):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--checkpoint=nowhere", "a [MASK]"], "'nowhere' is not the workdir of a run"),
+        (["--checkpoint=nowhere", "a [MASK]"], "no checkpoint in 'nowhere'"),
         (["--checkpoint=run"], "no text: give one"),
         (["--checkpoint=run", "no mask here"], "no [MASK] in 'no mask here'"),
         (["--checkpoint=run", "--input=nowhere.txt"], "--input: no file 'nowhere.txt'"),
         (["a [MASK]"], "--checkpoint"),
+        (["--checkpoint=run", "--features=last", "a"], "--features and --output belong together"),
     ],
 )
 def test_predict_refuses_what_it_cannot_do(trained, arguments, message):

@@ -135,8 +135,9 @@ def tokenizer_of(config) -> tokenizer.Tokenizer:
 
 
 def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) -> None:
-    """Raises `UserError` where the model is not of the size of its tokenizer."""
-    if loaded.vocab_size != config.model.vocab_size:
+    """Raises `UserError` where the model is not of the size of its tokenizer. Published ones may have rows to spare."""
+    spare = config.model.vocab_size - loaded.vocab_size
+    if spare < 0 or (spare > 0 and not config.init_checkpoint):
         raise UserError(
             f"config.model.vocab_size = {config.model.vocab_size}: the tokenizer {path} has {loaded.vocab_size} pieces;"
             f" set --config.model.vocab_size={loaded.vocab_size}"

@@ -25,7 +25,13 @@ class BertModel(nn.Module):
         self.pooler = Pooler(self.config, self.dtype)
 
     def __call__(self, input_ids, segments, token_types, positions=None, *, deterministic: bool = True):
-        """All arguments are `[batch, length]` integers.
+        hidden = self.encode(input_ids, segments, token_types, positions, deterministic=deterministic)
+        return hidden, self.pooler(hidden)
+
+    def encode(
+        self, input_ids, segments, token_types, positions=None, *, deterministic: bool = True, every_layer: bool = False
+    ):
+        """Hidden states without the pooled output. All arguments are `[batch, length]` integers.
 
         Args:
           input_ids: words.
@@ -34,13 +40,14 @@ class BertModel(nn.Module):
           token_types: 0 in sentence A, 1 in sentence B (Google's `segment_ids`).
           positions: indices into the position table; 0, 1, ..., length - 1 where None.
           deterministic: no dropout; otherwise `apply` needs `rngs={"dropout": key}`.
+          every_layer: `[layers + 1, batch, length, hidden]`, the embeddings first, instead of the last layer.
         """
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, token_types, positions, deterministic=deterministic)
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        hidden = self.encoder(x, segments, deterministic=deterministic)
-        return hidden, self.pooler(hidden)
+        hidden = self.encoder(x, segments, deterministic=deterministic, every_layer=every_layer)
+        return jnp.concatenate([x[None], hidden]) if every_layer else hidden
 
 
 class BertForPreTraining(nn.Module):
@@ -58,9 +65,15 @@ class BertForPreTraining(nn.Module):
     def __call__(self, input_ids, segments, token_types, masked_positions, *, deterministic: bool = True):
         """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`, `[batch, 2]`."""
         hidden, pooled = self.bert(input_ids, segments, token_types, deterministic=deterministic)
+        return self._masked_lm(hidden, masked_positions), self.next_sentence(pooled)
+
+    def masked_lm_logits(self, input_ids, segments, token_types, masked_positions):
+        """The first of these two alone, without dropout: pooler and next-sentence head need no params."""
+        return self._masked_lm(self.bert.encode(input_ids, segments, token_types), masked_positions)
+
+    def _masked_lm(self, hidden, masked_positions):
         masked = jnp.take_along_axis(hidden, masked_positions[:, :, None], axis=1)
-        table = self.bert.embeddings.word.embedding
-        return self.masked_lm(masked, table), self.next_sentence(pooled)
+        return self.masked_lm(masked, self.bert.embeddings.word.embedding)
 
 
 def count_parameters(params, config: BertConfig) -> int:

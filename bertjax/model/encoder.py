@@ -49,6 +49,7 @@ class EncoderLayer(nn.Module):
     config: BertConfig
     dtype: jnp.dtype
     deterministic: bool
+    every_layer: bool = False  # also give x as an output of the scan
 
     @nn.compact
     def __call__(self, x, segments):
@@ -62,7 +63,8 @@ class EncoderLayer(nn.Module):
         inner = nn.with_logical_constraint(ACTIVATIONS[config.hidden_act](inner), ("batch", "length", "mlp"))
         outer = Dense(config, dtype, (config.hidden_size,), ("mlp", "embed"), name="output")(inner)
         x = layer_norm(config, dtype, name="output_norm")(x + dropout(outer))
-        return nn.with_logical_constraint(x, ("batch", "length", "embed")), None
+        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
+        return x, x if self.every_layer else None
 
 
 class Encoder(nn.Module):
@@ -73,7 +75,8 @@ class Encoder(nn.Module):
     remat: str = "none"
 
     @nn.compact
-    def __call__(self, x, segments, *, deterministic: bool):
+    def __call__(self, x, segments, *, deterministic: bool, every_layer: bool = False):
+        """The last layer's `[batch, length, hidden]`; with `every_layer` all of them, stacked in front."""
         layer = EncoderLayer
         if self.remat != "none":
             policy = jax.checkpoint_policies.checkpoint_dots if self.remat == "dots" else None
@@ -85,5 +88,6 @@ class Encoder(nn.Module):
             in_axes=nn.broadcast,
             length=self.config.num_hidden_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
-        )(self.config, self.dtype, deterministic, name="layers")
-        return layers(x, segments)[0]
+        )(self.config, self.dtype, deterministic, every_layer, name="layers")
+        last, each = layers(x, segments)
+        return each if every_layer else last

@@ -4,15 +4,13 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.config import UserError, bert_config
+from bertjax.config import UserError
 from bertjax.model.bert import BertForPreTraining
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training import checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,27 +21,17 @@ class Filled:
     masks: list[list[tuple[str, float]]]
 
 
-def load(workdir, config) -> tuple[BertForPreTraining, dict]:
-    """The model of a run and the params of its latest checkpoint, on the first device."""
-    model = BertForPreTraining(bert_config(config), jnp.float32)
-    ids = jnp.zeros((1, 8), jnp.int32)
-    shapes = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids, ids)["params"])
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
-    return model, checkpoint.load_params(workdir, abstract)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 4))
-def _likeliest(model: BertForPreTraining, params, batch, positions, top_k: int):
-    logits, _ = model.apply({"params": params}, **batch, masked_positions=positions)
-    return jax.lax.top_k(jax.nn.softmax(logits), top_k)
+@functools.partial(jax.jit, static_argnums=(0, 4, 5))
+def _likeliest(model: BertForPreTraining, params, batch, positions, words: int, top_k: int):
+    logits = model.apply({"params": params}, **batch, masked_positions=positions, method="masked_lm_logits")
+    return jax.lax.top_k(jax.nn.softmax(logits)[..., :words], top_k)
 
 
 def fill_masks(
     model: BertForPreTraining, params, tokenizer: Tokenizer, texts: Iterable[str], top_k: int = 5
 ) -> Iterator[Filled]:
     """Fills the masks of each text by itself. Raises `UserError` for a text without one, or too long for the model."""
-    top_k = min(top_k, model.config.vocab_size)
+    top_k = min(top_k, tokenizer.vocab_size)
     longest = model.config.max_position_embeddings
     for text in texts:
         ids = _encode(text, tokenizer, longest)
@@ -58,7 +46,7 @@ def fill_masks(
             "token_types": jnp.zeros((1, length), jnp.int32),
         }
         asked = jnp.asarray(np.pad(positions, (0, width - len(positions)))[None], jnp.int32)
-        probabilities, words = jax.device_get(_likeliest(model, params, batch, asked, top_k))
+        probabilities, words = jax.device_get(_likeliest(model, params, batch, asked, tokenizer.vocab_size, top_k))
         yield Filled(
             text,
             [

@@ -4,6 +4,7 @@ import abc
 import collections
 import hashlib
 import io
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -81,6 +82,10 @@ class Tokenizer(abc.ABC):
     def save(self, folder: epath.PathLike) -> None: ...
 
     @abc.abstractmethod
+    def to_huggingface(self) -> str:
+        """The content of a tokenizer.json that gives the same ids, and puts [CLS] and [SEP] around them."""
+
+    @abc.abstractmethod
     def _definition(self) -> bytes: ...
 
     def encode_with_masks(self, text: str) -> list[int]:
@@ -104,6 +109,9 @@ class WordPiece(Tokenizer):
 
     @classmethod
     def load(cls, path: epath.PathLike, lowercase: bool) -> "WordPiece":
+        """Reads a `vocab.txt`; or Hugging Face's tokenizer.json, which knows itself whether it lower-cases."""
+        if str(path).endswith(".json"):
+            return cls(*_read_huggingface(path), str(path))
         try:
             lines = _read(path).decode().split("\n")
         except UnicodeDecodeError as error:
@@ -150,6 +158,10 @@ class WordPiece(Tokenizer):
     def save(self, folder: epath.PathLike) -> None:
         write_whole(epath.Path(folder) / self.filename, "".join(f"{piece}\n" for piece in self.pieces))
 
+    def to_huggingface(self) -> str:
+        vocabulary = {piece: i for i, piece in enumerate(self.pieces)}
+        return _with_special_pieces(_new_wordpiece(self.lowercase, vocabulary), self)
+
     def _definition(self) -> bytes:
         return "\n".join([f"wordpiece lowercase={bool(self.lowercase)}", *self.pieces]).encode()
 
@@ -166,6 +178,40 @@ def _new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     return tokenizer
+
+
+def _with_special_pieces(tokenizer, ours: Tokenizer) -> str:
+    """The JSON of a tokenizer of the library, with BERT's special pieces and the places where they go."""
+    from tokenizers import processors
+
+    cls, sep = ours.pieces[ours.cls_id], ours.pieces[ours.sep_id]
+    special = (ours.pad_id, ours.unk_id, ours.cls_id, ours.sep_id, ours.mask_id)
+    tokenizer.add_special_tokens([ours.pieces[i] for i in special])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, ours.cls_id), (sep, ours.sep_id)],
+    )
+    return tokenizer.to_str()
+
+
+def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
+    """Pieces and lower-casing of a BERT's tokenizer.json."""
+    try:
+        content = json.loads(_read(path))
+        model, normalizer = content["model"], content["normalizer"] or {}
+        vocabulary = model["vocab"]
+        if model.get("type", "WordPiece") != "WordPiece" or normalizer.get("type") != "BertNormalizer":
+            raise UserError(f"tokenizer.path: {path} is no WordPiece tokenizer of a BERT, but {model.get('type')}")
+        pieces = sorted(vocabulary, key=vocabulary.get)
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
+        raise UserError(f"tokenizer.path: {path} is not a tokenizer.json") from None
+    if [vocabulary[piece] for piece in pieces] != list(range(len(pieces))):
+        raise UserError(f"tokenizer.path: the ids in {path} have gaps")
+    lowercase, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
+    if strips is not None and strips != lowercase:
+        raise UserError(f"tokenizer.path: {path} has lowercase {lowercase} but strip_accents {strips}: not supported")
+    return pieces, lowercase
 
 
 def _alphabet(texts: Iterable[str], normalizer) -> list[str]:
@@ -262,6 +308,27 @@ class SentencePiece(Tokenizer):
 
     def save(self, folder: epath.PathLike) -> None:
         write_whole(epath.Path(folder) / self.filename, self._model)
+
+    def to_huggingface(self) -> str:
+        from sentencepiece import sentencepiece_model_pb2
+        from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+        model = sentencepiece_model_pb2.ModelProto.FromString(self._model)
+        if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
+            raise UserError("only a SentencePiece model of type unigram can be written as tokenizer.json")
+        pieces = [(piece.piece, piece.score) for piece in model.pieces]
+        tokenizer = HuggingFaceTokenizer(models.Unigram(pieces, unk_id=self.unk_id, byte_fallback=False))
+        tokenizer.normalizer = normalizers.Sequence(
+            [
+                normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap),
+                normalizers.Strip(),
+                normalizers.Replace(Regex(" {2,}"), " "),
+            ]
+        )
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="always")
+        tokenizer.decoder = decoders.Metaspace(replacement="\u2581", prepend_scheme="always")
+        return _with_special_pieces(tokenizer, self)
 
     def _definition(self) -> bytes:
         return self._model

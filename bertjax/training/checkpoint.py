@@ -1,6 +1,7 @@
 """Checkpoints of a run, with Orbax: written in the background, the latest few and the best one kept."""
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
@@ -68,24 +69,20 @@ class Checkpoints:
         self._manager.close()
 
 
-def load_params(workdir: epath.PathLike, abstract_params, step: int | None = None):
-    """The params of a run's checkpoint (the latest one), laid out as `abstract_params` says.
-
-    Raises `UserError` where there is none, or where its shapes are others.
-    """
+def read_params(workdir: epath.PathLike) -> dict:
+    """The params of a run's latest checkpoint, as NumPy arrays. Raises `UserError` where there is none."""
     found = steps(workdir)
     if not found:
-        raise UserError(f"no checkpoint in {epath.Path(workdir) / FOLDER}; is {str(workdir)!r} a bertjax workdir?")
-    path = folder_of(workdir) / str(found[-1] if step is None else step) / "params"
+        raise UserError(f"no finished checkpoint in {epath.Path(workdir) / FOLDER}")
+    path = folder_of(workdir) / str(found[-1]) / "params"
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(path).item_metadata.tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+
+
+def write_params(workdir: epath.PathLike, params: dict) -> None:
+    """Params alone, as the checkpoint of step 0: something to start from or to predict with, not to resume."""
+    path = folder_of(workdir) / "0" / "params"
     with ocp.StandardCheckpointer() as checkpointer:
-        saved = checkpointer.metadata(path).item_metadata
-        shapes = {jax.tree_util.keystr(k): tuple(v.shape) for k, v in jax.tree_util.tree_leaves_with_path(saved.tree)}
-        wanted = {
-            jax.tree_util.keystr(k): tuple(v.shape) for k, v in jax.tree_util.tree_leaves_with_path(abstract_params)
-        }
-        for name in sorted(shapes.keys() | wanted.keys()):
-            if shapes.get(name) != wanted.get(name):
-                raise UserError(
-                    f"{path}: {name} has shape {shapes.get(name)}, but the model of this config has {wanted.get(name)}"
-                )
-        return checkpointer.restore(path, abstract_params)
+        checkpointer.save(path, params)

@@ -5,7 +5,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import flax.linen as nn
@@ -20,7 +20,7 @@ from bertjax.config import UserError
 from bertjax.sharding.mesh import batch_sharding, put_batch, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import peak_flops
-from bertjax.training.checkpoint import Checkpoints, load_params
+from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logging import MetricsWriter, Progress
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.state import TrainState, abstract_state, init_state, state_shardings
@@ -102,8 +102,16 @@ def make_train_step(
     )
 
 
-def train(task: Task, config, workdir: epath.PathLike, mesh: Mesh) -> tuple[TrainState, dict[str, float]]:
+def train(
+    task: Task,
+    config,
+    workdir: epath.PathLike,
+    mesh: Mesh,
+    initialize: Callable[[dict], dict] | None = None,
+) -> tuple[TrainState, dict[str, float]]:
     """Trains to `task.total_steps`, from the latest checkpoint in `workdir` if there is one.
+
+    Otherwise from random params, or what `initialize` makes of them: it may put others in their places.
 
     Returns the state and the scores at the end. Ctrl-C and SIGTERM save a checkpoint and raise `KeyboardInterrupt`.
     Raises `UserError` where the loss is no number.
@@ -122,9 +130,8 @@ def train(task: Task, config, workdir: epath.PathLike, mesh: Mesh) -> tuple[Trai
     else:
         start = 0
         state = init_state(task.init_params, optimizer, shardings, config.seed)
-        if config.init_checkpoint:
-            abstract = abstract_state(task.init_params, optimizer, shardings)
-            state = state.replace(params=load_params(config.init_checkpoint, abstract.params))
+        if initialize is not None:
+            state = state.replace(params=initialize(state.params))
 
     train_step = make_train_step(task, optimizer, shardings, mesh, seed=config.seed, microbatches=config.microbatches)
 

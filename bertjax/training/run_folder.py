@@ -71,23 +71,27 @@ def _leaves(name: str, value) -> list[tuple[str, object]]:
     return [leaf for key in sorted(value) for leaf in _leaves(f"{name}.{key}", value[key])]
 
 
-def write_config(workdir: epath.PathLike, config, pieces: tokenizer.Tokenizer) -> None:
+def write_config(workdir: epath.PathLike, config, pieces: tokenizer.Tokenizer | None) -> None:
     """Writes config and tokenizer, so that the folder alone is enough to use what was learnt.
 
     `used_tokenizer` is what the records were made with, which decides where the config names no tokenizer.
     """
-    pieces.save(workdir)
     content = json.loads(config.to_json_best_effort())
-    content["used_tokenizer"] = {
-        "kind": pieces.kind,
-        "lowercase": pieces.lowercase,
-        "fingerprint": pieces.fingerprint,
-    }
+    if pieces is not None:
+        pieces.save(workdir)
+        content["used_tokenizer"] = {
+            "kind": pieces.kind,
+            "lowercase": pieces.lowercase,
+            "fingerprint": pieces.fingerprint,
+        }
     write_whole(epath.Path(workdir) / CONFIG, json.dumps(content, indent=1) + "\n")
 
 
-def load_tokenizer(workdir: epath.PathLike) -> tokenizer.Tokenizer:
-    used = read_config(workdir).used_tokenizer
+def load_tokenizer(workdir: epath.PathLike) -> tokenizer.Tokenizer | None:
+    """The tokenizer of a run; None where it was converted from a checkpoint that brought none."""
+    used = read_config(workdir).get("used_tokenizer")
+    if used is None:
+        return None
     filename = tokenizer.KINDS[used.kind].filename
     return tokenizer.load(used.kind, epath.Path(workdir) / filename, used.lowercase)
 

@@ -240,23 +240,13 @@ print("trained")
     assert result.stdout.strip().endswith("trained"), result.stderr[-2000:]
 
 
-def test_a_run_can_start_from_the_params_of_another(records_folder, straight_run, tmp_path):
-    """init_checkpoint: params of the other run, its own step 0; params of another shape are refused by name."""
-    workdir, expected, _ = straight_run
+def test_a_run_can_start_from_other_params(records_folder, tmp_path):
     config = tiny_config(records=records_folder)
-    config.init_checkpoint = str(workdir)
     config.optimizer.learning_rate = 1e-20  # nothing moves: what comes out is what went in
     task = make_task(records_folder, config)
-    state, _ = train(task, config, tmp_path / "same", task.mesh)
+    state, _ = train(task, config, tmp_path, task.mesh, lambda params: jax.tree.map(lambda x: x + 1, params))
     assert int(state.step) == 10
-    for name, value in leaves(state).items():
-        if name.startswith(".params"):
-            np.testing.assert_allclose(value, expected[name], atol=1e-6, err_msg=name)
-
-    config.model.hidden_size = 48
-    task = make_task(records_folder, config)
-    with pytest.raises(UserError, match=r"has shape .*32.*, but the model of this config has .*48"):
-        train(task, config, tmp_path / "other", task.mesh)
+    assert min(float(x.mean()) for x in jax.tree.leaves(state.params)) > 0.9
 
 
 def test_a_run_that_is_past_the_configs_steps_is_refused(records_folder, straight_run):

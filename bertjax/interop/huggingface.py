@@ -1,0 +1,221 @@
+"""Hugging Face folders: config.json, safetensors in one file or several, and the tokenizer beside them."""
+
+import json
+from collections.abc import Iterator
+
+import jax  # noqa: F401  brings ml_dtypes, by which NumPy knows bfloat16
+import numpy as np
+from etils import epath
+
+from bertjax.config import BertConfig, UserError
+from bertjax.files import write_whole
+from bertjax.interop.variables import WORDS, check_variables, to_params, to_variables, variable_shapes
+from bertjax.text.tokenizer import Tokenizer
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+REQUIRED = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings",
+)  # fmt: skip
+# Names of one activation in transformers, and ours.
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "relu": "relu"}
+
+# What each class of transformers holds besides the encoder.
+ARCHITECTURES = {
+    "BertForPreTraining": ("bert/pooler/", "cls/predictions/", "cls/seq_relationship/"),
+    "BertForMaskedLM": ("cls/predictions/",),
+    "BertForNextSentencePrediction": ("bert/pooler/", "cls/seq_relationship/"),
+    "BertModel": ("bert/pooler/",),
+}
+
+
+def read_config(path: epath.Path) -> BertConfig:
+    """A `BertConfig` from Hugging Face's config.json. Raises `UserError` for what is not a BERT encoder."""
+    fields = read_json(path)
+    kind = fields.get("model_type", "bert")
+    if kind != "bert":
+        raise UserError(f"{path}: model_type {kind!r} is another architecture; supported: bert")
+    for name, expected in (
+        ("position_embedding_type", "absolute"),
+        ("is_decoder", False),
+        ("add_cross_attention", False),
+        ("tie_word_embeddings", True),
+    ):
+        if fields.get(name, expected) != expected:
+            raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {expected!r}")
+    activation = fields.get("hidden_act", "gelu")
+    if activation not in ACTIVATIONS:
+        raise UserError(f"{path}: hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return bert_config(path, {**fields, "hidden_act": ACTIVATIONS[activation]})
+
+
+def bert_config(path: epath.Path, fields: dict) -> BertConfig:
+    """The fields that are BERT's. Raises `UserError` where one that has no default is missing, or is no number."""
+    names = BertConfig.__dataclass_fields__
+    for name in REQUIRED:
+        if not isinstance(fields.get(name), int) or fields[name] < 1:
+            raise UserError(f"{path}: {name} is {fields.get(name, 'missing')}; a BERT's config needs it, a number")
+    if fields["hidden_size"] % fields["num_attention_heads"]:
+        raise UserError(
+            f"{path}: hidden_size {fields['hidden_size']} is not a multiple of num_attention_heads "
+            f"{fields['num_attention_heads']}"
+        )
+    return BertConfig(**{name: fields[name] for name in names if name in fields})
+
+
+def read_json(path: epath.Path) -> dict:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"no file {path}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}: not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return content
+
+
+def huggingface_name(variable: str) -> str:
+    """Google's variable -> the name of its tensor in transformers' `BertForPreTraining`."""
+    name = variable.replace("layer_", "layer.").replace("/", ".")
+    for end, theirs in (
+        ("_embeddings", "_embeddings.weight"),
+        (".kernel", ".weight"),  # transposed: see `is_transposed`
+        (".gamma", ".weight"),
+        (".beta", ".bias"),
+        (".output_weights", ".weight"),
+        (".output_bias", ".bias"),
+    ):
+        if name.endswith(end):
+            return name.removesuffix(end) + theirs
+    return name
+
+
+def is_transposed(variable: str) -> bool:
+    """Dense kernels: Google keeps `[inputs, outputs]`, PyTorch `[outputs, inputs]`."""
+    return variable.endswith("/kernel")
+
+
+def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]]:
+    """Our params from a folder's safetensors, and the names of the tensors that are none of BERT's.
+
+    Encoders with and without the prefix `bert.`, LayerNorms with `gamma` and `beta`, weights in half precision, and
+    decoders that are stored beside the word embeddings they are tied to are all read.
+    """
+    known = {huggingface_name(variable): variable for variable in variable_shapes(config)}
+    variables, ignored, stored = {}, [], {}
+    for name, tensor in _tensors(folder):
+        plain = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        variable = known.get(plain) or known.get(f"bert.{plain}")
+        if variable:
+            tensor = tensor.astype(np.float32)
+            variables[variable] = tensor.T if is_transposed(variable) else tensor
+        elif plain.startswith("cls.predictions.decoder."):
+            stored[plain.removeprefix("cls.predictions.decoder.")] = tensor.astype(np.float32)
+        elif not plain.endswith("embeddings.position_ids"):  # a constant: 0, 1, 2, ...
+            ignored.append(name)
+    if "bias" in stored:
+        variables.setdefault("cls/predictions/output_bias", stored["bias"])
+    if "weight" in stored and WORDS in variables and not np.array_equal(stored["weight"], variables[WORDS]):
+        raise UserError(
+            f"{folder}: cls.predictions.decoder.weight differs from the word embeddings; BERT's are one and the same"
+        )
+    check_variables(variables, config, str(folder))
+    return to_params(variables, config), ignored
+
+
+def _tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
+    import safetensors
+
+    for path in _weight_files(folder):
+        try:
+            with safetensors.safe_open(path, framework="np") as file:
+                for name in file.keys():
+                    yield name, file.get_tensor(name)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{path}: damaged or cut off ({error}); copy it again") from None
+
+
+def _weight_files(folder: epath.Path) -> list[epath.Path]:
+    index = folder / INDEX
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    if index.exists():
+        files = sorted(set(read_json(index).get("weight_map", {}).values()))
+        for name in files:
+            if not (folder / name).exists():
+                raise UserError(f"{folder / name}: missing, but listed in {index}; copy it too")
+        return [folder / name for name in files]
+    pickles = [p.name for p in folder.iterdir() if p.name.endswith((".bin", ".pt", ".pth"))]
+    if pickles:
+        raise UserError(
+            f"{folder / pickles[0]}: a pickle, which runs whatever code is in it when opened; bertjax opens none. "
+            f"If you trust it, load it with transformers and save_pretrained() it, which writes {WEIGHTS}"
+        )
+    raise UserError(f"{folder}: no {WEIGHTS} and no {INDEX}")
+
+
+def natural_architecture(variables: dict) -> str:
+    """The class of transformers that has a place for everything that is there."""
+    parts = {part for part in ARCHITECTURES["BertForPreTraining"] if any(name.startswith(part) for name in variables)}
+    for name in ("BertModel", "BertForMaskedLM", "BertForNextSentencePrediction"):
+        if parts <= set(ARCHITECTURES[name]):
+            return name
+    return "BertForPreTraining"
+
+
+def write(
+    folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: Tokenizer | None, architecture: str = ""
+):
+    """Writes what `architecture.from_pretrained(folder)` of transformers reads; "" is `natural_architecture`."""
+    import safetensors.numpy
+
+    folder = epath.Path(folder)
+    variables = to_variables(params, config)
+    architecture = architecture or natural_architecture(variables)
+    wanted = ARCHITECTURES[architecture]
+    missing = [part.rstrip("/") for part in wanted if not any(name.startswith(part) for name in variables)]
+    if missing:
+        raise UserError(f"--architecture={architecture}: the checkpoint lacks {', '.join(missing)}")
+    tensors = {}
+    for variable, array in variables.items():
+        if variable.startswith(ARCHITECTURES["BertForPreTraining"]) and not variable.startswith(wanted):
+            continue
+        name = huggingface_name(variable)
+        tensors[name.removeprefix("bert.") if architecture == "BertModel" else name] = np.ascontiguousarray(
+            array.T if is_transposed(variable) else array
+        )
+    write_whole(folder / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
+    write_whole(folder / CONFIG, json.dumps(_config_json(config, architecture), indent=2) + "\n")
+    if tokenizer is not None:
+        tokenizer.save(folder)
+        write_tokenizer(folder, config, tokenizer)
+
+
+def _config_json(config: BertConfig, architecture: str) -> dict:
+    return {
+        "architectures": [architecture],
+        "model_type": "bert",
+        **{name: getattr(config, name) for name in config.__dataclass_fields__},
+        "pad_token_id": 0,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+
+
+def write_tokenizer(folder: epath.Path, config: BertConfig, tokenizer: Tokenizer) -> None:
+    """tokenizer.json and tokenizer_config.json, from which `AutoTokenizer` makes the same ids."""
+    write_whole(folder / "tokenizer.json", tokenizer.to_huggingface())
+    names = ("pad", "unk", "cls", "sep", "mask")
+    special = {f"{name}_token": tokenizer.pieces[getattr(tokenizer, f"{name}_id")] for name in names}
+    is_wordpiece = tokenizer.kind == "wordpiece"
+    settings = {
+        "tokenizer_class": "BertTokenizer" if is_wordpiece else "PreTrainedTokenizerFast",
+        "model_max_length": config.max_position_embeddings,
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        **special,
+    }
+    if is_wordpiece:
+        settings |= {"do_lower_case": tokenizer.lowercase, "strip_accents": None, "tokenize_chinese_chars": True}
+    write_whole(folder / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")

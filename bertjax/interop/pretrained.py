@@ -1,0 +1,174 @@
+"""A checkpoint of anybody's, in our terms: a Hugging Face folder, Google's TF1 checkpoint, or a workdir of ours."""
+
+import dataclasses
+import re
+
+import flax.traverse_util
+import jax
+from etils import epath
+
+from bertjax.config import BertConfig, UserError, bert_config, default_config
+from bertjax.interop import huggingface, tf1
+from bertjax.text import tokenizer
+from bertjax.text.tokenizer import Tokenizer
+from bertjax.training import checkpoint, run_folder
+
+FORMATS = ("bertjax", "huggingface", "tf1")
+SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "type_vocab_size",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """Params (NumPy, float32, our layout; heads may be missing), the model they are of, and its tokenizer."""
+
+    path: str
+    format: str
+    config: BertConfig
+    params: dict
+    tokenizer: Tokenizer | None
+    ignored: list[str]  # names in the files that are nothing of BERT's
+
+
+def read(path: epath.PathLike) -> Pretrained:
+    """Reads a checkpoint of any of the `FORMATS`. Raises `UserError` where there is none, or it is not whole."""
+    kind, folder, prefix = find(path)
+    config = read_config(path)
+    if kind == "bertjax":
+        params, ignored = checkpoint.read_params(folder), []
+    elif kind == "huggingface":
+        params, ignored = huggingface.read_params(folder, config)
+    else:
+        params, ignored = tf1.read_params(prefix, config)
+    pieces = read_tokenizer(path)
+    if pieces is not None and pieces.vocab_size > config.vocab_size:
+        raise UserError(f"{folder}: its tokenizer has {pieces.vocab_size} pieces, its model only {config.vocab_size}")
+    return Pretrained(str(path), kind, config, params, pieces, ignored)
+
+
+def read_config(path: epath.PathLike) -> BertConfig:
+    """The model of a checkpoint, without reading its arrays."""
+    kind, folder, _ = find(path)
+    if kind == "bertjax":
+        return bert_config(run_folder.read_config(folder))
+    module = huggingface if kind == "huggingface" else tf1
+    return module.read_config(folder / module.CONFIG)
+
+
+def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
+    """The tokenizer that a checkpoint brings: of ours, or `tokenizer.model`, `tokenizer.json` or `vocab.txt`."""
+    kind, folder, _ = find(path)
+    if kind == "bertjax":
+        return run_folder.load_tokenizer(folder)
+    file = _tokenizer_file(folder)
+    if file is None:
+        return None
+    if file.name == tokenizer.SentencePiece.filename:
+        return tokenizer.load("sentencepiece", file)
+    return tokenizer.load("wordpiece", file, lowercase=_is_uncased(folder, file))
+
+
+def find(path: epath.PathLike) -> tuple[str, epath.Path, epath.Path | None]:
+    """(format, folder, TF1 prefix) of a checkpoint. Raises `UserError` where there is none."""
+    path = epath.Path(path)
+    if (path / checkpoint.FOLDER).is_dir():
+        return "bertjax", path, None
+    if (path / huggingface.CONFIG).exists():
+        return "huggingface", path, None
+    for prefix in (epath.Path(re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", str(path))), path / tf1.PREFIX):
+        if prefix.with_name(prefix.name + ".index").exists():
+            return "tf1", prefix.parent, prefix
+    raise UserError(
+        f"no checkpoint in {str(path)!r}: give the workdir of a run, a Hugging Face folder (config.json and "
+        f"model.safetensors), or Google's bert_model.ckpt"
+    )
+
+
+def _tokenizer_file(folder: epath.Path) -> epath.Path | None:
+    names = (tokenizer.SentencePiece.filename, "tokenizer.json", tokenizer.WordPiece.filename)
+    return next((folder / name for name in names if (folder / name).exists()), None)
+
+
+def _is_uncased(folder: epath.Path, vocabulary: epath.Path) -> bool:
+    """As tokenizer_config.json says. Without one: a vocabulary without a capital letter is an uncased one."""
+    settings = folder / "tokenizer_config.json"
+    if settings.exists() and isinstance(lowercase := huggingface.read_json(settings).get("do_lower_case"), bool):
+        return lowercase
+    pieces = tokenizer.load("wordpiece", vocabulary).pieces
+    return not any(re.search("[A-Z]", piece) for piece in pieces if not re.fullmatch(r"\[.*\]", piece))
+
+
+def adopt(config) -> None:
+    """Sets what `config.init_checkpoint` decides: activation, LayerNorm's epsilon and, where the config names neither
+    tokenizer nor records, the tokenizer. Raises `UserError` where the sizes of the model differ."""
+    path = config.init_checkpoint
+    theirs = read_config(path)
+    wrong = {name: getattr(theirs, name) for name in SIZES if config.model[name] != getattr(theirs, name)}
+    for name, value in wrong.items():
+        flags = " ".join(f"--config.model.{field}={size}" for field, size in wrong.items())
+        raise UserError(f"config.model.{name} = {config.model[name]}: {path} has {value}; set {flags}")
+    config.model.update(hidden_act=theirs.hidden_act, layer_norm_eps=theirs.layer_norm_eps)
+    if config.tokenizer.path or config.data.records or (pieces := read_tokenizer(path)) is None:
+        return
+    config.tokenizer.update(kind=pieces.kind, path=str(_tokenizer_file(find(path)[1])), lowercase=pieces.lowercase)
+
+
+def initialize(params: dict, path: epath.PathLike) -> dict:
+    """Puts what a checkpoint has in the places of `params`, laid out as they are, and says what that was.
+
+    Raises `UserError` where a shape differs.
+    """
+    pretrained = read(path)
+    ours = flattened(params)
+    theirs = flattened(pretrained.params)
+    for name in sorted(ours.keys() & theirs.keys()):
+        if ours[name].shape != theirs[name].shape:
+            raise UserError(
+                f"config.init_checkpoint = {str(path)!r}: {name} has shape {theirs[name].shape}, but the model of this "
+                f"config {ours[name].shape}"
+            )
+    loaded = {name: jax.device_put(theirs[name], x.sharding) if name in theirs else x for name, x in ours.items()}
+    if jax.process_index() == 0:
+        fresh, unused = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
+        said = [f"started from {path} ({pretrained.format}): {len(ours) - len(fresh)} of {len(ours)} arrays loaded"]
+        for what, names in (("left fresh", fresh), ("not used", unused + pretrained.ignored)):
+            if names:
+                said.append(f"{what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' * (len(names) > 8)}")
+        print("; ".join(said), flush=True)
+    return flax.traverse_util.unflatten_dict(loaded, sep="/")
+
+
+def convert(source: epath.PathLike, output: epath.PathLike, to: str, architecture: str = "") -> str:
+    """Writes `source` to the folder `output` in one of the `FORMATS`; returns one line that says what was done."""
+    output = epath.Path(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"--output={output}: exists and is not empty; name a new folder")
+    if architecture and to != "huggingface":
+        raise UserError(f"--architecture={architecture}: only for --format=huggingface")
+    if architecture and architecture not in huggingface.ARCHITECTURES:
+        known = ", ".join(huggingface.ARCHITECTURES)
+        raise UserError(f"--architecture={architecture}: choose one of {known}")
+    pretrained = read(source)
+    if to == "huggingface":
+        huggingface.write(output, pretrained.config, pretrained.params, pretrained.tokenizer, architecture)
+    elif to == "tf1":
+        tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
+    else:
+        config = default_config()
+        config.model.update(dataclasses.asdict(pretrained.config))
+        checkpoint.write_params(output, pretrained.params)
+        run_folder.write_config(output, config, pretrained.tokenizer)
+    size = sum(x.size for x in jax.tree.leaves(pretrained.params))
+    said = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
+    if pretrained.tokenizer is None:
+        said.append("no tokenizer was found beside it")
+    if pretrained.ignored:
+        said.append(f"left out, not of BERT's: {', '.join(pretrained.ignored[:8])}")
+    return "; ".join(said)
+
+
+def flattened(params: dict) -> dict:
+    """Arrays by path: "bert/pooler/dense/kernel"."""
+    return flax.traverse_util.flatten_dict(params, sep="/")

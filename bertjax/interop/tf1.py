@@ -1,0 +1,68 @@
+"""Google's TF1 checkpoints: `bert_model.ckpt.index` and `.data-*`, `bert_config.json` and `vocab.txt` beside them."""
+
+import json
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import BertConfig, UserError
+from bertjax.files import write_whole
+from bertjax.interop.huggingface import bert_config, read_json
+from bertjax.interop.variables import check_variables, to_params, to_variables, variable_shapes
+from bertjax.text.tokenizer import Tokenizer
+
+CONFIG, PREFIX = "bert_config.json", "bert_model.ckpt"
+# Of the optimizer (`.../adam_m`, `.../adam_v`, LAMB's too) and the step: no part of the model.
+OPTIMIZER = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v")
+
+
+def read_config(path: epath.Path) -> BertConfig:
+    """A `BertConfig` from bert_config.json. Google's "gelu" is the tanh form, which Hugging Face calls gelu_new."""
+    fields = read_json(path)
+    activation = {"gelu": fields.get("gelu_form", "gelu_new"), "relu": "relu"}.get(fields.get("hidden_act", "gelu"))
+    if activation is None:
+        raise UserError(f"{path}: hidden_act {fields['hidden_act']!r} is not supported; supported: gelu, relu")
+    fields = {"layer_norm_eps": 1e-12, **fields, "hidden_act": activation}
+    return bert_config(path, fields)
+
+
+def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]]:
+    """Our params from a checkpoint, and the names of the variables that are none of BERT's."""
+    from bertjax.data.tf import tf
+
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        names = reader.get_variable_to_shape_map()
+        known = variable_shapes(config)
+        variables = {name: np.asarray(reader.get_tensor(name), np.float32) for name in known if name in names}
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise UserError(f"{prefix}: damaged or incomplete ({str(error).splitlines()[0]}); copy it again") from None
+    check_variables(variables, config, str(prefix))
+    ignored = [n for n in sorted(names) if n not in known and not n.endswith(OPTIMIZER) and n != "global_step"]
+    return to_params(variables, config), ignored
+
+
+def write(folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: Tokenizer | None) -> None:
+    """Writes `bert_model.ckpt`, `bert_config.json` and the vocabulary, under Google's names."""
+    from bertjax.data.tf import tf
+
+    folder = epath.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    variables = to_variables(params, config)
+    names = list(variables)
+    tf.raw_ops.SaveV2(
+        prefix=str(folder / PREFIX),
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=[variables[name] for name in names],
+    )
+    fields = {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "layer_norm_eps"}
+    if config.hidden_act != "relu":
+        fields["hidden_act"] = "gelu"
+    if config.hidden_act == "gelu":
+        fields["gelu_form"] = "gelu"  # read by bertjax: Google's code knows the tanh form only
+    if config.layer_norm_eps != 1e-12:
+        fields["layer_norm_eps"] = config.layer_norm_eps
+    write_whole(folder / CONFIG, json.dumps(fields, indent=2) + "\n")
+    if tokenizer is not None:
+        tokenizer.save(folder)

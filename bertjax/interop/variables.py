@@ -1,0 +1,144 @@
+"""Our params <-> arrays under the names of Google's TF1 variables (modeling.py, run_pretraining.py).
+
+Hugging Face's names follow Google's, so both foreign formats are read and written through these.
+"""
+
+import flax.traverse_util
+import numpy as np
+
+from bertjax.config import BertConfig, UserError
+
+LAYERS = "bert/encoder/layers"
+QUERY_KEY_VALUE = f"{LAYERS}/attention/query_key_value"
+WORDS = "bert/embeddings/word_embeddings"
+
+# Our path -> Google's variable. The arrays differ in shape only, but for what `to_params` says.
+SINGLE = {
+    "bert/embeddings/word/embedding": WORDS,
+    "bert/embeddings/position/embedding": "bert/embeddings/position_embeddings",
+    "bert/embeddings/token_type/embedding": "bert/embeddings/token_type_embeddings",
+    "bert/embeddings/norm/scale": "bert/embeddings/LayerNorm/gamma",
+    "bert/embeddings/norm/bias": "bert/embeddings/LayerNorm/beta",
+    "bert/pooler/dense/kernel": "bert/pooler/dense/kernel",
+    "bert/pooler/dense/bias": "bert/pooler/dense/bias",
+    "masked_lm/dense/kernel": "cls/predictions/transform/dense/kernel",
+    "masked_lm/dense/bias": "cls/predictions/transform/dense/bias",
+    "masked_lm/norm/scale": "cls/predictions/transform/LayerNorm/gamma",
+    "masked_lm/norm/bias": "cls/predictions/transform/LayerNorm/beta",
+    "masked_lm/bias": "cls/predictions/output_bias",
+    "next_sentence/dense/kernel": "cls/seq_relationship/output_weights",
+    "next_sentence/dense/bias": "cls/seq_relationship/output_bias",
+}
+
+# The same within a layer: `bert/encoder/layers/PATH` holds all layers, `bert/encoder/layer_N/VARIABLE` one.
+LAYER = {
+    "attention/output/kernel": "attention/output/dense/kernel",
+    "attention/output/bias": "attention/output/dense/bias",
+    "attention_norm/scale": "attention/output/LayerNorm/gamma",
+    "attention_norm/bias": "attention/output/LayerNorm/beta",
+    "intermediate/kernel": "intermediate/dense/kernel",
+    "intermediate/bias": "intermediate/dense/bias",
+    "output/kernel": "output/dense/kernel",
+    "output/bias": "output/dense/bias",
+    "output_norm/scale": "output/LayerNorm/gamma",
+    "output_norm/bias": "output/LayerNorm/beta",
+}
+
+
+def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    """Every variable of a pre-trained BERT, with its shape as Google stores it."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    shapes = {
+        WORDS: (config.vocab_size, hidden),
+        "bert/embeddings/position_embeddings": (config.max_position_embeddings, hidden),
+        "bert/embeddings/token_type_embeddings": (config.type_vocab_size, hidden),
+        **_norm("bert/embeddings/LayerNorm", hidden),
+    }
+    for number in range(config.num_hidden_layers):
+        layer = f"bert/encoder/layer_{number}"
+        for projection in ("query", "key", "value"):
+            shapes |= _dense(f"{layer}/attention/self/{projection}", hidden, hidden)
+        shapes |= _dense(f"{layer}/attention/output/dense", hidden, hidden)
+        shapes |= _norm(f"{layer}/attention/output/LayerNorm", hidden)
+        shapes |= _dense(f"{layer}/intermediate/dense", hidden, inner)
+        shapes |= _dense(f"{layer}/output/dense", inner, hidden)
+        shapes |= _norm(f"{layer}/output/LayerNorm", hidden)
+    return {
+        **shapes,
+        **_dense("bert/pooler/dense", hidden, hidden),
+        **_dense("cls/predictions/transform/dense", hidden, hidden),
+        **_norm("cls/predictions/transform/LayerNorm", hidden),
+        "cls/predictions/output_bias": (config.vocab_size,),
+        "cls/seq_relationship/output_weights": (2, hidden),
+        "cls/seq_relationship/output_bias": (2,),
+    }
+
+
+def _dense(name: str, inputs: int, outputs: int) -> dict:
+    return {f"{name}/kernel": (inputs, outputs), f"{name}/bias": (outputs,)}
+
+
+def _norm(name: str, size: int) -> dict:
+    return {f"{name}/gamma": (size,), f"{name}/beta": (size,)}
+
+
+# What a checkpoint may lack, each as a whole. The rest is the encoder, without which it is no BERT.
+OPTIONAL = ("bert/pooler/", "cls/predictions/", "cls/seq_relationship/")
+
+
+def check_variables(variables: dict[str, np.ndarray], config: BertConfig, source: str) -> None:
+    """Raises `UserError` where a variable is missing, or not of the shape that the checkpoint's own config gives it."""
+    present = tuple(part for part in OPTIONAL if any(name.startswith(part) for name in variables))
+    for name, shape in variable_shapes(config).items():
+        if name not in variables:
+            if name.startswith(OPTIONAL) and not name.startswith(present):
+                continue
+            raise UserError(f"{source}: {name} is missing; is the checkpoint complete, and a BERT?")
+        if variables[name].shape != shape:
+            raise UserError(f"{source}: {name} has shape {variables[name].shape}, but its config says {shape}")
+
+
+def to_params(variables: dict[str, np.ndarray], config: BertConfig) -> dict:
+    """Variables -> our params, float32, as far as they are there. See `check_variables`."""
+
+    def stacked(variable: str, *shape: int) -> np.ndarray:
+        layers = [variables[f"bert/encoder/layer_{i}/{variable}"] for i in range(config.num_hidden_layers)]
+        return np.stack([x.reshape(shape or x.shape) for x in layers])
+
+    hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
+    flat = {path: variables[name] for path, name in SINGLE.items() if name in variables}
+    flat |= {f"{LAYERS}/{path}": stacked(name) for path, name in LAYER.items()}
+    flat[f"{LAYERS}/attention/output/kernel"] = stacked("attention/output/dense/kernel", heads, size, hidden)
+    for part, shape in (("kernel", (hidden, heads, size)), ("bias", (heads, size))):
+        three = [stacked(f"attention/self/{projection}/{part}", *shape) for projection in ("query", "key", "value")]
+        flat[f"{QUERY_KEY_VALUE}/{part}"] = np.stack(three, axis=-3)
+
+    padding = config.padded_vocab_size - config.vocab_size
+    if "next_sentence/dense/kernel" in flat:
+        flat["next_sentence/dense/kernel"] = flat["next_sentence/dense/kernel"].T
+    for path in ("bert/embeddings/word/embedding", "masked_lm/bias"):
+        if path in flat:
+            flat[path] = np.pad(flat[path], [(0, padding)] + [(0, 0)] * (flat[path].ndim - 1))
+    return flax.traverse_util.unflatten_dict({path: np.asarray(x, np.float32) for path, x in flat.items()}, sep="/")
+
+
+def to_variables(params: dict, config: BertConfig) -> dict[str, np.ndarray]:
+    """Our params -> variables, as far as they are there; what is not BERT's own is left out."""
+    flat = {path: np.asarray(x) for path, x in flax.traverse_util.flatten_dict(params, sep="/").items()}
+    variables = {name: flat[path] for path, name in SINGLE.items() if path in flat}
+    if (kernel := variables.get("cls/seq_relationship/output_weights")) is not None:
+        variables["cls/seq_relationship/output_weights"] = kernel.T
+    for name in (WORDS, "cls/predictions/output_bias"):
+        if name in variables:
+            variables[name] = variables[name][: config.vocab_size]
+
+    shapes = variable_shapes(config)
+    for number in range(config.num_hidden_layers):
+        layer = f"bert/encoder/layer_{number}"
+        for path, name in LAYER.items():
+            variables[f"{layer}/{name}"] = flat[f"{LAYERS}/{path}"][number]
+        for part in ("kernel", "bias"):
+            three = np.moveaxis(flat[f"{QUERY_KEY_VALUE}/{part}"][number], -3, 0)
+            for projection, array in zip(("query", "key", "value"), three):
+                variables[f"{layer}/attention/self/{projection}/{part}"] = array
+    return {name: np.ascontiguousarray(variables[name].reshape(shapes[name])) for name in shapes if name in variables}

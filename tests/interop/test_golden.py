@@ -1,0 +1,205 @@
+"""The model and its readers against tests/golden/bert, which transformers wrote: see tests/golden/make_bert.py."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.config import UserError, default_config, stage
+from bertjax.interop import huggingface, pretrained, tf1
+from bertjax.interop.variables import to_variables
+from bertjax.model.bert import BertForPreTraining, BertModel
+from bertjax.sharding.mesh import make_mesh
+from bertjax.tasks.pretraining import Pretraining
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "bert"
+EXPECTED = np.load(GOLDEN / "expected.npz")
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return pretrained.read(GOLDEN)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy that may be damaged."""
+    return pathlib.Path(shutil.copytree(GOLDEN, tmp_path / "bert"))
+
+
+def test_forward(golden):
+    batch = [EXPECTED[name] for name in ("input_ids", "input_mask", "segment_ids")]
+    model = BertForPreTraining(golden.config)
+    words, pairs = model.apply({"params": golden.params}, *batch, EXPECTED["masked_lm_positions"])
+    layers = BertModel(golden.config).apply(
+        {"params": golden.params["bert"]}, *batch, every_layer=True, method="encode"
+    )
+    real = EXPECTED["input_mask"][..., None]
+    np.testing.assert_allclose(layers * real, EXPECTED["hidden_states"] * real, atol=1e-5)
+    np.testing.assert_allclose(words[..., : golden.config.vocab_size], EXPECTED["masked_lm_logits"], atol=1e-5)
+    np.testing.assert_allclose(pairs, EXPECTED["next_sentence_logits"], atol=1e-5)
+
+
+def test_loss_and_gradients(golden):
+    settings = default_config()
+    settings.model.update(dataclasses.asdict(golden.config))
+    settings.stages, settings.batch_size = (stage(1, 16, 3),), 3
+    task = Pretraining(settings, make_mesh(settings, jax.devices()[:1]), None)
+    names = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights",
+             "next_sentence_labels")  # fmt: skip
+    batch = {name: EXPECTED[name] for name in names} | {"next_sentence_weights": np.ones(3, np.float32)}
+    loss, gradients = jax.value_and_grad(lambda p: task.loss(p, task.normalize(batch))[0])(golden.params)
+    np.testing.assert_allclose(loss, EXPECTED["loss"], rtol=1e-5)
+    for name, gradient in to_variables(gradients, golden.config).items():
+        expected = EXPECTED[f"gradient {huggingface.huggingface_name(name)}"]
+        expected = expected.T if huggingface.is_transposed(name) else expected
+        assert np.abs(gradient - expected).max() <= 1e-4 * np.abs(expected).max() + 1e-7, name
+
+
+@pytest.mark.parametrize("to", pretrained.FORMATS)
+def test_round_trips_keep_every_byte(golden, tmp_path, to):
+    said = pretrained.convert(GOLDEN, tmp_path / to, to)
+    again = pretrained.read(tmp_path / to)
+    assert said.startswith(f"huggingface -> {to}: ") and again.format == to
+    ours, before = pretrained.flattened(again.params), pretrained.flattened(golden.params)
+    assert ours.keys() == before.keys() and all(ours[n].tobytes() == before[n].tobytes() for n in before)
+    assert again.config == golden.config
+    assert again.tokenizer.fingerprint == golden.tokenizer.fingerprint
+    pretrained.convert(tmp_path / to, tmp_path / "back", "huggingface")
+    import safetensors.numpy
+
+    original, back = (safetensors.numpy.load_file(f / huggingface.WEIGHTS) for f in (GOLDEN, tmp_path / "back"))
+    assert original.keys() == back.keys() and all(original[n].tobytes() == back[n].tobytes() for n in back)
+
+
+def test_tf1_has_googles_names_and_shapes(golden, tmp_path):
+    from bertjax.data.tf import tf
+
+    tf1.write(tmp_path, golden.config, golden.params, golden.tokenizer)
+    shapes = tf.train.load_checkpoint(str(tmp_path / "bert_model.ckpt")).get_variable_to_shape_map()
+    hidden, inner = golden.config.hidden_size, golden.config.intermediate_size
+    for name, shape in {
+        "bert/embeddings/word_embeddings": [golden.config.vocab_size, hidden],
+        "bert/encoder/layer_1/attention/self/query/kernel": [hidden, hidden],
+        "bert/encoder/layer_0/intermediate/dense/kernel": [hidden, inner],
+        "bert/encoder/layer_0/output/LayerNorm/gamma": [hidden],
+        "cls/predictions/transform/dense/kernel": [hidden, hidden],
+        "cls/predictions/output_bias": [golden.config.vocab_size],
+        "cls/seq_relationship/output_weights": [2, hidden],
+    }.items():
+        assert shapes[name] == shape
+    settings = json.loads((tmp_path / "bert_config.json").read_text())
+    assert settings["hidden_act"] == "gelu" and settings["type_vocab_size"] == 2
+
+
+def test_googles_own_checkpoints_have_an_optimizer_and_the_tanh_gelu(golden, tmp_path):
+    from bertjax.data.tf import tf
+
+    variables = to_variables(golden.params, golden.config)
+    slots = {f"{name}/{slot}": x for name, x in variables.items() for slot in ("adam_m", "adam_v")}
+    extra = {"global_step": np.array(1000), **slots}
+    everything = variables | extra
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "model.ckpt-1000"), tensor_names=list(everything),
+        shape_and_slices=[""] * len(everything), tensors=list(everything.values()),
+    )  # fmt: skip
+    fields = dataclasses.asdict(golden.config) | {"hidden_act": "gelu"}
+    del fields["layer_norm_eps"]
+    (tmp_path / "bert_config.json").write_text(json.dumps(fields))
+    (tmp_path / "vocab.txt").write_text((GOLDEN / "vocab.txt").read_text().replace("ship", "Ship"))
+    for name in ("model.ckpt-1000", "model.ckpt-1000.index"):
+        read = pretrained.read(tmp_path / name)
+        assert read.config.hidden_act == "gelu_new" and read.config.layer_norm_eps == 1e-12
+        assert read.ignored == [] and not read.tokenizer.lowercase
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), read.params, golden.params))
+
+
+def edit(path, **changes):
+    fields = json.loads(path.read_text())
+    fields.update(changes)
+    path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
+
+
+DAMAGES = {
+    "cut off": (
+        lambda f: (f / "model.safetensors").write_bytes((GOLDEN / "model.safetensors").read_bytes()[:50_000]),
+        "model.safetensors: damaged or cut off",
+    ),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors and no model.safetensors.index"),
+    "pickle": (
+        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+        r"pytorch_model.bin: a pickle, which runs whatever code .* save_pretrained\(\)",
+    ),
+    "missing shard": (
+        lambda f: (
+            (f / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
+            ),
+            (f / "model.safetensors").unlink(),
+        ),
+        "model-00001-of-00002.safetensors: missing, but listed in",
+    ),
+    "no field": (lambda f: edit(f / "config.json", hidden_size=None), "config.json: hidden_size is missing"),
+    "no number": (lambda f: edit(f / "config.json", hidden_size="many"), "config.json: hidden_size is many"),
+    "not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: not JSON"),
+    "roberta": (lambda f: edit(f / "config.json", model_type="roberta"), "model_type 'roberta'.*supported: bert"),
+    "distilbert": (lambda f: edit(f / "config.json", model_type="distilbert"), "supported: bert"),
+    "relative": (lambda f: edit(f / "config.json", position_embedding_type="relative_key"), "supported: 'absolute'"),
+    "activation": (lambda f: edit(f / "config.json", hidden_act="swish"), "hidden_act 'swish' is not supported"),
+    "wrong size": (
+        lambda f: edit(f / "config.json", intermediate_size=64),
+        r"layer_0/intermediate/dense/kernel has shape \(32, 48\), but its config says \(32, 64\)",
+    ),
+    "missing layer": (lambda f: edit(f / "config.json", num_hidden_layers=3), "layer_2/.* is missing"),
+    "long vocabulary": (
+        lambda f: (f / "vocab.txt").write_text((GOLDEN / "vocab.txt").read_text() + "more\n"),
+        "tokenizer has 28 pieces, its model only 27",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_checkpoints_are_refused(name, folder):
+    damage, message = DAMAGES[name]
+    damage(folder)
+    with pytest.raises(UserError, match=message) as error:
+        pretrained.read(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_checkpoint_is_said(tmp_path):
+    with pytest.raises(UserError, match="no checkpoint in"):
+        pretrained.read(tmp_path)
+    (tmp_path / "bert_model.ckpt.index").write_bytes(b"nonsense")
+    (tmp_path / "bert_config.json").write_text((GOLDEN / "config.json").read_text())
+    with pytest.raises(UserError, match=r"bert_model.ckpt: damaged or incomplete"):
+        pretrained.read(tmp_path)
+
+
+def test_a_decoder_of_its_own_is_refused(folder):
+    import safetensors.numpy
+
+    path = folder / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
+    safetensors.numpy.save_file(tensors, path)
+    with pytest.raises(UserError, match=r"decoder.weight differs from the word embeddings"):
+        pretrained.read(folder)
+
+
+def test_half_precision_and_strangers_among_the_tensors(golden, folder):
+    import ml_dtypes
+    import safetensors.numpy
+
+    path = folder / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    rough = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}
+    safetensors.numpy.save_file(rough | {"classifier.weight": np.ones((2, 32), np.float32)}, path)
+    read = pretrained.read(folder)
+    assert read.ignored == ["classifier.weight"]
+    a, b = (x.params["bert"]["pooler"]["dense"]["kernel"] for x in (read, golden))
+    assert a.dtype == np.float32 and 0 < np.abs(a - b).max() < 1e-2

