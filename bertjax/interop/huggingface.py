@@ -1,7 +1,7 @@
 """Hugging Face folders: config.json, safetensors in one file or several, and the tokenizer beside them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax  # noqa: F401  brings ml_dtypes, by which NumPy knows bfloat16
 import numpy as np
@@ -20,12 +20,22 @@ REQUIRED = (
 # Names of one activation in transformers, and ours.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "relu": "relu"}
 
-# What each class of transformers holds besides the encoder.
+# What each class of transformers holds besides the encoder: the beginnings of Google's variables.
 ARCHITECTURES = {
-    "BertForPreTraining": ("bert/pooler/", "cls/predictions/", "cls/seq_relationship/"),
+    "BertModel": ("bert/pooler/",),
     "BertForMaskedLM": ("cls/predictions/",),
     "BertForNextSentencePrediction": ("bert/pooler/", "cls/seq_relationship/"),
-    "BertModel": ("bert/pooler/",),
+    "BertForPreTraining": ("bert/pooler/", "cls/predictions/", "cls/seq_relationship/"),
+    "BertForQuestionAnswering": ("cls/squad/",),
+    "BertForSequenceClassification": ("bert/pooler/", "output_"),
+    "BertForMultipleChoice": ("bert/pooler/", "output_"),
+    "BertForTokenClassification": ("output_",),
+}
+FINE_TUNED_NAMES = {
+    "output_weights": "classifier.weight",
+    "output_bias": "classifier.bias",
+    "cls/squad/output_weights": "qa_outputs.weight",
+    "cls/squad/output_bias": "qa_outputs.bias",
 }
 
 
@@ -47,6 +57,15 @@ def read_config(path: epath.Path) -> BertConfig:
     if activation not in ACTIVATIONS:
         raise UserError(f"{path}: hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return bert_config(path, {**fields, "hidden_act": ACTIVATIONS[activation]})
+
+
+def read_head(path: epath.Path) -> tuple[str, tuple[str, ...]]:
+    """(architecture, names of the labels) of a config.json; empty where it does not say, or of an unknown class."""
+    fields = read_json(path)
+    architecture = next(iter(fields.get("architectures") or ()), "")
+    names = fields.get("id2label") or {}
+    labels = tuple(names[key] for key in sorted(names, key=int))
+    return architecture if architecture in ARCHITECTURES else "", labels
 
 
 def bert_config(path: epath.Path, fields: dict) -> BertConfig:
@@ -76,7 +95,9 @@ def read_json(path: epath.Path) -> dict:
 
 
 def huggingface_name(variable: str) -> str:
-    """Google's variable -> the name of its tensor in transformers' `BertForPreTraining`."""
+    """Google's variable -> the name of its tensor in transformers' classes with a head."""
+    if variable in FINE_TUNED_NAMES:
+        return FINE_TUNED_NAMES[variable]
     name = variable.replace("layer_", "layer.").replace("/", ".")
     for end, theirs in (
         ("_embeddings", "_embeddings.weight"),
@@ -102,7 +123,7 @@ def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]
     Encoders with and without the prefix `bert.`, LayerNorms with `gamma` and `beta`, weights in half precision, and
     decoders that are stored beside the word embeddings they are tied to are all read.
     """
-    known = {huggingface_name(variable): variable for variable in variable_shapes(config)}
+    known = {huggingface_name(variable): variable for variable in (*variable_shapes(config), *FINE_TUNED_NAMES)}
     variables, ignored, stored = {}, [], {}
     for name, tensor in _tensors(folder):
         plain = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
@@ -156,37 +177,47 @@ def _weight_files(folder: epath.Path) -> list[epath.Path]:
 
 
 def natural_architecture(variables: dict) -> str:
-    """The class of transformers that has a place for everything that is there."""
-    parts = {part for part in ARCHITECTURES["BertForPreTraining"] if any(name.startswith(part) for name in variables)}
-    for name in ("BertModel", "BertForMaskedLM", "BertForNextSentencePrediction"):
-        if parts <= set(ARCHITECTURES[name]):
-            return name
-    return "BertForPreTraining"
+    """The first class of transformers that has a place for everything that is there."""
+    parts = {part for parts in ARCHITECTURES.values() for part in parts}
+    present = {part for part in parts if any(name.startswith(part) for name in variables)}
+    return next((name for name, places in ARCHITECTURES.items() if present <= set(places)), "BertModel")
 
 
 def write(
-    folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: Tokenizer | None, architecture: str = ""
-):
-    """Writes what `architecture.from_pretrained(folder)` of transformers reads; "" is `natural_architecture`."""
+    folder: epath.PathLike,
+    config: BertConfig,
+    params: dict,
+    tokenizer: Tokenizer | None,
+    architecture: str = "",
+    labels: Sequence[str] = (),
+) -> None:
+    """Writes what `architecture.from_pretrained(folder)` of transformers reads; "" is `natural_architecture`.
+
+    `labels`: names of the rows of a classifier. Raises `UserError` where the params lack what the class has.
+    """
     import safetensors.numpy
 
     folder = epath.Path(folder)
     variables = to_variables(params, config)
     architecture = architecture or natural_architecture(variables)
     wanted = ARCHITECTURES[architecture]
-    missing = [part.rstrip("/") for part in wanted if not any(name.startswith(part) for name in variables)]
-    if missing:
-        raise UserError(f"--architecture={architecture}: the checkpoint lacks {', '.join(missing)}")
+    for part in wanted:
+        if not any(name.startswith(part) for name in variables):
+            raise UserError(f"{architecture} has {part.rstrip('/_')}, which this checkpoint lacks")
+    heads = tuple(part for parts in ARCHITECTURES.values() for part in parts)
     tensors = {}
     for variable, array in variables.items():
-        if variable.startswith(ARCHITECTURES["BertForPreTraining"]) and not variable.startswith(wanted):
-            continue
-        name = huggingface_name(variable)
-        tensors[name.removeprefix("bert.") if architecture == "BertModel" else name] = np.ascontiguousarray(
-            array.T if is_transposed(variable) else array
-        )
+        if not variable.startswith(heads) or variable.startswith(wanted):
+            name = huggingface_name(variable)
+            name = name.removeprefix("bert.") if architecture == "BertModel" else name
+            tensors[name] = np.ascontiguousarray(array.T if is_transposed(variable) else array)
     write_whole(folder / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
-    write_whole(folder / CONFIG, json.dumps(_config_json(config, architecture), indent=2) + "\n")
+    fields = _config_json(config, architecture)
+    if "output_" in wanted:
+        names = labels or [f"LABEL_{i}" for i in range(len(variables["output_bias"]))]
+        fields["id2label"] = {str(i): name for i, name in enumerate(names)}
+        fields["label2id"] = {name: i for i, name in enumerate(names)}
+    write_whole(folder / CONFIG, json.dumps(fields, indent=2) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder)
         write_tokenizer(folder, config, tokenizer)

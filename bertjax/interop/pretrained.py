@@ -30,6 +30,8 @@ class Pretrained:
     params: dict
     tokenizer: Tokenizer | None
     ignored: list[str]  # names in the files that are nothing of BERT's
+    architecture: str = ""  # the class of transformers that it is, where that is known
+    labels: tuple[str, ...] = ()  # of a classifier
 
 
 def read(path: epath.PathLike) -> Pretrained:
@@ -45,7 +47,7 @@ def read(path: epath.PathLike) -> Pretrained:
     pieces = read_tokenizer(path)
     if pieces is not None and pieces.vocab_size > config.vocab_size:
         raise UserError(f"{folder}: its tokenizer has {pieces.vocab_size} pieces, its model only {config.vocab_size}")
-    return Pretrained(str(path), kind, config, params, pieces, ignored)
+    return Pretrained(str(path), kind, config, params, pieces, ignored, *read_head(path))
 
 
 def read_config(path: epath.PathLike) -> BertConfig:
@@ -55,6 +57,15 @@ def read_config(path: epath.PathLike) -> BertConfig:
         return bert_config(run_folder.read_config(folder))
     module = huggingface if kind == "huggingface" else tf1
     return module.read_config(folder / module.CONFIG)
+
+
+def read_head(path: epath.PathLike) -> tuple[str, tuple[str, ...]]:
+    """(class of transformers, names of its labels), empty where that is not known."""
+    kind, folder, _ = find(path)
+    if kind == "huggingface":
+        return huggingface.read_head(folder / huggingface.CONFIG)
+    stored = run_folder.read_config(folder) if kind == "bertjax" else {}
+    return stored.get("architecture", ""), tuple(stored.get("labels", ()))
 
 
 def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
@@ -152,12 +163,16 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         raise UserError(f"--architecture={architecture}: choose one of {known}")
     pretrained = read(source)
     if to == "huggingface":
-        huggingface.write(output, pretrained.config, pretrained.params, pretrained.tokenizer, architecture)
+        architecture = architecture or pretrained.architecture
+        huggingface.write(
+            output, pretrained.config, pretrained.params, pretrained.tokenizer, architecture, pretrained.labels
+        )
     elif to == "tf1":
         tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
     else:
-        config = default_config()
+        config = default_config().unlock()
         config.model.update(dataclasses.asdict(pretrained.config))
+        config.update(architecture=pretrained.architecture, labels=pretrained.labels)
         checkpoint.write_params(output, pretrained.params)
         run_folder.write_config(output, config, pretrained.tokenizer)
     size = sum(x.size for x in jax.tree.leaves(pretrained.params))

@@ -8,7 +8,7 @@ from etils import epath
 from bertjax.config import BertConfig, UserError
 from bertjax.files import write_whole
 from bertjax.interop.huggingface import bert_config, read_json
-from bertjax.interop.variables import check_variables, to_params, to_variables, variable_shapes
+from bertjax.interop.variables import FINE_TUNED, check_variables, to_params, to_variables, variable_shapes
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, PREFIX = "bert_config.json", "bert_model.ckpt"
@@ -33,7 +33,7 @@ def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         names = reader.get_variable_to_shape_map()
-        known = variable_shapes(config)
+        known = (*variable_shapes(config), *FINE_TUNED)
         variables = {name: np.asarray(reader.get_tensor(name), np.float32) for name in known if name in names}
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise UserError(f"{prefix}: damaged or incomplete ({str(error).splitlines()[0]}); copy it again") from None

@@ -28,7 +28,12 @@ SINGLE = {
     "masked_lm/bias": "cls/predictions/output_bias",
     "next_sentence/dense/kernel": "cls/seq_relationship/output_weights",
     "next_sentence/dense/bias": "cls/seq_relationship/output_bias",
+    "classifier/dense/kernel": "output_weights",  # run_classifier.create_model
+    "classifier/dense/bias": "output_bias",
+    "spans/dense/kernel": "cls/squad/output_weights",  # run_squad.create_model
+    "spans/dense/bias": "cls/squad/output_bias",
 }
+OUTPUT_WEIGHTS = ("next_sentence/dense/kernel", "classifier/dense/kernel", "spans/dense/kernel")  # Google's: transposed
 
 # The same within a layer: `bert/encoder/layers/PATH` holds all layers, `bert/encoder/layer_N/VARIABLE` one.
 LAYER = {
@@ -84,6 +89,8 @@ def _norm(name: str, size: int) -> dict:
 
 # What a checkpoint may lack, each as a whole. The rest is the encoder, without which it is no BERT.
 OPTIONAL = ("bert/pooler/", "cls/predictions/", "cls/seq_relationship/")
+# What fine-tuning adds: as many rows as there are labels.
+FINE_TUNED = ("output_weights", "output_bias", "cls/squad/output_weights", "cls/squad/output_bias")
 
 
 def check_variables(variables: dict[str, np.ndarray], config: BertConfig, source: str) -> None:
@@ -96,6 +103,14 @@ def check_variables(variables: dict[str, np.ndarray], config: BertConfig, source
             raise UserError(f"{source}: {name} is missing; is the checkpoint complete, and a BERT?")
         if variables[name].shape != shape:
             raise UserError(f"{source}: {name} has shape {variables[name].shape}, but its config says {shape}")
+    for weights, bias in (FINE_TUNED[:2], FINE_TUNED[2:]):
+        if (weights in variables) != (bias in variables):
+            raise UserError(f"{source}: {weights} and {bias} belong together, but one is missing")
+        if weights in variables and variables[weights].shape != (len(variables[bias]), config.hidden_size):
+            raise UserError(
+                f"{source}: {weights} has shape {variables[weights].shape}, but {bias} and its config make it "
+                f"{(len(variables[bias]), config.hidden_size)}"
+            )
 
 
 def to_params(variables: dict[str, np.ndarray], config: BertConfig) -> dict:
@@ -114,8 +129,9 @@ def to_params(variables: dict[str, np.ndarray], config: BertConfig) -> dict:
         flat[f"{QUERY_KEY_VALUE}/{part}"] = np.stack(three, axis=-3)
 
     padding = config.padded_vocab_size - config.vocab_size
-    if "next_sentence/dense/kernel" in flat:
-        flat["next_sentence/dense/kernel"] = flat["next_sentence/dense/kernel"].T
+    for path in OUTPUT_WEIGHTS:
+        if path in flat:
+            flat[path] = flat[path].T
     for path in ("bert/embeddings/word/embedding", "masked_lm/bias"):
         if path in flat:
             flat[path] = np.pad(flat[path], [(0, padding)] + [(0, 0)] * (flat[path].ndim - 1))
@@ -123,11 +139,11 @@ def to_params(variables: dict[str, np.ndarray], config: BertConfig) -> dict:
 
 
 def to_variables(params: dict, config: BertConfig) -> dict[str, np.ndarray]:
-    """Our params -> variables, as far as they are there; what is not BERT's own is left out."""
+    """Our params -> variables, as far as they are there; those of heads that have no place in them are left out."""
     flat = {path: np.asarray(x) for path, x in flax.traverse_util.flatten_dict(params, sep="/").items()}
-    variables = {name: flat[path] for path, name in SINGLE.items() if path in flat}
-    if (kernel := variables.get("cls/seq_relationship/output_weights")) is not None:
-        variables["cls/seq_relationship/output_weights"] = kernel.T
+    variables = {
+        name: flat[path].T if path in OUTPUT_WEIGHTS else flat[path] for path, name in SINGLE.items() if path in flat
+    }
     for name in (WORDS, "cls/predictions/output_bias"):
         if name in variables:
             variables[name] = variables[name][: config.vocab_size]
@@ -141,4 +157,7 @@ def to_variables(params: dict, config: BertConfig) -> dict[str, np.ndarray]:
             three = np.moveaxis(flat[f"{QUERY_KEY_VALUE}/{part}"][number], -3, 0)
             for projection, array in zip(("query", "key", "value"), three):
                 variables[f"{layer}/attention/self/{projection}/{part}"] = array
-    return {name: np.ascontiguousarray(variables[name].reshape(shapes[name])) for name in shapes if name in variables}
+    for name in shapes.keys() & variables.keys():
+        variables[name] = variables[name].reshape(shapes[name])
+    order = [name for name in (*shapes, *FINE_TUNED) if name in variables]
+    return {name: np.ascontiguousarray(variables[name]) for name in order}

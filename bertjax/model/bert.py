@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019): the encoder with pooler, and the model that is pre-trained."""
+"""BERT (Devlin et al. 2019): the encoder with pooler, the model that is pre-trained, and those that are fine-tuned."""
 
 import flax.linen as nn
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from bertjax.config import BertConfig
 from bertjax.model.encoder import Embeddings, Encoder
-from bertjax.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler
+from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, Pooler
 
 
 class BertModel(nn.Module):
@@ -74,6 +74,73 @@ class BertForPreTraining(nn.Module):
     def _masked_lm(self, hidden, masked_positions):
         masked = jnp.take_along_axis(hidden, masked_positions[:, :, None], axis=1)
         return self.masked_lm(masked, self.bert.embeddings.word.embedding)
+
+
+class BertForSequenceClassification(nn.Module):
+    """Labels of whole inputs, from the pooled output: `[batch, labels]` logits. One label: regression."""
+
+    config: BertConfig
+    labels: int
+    dtype: jnp.dtype = jnp.float32
+    remat: str = "none"
+
+    def setup(self):
+        self.bert = BertModel(self.config, self.dtype, self.remat)
+        self.classifier = Classifier(self.config, self.labels)
+
+    def __call__(self, input_ids, segments, token_types, *, deterministic: bool = True):
+        _, pooled = self.bert(input_ids, segments, token_types, deterministic=deterministic)
+        return self.classifier(pooled, deterministic=deterministic)
+
+
+class BertForMultipleChoice(nn.Module):
+    """A score for each choice: `[batch, choices, length]` integers -> `[batch, choices]` logits."""
+
+    config: BertConfig
+    dtype: jnp.dtype = jnp.float32
+    remat: str = "none"
+
+    def setup(self):
+        self.bert = BertModel(self.config, self.dtype, self.remat)
+        self.classifier = Classifier(self.config, 1)
+
+    def __call__(self, input_ids, segments, token_types, *, deterministic: bool = True):
+        flat = [x.reshape(-1, x.shape[-1]) for x in (input_ids, segments, token_types)]
+        _, pooled = self.bert(*flat, deterministic=deterministic)
+        return self.classifier(pooled, deterministic=deterministic).reshape(input_ids.shape[:2])
+
+
+class BertForTokenClassification(nn.Module):
+    """A label for each token: `[batch, length, labels]` logits."""
+
+    config: BertConfig
+    labels: int
+    dtype: jnp.dtype = jnp.float32
+    remat: str = "none"
+
+    def setup(self):
+        self.bert = BertModel(self.config, self.dtype, self.remat)
+        self.classifier = Classifier(self.config, self.labels)
+
+    def __call__(self, input_ids, segments, token_types, *, deterministic: bool = True):
+        hidden = self.bert.encode(input_ids, segments, token_types, deterministic=deterministic)
+        return self.classifier(hidden, deterministic=deterministic)
+
+
+class BertForQuestionAnswering(nn.Module):
+    """Where an answer starts and where it ends: `[batch, length, 2]` logits."""
+
+    config: BertConfig
+    dtype: jnp.dtype = jnp.float32
+    remat: str = "none"
+
+    def setup(self):
+        self.bert = BertModel(self.config, self.dtype, self.remat)
+        self.spans = Classifier(self.config, 2, dropout=False)  # run_squad.create_model has none
+
+    def __call__(self, input_ids, segments, token_types, *, deterministic: bool = True):
+        hidden = self.bert.encode(input_ids, segments, token_types, deterministic=deterministic)
+        return self.spans(hidden, deterministic=deterministic)
 
 
 def count_parameters(params, config: BertConfig) -> int:

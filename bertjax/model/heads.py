@@ -49,3 +49,17 @@ class NextSentenceHead(nn.Module):
     @nn.compact
     def __call__(self, pooled):
         return Dense(self.config, jnp.float32, (2,), ("embed", None), name="dense")(pooled)
+
+
+class Classifier(nn.Module):
+    """Dropout, then `[..., hidden]` -> float32 `[..., labels]`: what fine-tuning adds (section 4 of the paper)."""
+
+    config: BertConfig
+    labels: int
+    dropout: bool = True
+
+    @nn.compact
+    def __call__(self, hidden, *, deterministic: bool):
+        if self.dropout:
+            hidden = nn.Dropout(self.config.hidden_dropout_prob)(hidden, deterministic=deterministic)
+        return Dense(self.config, jnp.float32, (self.labels,), ("embed", None), name="dense")(hidden)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,14 @@ import pytest
 from bertjax.config import BertConfig, model_size
 from bertjax.interop import huggingface, pretrained
 from bertjax.interop.variables import to_params, to_variables, variable_shapes
-from bertjax.model.bert import BertForPreTraining, BertModel
+from bertjax.model.bert import (
+    BertForMultipleChoice,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
 from bertjax.text import python_docs, tokenizer
 from tests.text.test_tokenizer import HARD
 
@@ -148,6 +156,45 @@ def test_what_is_written_fits_each_class(architecture, tmp_path):
     model, info = loader.from_pretrained(tmp_path, output_loading_info=True)
     assert type(model).__name__ == architecture
     assert not any(info.values()), info
+
+
+@pytest.mark.parametrize(
+    "architecture, model, output",
+    [
+        ("BertForSequenceClassification", BertForSequenceClassification(TINY, 3), "logits"),
+        ("BertForTokenClassification", BertForTokenClassification(TINY, 3), "logits"),
+        ("BertForQuestionAnswering", BertForQuestionAnswering(TINY), "start_logits"),
+        ("BertForMultipleChoice", BertForMultipleChoice(TINY), "logits"),
+    ],
+)
+def test_fine_tuned_models_are_the_same_there(architecture, model, output, tmp_path):
+    batch = random_batch(TINY, batch=4, length=32, predictions=1)
+    inputs = {name: batch[name] for name in ("input_ids", "segments", "token_types")}
+    if architecture == "BertForMultipleChoice":
+        inputs = {name: x.reshape(2, 2, 32) for name, x in inputs.items()}
+    params = nn.meta.unbox(model.init(jax.random.key(0), **inputs)["params"])
+    params = jax.tree.map(lambda x: np.asarray(x + 0.02 * jax.random.normal(jax.random.key(x.size), x.shape)), params)
+    huggingface.write(
+        tmp_path, TINY, params, None, architecture, labels=("a", "b", "c") if "ication" in architecture else ()
+    )
+    loader = getattr(transformers, architecture.replace("BertFor", "AutoModelFor"))
+    theirs, info = loader.from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
+    assert type(theirs).__name__ == architecture and not any(info.values()), info
+    with torch.no_grad():
+        expected = run_torch(theirs.eval(), inputs)[output].numpy()
+    ours = model.apply({"params": params}, **inputs)
+    if architecture == "BertForQuestionAnswering":
+        ours = ours[..., 0]
+    if architecture in ("BertForQuestionAnswering", "BertForTokenClassification"):
+        real = inputs["segments"].reshape(4, 32, *[1] * (ours.ndim - 2))
+        ours, expected = ours * real, expected * real
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-4)
+
+    read = pretrained.read(tmp_path)
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), read.params, params)
+    assert jax.tree.all(same) and read.architecture == architecture
+    if "ication" in architecture:
+        assert read.labels == ("a", "b", "c")
 
 
 def saved_by_transformers(folder, change=lambda tensors: tensors, **settings):
