@@ -55,12 +55,12 @@ def test_what_is_missing_stays_fresh_and_what_is_strange_is_named(golden, tmp_pa
     shutil.copytree(GOLDEN, tmp_path / "bare")
     path = tmp_path / "bare" / "model.safetensors"
     tensors = {n: x for n, x in safetensors.numpy.load_file(path).items() if not n.startswith("cls.")}
-    safetensors.numpy.save_file(tensors | {"classifier.bias": np.ones(2, np.float32)}, path)
+    safetensors.numpy.save_file(tensors | {"adapter.bias": np.ones(2, np.float32)}, path)
     params = random_state(config_for(golden)).params
     loaded = pretrained.initialize(params, tmp_path / "bare")
     said = capsys.readouterr().out
     assert "19 of 26 arrays loaded; left fresh: masked_lm/bias, masked_lm/dense/bias" in said
-    assert said.rstrip().endswith("not used: classifier.bias")
+    assert said.rstrip().endswith("not used: adapter.bias")
     for name in ("masked_lm", "next_sentence"):
         assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), loaded[name], params[name]))
     assert (
