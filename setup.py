@@ -26,6 +26,7 @@ setuptools.setup(
         "numpy>=2.0",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.32",
+        "safetensors>=0.6",
         "sentencepiece>=0.2.3",
         "sentencex>=1.0.10",
         "tensorboard>=2.19",
