@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 
-import jax  # noqa: F401  brings ml_dtypes, by which NumPy knows bfloat16
+import ml_dtypes  # noqa: F401  by which NumPy knows bfloat16
 import numpy as np
 from etils import epath
 
