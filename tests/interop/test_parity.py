@@ -196,6 +196,12 @@ def test_fine_tuned_models_are_the_same_there(architecture, model, output, tmp_p
     assert read.architecture == architecture
     if "ication" in architecture:
         assert read.labels == ("a", "b", "c")
+    # Which class it is, and its labels, outlive our own format.
+    pretrained.convert(tmp_path, tmp_path / "bertjax", "bertjax")
+    pretrained.convert(tmp_path / "bertjax", tmp_path / "back", "huggingface")
+    again = loader.from_pretrained(tmp_path / "back")
+    assert type(again) is type(theirs) and again.config.id2label == theirs.config.id2label
+    assert all(torch.equal(a, b) for a, b in zip(theirs.state_dict().values(), again.state_dict().values()))
 
 
 def saved_by_transformers(folder, change=lambda tensors: tensors, **settings):

