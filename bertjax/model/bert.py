@@ -77,7 +77,10 @@ class BertForPreTraining(nn.Module):
 
 
 class BertForSequenceClassification(nn.Module):
-    """Labels of whole inputs, from the pooled output: `[batch, labels]` logits. One label: regression."""
+    """Labels of whole inputs, from the pooled output: `[batch, labels]` logits.
+
+    One label: a regression, or the score of one choice among several inputs.
+    """
 
     config: BertConfig
     labels: int
@@ -91,23 +94,6 @@ class BertForSequenceClassification(nn.Module):
     def __call__(self, input_ids, segments, token_types, *, deterministic: bool = True):
         _, pooled = self.bert(input_ids, segments, token_types, deterministic=deterministic)
         return self.classifier(pooled, deterministic=deterministic)
-
-
-class BertForMultipleChoice(nn.Module):
-    """A score for each choice: `[batch, choices, length]` integers -> `[batch, choices]` logits."""
-
-    config: BertConfig
-    dtype: jnp.dtype = jnp.float32
-    remat: str = "none"
-
-    def setup(self):
-        self.bert = BertModel(self.config, self.dtype, self.remat)
-        self.classifier = Classifier(self.config, 1)
-
-    def __call__(self, input_ids, segments, token_types, *, deterministic: bool = True):
-        flat = [x.reshape(-1, x.shape[-1]) for x in (input_ids, segments, token_types)]
-        _, pooled = self.bert(*flat, deterministic=deterministic)
-        return self.classifier(pooled, deterministic=deterministic).reshape(input_ids.shape[:2])
 
 
 class BertForTokenClassification(nn.Module):
