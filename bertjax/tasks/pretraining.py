@@ -250,8 +250,9 @@ def report(scores: dict[str, float]) -> str:
         scores[name]
         for name in ("mlm_loss", "unigram_loss", "mlm_accuracy", "mlm_majority", "nsp_accuracy", "nsp_majority")
     )
+    comparison = f"{abs(unigram - loss):.3f} {'more' if unigram > loss else 'less'}"
     return (
-        f"held-out masked words: loss {loss:.3f} nats; unigram baseline {unigram:.3f}, {unigram - loss:.3f} more\n"
+        f"held-out masked words: loss {loss:.3f} nats; unigram baseline {unigram:.3f}, {comparison}\n"
         f"                       accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}\n"
         f"held-out next sentence: accuracy {nsp_accuracy:.1%}; always the more frequent class {nsp_majority:.1%}"
     )

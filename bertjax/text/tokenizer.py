@@ -208,6 +208,12 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
         raise UserError(f"tokenizer.path: {path} is not a tokenizer.json") from None
     if [vocabulary[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"tokenizer.path: the ids in {path} have gaps")
+    added = [token["content"] for token in content.get("added_tokens", ()) if token["content"] not in vocabulary]
+    if added:
+        raise UserError(
+            f"tokenizer.path: {path} adds tokens that are no pieces ({', '.join(added[:3])}), which is not supported; "
+            f"without the file, its vocab.txt is read"
+        )
     lowercase, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
     if strips is not None and strips != lowercase:
         raise UserError(f"tokenizer.path: {path} has lowercase {lowercase} but strip_accents {strips}: not supported")

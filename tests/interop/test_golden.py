@@ -162,6 +162,24 @@ DAMAGES = {
 }
 
 
+TOKENIZERS = {
+    "no WordPiece": ({"model": {"type": "BPE", "vocab": {}}, "normalizer": None}, "is no WordPiece tokenizer"),
+    "gaps": ({"model": {"vocab": {"a": 0, "b": 2}}}, "the ids in .* have gaps"),
+    "added": ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<user>"}]}, r"adds tokens .*\(<user>\)"),
+    "accents": ({"model": {"vocab": {"a": 0}}, "normalizer": {"type": "BertNormalizer", "lowercase": True,
+                 "strip_accents": False}}, "lowercase True but strip_accents False"),
+    "other JSON": ({"a": 1}, "is not a tokenizer.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_tokenizers_that_cannot_be_read_are_refused(name, folder):
+    content, message = TOKENIZERS[name]
+    (folder / "tokenizer.json").write_text(json.dumps({"normalizer": {"type": "BertNormalizer"}} | content))
+    with pytest.raises(UserError, match=message):
+        pretrained.read_tokenizer(folder)
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damaged_checkpoints_are_refused(name, folder):
     damage, message = DAMAGES[name]
