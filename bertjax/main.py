@@ -36,8 +36,11 @@ def run(config, workdir: str) -> None:
     if config.init_checkpoint:
         from bertjax.interop import pretrained
 
-        pretrained.adopt(config)
-        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
+        if checkpoint.steps(workdir):  # begun already: what it was begun from may be gone
+            run_folder.adopt(workdir, config)
+        else:
+            pretrained.adopt(config)
+            initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
     run_folder.check_model(workdir, config)
     if checkpoint.steps(workdir)[-1:] == [total_steps(config)] and (finished := run_folder.read_report(workdir)):
         print(f"finished before: {total_steps(config)} steps, in {workdir}\n{finished}", flush=True)
@@ -57,6 +60,8 @@ def run(config, workdir: str) -> None:
     mesh = make_mesh(config)
     records, tokenizer = pretraining.find_or_prepare(config, workdir)
     run_folder.check_tokenizer(workdir, tokenizer)
+    if initialize is not None:
+        pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     task = pretraining.Pretraining(config, mesh, records)
     is_first = jax.process_index() == 0

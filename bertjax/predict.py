@@ -29,7 +29,9 @@ def main(texts: list[str]) -> None:
 
     if bool(_FEATURES.value) != bool(_OUTPUT.value):
         raise UserError("--features and --output belong together: which hidden states, and the .npz file for them")
-    texts = texts + (read_lines(_INPUT.value) if _INPUT.value else [])
+    lines = read_lines(_INPUT.value) if _INPUT.value else []
+    # Hidden states are found by the number of their line, also those of empty lines.
+    texts = texts + [line for line in lines if line.strip() or _FEATURES.value]
     if not texts:
         raise UserError('no text: give one on the command line ("the [MASK] barked") or a file with --input')
 
@@ -50,7 +52,7 @@ def read_lines(name: str) -> list[str]:
     if not path.is_file():
         raise UserError(f"--input: no file {name!r}")
     try:
-        return [line for line in path.read_text().splitlines() if line.strip()]
+        return path.read_text().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"--input: {name} is not UTF-8 ({error.reason} at byte {error.start})") from None
 

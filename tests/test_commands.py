@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -157,6 +158,20 @@ def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
     assert before.stdout == after.stdout and "[MASK] 1: " in after.stdout, after.stderr
     again = run("convert", "--source=hf", "--output=hf", "--format=tf1", cwd=tmp_path)
     assert again.returncode != 0 and "error: --output=hf: exists and is not empty" in again.stderr
+
+
+def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
+    folder, _ = trained
+    assert run("convert", f"--source={folder}/run", "--output=hf", "--format=huggingface", cwd=tmp_path).returncode == 0
+    arguments = base(f"--config.data.records={folder}/run/records", "--config.init_checkpoint=hf", "--workdir=w", *TINY,
+                     "--config.model.max_position_embeddings=512")  # fmt: skip
+    first = run("main", *arguments, cwd=tmp_path)
+    assert "started from hf (huggingface): 26 of 26 arrays loaded" in first.stdout, first.stderr
+    shutil.rmtree(tmp_path / "hf")
+    again = run("main", *arguments, cwd=tmp_path)
+    assert again.returncode == 0 and "finished before: 10 steps" in again.stdout, again.stderr
+    longer = run("main", *arguments, "--config.stages[1].steps=5", cwd=tmp_path)
+    assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
 
 
 def test_predict_writes_hidden_states(trained, tmp_path):

@@ -53,8 +53,10 @@ def read_config(path: epath.Path) -> BertConfig:
     ):
         if fields.get(name, expected) != expected:
             raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {expected!r}")
+    if "quantization_config" in fields:
+        raise UserError(f"{path}: quantization_config: quantized weights are not supported")
     activation = fields.get("hidden_act", "gelu")
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise UserError(f"{path}: hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return bert_config(path, {**fields, "hidden_act": ACTIVATIONS[activation]})
 
@@ -64,7 +66,10 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...]]:
     fields = read_json(path)
     architecture = next(iter(fields.get("architectures") or ()), "")
     names = fields.get("id2label") or {}
-    labels = tuple(names[key] for key in sorted(names, key=int))
+    try:
+        labels = tuple(str(names[key]) for key in sorted(names, key=int))
+    except (TypeError, ValueError):
+        raise UserError(f"{path}: id2label is not an object with a name for each number") from None
     return architecture if architecture in ARCHITECTURES else "", labels
 
 
@@ -72,8 +77,12 @@ def bert_config(path: epath.Path, fields: dict) -> BertConfig:
     """The fields that are BERT's. Raises `UserError` where one that has no default is missing, or is no number."""
     names = BertConfig.__dataclass_fields__
     for name in REQUIRED:
-        if not isinstance(fields.get(name), int) or fields[name] < 1:
-            raise UserError(f"{path}: {name} is {fields.get(name, 'missing')}; a BERT's config needs it, a number")
+        if name not in fields:
+            raise UserError(f"{path}: {name} is missing; a BERT's config needs it")
+    for name, field in names.items():
+        value, numbers = fields.get(name, field.default), (int, float) if field.type is float else (field.type,)
+        if type(value) not in numbers or (field.type is int and value < 1):
+            raise UserError(f"{path}: {name} is {value!r}, which is no {field.type.__name__} that a BERT could have")
     if fields["hidden_size"] % fields["num_attention_heads"]:
         raise UserError(
             f"{path}: hidden_size {fields['hidden_size']} is not a multiple of num_attention_heads "
@@ -128,6 +137,10 @@ def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]
     for name, tensor in _tensors(folder):
         plain = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         variable = known.get(plain) or known.get(f"bert.{plain}")
+        if variable in variables:
+            raise UserError(f"{folder}: {name} is there twice, under another name too")
+        if variable and tensor.dtype.kind in "iub":
+            raise UserError(f"{folder}: {name} is of type {tensor.dtype}; quantized weights are not supported")
         if variable:
             tensor = tensor.astype(np.float32)
             variables[variable] = tensor.T if is_transposed(variable) else tensor
@@ -137,6 +150,10 @@ def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]
             ignored.append(name)
     if "bias" in stored:
         variables.setdefault("cls/predictions/output_bias", stored["bias"])
+        if not np.array_equal(stored["bias"], variables["cls/predictions/output_bias"]):
+            raise UserError(
+                f"{folder}: cls.predictions.decoder.bias differs from cls.predictions.bias; BERT has one bias"
+            )
     if "weight" in stored and WORDS in variables and not np.array_equal(stored["weight"], variables[WORDS]):
         raise UserError(
             f"{folder}: cls.predictions.decoder.weight differs from the word embeddings; BERT's are one and the same"
@@ -162,7 +179,10 @@ def _weight_files(folder: epath.Path) -> list[epath.Path]:
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if index.exists():
-        files = sorted(set(read_json(index).get("weight_map", {}).values()))
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise UserError(f"{index}: no weight_map that says which tensor is in which file")
+        files = sorted(set(weight_map.values()))
         for name in files:
             if not (folder / name).exists():
                 raise UserError(f"{folder / name}: missing, but listed in {index}; copy it too")
@@ -176,11 +196,24 @@ def _weight_files(folder: epath.Path) -> list[epath.Path]:
     raise UserError(f"{folder}: no {WEIGHTS} and no {INDEX}")
 
 
-def natural_architecture(variables: dict) -> str:
-    """The first class of transformers that has a place for everything that is there."""
-    parts = {part for parts in ARCHITECTURES.values() for part in parts}
-    present = {part for part in parts if any(name.startswith(part) for name in variables)}
-    return next((name for name, places in ARCHITECTURES.items() if present <= set(places)), "BertModel")
+HEADS = tuple(sorted({part for parts in ARCHITECTURES.values() for part in parts}))
+FINE_TUNED_HEADS = ("output_", "cls/squad/")
+
+
+def choose_architecture(variables: dict, stated: str = "") -> str:
+    """The class of transformers for what is there: a fine-tuned head's, otherwise the one that keeps the most.
+
+    `stated`: what the checkpoint calls itself. That decides between classes with the same head, but not against weights
+    that are there: bert-base-uncased calls itself a `BertForMaskedLM` and holds all of a `BertForPreTraining`.
+    """
+    present = {part for part in HEADS if any(name.startswith(part) for name in variables)}
+    if stated and present & set(ARCHITECTURES[stated]) & set(FINE_TUNED_HEADS):
+        return stated
+    fitting = [name for name, parts in ARCHITECTURES.items() if present >= set(parts)]
+    kept = {
+        name: (bool(set(FINE_TUNED_HEADS) & set(ARCHITECTURES[name])), len(ARCHITECTURES[name])) for name in fitting
+    }
+    return max(fitting, key=kept.get, default="BertModel")  # the first of equals
 
 
 def write(
@@ -190,37 +223,48 @@ def write(
     tokenizer: Tokenizer | None,
     architecture: str = "",
     labels: Sequence[str] = (),
-) -> None:
-    """Writes what `architecture.from_pretrained(folder)` of transformers reads; "" is `natural_architecture`.
+) -> list[str]:
+    """Writes what `architecture.from_pretrained(folder)` of transformers reads; "" is `choose_architecture`.
 
-    `labels`: names of the rows of a classifier. Raises `UserError` where the params lack what the class has.
+    `labels`: names of the rows of a classifier. Returns the parts that the class has no place for, which are left out.
+    Raises `UserError` where the params lack what the class has.
     """
     import safetensors.numpy
 
     folder = epath.Path(folder)
     variables = to_variables(params, config)
-    architecture = architecture or natural_architecture(variables)
+    architecture = architecture or choose_architecture(variables)
     wanted = ARCHITECTURES[architecture]
-    for part in wanted:
+    for part in wanted if architecture != "BertModel" else ():  # whose pooler transformers can do without
         if not any(name.startswith(part) for name in variables):
-            raise UserError(f"{architecture} has {part.rstrip('/_')}, which this checkpoint lacks")
-    heads = tuple(part for parts in ARCHITECTURES.values() for part in parts)
-    tensors = {}
+            fitting = choose_architecture(variables)
+            raise UserError(
+                f"--architecture={architecture}: it has {part.rstrip('/_')}, which the checkpoint lacks; take {fitting}"
+            )
+    rows = len(variables["output_bias"]) if "output_" in wanted else 0
+    if architecture == "BertForMultipleChoice" and rows != 1:
+        raise UserError(f"--architecture={architecture}: it has one score a choice, but this classifier {rows} labels")
+    if labels and (len(labels) != rows or len(set(labels)) != rows) and rows:
+        raise UserError(f"the checkpoint names {len(set(labels))} labels, but its classifier has {rows} rows")
+    tensors, left_out = {}, []
     for variable, array in variables.items():
-        if not variable.startswith(heads) or variable.startswith(wanted):
+        if variable.startswith(HEADS) and not variable.startswith(wanted):
+            left_out.append(variable)
+        else:
             name = huggingface_name(variable)
             name = name.removeprefix("bert.") if architecture == "BertModel" else name
             tensors[name] = np.ascontiguousarray(array.T if is_transposed(variable) else array)
     write_whole(folder / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
     fields = _config_json(config, architecture)
     if "output_" in wanted:
-        names = labels or [f"LABEL_{i}" for i in range(len(variables["output_bias"]))]
+        names = labels or [f"LABEL_{i}" for i in range(rows)]
         fields["id2label"] = {str(i): name for i, name in enumerate(names)}
         fields["label2id"] = {name: i for i, name in enumerate(names)}
     write_whole(folder / CONFIG, json.dumps(fields, indent=2) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder)
         write_tokenizer(folder, config, tokenizer)
+    return left_out
 
 
 def _config_json(config: BertConfig, architecture: str) -> dict:

@@ -9,6 +9,8 @@ from etils import epath
 
 from bertjax.config import BertConfig, UserError, bert_config, default_config
 from bertjax.interop import huggingface, tf1
+from bertjax.interop.variables import to_variables
+from bertjax.model.bert import count_parameters
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint, run_folder
@@ -86,7 +88,10 @@ def find(path: epath.PathLike) -> tuple[str, epath.Path, epath.Path | None]:
     path = epath.Path(path)
     if (path / checkpoint.FOLDER).is_dir():
         return "bertjax", path, None
-    if (path / huggingface.CONFIG).exists():
+    if (path / huggingface.CONFIG).exists() and "stages" in huggingface.read_json(path / huggingface.CONFIG):
+        raise UserError(f"{path}: a run that has saved no checkpoint yet")
+    has_tf1 = (path / f"{tf1.PREFIX}.index").exists() and not list(path.glob("*.safetensors"))
+    if (path / huggingface.CONFIG).exists() and not has_tf1:
         return "huggingface", path, None
     for prefix in (epath.Path(re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", str(path))), path / tf1.PREFIX):
         if prefix.with_name(prefix.name + ".index").exists():
@@ -103,9 +108,22 @@ def _tokenizer_file(folder: epath.Path) -> epath.Path | None:
 
 
 def _is_uncased(folder: epath.Path, vocabulary: epath.Path) -> bool:
-    """As tokenizer_config.json says. Without one: a vocabulary without a capital letter is an uncased one."""
-    settings = folder / "tokenizer_config.json"
-    if settings.exists() and isinstance(lowercase := huggingface.read_json(settings).get("do_lower_case"), bool):
+    """As tokenizer_config.json says. Without one: a vocabulary without a capital letter is an uncased one.
+
+    Raises `UserError` for what the vocabulary alone does not say and our WordPiece does not do.
+    """
+    if (folder / "added_tokens.json").exists():
+        known = set(tokenizer.load("wordpiece", vocabulary).pieces)
+        if added := sorted(set(huggingface.read_json(folder / "added_tokens.json")) - known):
+            raise UserError(f"{folder / 'added_tokens.json'}: adds {', '.join(added[:3])}, which is not supported")
+    path = folder / "tokenizer_config.json"
+    settings = huggingface.read_json(path) if path.exists() else {}
+    lowercase, strips = settings.get("do_lower_case"), settings.get("strip_accents")
+    if strips is not None and strips != lowercase:
+        raise UserError(f"{path}: strip_accents {strips} with do_lower_case {lowercase} is not supported")
+    if settings.get("tokenize_chinese_chars", True) is not True:
+        raise UserError(f"{path}: tokenize_chinese_chars false is not supported")
+    if isinstance(lowercase, bool):
         return lowercase
     pieces = tokenizer.load("wordpiece", vocabulary).pieces
     return not any(re.search("[A-Z]", piece) for piece in pieces if not re.fullmatch(r"\[.*\]", piece))
@@ -124,6 +142,19 @@ def adopt(config) -> None:
     if config.tokenizer.path or config.data.records or (pieces := read_tokenizer(path)) is None:
         return
     config.tokenizer.update(kind=pieces.kind, path=str(_tokenizer_file(find(path)[1])), lowercase=pieces.lowercase)
+
+
+def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:
+    """Says how many pieces differ from a checkpoint's own. Raises `UserError` where it is more than a tenth: a few
+    replaced ones, such as `[unused1]`, learn something new; a vocabulary of another order makes nonsense."""
+    theirs = read_tokenizer(path)
+    if theirs is None or theirs.fingerprint == ours.fingerprint:
+        return
+    different = sum(a != b for a, b in zip(ours.pieces, theirs.pieces))
+    said = f"{different} of the first {len(theirs.pieces)} pieces of the records' tokenizer are not those of {path}"
+    if different > 0.1 * len(theirs.pieces):
+        raise UserError(f"config.init_checkpoint: {said}; prepare the records with its tokenizer")
+    print(said, flush=True)
 
 
 def initialize(params: dict, path: epath.PathLike) -> dict:
@@ -161,10 +192,11 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
     if architecture and architecture not in huggingface.ARCHITECTURES:
         known = ", ".join(huggingface.ARCHITECTURES)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
-    pretrained = read(source)
+    pretrained, left_out = read(source), []
     if to == "huggingface":
-        architecture = architecture or pretrained.architecture
-        huggingface.write(
+        variables = to_variables(pretrained.params, pretrained.config)
+        architecture = architecture or huggingface.choose_architecture(variables, pretrained.architecture)
+        left_out = huggingface.write(
             output, pretrained.config, pretrained.params, pretrained.tokenizer, architecture, pretrained.labels
         )
     elif to == "tf1":
@@ -175,8 +207,10 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         config.update(architecture=pretrained.architecture, labels=pretrained.labels)
         checkpoint.write_params(output, pretrained.params)
         run_folder.write_config(output, config, pretrained.tokenizer)
-    size = sum(x.size for x in jax.tree.leaves(pretrained.params))
+    size = count_parameters(pretrained.params, pretrained.config)
     said = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
+    if left_out:
+        said.append(f"left out, for which {architecture} has no place: {', '.join(left_out[:8])}")
     if pretrained.tokenizer is None:
         said.append("no tokenizer was found beside it")
     if pretrained.ignored:

@@ -19,7 +19,8 @@ OPTIMIZER = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v")
 def read_config(path: epath.Path) -> BertConfig:
     """A `BertConfig` from bert_config.json. Google's "gelu" is the tanh form, which Hugging Face calls gelu_new."""
     fields = read_json(path)
-    activation = {"gelu": fields.get("gelu_form", "gelu_new"), "relu": "relu"}.get(fields.get("hidden_act", "gelu"))
+    known = {"gelu": fields.get("gelu_form", "gelu_new"), "gelu_new": "gelu_new", "relu": "relu"}
+    activation = known.get(str(fields.get("hidden_act", "gelu")))
     if activation is None:
         raise UserError(f"{path}: hidden_act {fields['hidden_act']!r} is not supported; supported: gelu, relu")
     fields = {"layer_norm_eps": 1e-12, **fields, "hidden_act": activation}
@@ -35,7 +36,7 @@ def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]
         names = reader.get_variable_to_shape_map()
         known = (*variable_shapes(config), *FINE_TUNED)
         variables = {name: np.asarray(reader.get_tensor(name), np.float32) for name in known if name in names}
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
         raise UserError(f"{prefix}: damaged or incomplete ({str(error).splitlines()[0]}); copy it again") from None
     check_variables(variables, config, str(prefix))
     ignored = [n for n in sorted(names) if n not in known and not n.endswith(OPTIMIZER) and n != "global_step"]

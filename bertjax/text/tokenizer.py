@@ -211,12 +211,13 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
     added = [token["content"] for token in content.get("added_tokens", ()) if token["content"] not in vocabulary]
     if added:
         raise UserError(
-            f"tokenizer.path: {path} adds tokens that are no pieces ({', '.join(added[:3])}), which is not supported; "
-            f"without the file, its vocab.txt is read"
+            f"tokenizer.path: {path} adds tokens that are no pieces ({', '.join(added[:3])}), which is not supported"
         )
     lowercase, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
     if strips is not None and strips != lowercase:
         raise UserError(f"tokenizer.path: {path} has lowercase {lowercase} but strip_accents {strips}: not supported")
+    if not normalizer.get("handle_chinese_chars", True) or model.get("max_input_chars_per_word", 100) != 100:
+        raise UserError(f"tokenizer.path: {path} has other rules for Chinese or for long words: not supported")
     return pieces, lowercase
 
 

@@ -76,9 +76,12 @@ def read_params(workdir: epath.PathLike) -> dict:
         raise UserError(f"no finished checkpoint in {epath.Path(workdir) / FOLDER}")
     path = folder_of(workdir) / str(found[-1]) / "params"
     with ocp.PyTreeCheckpointer() as checkpointer:
-        tree = checkpointer.metadata(path).item_metadata.tree
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+        try:
+            tree = checkpointer.metadata(path).item_metadata.tree
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+        except (ValueError, AttributeError, OSError) as error:
+            raise UserError(f"{path}: damaged or incomplete ({str(error).splitlines()[0][:200]})") from None
 
 
 def write_params(workdir: epath.PathLike, params: dict) -> None:

@@ -26,17 +26,22 @@ def read_config(workdir: epath.PathLike) -> ml_collections.ConfigDict:
 
 
 def check_model(workdir: epath.PathLike, config) -> None:
-    """Raises `UserError` where a workdir holds another model, or one with another tokenizer."""
+    """Raises `UserError` where a workdir holds another model. See `check_tokenizer` for the other half."""
     if not (epath.Path(workdir) / CONFIG).exists():
         return
     before = read_config(workdir)
-    for section in ("model", "tokenizer"):
-        for name, value in config[section].items():
-            if before[section].get(name) != value:
-                raise UserError(
-                    f"config.{section}.{name} = {value!r}: {workdir} holds a run with {before[section].get(name)!r}; "
-                    f"take another --workdir, or delete it"
-                )
+    for name, value in config.model.items():
+        if before.model.get(name) != value:
+            raise UserError(
+                f"config.model.{name} = {value!r}: {workdir} holds a run with {before.model.get(name)!r}; take another "
+                f"--workdir, or delete it"
+            )
+
+
+def adopt(workdir: epath.PathLike, config) -> None:
+    """Sets what `config.init_checkpoint` decided when the run was begun."""
+    before = read_config(workdir)
+    config.model.update(hidden_act=before.model.hidden_act, layer_norm_eps=before.model.layer_norm_eps)
 
 
 def check_tokenizer(workdir: epath.PathLike, pieces: tokenizer.Tokenizer) -> None:

@@ -144,7 +144,7 @@ DAMAGES = {
         "model-00001-of-00002.safetensors: missing, but listed in",
     ),
     "no field": (lambda f: edit(f / "config.json", hidden_size=None), "config.json: hidden_size is missing"),
-    "no number": (lambda f: edit(f / "config.json", hidden_size="many"), "config.json: hidden_size is many"),
+    "no number": (lambda f: edit(f / "config.json", hidden_size="many"), "config.json: hidden_size is 'many', which is no int"),
     "not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: not JSON"),
     "roberta": (lambda f: edit(f / "config.json", model_type="roberta"), "model_type 'roberta'.*supported: bert"),
     "distilbert": (lambda f: edit(f / "config.json", model_type="distilbert"), "supported: bert"),
@@ -160,6 +160,40 @@ DAMAGES = {
         "tokenizer has 28 pieces, its model only 27",
     ),
 }
+
+
+def only(params, *parts):
+    return {"bert": {name: x for name, x in params["bert"].items() if name != "pooler" or "pooler" in parts}} | {
+        name: params[name] for name in parts if name in params
+    }
+
+
+@pytest.mark.parametrize(
+    "parts, stated, chosen, left_out",
+    [
+        (("pooler", "masked_lm", "next_sentence"), "BertForMaskedLM", "BertForPreTraining", ()),  # bert-base-uncased
+        (("pooler", "masked_lm", "next_sentence"), "", "BertForPreTraining", ()),
+        (("pooler", "masked_lm"), "", "BertModel BertForMaskedLM", None),
+        (("masked_lm",), "", "BertForMaskedLM", ()),
+        (("pooler",), "", "BertModel", ()),
+        ((), "", "BertModel", ()),
+        (("pooler", "spans"), "", "BertForQuestionAnswering", ("bert/pooler/dense/bias", "bert/pooler/dense/kernel")),
+        (("pooler", "classifier"), "", "BertForSequenceClassification", ()),
+        (("classifier",), "", "BertForTokenClassification", ()),
+        (("pooler", "classifier"), "BertForMultipleChoice", "BertForMultipleChoice", ()),
+    ],
+)
+def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, stated, chosen, left_out):
+    """Google's run_squad keeps its pooler; bert-base-uncased calls itself a BertForMaskedLM, but is more."""
+    rows = 1 if stated == "BertForMultipleChoice" else 2
+    head = {"dense": {"kernel": np.ones((32, rows), np.float32), "bias": np.zeros(rows, np.float32)}}
+    params = only(golden.params | {"classifier": head, "spans": head}, *parts)
+    architecture = huggingface.choose_architecture(to_variables(params, golden.config), stated)
+    assert architecture in chosen.split()
+    dropped = huggingface.write(tmp_path, golden.config, params, None, architecture)
+    assert left_out is None or sorted(dropped) == list(left_out)
+    again = to_variables(pretrained.read(tmp_path).params, golden.config)
+    assert again.keys() == to_variables(params, golden.config).keys() - set(dropped)
 
 
 TOKENIZERS = {

@@ -24,7 +24,7 @@ from tests.text.test_tokenizer import HARD
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-TINY = BertConfig(**model_size("tiny"), vocab_size=1000)
+TINY = BertConfig(**model_size("tiny"), vocab_size=1000, layer_norm_eps=1e-5)
 BASE = BertConfig(vocab_size=1000)  # few words: what is compared is the encoder
 
 
@@ -86,6 +86,10 @@ def test_forward(size, length, activation, tmp_path):
     inputs = [batch[name] for name in ("input_ids", "segments", "token_types")]
     layers = encoder.apply({"params": params["bert"]}, *inputs, every_layer=True, method="encode")
     real = batch["segments"][..., None]
+    _, pooled = encoder.apply({"params": params["bert"]}, *inputs)
+    with torch.no_grad():
+        their_pooled = run_torch(in_torch(config, params, tmp_path).bert, batch).pooler_output.numpy()
+    np.testing.assert_allclose(pooled, their_pooled, rtol=0, atol=1e-4)
 
     assert layers.shape[0] == len(theirs.hidden_states) == config.num_hidden_layers + 1
     for ours, hidden in zip(layers, theirs.hidden_states):
