@@ -144,7 +144,7 @@ DAMAGES = {
         "model-00001-of-00002.safetensors: missing, but listed in",
     ),
     "no field": (lambda f: edit(f / "config.json", hidden_size=None), "config.json: hidden_size is missing"),
-    "no number": (lambda f: edit(f / "config.json", hidden_size="many"), "config.json: hidden_size is 'many', which is no int"),
+    "no number": (lambda f: edit(f / "config.json", hidden_size="many"), "hidden_size is 'many', which is no int"),
     "not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: not JSON"),
     "roberta": (lambda f: edit(f / "config.json", model_type="roberta"), "model_type 'roberta'.*supported: bert"),
     "distilbert": (lambda f: edit(f / "config.json", model_type="distilbert"), "supported: bert"),
