@@ -20,9 +20,7 @@ from bertjax.files import write_whole
 MAX_ALPHABET, COVERAGE = 1000, 0.9995
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
 # Words of their own to BERT's normalizer.
-IDEOGRAPH = re.compile(
-    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
-)  # as BERT's normalizer has them
+IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
