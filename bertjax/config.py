@@ -43,6 +43,7 @@ class BertConfig:
 
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
+OPTIMIZERS = ("adam", "lamb")
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece")
 REMAT_POLICIES = ("none", "dots", "full")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -83,8 +84,11 @@ def default_config() -> ml_collections.ConfigDict:
     config.model = ml_collections.ConfigDict(dataclasses.asdict(BertConfig()))
     config.init_checkpoint = ""  # start from these weights instead of random ones
     config.dtype = "auto"  # of activations: bfloat16 on TPU and GPU, float32 on CPU; params are always float32
+    config.grad_dtype = "float32"  # that gradients are added up in between devices; bfloat16 halves the traffic
     config.remat = "none"  # what the backward pass recomputes to save memory: none | dots | full
     config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: the devices that are left
+
+    config.hosts_timeout = 300  # seconds that a run of several hosts waits for all of them to start
 
     # Text -> ids. An empty path: a vocabulary of model.vocab_size is learnt from data.corpus.
     config.tokenizer = ml_collections.ConfigDict(dict(kind="wordpiece", path="", lowercase=True))
@@ -106,6 +110,7 @@ def default_config() -> ml_collections.ConfigDict:
 
     config.optimizer = ml_collections.ConfigDict(
         dict(
+            name="adam",  # with decoupled weight decay; lamb for batches of thousands
             learning_rate=1e-4,
             warmup_steps=10_000,
             beta1=0.9,
@@ -146,8 +151,11 @@ def corpus_sources(config: ml_collections.ConfigDict) -> tuple[str, ...]:
     return tuple(p.strip() for p in parts if p.strip())
 
 
-def validate(config: ml_collections.ConfigDict) -> None:
-    """Checks what can be known without touching a file or a device. Raises `UserError`: field, value, remedy."""
+def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
+    """Checks what can be known without touching a file or a device. Raises `UserError`: field, value, remedy.
+
+    `with_data`: the config also has to say where the text or the records are.
+    """
 
     def require(ok: bool, field: str, value, remedy: str):
         if not ok:
@@ -171,10 +179,12 @@ def validate(config: ml_collections.ConfigDict) -> None:
     one_of("task", config.task, ("pretraining",))
     one_of("tokenizer.kind", config.tokenizer.kind, TOKENIZER_KINDS)
     one_of("model.hidden_act", config.model.hidden_act, ACTIVATIONS)
+    one_of("optimizer.name", config.optimizer.name, OPTIMIZERS)
     one_of("remat", config.remat, REMAT_POLICIES)
     one_of("dtype", config.dtype, DTYPES)
+    one_of("grad_dtype", config.grad_dtype, DTYPES[1:])
 
-    positive("", "batch_size microbatches log_every_steps")
+    positive("", "batch_size microbatches log_every_steps hosts_timeout")
     require(0 <= config.seed < 2**31, "seed", config.seed, "must be at least 0 and below 2 ** 31")
     positive("eval", "every_steps max_sequences")
     positive("checkpoint", "every_steps keep")
@@ -239,7 +249,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
         require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the devices left")
     require(sizes.count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
     require(
-        bool(config.data.records) or bool(corpus_sources(config)),
+        not with_data or bool(config.data.records) or bool(corpus_sources(config)),
         "data.corpus",
         config.data.corpus,
         "say where the text is (files, a folder, a glob, gs://..., tfds:NAME, pydoc), or set data.records",

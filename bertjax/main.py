@@ -27,12 +27,20 @@ def main(arguments: list[str]) -> None:
 
 def run(config, workdir: str) -> None:
     """Trains what a validated config says in `workdir`, and prints the held-out scores. Finished: says so at once."""
+    import jax
     from etils import epath
 
     from bertjax.config import total_steps
+    from bertjax.sharding import hosts
+    from bertjax.sharding.mesh import local_copy, make_mesh, use_cpu_cores
     from bertjax.training import checkpoint, run_folder
 
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
+    jax.config.update("jax_compilation_cache_dir", cache)
+    is_first = hosts.join(config.hosts_timeout) == 0
+    use_cpu_cores(config)
     workdir, initialize = epath.Path(workdir), None
+    run_folder.check_shared(workdir)
     if config.init_checkpoint:
         from bertjax.interop import pretrained
 
@@ -43,20 +51,15 @@ def run(config, workdir: str) -> None:
             initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
     run_folder.check_model(workdir, config)
     if checkpoint.steps(workdir)[-1:] == [total_steps(config)] and (finished := run_folder.read_report(workdir)):
-        print(f"finished before: {total_steps(config)} steps, in {workdir}\n{finished}", flush=True)
-        if changed := run_folder.changes(workdir, config):
-            print(f"trained with other settings than these: {'; '.join(changed)}. For a new run take another --workdir")
+        if is_first:
+            print(f"finished before: {total_steps(config)} steps, in {workdir}\n{finished}", flush=True)
+            if changed := "; ".join(run_folder.changes(workdir, config)):
+                print(f"trained with other settings than these: {changed}. For a new run take another --workdir")
         return
 
-    import jax
-
-    from bertjax.sharding.mesh import make_mesh, use_cpu_cores
     from bertjax.tasks import fill_mask, pretraining
     from bertjax.training.loop import train
 
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
-    jax.config.update("jax_compilation_cache_dir", cache)
-    use_cpu_cores(config)
     mesh = make_mesh(config)
     records, tokenizer = pretraining.find_or_prepare(config, workdir)
     run_folder.check_tokenizer(workdir, tokenizer)
@@ -64,7 +67,6 @@ def run(config, workdir: str) -> None:
         pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     task = pretraining.Pretraining(config, mesh, records)
-    is_first = jax.process_index() == 0
     if is_first:
         if (changed := run_folder.changes(workdir, config)) and checkpoint.steps(workdir):
             print(f"going on with other settings than before: {'; '.join(changed)}")
@@ -72,17 +74,12 @@ def run(config, workdir: str) -> None:
         print(f"training in {workdir}", flush=True)
     state, scores = train(task, config, workdir, mesh, initialize)
 
-    lines = []
-
-    def say(line: str) -> None:
-        lines.append(line)
-        if is_first:
-            print(line, flush=True)
-
-    say(pretraining.report(scores))
-    for filled in fill_mask.fill_masks(task.model, state.params, tokenizer, config.eval.fill_masks):
-        say(fill_mask.describe(filled))
+    params = local_copy(state.params, mesh)
     if is_first:
+        lines = [pretraining.report(scores)]
+        filled = fill_mask.fill_masks(task.model, params, tokenizer, config.eval.fill_masks)
+        lines += [fill_mask.describe(text) for text in filled]
+        print("\n".join(lines), flush=True)
         run_folder.write_report(workdir, "\n".join(lines))
 
 

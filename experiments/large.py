@@ -11,4 +11,5 @@ from bertjax.config import default_config, model_size
 def get_config():
     config = default_config()
     config.model.update(model_size("large"))
+    config.remat = "full"
     return config

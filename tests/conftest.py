@@ -13,6 +13,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import importlib.util
 import random
 
 import jax
@@ -88,6 +89,13 @@ def records_folder(corpus_file, tmp_path_factory):
 
 def one_device_mesh(config):
     return make_mesh(config, jax.devices()[:1])
+
+
+def pytest_collection_modifyitems(items):
+    if importlib.util.find_spec("libtpu") is None:
+        for item in items:
+            if item.get_closest_marker("tpu_aot"):
+                item.add_marker(pytest.mark.skip(reason="libtpu is not installed, which is for x86-64 Linux"))
 
 
 def pytest_addoption(parser):

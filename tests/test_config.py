@@ -10,7 +10,7 @@ from bertjax.config import UserError, bert_config, default_config, model_size, s
 
 ROOT = pathlib.Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
-EXPERIMENTS = ["base", "large", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart"]
+EXPERIMENTS = ["base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart"]
 
 
 def load(experiment: str):

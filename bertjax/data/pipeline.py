@@ -3,7 +3,7 @@
 The records of a set are one long list, cut into `lanes` ranges of equal size. Each lane fills the same rows of every
 batch and walks its own range: the files of an epoch in random order, their records shuffled in windows. Order and
 windows come from generators that are seeded by (seed, lane, epoch or window), so that any step can be computed without
-the steps before it. A host takes its share of the lanes, and so opens only the files of its share of the ranges.
+the steps before it. A host takes the lanes of the rows that it needs, and so opens only the files of these ranges.
 """
 
 import math
@@ -15,7 +15,7 @@ from bertjax.config import UserError
 from bertjax.data import records
 from bertjax.data.records import RecordSet
 
-MAX_LANES = 64  # and the most hosts that can share a batch
+MAX_LANES = 64
 SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together, across the end of an epoch if need be
 
 Batch = dict[str, np.ndarray]
@@ -29,30 +29,34 @@ def train_batches(
     batch_size: int,
     seed: int,
     start: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
+    rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
-    """This host's rows of the batches of steps `start`, `start + 1`, ..., without end.
+    """The batches of steps `start`, `start + 1`, ..., without end; of each only `rows` (rising), or all of it.
 
     A batch is that of `records.features`, `[rows, ...]`, with `next_sentence_labels` and `next_sentence_weights` (all
-    1) of shape `[rows]`. Raises `UserError` where hosts, batch and records do not fit together.
+    1) of shape `[rows]`. Raises `UserError` where there are too few records.
     """
     lanes = math.gcd(batch_size, MAX_LANES)
-    if lanes % process_count:
-        raise UserError(f"config.batch_size = {batch_size}: must be a multiple of the {process_count} hosts")
     if files.total < lanes:
         raise UserError(
             f"{files.total} training records are too few for config.batch_size = {batch_size}: add text, raise "
             f"data.dupe_factor, or make the batch smaller"
         )
-    rows = batch_size // lanes
-    own = lanes // process_count
-    dataset = _lanes(files, range(process_index * own, (process_index + 1) * own), lanes, seed, start * rows, rows)
-    return _parsed(dataset.batch(own * rows), length, max_predictions_per_seq)
+    from bertjax.data.tf import tf
+
+    width = batch_size // lanes
+    rows = np.arange(batch_size) if rows is None else rows
+    own = np.unique(rows // width)
+    dataset = _lanes(files, own, lanes, seed, start * width, width).batch(len(own) * width)
+    if len(rows) < len(own) * width:  # other hosts have the rest of a lane
+        read = (own[:, None] * width + np.arange(width)).ravel()
+        wanted = np.searchsorted(read, rows)
+        dataset = dataset.map(lambda serialized: tf.gather(serialized, wanted))
+    return _parsed(dataset, length, max_predictions_per_seq)
 
 
-def _lanes(files: RecordSet, own: range, lanes: int, seed: int, start: int, rows: int):
-    """The serialized records of some lanes, `rows` of each in turn, from the `start`-th record of each lane on."""
+def _lanes(files: RecordSet, own: np.ndarray, lanes: int, seed: int, start: int, width: int):
+    """The serialized records of some lanes, `width` of each in turn, from the `start`-th record of each lane on."""
     from bertjax.data.tf import tf
 
     def lane_dataset(lane):
@@ -72,7 +76,8 @@ def _lanes(files: RecordSet, own: range, lanes: int, seed: int, start: int, rows
         dataset = tf.data.Dataset.zip((dataset.batch(sizes[lane]), orders)).map(tf.gather).unbatch()
         return dataset.skip(start % sizes[lane])
 
-    return tf.data.Dataset.range(own.start, own.stop).interleave(lane_dataset, cycle_length=len(own), block_length=rows)
+    own = tf.data.Dataset.from_tensor_slices(own.astype(np.int64))
+    return own.interleave(lane_dataset, cycle_length=len(own), block_length=width)
 
 
 def lane_range(files: RecordSet, lane: int, lanes: int) -> range:
@@ -121,23 +126,19 @@ def heldout_batches(
     *,
     batch_size: int,
     max_sequences: int,
-    process_index: int = 0,
-    process_count: int = 1,
+    rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
-    """This host's rows of batches that go once through the first `max_sequences` records, in order.
+    """Batches that go once through the first `max_sequences` records, in order; of each only `rows`, or all of it.
 
     The last batch is filled up with rows of zeros; they weigh nothing.
     """
     from bertjax.data.tf import tf
 
-    if batch_size % process_count:
-        raise UserError(f"config.batch_size = {batch_size}: must be a multiple of the {process_count} hosts")
-    own = batch_size // process_count
     dataset = tf.data.TFRecordDataset(list(files.paths)).take(max_sequences).batch(batch_size)
     for batch in _parsed(dataset, length, max_predictions_per_seq):
         missing = batch_size - len(batch["input_ids"])
         batch = {name: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
-        yield {name: x[process_index * own : (process_index + 1) * own] for name, x in batch.items()}
+        yield batch if rows is None else {name: x[rows] for name, x in batch.items()}
 
 
 def _parsed(dataset, length: int, max_predictions_per_seq: int) -> Iterator[Batch]:

@@ -154,7 +154,8 @@ def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:
     said = f"{different} of the first {len(theirs.pieces)} pieces of the records' tokenizer are not those of {path}"
     if different > 0.1 * len(theirs.pieces):
         raise UserError(f"config.init_checkpoint: {said}; prepare the records with its tokenizer")
-    print(said, flush=True)
+    if jax.process_index() == 0:
+        print(said, flush=True)
 
 
 def initialize(params: dict, path: epath.PathLike) -> dict:

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config import BertConfig
+from bertjax.model.dropout import dropout
 
 
 class Dense(nn.Module):
@@ -53,7 +54,7 @@ class SelfAttention(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x, segments, *, deterministic: bool):
+    def __call__(self, x, segments, dropout_keys=None):
         """`x` `[batch, length, hidden]`, `segments` `[batch, length]` -> `[batch, length, hidden]`."""
         config = self.config
         heads, size = config.num_attention_heads, config.head_size
@@ -64,7 +65,7 @@ class SelfAttention(nn.Module):
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) / jnp.sqrt(size)
         scores = jnp.where(same_segment(segments), scores, jnp.finfo(jnp.float32).min)
         probs = jax.nn.softmax(scores).astype(self.dtype)
-        probs = nn.Dropout(config.attention_probs_dropout_prob)(probs, deterministic=deterministic)
+        probs = dropout(probs, config.attention_probs_dropout_prob, dropout_keys)
         context = jnp.einsum("bhqk,bkhd->bqhd", probs, value)
 
         return Dense(config, self.dtype, (config.hidden_size,), ("heads", "kv", "embed"), contracted=2, name="output")(

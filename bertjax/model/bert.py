@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config import BertConfig
+from bertjax.model.dropout import fold_in
 from bertjax.model.encoder import Embeddings, Encoder
 from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, Pooler
 
@@ -24,13 +25,11 @@ class BertModel(nn.Module):
         self.encoder = Encoder(self.config, self.dtype, self.remat)
         self.pooler = Pooler(self.config, self.dtype)
 
-    def __call__(self, input_ids, segments, token_types, positions=None, *, deterministic: bool = True):
-        hidden = self.encode(input_ids, segments, token_types, positions, deterministic=deterministic)
+    def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None):
+        hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
         return hidden, self.pooler(hidden)
 
-    def encode(
-        self, input_ids, segments, token_types, positions=None, *, deterministic: bool = True, every_layer: bool = False
-    ):
+    def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
         """Hidden states without the pooled output. All arguments are `[batch, length]` integers.
 
         Args:
@@ -39,14 +38,14 @@ class BertModel(nn.Module):
             segment. Several examples can share a row as segments 1, 2, ...
           token_types: 0 in sentence A, 1 in sentence B (Google's `segment_ids`).
           positions: indices into the position table; 0, 1, ..., length - 1 where None.
-          deterministic: no dropout; otherwise `apply` needs `rngs={"dropout": key}`.
+          dropout_keys: `[batch]` random keys, one for each row; None: no dropout.
           every_layer: `[layers + 1, batch, length, hidden]`, the embeddings first, instead of the last layer.
         """
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
-        x = self.embeddings(input_ids, token_types, positions, deterministic=deterministic)
+        x = self.embeddings(input_ids, token_types, positions, fold_in(dropout_keys, 0))
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        hidden = self.encoder(x, segments, deterministic=deterministic, every_layer=every_layer)
+        hidden = self.encoder(x, segments, dropout_keys, every_layer=every_layer)
         return jnp.concatenate([x[None], hidden]) if every_layer else hidden
 
 
@@ -62,9 +61,9 @@ class BertForPreTraining(nn.Module):
         self.masked_lm = MaskedLanguageModelHead(self.config, self.dtype)
         self.next_sentence = NextSentenceHead(self.config)
 
-    def __call__(self, input_ids, segments, token_types, masked_positions, *, deterministic: bool = True):
+    def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None):
         """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`, `[batch, 2]`."""
-        hidden, pooled = self.bert(input_ids, segments, token_types, deterministic=deterministic)
+        hidden, pooled = self.bert(input_ids, segments, token_types, dropout_keys=dropout_keys)
         return self._masked_lm(hidden, masked_positions), self.next_sentence(pooled)
 
     def masked_lm_logits(self, input_ids, segments, token_types, masked_positions):
@@ -91,9 +90,9 @@ class BertForSequenceClassification(nn.Module):
         self.bert = BertModel(self.config, self.dtype, self.remat)
         self.classifier = Classifier(self.config, self.labels)
 
-    def __call__(self, input_ids, segments, token_types, *, deterministic: bool = True):
-        _, pooled = self.bert(input_ids, segments, token_types, deterministic=deterministic)
-        return self.classifier(pooled, deterministic=deterministic)
+    def __call__(self, input_ids, segments, token_types, dropout_keys=None):
+        _, pooled = self.bert(input_ids, segments, token_types, dropout_keys=dropout_keys)
+        return self.classifier(pooled, dropout_keys)
 
 
 class BertForTokenClassification(nn.Module):
@@ -108,9 +107,9 @@ class BertForTokenClassification(nn.Module):
         self.bert = BertModel(self.config, self.dtype, self.remat)
         self.classifier = Classifier(self.config, self.labels)
 
-    def __call__(self, input_ids, segments, token_types, *, deterministic: bool = True):
-        hidden = self.bert.encode(input_ids, segments, token_types, deterministic=deterministic)
-        return self.classifier(hidden, deterministic=deterministic)
+    def __call__(self, input_ids, segments, token_types, dropout_keys=None):
+        hidden = self.bert.encode(input_ids, segments, token_types, dropout_keys=dropout_keys)
+        return self.classifier(hidden, dropout_keys)
 
 
 class BertForQuestionAnswering(nn.Module):
@@ -124,9 +123,21 @@ class BertForQuestionAnswering(nn.Module):
         self.bert = BertModel(self.config, self.dtype, self.remat)
         self.spans = Classifier(self.config, 2, dropout=False)  # run_squad.create_model has none
 
-    def __call__(self, input_ids, segments, token_types, *, deterministic: bool = True):
-        hidden = self.bert.encode(input_ids, segments, token_types, deterministic=deterministic)
-        return self.spans(hidden, deterministic=deterministic)
+    def __call__(self, input_ids, segments, token_types, dropout_keys=None):
+        hidden = self.bert.encode(input_ids, segments, token_types, dropout_keys=dropout_keys)
+        return self.spans(hidden, dropout_keys)
+
+
+def cast_encoder(params: dict, dtype) -> dict:
+    """Kernels and tables of the encoder in the type that its modules compute in, which changes no result.
+
+    The heads', where some compute in float32, stay as they are; so do biases and LayerNorm.
+    """
+
+    def cast(path, leaf):
+        return leaf.astype(dtype) if path[0].key == "bert" and path[-1].key in ("kernel", "embedding") else leaf
+
+    return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def count_parameters(params, config: BertConfig) -> int:

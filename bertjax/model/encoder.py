@@ -8,12 +8,33 @@ import jax.numpy as jnp
 
 from bertjax.config import BertConfig
 from bertjax.model.attention import Dense, SelfAttention, layer_norm
+from bertjax.model.dropout import dropout, fold_in
 
 ACTIVATIONS = {
     "gelu": functools.partial(nn.gelu, approximate=False),
     "gelu_new": functools.partial(nn.gelu, approximate=True),
     "relu": nn.relu,
 }
+
+
+class Table(nn.Module):
+    """Rows of `hidden_size` numbers, looked up by their index."""
+
+    config: BertConfig
+    dtype: jnp.dtype
+    rows: int
+    axis: str | None = None
+
+    def setup(self):
+        init = nn.initializers.truncated_normal(self.config.initializer_range)
+        init = nn.with_logical_partitioning(init, (self.axis, "embed"))
+        self.embedding = self.param("embedding", init, (self.rows, self.config.hidden_size))
+
+    def __call__(self, ids):
+        # Whole on every device while rows are looked up: the compiler splits lookups badly, or not at all.
+        table = nn.with_logical_constraint(self.embedding, (None, None))
+        # float32: the gradient of a frequent word is a sum over thousands of tokens, which bfloat16 would cut short.
+        return jnp.take(table.astype(jnp.float32), ids, axis=0).astype(self.dtype)
 
 
 class Embeddings(nn.Module):
@@ -25,22 +46,15 @@ class Embeddings(nn.Module):
     def setup(self):
         config = self.config
 
-        def table(rows, axes):
-            init = nn.initializers.truncated_normal(config.initializer_range)
-            return nn.Embed(
-                rows, config.hidden_size, dtype=self.dtype, embedding_init=nn.with_logical_partitioning(init, axes)
-            )
-
-        self.word = table(config.padded_vocab_size, ("vocab", "embed"))
-        self.position = table(config.max_position_embeddings, (None, "embed"))
-        self.token_type = table(config.type_vocab_size, (None, "embed"))
+        self.word = Table(config, self.dtype, config.padded_vocab_size, "vocab")
+        self.position = Table(config, self.dtype, config.max_position_embeddings)
+        self.token_type = Table(config, self.dtype, config.type_vocab_size)
         self.norm = layer_norm(config, self.dtype)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def __call__(self, input_ids, token_types, positions, *, deterministic: bool):
+    def __call__(self, input_ids, token_types, positions, dropout_keys=None):
         """Three `[batch, length]` integer arrays -> `[batch, length, hidden]`."""
         x = self.word(input_ids) + self.position(positions) + self.token_type(token_types)
-        return self.dropout(self.norm(x), deterministic=deterministic)
+        return dropout(self.norm(x), self.config.hidden_dropout_prob, dropout_keys)
 
 
 class EncoderLayer(nn.Module):
@@ -48,21 +62,20 @@ class EncoderLayer(nn.Module):
 
     config: BertConfig
     dtype: jnp.dtype
-    deterministic: bool
     every_layer: bool = False  # also give x as an output of the scan
 
     @nn.compact
-    def __call__(self, x, segments):
-        config, dtype = self.config, self.dtype
-        dropout = functools.partial(nn.Dropout(config.hidden_dropout_prob), deterministic=self.deterministic)
+    def __call__(self, x, number, segments, dropout_keys):
+        config, dtype, rate = self.config, self.dtype, self.config.hidden_dropout_prob
+        keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(3)]
 
-        attended = SelfAttention(config, dtype, name="attention")(x, segments, deterministic=self.deterministic)
-        x = layer_norm(config, dtype, name="attention_norm")(x + dropout(attended))
+        attended = SelfAttention(config, dtype, name="attention")(x, segments, keys[0])
+        x = layer_norm(config, dtype, name="attention_norm")(x + dropout(attended, rate, keys[1]))
 
         inner = Dense(config, dtype, (config.intermediate_size,), ("embed", "mlp"), name="intermediate")(x)
         inner = nn.with_logical_constraint(ACTIVATIONS[config.hidden_act](inner), ("batch", "length", "mlp"))
         outer = Dense(config, dtype, (config.hidden_size,), ("mlp", "embed"), name="output")(inner)
-        x = layer_norm(config, dtype, name="output_norm")(x + dropout(outer))
+        x = layer_norm(config, dtype, name="output_norm")(x + dropout(outer, rate, keys[2]))
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
         return x, x if self.every_layer else None
 
@@ -75,7 +88,7 @@ class Encoder(nn.Module):
     remat: str = "none"
 
     @nn.compact
-    def __call__(self, x, segments, *, deterministic: bool, every_layer: bool = False):
+    def __call__(self, x, segments, dropout_keys=None, *, every_layer: bool = False):
         """The last layer's `[batch, length, hidden]`; with `every_layer` all of them, stacked in front."""
         layer = EncoderLayer
         if self.remat != "none":
@@ -84,10 +97,11 @@ class Encoder(nn.Module):
         layers = nn.scan(
             layer,
             variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
+            split_rngs={"params": True},
+            in_axes=(0, nn.broadcast, nn.broadcast),
             length=self.config.num_hidden_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
-        )(self.config, self.dtype, deterministic, every_layer, name="layers")
-        last, each = layers(x, segments)
+        )(self.config, self.dtype, every_layer, name="layers")
+        numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0: the embeddings' dropout
+        last, each = layers(x, numbers, segments, dropout_keys)
         return each if every_layer else last

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from bertjax.config import BertConfig
 from bertjax.model.attention import Dense, layer_norm
+from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.encoder import ACTIVATIONS
 
 
@@ -59,7 +60,8 @@ class Classifier(nn.Module):
     dropout: bool = True
 
     @nn.compact
-    def __call__(self, hidden, *, deterministic: bool):
+    def __call__(self, hidden, dropout_keys=None):
         if self.dropout:
-            hidden = nn.Dropout(self.config.hidden_dropout_prob)(hidden, deterministic=deterministic)
+            keys = fold_in(dropout_keys, self.config.num_hidden_layers + 1)  # those before are the encoder's
+            hidden = dropout(hidden, self.config.hidden_dropout_prob, keys)
         return Dense(self.config, jnp.float32, (self.labels,), ("embed", None), name="dense")(hidden)

@@ -7,6 +7,8 @@ import os
 
 import flax.linen as nn
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import UserError
@@ -54,11 +56,6 @@ def make_mesh(config, devices=None) -> Mesh:
 
     rows = config.batch_size // config.microbatches
     ways = sizes["data"] * sizes["fsdp"]
-    if ways % jax.process_count():
-        raise UserError(
-            f"config.mesh = {dict(config.mesh)}: batches go {ways} ways (data * fsdp), which {jax.process_count()} "
-            f"hosts cannot share evenly; mesh.tensor must stay within a host"
-        )
     if rows % ways:
         raise UserError(
             f"config.batch_size = {config.batch_size}: each of the {config.microbatches} microbatches must be a "
@@ -75,7 +72,24 @@ def make_mesh(config, devices=None) -> Mesh:
                     f"that config.mesh = {dict(config.mesh)} splits it over"
                 )
     # Auto: Linen's logical constraints are hints to the partitioner, which the Explicit default refuses.
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes), devices=devices)
+    return Mesh(_arrange(tuple(sizes.values()), devices), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def _arrange(shape: tuple[int, int, int], devices) -> np.ndarray:
+    """Devices in the shape of the mesh, neighbours in it being neighbours in the network.
+
+    Several slices lie side by side along `data`: only the gradients' sum, once a step, has to cross between them.
+    """
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    if shape[0] % slices:
+        raise UserError(
+            f"config.mesh.data = {shape[0]}: must be a multiple of the {slices} slices, which only data may connect"
+        )
+    return mesh_utils.create_hybrid_device_mesh(
+        (shape[0] // slices, *shape[1:]), (slices, 1, 1), devices, allow_split_physical_axes=True
+    )
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -91,7 +105,41 @@ def param_shardings(abstract_params, mesh: Mesh):
     return nn.logical_to_mesh_sharding(nn.get_partition_spec(abstract_params), mesh, RULES)
 
 
-def put_batch(batch: dict, mesh: Mesh) -> dict:
-    """This host's rows of a batch -> global arrays on the mesh. Does not wait for the copy."""
-    sharding = batch_sharding(mesh)
-    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+def split_over_data(sharding: NamedSharding, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> NamedSharding:
+    """Divides a param with these logical axes among the devices along `data` as well, where one of its sizes allows.
+
+    In the first dimension that nothing splits yet, so that the parts are contiguous; in `layers` only if in no other.
+    """
+    ways, part = sharding.mesh.shape["data"], sharding.shard_shape(shape)
+    free = [i for i, size in enumerate(shape) if part[i] == size and size % ways == 0]
+    if not free:
+        return sharding
+    spec = [*sharding.spec] + [None] * (len(shape) - len(sharding.spec))
+    spec[min(free, key=lambda i: axes[i] == "layers")] = "data"
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+
+
+def local_copy(arrays, mesh: Mesh):
+    """Arrays that are spread over the mesh -> whole ones on a device of this host; all hosts have to take part."""
+    whole = jax.jit(lambda x: x, out_shardings=replicated(mesh))(arrays)
+    return jax.tree.map(lambda x: x.addressable_data(0), whole)
+
+
+def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+    """The rows of a batch that this host's devices work on, rising: those that it has to read."""
+    indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    return np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices]))
+
+
+def put_batch(batch: dict, mesh: Mesh, batch_size: int) -> dict:
+    """This host's `local_rows` of a batch -> global arrays on the mesh. Does not wait for the copy."""
+    sharding, own = batch_sharding(mesh), local_rows(mesh, batch_size)
+
+    def put(rows):
+        def part(index):
+            first, last, _ = index[0].indices(batch_size)
+            return rows[np.searchsorted(own, first) : np.searchsorted(own, last)]
+
+        return jax.make_array_from_callback((batch_size, *rows.shape[1:]), sharding, part)
+
+    return {name: put(rows) for name, rows in batch.items()}

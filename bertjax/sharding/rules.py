@@ -12,3 +12,6 @@ RULES = (
     ("vocab", "tensor"),
     ("layers", None),
 )
+
+# The same among the devices of one index along `data`, where the batch already is that index's.
+RULES_WITHIN_DATA = (("batch", "fsdp"), *RULES[1:])

@@ -1,19 +1,45 @@
-"""What is known about the hardware."""
+"""What is known about the hardware, and descriptions of TPUs that are not there."""
 
+import dataclasses
+import importlib.util
 import os
 
-# Peak dense bfloat16 FLOP/s of one JAX device, by the start of `device.device_kind` (vendors' data sheets).
-# A TPU v2 or v3 device is one TensorCore, half a chip. Longer names first: "TPU v5" is a v5p.
-PEAK_FLOPS = {
-    "TPU v2": 22.5e12,
-    "TPU v3": 61.5e12,
-    "TPU v4 lite": 138e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
+from bertjax.config import UserError
+
+GIB = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """A generation of TPUs."""
+
+    kind: str  # how `device.device_kind` begins
+    libtpu_name: str
+    counts_cores: bool  # gcloud's number counts TensorCores, two a chip, rather than chips
+    devices_per_chip: int  # JAX devices: one a TensorCore, or one a chip whose cores work as one
+    peak_flops: float  # dense bfloat16 FLOP/s a chip (vendor's data sheets)
+    hbm_bytes: float  # a chip's memory, as far as the compiler may use it: its own out-of-memory errors say so
+    clock: float  # cycles/s of a TensorCore: its peak over what its matrix units do in a cycle
+    dimensions: int  # of the network: 2 or 3
+    chips: tuple[int, ...]  # sizes of a slice that gcloud has
+
+
+_PLANES = (1, 4, 8, 16, 32, 64, 128, 256)
+_CUBES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+# Keys: gcloud's accelerator names without the number.
+GENERATIONS = {
+    "v2": Generation("TPU v2", "v2", True, 2, 45e12, 2 * 7.48 * GIB, 0.69e9, 2, (4, 16, 64, 128, 256)),
+    "v3": Generation("TPU v3", "v3", True, 2, 123e12, 2 * 15.48 * GIB, 0.94e9, 2, (4, 16, 32, 64, 128, 256, 512, 1024)),
+    "v4": Generation("TPU v4", "v4", True, 1, 275e12, 30.75 * GIB, 1.05e9, 3, _CUBES),
+    "v5litepod": Generation("TPU v5 lite", "v5e", False, 1, 197e12, 15.75 * GIB, 1.5e9, 2, _PLANES),
+    "v5p": Generation("TPU v5", "v5p", True, 1, 459e12, 95.74 * GIB, 1.75e9, 3, (*_CUBES, 4096)),
+    "v6e": Generation("TPU v6 lite", "v6e", False, 1, 918e12, 31.25 * GIB, 1.75e9, 2, _PLANES),
+    "tpu7x": Generation("TPU7x", "tpu7x", True, 2, 2307e12, 2 * 94.75 * GIB, 2.2e9, 3, (*_CUBES, 4096)),
+}
+
+# The same peak of GPUs, without sparsity, by the start of `device.device_kind`; longer names first.
+GPU_PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100 PCIe": 756e12,
     "NVIDIA H100": 989e12,
@@ -32,5 +58,63 @@ def available_cores() -> int:
 
 
 def peak_flops(device) -> float | None:
-    """Peak FLOP/s of a device, or None where it is not known (a CPU, say)."""
-    return next((peak for kind, peak in PEAK_FLOPS.items() if device.device_kind.startswith(kind)), None)
+    """Peak FLOP/s of a JAX device, or None where it is not known (a CPU, say)."""
+    kind = device.device_kind
+    tpus = [g for g in GENERATIONS.values() if kind.startswith(g.kind)]
+    if tpus:  # "TPU v5 lite" begins with "TPU v5", a v5p
+        generation = max(tpus, key=lambda g: len(g.kind))
+        return generation.peak_flops / generation.devices_per_chip
+    return next((peak for start, peak in GPU_PEAK_FLOPS.items() if kind.startswith(start)), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """What gcloud calls an accelerator type: `chips` of one generation in each of `slices`."""
+
+    name: str
+    generation: Generation
+    chips: int  # of all slices
+    slices: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Chips of a slice along each dimension of its network: 2x4, 2x2x1, 2x2x4, 4x4x8, ..."""
+        power, dimensions = (self.chips // self.slices).bit_length() - 1, self.generation.dimensions
+        sizes = [1 << (power + i) // dimensions for i in range(dimensions)]
+        return tuple(sorted(sizes, key=lambda size: size == 1))
+
+    def devices(self) -> list:
+        """JAX devices to compile for. Raises `UserError` where libtpu, which knows them, is not installed."""
+        if importlib.util.find_spec("libtpu") is None:
+            raise UserError("libtpu is not installed: pip install -e '.[aot]' (it needs Linux, but no TPU)")
+        # libtpu would look for the machine that it runs on, and complain.
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", self.name)
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is taken, so nobody is in the way
+
+        from jax.experimental import topologies
+
+        options = {"chip_config_name": "megacore"} if self.generation.libtpu_name in ("v4", "v5p") else {}
+        if self.chips == self.slices:
+            options["chips_per_host_bounds"] = (1, 1, 1)
+        if self.slices > 1:
+            options["num_slices"] = self.slices
+        name = f"{self.generation.libtpu_name}:{'x'.join(map(str, self.shape))}"
+        return topologies.get_topology_desc(name, "tpu", **options).devices
+
+
+def accelerator(name: str, slices: int = 1) -> Accelerator:
+    """ "v5litepod-16", as gcloud says. Raises `UserError` with the known names for any other."""
+    prefix, _, number = name.rpartition("-")
+    generation = GENERATIONS.get(prefix)
+    if generation is None:
+        known = ", ".join(f"{prefix}-N" for prefix in GENERATIONS)
+        raise UserError(f"--topology={name}: unknown; choose one of {known}, as gcloud names them (v5litepod-16, say)")
+    per_chip = 2 if generation.counts_cores else 1
+    if number not in (str(chips * per_chip) for chips in generation.chips):
+        known = ", ".join(f"{prefix}-{chips * per_chip}" for chips in generation.chips)
+        raise UserError(f"--topology={name}: unknown; choose one of {known}")
+    if slices < 1:
+        raise UserError(f"--slices={slices}: must be at least 1")
+    return Accelerator(name, generation, int(number) // per_chip * slices, slices)

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from etils import epath
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from bertjax.config import UserError, bert_config, corpus_sources, total_steps
 from bertjax.data import pipeline, preparation
-from bertjax.data.records import check_recipe, find_records, read_manifest
-from bertjax.model.bert import BertForPreTraining, forward_flops
-from bertjax.sharding.mesh import put_batch, replicated
+from bertjax.data.records import check_recipe, features, find_records, read_manifest
+from bertjax.model.bert import BertForPreTraining, cast_encoder, forward_flops
+from bertjax.sharding.mesh import batch_sharding, local_rows, put_batch, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import available_cores
 from bertjax.text import tokenizer
@@ -27,10 +26,10 @@ from bertjax.text.tokenizer import Tokenizer
 UNIGRAM_SEQUENCES = 65_536  # training sequences whose masked words make the unigram baseline
 
 
-def compute_dtype(config) -> jnp.dtype:
+def compute_dtype(config, mesh: Mesh) -> jnp.dtype:
     """Of activations: `config.dtype`; "auto" is bfloat16 where the hardware has it."""
     if config.dtype == "auto":
-        return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
+        return jnp.dtype(jnp.float32 if mesh.devices.flat[0].platform == "cpu" else jnp.bfloat16)
     return jnp.dtype(config.dtype)
 
 
@@ -45,8 +44,9 @@ class Pretraining:
 
     def __init__(self, config, mesh: Mesh, records: epath.PathLike | None):
         self.config, self.mesh = config, mesh
-        self.model = BertForPreTraining(bert_config(config), compute_dtype(config), config.remat)
+        self.model = BertForPreTraining(bert_config(config), compute_dtype(config, mesh), config.remat)
         self.total_steps = total_steps(config)
+        self.eval_batch_size = config.batch_size // config.microbatches  # what the memory is sure to have room for
         if records is not None:
             import bertjax.data.tf  # noqa: F401  before TensorBoard's writer imports TensorFlow as it is
 
@@ -63,11 +63,11 @@ class Pretraining:
         return self.model.init(key, ids, ids, ids, ids)["params"]
 
     def batches(self, start_step: int) -> Iterator[pipeline.Batch]:
-        first = 0
+        first, own = 0, local_rows(self.mesh, self.config.batch_size)
         for number, end in enumerate(self._stage_ends):
             if start_step < end:
                 start = max(start_step, first)
-                yield from itertools.islice(self._stage_batches(number, start - first), end - start)
+                yield from itertools.islice(self._stage_batches(number, start - first, own), end - start)
             first = end
 
     def normalize(self, batch: dict) -> dict:
@@ -78,15 +78,17 @@ class Pretraining:
             "next_sentence_weights": pairs / pairs.sum(),
         }
 
-    def loss(self, params, batch: dict, dropout_key=None) -> tuple[jax.Array, dict]:
+    def cast(self, params):
+        return cast_encoder(params, self.model.dtype)
+
+    def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
         masked_lm_logits, next_sentence_logits = self.model.apply(
             {"params": params},
             batch["input_ids"],
             segments=batch["input_mask"],
             token_types=batch["segment_ids"],
             masked_positions=batch["masked_lm_positions"],
-            deterministic=dropout_key is None,
-            rngs=None if dropout_key is None else {"dropout": dropout_key},
+            dropout_keys=dropout_keys,
         )
         mlm_loss, mlm_accuracy = _weighted(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
         nsp_loss, nsp_accuracy = _weighted(
@@ -112,16 +114,17 @@ class Pretraining:
             self._heldout[number],
             stage.length,
             stage.max_predictions_per_seq,
-            batch_size=self.config.batch_size,
+            batch_size=self.eval_batch_size,
             max_sequences=self.config.eval.max_sequences,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            rows=local_rows(self.mesh, self.eval_batch_size),
         )
         unigram = jax.device_put(self._unigram_log_probabilities, replicated(self.mesh))
         sums = collections.Counter()
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
             for batch in batches:
-                sums.update(jax.device_get(self._eval_step(params, put_batch(batch, self.mesh), unigram)))
+                sums.update(
+                    jax.device_get(self.eval_step(params, put_batch(batch, self.mesh, self.eval_batch_size), unigram))
+                )
         sums = {name: float(value) for name, value in sums.items()}
 
         words, pairs = sums["words"], sums["pairs"]
@@ -133,6 +136,20 @@ class Pretraining:
             "nsp_loss": sums["nsp_loss"] / pairs,
             "nsp_accuracy": sums["nsp_accuracy"] / pairs,
             "nsp_majority": max(sums["random_next"], pairs - sums["random_next"]) / pairs,
+        }
+
+    def abstract_batch(self, stage: int, batch_size: int) -> dict:
+        """Shapes, types and shardings of the batches of a stage."""
+        length, predictions = self.config.stages[stage].length, self.config.stages[stage].max_predictions_per_seq
+        shapes = {name: ((size,), dtype) for name, (size, dtype) in features(length, predictions).items()}
+        shapes |= {"next_sentence_labels": ((), np.int64), "next_sentence_weights": ((), np.float32)}
+        return {
+            name: jax.ShapeDtypeStruct(
+                (batch_size, *shape),
+                np.float32 if dtype == np.float32 else np.int32,
+                sharding=batch_sharding(self.mesh),
+            )
+            for name, (shape, dtype) in shapes.items()
         }
 
     def score(self, metrics: dict[str, float]) -> float:
@@ -150,7 +167,7 @@ class Pretraining:
 
     # How it does it.
 
-    def _stage_batches(self, number: int, start: int) -> Iterator[pipeline.Batch]:
+    def _stage_batches(self, number: int, start: int, rows) -> Iterator[pipeline.Batch]:
         stage = self.config.stages[number]
         return pipeline.train_batches(
             self._train[number],
@@ -159,12 +176,11 @@ class Pretraining:
             batch_size=self.config.batch_size,
             seed=self.config.seed,
             start=start,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            rows=rows,
         )
 
     @functools.cached_property
-    def _eval_step(self):
+    def eval_step(self):
         def eval_step(params, batch, unigram):
             _, sums = self.loss(params, batch)
             words, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
@@ -185,10 +201,9 @@ class Pretraining:
         """`[vocab_size]` float32, of the masked words of the first training sequences; each counted once more."""
         sequences = min(UNIGRAM_SEQUENCES, self._train[0].total)
         counts = np.zeros(self.model.config.vocab_size, np.int64)
-        for batch in itertools.islice(self._stage_batches(0, start=0), max(1, sequences // self.config.batch_size)):
+        every_row = self._stage_batches(0, start=0, rows=None)  # also on each of several hosts
+        for batch in itertools.islice(every_row, max(1, sequences // self.config.batch_size)):
             counts += np.bincount(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0], minlength=len(counts))
-        if jax.process_count() > 1:
-            counts = multihost_utils.process_allgather(counts).sum(0)
         counts = counts + 1
         return np.log(counts / counts.sum()).astype(np.float32)
 
@@ -216,7 +231,8 @@ def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]
         print(f"preparing {', '.join(corpus_sources(config))} in {folder}", flush=True)
         manifest = preparation.prepare(config, folder, workers=available_cores())
     elif not config.data.records:
-        print(f"found prepared records in {folder}", flush=True)
+        if jax.process_index() == 0:
+            print(f"found prepared records in {folder}", flush=True)
         check_recipe(manifest, preparation.recipe_of(config), folder)
     if manifest is None and not config.tokenizer.path:
         raise UserError(

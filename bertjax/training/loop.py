@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -17,13 +16,15 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.config import UserError
+from bertjax.model.dropout import row_keys
 from bertjax.sharding.mesh import batch_sharding, put_batch, replicated
-from bertjax.sharding.rules import RULES
+from bertjax.sharding.rules import RULES_WITHIN_DATA
 from bertjax.sharding.topology import peak_flops
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logging import MetricsWriter, Progress
 from bertjax.training.optimizer import make_optimizer
-from bertjax.training.state import TrainState, abstract_state, init_state, state_shardings
+from bertjax.training.state import Layout, TrainState, abstract_state, init_state, make_layout
+from bertjax.training.stop import stop_signals
 
 Batch = dict[str, np.ndarray]
 STEPS_IN_FLIGHT = 2  # that the host may run ahead of the devices
@@ -43,11 +44,17 @@ class Task(Protocol):
     def normalize(self, batch: dict) -> dict:
         """Scales a whole batch's weights so that the losses of its microbatches add up to the loss of the batch."""
 
-    def loss(self, params: dict, batch: dict, dropout_key: jax.Array | None) -> tuple[jax.Array, dict]:
-        """Loss, and metrics that add up likewise; among them `tokens`, the number of real ones. None: no dropout."""
+    def cast(self, params: dict) -> dict:
+        """Params in the types that `loss` and `evaluate` compute with: what travels between devices."""
+
+    def loss(self, params: dict, batch: dict, dropout_keys: jax.Array | None) -> tuple[jax.Array, dict]:
+        """Loss, and metrics that add up likewise; among them `tokens`, the number of real ones.
+
+        `params` are cast. `dropout_keys` are random keys, one for each row of the batch; None: no dropout.
+        """
 
     def evaluate(self, params: dict, step: int) -> dict[str, float]:
-        """Scores on held-out data after `step` updates; empty where there is none."""
+        """Scores on held-out data after `step` updates; empty where there is none. `params` are cast."""
 
     def score(self, metrics: dict[str, float]) -> float:
         """Of an evaluation, for keeping the best checkpoint: higher is better."""
@@ -59,47 +66,69 @@ class Task(Protocol):
 def make_train_step(
     task: Task,
     optimizer: optax.GradientTransformation,
-    shardings: TrainState,
+    layout: Layout,
     mesh: Mesh,
     *,
     seed: int,
     microbatches: int = 1,
+    grad_dtype: str = "float32",
 ):
     """The compiled update of one step: (state, batch) -> (state, metrics). It takes the state's memory over.
 
-    The dropout of a step depends on (seed, step) only.
+    The dropout of a row depends on (seed, step, row of the batch) only. Each group of devices along `data` sums up the
+    gradients of its own rows; then, once a step and in `grad_dtype`, these sums cross the network.
     """
+    ways = mesh.shape["data"]
 
-    def gradients(params, rows, key):
-        (loss, metrics), grads = jax.value_and_grad(task.loss, has_aux=True)(params, rows, key)
+    def gradients(params, batch, keys):
+        (loss, metrics), grads = jax.value_and_grad(task.loss, has_aux=True)(params, batch, keys)
         return grads, {"loss": loss, **metrics}
 
-    def accumulated_gradients(params, batch, key):
+    def accumulated_gradients(params, batch, keys):
         # Every microbatch takes its rows from all devices, so that none has to move: [rows] -> [pieces, rows / pieces].
-        pieces = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), batch)
+        pieces = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), (batch, keys))
 
-        def add(total, numbered_piece):
-            number, piece = numbered_piece
-            return jax.tree.map(jnp.add, total, gradients(params, piece, jax.random.fold_in(key, number))), None
+        def add(total, piece):
+            return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, gradients(params, *piece)), None
 
-        shapes = jax.eval_shape(gradients, params, jax.tree.map(lambda x: x[0], pieces), key)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.scan(add, zeros, (jnp.arange(microbatches), pieces))[0]
+        shapes = jax.eval_shape(gradients, params, *jax.tree.map(lambda x: x[0], pieces))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
+        return jax.lax.scan(add, zeros, pieces)[0]
+
+    def sum_over_data(grads, sharding):
+        """`[ways, ...]` -> `[...]`, of which each device gets what it keeps of the param."""
+        # Not jnp.sum, which would add bfloat16 up, and send it, as float32.
+        total = jax.lax.reduce(grads.astype(grad_dtype), jnp.zeros([], grad_dtype), jax.lax.add, (0,))
+        return jax.lax.with_sharding_constraint(total, sharding).astype(jnp.float32)
 
     def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        params = jax.lax.with_sharding_constraint(task.cast(state.params), layout.compute)
+        batch = task.normalize(batch)
+        rows = jnp.arange(len(jax.tree.leaves(batch)[0]))
+        keys = row_keys(jax.random.fold_in(jax.random.key(seed), state.step), rows)
+
+        groups = jax.tree.map(lambda x: x.reshape(ways, -1, *x.shape[1:]), (batch, keys))
         compute = gradients if microbatches == 1 else accumulated_gradients
-        grads, metrics = compute(state.params, task.normalize(batch), key)
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(RULES_WITHIN_DATA):
+            grads, metrics = jax.vmap(compute, (None, 0, 0), spmd_axis_name="data")(params, *groups)
+        grads = jax.tree.map(sum_over_data, grads, layout.state.params)
+        metrics = jax.tree.map(lambda x: x.sum(0), metrics)
+
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state), {**metrics, "grad_norm": optax.global_norm(grads)}
 
     return jax.jit(
         train_step,
-        in_shardings=(shardings, batch_sharding(mesh)),
-        out_shardings=(shardings, replicated(mesh)),
+        in_shardings=(layout.state, batch_sharding(mesh)),
+        out_shardings=(layout.state, replicated(mesh)),
         donate_argnums=0,
     )
+
+
+def make_gather(task: Task, layout: Layout):
+    """Compiled: params at rest -> params as `task.evaluate` takes them."""
+    return jax.jit(task.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute)
 
 
 def train(
@@ -118,7 +147,7 @@ def train(
     """
     # State: restored, imported or random.
     optimizer, schedule = make_optimizer(config.optimizer, task.total_steps)
-    shardings = state_shardings(task.init_params, optimizer, mesh)
+    layout = make_layout(task.init_params, optimizer, mesh)
     checkpoints = Checkpoints(workdir, config.checkpoint.keep)
     start = checkpoints.latest_step()
     if start is not None:
@@ -126,14 +155,23 @@ def train(
             raise UserError(
                 f"{workdir} is at step {start}, past the config's {task.total_steps}; take another --workdir"
             )
-        state = checkpoints.restore(start, abstract_state(task.init_params, optimizer, shardings))
+        state = checkpoints.restore(start, abstract_state(task.init_params, optimizer, layout))
     else:
         start = 0
-        state = init_state(task.init_params, optimizer, shardings, config.seed)
+        state = init_state(task.init_params, optimizer, layout, config.seed)
         if initialize is not None:
             state = state.replace(params=initialize(state.params))
 
-    train_step = make_train_step(task, optimizer, shardings, mesh, seed=config.seed, microbatches=config.microbatches)
+    train_step = make_train_step(
+        task,
+        optimizer,
+        layout,
+        mesh,
+        seed=config.seed,
+        microbatches=config.microbatches,
+        grad_dtype=config.grad_dtype,
+    )
+    gather = make_gather(task, layout)
 
     # Where numbers go: from the first host only.
     is_first = jax.process_index() == 0
@@ -169,7 +207,7 @@ def train(
     def evaluate(step: int) -> None:
         nonlocal clock, scores
         began = time.monotonic()
-        scores = task.evaluate(state.params, step)
+        scores = task.evaluate(gather(state.params), step)
         if scores and is_first:
             writer.write(step, {f"eval/{name}": value for name, value in scores.items()})
             text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
@@ -179,20 +217,20 @@ def train(
     # Training.
     try:
         with (
-            jax.set_mesh(mesh),
-            nn.logical_axis_rules(RULES),
-            _stop_signals() as stopped,
-            contextlib.closing(_on_devices(task.batches(start), mesh)) as batches,
+            stop_signals() as stops_after,
+            contextlib.closing(_on_devices(task.batches(start), mesh, config.batch_size)) as batches,
         ):
             for step in range(start + 1, task.total_steps + 1):
-                state, metrics = train_step(state, next(batches))
+                batch = next(batches)
+                with jax.transfer_guard("disallow"):  # nothing may go to or from the host unasked
+                    state, metrics = train_step(state, batch)
                 pending.append(metrics)
                 if len(pending) > STEPS_IN_FLIGHT:
                     pending[-1 - STEPS_IN_FLIGHT]["loss"].block_until_ready()
                 if is_first:
                     progress.advance()
 
-                stops, last = bool(stopped), step == task.total_steps  # a signal from here on is the next step's
+                stops, last = stops_after(step), step == task.total_steps  # a signal from here on is the next step's
                 evaluates = last or step % config.eval.every_steps == 0
                 saves = evaluates or stops or step % config.checkpoint.every_steps == 0
                 if saves or step % config.log_every_steps == 0:
@@ -213,12 +251,12 @@ def train(
     return state, scores
 
 
-def _on_devices(batches: Iterator[Batch], mesh: Mesh) -> Iterator[dict]:
+def _on_devices(batches: Iterator[Batch], mesh: Mesh, batch_size: int) -> Iterator[dict]:
     """Copies batches to the devices one ahead of the step that needs them."""
     ahead = collections.deque()
     with contextlib.closing(batches):
         for batch in batches:
-            ahead.append(put_batch(batch, mesh))
+            ahead.append(put_batch(batch, mesh, batch_size))
             if len(ahead) > 1:
                 yield ahead.popleft()
         yield from ahead
@@ -230,24 +268,3 @@ def _diverged(step: int, metrics: dict, learning_rate: float, workdir) -> str:
         f"{metrics['grad_norm']:.3g}, learning rate {learning_rate:.3g}); lower config.optimizer.learning_rate or warm "
         f"up for longer. The checkpoints in {workdir} are from before"
     )
-
-
-@contextlib.contextmanager
-def _stop_signals():
-    """A list that becomes true after Ctrl-C or SIGTERM; a second Ctrl-C stops at once."""
-    received = []
-
-    def note(number, frame):
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread (a notebook's, a test's): leave signals alone
-        before = {}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

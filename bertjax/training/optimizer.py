@@ -1,4 +1,4 @@
-"""Adam with decoupled weight decay, as google-research/bert's optimization.py has it."""
+"""Adam with decoupled weight decay, as google-research/bert's optimization.py has it; LAMB for large batches."""
 
 from typing import NamedTuple
 
@@ -45,9 +45,37 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: float, bias_correction: b
     return optax.GradientTransformation(init, update)
 
 
-def decays(params):
-    """True where weight decay applies: kernels and embeddings, neither biases nor LayerNorm."""
+def matrices(params):
+    """True for kernels and embeddings, which weight decay applies to; False for biases and LayerNorm."""
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in ("kernel", "embedding"), params)
+
+
+def scale_by_trust_ratio() -> optax.GradientTransformation:
+    """LAMB's layerwise step (You et al. 2020, algorithm 2): scales the update of a matrix to the size of the matrix.
+
+    Each matrix of each layer by itself, query, key and value too, although they are stacked in one array. Biases and
+    LayerNorm are left alone, as in the authors' code.
+    """
+
+    def norms(path, x):
+        """Of each matrix that is stacked in `x`, in a shape that broadcasts against it."""
+        names = [key.key for key in path]
+        stacked = [0] if "layers" in names else []
+        if "query_key_value" in names:  # [layers, embed, 3, heads, kv]
+            stacked.append(2)
+        axes = tuple(axis for axis in range(x.ndim) if axis not in stacked)
+        return jnp.sqrt(jnp.square(x).sum(axes, keepdims=True))
+
+    def update(updates, state, params):
+        def scale(path, u, p, is_matrix):
+            if not is_matrix:
+                return u
+            size, step = norms(path, p), norms(path, u)
+            return u * jnp.where((size > 0) & (step > 0), size / jnp.where(step > 0, step, 1), 1)
+
+        return jax.tree_util.tree_map_with_path(scale, updates, params, matrices(params)), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def make_optimizer(config, total_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
@@ -56,7 +84,8 @@ def make_optimizer(config, total_steps: int) -> tuple[optax.GradientTransformati
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         scale_by_adam(config.beta1, config.beta2, config.epsilon, config.bias_correction),
-        optax.add_decayed_weights(config.weight_decay, decays),
+        optax.add_decayed_weights(config.weight_decay, matrices),
+        *([scale_by_trust_ratio()] if config.name == "lamb" else []),
         optax.scale_by_learning_rate(schedule),
     )
     return optimizer, schedule

@@ -1,15 +1,36 @@
 """What a workdir says about itself: config.json, the tokenizer, and at the end report.txt."""
 
 import json
+import secrets
 
+import jax
 import ml_collections
 from etils import epath
+from jax.experimental import multihost_utils
 
 from bertjax.config import UserError, default_config
 from bertjax.files import write_whole
 from bertjax.text import tokenizer
 
 CONFIG, REPORT = "config.json", "report.txt"
+
+
+def check_shared(workdir: epath.PathLike) -> None:
+    """Raises `UserError` where the hosts of a run do not see the same folder."""
+    if jax.process_count() == 1:
+        return
+    mark = epath.Path(workdir) / f".shared-{multihost_utils.broadcast_one_to_all(secrets.randbits(30))}"
+    if jax.process_index() == 0:
+        write_whole(mark, "")
+    multihost_utils.sync_global_devices("workdir marked")
+    seen = multihost_utils.process_allgather(mark.exists())
+    if jax.process_index() == 0:
+        mark.unlink()
+    if not seen.all():
+        raise UserError(
+            f"--workdir={workdir}: host {seen.argmin()} does not see what host 0 writes there; take a folder that all "
+            f"hosts share, such as gs://BUCKET/RUN"
+        )
 
 
 def read_config(workdir: epath.PathLike) -> ml_collections.ConfigDict:

@@ -1,4 +1,10 @@
-"""What a training run is at a step: params, optimizer state, step. Nothing else is needed to go on."""
+"""What a training run is at a step: params, optimizer state, step. Nothing else is needed to go on.
+
+Every device keeps its share of the params and of the optimizer's moments only, and updates that (weight-update
+sharding, Xu et al. 2020). A step begins by gathering what it computes with, and ends by scattering the gradients' sum.
+"""
+
+import dataclasses
 
 import flax
 import flax.linen as nn
@@ -7,7 +13,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from bertjax.sharding.mesh import param_shardings, replicated
+from bertjax.sharding.mesh import param_shardings, replicated, split_over_data
+from bertjax.training.optimizer import matrices
 
 
 @flax.struct.dataclass
@@ -17,18 +24,34 @@ class TrainState:
     opt_state: optax.OptState
 
 
-def state_shardings(init_params, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """A `NamedSharding` for every array of the state. `init_params(key)` gives logically partitioned params."""
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the arrays of a run lie."""
+
+    state: TrainState  # of `NamedSharding`s: at rest, between steps
+    compute: dict  # of `NamedSharding`s: params while a step, or an evaluation, computes with them
+
+
+def make_layout(init_params, optimizer: optax.GradientTransformation, mesh: Mesh) -> Layout:
+    """The layout of a run. `init_params(key)` gives logically partitioned params."""
     boxed = jax.eval_shape(init_params, jax.random.key(0))
-    params = param_shardings(boxed, mesh)
+    abstract = nn.meta.unbox(boxed)
+    compute = param_shardings(boxed, mesh)
+    params = jax.tree.map(
+        lambda x, axes, sharding, is_matrix: split_over_data(sharding, axes, x.shape) if is_matrix else sharding,
+        abstract,
+        nn.get_partition_spec(boxed),
+        compute,
+        matrices(abstract),
+    )
     opt_state = optax.tree_utils.tree_map_params(
         optimizer,
         lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, nn.meta.unbox(boxed)),
+        jax.eval_shape(optimizer.init, abstract),
         params,
         transform_non_params=lambda _: replicated(mesh),
     )
-    return TrainState(replicated(mesh), params, opt_state)
+    return Layout(TrainState(replicated(mesh), params, opt_state), compute)
 
 
 def _first_state(init_params, optimizer: optax.GradientTransformation):
@@ -39,14 +62,14 @@ def _first_state(init_params, optimizer: optax.GradientTransformation):
     return init
 
 
-def abstract_state(init_params, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
+def abstract_state(init_params, optimizer: optax.GradientTransformation, layout: Layout) -> TrainState:
     """Shapes, types and shardings of a state, without its numbers."""
 
     shapes = jax.eval_shape(_first_state(init_params, optimizer), jax.random.key(0))
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout.state)
 
 
-def init_state(init_params, optimizer: optax.GradientTransformation, shardings: TrainState, seed: int) -> TrainState:
+def init_state(init_params, optimizer: optax.GradientTransformation, layout: Layout, seed: int) -> TrainState:
     """The state of step 0 with random params; each device makes only its own part."""
 
-    return jax.jit(_first_state(init_params, optimizer), out_shardings=shardings)(jax.random.key(seed))
+    return jax.jit(_first_state(init_params, optimizer), out_shardings=layout.state)(jax.random.key(seed))

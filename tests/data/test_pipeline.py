@@ -26,8 +26,8 @@ def numbered(tmp_path_factory):
     return RecordSet(tuple(paths), counts)
 
 
-def numbers(files, steps, start=0, batch_size=16, seed=0, **hosts):
-    batches = pipeline.train_batches(files, 8, 2, batch_size=batch_size, seed=seed, start=start, **hosts)
+def numbers(files, steps, start=0, batch_size=16, seed=0, rows=None):
+    batches = pipeline.train_batches(files, 8, 2, batch_size=batch_size, seed=seed, start=start, rows=rows)
     return np.array([batch["input_ids"][:, 1] for batch in itertools.islice(batches, steps)])
 
 
@@ -39,12 +39,13 @@ def test_any_step_can_be_computed_by_itself(numbered):
     assert (numbers(numbered, 5, seed=1) != straight[:5]).any()
 
 
-@pytest.mark.parametrize("batch_size", [8, 16])
-@pytest.mark.parametrize("hosts", [2, 4, 8])
-def test_hosts_share_the_same_global_batches(numbered, hosts, batch_size):
-    together = numbers(numbered, 60, start=7, batch_size=batch_size)
-    parts = [numbers(numbered, 60, 7, batch_size, process_index=h, process_count=hosts) for h in range(hosts)]
-    assert (np.concatenate(parts, axis=1) == together).all()
+@pytest.mark.parametrize("rows", [range(4), range(12, 16), [0, 1, 6, 7], [3], range(1, 16, 2)])
+@pytest.mark.parametrize("lanes", [16, 4])
+def test_hosts_share_the_same_global_batches(numbered, monkeypatch, rows, lanes):
+    """Also where a host's rows do not lie side by side, or are half a lane's."""
+    monkeypatch.setattr(pipeline, "MAX_LANES", lanes)
+    together = numbers(numbered, 60, start=7)
+    assert (numbers(numbered, 60, 7, rows=np.array(rows)) == together[:, np.array(rows)]).all()
 
 
 def test_each_record_comes_once_an_epoch(numbered):
@@ -98,22 +99,20 @@ def test_a_late_step_is_computed_not_reached(records_folder):
 
 
 def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
-    def rows(**hosts):
-        return list(pipeline.heldout_batches(numbered, 8, 2, batch_size=16, max_sequences=250, **hosts))
+    def batches(rows=None):
+        return list(pipeline.heldout_batches(numbered, 8, 2, batch_size=16, max_sequences=250, rows=rows))
 
-    together = rows()
+    together = batches()
     ids = np.concatenate([b["input_ids"][:, 1] for b in together])
     weights = np.concatenate([b["next_sentence_weights"] for b in together])
     assert ids[weights > 0].tolist() == list(range(250)) and len(ids) == 256
-    parts = [rows(process_index=h, process_count=4) for h in range(4)]
+    parts = [batches(np.arange(h * 4, h * 4 + 4)) for h in range(4)]
     for number, batch in enumerate(together):
         for name in batch:
             assert (np.concatenate([p[number][name] for p in parts]) == batch[name]).all()
 
 
 def test_what_does_not_fit_together_is_refused(numbered):
-    with pytest.raises(UserError, match=r"300 training records are too few|batch_size = 16: must be a multiple"):
-        numbers(numbered, 1, process_index=0, process_count=3)
     few = RecordSet(numbered.paths[1:2], numbered.counts[1:2])
     with pytest.raises(UserError, match=r"5 training records are too few for config.batch_size = 16"):
         numbers(few, 1)

@@ -15,7 +15,7 @@ from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks.hidden_states import FEATURES, hidden_states
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.optimizer import make_optimizer
-from bertjax.training.state import init_state, state_shardings
+from bertjax.training.state import init_state, make_layout
 from tests.interop.test_golden import GOLDEN, edit
 
 
@@ -35,7 +35,7 @@ def random_state(config):
     mesh = make_mesh(config)
     task = Pretraining(config, mesh, None)
     optimizer, _ = make_optimizer(config.optimizer, 1)
-    return init_state(task.init_params, optimizer, state_shardings(task.init_params, optimizer, mesh), config.seed)
+    return init_state(task.init_params, optimizer, make_layout(task.init_params, optimizer, mesh), config.seed)
 
 
 def test_params_are_put_where_they_belong_on_a_mesh(golden, capsys):

@@ -10,6 +10,7 @@ import pytest
 
 from bertjax.config import BertConfig, model_size
 from bertjax.model.bert import BertForPreTraining, BertModel, count_parameters, forward_flops
+from bertjax.model.dropout import dropout, fold_in, row_keys
 
 TINY = BertConfig(
     vocab_size=100,
@@ -173,9 +174,8 @@ def test_recomputation_changes_no_gradient(tiny, remat):
     def gradient(model):
         def loss(params):
             words, pairs = model.apply(
-                {"params": params}, ids, segments, types, ids % 16, deterministic=False,
-                rngs={"dropout": jax.random.key(3)},
-            )  # fmt: skip
+                {"params": params}, ids, segments, types, ids % 16, jax.random.split(jax.random.key(3), len(ids))
+            )
             return jax.nn.logsumexp(words[..., :100]).sum() + pairs.sum()
 
         return jax.jit(jax.grad(loss))(params)
@@ -184,15 +184,50 @@ def test_recomputation_changes_no_gradient(tiny, remat):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain, recomputed)
 
 
-def test_dropout_is_a_function_of_its_key(tiny):
+def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
+    """And of nothing else: neither of the rows beside it, nor of how many there are."""
     model, params = tiny
     ids, segments, types = inputs()
+    keys = jax.random.split(jax.random.key(0), len(ids))
 
-    def apply(key):
-        return model.apply({"params": params}, ids, segments, types, ids % 16, deterministic=False,
-                           rngs={"dropout": jax.random.key(key)})[0]  # fmt: skip
+    def apply(rows, keys):
+        return model.apply({"params": params}, ids[rows], segments[rows], types[rows], ids[rows] % 16, keys)[0]
 
-    assert (apply(0) == apply(0)).all() and (apply(0) != apply(1)).any()
+    rows = np.arange(len(ids))
+    together = apply(rows, keys)
+    np.testing.assert_allclose(apply(rows[::-1], keys[::-1])[::-1], together, atol=1e-4)
+    np.testing.assert_allclose(apply(rows[:1], keys[:1]), together[:1], atol=1e-4)
+    assert np.abs(apply(rows, keys[::-1]) - together).max() > 1e-2
+
+
+def test_dropout_drops_the_given_share_independently():
+    """Of 64 rows, three layers and three places in each: no two masks, and no two neighbours, know of one another."""
+    shape, rate = (64, 20, 60), 0.1
+    rows = row_keys(jax.random.key(1), jnp.arange(64))
+    masks = np.stack(
+        [
+            dropout(jnp.ones(shape), rate, fold_in(fold_in(rows, layer), site)) == 0
+            for layer in (1, 2, 3) for site in (0, 1, 2)
+        ]
+    ).astype(float)  # fmt: skip
+
+    def deviations(a, b):
+        """How many standard errors the correlation of two sets of drawings is from 0."""
+        return ((a - rate) * (b - rate)).mean() / (rate * (1 - rate)) * np.sqrt(a.size)
+
+    assert abs((masks.mean() - rate) / np.sqrt(rate * (1 - rate) / masks.size)) < 4
+    assert np.abs((masks.mean((2, 3)) - rate) / np.sqrt(rate * (1 - rate) / 1200)).max() < 5  # of each row
+    assert np.abs((masks.mean((0, 1)) - rate) / np.sqrt(rate * (1 - rate) / 576)).max() < 5  # of each position
+    flat = masks.reshape(9, 64, -1)
+    for shift in (1, 2, 8, 16, 60, 64, 128, 256):
+        assert abs(deviations(flat[..., shift:], flat[..., :-shift])) < 4.5, shift
+    assert abs(deviations(masks[:, 1:], masks[:, :-1])) < 4.5  # neighbouring rows
+    for a in range(9):
+        for b in range(a):
+            assert abs(deviations(masks[a], masks[b])) < 4.5, (a, b)  # layers and places
+    x = jnp.full(shape, 3.0)
+    assert set(np.unique(dropout(x, rate, rows))) == {np.float32(0), np.float32(3) / np.float32(0.9)}
+    assert (dropout(x, rate, None) == x).all() and (dropout(x, 0.0, rows) == x).all()
 
 
 def test_bfloat16_is_close_to_float32(tiny):

@@ -8,8 +8,11 @@ import pytest
 
 from bertjax.config import UserError, bert_config
 from bertjax.model.bert import BertForPreTraining
-from bertjax.sharding.mesh import make_mesh, param_shardings, put_batch
+from bertjax.sharding.mesh import _arrange, local_rows, make_mesh, param_shardings, put_batch
 from bertjax.sharding.topology import peak_flops
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.training.optimizer import make_optimizer
+from bertjax.training.state import abstract_state, make_layout
 from tests.conftest import tiny_config
 
 
@@ -59,12 +62,52 @@ def test_every_large_param_is_split_over_fsdp_and_tensor():
         assert share in (1, 1 / 2, 1 / 4)
 
 
+def test_every_matrix_of_the_state_is_split_over_all_devices():
+    """Params and both moments at rest; biases and LayerNorm, a thousandth of it, are not."""
+    for sizes in (dict(data=8), dict(data=2, fsdp=2, tensor=2), dict(data=4, fsdp=2)):
+        config = config_with(**sizes)
+        task = Pretraining(config, make_mesh(config), None)
+        for name in ("adam", "lamb"):
+            config.optimizer.name = name
+            optimizer, _ = make_optimizer(config.optimizer, 10)
+            state = abstract_state(task.init_params, optimizer, make_layout(task.init_params, optimizer, task.mesh))
+            shares = {
+                jax.tree_util.keystr(path): leaf.size / np.prod(leaf.sharding.shard_shape(leaf.shape))
+                for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+                if getattr(path[-1], "key", None) in ("kernel", "embedding") and leaf.size >= 1000
+            }
+            layers = [share for name, share in shares.items() if "layers" in name]
+            assert len(layers) == 3 * 4 and set(layers) == {8}, (sizes, shares)
+            assert min(shares.values()) >= 8 / sizes.get("tensor", 1)  # which splits neither positions nor the pooler
+
+
+def test_devices_of_a_slice_are_neighbours_along_data():
+    """Eight devices that say they are in two slices: what is not data stays within one of them."""
+
+    class Device:
+        platform, device_kind, core_on_chip = "cpu", "cpu", 0
+
+        def __init__(self, number):
+            self.id, self.process_index, self.slice_index = number, number // 2, number % 2
+
+        def __repr__(self):
+            return f"{self.id}"
+
+    devices = [Device(number) for number in range(8)]
+    arranged = _arrange((4, 2, 1), devices)
+    slices = np.vectorize(lambda device: device.slice_index)(arranged)
+    assert (slices[:2] == slices[0, 0]).all() and (slices[2:] == 1 - slices[0, 0]).all()
+    with pytest.raises(UserError, match=r"config.mesh.data = 1: must be a multiple of the 2 slices"):
+        _arrange((1, 8, 1), devices)
+
+
 def test_batches_are_split_by_rows():
     mesh = make_mesh(config_with(data=4, fsdp=2))
     rows = np.arange(16 * 3).reshape(16, 3)
-    array = put_batch({"x": rows}, mesh)["x"]
+    array = put_batch({"x": rows}, mesh, 16)["x"]
     assert (np.asarray(array) == rows).all()
     assert sorted(s.data.shape for s in array.addressable_shards) == [(2, 3)] * 8
+    assert local_rows(mesh, 16).tolist() == list(range(16))
 
 
 def test_peak_flops_are_known_by_kind():

@@ -13,7 +13,7 @@ from bertjax.tasks import fill_mask
 from bertjax.tasks.pretraining import Pretraining, find_or_prepare, report
 from bertjax.text import tokenizer
 from bertjax.training.optimizer import make_optimizer
-from bertjax.training.state import init_state, state_shardings
+from bertjax.training.state import init_state, make_layout
 from tests.conftest import one_device_mesh, tiny_config
 
 
@@ -26,7 +26,7 @@ def task(records_folder):
 @pytest.fixture(scope="module")
 def params(task):
     optimizer, _ = make_optimizer(task.config.optimizer, 10)
-    return init_state(task.init_params, optimizer, state_shardings(task.init_params, optimizer, task.mesh), 0).params
+    return init_state(task.init_params, optimizer, make_layout(task.init_params, optimizer, task.mesh), 0).params
 
 
 def test_loss_is_the_papers(task, params):
@@ -64,6 +64,13 @@ def test_flops_of_steps_add_up_over_stages(task):
     assert task.flops(7, 8) > 1.9 * task.flops(0, 1)
 
 
+def test_the_planner_is_told_the_shapes_of_the_real_batches(task):
+    for stage, start in ((0, 0), (1, 6)):
+        real = next(task.batches(start))
+        told = task.abstract_batch(stage, 16)
+        assert {n: (x.shape, x.dtype) for n, x in real.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
+
+
 def test_baselines_are_what_they_say(task, params, records_folder):
     scores = task.evaluate(params, step=10)
     found = find_records(records_folder, 64, 10, "heldout")
@@ -75,7 +82,7 @@ def test_baselines_are_what_they_say(task, params, records_folder):
 
     counts = np.ones(150)
     train = find_records(records_folder, 32, 5, "train")
-    for batch in itertools.islice(task._stage_batches(0, 0), train.total // 16):
+    for batch in itertools.islice(task._stage_batches(0, 0, None), train.total // 16):
         np.add.at(counts, batch["masked_lm_ids"][batch["masked_lm_weights"] > 0], 1)
     np.testing.assert_allclose(scores["unigram_loss"], -np.log(counts / counts.sum())[words].mean(), rtol=1e-5)
     np.testing.assert_allclose(scores["mlm_majority"], (words == counts.argmax()).mean(), rtol=1e-5)

@@ -21,7 +21,7 @@ from bertjax.training import checkpoint
 from bertjax.training.logging import read_metrics
 from bertjax.training.loop import make_train_step, train
 from bertjax.training.optimizer import make_optimizer
-from bertjax.training.state import init_state, state_shardings
+from bertjax.training.state import init_state, make_layout
 from tests.conftest import one_device_mesh, tiny_config
 
 
@@ -123,12 +123,12 @@ def one_step(records_folder, mesh_sizes, microbatches, dropout=0.0):
     mesh = make_mesh(config, jax.devices()[: int(np.prod(mesh_sizes))])
     task = make_task(records_folder, config, mesh)
     optimizer, _ = make_optimizer(config.optimizer, 10)
-    shardings = state_shardings(task.init_params, optimizer, mesh)
-    state = init_state(task.init_params, optimizer, shardings, seed=0)
-    step = make_train_step(task, optimizer, shardings, mesh, seed=0, microbatches=microbatches)
+    layout = make_layout(task.init_params, optimizer, mesh)
+    state = init_state(task.init_params, optimizer, layout, seed=0)
+    step = make_train_step(task, optimizer, layout, mesh, seed=0, microbatches=microbatches)
     with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
         for batch in itertools.islice(task.batches(0), 2):
-            state, metrics = step(state, put_batch(batch, mesh))
+            state, metrics = step(state, put_batch(batch, mesh, 16))
     return leaves(state.params), jax.device_get(metrics)
 
 
@@ -137,7 +137,7 @@ def reference_step(records_folder):
     return one_step(records_folder, (1, 1, 1), 1)
 
 
-@pytest.mark.parametrize("mesh, microbatches", [((1, 1, 1), 4), ((8, 1, 1), 2), ((2, 2, 2), 1)])
+@pytest.mark.parametrize("mesh, microbatches", [((1, 1, 1), 4), ((8, 1, 1), 2), ((2, 4, 1), 1), ((2, 2, 2), 2)])
 def test_devices_and_microbatches_change_nothing(records_folder, reference_step, mesh, microbatches):
     params, metrics = one_step(records_folder, mesh, microbatches)
     for name in metrics:
@@ -146,9 +146,11 @@ def test_devices_and_microbatches_change_nothing(records_folder, reference_step,
         np.testing.assert_allclose(params[name], reference_step[0][name], atol=3e-5, err_msg=name)
 
 
-def test_dropout_does_not_depend_on_the_devices(records_folder):
-    one, eight = (one_step(records_folder, mesh, 1, dropout=0.3)[1] for mesh in ((1, 1, 1), (8, 1, 1)))
-    np.testing.assert_allclose(one["loss"], eight["loss"], rtol=2e-5)
+def test_dropout_depends_neither_on_devices_nor_on_microbatches(records_folder):
+    one = one_step(records_folder, (1, 1, 1), 1, dropout=0.3)[1]
+    for mesh, microbatches in (((8, 1, 1), 1), ((2, 2, 2), 2)):
+        other = one_step(records_folder, mesh, microbatches, dropout=0.3)[1]
+        np.testing.assert_allclose(one["loss"], other["loss"], rtol=2e-5)
 
 
 def test_one_batch_is_learnt_by_heart(records_folder):
@@ -157,9 +159,9 @@ def test_one_batch_is_learnt_by_heart(records_folder):
     config.optimizer.update(learning_rate=1e-2, warmup_steps=10, bias_correction=True)
     task = make_task(records_folder, config)
     optimizer, _ = make_optimizer(config.optimizer, 300)
-    shardings = state_shardings(task.init_params, optimizer, task.mesh)
-    state = init_state(task.init_params, optimizer, shardings, seed=0)
-    step = make_train_step(task, optimizer, shardings, task.mesh, seed=0)
+    layout = make_layout(task.init_params, optimizer, task.mesh)
+    state = init_state(task.init_params, optimizer, layout, seed=0)
+    step = make_train_step(task, optimizer, layout, task.mesh, seed=0)
     batch = next(task.batches(0))
     for _ in range(250):
         state, metrics = step(state, batch)
@@ -187,15 +189,23 @@ def test_no_transfer_between_host_and_devices_hides_in_a_step(records_folder):
     config = tiny_config(records=records_folder)
     task = make_task(records_folder, config)
     optimizer, _ = make_optimizer(config.optimizer, 10)
-    shardings = state_shardings(task.init_params, optimizer, task.mesh)
-    state = init_state(task.init_params, optimizer, shardings, seed=0)
-    step = make_train_step(task, optimizer, shardings, task.mesh, seed=0)
-    batches = [put_batch(batch, task.mesh) for batch in itertools.islice(task.batches(0), 3)]
+    layout = make_layout(task.init_params, optimizer, task.mesh)
+    state = init_state(task.init_params, optimizer, layout, seed=0)
+    step = make_train_step(task, optimizer, layout, task.mesh, seed=0)
+    batches = [put_batch(batch, task.mesh, 16) for batch in itertools.islice(task.batches(0), 3)]
     state, _ = step(state, batches[0])
     with jax.transfer_guard("disallow"):
         for batch in batches[1:]:
             state, metrics = step(state, batch)
     assert np.isfinite(metrics["loss"]) and step._cache_size() == 1
+
+
+def test_the_loop_refuses_a_transfer_that_nobody_asked_for(records_folder, tmp_path, monkeypatch):
+    config = tiny_config(records=records_folder)
+    task = make_task(records_folder, config)
+    monkeypatch.setattr("bertjax.training.loop.put_batch", lambda batch, mesh, batch_size: batch)  # stays NumPy
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        train(task, config, tmp_path, task.mesh)
 
 
 def test_training_runs_without_tensorflow(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import default_config
-from bertjax.training.optimizer import decays, learning_rate_schedule, make_optimizer
+from bertjax.training.optimizer import learning_rate_schedule, make_optimizer, matrices
 
 PARAMS = {
     "dense": {"kernel": np.array([[0.5, -1.0], [2.0, 0.1]]), "bias": np.array([0.3, -0.2])},
@@ -53,6 +53,44 @@ def test_five_steps_of_googles_optimizer(correct, size):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
 
 
+def test_lamb_steps_by_the_size_of_each_matrix():
+    """Algorithm 2 of You et al. 2020 on the matrices by themselves, in float64, against ours on the stacked arrays."""
+    rng = np.random.default_rng(3)
+    stacked = {
+        "layers": {
+            "query_key_value": {"kernel": rng.normal(size=(2, 4, 3, 2, 2)), "bias": rng.normal(size=(2, 3, 2, 2))},
+            "output": {"kernel": 5 * rng.normal(size=(2, 6, 4))},
+        },
+        "word": {"embedding": np.zeros((5, 4))},
+    }
+    config = default_config().optimizer
+    config.update(name="lamb", warmup_steps=0, bias_correction=True, learning_rate=0.1, max_grad_norm=1e9)
+    optimizer, _ = make_optimizer(config, 10)
+    gradient = jax.tree.map(lambda x: rng.normal(size=x.shape), stacked)
+    params = jax.tree.map(jnp.float32, stacked)
+    updates, _ = optimizer.update(jax.tree.map(jnp.float32, gradient), optimizer.init(params), params)
+
+    def expected(p, g, is_matrix=True):
+        direction = g / (np.abs(g) + 1e-6)  # of the first step: m / (sqrt(v) + epsilon), both corrected
+        if not is_matrix:
+            return -0.1 * direction
+        direction = direction + 0.01 * p
+        ratio = np.linalg.norm(p) / np.linalg.norm(direction)
+        return -0.1 * direction * (ratio if ratio > 0 else 1)
+
+    ours, qkv, out = updates["layers"], ("query_key_value", "kernel"), ("output", "kernel")
+    for layer in range(2):
+        for which in range(3):
+            p, g, u = (tree[qkv[0]][qkv[1]][layer, :, which] for tree in (stacked["layers"], gradient["layers"], ours))
+            np.testing.assert_allclose(u, expected(p, g), rtol=1e-4)
+        p, g, u = (tree[out[0]][out[1]][layer] for tree in (stacked["layers"], gradient["layers"], ours))
+        np.testing.assert_allclose(u, expected(p, g), rtol=1e-4)
+    bias = (tree["query_key_value"]["bias"] for tree in (stacked["layers"], gradient["layers"]))
+    np.testing.assert_allclose(ours["query_key_value"]["bias"], expected(*bias, is_matrix=False), rtol=1e-4)
+    word = expected(stacked["word"]["embedding"], gradient["word"]["embedding"])  # all zero: nothing to scale to
+    np.testing.assert_allclose(updates["word"]["embedding"], word, rtol=1e-4)
+
+
 def test_learning_rate_of_the_paper():
     rate = learning_rate_schedule(1e-4, 10_000, 1_000_000)
     expected = {0: 0, 5_000: 5e-5, 9_999: 0.9999e-4, 10_000: 0.99e-4, 500_000: 5e-5, 1_000_000: 0, 2_000_000: 0}
@@ -62,7 +100,7 @@ def test_learning_rate_of_the_paper():
 
 
 def test_what_decays():
-    marked = decays(PARAMS)
+    marked = matrices(PARAMS)
     assert marked == {
         "dense": {"kernel": True, "bias": False},
         "norm": {"scale": False, "bias": False},

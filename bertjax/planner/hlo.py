@@ -1,0 +1,153 @@
+"""Reading the text of a compiled program: how long the compiler thinks that it takes, and what crosses the network."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
+_CALLED = re.compile(r"(?:calls|to_apply|called_computations)=\{?%?([\w.\-]+)")
+_COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One kind of transfer between devices, along the same axes and in the same type."""
+
+    kind: str
+    axes: tuple[str, ...]  # of the mesh, along which devices take part
+    dtype: str
+    bytes: int  # of the whole arrays that are gathered or summed, in all of a step
+    count: int  # transfers in a step
+    in_loop: bool  # over layers or microbatches
+
+
+class Program:
+    """A compiled program's computations, each with how often a step runs it."""
+
+    def __init__(self, text: str):
+        self._lines: dict[str, list[str]] = {}
+        lines: list[str] = []
+        for line in text.splitlines():
+            if header := _HEADER.match(line):
+                lines = self._lines.setdefault(header[2], [])
+                if header[1]:
+                    self._entry = header[2]
+            else:
+                lines.append(line)
+        self._times: dict[str, int] = {}
+        self._walk(self._entry, 1)
+
+    def _walk(self, name: str, times: int) -> None:
+        # The least, where several call it: a transfer that is spread over the steps of a loop is still one transfer.
+        if times >= self._times.get(name, math.inf):
+            return
+        self._times[name] = times
+        for line in self._lines.get(name, ()):
+            if loop := _WHILE.search(line):
+                self._walk(loop[2], times * self._trip_count(loop[1]))
+            else:
+                for called in _CALLED.findall(line):
+                    self._walk(called, times)
+
+    def _trip_count(self, condition: str) -> int:
+        """Of a loop that counts up from 0 to a constant, as those of `lax.scan` do."""
+        return max(map(int, re.findall(r" constant\((\d+)\)", "\n".join(self._lines[condition]))), default=1)
+
+    def estimated_cycles(self) -> int:
+        """The compiler's estimates of its instructions, added up; the body of a loop as often as it runs."""
+        return self._cycles(self._entry)
+
+    def _cycles(self, name: str) -> int:
+        total = 0
+        for line in self._lines.get(name, ()):
+            total += sum(map(int, _CYCLES.findall(line)))
+            if loop := _WHILE.search(line):
+                total += self._trip_count(loop[1]) * self._cycles(loop[2])
+        return total
+
+    def collectives(self, mesh_shape: dict[str, int]) -> list[Collective]:
+        """What crosses the network in a step; the largest first."""
+        seen: dict[tuple, tuple] = {}
+        for name, times in self._times.items():
+            for line in self._lines.get(name, ()):
+                if not (found := _COLLECTIVE.search(line)):
+                    continue
+                kind, axes = found[2], _axes(line, mesh_shape)
+                if not axes:
+                    continue
+                channel = re.search(r"channel_id=(\d+)", line)
+                key = (kind, channel[1] if channel else line)  # pieces of one transfer share its channel
+                if key not in seen or times < seen[key][0]:
+                    ways = math.prod(mesh_shape[axis] for axis in axes)
+                    seen[key] = (times, axes, _arrays(found[1], kind, found[3] is not None, ways))
+
+        totals: dict[tuple, list[int]] = {}
+        for (kind, _), (times, axes, sizes) in seen.items():
+            for dtype, size in sizes.items():
+                total = totals.setdefault((kind, axes, dtype, times > 1), [0, 0])
+                total[0] += size * times
+                total[1] += times
+        rows = [Collective(k, axes, dtype, *total, in_loop) for (k, axes, dtype, in_loop), total in totals.items()]
+        return sorted(rows, key=lambda row: -row.bytes)
+
+
+def _arrays(shape: str, kind: str, is_start: bool, ways: int) -> dict[str, int]:
+    """Bytes by type of the arrays that a collective with this result gathers or sums."""
+    arrays = [(dtype, math.prod(map(int, filter(None, sizes.split(","))))) for dtype, sizes in _ARRAY.findall(shape)]
+    if is_start and kind == "all-gather":  # the result is (what goes in, what comes out)
+        arrays = arrays[len(arrays) // 2 :]
+    totals: dict[str, int] = {}
+    for dtype, size in arrays:
+        if dtype in BYTES:
+            totals[dtype] = totals.get(dtype, 0) + size * BYTES[dtype] * (ways if kind == "reduce-scatter" else 1)
+    return totals
+
+
+def _axes(line: str, mesh_shape: dict[str, int]) -> tuple[str, ...]:
+    """The axes of the mesh along which the devices of a collective's groups differ."""
+    group = _first_group(line, math.prod(mesh_shape.values()))
+    coordinates = np.unravel_index(np.array(group), tuple(mesh_shape.values()))
+    return tuple(axis for axis, places in zip(mesh_shape, coordinates) if len(set(places.tolist())) > 1)
+
+
+def _first_group(line: str, devices: int) -> Sequence[int]:
+    """The first of `replica_groups` (or of the pairs of a permutation), in any of the notations that XLA has."""
+    if explicit := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line):
+        return _ints(explicit[1])
+    if iota := re.search(rf"replica_groups=\[(\d+),(\d+)\]<={_IOTA}", line):
+        return _numbers(iota[3], iota[4]).reshape(-1, int(iota[2]))[0].tolist()
+    if mesh := re.search(rf"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\({_IOTA}\))? ?\{{([^}}]*)\}}", line):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
+        along = re.findall(r"'(\w+)'", mesh[4])
+        numbers = _numbers(mesh[2] or str(devices), mesh[3]).reshape(tuple(sizes.values()))
+        last = np.moveaxis(numbers, [list(sizes).index(name) for name in along], range(-len(along), 0))
+        return last.reshape(-1, math.prod(sizes[name] for name in along))[0].tolist()
+    if "replica_groups={}" in line:
+        return range(devices)
+    raise ValueError(f"who takes part in this transfer? {line[:500]}")
+
+
+_IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"  # [4,2]T(1,0): 0, 1, ..., 7 in that shape, transposed
+
+
+def _numbers(shape: str, order: str | None) -> np.ndarray:
+    numbers = np.arange(math.prod(_ints(shape))).reshape(_ints(shape))
+    return (numbers.transpose(_ints(order)) if order else numbers).ravel()
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def total_bytes(collectives: Iterable[Collective], **fields) -> int:
+    """Of those with these fields."""
+    return sum(c.bytes for c in collectives if all(getattr(c, name) == value for name, value in fields.items()))

@@ -1,0 +1,210 @@
+"""What a config costs on a TPU that is not there: its real steps, compiled by the TPU's own compiler."""
+
+import concurrent.futures
+import copy
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Iterator
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.config import UserError
+from bertjax.planner import hlo
+from bertjax.sharding.mesh import make_mesh, replicated
+from bertjax.sharding.rules import RULES
+from bertjax.sharding.topology import GIB, Accelerator, available_cores
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.training.loop import make_train_step
+from bertjax.training.optimizer import make_optimizer
+from bertjax.training.state import abstract_state, make_layout
+
+
+class OutOfMemory(Exception):
+    """The compiler's own verdict. `needed`: bytes of HBM a JAX device; None where the compiler does not say."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        amounts = re.search(r"Used ([\d.]+)([KMG]) of|temporaries \(([\d.]+)([KMG])\)", message)
+        self.needed = None
+        if amounts:
+            number, unit = (part for part in amounts.groups() if part)
+            self.needed = int(float(number) * {"K": 1 << 10, "M": 1 << 20, "G": GIB}[unit])
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """One stage of a config on an accelerator. Memory is that of a chip, in bytes."""
+
+    stage: int
+    steps: int
+    chips: int
+    batch_size: int
+    length: int
+    params_bytes: int  # at rest
+    optimizer_bytes: int
+    hbm_used_bytes: int | None  # of the train step or the evaluation, whichever needs more; None: more than there is
+    hbm_available_bytes: int
+    flops_per_step: int
+    estimated_step_seconds: float | None
+    peak_flops: float  # of all chips
+    collectives: list[hlo.Collective]
+    compile_seconds: float
+    out_of_memory: str = ""  # the compiler's words
+
+    @property
+    def activations_bytes(self) -> int:
+        """All but params and optimizer state: activations, gathered weights, gradients, the program."""
+        return self.hbm_used_bytes - self.params_bytes - self.optimizer_bytes
+
+    @property
+    def fits(self) -> bool:
+        return not self.out_of_memory
+
+    @property
+    def estimated_mfu(self) -> float | None:
+        if self.estimated_step_seconds is None:
+            return None
+        return self.flops_per_step / (self.estimated_step_seconds * self.peak_flops)
+
+
+def plan(config, accelerator: Accelerator, stages: list[int] | None = None) -> list[StagePlan]:
+    """Compiles the train and the evaluation step of each stage (or of some). Raises `UserError` where config and
+    accelerator do not fit together; running out of memory is a result, not an error."""
+    stages = list(range(len(config.stages))) if stages is None else stages
+    builder = _Builder(config, accelerator)
+    # XLA compiles without Python's lock, and mostly on one core.
+    with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
+        compiled = [[pool.submit(_compile, lowered) for lowered in builder.lower(number)] for number in stages]
+    return [builder.read(number, *(future.result() for future in pair)) for number, pair in zip(stages, compiled)]
+
+
+def settings_that_fit(config, accelerator: Accelerator, stage: int) -> Iterator[dict]:
+    """Settings that save memory, from the cheapest on, as far as the compiler finds that the stage fits with them."""
+    for settings in _candidates(config, accelerator):
+        changed = copy.deepcopy(config)
+        for name, value in settings.items():
+            section, _, field = name.rpartition(".")
+            (changed[section] if section else changed)[field] = value
+        try:
+            (result,) = plan(changed, accelerator, [stage])
+        except UserError:  # the batch does not divide, say
+            continue
+        if result.fits:
+            yield settings
+
+
+def _candidates(config, accelerator: Accelerator) -> Iterator[dict]:
+    stronger = ("dots", "full")[("none", "dots", "full").index(config.remat) :]
+    yield from ({"remat": remat} for remat in stronger)
+    pieces = config.microbatches
+    while config.batch_size % (2 * pieces) == 0 and pieces < 64:
+        pieces *= 2
+        yield {"remat": "full", "microbatches": pieces}
+    devices = accelerator.chips * accelerator.generation.devices_per_chip // accelerator.slices
+    ways = config.mesh.fsdp
+    while ways < devices:
+        ways *= 2
+        yield {"remat": "full", "mesh.fsdp": ways}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compiled:
+    memory: int  # bytes a device
+    cycles: int
+    program: hlo.Program
+    seconds: float
+
+
+def _compile(lowered) -> _Compiled | OutOfMemory:
+    began = time.monotonic()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return OutOfMemory(str(error))
+    sizes = compiled.memory_analysis()
+    memory = (
+        sizes.argument_size_in_bytes
+        + sizes.temp_size_in_bytes
+        + sizes.output_size_in_bytes
+        - sizes.alias_size_in_bytes
+        + sizes.generated_code_size_in_bytes
+    )
+    program = hlo.Program(compiled.as_text())
+    return _Compiled(memory, program.estimated_cycles(), program, time.monotonic() - began)
+
+
+class _Builder:
+    """Programs of a config for an accelerator."""
+
+    def __init__(self, config, accelerator: Accelerator):
+        self._config, self._accelerator = config, accelerator
+        self._mesh = make_mesh(config, accelerator.devices())
+        self._task = Pretraining(config, self._mesh, None)
+        self._optimizer, _ = make_optimizer(config.optimizer, self._task.total_steps)
+        self._layout = make_layout(self._task.init_params, self._optimizer, self._mesh)
+        self._state = abstract_state(self._task.init_params, self._optimizer, self._layout)
+
+    def lower(self, number: int):
+        """The train step and the evaluation step of a stage."""
+        task, config = self._task, self._config
+        train_step = make_train_step(
+            task,
+            self._optimizer,
+            self._layout,
+            self._mesh,
+            seed=config.seed,
+            microbatches=config.microbatches,
+            grad_dtype=config.grad_dtype,
+        )
+        train = train_step.lower(self._state, task.abstract_batch(number, config.batch_size))
+
+        cast = jax.eval_shape(task.cast, self._state.params)
+        params = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), cast, self._layout.compute
+        )
+        unigram = jax.ShapeDtypeStruct((config.model.vocab_size,), jnp.float32, sharding=replicated(self._mesh))
+        with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
+            evaluation = task.eval_step.lower(params, task.abstract_batch(number, task.eval_batch_size), unigram)
+        return train, evaluation
+
+    def read(self, number: int, train: _Compiled | OutOfMemory, evaluation: _Compiled | OutOfMemory) -> StagePlan:
+        config, generation = self._config, self._accelerator.generation
+        stage, per_chip = config.stages[number], generation.devices_per_chip
+        failed = next((result for result in (train, evaluation) if isinstance(result, OutOfMemory)), None)
+        resting = _bytes_per_device(self._state)
+        used = seconds = None
+        collectives = []
+        if failed is None:
+            used = max(train.memory, evaluation.memory + resting) * per_chip
+            seconds = train.cycles / generation.clock
+            collectives = train.program.collectives(dict(self._mesh.shape))
+        elif failed.needed is not None:
+            used = failed.needed * per_chip
+        first = sum(s.steps for s in config.stages[:number])
+        return StagePlan(
+            stage=number,
+            steps=stage.steps,
+            chips=self._accelerator.chips,
+            batch_size=config.batch_size,
+            length=stage.length,
+            params_bytes=_bytes_per_device(self._state.params) * per_chip,
+            optimizer_bytes=_bytes_per_device(self._state.opt_state) * per_chip,
+            hbm_used_bytes=used,
+            hbm_available_bytes=int(generation.hbm_bytes),
+            flops_per_step=self._task.flops(first, first + 1),
+            estimated_step_seconds=seconds,
+            peak_flops=generation.peak_flops * self._accelerator.chips,
+            collectives=collectives,
+            compile_seconds=0.0 if failed else train.seconds + evaluation.seconds,
+            out_of_memory=str(failed) if failed else "",
+        )
+
+
+def _bytes_per_device(arrays) -> int:
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arrays))

@@ -1,0 +1,113 @@
+"""A plan for people, and for machines."""
+
+import json
+
+from bertjax.planner.plan import StagePlan
+from bertjax.sharding.topology import GIB, Accelerator
+
+LEFT_OUT = (
+    "estimated step: the compiler's cycles for what it computes, at the chip's clock. It leaves out the network (see\n"
+    "the transfers), copies between memories, and waiting for data: a real step takes longer."
+)
+
+
+def as_json(plans: list[StagePlan]) -> str:
+    """A list with one object a stage; null where a stage does not fit and so is not known."""
+    return json.dumps(
+        [
+            {
+                "stage": p.stage,
+                "chips": p.chips,
+                "batch_size": p.batch_size,
+                "length": p.length,
+                "hbm_used_bytes": p.hbm_used_bytes,
+                "hbm_available_bytes": p.hbm_available_bytes,
+                "flops_per_step": p.flops_per_step,
+                "estimated_step_seconds": p.estimated_step_seconds,
+                "estimated_mfu": p.estimated_mfu,
+                "collectives": [
+                    {"kind": c.kind, "axes": c.axes, "dtype": c.dtype, "bytes": c.bytes, "count": c.count,
+                     "in_loop": c.in_loop}
+                    for c in p.collectives
+                ],
+            }
+            for p in plans
+        ],
+        indent=1,
+    )  # fmt: skip
+
+
+def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_hour: float | None = None) -> str:
+    """For a terminal: a column for each stage, then the transfers, then the whole recipe."""
+    name = accelerator.name + (f", {accelerator.slices} slices" if accelerator.slices > 1 else "")
+    rows: list[tuple[str, list[str]]] = [
+        (f"{name}: {accelerator.chips} chips", [f"stage {p.stage}" for p in plans]),
+        ("batch x length", [f"{p.batch_size:,} x {p.length}" for p in plans]),
+        ("HBM per chip: params", [_gib(p.params_bytes) for p in plans]),
+        ("  optimizer", [_gib(p.optimizer_bytes) for p in plans]),
+        ("  activations and the rest", [_gib(p.activations_bytes) if p.fits else "" for p in plans]),
+        ("  total", [_gib(p.hbm_used_bytes) for p in plans]),
+        ("  free", [_free(p) for p in plans]),
+        ("FLOPs per step", [f"{p.flops_per_step / 1e12:,.2f} T" for p in plans]),
+        ("estimated step", [_or_blank(p, lambda p: f"{p.estimated_step_seconds * 1e3:,.1f} ms") for p in plans]),
+        ("  sequences/s", [_or_blank(p, lambda p: f"{p.batch_size / p.estimated_step_seconds:,.0f}") for p in plans]),
+        ("  MFU", [_or_blank(p, lambda p: f"{p.estimated_mfu:.1%}") for p in plans]),
+        ("  steps", [f"{p.steps:,}" for p in plans]),
+        ("  days", [_or_blank(p, lambda p: f"{_days(p):,.2f}") for p in plans]),
+        ("compile time", [_or_blank(p, lambda p: f"{p.compile_seconds:.0f} s") for p in plans]),
+    ]
+    left = max(len(title) for title, _ in rows)
+    width = max(len(cell) for _, cells in rows for cell in cells)
+    lines = [f"{title:<{left}}  " + "  ".join(f"{cell:>{width}}" for cell in cells) for title, cells in rows]
+    lines.append("")
+    for p in plans:
+        lines += [f"transfers of stage {p.stage}, a step:"] if p.collectives else []
+        for c in p.collectives:
+            where = f"over {' and '.join(c.axes)}, {c.count} of them, {'in the loop' if c.in_loop else 'once'}"
+            lines.append(f"  {c.kind:<18} {c.dtype:<5} {_bytes(c.bytes):>10}  {where}")
+    if all(p.fits for p in plans):
+        days = sum(map(_days, plans))
+        cost, hours = "", days * 24 * accelerator.chips
+        if price_per_chip_hour is not None:
+            cost = f", {hours:,.0f} chip-hours at {price_per_chip_hour:g}: ${hours * price_per_chip_hour:,.0f}"
+        lines += ["", f"the recipe: {days:,.2f} days of {accelerator.chips} chips{cost}"]
+    return "\n".join([*lines, "", LEFT_OUT])
+
+
+def out_of_memory(plan: StagePlan, settings: dict | None) -> str:
+    """One line for a stage that does not fit: by how much, and what does."""
+    missing = ""
+    if plan.hbm_used_bytes is not None:
+        missing = (
+            f" by {_gib(plan.hbm_used_bytes - plan.hbm_available_bytes)} (needs {_gib(plan.hbm_used_bytes)} of "
+            f"{_gib(plan.hbm_available_bytes)} a chip)"
+        )
+    if settings is None:
+        remedy = "nothing that was tried is enough (remat, microbatches, fsdp); take more chips or a smaller batch_size"
+    else:
+        remedy = "it fits with " + " ".join(f"--config.{name}={value}" for name, value in settings.items())
+    return f"stage {plan.stage} (length {plan.length}) runs out of memory{missing}; {remedy}"
+
+
+def _days(plan: StagePlan) -> float:
+    return plan.steps * plan.estimated_step_seconds / 86_400
+
+
+def _free(plan: StagePlan) -> str:
+    return "" if plan.hbm_used_bytes is None else _gib(plan.hbm_available_bytes - plan.hbm_used_bytes)
+
+
+def _or_blank(plan: StagePlan, text) -> str:
+    return text(plan) if plan.fits else "does not fit"
+
+
+def _gib(size: int | None) -> str:
+    return "?" if size is None else f"{size / GIB:,.2f} GiB"
+
+
+def _bytes(size: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:,.0f} {unit}"
+        size /= 1024
+    return f"{size:,.2f} GiB"

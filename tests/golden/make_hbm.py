@@ -1,0 +1,63 @@
+"""Writes tests/golden/hbm.json, what the shipped configs need on each TPU: python tests/golden/make_hbm.py [PART]
+
+Compiles every one of them, which takes half an hour on two cores; with an argument only those whose name has it, such
+as "large v5litepod". Needs libtpu. Look at the difference before you commit it: that is what it is for.
+"""
+
+import importlib
+import json
+import pathlib
+import sys
+
+import jax
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+PATH = ROOT / "tests/golden/hbm.json"
+CHIPS = ("v3-8", "v4-8", "v5litepod-4", "v5litepod-8", "v5litepod-16", "v5p-8", "v6e-8", "v6e-16")
+NAMES = [
+    *(f"{config} {chips}" for config in ("base", "large") for chips in CHIPS),
+    "large v3-32",
+    "lamb v5litepod-256",
+]
+
+
+def measure(name: str, stages: list[int] | None = None) -> list[dict]:
+    """For each stage, or some: MiB a chip, GFLOPs and estimated microseconds of a step."""
+    from bertjax.planner.plan import plan
+    from bertjax.sharding.topology import accelerator
+
+    experiment, topology = name.split()
+    config = importlib.import_module(f"experiments.{experiment}").get_config()
+    return [
+        {
+            "stage": p.stage,
+            "params_mib": p.params_bytes >> 20,
+            "optimizer_mib": p.optimizer_bytes >> 20,
+            "hbm_used_mib": p.hbm_used_bytes and p.hbm_used_bytes >> 20,
+            "hbm_available_mib": p.hbm_available_bytes >> 20,
+            "fits": p.fits,
+            "gflops_per_step": p.flops_per_step // 10**9,
+            "estimated_step_microseconds": p.fits and round(1e6 * p.estimated_step_seconds),
+        }
+        for p in plan(config, accelerator(topology), stages)
+    ]
+
+
+def main(part: str = "") -> None:
+    jax.config.update("jax_platforms", "cpu")
+    table = json.loads(PATH.read_text()) if PATH.exists() else {}
+    for name in NAMES:
+        if part in name:
+            table[name] = measure(name)
+            print(name, table[name], flush=True)
+            rows = (
+                f' "{name}": [\n  ' + ",\n  ".join(map(json.dumps, table[name])) + "\n ]"
+                for name in NAMES
+                if name in table
+            )
+            PATH.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])

@@ -1,0 +1,35 @@
+"""Who takes part, where nobody else does. Several processes: tests/test_several_hosts.py."""
+
+import pytest
+
+from bertjax.config import UserError
+from bertjax.sharding import hosts
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    for name in (*hosts.VARIABLES, "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_machine_by_itself_waits_for_nobody(alone, monkeypatch):
+    assert hosts.join(timeout=1) == 0
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")  # Colab's TPU
+    assert hosts.join(timeout=1) == 0
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        (("", "2", "0"), "JAX_COORDINATOR_ADDRESS: not set; set all three"),
+        (("host:1234", "2", ""), "JAX_PROCESS_ID: not set; set all three"),
+        (("host", "2", "0"), "must be host:port, a number, and one below it"),
+        (("host:1234", "2", "2"), "must be host:port, a number, and one below it"),
+        (("host:1234", "two", "0"), "must be host:port, a number, and one below it"),
+    ],
+)
+def test_half_a_description_of_the_hosts_is_refused(alone, monkeypatch, values, message):
+    for name, value in zip(hosts.VARIABLES, values):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        hosts.join(timeout=1)

@@ -1,0 +1,136 @@
+"""Several real processes on this machine: same batches, same losses, one checkpoint; resume; who is missing."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.config import stage
+from bertjax.training import checkpoint
+from bertjax.training.logging import read_metrics
+from tests.conftest import tiny_config
+
+EXPERIMENT = """
+import json
+from bertjax.config import default_config, stage
+
+def get_config():
+    config = default_config().unlock()
+    config.update(json.loads({text!r}))
+    config.stages = [stage(**s) for s in config.stages]
+    return config.lock()
+"""
+
+
+@pytest.fixture(scope="module")
+def experiment(records_folder, tmp_path_factory):
+    """An experiment file of `tiny_config`'s first stage, with dropout and microbatches."""
+    config = tiny_config(records=records_folder)
+    config.stages = (stage(10, 32, 5),)
+    config.microbatches = 2
+    config.log_every_steps = 1
+    path = tmp_path_factory.mktemp("experiment") / "tiny.py"
+    path.write_text(EXPERIMENT.format(text=config.to_json_best_effort()))
+    return path
+
+
+def start(count: int, *arguments: str, numbers=None) -> list[subprocess.Popen]:
+    """`count` processes of `bertjax.main` that share eight devices, or some `numbers` of them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1] // 2 * 2  # the next one is needed as well
+    cpu = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={8 // count}"
+    environment = {**os.environ, "XLA_FLAGS": cpu, "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+                   "JAX_NUM_PROCESSES": str(count)}  # fmt: skip
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "bertjax.main", *arguments],
+            env={**environment, "JAX_PROCESS_ID": str(number)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in (range(count) if numbers is None else numbers)
+    ]
+
+
+def finish(processes) -> list[tuple[int, str, str]]:
+    """Exit status, stdout (without that of the collectives' library) and stderr of each."""
+    outputs = [process.communicate(timeout=300) for process in processes]
+    return [
+        (process.returncode, "".join(line for line in out.splitlines(True) if not line.startswith("[Gloo]")), err)
+        for process, (out, err) in zip(processes, outputs)
+    ]
+
+
+def params_of(workdir) -> dict[str, np.ndarray]:
+    return {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.read_params(workdir))
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(experiment, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("alone")
+    ((code, _, stderr),) = finish(start(1, f"--config={experiment}", f"--workdir={workdir}"))
+    assert code == 0, stderr[-3000:]
+    return workdir
+
+
+def assert_same_run(workdir, alone):
+    ours, theirs = read_metrics(workdir), read_metrics(alone)
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    for a, b in zip(ours, theirs):
+        assert a.keys() == b.keys()
+        for name in a:
+            if "per_second" not in name:
+                np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-6, err_msg=f"{name} of {a['step']}")
+    ours, theirs = params_of(workdir), params_of(alone)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], atol=2e-4, err_msg=name)
+
+
+def test_two_processes_train_as_one_does(experiment, alone, tmp_path):
+    (first, second) = finish(start(2, f"--config={experiment}", f"--workdir={tmp_path}"))
+    assert first[0] == second[0] == 0, (first[2] + second[2])[-3000:]
+    assert "step 10/10" in first[1] and "held-out masked words" in first[1] and "[MASK] 1:" in first[1]
+    assert second[1] == ""  # one host speaks
+    assert checkpoint.steps(tmp_path) == [5, 10]
+    assert_same_run(tmp_path, alone)
+
+
+def test_a_run_of_four_stops_together_and_goes_on_as_two_on_another_mesh(experiment, alone, tmp_path):
+    """SIGTERM reaches one of the four only, as when one VM is taken away."""
+    arguments = (f"--config={experiment}", f"--workdir={tmp_path}")
+    processes = start(4, *arguments, "--config.mesh.tensor=2", "--config.mesh.fsdp=2")
+    deadline = time.monotonic() + 200
+    while not [line for line in read_metrics(tmp_path) if line["step"] >= 1] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    processes[2].send_signal(signal.SIGTERM)
+    ended = finish(processes)
+    assert {code for code, _, _ in ended} <= {130, 0}, ended
+    last = checkpoint.steps(tmp_path)[-1]
+    if last < 10:  # else it came too late
+        assert all(f"stopped at step {last}" in stderr for _, _, stderr in ended), ended
+    ended = finish(start(2, *arguments, "--config.mesh.data=2", "--config.mesh.fsdp=4"))
+    assert [code for code, _, _ in ended] == [0, 0], ended[0][2][-3000:]
+    assert_same_run(tmp_path, alone)
+
+
+def test_hosts_that_are_missing_are_named(experiment, tmp_path):
+    arguments = (f"--config={experiment}", f"--workdir={tmp_path}", "--config.hosts_timeout=12")
+    for code, stdout, stderr in finish(start(4, *arguments, numbers=(0, 2))):
+        assert code == 1 and stdout == ""
+        assert stderr.strip() == (
+            "error: hosts 1, 3 of 4 did not report within 12 seconds; start the same command on every host"
+        )
+    ((code, _, stderr),) = finish(start(2, *arguments[:2], "--config.hosts_timeout=2", numbers=(1,)))
+    assert code == 1 and "host 0 (127.0.0.1:" in stderr and "cannot be reached within 2 seconds" in stderr

@@ -1,0 +1,91 @@
+"""The Colab notebook: run from its first cell to its last, small, on the CPU; and kept free of outputs."""
+
+import json
+import os
+import pathlib
+
+import nbclient
+import nbformat
+import pytest
+
+from tests.conftest import make_corpus
+
+ROOT = pathlib.Path(__file__).parents[2]
+NOTEBOOK = ROOT / "tpu" / "bertjax_tpu.ipynb"
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """(the notebook with its outputs by the cells' ids, the folder of its runs)."""
+    folder = tmp_path_factory.mktemp("notebook")
+    (folder / "text.txt").write_text(make_corpus(80))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0 "
+        "--xla_llvm_disable_expensive_passes=true",
+        "BERTJAX_NOTEBOOK_STEPS": "35",
+        "BERTJAX_NOTEBOOK_TUNING_STEPS": "10",
+        "BERTJAX_NOTEBOOK_CORPUS": str(folder / "text.txt"),
+        "BERTJAX_NOTEBOOK_VOCABULARY": "150",
+        "BERTJAX_NOTEBOOK_RUNS": str(folder / "runs"),
+    }
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    # As JupyterLab does, from the notebook's own folder: it has to find the repository by itself.
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
+    )
+    client.execute(env=environment)  # raises where a cell does
+    return {cell.id: cell.get("outputs", []) for cell in notebook.cells}, folder / "runs"
+
+
+def said(outputs) -> str:
+    return "".join(output.text for output in outputs if output.output_type == "stream")
+
+
+def test_no_outputs_are_kept_in_git():
+    content = json.loads(NOTEBOOK.read_text("utf-8"))
+    nbformat.validate(content)
+    assert content["metadata"]["kernelspec"]["name"] == "python3" and content["metadata"]["accelerator"] == "TPU"
+    for cell in content["cells"]:
+        assert not cell.get("outputs") and cell.get("execution_count") is None, cell["id"]
+
+
+def test_every_cell_runs(executed):
+    outputs, runs = executed
+    for cell, parts in outputs.items():
+        assert all(part.output_type != "error" for part in parts), cell
+    assert f"bertjax is in {ROOT}" in said(outputs["install"])
+    assert said(outputs["devices"]).startswith("1 device(s)\n0 cpu cpu")
+    assert {"checkpoints", "metrics.jsonl", "report.txt"} <= {path.name for path in (runs / "colab").iterdir()}
+
+
+def test_it_trains_and_plots_the_loss(executed):
+    outputs, _ = executed
+    assert "step 35/35 loss" in said(outputs["train"]) and "unigram baseline" in said(outputs["train"])
+    assert any("image/png" in output.get("data", {}) for output in outputs["loss"])
+
+
+def test_it_fills_masks_before_and_after_going_on_with_another_text(executed):
+    outputs, runs = executed
+    before = said(outputs["fill"])
+    assert "this function returns a [MASK] of strings" in before and before.count("%") == 5
+    assert f"started from {runs / 'colab'} (bertjax): 26 of 26 arrays loaded" in said(outputs["tune"])
+    compared = said(outputs["compare"])
+    assert compared.startswith("colab:\n") and compared.count("%") == 10
+    first, second = compared.removeprefix("colab:\n").split("tuned:\n")
+    assert first == before and second != before
+
+
+def test_a_command_that_fails_stops_the_notebook(tmp_path):
+    whole = nbformat.read(NOTEBOOK, as_version=4)
+    helper = next(cell for cell in whole.cells if cell.id == "terminal")
+    cells = [helper, nbformat.v4.new_code_cell("%%terminal\necho first\nfalse\necho second")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match="the command failed with exit status 1"):
+        nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute(
+            env={**os.environ, "IPYTHONDIR": str(tmp_path)}
+        )
+    assert said(cells[1].outputs) == "first\n"

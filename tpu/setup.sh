@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Puts this checkout, as it is now, on all workers with a Python of its own, and counts the chips. Can be repeated.
+#
+# Usage: tpu/setup.sh [--dry-run]
+#
+# Copied are bertjax/, experiments/ and tpu/. CODE_ARCHIVE=FILE takes them from there (keep.sh does).
+
+source "$(dirname "$0")/common.sh"
+parse "" "$@"
+require ZONE
+
+refuse_while_running
+archive=${CODE_ARCHIVE:-}
+if [ -z "$archive" ]; then
+  archive=$TEMPORARY/bertjax.tar.gz
+  pack "$archive"
+fi
+for node in $(nodes); do
+  # shellcheck disable=SC2086 # several flags
+  tpus run tpu-vm scp "$archive" "$node:bertjax.tar.gz" --worker=all $SSH_FLAGS ||
+    die "the code cannot be copied to $node; where gcloud asks for ssh-add, do as it says"
+done
+on_workers run 'rm -rf bertjax/code && mkdir -p bertjax/code && tar -xzf bertjax.tar.gz -C bertjax/code' ||
+  die "the code cannot be unpacked on all workers of $TPU_NAME"
+worker run install || die "bertjax cannot be installed on all workers of $TPU_NAME; see above"
+worker run check || die "the workers of $TPU_NAME do not find each other, or no chips; see above"
