@@ -3,6 +3,7 @@
 import concurrent.futures
 import copy
 import dataclasses
+import functools
 import math
 import re
 import time
@@ -18,9 +19,9 @@ from bertjax.sharding.mesh import make_mesh, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import GIB, Accelerator, available_cores
 from bertjax.tasks.pretraining import Pretraining
-from bertjax.training.loop import make_train_step
-from bertjax.training.optimizer import make_optimizer
-from bertjax.training.state import abstract_state, make_layout
+from bertjax.training.loop import Recipe, make_program
+from bertjax.training.optimizer import Schedule
+from bertjax.training.state import abstract_state
 
 
 class OutOfMemory(Exception):
@@ -146,27 +147,22 @@ class _Builder:
         self._config, self._accelerator = config, accelerator
         self._mesh = make_mesh(config, accelerator.devices())
         self._task = Pretraining(config, self._mesh, None)
-        self._optimizer, _ = make_optimizer(config.optimizer, self._task.total_steps)
-        self._layout = make_layout(self._task.init_params, self._optimizer, self._mesh)
-        self._state = abstract_state(self._task.init_params, self._optimizer, self._layout)
+        self._program = make_program(self._task, config, self._mesh)
+        self._state = abstract_state(self._task.init_params, self._program.optimizer, self._program.layout)
 
     def lower(self, number: int):
         """The train step and the evaluation step of a stage."""
         task, config = self._task, self._config
-        train_step = make_train_step(
-            task,
-            self._optimizer,
-            self._layout,
-            self._mesh,
-            seed=config.seed,
-            microbatches=config.microbatches,
-            grad_dtype=config.grad_dtype,
-        )
-        train = train_step.lower(self._state, task.abstract_batch(number, config.batch_size))
+        number_on_all = functools.partial(jax.ShapeDtypeStruct, (), sharding=replicated(self._mesh))
+        schedule = Schedule(number_on_all(jnp.float32), number_on_all(jnp.int32), number_on_all(jnp.int32))
+        recipe = Recipe(number_on_all(jnp.int32), schedule)
+        train = self._program.train_step.lower(self._state, task.abstract_batch(number, config.batch_size), recipe)
 
         cast = jax.eval_shape(task.cast, self._state.params)
         params = jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), cast, self._layout.compute
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            cast,
+            self._program.layout.compute,
         )
         unigram = jax.ShapeDtypeStruct((config.model.vocab_size,), jnp.float32, sharding=replicated(self._mesh))
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):

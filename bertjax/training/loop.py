@@ -5,7 +5,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import flax.linen as nn
 import jax
@@ -22,7 +22,7 @@ from bertjax.sharding.rules import RULES_WITHIN_DATA
 from bertjax.sharding.topology import peak_flops
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logging import MetricsWriter, Progress
-from bertjax.training.optimizer import make_optimizer
+from bertjax.training.optimizer import Schedule, make_optimizer, make_schedule
 from bertjax.training.state import Layout, TrainState, abstract_state, init_state, make_layout
 from bertjax.training.stop import stop_signals
 
@@ -63,17 +63,41 @@ class Task(Protocol):
         """Model FLOPs of the steps from `start` to before `stop`."""
 
 
-def make_train_step(
-    task: Task,
-    optimizer: optax.GradientTransformation,
-    layout: Layout,
-    mesh: Mesh,
-    *,
-    seed: int,
-    microbatches: int = 1,
-    grad_dtype: str = "float32",
-):
-    """The compiled update of one step: (state, batch) -> (state, metrics). It takes the state's memory over.
+class Recipe(NamedTuple):
+    """What a run has of its own and its compiled step gets as data; runs that differ in no more share the step."""
+
+    seed: int
+    schedule: Schedule
+
+
+class Program(NamedTuple):
+    """A task's compiled functions. It holds for every task of the same model, loss and batch shapes."""
+
+    optimizer: optax.GradientTransformationExtraArgs
+    layout: Layout
+    train_step: Callable  # (state, batch, recipe) -> (state, metrics); takes the state's memory over
+    gather: Callable  # params at rest -> params as `task.evaluate` takes them
+
+
+def make_program(task: Task, config, mesh: Mesh) -> Program:
+    optimizer = make_optimizer(config.optimizer)
+    layout = make_layout(task.init_params, optimizer, mesh)
+    return Program(
+        optimizer,
+        layout,
+        _make_train_step(task, optimizer, layout, mesh, config.microbatches, config.grad_dtype),
+        jax.jit(task.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute),
+    )
+
+
+def put_recipe(seed: int, schedule: Schedule, mesh: Mesh) -> Recipe:
+    """A recipe on the devices."""
+    numbers = Schedule(np.float32(schedule.peak), np.int32(schedule.warmup_steps), np.int32(schedule.total_steps))
+    return jax.device_put(Recipe(np.int32(seed), numbers), replicated(mesh))
+
+
+def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbatches: int, grad_dtype: str):
+    """The update of one step.
 
     The dropout of a row depends on (seed, step, row of the batch) only. Each group of devices along `data` sums up the
     gradients of its own rows; then, once a step and in `grad_dtype`, these sums cross the network.
@@ -101,11 +125,11 @@ def make_train_step(
         total = jax.lax.reduce(grads.astype(grad_dtype), jnp.zeros([], grad_dtype), jax.lax.add, (0,))
         return jax.lax.with_sharding_constraint(total, sharding).astype(jnp.float32)
 
-    def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
+    def train_step(state: TrainState, batch: dict, recipe: Recipe) -> tuple[TrainState, dict]:
         params = jax.lax.with_sharding_constraint(task.cast(state.params), layout.compute)
         batch = task.normalize(batch)
         rows = jnp.arange(len(jax.tree.leaves(batch)[0]))
-        keys = row_keys(jax.random.fold_in(jax.random.key(seed), state.step), rows)
+        keys = row_keys(jax.random.fold_in(jax.random.key(recipe.seed), state.step), rows)
 
         groups = jax.tree.map(lambda x: x.reshape(ways, -1, *x.shape[1:]), (batch, keys))
         compute = gradients if microbatches == 1 else accumulated_gradients
@@ -114,21 +138,17 @@ def make_train_step(
         grads = jax.tree.map(sum_over_data, grads, layout.state.params)
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
 
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        rate = recipe.schedule(state.step)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, learning_rate=rate)
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state), {**metrics, "grad_norm": optax.global_norm(grads)}
 
     return jax.jit(
         train_step,
-        in_shardings=(layout.state, batch_sharding(mesh)),
+        in_shardings=(layout.state, batch_sharding(mesh), replicated(mesh)),
         out_shardings=(layout.state, replicated(mesh)),
         donate_argnums=0,
     )
-
-
-def make_gather(task: Task, layout: Layout):
-    """Compiled: params at rest -> params as `task.evaluate` takes them."""
-    return jax.jit(task.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute)
 
 
 def train(
@@ -137,17 +157,20 @@ def train(
     workdir: epath.PathLike,
     mesh: Mesh,
     initialize: Callable[[dict], dict] | None = None,
+    program: Program | None = None,
 ) -> tuple[TrainState, dict[str, float]]:
     """Trains to `task.total_steps`, from the latest checkpoint in `workdir` if there is one.
 
-    Otherwise from random params, or what `initialize` makes of them: it may put others in their places.
+    Otherwise from random params, or what `initialize` makes of them: it may put others in their places. `program`: that
+    of a run before this one, where it would be the same.
 
     Returns the state and the scores at the end. Ctrl-C and SIGTERM save a checkpoint and raise `KeyboardInterrupt`.
     Raises `UserError` where the loss is no number.
     """
     # State: restored, imported or random.
-    optimizer, schedule = make_optimizer(config.optimizer, task.total_steps)
-    layout = make_layout(task.init_params, optimizer, mesh)
+    optimizer, layout, train_step, gather = program or make_program(task, config, mesh)
+    schedule = make_schedule(config.optimizer, task.total_steps)
+    recipe = put_recipe(config.seed, schedule, mesh)
     checkpoints = Checkpoints(workdir, config.checkpoint.keep)
     start = checkpoints.latest_step()
     if start is not None:
@@ -161,17 +184,6 @@ def train(
         state = init_state(task.init_params, optimizer, layout, config.seed)
         if initialize is not None:
             state = state.replace(params=initialize(state.params))
-
-    train_step = make_train_step(
-        task,
-        optimizer,
-        layout,
-        mesh,
-        seed=config.seed,
-        microbatches=config.microbatches,
-        grad_dtype=config.grad_dtype,
-    )
-    gather = make_gather(task, layout)
 
     # Where numbers go: from the first host only.
     is_first = jax.process_index() == 0
@@ -223,7 +235,7 @@ def train(
             for step in range(start + 1, task.total_steps + 1):
                 batch = next(batches)
                 with jax.transfer_guard("disallow"):  # nothing may go to or from the host unasked
-                    state, metrics = train_step(state, batch)
+                    state, metrics = train_step(state, batch, recipe)
                 pending.append(metrics)
                 if len(pending) > STEPS_IN_FLIGHT:
                     pending[-1 - STEPS_IN_FLIGHT]["loss"].block_until_ready()

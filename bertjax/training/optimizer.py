@@ -7,16 +7,38 @@ import jax.numpy as jnp
 import optax
 
 
-def learning_rate_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    """Linear warm-up, then linear decay to 0. The decay counts from step 0 (optimization.create_optimizer), so the
-    peak is never quite reached: just after warm-up the rate is `peak * (1 - warmup_steps / total_steps)`."""
+class Schedule(NamedTuple):
+    """Linear warm-up, then linear decay to 0. Its numbers are data to a compiled step, so that many runs share one.
 
-    def schedule(step):
+    The decay counts from step 0 (optimization.create_optimizer), so the peak is never quite reached: just after warm-up
+    the rate is `peak * (1 - warmup_steps / total_steps)`.
+    """
+
+    peak: float
+    warmup_steps: int
+    total_steps: int
+
+    def __call__(self, step: int | jax.Array) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
-        decayed = peak * (1 - jnp.minimum(step, total_steps) / total_steps)
-        return jnp.where(step < warmup_steps, peak * step / max(warmup_steps, 1), decayed)
+        decayed = self.peak * (1 - jnp.minimum(step, self.total_steps) / self.total_steps)
+        return jnp.where(step < self.warmup_steps, self.peak * step / jnp.maximum(self.warmup_steps, 1), decayed)
 
-    return schedule
+
+def make_schedule(config, total_steps: int) -> Schedule:
+    """The learning rates of `config.optimizer`, whose warm-up is a number of steps or a share of them all."""
+    if "warmup_proportion" in config:
+        return Schedule(config.learning_rate, int(config.warmup_proportion * total_steps), total_steps)
+    return Schedule(config.learning_rate, config.warmup_steps, total_steps)
+
+
+def scale_by_given_learning_rate() -> optax.GradientTransformationExtraArgs:
+    """Last of a chain: `update` wants the rate of the step as `learning_rate`."""
+
+    def update(updates, state, params=None, *, learning_rate, **_):
+        del params
+        return jax.tree.map(lambda u: -learning_rate * u, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 class AdamState(NamedTuple):
@@ -78,14 +100,12 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def make_optimizer(config, total_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """The optimizer of `config.optimizer`, and its learning rate by step."""
-    schedule = learning_rate_schedule(config.learning_rate, config.warmup_steps, total_steps)
-    optimizer = optax.chain(
+def make_optimizer(config) -> optax.GradientTransformationExtraArgs:
+    """The optimizer of `config.optimizer`; its `update` wants a `learning_rate` as well."""
+    return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         scale_by_adam(config.beta1, config.beta2, config.epsilon, config.bias_correction),
         optax.add_decayed_weights(config.weight_decay, matrices),
         *([scale_by_trust_ratio()] if config.name == "lamb" else []),
-        optax.scale_by_learning_rate(schedule),
+        scale_by_given_learning_rate(),
     )
-    return optimizer, schedule

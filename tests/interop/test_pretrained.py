@@ -34,7 +34,7 @@ def config_for(golden, path=GOLDEN):
 def random_state(config):
     mesh = make_mesh(config)
     task = Pretraining(config, mesh, None)
-    optimizer, _ = make_optimizer(config.optimizer, 1)
+    optimizer = make_optimizer(config.optimizer)
     return init_state(task.init_params, optimizer, make_layout(task.init_params, optimizer, mesh), config.seed)
 
 

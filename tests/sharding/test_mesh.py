@@ -69,7 +69,7 @@ def test_every_matrix_of_the_state_is_split_over_all_devices():
         task = Pretraining(config, make_mesh(config), None)
         for name in ("adam", "lamb"):
             config.optimizer.name = name
-            optimizer, _ = make_optimizer(config.optimizer, 10)
+            optimizer = make_optimizer(config.optimizer)
             state = abstract_state(task.init_params, optimizer, make_layout(task.init_params, optimizer, task.mesh))
             shares = {
                 jax.tree_util.keystr(path): leaf.size / np.prod(leaf.sharding.shard_shape(leaf.shape))

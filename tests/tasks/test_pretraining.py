@@ -25,7 +25,7 @@ def task(records_folder):
 
 @pytest.fixture(scope="module")
 def params(task):
-    optimizer, _ = make_optimizer(task.config.optimizer, 10)
+    optimizer = make_optimizer(task.config.optimizer)
     return init_state(task.init_params, optimizer, make_layout(task.init_params, optimizer, task.mesh), 0).params
 
 

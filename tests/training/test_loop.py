@@ -19,9 +19,9 @@ from bertjax.sharding.rules import RULES
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint
 from bertjax.training.logging import read_metrics
-from bertjax.training.loop import make_train_step, train
-from bertjax.training.optimizer import make_optimizer
-from bertjax.training.state import init_state, make_layout
+from bertjax.training.loop import make_program, put_recipe, train
+from bertjax.training.optimizer import make_schedule
+from bertjax.training.state import init_state
 from tests.conftest import one_device_mesh, tiny_config
 
 
@@ -114,6 +114,14 @@ def test_the_latest_checkpoints_and_the_best_are_kept(records_folder, tmp_path):
     assert checkpoint.steps(tmp_path) == [4, 9, 10]
 
 
+def first_step(task, config, total_steps):
+    """(state, batch) -> (state, metrics), the state to begin with, and how many programs were compiled so far."""
+    program = make_program(task, config, task.mesh)
+    recipe = put_recipe(0, make_schedule(config.optimizer, total_steps), task.mesh)
+    state = init_state(task.init_params, program.optimizer, program.layout, seed=0)
+    return lambda *x: program.train_step(*x, recipe), state, program.train_step._cache_size
+
+
 def one_step(records_folder, mesh_sizes, microbatches, dropout=0.0):
     """Params and metrics after two steps of the first stage on a mesh (data, fsdp, tensor)."""
     config = tiny_config(records=records_folder)
@@ -122,10 +130,7 @@ def one_step(records_folder, mesh_sizes, microbatches, dropout=0.0):
     config.model.update(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
     mesh = make_mesh(config, jax.devices()[: int(np.prod(mesh_sizes))])
     task = make_task(records_folder, config, mesh)
-    optimizer, _ = make_optimizer(config.optimizer, 10)
-    layout = make_layout(task.init_params, optimizer, mesh)
-    state = init_state(task.init_params, optimizer, layout, seed=0)
-    step = make_train_step(task, optimizer, layout, mesh, seed=0, microbatches=microbatches)
+    step, state, _ = first_step(task, config, 10)
     with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
         for batch in itertools.islice(task.batches(0), 2):
             state, metrics = step(state, put_batch(batch, mesh, 16))
@@ -158,10 +163,7 @@ def test_one_batch_is_learnt_by_heart(records_folder):
     config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config.optimizer.update(learning_rate=1e-2, warmup_steps=10, bias_correction=True)
     task = make_task(records_folder, config)
-    optimizer, _ = make_optimizer(config.optimizer, 300)
-    layout = make_layout(task.init_params, optimizer, task.mesh)
-    state = init_state(task.init_params, optimizer, layout, seed=0)
-    step = make_train_step(task, optimizer, layout, task.mesh, seed=0)
+    step, state, _ = first_step(task, config, 300)
     batch = next(task.batches(0))
     for _ in range(250):
         state, metrics = step(state, batch)
@@ -188,16 +190,13 @@ def test_a_loss_that_is_no_number_stops_the_run_and_is_not_saved(records_folder,
 def test_no_transfer_between_host_and_devices_hides_in_a_step(records_folder):
     config = tiny_config(records=records_folder)
     task = make_task(records_folder, config)
-    optimizer, _ = make_optimizer(config.optimizer, 10)
-    layout = make_layout(task.init_params, optimizer, task.mesh)
-    state = init_state(task.init_params, optimizer, layout, seed=0)
-    step = make_train_step(task, optimizer, layout, task.mesh, seed=0)
+    step, state, programs = first_step(task, config, 10)
     batches = [put_batch(batch, task.mesh, 16) for batch in itertools.islice(task.batches(0), 3)]
     state, _ = step(state, batches[0])
     with jax.transfer_guard("disallow"):
         for batch in batches[1:]:
             state, metrics = step(state, batch)
-    assert np.isfinite(metrics["loss"]) and step._cache_size() == 1
+    assert np.isfinite(metrics["loss"]) and programs() == 1
 
 
 def test_the_loop_refuses_a_transfer_that_nobody_asked_for(records_folder, tmp_path, monkeypatch):

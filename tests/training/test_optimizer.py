@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import default_config
-from bertjax.training.optimizer import learning_rate_schedule, make_optimizer, matrices
+from bertjax.training.optimizer import Schedule, make_optimizer, make_schedule, matrices
 
 PARAMS = {
     "dense": {"kernel": np.array([[0.5, -1.0], [2.0, 0.1]]), "bias": np.array([0.3, -0.2])},
@@ -41,13 +41,14 @@ def google_adam(params, gradients, total, lr=1e-4, warmup=2, correct=False):
 def test_five_steps_of_googles_optimizer(correct, size):
     config = default_config().optimizer
     config.update(warmup_steps=2, bias_correction=correct)
-    optimizer, _ = make_optimizer(config, 10)
+    optimizer, schedule = make_optimizer(config), make_schedule(config, 10)
     rng = np.random.default_rng(0)
     gradients = [jax.tree.map(lambda x: size * rng.normal(size=x.shape), PARAMS) for _ in range(5)]
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
     state = optimizer.init(params)
-    for gradient in gradients:
-        updates, state = optimizer.update(jax.tree.map(jnp.float32, gradient), state, params)
+    for step, gradient in enumerate(gradients):
+        gradient = jax.tree.map(jnp.float32, gradient)
+        updates, state = optimizer.update(gradient, state, params, learning_rate=schedule(step))
         params = jax.tree.map(jnp.add, params, updates)
     expected = google_adam(PARAMS, gradients, total=10, correct=correct)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
@@ -64,11 +65,12 @@ def test_lamb_steps_by_the_size_of_each_matrix():
         "word": {"embedding": np.zeros((5, 4))},
     }
     config = default_config().optimizer
-    config.update(name="lamb", warmup_steps=0, bias_correction=True, learning_rate=0.1, max_grad_norm=1e9)
-    optimizer, _ = make_optimizer(config, 10)
+    config.update(name="lamb", bias_correction=True, max_grad_norm=1e9)
+    optimizer = make_optimizer(config)
     gradient = jax.tree.map(lambda x: rng.normal(size=x.shape), stacked)
     params = jax.tree.map(jnp.float32, stacked)
-    updates, _ = optimizer.update(jax.tree.map(jnp.float32, gradient), optimizer.init(params), params)
+    gradient32 = jax.tree.map(jnp.float32, gradient)
+    updates, _ = optimizer.update(gradient32, optimizer.init(params), params, learning_rate=0.1)
 
     def expected(p, g, is_matrix=True):
         direction = g / (np.abs(g) + 1e-6)  # of the first step: m / (sqrt(v) + epsilon), both corrected
@@ -92,11 +94,11 @@ def test_lamb_steps_by_the_size_of_each_matrix():
 
 
 def test_learning_rate_of_the_paper():
-    rate = learning_rate_schedule(1e-4, 10_000, 1_000_000)
+    rate = Schedule(1e-4, 10_000, 1_000_000)
     expected = {0: 0, 5_000: 5e-5, 9_999: 0.9999e-4, 10_000: 0.99e-4, 500_000: 5e-5, 1_000_000: 0, 2_000_000: 0}
     for step, value in expected.items():
         assert abs(float(rate(step)) - value) < 1e-10
-    assert float(learning_rate_schedule(1.0, 0, 10)(0)) == 1.0
+    assert float(Schedule(1.0, 0, 10)(0)) == 1.0
 
 
 def test_what_decays():

@@ -1,0 +1,130 @@
+"""Tokenized examples of a task -> batches, like lengths together, so that short inputs do not pay for long ones.
+
+All in memory and in NumPy. The batch of a step is a function of (seed, step, examples), whatever the number of hosts.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+Batch = dict[str, np.ndarray]
+
+# Lengths that batches come in. Each costs a compilation; the more there are, the less is padding.
+BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+WINDOW = 16  # batches among which examples of like length are put together
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Inputs, and what is to be learnt of each.
+
+    Args:
+      input_ids: of each sequence, `[length]`; those of an example with `choices` stand one after another.
+      token_types: likewise; 0 in sentence A, 1 in sentence B.
+      labels: one for each example: a number, an array of fixed size, or with `per_token` one of the sequence's length,
+        in which -1 is nothing to be learnt. None where they are not known.
+      choices: sequences an example; 0: one, and batches have no dimension for it.
+    """
+
+    input_ids: list[np.ndarray]
+    token_types: list[np.ndarray]
+    labels: Sequence | None = None
+    choices: int = 0
+    per_token: bool = False
+
+    def __len__(self) -> int:
+        return len(self.input_ids) // max(1, self.choices)
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """`[examples]`; of the longest choice."""
+        lengths = np.array([len(ids) for ids in self.input_ids], np.int64)
+        return lengths.reshape(len(self), self.choices).max(1) if self.choices else lengths
+
+    def batch(self, rows: np.ndarray, length: int) -> Batch:
+        """`input_ids`, `input_mask`, `token_types` `[rows, length]` or `[rows, choices, length]`; `labels`, `weights`.
+
+        Row -1 is padding; it weighs nothing.
+        """
+        choices, weights = max(1, self.choices), (rows >= 0).astype(np.float32)
+        rows = np.where(rows < 0, rows.max(), rows)  # an example that surely fits
+        sequences = (rows[:, None] * choices + np.arange(choices)).ravel()
+
+        def padded(arrays, fill=0):
+            out = np.full((len(sequences), length), fill, np.int32)
+            for row, i in enumerate(sequences):
+                out[row, : len(arrays[i])] = arrays[i]
+            return out
+
+        lengths = np.array([len(self.input_ids[i]) for i in sequences])
+        batch = {
+            "input_ids": padded(self.input_ids),
+            "input_mask": (np.arange(length) < lengths[:, None]).astype(np.int32),
+            "token_types": padded(self.token_types),
+        }
+        if self.choices:
+            batch = {name: x.reshape(len(rows), choices, length) for name, x in batch.items()}
+        if self.labels is None:
+            labels = np.zeros(len(rows), np.int32)
+        elif self.per_token:
+            labels = padded(self.labels, fill=-1)
+            weights = weights[:, None] * (labels >= 0)
+            labels = np.maximum(labels, 0)
+        else:
+            labels = np.stack([np.asarray(self.labels[i]) for i in rows])
+            labels = labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
+        return {**batch, "labels": labels, "weights": weights}
+
+
+def bucket(length: int, longest: int) -> int:
+    """The length of a batch whose longest sequence has `length` tokens; `longest` is the most there can be."""
+    return min(longest, next((size for size in BUCKETS if size >= length), longest))
+
+
+class TrainingOrder:
+    """Which examples are in the batch of a step.
+
+    Every epoch is a permutation of its own, and they follow one another without a break, so that only the examples that
+    are left at the very end make no whole batch. Within a window of batches those of like length are put together.
+    """
+
+    def __init__(self, examples: Examples, batch_size: int, epochs: float, seed: int, longest: int):
+        self._examples, self._batch_size, self._seed, self._longest = examples, batch_size, seed, longest
+        self.total_steps = int(len(examples) * epochs / batch_size)  # run_classifier.main
+        self._epoch, self._window = functools.lru_cache(2)(self._epoch), functools.lru_cache(2)(self._window)
+
+    def rows(self, step: int) -> np.ndarray:
+        """`[batch_size]`: the examples of the step after `step` updates."""
+        return self._window(step // WINDOW)[step % WINDOW]
+
+    def length(self, step: int) -> int:
+        return bucket(int(self._examples.lengths[self.rows(step)].max()), self._longest)
+
+    def batches(self, start: int, rows: np.ndarray) -> Iterator[Batch]:
+        """The batches from step `start` to the last; of each only `rows` of it."""
+        for step in range(start, self.total_steps):
+            yield self._examples.batch(self.rows(step)[rows], self.length(step))
+
+    def _epoch(self, number: int) -> np.ndarray:
+        return np.random.default_rng([self._seed, 0, number]).permutation(len(self._examples))
+
+    def _window(self, number: int) -> np.ndarray:
+        """`[batches, batch_size]`"""
+        steps = range(number * WINDOW, min((number + 1) * WINDOW, self.total_steps))
+        epochs, places = np.divmod(
+            np.arange(steps.start * self._batch_size, steps.stop * self._batch_size), len(self._examples)
+        )
+        rows = np.concatenate([self._epoch(e)[places[epochs == e]] for e in np.unique(epochs)])
+        rows = rows[np.argsort(self._examples.lengths[rows], kind="stable")].reshape(len(steps), self._batch_size)
+        return rows[np.random.default_rng([self._seed, 1, number]).permutation(len(steps))]
+
+
+def evaluation_batches(examples: Examples, batch_size: int, longest: int) -> Iterator[tuple[np.ndarray, int]]:
+    """(rows `[batch_size]`, length) of batches with every example once, the longest first; -1 fills up the last."""
+    order = np.argsort(-examples.lengths, kind="stable")
+    for first in range(0, len(order), batch_size):
+        rows = order[first : first + batch_size]
+        length = bucket(int(examples.lengths[rows].max()), longest)
+        yield np.pad(rows, (0, batch_size - len(rows)), constant_values=-1), length
