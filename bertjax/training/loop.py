@@ -105,7 +105,7 @@ def make_train_step(
         params = jax.lax.with_sharding_constraint(task.cast(state.params), layout.compute)
         batch = task.normalize(batch)
         rows = jnp.arange(len(jax.tree.leaves(batch)[0]))
-        keys = row_keys(jax.random.fold_in(jax.random.key(seed), state.step), rows)
+        keys = row_keys(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step), rows)
 
         groups = jax.tree.map(lambda x: x.reshape(ways, -1, *x.shape[1:]), (batch, keys))
         compute = gradients if microbatches == 1 else accumulated_gradients
