@@ -42,10 +42,10 @@ def main(arguments: list[str]) -> None:
 
     plans = plan(config, target)
     print(report.as_json(plans) if _JSON.value else report.as_table(plans, target, _PRICE.value), flush=True)
-    for result in (result for result in plans if not result.fits):
-        print(f"stage {result.stage} does not fit; trying what would ...", file=sys.stderr, flush=True)
-        found = next(settings_that_fit(config, target, result.stage), None)
-        raise UserError(report.out_of_memory(result, found))
+    if failing := [result for result in plans if not result.fits]:
+        print("trying what would fit ...", file=sys.stderr, flush=True)
+        found = next(settings_that_fit(config, target, [result.stage for result in failing]), None)
+        raise UserError(report.out_of_memory(failing, found))
 
 
 if __name__ == "__main__":

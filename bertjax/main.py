@@ -81,6 +81,7 @@ def run(config, workdir: str) -> None:
         lines += [fill_mask.describe(text) for text in filled]
         print("\n".join(lines), flush=True)
         run_folder.write_report(workdir, "\n".join(lines))
+    hosts.leave()
 
 
 if __name__ == "__main__":

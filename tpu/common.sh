@@ -83,8 +83,10 @@ nodes() {
 
 # on_node ask|run NODE WORKER COMMAND
 on_node() {
+  # A VM that is taken away closes no connection: without these, ssh would wait for it for hours.
   # shellcheck disable=SC2086 # several flags
-  tpus "$1" tpu-vm ssh "$2" --worker="$3" --command="$4" $SSH_FLAGS </dev/null
+  tpus "$1" tpu-vm ssh "$2" --worker="$3" --command="$4" \
+    --ssh-flag=-oConnectTimeout=30 --ssh-flag=-oServerAliveInterval=15 $SSH_FLAGS </dev/null
 }
 
 # on_workers ask|run COMMAND: on all workers at the same time. Fails where one cannot be reached or the command fails.

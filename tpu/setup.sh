@@ -17,7 +17,8 @@ if [ -z "$archive" ]; then
 fi
 for node in $(nodes); do
   # shellcheck disable=SC2086 # several flags
-  tpus run tpu-vm scp "$archive" "$node:bertjax.tar.gz" --worker=all $SSH_FLAGS ||
+  tpus run tpu-vm scp "$archive" "$node:bertjax.tar.gz" --worker=all \
+    --scp-flag=-oConnectTimeout=30 --scp-flag=-oServerAliveInterval=15 $SSH_FLAGS ||
     die "the code cannot be copied to $node; where gcloud asks for ssh-add, do as it says"
 done
 on_workers run 'rm -rf bertjax/code && mkdir -p bertjax/code && tar -xzf bertjax.tar.gz -C bertjax/code' ||

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.."
 fail() { echo "error: $HOSTNAME: $*" >&2; exit 1; }
 
 # The lock goes with its last holder, however that ends, so that a process number of before a reboot misleads nobody.
-running() { ! flock -n run.lock true; }
+running() { ! flock -n -s run.lock true; } # shared: two who look do not see each other
 
 install() {
   # The images carry Python 3.10. Newer ones let pip install for the user only when told so.
@@ -38,7 +38,7 @@ start() {
   echo "=== $(date -u +%FT%TZ): $*" >>run.log
   # In a session of its own, without our input and output, it outlives the connection.
   # shellcheck disable=SC2016
-  setsid flock -n run.lock bash -c '
+  setsid flock -w 5 run.lock bash -c '
     cd code
     ../venv/bin/python -m bertjax.main "$@" &
     echo $! >../run.pid

@@ -63,7 +63,7 @@ class StagePlan:
 
     @property
     def fits(self) -> bool:
-        return not self.out_of_memory
+        return not self.out_of_memory and self.hbm_used_bytes <= self.hbm_available_bytes
 
     @property
     def estimated_mfu(self) -> float | None:
@@ -83,18 +83,18 @@ def plan(config, accelerator: Accelerator, stages: list[int] | None = None) -> l
     return [builder.read(number, *(future.result() for future in pair)) for number, pair in zip(stages, compiled)]
 
 
-def settings_that_fit(config, accelerator: Accelerator, stage: int) -> Iterator[dict]:
-    """Settings that save memory, from the cheapest on, as far as the compiler finds that the stage fits with them."""
+def settings_that_fit(config, accelerator: Accelerator, stages: list[int]) -> Iterator[dict]:
+    """Settings that save memory, from the cheapest on, as far as the compiler finds that the stages fit with them."""
     for settings in _candidates(config, accelerator):
         changed = copy.deepcopy(config)
         for name, value in settings.items():
             section, _, field = name.rpartition(".")
             (changed[section] if section else changed)[field] = value
         try:
-            (result,) = plan(changed, accelerator, [stage])
+            results = plan(changed, accelerator, stages)
         except UserError:  # the batch does not divide, say
             continue
-        if result.fits:
+        if all(result.fits for result in results):
             yield settings
 
 
@@ -105,11 +105,11 @@ def _candidates(config, accelerator: Accelerator) -> Iterator[dict]:
     while config.batch_size % (2 * pieces) == 0 and pieces < 64:
         pieces *= 2
         yield {"remat": "full", "microbatches": pieces}
-    devices = accelerator.chips * accelerator.generation.devices_per_chip // accelerator.slices
-    ways = config.mesh.fsdp
-    while ways < devices:
+    devices = accelerator.devices()
+    ways = make_mesh(config, devices).shape["fsdp"]
+    while ways < len(devices) // accelerator.slices:
         ways *= 2
-        yield {"remat": "full", "mesh.fsdp": ways}
+        yield {"remat": "full", "mesh.data": -1, "mesh.fsdp": ways}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ class _Builder:
             seconds = train.cycles / generation.clock
             collectives = train.program.collectives(dict(self._mesh.shape))
         elif failed.needed is not None:
-            used = failed.needed * per_chip
+            used = (failed.needed + (resting if failed is evaluation else 0)) * per_chip
         first = sum(s.steps for s in config.stages[:number])
         return StagePlan(
             stage=number,

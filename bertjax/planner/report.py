@@ -74,19 +74,23 @@ def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_ho
     return "\n".join([*lines, "", LEFT_OUT])
 
 
-def out_of_memory(plan: StagePlan, settings: dict | None) -> str:
-    """One line for a stage that does not fit: by how much, and what does."""
-    missing = ""
-    if plan.hbm_used_bytes is not None:
-        missing = (
-            f" by {_gib(plan.hbm_used_bytes - plan.hbm_available_bytes)} (needs {_gib(plan.hbm_used_bytes)} of "
-            f"{_gib(plan.hbm_available_bytes)} a chip)"
-        )
+def out_of_memory(plans: list[StagePlan], settings: dict | None) -> str:
+    """One line for the stages that do not fit: by how much, and with which settings all of them do."""
     if settings is None:
         remedy = "nothing that was tried is enough (remat, microbatches, fsdp); take more chips or a smaller batch_size"
     else:
         remedy = "it fits with " + " ".join(f"--config.{name}={value}" for name, value in settings.items())
-    return f"stage {plan.stage} (length {plan.length}) runs out of memory{missing}; {remedy}"
+    return "; ".join([*map(_missing, plans), remedy])
+
+
+def _missing(plan: StagePlan) -> str:
+    by = ""
+    if plan.hbm_used_bytes is not None:
+        by = (
+            f" by {_gib(plan.hbm_used_bytes - plan.hbm_available_bytes)} (needs {_gib(plan.hbm_used_bytes)} of "
+            f"{_gib(plan.hbm_available_bytes)} a chip)"
+        )
+    return f"stage {plan.stage} (length {plan.length}) runs out of memory{by}"
 
 
 def _days(plan: StagePlan) -> float:

@@ -5,6 +5,7 @@ import socket
 import time
 
 import jax
+from jax.experimental import multihost_utils
 
 from bertjax.config import UserError
 
@@ -32,12 +33,20 @@ def join(timeout: float) -> int:
     return number
 
 
+def leave() -> None:
+    """Waits until all are done: JAX aborts a process whose companions have ended half a minute before it."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("leaving")
+
+
 def _who_takes_part(timeout: float) -> tuple[str, int, int, list[int] | None]:
     """The first host's address and port, the number of this process, how many there are, and its GPUs (None: all)."""
     given = [os.environ.get(name) for name in VARIABLES]
     if all(given):
         coordinator, count, number = given
-        if not (count.isdigit() and number.isdigit() and int(number) < int(count) and ":" in coordinator):
+        port = coordinator.rpartition(":")[2] if ":" in coordinator else ""
+        is_port = port.isdigit() and 0 < int(port) < 2**16
+        if not (count.isdigit() and number.isdigit() and int(number) < int(count) and is_port):
             raise UserError(f"{', '.join(VARIABLES)} = {given}: must be host:port, a number, and one below it")
         return coordinator, int(number), int(count), None
     if any(given[1:]):
@@ -51,28 +60,38 @@ def _who_takes_part(timeout: float) -> tuple[str, int, int, list[int] | None]:
     # What jax.distributed.initialize() does first; it has no public name.
     from jax._src.clusters import ClusterEnv
 
-    coordinator, count, number, local_devices = ClusterEnv.auto_detect_unset_distributed_params(
-        given[0], None, None, None, None, int(timeout)
-    )
+    try:
+        coordinator, count, number, local_devices = ClusterEnv.auto_detect_unset_distributed_params(
+            given[0], None, None, None, None, int(timeout)
+        )
+    except RuntimeError as error:  # of Kubernetes, say
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the hosts of this cluster cannot be found ({reason}); set {', '.join(VARIABLES)}") from None
     if count is None or number is None:
+        if given[0]:
+            raise UserError(f"{' and '.join(VARIABLES[1:])}: not set; set all three")
         return "", 0, 1, None
+    # JAX takes a task of Slurm's to be one GPU's. The only task of a node has all the GPUs there.
+    if os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0] == "1":
+        local_devices = None
     return coordinator, number, count, local_devices
 
 
 def _roll_call(coordinator: str, number: int, count: int, timeout: float) -> None:
-    """Returns on every host when all have reported to the first, on the port after JAX's."""
+    """Returns on every host when all have reported to the first, on the port next to JAX's."""
     host, port = coordinator.rsplit(":", 1)
+    port = int(port) + 1 if int(port) < 65_535 else int(port) - 1
     deadline = time.monotonic() + timeout
     if number == 0:
-        _call(int(port) + 1, count, timeout, deadline)
+        _call(socket.AF_INET6 if host.startswith("[") else socket.AF_INET, port, count, timeout, deadline)
     else:
-        _report(host.strip("[]"), int(port) + 1, number, timeout, deadline)
+        _report(host.strip("[]"), port, number, timeout, deadline)
 
 
-def _call(port: int, count: int, timeout: float, deadline: float) -> None:
+def _call(family: socket.AddressFamily, port: int, count: int, timeout: float, deadline: float) -> None:
     connections: dict[int, socket.socket] = {}
     try:
-        server = socket.create_server(("", port), backlog=count)
+        server = socket.create_server(("", port), family=family, backlog=count)
     except OSError as error:
         raise UserError(f"port {port} of the first host cannot be used: {error.strerror}; is a run going on?") from None
     try:
@@ -83,10 +102,12 @@ def _call(port: int, count: int, timeout: float, deadline: float) -> None:
                     connection, _ = server.accept()
                     connection.settimeout(5)
                     reported = connection.makefile().readline().strip()
-                except OSError:  # nobody, or somebody who says nothing
+                except (OSError, UnicodeDecodeError):  # nobody, or somebody else
                     continue
                 if reported.isdigit() and 0 < int(reported) < count:
                     connections[int(reported)] = connection
+                if len(connections) == count - 1:  # some may have been stopped while they waited
+                    connections = {i: connection for i, connection in connections.items() if not _is_closed(connection)}
         missing = [number for number in range(1, count) if number not in connections]
         message = f"{_these(missing)} of {count} did not report within {timeout:.0f} seconds" if missing else "all here"
         for connection in connections.values():
@@ -98,13 +119,25 @@ def _call(port: int, count: int, timeout: float, deadline: float) -> None:
         raise UserError(f"{message}; start the same command on every host")
 
 
+def _is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(0)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:  # open, and silent
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.settimeout(5)
+
+
 def _report(host: str, port: int, number: int, timeout: float, deadline: float) -> None:
     answer = ""
     while time.monotonic() < deadline and not answer:
         try:
             with socket.create_connection((host, port), timeout=5) as connection:
                 connection.sendall(f"{number}\n".encode())
-                connection.settimeout(max(1, deadline - time.monotonic()) + 5)  # the first host's clock decides
+                connection.settimeout(timeout + 5)  # from here on the first host's clock decides
                 answer = connection.makefile().readline().strip()
         except OSError:  # not there yet
             time.sleep(0.2)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bertjax.config import UserError
+from bertjax.config import UserError, bert_config
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import available_cores
 
@@ -71,6 +71,11 @@ def make_mesh(config, devices=None) -> Mesh:
                     f"config.model.{field} = {config.model[field]}: must be a multiple of the {size} devices "
                     f"that config.mesh = {dict(config.mesh)} splits it over"
                 )
+    if (words := bert_config(config).padded_vocab_size) % sizes["tensor"]:
+        raise UserError(
+            f"config.mesh.tensor = {sizes['tensor']}: must divide the {words} rows of the word embeddings "
+            f"(model.vocab_size, rounded up to a multiple of 128)"
+        )
     # Auto: Linen's logical constraints are hints to the partitioner, which the Explicit default refuses.
     return Mesh(_arrange(tuple(sizes.values()), devices), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
@@ -80,7 +85,8 @@ def _arrange(shape: tuple[int, int, int], devices) -> np.ndarray:
 
     Several slices lie side by side along `data`: only the gradients' sum, once a step, has to cross between them.
     """
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    # Of TPUs only: the slices of GPUs are hosts, between which fsdp may reach.
+    slices = len({getattr(device, "slice_index", 0) if device.platform == "tpu" else 0 for device in devices})
     if slices == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     if shape[0] % slices:

@@ -129,7 +129,8 @@ def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbat
         params = jax.lax.with_sharding_constraint(task.cast(state.params), layout.compute)
         batch = task.normalize(batch)
         rows = jnp.arange(len(jax.tree.leaves(batch)[0]))
-        keys = row_keys(jax.random.fold_in(jax.random.key(recipe.seed), state.step), rows)
+        key = jax.random.fold_in(jax.random.key(recipe.seed, impl="threefry2x32"), state.step)
+        keys = row_keys(key, rows)
 
         groups = jax.tree.map(lambda x: x.reshape(ways, -1, *x.shape[1:]), (batch, keys))
         compute = gradients if microbatches == 1 else accumulated_gradients

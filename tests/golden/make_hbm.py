@@ -4,6 +4,7 @@ Compiles every one of them, which takes half an hour on two cores; with an argum
 as "large v5litepod". Needs libtpu. Look at the difference before you commit it: that is what it is for.
 """
 
+import hashlib
 import importlib
 import json
 import pathlib
@@ -19,7 +20,14 @@ NAMES = [
     *(f"{config} {chips}" for config in ("base", "large") for chips in CHIPS),
     "large v3-32",
     "lamb v5litepod-256",
+    "small:tiny v5litepod-16",  # which a test compiles again
 ]
+
+
+def load(name: str):
+    """The config of a row: of "large v4-8" that of experiments/large.py."""
+    experiment, _, argument = name.split()[0].partition(":")
+    return importlib.import_module(f"experiments.{experiment}").get_config(*filter(None, [argument]))
 
 
 def measure(name: str, stages: list[int] | None = None) -> list[dict]:
@@ -27,21 +35,29 @@ def measure(name: str, stages: list[int] | None = None) -> list[dict]:
     from bertjax.planner.plan import plan
     from bertjax.sharding.topology import accelerator
 
-    experiment, topology = name.split()
-    config = importlib.import_module(f"experiments.{experiment}").get_config()
-    return [
-        {
-            "stage": p.stage,
-            "params_mib": p.params_bytes >> 20,
-            "optimizer_mib": p.optimizer_bytes >> 20,
-            "hbm_used_mib": p.hbm_used_bytes and p.hbm_used_bytes >> 20,
-            "hbm_available_mib": p.hbm_available_bytes >> 20,
-            "fits": p.fits,
-            "gflops_per_step": p.flops_per_step // 10**9,
-            "estimated_step_microseconds": p.fits and round(1e6 * p.estimated_step_seconds),
-        }
-        for p in plan(config, accelerator(topology), stages)
-    ]
+    return [row(name, p) for p in plan(load(name), accelerator(name.split()[1]), stages)]
+
+
+def row(name: str, p) -> dict:
+    return {
+        "stage": p.stage,
+        "config": fingerprint(name),
+        "params_mib": p.params_bytes >> 20,
+        "optimizer_mib": p.optimizer_bytes >> 20,
+        "hbm_used_mib": p.hbm_used_bytes and p.hbm_used_bytes >> 20,
+        "hbm_available_mib": p.hbm_available_bytes >> 20,
+        "fits": p.fits,
+        "gflops_per_step": p.flops_per_step // 10**9,
+        "estimated_step_microseconds": p.fits and round(1e6 * p.estimated_step_seconds),
+    }
+
+
+def fingerprint(name: str) -> str:
+    """Of what the programs of a row are made from: another one, and the row has to be measured again."""
+    config = json.loads(load(name).to_json())
+    fields = ("batch_size", "microbatches", "stages", "model", "dtype", "grad_dtype", "remat", "mesh")
+    used = [*(config[field] for field in fields), config["optimizer"]["name"]]
+    return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def main(part: str = "") -> None:

@@ -25,6 +25,8 @@ def test_a_machine_by_itself_waits_for_nobody(alone, monkeypatch):
         (("host:1234", "2", ""), "JAX_PROCESS_ID: not set; set all three"),
         (("host", "2", "0"), "must be host:port, a number, and one below it"),
         (("host:1234", "2", "2"), "must be host:port, a number, and one below it"),
+        (("host:1234", "", ""), "JAX_NUM_PROCESSES and JAX_PROCESS_ID: not set; set all three"),
+        (("host:port", "2", "0"), "must be host:port, a number, and one below it"),
         (("host:1234", "two", "0"), "must be host:port, a number, and one below it"),
     ],
 )

@@ -33,8 +33,8 @@ KNOWN_FLAGS = {
     "queued-resources describe": {"--zone"},
     "queued-resources delete": {"--zone", "--force", "--async"},
     "tpu-vm describe": {"--zone"},
-    "tpu-vm ssh": {"--zone", "--worker", "--command", "--internal-ip"},
-    "tpu-vm scp": {"--zone", "--worker", "--internal-ip"},
+    "tpu-vm ssh": {"--zone", "--worker", "--command", "--internal-ip", "--ssh-flag"},
+    "tpu-vm scp": {"--zone", "--worker", "--internal-ip", "--scp-flag"},
     "storage ls": set(),
 }
 

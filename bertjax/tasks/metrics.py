@@ -1,0 +1,224 @@
+"""The scores of the tasks: GLUE's, entities as CoNLL counts them, answers as SQuAD counts them. No JAX in here."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+def accuracy(labels, predictions) -> float:
+    """The share, 0 to 1, of predictions [n] that equal their labels [n]."""
+    labels, predictions = _pair(labels, predictions)
+    return float((labels == predictions).mean())
+
+
+def f1(labels, predictions, positive=1) -> float:
+    """F1 of the class `positive`, 0 to 1, of labels and predictions [n]; 0.0 where neither has it."""
+    labels, predictions = _pair(labels, predictions)
+    found, wanted = predictions == positive, labels == positive
+    return _f1((found & wanted).sum(), found.sum(), wanted.sum())
+
+
+def matthews(labels, predictions) -> float:
+    """Matthews' correlation, -1 to 1, of classes [n], two or more; 0.0 where all labels or all predictions are one.
+
+    For more than two it is Gorodkin's R_K (2004), as in scikit-learn.
+    """
+    labels, predictions = _pair(labels, predictions)
+    # Floats: the products outgrow int64.
+    wanted, found = np.array([[(x == c).sum() for c in np.union1d(labels, predictions)] for x in (labels, predictions)])
+    n, right = float(len(labels)), float((labels == predictions).sum())
+    spread = (n * n - float(wanted @ wanted)) * (n * n - float(found @ found))
+    return (n * right - float(wanted @ found)) / spread**0.5 if spread else 0.0
+
+
+def pearson(labels, scores) -> float:
+    """Pearson's correlation, -1 to 1, of numbers [n]; NaN, as in SciPy, where one side is constant or holds a NaN."""
+    pair = [x.astype(np.float64) for x in _pair(labels, scores)]
+    # Asked of the numbers themselves: less their rounded mean, equal ones need not be 0.
+    if any((x == x[0]).all() for x in pair):
+        return float("nan")
+    x, y = [(x - x.mean()) / np.linalg.norm(x - x.mean()) for x in pair]
+    return float(np.clip(x @ y, -1, 1))
+
+
+def spearman(labels, scores) -> float:
+    """Spearman's correlation, -1 to 1, of numbers [n]: Pearson's of the ranks, equal numbers sharing their mean rank.
+
+    NaN where Pearson's is.
+    """
+    return pearson(*(_ranks(x.astype(np.float64)) for x in _pair(labels, scores)))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    return np.where(np.isnan(values), np.nan, ranks[which])
+
+
+def _pair(labels, predictions) -> tuple[np.ndarray, np.ndarray]:
+    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    if labels.ndim != 1 or labels.shape != predictions.shape:
+        raise ValueError(f"labels and predictions must both be [n]: {labels.shape} and {predictions.shape}")
+    if not len(labels):
+        raise ValueError("nothing to score")
+    return labels, predictions
+
+
+def _f1(right, found, wanted) -> float:
+    """The harmonic mean of right / found and right / wanted; 0.0 where nothing was found or wanted."""
+    return float(2 * right / (found + wanted)) if found + wanted else 0.0
+
+
+def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """The entities (type, first, end) of a sentence's tags, where end is one past the last word.
+
+    Tags are O, B-type and I-type, read as CoNLL's conlleval and seqeval's default mode do: leniently, so that IOB1
+    and IOB2 (BIO) are both understood. B- begins an entity, and so does I- unless the word before has its type.
+    """
+    found, before = [], ""
+    for i, tag in enumerate(tags):
+        kind, _, type_ = tag.partition("-")
+        if tag != "O" and (kind not in ("B", "I") or not type_):
+            raise ValueError(f"the tag {tag!r} is none of O, B-type, I-type")
+        if kind == "I" and type_ == before:
+            found[-1] = (type_, found[-1][1], i + 1)
+        elif kind != "O":
+            found.append((type_, i, i + 1))
+        before = type_
+    return found
+
+
+def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Precision, recall and F1, 0 to 1, of the entities of all sentences' tags, pooled (micro).
+
+    An entity is right if its type and both ends are. 0.0 where there are no entities to divide by.
+    """
+    return _overlap(*_all_entities(gold, predicted))
+
+
+def entity_scores_by_type(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """`entity_scores` of each type of entity by itself, the types sorted."""
+    wanted, found = _all_entities(gold, predicted)
+    types = sorted({entity[1] for entity in wanted | found})
+    return {t: _overlap({e for e in wanted if e[1] == t}, {e for e in found if e[1] == t}) for t in types}
+
+
+def _all_entities(gold, predicted) -> tuple[set[tuple], set[tuple]]:
+    """The entities (sentence, type, first, end) of both."""
+    if [len(tags) for tags in gold] != [len(tags) for tags in predicted]:
+        raise ValueError("gold and predicted tags are not of the same words")
+    if not len(gold):
+        raise ValueError("nothing to score")
+    wanted, found = [{(i, *e) for i, tags in enumerate(side) for e in entities(tags)} for side in (gold, predicted)]
+    return wanted, found
+
+
+def _overlap(wanted: set, found: set) -> dict[str, float]:
+    right = len(wanted & found)
+    return {
+        "precision": right / len(found) if found else 0.0,
+        "recall": right / len(wanted) if wanted else 0.0,
+        "f1": _f1(right, len(found), len(wanted)),
+    }
+
+
+def normalize_answer(text: str) -> str:
+    """SQuAD's form for comparing: lower case, no ASCII punctuation, no articles, single spaces."""
+    # In this order: an article may be inside punctuation, and only whole words are articles.
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
+
+
+def exact_match(gold_texts: Sequence[str], prediction: str) -> int:
+    """1 if the prediction is one of the gold answers after `normalize_answer`, otherwise 0.
+
+    As in evaluate-v2.0.py, gold answers of which nothing is left do not count; if there is no other, or none at all,
+    the right prediction is the empty one.
+    """
+    return int(normalize_answer(prediction) in _answers(gold_texts))
+
+
+def token_f1(gold_texts: Sequence[str], prediction: str) -> float:
+    """F1, 0 to 1, of the prediction's words against those of the gold answer that it is nearest to.
+
+    Words are counted as often as they occur, in any order, after `normalize_answer`. An empty prediction or gold
+    answer scores 1 if both are, otherwise 0; gold answers as for `exact_match`.
+    """
+    found = normalize_answer(prediction).split()
+    return max(_token_f1(answer.split(), found) for answer in _answers(gold_texts))
+
+
+def _answers(gold_texts: Sequence[str]) -> list[str]:
+    return [answer for answer in map(normalize_answer, gold_texts) if answer] or [""]
+
+
+def _token_f1(wanted: list[str], found: list[str]) -> float:
+    if not wanted or not found:
+        return float(wanted == found)
+    return _f1((Counter(wanted) & Counter(found)).total(), len(found), len(wanted))
+
+
+def squad_scores(golds: dict[str, Sequence[str]], predictions: dict[str, str]) -> dict[str, float]:
+    """The means over the questions, in percent, of "exact_match" and "f1"; golds are a question's answers, [] for none.
+
+    Where questions have no answer, also the means over those ("no_answer_exact_match", "no_answer_f1") and over the
+    rest ("has_answer_..."). A question without a prediction scores 0, as in evaluate-v1.1.py; 2.0 leaves it out.
+
+    All else is evaluate-v2.0.py's, which differs from 1.1 only for answers of nothing but articles and punctuation.
+    """
+    if not golds:
+        raise ValueError("nothing to score")
+    points = _points(golds, predictions)
+    answerable = np.array([len(texts) > 0 for texts in golds.values()])
+    groups = {"": np.ones(len(golds), bool)}
+    if not answerable.all():
+        groups |= {"has_answer_": answerable, "no_answer_": ~answerable}
+    scores = {}
+    for group, chosen in groups.items():
+        if chosen.any():
+            exact, words = 100 * points[chosen].mean(0)
+            scores |= {f"{group}exact_match": float(exact), f"{group}f1": float(words)}
+    return scores
+
+
+def best_null_threshold(
+    golds: dict[str, Sequence[str]], predictions: dict[str, str], null_odds: dict[str, float]
+) -> tuple[float, float, float]:
+    """(threshold, F1, exact match) in percent: the best that taking back unsure predictions can give.
+
+    A prediction is taken back, to the empty one, where its null_odds > threshold. The threshold is the lowest of those
+    with the best F1; the exact match is the best of any threshold, as evaluate-v2.0.py tunes it by itself, so that at
+    this one it can be lower. That script's greedy search splits questions of equal odds; here both scores are
+    `squad_scores`' for a threshold. Questions without a prediction score 0 with every threshold.
+    """
+    asked = [name for name in golds if name in predictions]
+    if not asked:
+        raise ValueError("nothing to score")
+    asked.sort(key=lambda name: null_odds[name])
+    kept = _points({name: golds[name] for name in asked}, predictions)
+    taken_back = _points({name: golds[name] for name in asked}, dict.fromkeys(asked, ""))
+    # Row i: the first i are kept. The first threshold keeps none.
+    totals = taken_back.sum(0) + np.concatenate([np.zeros((1, 2)), np.cumsum(kept - taken_back, 0)])
+    odds = np.array([float(null_odds[name]) for name in asked])
+    thresholds = np.concatenate([odds[:1] - 1, odds])
+    # Equal odds are kept together.
+    last = np.append(thresholds[1:] != thresholds[:-1], True)
+    percent, thresholds = 100 * totals[last] / len(golds), thresholds[last]
+    best = percent[:, 1].argmax()
+    return float(thresholds[best]), float(percent[best, 1]), float(percent[:, 0].max())
+
+
+def _points(golds: dict[str, Sequence[str]], predictions: dict[str, str]) -> np.ndarray:
+    """[questions, 2]: exact match and F1 of each question, 0 to 1."""
+    points = [
+        (exact_match(texts, predictions[name]), token_f1(texts, predictions[name])) if name in predictions else (0, 0)
+        for name, texts in golds.items()
+    ]
+    return np.array(points, np.float64)

@@ -1,0 +1,392 @@
+"""The tasks' scores against scikit-learn, SciPy, seqeval, transformers, numbers worked out by hand, and brute force."""
+
+import importlib.util
+import math
+import pathlib
+import random
+
+import numpy as np
+import pytest
+import scipy.stats
+import sklearn.metrics
+from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
+
+from bertjax.tasks import metrics
+
+# Warnings of the others, about what is undefined.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def random_classes(rng, classes):
+    """Labels and predictions, often alike, often without some of the classes."""
+    n = rng.integers(1, 30)
+    labels, predictions = (rng.choice(classes[: rng.integers(1, len(classes) + 1)], n) for _ in range(2))
+    return labels, np.where(rng.random(n) < rng.choice([0, 0.5, 1]), labels, predictions)
+
+
+def test_classes_are_scored_as_by_scikit_learn():
+    rng = np.random.default_rng(0)
+    for i in range(300):  # a call of scikit-learn takes milliseconds
+        labels, predictions = random_classes(rng, rng.permutation(2 if i % 2 else 5))
+        expected = sklearn.metrics.matthews_corrcoef(labels, predictions)
+        assert metrics.matthews(labels, predictions) == pytest.approx(expected, abs=1e-12)
+        expected = sklearn.metrics.accuracy_score(labels, predictions)
+        assert metrics.accuracy(labels, predictions) == pytest.approx(expected)
+    for n in range(1, 30):  # a hundred cases in one call, as the classes of a multi-label problem
+        labels, predictions = rng.random((2, n, 100)) < rng.choice([0, 0.1, 0.5, 1], (2, 1, 100))
+        expected = sklearn.metrics.f1_score(labels, predictions, average=None, zero_division=0)
+        ours = [metrics.f1(labels[:, i], predictions[:, i]) for i in range(100)]
+        np.testing.assert_allclose(ours, expected)
+        inverse = [metrics.f1(1 - labels[:, i], 1 - predictions[:, i], positive=0) for i in range(100)]
+        np.testing.assert_allclose(inverse, expected)
+
+
+def test_classes_by_hand():
+    labels, predictions = [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 0, 0]
+    assert metrics.accuracy(labels, predictions) == pytest.approx(4 / 6)
+    assert metrics.f1(labels, predictions) == pytest.approx(2 / 3)
+    assert metrics.matthews(labels, predictions) == pytest.approx((2 * 2 - 1 * 1) / 9)
+    assert metrics.f1([1, 1, 0, 0], [1, 0, 0, 0]) == pytest.approx(2 / 3)  # precision 1, recall 1/2
+    assert metrics.f1([1, 1, 0, 0], [1, 0, 0, 0], positive=0) == pytest.approx(0.8)
+    assert metrics.accuracy(["yes", "no"], ["yes", "yes"]) == 0.5
+    assert metrics.f1(["yes", "no"], ["yes", "yes"], positive="yes") == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    "labels, predictions, f1, matthews",
+    [
+        ([0, 0], [0, 0], 0, 0),  # all right, but nothing to find
+        ([1, 1], [1, 1], 1, 0),
+        ([1, 0], [1, 1], 2 / 3, 0),
+        ([1, 1], [0, 1], 2 / 3, 0),
+        ([1, 1], [0, 0], 0, 0),
+        ([1, 0], [0, 1], 0, -1),
+        ([0, 1], [0, 1], 1, 1),
+        ([1], [1], 1, 0),
+    ],
+)
+def test_missing_classes(labels, predictions, f1, matthews):
+    assert metrics.f1(labels, predictions) == pytest.approx(f1)
+    assert metrics.matthews(labels, predictions) == pytest.approx(matthews)
+
+
+def test_matthews_of_many():
+    """200 000 examples, whose fourth power is beyond int64."""
+    labels = np.arange(200_000) % 2
+    predictions = np.where(np.arange(200_000) % 8 < 2, 1 - labels, labels)
+    assert metrics.matthews(labels, predictions) == pytest.approx(0.5)
+
+
+def test_correlations_are_scipys():
+    rng = np.random.default_rng(1)
+    for i in range(600):
+        n = rng.integers(2, 20)
+        labels, scores = rng.integers(0, 5, n) / 5, rng.normal(size=n) * 10.0 ** rng.integers(-3, 4)
+        if i % 2:
+            scores = np.round(scores).astype(np.float32)
+        for ours, theirs in ((metrics.pearson, scipy.stats.pearsonr), (metrics.spearman, scipy.stats.spearmanr)):
+            expected = theirs(labels, scores.astype(np.float64)).statistic
+            assert ours(labels, scores) == pytest.approx(expected, abs=1e-9, nan_ok=True)
+
+
+def test_correlations_by_hand():
+    assert metrics.pearson([1, 2, 3], [1, 2, 4]) == pytest.approx(3 / math.sqrt(2 * 14 / 3))
+    assert metrics.spearman([1, 2, 3], [1, 2, 400]) == pytest.approx(1)
+    assert metrics.spearman([3, 2, 1], [1, 2, 400]) == pytest.approx(-1)
+    # Ranks 1 2 3 4 and 1 2.5 2.5 4.
+    assert metrics.spearman([1, 2, 3, 4], [0, 7, 7, 9]) == pytest.approx(4.5 / math.sqrt(5 * 4.5))
+
+
+@pytest.mark.parametrize("correlation", [metrics.pearson, metrics.spearman])
+@pytest.mark.parametrize(
+    "labels, scores",
+    [
+        ([1, 1, 1], [1, 2, 3]),
+        ([1, 2, 3], [0.1, 0.1, 0.1]),  # their mean is not 0.1
+        ([2, 2], [2, 2]),
+        ([1], [1]),
+        ([1, 2, 3], [1, math.nan, 2]),
+    ],
+)
+def test_undefined_correlations_are_nan(correlation, labels, scores):
+    assert math.isnan(correlation(labels, scores)) and math.isnan(correlation(scores, labels))
+
+
+@pytest.mark.parametrize("score", [metrics.accuracy, metrics.f1, metrics.matthews, metrics.pearson, metrics.spearman])
+def test_nothing_or_uneven_is_refused(score):
+    with pytest.raises(ValueError, match="nothing"):
+        score([], [])
+    with pytest.raises(ValueError, match=r"\(2,\) and \(1,\)"):
+        score([1, 0], [1])
+    with pytest.raises(ValueError, match=r"\[n\]"):
+        score([[1, 0]], [[1, 0]])
+
+
+@pytest.mark.parametrize(
+    "tags, expected",
+    [
+        ("", []),
+        ("O O", []),
+        ("B-PER", [("PER", 0, 1)]),
+        ("I-PER I-PER O", [("PER", 0, 2)]),  # IOB1 at the start
+        ("O I-PER I-PER", [("PER", 1, 3)]),
+        ("I-LOC I-PER I-PER", [("LOC", 0, 1), ("PER", 1, 3)]),
+        ("B-LOC I-PER", [("LOC", 0, 1), ("PER", 1, 2)]),
+        ("B-PER B-PER I-PER", [("PER", 0, 1), ("PER", 1, 3)]),
+        ("I-PER B-PER I-PER", [("PER", 0, 1), ("PER", 1, 3)]),  # IOB1's use of B
+        ("B-PER I-PER O I-PER", [("PER", 0, 2), ("PER", 3, 4)]),
+        ("B-PER I-LOC I-PER", [("PER", 0, 1), ("LOC", 1, 2), ("PER", 2, 3)]),
+        ("B-work-of-art I-work-of-art B-work", [("work-of-art", 0, 2), ("work", 2, 3)]),
+    ],
+)
+def test_entities_by_hand(tags, expected):
+    assert metrics.entities(tags.split()) == expected
+
+
+@pytest.mark.parametrize("tag", ["", "PER", "B", "I-", "E-PER", "O-PER", "b-PER", "[PAD]"])
+def test_other_tags_are_refused(tag):
+    with pytest.raises(ValueError, match="O, B-type, I-type"):
+        metrics.entities(["O", tag])
+
+
+TAGS = ["O", "O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-a-b", "I-a-b"]
+
+
+def test_entities_are_seqevals():
+    rng = random.Random(0)
+    for _ in range(5000):
+        tags = rng.choices(TAGS, k=rng.randrange(12))
+        expected = [(type_, first, last + 1) for type_, first, last in get_entities(tags)]
+        assert metrics.entities(tags) == expected
+
+
+def test_entity_scores_are_seqevals():
+    rng = random.Random(1)
+    for _ in range(1000):
+        gold = [rng.choices(TAGS, k=rng.randrange(1, 8)) for _ in range(rng.randrange(1, 4))]
+        predicted = [[tag if rng.random() < 0.8 else rng.choice(TAGS) for tag in tags] for tags in gold]
+        expected = dict(zip(("precision", "recall", "f1"), seqeval_scores(gold, predicted, "micro")))
+        assert metrics.entity_scores(gold, predicted) == pytest.approx(expected)
+        types = sorted({tag[2:] for tags in gold + predicted for tag in tags} - {""})
+        by_type = metrics.entity_scores_by_type(gold, predicted)
+        assert list(by_type) == types
+        for i, scores in enumerate(zip(*seqeval_scores(gold, predicted, None))):
+            assert tuple(by_type[types[i]].values()) == pytest.approx(scores)
+
+
+def seqeval_scores(gold, predicted, average):
+    return precision_recall_fscore_support(gold, predicted, average=average, zero_division=0)[:3]
+
+
+def test_entity_scores_by_hand():
+    gold = ["B-PER I-PER O B-LOC".split(), "B-LOC O".split()]
+    predicted = ["B-PER I-PER O B-PER".split(), "I-LOC I-LOC".split()]
+    # Right: the first PER. Wrong: a type, an end.
+    assert metrics.entity_scores(gold, predicted) == pytest.approx(dict(precision=1 / 3, recall=1 / 3, f1=1 / 3))
+    assert metrics.entity_scores_by_type(gold, predicted) == {
+        "LOC": dict(precision=0, recall=0, f1=0),
+        "PER": pytest.approx(dict(precision=1 / 2, recall=1, f1=2 / 3)),
+    }
+    # The same place in another sentence is another entity.
+    swapped = metrics.entity_scores([["B-PER"], ["O"]], [["O"], ["B-PER"]])
+    assert swapped == dict(precision=0, recall=0, f1=0)
+
+
+def test_entity_scores_of_nothing():
+    nothing = dict(precision=0, recall=0, f1=0)
+    assert metrics.entity_scores([["O"], []], [["O"], []]) == nothing
+    assert metrics.entity_scores([["B-PER"]], [["O"]]) == metrics.entity_scores([["O"]], [["B-PER"]]) == nothing
+    assert metrics.entity_scores_by_type([["O"]], [["O"]]) == {}
+    with pytest.raises(ValueError, match="nothing"):
+        metrics.entity_scores([], [])
+    for predicted in ([["O"]], [["O"], ["O", "O"]]):
+        with pytest.raises(ValueError, match="same words"):
+            metrics.entity_scores([["O"], ["O"]], predicted)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("The  Quick,\tbrown\nFox!", "quick brown fox"),
+        ("a an the", ""),
+        ("An apple a day", "apple day"),
+        ("anthem theatre banana", "anthem theatre banana"),
+        ("T.h.e end", "end"),  # punctuation goes first
+        ("U.S.A.", "usa"),
+        ("well-known", "wellknown"),
+        ("$1,000.50", "100050"),
+        ("(the)", ""),
+        ("...", ""),
+        ("", ""),
+        ("“The” cat", "“ ” cat"),  # only ASCII's punctuation
+        ("a\u2013b", "\u2013b"),
+        ("Élan à la", "élan à la"),
+        ("nbsp\u00a0and\u3000wide", "nbsp and wide"),
+        ("東京 Ünïcode", "東京 ünïcode"),
+        ("the_end", "theend"),
+    ],
+)
+def test_normalize_answer(text, expected):
+    assert metrics.normalize_answer(text) == expected
+
+
+SQUAD = [  # gold answers, prediction, exact match, F1
+    (["Denver Broncos"], "the Denver Broncos!", 1, 1),
+    (["Denver Broncos"], "Broncos Denver", 0, 1),
+    (["Denver Broncos"], "Denver", 0, 2 / 3),  # precision 1, recall 1/2
+    (["Denver Broncos"], "Carolina Panthers", 0, 0),
+    (["Denver Broncos", "Denver", "the broncos of Denver"], "denver", 1, 1),
+    (["Levi's Stadium in Santa Clara", "Santa Clara"], "Santa Clara, California", 0, 0.8),  # 2/3 and 1
+    (["no no yes"], "no yes yes yes", 0, 4 / 7),  # 2 in common: 2/4 and 2/3
+    (["no no yes"], "no no yes yes", 0, 6 / 7),  # 3 in common: 3/4 and 3/3
+    (["a b c d"], "b", 0, 1 / 2),
+    (["東京"], "東京。", 0, 0),
+    (["CAFÉ"], "café", 1, 1),
+    ([], "", 1, 1),
+    ([""], "", 1, 1),
+    ([], "the", 1, 1),
+    ([], "something", 0, 0),
+    (["something"], "", 0, 0),
+    (["something"], "a", 0, 0),
+    (["the", "cat"], "", 0, 0),  # "the" does not count
+    (["the", "cat"], "cat", 1, 1),
+    (["the", "!"], "", 1, 1),  # but then nothing is left
+    (["the"], "an", 1, 1),
+]
+
+
+@pytest.mark.parametrize("golds, prediction, exact, f1", SQUAD)
+def test_squad_by_hand(golds, prediction, exact, f1):
+    assert metrics.exact_match(golds, prediction) == exact
+    assert metrics.token_f1(golds, prediction) == pytest.approx(f1)
+
+
+def test_squad_scores_by_hand():
+    golds = {"1": ["Denver Broncos"], "2": ["Denver", "Colorado"], "3": ["gold"], "4": ["blue"]}
+    predictions = {"1": "Denver", "2": "the Colorado", "3": "silver", "another": "question"}
+    # F1: 2/3, 1, 0, and 0 for want of a prediction.
+    assert metrics.squad_scores(golds, predictions) == pytest.approx(dict(exact_match=25, f1=125 / 3))
+    golds |= {"5": [], "6": [], "7": [], "8": []}
+    predictions |= {"5": "", "6": "a guess", "7": "The"}
+    assert metrics.squad_scores(golds, predictions) == pytest.approx(
+        dict(
+            exact_match=300 / 8,
+            f1=100 * (5 / 3 + 2) / 8,
+            has_answer_exact_match=25,
+            has_answer_f1=125 / 3,
+            no_answer_exact_match=50,
+            no_answer_f1=50,
+        )
+    )
+    assert metrics.squad_scores({"5": []}, {"5": ""}) == dict(
+        exact_match=100, f1=100, no_answer_exact_match=100, no_answer_f1=100
+    )
+    assert metrics.squad_scores({"5": [], "1": ["x"]}, {})["f1"] == 0
+    with pytest.raises(ValueError, match="nothing"):
+        metrics.squad_scores({}, {"1": "x"})
+
+
+def test_best_null_threshold_by_hand():
+    golds = {"a": ["x"], "b": [], "c": ["y z"], "d": []}
+    predictions = {"a": "x", "b": "guess", "c": "y", "d": "guess"}
+    # Keeping none: 2 of 4. a: 3. c: 3 + 2/3 for F1, but 3 for exact match. Then b and d are lost.
+    odds = {"a": -7.0, "c": -3.5, "b": 0.5, "d": 2.0}
+    assert metrics.best_null_threshold(golds, predictions, odds) == pytest.approx((-3.5, 100 * (3 + 2 / 3) / 4, 75))
+    # b as likely as c: with c it is lost, so only a is kept.
+    assert metrics.best_null_threshold(golds, predictions, odds | {"b": -3.5}) == pytest.approx((-7, 75, 75))
+    # Nothing is best kept: below all, though they are below 0.
+    threshold, f1, exact = metrics.best_null_threshold({"b": []}, predictions, {"b": -9.0})
+    assert threshold < -9 and f1 == exact == 100
+    # F1 and exact match are best at thresholds of their own: 1/2 of F1 for c, that is no exact match, costs b.
+    golds, predictions = {"b": [], "c": ["y z"], "e": ["u v"]}, {"b": "guess", "c": "y", "e": "u"}
+    odds = {"b": 0.0, "c": 1.0, "e": 2.0}
+    assert metrics.best_null_threshold(golds, predictions, odds) == pytest.approx((2, 100 * 4 / 9, 100 / 3))
+    with pytest.raises(ValueError, match="nothing"):
+        metrics.best_null_threshold({"b": []}, {}, {})
+
+
+def random_text(rng, words="a the an cat Cat cat's dog, dog . ! é É 東京 x-y The,an -- \u00a0 “a” a\u2013b"):
+    return rng.choice(["", " ", "  "]).join(rng.choices(words.split(" "), k=rng.randrange(5)))
+
+
+def random_questions(rng, text=random_text):
+    names = [str(i) for i in range(rng.randrange(1, 8))]
+    golds = {name: [text(rng) for _ in range(rng.choice([0, 0, 1, 2, 3]))] for name in names}
+    # Whole numbers, so that some are equal.
+    odds = {name: rng.choice([float(rng.randrange(-4, 4)), rng.gauss(0, 3)]) for name in names}
+    return golds, {name: rng.choice([text(rng), *golds[name]]) for name in names}, odds
+
+
+def test_no_threshold_is_better_than_the_best():
+    rng = random.Random(2)
+    for i in range(400):
+        golds, predictions, odds = random_questions(rng)
+        if i % 3 == 0 and len(predictions) > 1:
+            del predictions[rng.choice(list(predictions))]
+        threshold, f1, exact = metrics.best_null_threshold(golds, predictions, odds)
+        tried = {}
+        for t in sorted({threshold, -99.0, *odds.values(), *(o + 1e-3 for o in odds.values())}):
+            answers = {name: "" if odds[name] > t else text for name, text in predictions.items()}
+            tried[t] = metrics.squad_scores(golds, answers)
+        assert f1 == pytest.approx(tried[threshold]["f1"])
+        assert f1 == pytest.approx(max(scores["f1"] for scores in tried.values()))
+        assert exact == pytest.approx(max(scores["exact_match"] for scores in tried.values()))
+
+
+def transformers_has_squad_metrics() -> bool:
+    """Version 4 has; 5 dropped them. Without importing it, which takes seconds."""
+    spec = importlib.util.find_spec("transformers")
+    return (
+        spec is not None and pathlib.Path(spec.origin).with_name("data").joinpath("metrics/squad_metrics.py").exists()
+    )
+
+
+@pytest.mark.skipif(not transformers_has_squad_metrics(), reason="needs transformers 4")
+def test_squad_is_that_of_transformers(monkeypatch):
+    monkeypatch.setenv("USE_TF", "0")  # which it would import, for seconds
+    from types import SimpleNamespace
+
+    from transformers.data.metrics import squad_metrics
+
+    def theirs(golds, predictions, odds=None):
+        examples = [SimpleNamespace(qas_id=i, answers=[{"text": t} for t in texts]) for i, texts in golds.items()]
+        return squad_metrics.squad_evaluate(examples, predictions, odds, math.inf)
+
+    for golds, prediction, exact, f1 in SQUAD:
+        found = theirs({"1": golds}, {"1": prediction})
+        assert (found["exact"], found["f1"]) == pytest.approx((100 * exact, 100 * f1))
+
+    rng = random.Random(3)
+    letters = "aAnNtThHeE  \t\u00a0.,'-_“\u2013éİß東京1"
+    for i in range(5000):
+        if i % 2:
+            gold, prediction = (random_text(rng) for _ in range(2))
+        else:
+            gold, prediction = ("".join(rng.choices(letters, k=rng.randrange(12))) for _ in range(2))
+        assert metrics.normalize_answer(gold) == squad_metrics.normalize_answer(gold)
+        assert metrics.exact_match([gold], prediction) == squad_metrics.compute_exact(gold, prediction)
+        assert metrics.token_f1([gold], prediction) == pytest.approx(squad_metrics.compute_f1(gold, prediction))
+
+    names = dict(exact="exact_match", f1="f1", HasAns_exact="has_answer_exact_match", HasAns_f1="has_answer_f1")
+    names |= dict(NoAns_exact="no_answer_exact_match", NoAns_f1="no_answer_f1")
+    for _ in range(1000):
+        golds, predictions, _ = random_questions(rng)
+        found = theirs(golds, predictions)
+        expected = {ours: found[name] for name, ours in names.items() if name in found}
+        if all(golds.values()):
+            expected = {name: expected[name] for name in ("exact_match", "f1")}
+        assert metrics.squad_scores(golds, predictions) == pytest.approx(expected)
+
+    # Where odds differ and no answer is articles alone, the search is the same, but for the threshold that keeps none.
+    for _ in range(1000):
+        golds, predictions, odds = random_questions(
+            rng, lambda rng: " ".join(rng.choices("xyz", k=rng.randrange(1, 4)))
+        )
+        odds = {name: odd + 1e-6 * i for i, (name, odd) in enumerate(odds.items())}
+        if not any(golds.values()):
+            continue
+        expected = theirs(golds, predictions, odds)
+        threshold, f1, exact = metrics.best_null_threshold(golds, predictions, odds)
+        assert (f1, exact) == pytest.approx((expected["best_f1"], expected["best_exact"]))
+        if threshold >= min(odds.values()):
+            assert threshold == expected["best_f1_thresh"]
