@@ -22,14 +22,14 @@ flags.DEFINE_alias("price-per-chip-hour", "price_per_chip_hour")
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax.config import UserError, validate
+    from bertjax.config import UserError, validate_pretraining
     from bertjax.sharding.topology import accelerator
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # XLA would not hear Python's Ctrl-C, and there is nothing to save
     config = _CONFIG.value
-    validate(config, with_data=False)
+    validate_pretraining(config, with_data=False)
     target = accelerator(_TOPOLOGY.value, _SLICES.value)
 
     import jax

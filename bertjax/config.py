@@ -47,6 +47,8 @@ OPTIMIZERS = ("adam", "lamb")
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece")
 REMAT_POLICIES = ("none", "dots", "full")
 DTYPES = ("auto", "float32", "bfloat16")
+FINE_TUNING_TASKS = ("glue", "classify")  # each a module of bertjax.tasks
+GLUE_TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax")
 
 # (layers, hidden size, heads). base and large: Devlin et al. 2019, section 3; the others: Turc et al. 2019, table 1.
 SIZES = {
@@ -134,6 +136,30 @@ def default_config() -> ml_collections.ConfigDict:
     return config.lock()
 
 
+def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
+    """Fine-tuning as published (Devlin et al. 2019, appendix A.3), without data and checkpoint.
+
+    The model, but for dropout, and the tokenizer are those of `init_checkpoint`. `data`: what the task wants to know
+    about its data besides `data.path`.
+    """
+    config = default_config().unlock()
+    config.task = task
+    del config.stages
+    config.epochs = 3.0
+    config.batch_size = 32
+    config.max_seq_length = 128  # what is longer is cut
+    config.data = ml_collections.ConfigDict(dict(path="", **data))  # the folder of the data, or tfds:NAME
+    config.optimizer.learning_rate = 2e-5
+    del config.optimizer.warmup_steps
+    config.optimizer.warmup_proportion = 0.1  # of the steps
+    # Without it the first steps are far too long, which is why BERT-large often learnt nothing (Mosbach et al. 2021).
+    config.optimizer.bias_correction = True
+    config.log_every_steps = 50
+    config.eval = ml_collections.ConfigDict(dict(every_steps=0))  # 0: after every epoch
+    config.checkpoint = ml_collections.ConfigDict(dict(every_steps=1000, keep=1))
+    return config.lock()
+
+
 def bert_config(config: ml_collections.ConfigDict) -> BertConfig:
     return BertConfig(**config.model.to_dict())
 
@@ -151,15 +177,24 @@ def corpus_sources(config: ml_collections.ConfigDict) -> tuple[str, ...]:
     return tuple(p.strip() for p in parts if p.strip())
 
 
+def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
+    """`validate`, for what only pre-training has: records, a vocabulary to be learnt, stages."""
+    _require(config.task == "pretraining", "task", config.task, "this command is for pre-training")
+    validate(config, with_data)
+
+
+def _require(ok: bool, field: str, value, remedy: str) -> None:
+    if not ok:
+        raise UserError(f"config.{field} = {value!r}: {remedy}")
+
+
 def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     """Checks what can be known without touching a file or a device. Raises `UserError`: field, value, remedy.
 
     `with_data`: the config also has to say where the text or the records are.
     """
 
-    def require(ok: bool, field: str, value, remedy: str):
-        if not ok:
-            raise UserError(f"config.{field} = {value!r}: {remedy}")
+    require = _require
 
     def positive(section: str, names: str, at_least=1):
         fields = config[section] if section else config
@@ -176,7 +211,7 @@ def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     def one_of(field: str, value, choices):
         require(value in choices, field, value, f"choose one of {', '.join(choices)}")
 
-    one_of("task", config.task, ("pretraining",))
+    one_of("task", config.task, ("pretraining", *FINE_TUNING_TASKS))
     one_of("tokenizer.kind", config.tokenizer.kind, TOKENIZER_KINDS)
     one_of("model.hidden_act", config.model.hidden_act, ACTIVATIONS)
     one_of("optimizer.name", config.optimizer.name, OPTIMIZERS)
@@ -186,19 +221,14 @@ def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
 
     positive("", "batch_size microbatches log_every_steps hosts_timeout")
     require(0 <= config.seed < 2**31, "seed", config.seed, "must be at least 0 and below 2 ** 31")
-    positive("eval", "every_steps max_sequences")
     positive("checkpoint", "every_steps keep")
-    positive("data", "dupe_factor")
-    positive("optimizer", "warmup_steps", at_least=0)
     positive(
         "model",
         "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
         " max_position_embeddings type_vocab_size",
     )
     probability("model", "hidden_dropout_prob attention_probs_dropout_prob")
-    probability("data", "short_seq_prob heldout_fraction")
     probability("optimizer", "beta1 beta2 weight_decay")
-    require(0 < config.data.masked_lm_prob <= 0.5, "data.masked_lm_prob", config.data.masked_lm_prob, "0 < p <= 0.5")
     for name in ("learning_rate", "epsilon", "max_grad_norm"):
         require(config.optimizer[name] > 0, f"optimizer.{name}", config.optimizer[name], "must be above 0")
 
@@ -211,6 +241,22 @@ def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     )
     require(batch % pieces == 0, "batch_size", batch, f"must be a multiple of microbatches = {pieces}")
 
+    sizes = list(config.mesh.values())
+    for axis, size in config.mesh.items():
+        require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the devices left")
+    require(sizes.count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
+    check = _validate_pretraining if config.task == "pretraining" else _validate_fine_tuning
+    check(config, with_data)
+
+
+def _validate_pretraining(config, with_data: bool) -> None:
+    require, model = _require, config.model
+    require(config.optimizer.warmup_steps >= 0, "optimizer.warmup_steps", config.optimizer.warmup_steps, "at least 0")
+    for section, name in (("eval", "every_steps"), ("eval", "max_sequences"), ("data", "dupe_factor")):
+        require(config[section][name] >= 1, f"{section}.{name}", config[section][name], "must be at least 1")
+    for name in ("short_seq_prob", "heldout_fraction"):
+        require(0 <= config.data[name] < 1, f"data.{name}", config.data[name], "must be at least 0 and below 1")
+    require(0 < config.data.masked_lm_prob <= 0.5, "data.masked_lm_prob", config.data.masked_lm_prob, "0 < p <= 0.5")
     is_stages = len(config.stages) > 0 and all(isinstance(s, ml_collections.ConfigDict) for s in config.stages)
     require(is_stages, "stages", config.stages, "must be one stage or more: (stage(steps, length, predictions),)")
     lengths = [s.length for s in config.stages]
@@ -244,13 +290,29 @@ def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     for text in config.eval.fill_masks:
         require("[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
 
-    sizes = list(config.mesh.values())
-    for axis, size in config.mesh.items():
-        require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the devices left")
-    require(sizes.count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
     require(
         not with_data or bool(config.data.records) or bool(corpus_sources(config)),
         "data.corpus",
         config.data.corpus,
         "say where the text is (files, a folder, a glob, gs://..., tfds:NAME, pydoc), or set data.records",
+    )
+
+
+def _validate_fine_tuning(config, with_data: bool) -> None:
+    require, longest = _require, config.max_seq_length
+    share = config.optimizer.warmup_proportion
+    require(0 <= share < 1, "optimizer.warmup_proportion", share, "must be at least 0 and below 1")
+    require(config.epochs > 0, "epochs", config.epochs, "must be above 0")
+    require(longest >= 8, "max_seq_length", longest, "must be at least 8")
+    require(config.eval.every_steps >= 0, "eval.every_steps", config.eval.every_steps, "must be at least 0")
+    if config.task == "glue":
+        require(config.data.name in GLUE_TASKS, "data.name", config.data.name, f"choose one of {', '.join(GLUE_TASKS)}")
+    if not with_data:
+        return
+    require(bool(config.data.path), "data.path", config.data.path, "say where the data is: a folder or tfds:NAME")
+    require(
+        bool(config.init_checkpoint),
+        "init_checkpoint",
+        config.init_checkpoint,
+        "say what to fine-tune: the workdir of a run, a Hugging Face folder, or Google's bert_model.ckpt",
     )

@@ -30,21 +30,34 @@ def run(config, workdir: str) -> None:
     import jax
     from etils import epath
 
-    from bertjax.config import total_steps
     from bertjax.sharding import hosts
-    from bertjax.sharding.mesh import local_copy, make_mesh, use_cpu_cores
-    from bertjax.training import checkpoint, run_folder
+    from bertjax.sharding.mesh import use_cpu_cores
+    from bertjax.training import run_folder
 
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
     jax.config.update("jax_compilation_cache_dir", cache)
-    is_first = hosts.join(config.hosts_timeout) == 0
+    hosts.join(config.hosts_timeout)
     use_cpu_cores(config)
-    workdir, initialize = epath.Path(workdir), None
     run_folder.check_shared(workdir)
+    pretrain_or_tune = pretrain if config.task == "pretraining" else fine_tune
+    pretrain_or_tune(config, epath.Path(workdir))
+    hosts.leave()
+
+
+def pretrain(config, workdir) -> None:
+    import jax
+
+    from bertjax.config import total_steps
+    from bertjax.sharding.mesh import local_copy, make_mesh
+    from bertjax.tasks import fill_mask, pretraining
+    from bertjax.training import checkpoint, run_folder
+    from bertjax.training.loop import train
+
+    is_first, initialize = jax.process_index() == 0, None
     if config.init_checkpoint:
         from bertjax.interop import pretrained
 
-        if checkpoint.steps(workdir):  # begun already: what it was begun from may be gone
+        if (workdir / run_folder.CONFIG).exists():  # goes on, also when what it was started from is gone
             run_folder.adopt(workdir, config)
         else:
             pretrained.adopt(config)
@@ -53,17 +66,13 @@ def run(config, workdir: str) -> None:
     if checkpoint.steps(workdir)[-1:] == [total_steps(config)] and (finished := run_folder.read_report(workdir)):
         if is_first:
             print(f"finished before: {total_steps(config)} steps, in {workdir}\n{finished}", flush=True)
-            if changed := "; ".join(run_folder.changes(workdir, config)):
-                print(f"trained with other settings than these: {changed}. For a new run take another --workdir")
+            _say_changes(workdir, config)
         return
-
-    from bertjax.tasks import fill_mask, pretraining
-    from bertjax.training.loop import train
 
     mesh = make_mesh(config)
     records, tokenizer = pretraining.find_or_prepare(config, workdir)
     run_folder.check_tokenizer(workdir, tokenizer)
-    if initialize is not None:
+    if initialize:
         pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     task = pretraining.Pretraining(config, mesh, records)
@@ -81,7 +90,49 @@ def run(config, workdir: str) -> None:
         lines += [fill_mask.describe(text) for text in filled]
         print("\n".join(lines), flush=True)
         run_folder.write_report(workdir, "\n".join(lines))
-    hosts.leave()
+
+
+def fine_tune(config, workdir) -> None:
+    import jax
+
+    from bertjax.interop import pretrained
+    from bertjax.sharding.mesh import make_mesh
+    from bertjax.tasks import finetuning
+    from bertjax.training import run_folder
+    from bertjax.training.loop import train
+
+    is_first = jax.process_index() == 0
+    if (workdir / run_folder.CONFIG).exists():  # goes on, also when what it was started from is gone
+        run_folder.check_task(workdir, config)
+        if is_first and (finished := run_folder.read_report(workdir)):
+            print(f"finished before, in {workdir}\n{finished}", flush=True)
+            _say_changes(workdir, config)
+        if finished:
+            return
+        config.model.update(run_folder.read_config(workdir).model)
+        tokenizer, initialize = run_folder.load_tokenizer(workdir), None
+    else:
+        pretrained.adopt_model(config)
+        tokenizer = pretrained.require_tokenizer(config)
+        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
+    mesh = make_mesh(config)
+    dataset = finetuning.load(config, tokenizer)
+    task = finetuning.FineTuning(config, mesh, dataset)
+    if is_first:
+        run_folder.write_config(workdir, config, tokenizer, dataset.objective.architecture, dataset.labels)
+        print("\n".join([*dataset.said, f"fine-tuning in {workdir}"]), flush=True)
+    config.eval.every_steps = config.eval.every_steps or task.steps_per_epoch
+    _, scores = train(task, config, workdir, mesh, initialize)
+    if is_first:
+        run_folder.write_report(workdir, finetuning.report(scores))
+        print(finetuning.report(scores), flush=True)
+
+
+def _say_changes(workdir, config) -> None:
+    from bertjax.training import run_folder
+
+    if changed := "; ".join(run_folder.changes(workdir, config)):
+        print(f"trained with other settings than these: {changed}. For a new run take another --workdir", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Uses a checkpoint: python -m bertjax.predict --checkpoint=PATH "the man went to the [MASK]"
 
-Prints the likeliest words for each [MASK] of each text, with probabilities. With --features it writes the hidden states
-of the texts to a file instead. PATH is a run's workdir, a Hugging Face folder, or Google's bert_model.ckpt.
+Prints the likeliest words for each [MASK] of each text, with probabilities. A fine-tuned classifier prints a JSON
+object for each text: its label, with probabilities; the two texts of a pair have " ||| " between them. With --features
+it writes the hidden states of the texts to a file instead. PATH is a run's workdir, a Hugging Face folder, or Google's
+bert_model.ckpt.
 """
 
 import json
@@ -11,7 +13,10 @@ from absl import flags
 from bertjax import command
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A run's workdir, a Hugging Face folder, or a bert_model.ckpt.")
-_INPUT = flags.DEFINE_string("input", None, "File with a text a line, besides those on the command line.")
+_INPUT = flags.DEFINE_string(
+    "input", None, "File with a text a line, besides those on the command line; with --glue the test set's .tsv."
+)
+_GLUE = flags.DEFINE_bool("glue", False, "Write GLUE's submission for the test set --input to the file --output.")
 _JSON = flags.DEFINE_bool("json", False, "One JSON object a line: text, and masks with their words.")
 _TOP_K = flags.DEFINE_integer("top_k", 5, "Words for each mask.", lower_bound=1)
 _FEATURES = flags.DEFINE_enum(
@@ -20,15 +25,18 @@ _FEATURES = flags.DEFINE_enum(
     ["last", "second_to_last", "sum_last_four", "concat_last_four", "sum_all"],
     "Which hidden states to write to --output: `hidden` [texts, length, width], `mask` [texts, length].",
 )
-_OUTPUT = flags.DEFINE_string("output", None, "For --features: the .npz file.")
+_OUTPUT = flags.DEFINE_string("output", None, "For --features the .npz file, for --glue the .tsv.")
 flags.mark_flag_as_required("checkpoint")
 
 
 def main(texts: list[str]) -> None:
     from bertjax.config import UserError
 
-    if bool(_FEATURES.value) != bool(_OUTPUT.value):
-        raise UserError("--features and --output belong together: which hidden states, and the .npz file for them")
+    if bool(_FEATURES.value or _GLUE.value) != bool(_OUTPUT.value):
+        raise UserError("--output belongs to --features (the .npz file) or to --glue (the .tsv)")
+    if _GLUE.value:
+        write_submission()
+        return
     lines = read_lines(_INPUT.value) if _INPUT.value else []
     # Hidden states are found by the number of their line, also those of empty lines.
     texts = texts + [line for line in lines if line.strip() or _FEATURES.value]
@@ -40,7 +48,12 @@ def main(texts: list[str]) -> None:
     source = pretrained.read(_CHECKPOINT.value)
     if source.tokenizer is None:
         raise UserError(f"{source.path}: no tokenizer beside the checkpoint; put its vocab.txt there")
-    write_features(source, texts) if _FEATURES.value else fill_masks(source, texts)
+    if _FEATURES.value:
+        write_features(source, texts)
+    elif source.architecture == "BertForSequenceClassification":
+        classify(source, texts)
+    else:
+        fill_masks(source, texts)
 
 
 def read_lines(name: str) -> list[str]:
@@ -71,6 +84,45 @@ def fill_masks(source, texts: list[str]) -> None:
             print(json.dumps({"text": filled.text, "masks": masks}, ensure_ascii=False), flush=True)
         else:
             print(fill_mask.describe(filled), flush=True)
+
+
+def longest_input(source) -> int:
+    """Tokens that a fine-tuned model was trained with at most; of foreign ones all that it has positions for."""
+    from bertjax.training import run_folder
+
+    if source.format != "bertjax":
+        return source.config.max_position_embeddings
+    return run_folder.read_config(source.path).get("max_seq_length", source.config.max_position_embeddings)
+
+
+def classify(source, texts: list[str]) -> None:
+    from bertjax.config import UserError
+    from bertjax.tasks import classification
+
+    pairs = [text.split(" ||| ") for text in texts]
+    sizes = {len(pair) for pair in pairs}
+    if sizes - {1, 2} or len(sizes) > 1:
+        raise UserError('give texts, or pairs with " ||| " between the two, but not both')
+    seconds = [pair[1] for pair in pairs] if sizes == {2} else None
+    guesses = classification.predict(source, [pair[0] for pair in pairs], seconds, longest_input(source))
+    for text, guess in zip(texts, guesses):
+        print(json.dumps({"text": text, **guess}, ensure_ascii=False), flush=True)
+
+
+def write_submission() -> None:
+    from bertjax.config import UserError
+    from bertjax.files import write_whole
+    from bertjax.interop import pretrained
+    from bertjax.tasks import glue
+    from bertjax.training import run_folder
+
+    source = pretrained.read(_CHECKPOINT.value)
+    config = run_folder.read_config(source.path) if source.format == "bertjax" else {}
+    if config.get("task") != "glue" or not _INPUT.value:
+        raise UserError("--glue: needs the workdir of a run on a task of GLUE, and the task's test.tsv as --input")
+    content, count = glue.submission(source, config.data.name, _INPUT.value, config.max_seq_length)
+    write_whole(_OUTPUT.value, content)
+    print(f"{count} predictions in {_OUTPUT.value}", flush=True)
 
 
 def write_features(source, texts: list[str]) -> None:

@@ -16,12 +16,12 @@ flags.mark_flags_as_required(["config", "output"])
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax.config import UserError, validate
+    from bertjax.config import UserError, validate_pretraining
     from bertjax.data.preparation import prepare
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
-    validate(_CONFIG.value)
+    validate_pretraining(_CONFIG.value)
     prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value)
     print(f"train on it with --config.data.records={_OUTPUT.value}")
 

@@ -16,12 +16,12 @@ flags.mark_flags_as_required(["config", "output"])
 def main(arguments: list[str]) -> None:
     import os
 
-    from bertjax.config import UserError, validate
+    from bertjax.config import UserError, validate_pretraining
     from bertjax.data.preparation import learn_tokenizer
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
-    validate(_CONFIG.value)
+    validate_pretraining(_CONFIG.value)
     learnt = learn_tokenizer(_CONFIG.value)
     learnt.save(_OUTPUT.value)
     path = os.path.join(_OUTPUT.value, learnt.filename)

@@ -6,11 +6,13 @@ import pathlib
 
 import pytest
 
-from bertjax.config import UserError, bert_config, default_config, model_size, stage, validate
+from bertjax.config import UserError, bert_config, default_config, model_size, stage, validate, validate_pretraining
 
 ROOT = pathlib.Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
-EXPERIMENTS = ["base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart"]
+PRETRAINING = ["base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart"]
+FINE_TUNING = ["glue:mrpc", "classify"]
+EXPERIMENTS = PRETRAINING + FINE_TUNING
 
 
 def load(experiment: str):
@@ -40,7 +42,41 @@ def test_every_experiment_has_a_snapshot():
     assert files == {experiment.partition(":")[0] for experiment in EXPERIMENTS}
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", FINE_TUNING)
+def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
+    config = load(experiment)
+    with pytest.raises(UserError, match=r"config.data.path = '': say where"):
+        validate(config)
+    config.data.path = "folder"
+    with pytest.raises(UserError, match=r"config.init_checkpoint = '': say what to fine-tune"):
+        validate(config)
+    config.init_checkpoint = "checkpoint"
+    validate(config)
+    assert config.is_locked
+    with pytest.raises(UserError, match=r"config.task = '.*': this command is for pre-training"):
+        validate_pretraining(config)
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("epochs", 0.0, "config.epochs = 0.0: must be above 0"),
+        ("max_seq_length", 4, "config.max_seq_length = 4: must be at least 8"),
+        ("optimizer.warmup_proportion", 1.5, "config.optimizer.warmup_proportion = 1.5"),
+        ("data.name", "mrcp", "config.data.name = 'mrcp': choose one of cola, sst2, mrpc"),
+        ("eval.every_steps", -1, "config.eval.every_steps = -1"),
+    ],
+)
+def test_mistakes_in_fine_tuning(field, value, message):
+    config = load("glue:mrpc")
+    config.data.path, config.init_checkpoint = "folder", "checkpoint"
+    section, _, name = field.rpartition(".")
+    (config[section] if section else config)[name] = value
+    with pytest.raises(UserError, match=message):
+        validate(config)
+
+
+@pytest.mark.parametrize("experiment", PRETRAINING)
 def test_every_experiment_is_valid_with_a_corpus(experiment):
     config = load(experiment)
     config.data.corpus = "text.txt"

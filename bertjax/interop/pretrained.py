@@ -83,12 +83,24 @@ def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
     return tokenizer.load("wordpiece", file, lowercase=_is_uncased(folder, file))
 
 
+def require_tokenizer(config) -> Tokenizer:
+    """That of `config.tokenizer`, or else of `config.init_checkpoint`. Raises `UserError` where there is none."""
+    if config.tokenizer.path:
+        return tokenizer.load(config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase)
+    if (found := read_tokenizer(config.init_checkpoint)) is None:
+        raise UserError(
+            f"config.tokenizer.path = '': {config.init_checkpoint} brings no vocabulary; name the vocab.txt it was "
+            f"trained with"
+        )
+    return found
+
+
 def find(path: epath.PathLike) -> tuple[str, epath.Path, epath.Path | None]:
     """(format, folder, TF1 prefix) of a checkpoint. Raises `UserError` where there is none."""
     path = epath.Path(path)
     if (path / checkpoint.FOLDER).is_dir():
         return "bertjax", path, None
-    if (path / huggingface.CONFIG).exists() and "stages" in huggingface.read_json(path / huggingface.CONFIG):
+    if (path / huggingface.CONFIG).exists() and "task" in huggingface.read_json(path / huggingface.CONFIG):
         raise UserError(f"{path}: a run that has saved no checkpoint yet")
     has_tf1 = (path / f"{tf1.PREFIX}.index").exists() and not list(path.glob("*.safetensors"))
     if (path / huggingface.CONFIG).exists() and not has_tf1:
@@ -142,6 +154,21 @@ def adopt(config) -> None:
     if config.tokenizer.path or config.data.records or (pieces := read_tokenizer(path)) is None:
         return
     config.tokenizer.update(kind=pieces.kind, path=str(_tokenizer_file(find(path)[1])), lowercase=pieces.lowercase)
+
+
+def adopt_model(config) -> None:
+    """Sets all of the model but dropout to that of `config.init_checkpoint`, for fine-tuning, which only adds to it.
+
+    Raises `UserError` where the config asks for other sizes.
+    """
+    path, ours = config.init_checkpoint, BertConfig()
+    theirs = read_config(path)
+    for name in SIZES:
+        if config.model[name] not in (getattr(ours, name), getattr(theirs, name)):
+            raise UserError(
+                f"config.model.{name} = {config.model[name]}: {path} has {getattr(theirs, name)}; leave it out"
+            )
+    config.model.update({name: getattr(theirs, name) for name in (*SIZES, "hidden_act", "layer_norm_eps")})
 
 
 def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:

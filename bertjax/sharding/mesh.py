@@ -7,6 +7,7 @@ import os
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -96,6 +97,13 @@ def _arrange(shape: tuple[int, int, int], devices) -> np.ndarray:
     return mesh_utils.create_hybrid_device_mesh(
         (shape[0] // slices, *shape[1:]), (slices, 1, 1), devices, allow_split_physical_axes=True
     )
+
+
+def compute_dtype(config, mesh: Mesh) -> jnp.dtype:
+    """Of activations: `config.dtype`; "auto" is bfloat16 where the hardware has it."""
+    if config.dtype == "auto":
+        return jnp.dtype(jnp.float32 if mesh.devices.flat[0].platform == "cpu" else jnp.bfloat16)
+    return jnp.dtype(config.dtype)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

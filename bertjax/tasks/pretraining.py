@@ -17,20 +17,13 @@ from bertjax.config import UserError, bert_config, corpus_sources, total_steps
 from bertjax.data import pipeline, preparation
 from bertjax.data.records import check_recipe, features, find_records, read_manifest
 from bertjax.model.bert import BertForPreTraining, cast_encoder, forward_flops
-from bertjax.sharding.mesh import batch_sharding, local_rows, put_batch, replicated
+from bertjax.sharding.mesh import batch_sharding, compute_dtype, local_rows, put_batch, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import available_cores
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
 UNIGRAM_SEQUENCES = 65_536  # training sequences whose masked words make the unigram baseline
-
-
-def compute_dtype(config, mesh: Mesh) -> jnp.dtype:
-    """Of activations: `config.dtype`; "auto" is bfloat16 where the hardware has it."""
-    if config.dtype == "auto":
-        return jnp.dtype(jnp.float32 if mesh.devices.flat[0].platform == "cpu" else jnp.bfloat16)
-    return jnp.dtype(config.dtype)
 
 
 class Pretraining:

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from collections.abc import Sequence
 
 import jax
 import ml_collections
@@ -59,6 +60,16 @@ def check_model(workdir: epath.PathLike, config) -> None:
             )
 
 
+def check_task(workdir: epath.PathLike, config) -> None:
+    """Raises `UserError` where a workdir holds a run of another task."""
+    before = read_config(workdir)
+    for section, name in (("", "task"), ("data", "name")):
+        old, new = ((values[section] if section else values).get(name) for values in (before, config))
+        if old != new:
+            field = f"{section}.{name}" if section else name
+            raise UserError(f"config.{field} = {new!r}: {workdir} holds a run of {old!r}; take another --workdir")
+
+
 def adopt(workdir: epath.PathLike, config) -> None:
     """Sets what `config.init_checkpoint` decided when the run was begun."""
     before = read_config(workdir)
@@ -82,13 +93,13 @@ def changes(workdir: epath.PathLike, config) -> list[str]:
         return []
     before = json.loads(read_config(workdir).to_json_best_effort())
     now = json.loads(config.to_json_best_effort())
-    decisive = ("seed", "batch_size", "stages", "data", "optimizer", "model", "init_checkpoint")
-    return [
-        f"{name} = {new!r} (was {old!r})"
-        for section in decisive
-        for (name, old), (_, new) in zip(_leaves(section, before[section]), _leaves(section, now[section]))
-        if old != new
-    ]
+    decisive = ("seed", "batch_size", "epochs", "max_seq_length", "stages", "data", "optimizer", "init_checkpoint")
+    decisive += ("model",) if config.task == "pretraining" else ()  # which fine-tuning takes from its checkpoint
+    old, new = (
+        dict(leaf for section in decisive if section in values for leaf in _leaves(section, values[section]))
+        for values in (before, now)
+    )
+    return [f"{name} = {new[name]!r} (was {old[name]!r})" for name in new if name in old and old[name] != new[name]]
 
 
 def _leaves(name: str, value) -> list[tuple[str, object]]:
@@ -97,12 +108,21 @@ def _leaves(name: str, value) -> list[tuple[str, object]]:
     return [leaf for key in sorted(value) for leaf in _leaves(f"{name}.{key}", value[key])]
 
 
-def write_config(workdir: epath.PathLike, config, pieces: tokenizer.Tokenizer | None) -> None:
+def write_config(
+    workdir: epath.PathLike,
+    config,
+    pieces: tokenizer.Tokenizer | None,
+    architecture: str = "",
+    labels: Sequence[str] = (),
+) -> None:
     """Writes config and tokenizer, so that the folder alone is enough to use what was learnt.
 
     `used_tokenizer` is what the records were made with, which decides where the config names no tokenizer.
+    `architecture` and `labels`: of a fine-tuned output layer, the class of transformers and the names of its rows.
     """
     content = json.loads(config.to_json_best_effort())
+    if architecture:
+        content |= {"architecture": architecture, "labels": list(labels)}
     if pieces is not None:
         pieces.save(workdir)
         content["used_tokenizer"] = {

@@ -1,0 +1,132 @@
+"""Labelled data as rows of named columns: TSV as GLUE has it, CSV, JSON lines, and TFDS."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from etils import epath
+
+from bertjax.config import UserError
+
+
+class Row(NamedTuple):
+    """The columns of an example, and where it stands, for messages: "FILE:LINE"."""
+
+    columns: dict[str, str]
+    where: str
+
+
+def read_table(path: epath.PathLike, names: Sequence[str] = (), drop_ragged: bool = False) -> tuple[list[Row], int]:
+    """The rows of a .tsv, .csv or .jsonl file, and how many were dropped.
+
+    Args:
+      path: a .tsv has a row a line and knows no quotation marks, as GLUE's; a .csv is as RFC 4180 has it.
+      names: of the columns, where the file has no line with them.
+      drop_ragged: leave out rows with a wrong number of columns. Otherwise they are an error.
+
+    Raises `UserError`: no such file, no row, a row of a wrong number of columns, not UTF-8, not JSON.
+    """
+    path = epath.Path(path)
+    text = read_text(path)
+    if path.suffix == ".jsonl":
+        rows, dropped = _json_rows(path, text), 0
+    else:
+        rows, dropped = _separated_rows(path, text, names, drop_ragged)
+    if not rows:
+        raise UserError(f"{path}: no example in it")
+    return rows, dropped
+
+
+def read_text(path: epath.PathLike) -> str:
+    """Raises `UserError` where there is no such file, or it is not UTF-8."""
+    path = epath.Path(path)
+    if not path.is_file():
+        raise UserError(f"no file {path}")
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def _separated_rows(path, text: str, names: Sequence[str], drop_ragged: bool) -> tuple[list[Row], int]:
+    lines = _csv_lines(path, text) if path.suffix == ".csv" else _tsv_lines(text)
+    if not names:
+        names = next(lines, (0, ()))[1]
+    rows, dropped = [], 0
+    for number, cells in lines:
+        if len(cells) == len(names):
+            rows.append(Row(dict(zip(names, cells)), f"{path}:{number}"))
+        elif drop_ragged:
+            dropped += 1
+        else:
+            raise UserError(f"{path}:{number}: {len(cells)} columns, expected {len(names)}: {', '.join(names)}")
+    return rows, dropped
+
+
+def _tsv_lines(text: str):
+    # Not splitlines, which knows more ends of a line than a TSV does.
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip("\r"):
+            yield number, line.rstrip("\r").split("\t")
+
+
+def _csv_lines(path, text: str):
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    first = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield first, cells
+            first = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path}:{first}: not CSV ({error})") from None
+
+
+def _json_rows(path, text: str) -> list[Row]:
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}:{number}: not JSON ({error})") from None
+        if not isinstance(value, dict):
+            raise UserError(f"{path}:{number}: not a JSON object with the columns as names")
+        rows.append(Row({k: v if isinstance(v, str) else json.dumps(v) for k, v in value.items()}, f"{path}:{number}"))
+    return rows
+
+
+def read_tfds(name: str, split: str) -> list[Row]:
+    """The examples of a split of TensorFlow Datasets; class labels by their names. Raises `UserError`: none such."""
+    import tensorflow_datasets as tfds
+
+    import bertjax.data.tf  # noqa: F401  keeps TensorFlow off accelerators
+
+    try:
+        builder = tfds.builder(name)
+        builder.download_and_prepare()
+        dataset = builder.as_dataset(split=split, shuffle_files=False)
+    except Exception as error:  # the library raises many kinds; each means that this cannot be had
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"config.data.path: TensorFlow Datasets cannot give {name!r}, {split} ({reason})") from None
+    features = builder.info.features
+
+    def text(column: str, value) -> str:
+        if isinstance(features[column], tfds.features.ClassLabel):
+            return features[column].int2str(int(value)) if value >= 0 else ""
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+    return [
+        Row({column: text(column, value) for column, value in example.items()}, f"tfds:{name} {split} {number}")
+        for number, example in enumerate(tfds.as_numpy(dataset))
+    ]
+
+
+def column(row: Row, name: str) -> str:
+    """Raises `UserError` where the row has no such column."""
+    if name not in row.columns:
+        raise UserError(f"{row.where}: no column {name!r}; there are {', '.join(row.columns)}")
+    return row.columns[name]

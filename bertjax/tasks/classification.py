@@ -1,0 +1,133 @@
+"""Labels, or numbers, of texts and pairs of texts: what GLUE's tasks and the user's own tables have in common."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from bertjax.config import UserError
+from bertjax.data.examples import Examples
+from bertjax.data.tables import Row, column
+from bertjax.interop.pretrained import Pretrained
+from bertjax.tasks import finetuning, metrics
+from bertjax.tasks.finetuning import Dataset, Split, encode_pairs
+from bertjax.text.tokenizer import Tokenizer
+
+# Scores by the names that they have in metrics.jsonl, of labels and guesses `[examples]`: class numbers, or for the
+# correlations numbers.
+SCORES: dict[str, Callable] = {
+    "accuracy": metrics.accuracy,
+    "f1": metrics.f1,
+    "matthews": metrics.matthews,
+    "pearson": metrics.pearson,
+    "spearman": metrics.spearman,
+    "macro_f1": lambda labels, guesses: float(np.mean([metrics.f1(labels, guesses, c) for c in np.unique(labels)])),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Which columns of a table are the texts and the label."""
+
+    first: str
+    second: str = ""
+    label: str = "label"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Labelled rows; `suffix` goes on the names of their scores."""
+
+    rows: Sequence[Row]
+    columns: Columns
+    suffix: str = ""
+
+
+def dataset(
+    train: Table,
+    dev: Sequence[Table],
+    labels: Sequence[str],
+    scores: Sequence[str],
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    said: Sequence[str] = (),
+) -> Dataset:
+    """A data set of labelled texts.
+
+    Args:
+      labels: the classes; none: the labels are numbers.
+      scores: names in `SCORES`; the first is the one by which runs are compared.
+
+    Raises `UserError` for a missing column, an unknown label, a number that is none: file, line, what was expected.
+    """
+    said, splits = list(said), []
+    for table in (train, *dev):
+        examples, cut = encode(table, labels, tokenizer, max_seq_length)
+        splits.append(examples)
+        if cut:
+            name = "training" if table is train else f"dev{table.suffix}"
+            said.append(f"{cut} of {len(examples)} {name} examples cut to {max_seq_length} tokens")
+    if labels:
+        counts = Counter(splits[0].labels.tolist())
+        said.append(
+            f"{len(splits[0])} training examples: "
+            + ", ".join(f"{counts[i]} {label}" for i, label in enumerate(labels[:12]))
+            + (f" and {len(labels) - 12} more labels" if len(labels) > 12 else "")
+        )
+    dev_splits = [
+        Split(examples, _scorer(examples.labels, scores, table.suffix, is_class=bool(labels)))
+        for table, examples in zip(dev, splits[1:])
+    ]
+    objective = finetuning.classification(len(labels)) if labels else finetuning.regression()
+    return Dataset(objective, tuple(labels), splits[0], tuple(dev_splits), scores[0], tuple(said))
+
+
+def encode(table: Table, labels: Sequence[str], tokenizer: Tokenizer, max_seq_length: int) -> tuple[Examples, int]:
+    """The examples of a table, and how many were cut."""
+    columns = table.columns
+    firsts = [column(row, columns.first) for row in table.rows]
+    seconds = [column(row, columns.second) for row in table.rows] if columns.second else None
+    values = np.array([_value(row, columns.label, labels) for row in table.rows])
+    input_ids, token_types, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
+    return Examples(input_ids, token_types, values), cut
+
+
+def predict(
+    source: Pretrained, firsts: Sequence[str], seconds: Sequence[str] | None, max_seq_length: int
+) -> Iterator[dict]:
+    """For each text, or pair, `label` and `probabilities` by label, or of a regression `score`."""
+    rows = source.params["classifier"]["dense"]["bias"].shape[0]
+    objective = finetuning.classification(rows) if rows > 1 else finetuning.regression()
+    input_ids, token_types, _ = encode_pairs(source.tokenizer, firsts, seconds, max_seq_length)
+    names = source.labels or [f"LABEL_{i}" for i in range(rows)]
+    for logits in finetuning.predict(objective, source, Examples(input_ids, token_types)):
+        if rows == 1:
+            yield {"score": float(logits[0])}
+            continue
+        exponentials = np.exp(logits - logits.max())
+        probabilities = exponentials / exponentials.sum()
+        yield {
+            "label": names[int(logits.argmax())],
+            "probabilities": {name: float(p) for name, p in zip(names, probabilities)},
+        }
+
+
+def _value(row: Row, name: str, labels: Sequence[str]) -> int | float:
+    text = column(row, name)
+    if labels:
+        if text not in labels:
+            raise UserError(f"{row.where}: unknown label {text!r}; expected one of {', '.join(labels)}")
+        return labels.index(text)
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{row.where}: {name} is {text!r}, expected a number") from None
+
+
+def _scorer(labels: np.ndarray, names: Sequence[str], suffix: str, is_class: bool) -> Callable:
+    def score(logits: list[np.ndarray]) -> dict[str, float]:
+        guesses = np.stack(logits).argmax(-1) if is_class else np.stack(logits)[:, 0]
+        return {name + suffix: SCORES[name](labels, guesses) for name in names}
+
+    return score

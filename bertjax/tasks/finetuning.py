@@ -1,0 +1,272 @@
+"""Fine-tuning (Devlin et al. 2019, section 4 and appendix A.3): one output layer more, and all params are trained."""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from bertjax.config import UserError, bert_config
+from bertjax.data.examples import Batch, Examples, TrainingOrder, evaluation_batches
+from bertjax.model.bert import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    cast_encoder,
+    forward_flops,
+)
+from bertjax.model.dropout import fold_in
+from bertjax.sharding.mesh import batch_sharding, compute_dtype, local_rows, put_batch, replicated
+from bertjax.sharding.rules import RULES
+
+PREDICTION_BATCH = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What an output layer is for.
+
+    Args:
+      architecture: the class of transformers with the same layer.
+      make_model: (BertConfig, dtype, remat) -> module.
+      loss: (logits, batch) -> (losses, right guesses), both of the shape of the batch's weights.
+    """
+
+    architecture: str
+    make_model: Callable[..., nn.Module]
+    loss: Callable[[jax.Array, dict], tuple[jax.Array, jax.Array]]
+
+
+def classification(labels: int) -> Objective:
+    """`[batch]` labels."""
+    make_model = functools.partial(_make, BertForSequenceClassification, labels)
+    return Objective("BertForSequenceClassification", make_model, _cross_entropy)
+
+
+def regression() -> Objective:
+    """`[batch]` numbers; the squared error, as in transformers. "Right" is what is off by less than a half."""
+
+    def loss(logits, batch):
+        error = logits[:, 0] - batch["labels"]
+        return jnp.square(error), jnp.abs(error) < 0.5
+
+    return Objective("BertForSequenceClassification", functools.partial(_make, BertForSequenceClassification, 1), loss)
+
+
+def tagging(labels: int) -> Objective:
+    """`[batch, length]` labels; those of weight 0 are nobody's."""
+    make_model = functools.partial(_make, BertForTokenClassification, labels)
+    return Objective("BertForTokenClassification", make_model, _cross_entropy)
+
+
+def spans() -> Objective:
+    """`[batch, 2]` first and last token of an answer; the mean of both losses (run_squad.model_fn_builder)."""
+
+    def loss(logits, batch):
+        logits = mask_padding(logits, batch["input_mask"])
+        losses, right = _cross_entropy(jnp.swapaxes(logits, 1, 2), batch)
+        return losses.mean(-1), right.all(-1)
+
+    return Objective("BertForQuestionAnswering", functools.partial(_make, BertForQuestionAnswering), loss)
+
+
+def choice() -> Objective:
+    """`[batch]` numbers of the right one among several sequences, each of which gets a score."""
+    make_model = functools.partial(_make, BertForSequenceClassification, 1)
+    return Objective("BertForMultipleChoice", make_model, _cross_entropy)
+
+
+def _make(kind, *arguments):
+    """(class, labels if it has any, BertConfig, dtype, remat) -> module."""
+    *labels, config, dtype, remat = arguments
+    return kind(config, *labels, dtype=dtype, remat=remat)
+
+
+def _cross_entropy(logits, batch):
+    labels = batch["labels"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels), logits.argmax(-1) == labels
+
+
+def mask_padding(logits: jax.Array, input_mask: jax.Array) -> jax.Array:
+    """`[batch, length, 2]`, `[batch, length]` -> logits by which no answer begins or ends in padding."""
+    return jnp.where(input_mask[..., None] > 0, logits, jnp.finfo(jnp.float32).min)
+
+
+def apply(model: nn.Module, params, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
+    """The model's logits for a batch; `[batch, choices]` where a row has several sequences."""
+    inputs = [batch[name] for name in ("input_ids", "input_mask", "token_types")]
+    rows, *choices, length = inputs[0].shape
+    if choices:
+        inputs = [x.reshape(-1, length) for x in inputs]
+        if dropout_keys is not None:
+            dropout_keys = jnp.stack([fold_in(dropout_keys, i) for i in range(choices[0])], axis=1).reshape(-1)
+    logits = model.apply({"params": params}, *inputs, dropout_keys=dropout_keys)
+    return logits.reshape(rows, *choices) if choices else logits
+
+
+class Predictor:
+    """Logits of examples, whatever their number and lengths."""
+
+    def __init__(self, model: nn.Module, mesh: Mesh, batch_size: int):
+        self._mesh, self._batch_size, self._longest = mesh, batch_size, model.config.max_position_embeddings
+        self._apply = jax.jit(functools.partial(apply, model), out_shardings=replicated(mesh))
+
+    def __call__(self, params, examples: Examples) -> list[np.ndarray]:
+        """For each example its logits, on every host; those of tokens as many as it has tokens."""
+        outputs: list = [None] * len(examples)
+        own = local_rows(self._mesh, self._batch_size)
+        with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
+            for rows, length in evaluation_batches(examples, self._batch_size, self._longest):
+                batch = dataclasses.replace(examples, labels=None).batch(rows[own], length)
+                logits = jax.device_get(self._apply(params, put_batch(batch, self._mesh, self._batch_size)))
+                for row, output in zip(rows, logits):
+                    if row >= 0:
+                        is_per_token = output.ndim == 2
+                        outputs[row] = output[: examples.lengths[row]] if is_per_token else output
+        return outputs
+
+
+def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray]:
+    """Logits by a checkpoint (`interop.pretrained.Pretrained`) of this objective, computed on one device."""
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
+    model = objective.make_model(source.config, jnp.float32, "none")
+    return Predictor(model, mesh, PREDICTION_BATCH)(source.params, examples)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Examples to be scored.
+
+    Args:
+      score: logits of the examples -> {name: number}.
+    """
+
+    examples: Examples
+    score: Callable[[list[np.ndarray]], dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A task's data, tokenized.
+
+    Args:
+      labels: names of the rows of the output layer; none where they have no names.
+      metric: the score by which runs are compared; higher is better.
+      said: what was read, for the user.
+    """
+
+    objective: Objective
+    labels: tuple[str, ...]
+    train: Examples
+    dev: tuple[Split, ...]
+    metric: str
+    said: tuple[str, ...] = ()
+
+
+def load(config, tokenizer) -> Dataset:
+    """The data of `config.task`, a module of its own. Raises `UserError` for what is missing or wrong in its files."""
+    return importlib.import_module(f"bertjax.tasks.{config.task}").load(config, tokenizer)
+
+
+class FineTuning:
+    """The `Task` of a data set. `config` is validated, and its model that of the checkpoint."""
+
+    def __init__(self, config, mesh: Mesh, dataset: Dataset):
+        self.config, self.mesh, self.dataset = config, mesh, dataset
+        self.model = dataset.objective.make_model(bert_config(config), compute_dtype(config, mesh), config.remat)
+        longest = config.model.max_position_embeddings
+        self._order = TrainingOrder(dataset.train, config.batch_size, config.epochs, config.seed, longest)
+        self.total_steps = self._order.total_steps
+        if not self.total_steps:
+            raise UserError(
+                f"config.batch_size = {config.batch_size}: {len(dataset.train)} training examples and epochs = "
+                f"{config.epochs:g} do not fill a batch"
+            )
+        self._predict = Predictor(self.model, mesh, config.batch_size // config.microbatches)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, len(self.dataset.train) // self.config.batch_size)
+
+    def init_params(self, key):
+        ids = jnp.zeros((1, 8), jnp.int32)
+        return self.model.init(key, ids, ids, ids)["params"]
+
+    def batches(self, start_step: int) -> Iterator[Batch]:
+        yield from self._order.batches(start_step, local_rows(self.mesh, self.config.batch_size))
+
+    def normalize(self, batch: dict) -> dict:
+        return {**batch, "weights": batch["weights"] / jnp.maximum(batch["weights"].sum(), 1)}
+
+    def cast(self, params):
+        return cast_encoder(params, self.model.dtype)
+
+    def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
+        losses, right = self.dataset.objective.loss(apply(self.model, params, batch, dropout_keys), batch)
+        weights = batch["weights"]
+        tokens = batch["input_mask"].sum().astype(jnp.float32)
+        return (weights * losses).sum(), {"accuracy": (weights * right).sum(), "tokens": tokens}
+
+    def evaluate(self, params, step: int) -> dict[str, float]:
+        scores = {}
+        for split in self.dataset.dev:
+            scores |= split.score(self._predict(params, split.examples))
+        return scores
+
+    def score(self, metrics: dict[str, float]) -> float:
+        return metrics[self.dataset.metric]
+
+    def flops(self, start: int, stop: int) -> int:
+        sequences = self.config.batch_size * max(1, self.dataset.train.choices)
+        lengths = self._step_lengths[start:stop]
+        return 3 * sum(
+            int(count) * forward_flops(self.model.config, sequences, int(length), 0)
+            for length, count in zip(*np.unique(lengths, return_counts=True))
+        )
+
+    @functools.cached_property
+    def _step_lengths(self) -> np.ndarray:
+        return np.array([self._order.length(step) for step in range(self.total_steps)])
+
+    def abstract_batch(self, length: int) -> dict:
+        """Shapes, types and shardings of the batches of a length."""
+        batch = self.dataset.train.batch(np.zeros(self.config.batch_size, int), length)
+        return {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(self.mesh))
+            for name, x in batch.items()
+        }
+
+
+def encode_pairs(tokenizer, firsts: list[str], seconds: list[str] | None, max_seq_length: int):
+    """`[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`: ids, token types, and how many had to be cut to `max_seq_length`.
+
+    Of what is too long the longer side loses its last tokens, one by one (run_classifier._truncate_seq_pair).
+    """
+    encoded = [tokenizer.encode_ids(firsts), tokenizer.encode_ids(seconds) if seconds is not None else None]
+    input_ids, token_types, cut = [], [], 0
+    for number, a in enumerate(encoded[0]):
+        b = encoded[1][number] if encoded[1] is not None else []
+        room = max_seq_length - (3 if encoded[1] is not None else 2)
+        if len(a) + len(b) > room:
+            cut += 1
+            keep_a = max(room - len(b), min(len(a), room - room // 2))  # b is cut first where both are of one length
+            a, b = a[:keep_a], b[: room - min(keep_a, len(a))]
+        ids = [tokenizer.cls_id, *a, tokenizer.sep_id]
+        types = [0] * len(ids)
+        if encoded[1] is not None:
+            ids += [*b, tokenizer.sep_id]
+            types += [1] * (len(b) + 1)
+        input_ids.append(np.array(ids, np.int32))
+        token_types.append(np.array(types, np.int32))
+    return input_ids, token_types, cut
+
+
+def report(scores: dict[str, float]) -> str:
+    """The scores on the dev set for a person: of most the hundredfold, as papers have it."""
+    return "dev: " + ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())

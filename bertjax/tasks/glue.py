@@ -1,0 +1,137 @@
+"""GLUE (Wang et al. 2019): its tasks, their files as gluebenchmark.com or TFDS has them, and their scores."""
+
+import dataclasses
+
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.data.tables import Row, column, read_table, read_tfds
+from bertjax.interop.pretrained import Pretrained
+from bertjax.tasks import classification
+from bertjax.tasks.classification import Columns, Table
+from bertjax.tasks.finetuning import Dataset
+from bertjax.text.tokenizer import Tokenizer
+
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One task.
+
+    Args:
+      folder: in the distribution; the submission is its name and .tsv.
+      columns: of train.tsv and dev.tsv; `tfds`: the same in TFDS.
+      labels: classes; none: the label is a number. `tfds_labels`: their names in TFDS, in the same order.
+      scores: GLUE's own, of which the first compares runs.
+      names: of the columns of a file that does not name them.
+      test: texts' columns in test.tsv, where they are others.
+    """
+
+    folder: str
+    columns: Columns
+    tfds: Columns
+    labels: tuple[str, ...]
+    scores: tuple[str, ...]
+    tfds_labels: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    test: Columns | None = None
+    dev: tuple[tuple[str, str], ...] = (("dev.tsv", "validation"),)  # file, and split of TFDS
+    suffixes: tuple[str, ...] = ("",)
+
+
+SENTENCE, PAIR = Columns("sentence"), Columns("sentence1", "sentence2")
+MNLI = Task(
+    "MNLI",
+    Columns("sentence1", "sentence2", "gold_label"),
+    Columns("premise", "hypothesis"),
+    ("contradiction", "entailment", "neutral"),  # run_classifier.MnliProcessor
+    ("accuracy",),
+    tfds_labels=("contradiction", "entailment", "neutral"),
+    dev=(("dev_matched.tsv", "validation_matched"), ("dev_mismatched.tsv", "validation_mismatched")),
+    suffixes=("", "_mismatched"),
+)
+
+TASKS = {
+    "cola": Task(
+        "CoLA", SENTENCE, SENTENCE, ("0", "1"), ("matthews", "accuracy"), ("unacceptable", "acceptable"),
+        names=("source", "label", "original", "sentence"),
+    ),
+    "sst2": Task("SST-2", SENTENCE, SENTENCE, ("0", "1"), ("accuracy",), ("negative", "positive")),
+    "mrpc": Task(
+        "MRPC", Columns("#1 String", "#2 String", "Quality"), PAIR, ("0", "1"), ("f1", "accuracy"),
+        ("not_equivalent", "equivalent"),
+    ),
+    "stsb": Task("STS-B", Columns("sentence1", "sentence2", "score"), PAIR, (), ("spearman", "pearson")),
+    "qqp": Task(
+        "QQP", Columns("question1", "question2", "is_duplicate"), Columns("question1", "question2"), ("0", "1"),
+        ("f1", "accuracy"), ("not_duplicate", "duplicate"),
+    ),
+    "mnli": MNLI,
+    "qnli": Task(
+        "QNLI", Columns("question", "sentence"), Columns("question", "sentence"), ENTAILMENT, ("accuracy",), ENTAILMENT
+    ),
+    "rte": Task("RTE", PAIR, PAIR, ENTAILMENT, ("accuracy",), ENTAILMENT),
+    "wnli": Task("WNLI", PAIR, PAIR, ("0", "1"), ("accuracy",), ("not_entailment", "entailment")),
+    # The diagnostics have no training data: what is learnt from MNLI is asked, and where they are labelled scored.
+    "ax": dataclasses.replace(MNLI, folder="AX"),
+}  # fmt: skip
+DIAGNOSTICS = "diagnostic-full.tsv"  # with labels; its texts' columns are Premise and Hypothesis
+
+
+def load(config, tokenizer: Tokenizer) -> Dataset:
+    """The data set that `config.data` names. Raises `UserError` for what is missing or wrong in its files."""
+    task = TASKS[config.data.name]
+    if config.data.path.startswith("tfds:"):
+        name = config.data.path.removeprefix("tfds:")
+        tables = [_tfds(name, split, task, suffix) for split, suffix in _tfds_splits(task)]
+        dropped = 0
+    else:
+        folder = find_folder(config.data.path, "MNLI" if task.folder == "AX" else task.folder)
+        files = [("train.tsv", "")] + [(file, suffix) for (file, _), suffix in zip(task.dev, task.suffixes)]
+        # QQP as it is distributed has a few lines that lack columns.
+        read = [read_table(folder / file, task.names, drop_ragged=task.folder == "QQP") for file, _ in files]
+        tables = [Table(rows, task.columns, suffix) for (rows, _), (_, suffix) in zip(read, files)]
+        dropped = sum(count for _, count in read)
+        if task.folder == "AX" and (folder / DIAGNOSTICS).exists():
+            rows, _ = read_table(folder / DIAGNOSTICS)
+            tables.append(Table(rows, Columns("Premise", "Hypothesis", "Label"), "_diagnostics"))
+    said = [f"{dropped} lines dropped, which have a wrong number of columns"] if dropped else []
+    scores = task.scores if task.folder != "AX" else ("accuracy", "matthews")
+    return classification.dataset(tables[0], tables[1:], task.labels, scores, tokenizer, config.max_seq_length, said)
+
+
+def submission(source: Pretrained, name: str, path: str, max_seq_length: int) -> tuple[str, int]:
+    """GLUE's submission for the test set in `path`: lines of index and prediction, and how many."""
+    task = TASKS[name]
+    rows, _ = read_table(path)
+    columns = task.columns
+    firsts = [column(row, columns.first) for row in rows]
+    seconds = [column(row, columns.second) for row in rows] if columns.second else None
+    lines = ["index\tprediction"]
+    for number, guess in enumerate(classification.predict(source, firsts, seconds, max_seq_length)):
+        value = guess["label"] if task.labels else f"{min(5, max(0, guess['score'])):.3f}"
+        lines.append(f"{rows[number].columns.get('index', number)}\t{value}")
+    return "\n".join(lines) + "\n", len(rows)
+
+
+def find_folder(path: str, name: str) -> epath.Path:
+    """The folder of a task: `path`, or the one of its name in it."""
+    candidates = (epath.Path(path) / name, epath.Path(path))
+    for folder in candidates:
+        if (folder / "train.tsv").exists():
+            return folder
+    raise UserError(f"config.data.path = {path!r}: no train.tsv in {candidates[0]} or {candidates[1]}")
+
+
+def _tfds_splits(task: Task) -> list[tuple[str, str]]:
+    return [("train", "")] + [(split, suffix) for (_, split), suffix in zip(task.dev, task.suffixes)]
+
+
+def _tfds(name: str, split: str, task: Task, suffix: str) -> Table:
+    ours = dict(zip(task.tfds_labels, task.labels))
+    rows = [
+        Row({**row.columns, "label": ours.get(row.columns.get("label"), row.columns.get("label"))}, row.where)
+        for row in read_tfds(name, split)
+    ]
+    return Table(rows, task.tfds, suffix)

@@ -1,0 +1,30 @@
+"""A checkpoint to fine-tune: tiny, random, with a vocabulary of the words in tests/conftest.py's topics."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bertjax.config import BertConfig
+from bertjax.interop import huggingface
+from bertjax.model.bert import BertForPreTraining
+from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from tests.conftest import TOPICS
+
+WORDS = [word for words in TOPICS.values() for word in words]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    import flax.linen as nn
+
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces = [*SPECIAL_PIECES, *WORDS, *letters, *("##" + x for x in letters), *".,:?!"]
+    config = BertConfig(
+        vocab_size=len(pieces), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.1,
+    )  # fmt: skip
+    ids = jnp.zeros((1, 8), jnp.int32)
+    params = nn.meta.unbox(jax.jit(BertForPreTraining(config).init)(jax.random.key(0), ids, ids, ids, ids)["params"])
+    folder = tmp_path_factory.mktemp("checkpoint")
+    huggingface.write(folder, config, jax.device_get(params), WordPiece(pieces, lowercase=True))
+    return folder

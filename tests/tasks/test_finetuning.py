@@ -1,0 +1,297 @@
+"""Fine-tuning from files to scores, through the commands' own functions."""
+
+import dataclasses
+import json
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax import main
+from bertjax.config import UserError, fine_tuning_config, validate
+from bertjax.data.examples import Examples
+from bertjax.interop import pretrained
+from bertjax.sharding.mesh import make_mesh
+from bertjax.tasks import classification, classify, finetuning, glue
+from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.training.logging import read_metrics
+from tests.conftest import TOPICS, one_device_mesh
+
+
+def topic_rows(count: int, seed: int) -> list[tuple[str, str, str]]:
+    """(text, other text, "1" where both are of one topic)."""
+    rng, rows = random.Random(seed), []
+    for _ in range(count):
+        one, other = rng.choice(sorted(TOPICS)), rng.choice(sorted(TOPICS))
+        other = one if rng.random() < 0.5 else other
+        texts = [" ".join(rng.choices(TOPICS[topic], k=rng.randint(2, 9))) for topic in (one, other)]
+        rows.append((*texts, str(int(one == other))))
+    return rows
+
+
+def write_sst2(folder, train=300, dev=45):
+    """Files as SST-2's; positive is what is about the sea."""
+    for name, count, seed in (("train", train, 0), ("dev", dev, 1)):
+        rows = [(a, str(int(a.split()[0] in TOPICS["sea"]))) for a, _, _ in topic_rows(count, seed)]
+        lines = ["sentence\tlabel", *("\t".join(row) for row in rows)]
+        (folder / "SST-2").mkdir(exist_ok=True)
+        (folder / "SST-2" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+
+
+def config_for(folder, checkpoint, name="sst2", **fields):
+    config = fine_tuning_config("glue", name=name)
+    config.data.path, config.init_checkpoint = str(folder), str(checkpoint)
+    config.update(dict(batch_size=16, max_seq_length=32, log_every_steps=5, epochs=4.0), **fields)
+    config.optimizer.learning_rate = 3e-3
+    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return config
+
+
+def run(config, workdir):
+    validate(config)
+    main.run(config, str(workdir))
+
+
+@pytest.fixture(scope="module")
+def tuned(checkpoint, tmp_path_factory):
+    """(folder of the data, workdir of a finished run on it)."""
+    folder = tmp_path_factory.mktemp("glue")
+    write_sst2(folder)
+    run(config_for(folder, checkpoint), folder / "run")
+    return folder, folder / "run"
+
+
+def test_a_task_is_learnt_and_scored(tuned):
+    _, workdir = tuned
+    lines = read_metrics(workdir)
+    scored = [line for line in lines if "eval/accuracy" in line]
+    assert [line["step"] for line in scored] == [18, 36, 54, 72, 75]  # after every epoch, and at the end
+    assert scored[-1]["eval/accuracy"] > 0.9
+    assert (workdir / "report.txt").read_text() == f"dev: accuracy {100 * scored[-1]['eval/accuracy']:.2f}\n"
+
+
+def test_a_finished_run_says_so(tuned, checkpoint, capsys):
+    folder, workdir = tuned
+    run(config_for(folder, checkpoint, epochs=2.0), workdir)
+    said = capsys.readouterr().out
+    assert said.startswith(f"finished before, in {workdir}\ndev: accuracy") and "epochs = 2.0 (was 4.0)" in said
+    with pytest.raises(UserError, match=r"config.data.name = 'cola': .* holds a run of 'sst2'"):
+        run(config_for(folder, checkpoint, name="cola"), workdir)
+
+
+def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
+    """The same dev predictions from the workdir, and from its export to Hugging Face's format."""
+    folder, workdir = tuned
+    rows = [line.split("\t") for line in (folder / "SST-2/dev.tsv").read_text().splitlines()[1:]]
+    texts = [text for text, _ in rows]
+    pretrained.convert(workdir, tmp_path / "hf", "huggingface")
+    fields = json.loads((tmp_path / "hf/config.json").read_text())
+    assert fields["architectures"] == ["BertForSequenceClassification"] and fields["id2label"] == {"0": "0", "1": "1"}
+    guesses = [
+        list(classification.predict(pretrained.read(path), texts, None, 32)) for path in (workdir, tmp_path / "hf")
+    ]
+    assert guesses[0] == guesses[1]
+    right = np.mean([guess["label"] == label for guess, (_, label) in zip(guesses[0], rows)])
+    assert right == read_metrics(workdir)[-1]["eval/accuracy"]
+    assert all(abs(sum(guess["probabilities"].values()) - 1) < 1e-5 for guess in guesses[0])
+
+
+def test_a_submission_has_a_line_for_every_test_example(tuned):
+    folder, workdir = tuned
+    rows = [line.split("\t")[0] for line in (folder / "SST-2/dev.tsv").read_text().splitlines()[1:]]
+    (folder / "test.tsv").write_text("index\tsentence\n" + "".join(f"{i}\t{text}\n" for i, text in enumerate(rows)))
+    content, count = glue.submission(pretrained.read(workdir), "sst2", str(folder / "test.tsv"), 32)
+    lines = content.splitlines()
+    assert lines[0] == "index\tprediction" and count == len(lines) - 1 == len(rows)
+    assert {line.split("\t")[1] for line in lines[1:]} == {"0", "1"}
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)])
+def test_every_mesh_predicts_the_same(tuned, checkpoint, sizes):
+    """45 examples in batches of 16: none lost, none counted twice, whoever works on them."""
+    folder, workdir = tuned
+    config = config_for(folder, checkpoint)
+    pretrained.adopt_model(config)
+    source = pretrained.read(workdir)
+    outputs = []
+    for mesh_sizes in ((1, 1, 1), sizes):
+        config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_sizes)))
+        mesh = make_mesh(config, jax.devices()[: int(np.prod(mesh_sizes))])
+        task = finetuning.FineTuning(config, mesh, finetuning.load(config, source.tokenizer))
+        outputs.append(task.evaluate(source.params, 0))
+        predicted = task._predict(source.params, task.dataset.dev[0].examples)
+        assert len(predicted) == 45 and all(x.shape == (2,) for x in predicted)
+    assert outputs[0] == outputs[1]
+    assert outputs[0]["accuracy"] == read_metrics(workdir)[-1]["eval/accuracy"]
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tuned, checkpoint, tmp_path, monkeypatch):
+    folder, whole = tuned
+    config = config_for(folder, checkpoint)
+    config.checkpoint.every_steps = 20
+
+    evaluate = finetuning.FineTuning.evaluate
+
+    def interrupted(self, params, step):
+        if step == 36:
+            raise KeyboardInterrupt
+        return evaluate(self, params, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning.FineTuning, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / "run")
+    run(config, tmp_path / "run")
+    ours, theirs = (
+        {line["step"]: line["eval/accuracy"] for line in read_metrics(folder) if "eval/accuracy" in line}
+        for folder in (tmp_path / "run", whole)
+    )
+    assert ours[75] == theirs[75]
+
+
+def tokenizer():
+    words = [word for words in TOPICS.values() for word in words]
+    return WordPiece([*SPECIAL_PIECES, *words], lowercase=True)
+
+
+def test_pairs_are_cut_as_google_cuts_them():
+    def google(a, b, most):
+        a, b = list(a), list(b)
+        while len(a) + len(b) > most:
+            (a if len(a) > len(b) else b).pop()
+        return a, b
+
+    pieces, rng = tokenizer(), random.Random(0)
+    words = pieces.pieces[5:]
+    firsts = [" ".join(rng.choices(words, k=rng.randint(1, 30))) for _ in range(200)]
+    seconds = [" ".join(rng.choices(words, k=rng.randint(1, 30))) for _ in range(200)]
+    for length in (8, 13, 20, 64):
+        ids, types, cut = finetuning.encode_pairs(pieces, firsts, seconds, length)
+        for row, (a, b) in enumerate(zip(pieces.encode_ids(firsts), pieces.encode_ids(seconds))):
+            short_a, short_b = google(a, b, length - 3)
+            assert ids[row].tolist() == [pieces.cls_id, *short_a, pieces.sep_id, *short_b, pieces.sep_id]
+            assert types[row].tolist() == [0] * (len(short_a) + 2) + [1] * (len(short_b) + 1)
+        assert cut == sum(len(a.split()) + len(b.split()) > length - 3 for a, b in zip(firsts, seconds))
+    ids, types, cut = finetuning.encode_pairs(pieces, ["ship sail harbour wave"], None, 5)
+    assert len(ids[0]) == 5 and ids[0][-1] == pieces.sep_id and cut == 1 and not types[0].any()
+
+
+def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
+    """Four times the same sequence: with dropout four scores, without it one."""
+    source = pretrained.read(checkpoint)
+    objective = finetuning.choice()
+    model = objective.make_model(
+        dataclasses.replace(source.config, hidden_dropout_prob=0.5), np.dtype("float32"), "none"
+    )
+    ids = [np.arange(5, 15)] * 8
+    batch = Examples(ids, [np.zeros(10, int)] * 8, np.array([0, 3]), choices=4).batch(np.arange(2), 16)
+    params = model.init(jax.random.key(0), *(batch[n][:, 0] for n in ("input_ids", "input_mask", "token_types")))[
+        "params"
+    ]
+    keys = jax.random.split(jax.random.key(1), 2)
+    dropped = np.asarray(finetuning.apply(model, params, batch, keys))
+    assert dropped.shape == (2, 4) and len(np.unique(dropped.round(6))) == 8
+    np.testing.assert_allclose(np.ptp(np.asarray(finetuning.apply(model, params, batch))), 0, atol=1e-6)
+
+
+def test_answers_do_not_reach_into_padding(checkpoint):
+    objective = finetuning.spans()
+    logits = np.zeros((1, 6, 2), np.float32)
+    logits[0, 4:] = 50.0  # padding
+    batch = {"input_mask": np.array([[1, 1, 1, 1, 0, 0]]), "labels": np.array([[1, 2]])}
+    losses, _ = objective.loss(logits, batch)
+    np.testing.assert_allclose(losses, [np.log(4)], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name, rows, message",
+    [
+        ("sst2", "sentence\tlabel\nship\t2\n", r"train.tsv:2: unknown label '2'; expected one of 0, 1"),
+        ("sst2", "sentence\tlabels\nship\t1\n", r"train.tsv:2: no column 'label'; there are sentence, labels"),
+        ("sst2", "sentence\tlabel\nship\t1\textra\n", r"train.tsv:2: 3 columns, expected 2: sentence, label"),
+        ("sst2", "sentence\tlabel\n", r"train.tsv: no example in it"),
+        ("sst2", "", r"train.tsv: no example in it"),
+        ("stsb", "sentence1\tsentence2\tscore\nship\tsail\tmuch\n", r"train.tsv:2: score is 'much', expected a number"),
+        (
+            "sst2",
+            "sentence\tlabel\nship\t1\n",
+            r"config.batch_size = 16: 1 training examples and epochs = 4 do not fill",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said_with_its_place(checkpoint, tmp_path, name, rows, message):
+    for file in ("train.tsv", "dev.tsv"):
+        (tmp_path / file).write_text(rows)
+    config = config_for(tmp_path, checkpoint, name)
+    with pytest.raises(UserError, match=message):
+        finetuning.FineTuning(config, one_device_mesh(config), finetuning.load(config, tokenizer()))
+
+
+def test_every_task_of_glue_reads_its_own_files(tmp_path):
+    """Columns in the order of the distribution, and a quotation mark that quotes nothing."""
+    lines = {
+        "CoLA": ["gj04\t1\t\tthe ship", 'gj04\t0\t*\tsail "the'],
+        "SST-2": ["sentence\tlabel", "ship\t1", 'sail "the\t0'],
+        "MRPC": ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", '1\t1\t2\t"ship\tsail', "0\t1\t2\tship\tsail"],
+        "STS-B": ["index\tsentence1\tsentence2\tscore", "0\tship\tsail\t4.5", "1\tship\tsail\t0.0"],
+        "QQP": ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "0\t1\t2\tship\tsail\t1", "broken",
+                "0\t1\t2\ta\tb\t0"],
+        "MNLI": ["index\tsentence1\tsentence2\tgold_label", "0\tship\tsail\tneutral", "1\tship\tsail\tentailment"],
+        "QNLI": ["index\tquestion\tsentence\tlabel", "0\tship\tsail\tentailment", "1\tship\tsail\tnot_entailment"],
+        "RTE": ["index\tsentence1\tsentence2\tlabel", "0\tship\tsail\tentailment", "1\tship\tsail\tnot_entailment"],
+        "WNLI": ["index\tsentence1\tsentence2\tlabel", "0\tship\tsail\t1", "1\tship\tsail\t0"],
+    }  # fmt: skip
+    for folder, content in lines.items():
+        (tmp_path / folder).mkdir()
+        for file in ("train", "dev", "dev_matched", "dev_mismatched"):
+            (tmp_path / folder / f"{file}.tsv").write_text("\n".join(content) + "\n")
+    diagnostics = ["Premise\tHypothesis\tLabel", "ship\tsail\tcontradiction", "ship\tsail\tneutral"]
+    (tmp_path / "MNLI/diagnostic-full.tsv").write_text("\n".join(diagnostics) + "\n")
+    expected = {
+        "cola": {"matthews", "accuracy"}, "sst2": {"accuracy"}, "mrpc": {"f1", "accuracy"}, "qqp": {"f1", "accuracy"},
+        "stsb": {"spearman", "pearson"}, "mnli": {"accuracy", "accuracy_mismatched"}, "qnli": {"accuracy"},
+        "rte": {"accuracy"}, "wnli": {"accuracy"},
+    }  # fmt: skip
+    both = {f"{score}{suffix}" for score in ("accuracy", "matthews") for suffix in ("", "_mismatched", "_diagnostics")}
+    for name, scores in {**expected, "ax": both}.items():
+        config = fine_tuning_config("glue", name=name)
+        config.data.path = str(tmp_path)
+        dataset = glue.load(config, tokenizer())
+        assert len(dataset.train) == 2
+        labels = dataset.train.labels.tolist()
+        right = [np.eye(max(2, len(dataset.labels)))[int(x)] if dataset.labels else np.array([x]) for x in labels]
+        found = {}
+        for split in dataset.dev:
+            guesses = right
+            if split is dataset.dev[-1] and name == "ax":
+                guesses = [np.eye(3)[x] for x in split.examples.labels]
+            found |= split.score(guesses)
+        assert found.keys() == scores and all(value == pytest.approx(1) for value in found.values()), (name, found)
+        assert dataset.metric == next(iter(glue.TASKS[name].scores))
+        if name == "qqp":
+            assert dataset.said[0] == "2 lines dropped, which have a wrong number of columns"
+
+
+def test_tables_of_the_users_own(tmp_path):
+    rows = topic_rows(40, seed=3)
+    (tmp_path / "train.csv").write_text('a,b,same\n"ship, sail",wave,yes\nrose,judge,no\n')
+    (tmp_path / "dev.csv").write_text('a,b,same\nship,"oven\nbread",no\n')
+    config = fine_tuning_config("classify", text="a", second_text="b", label="same", is_number=False)
+    config.data.path = str(tmp_path)
+    dataset = classify.load(config, tokenizer())
+    assert dataset.labels == ("no", "yes") and dataset.train.labels.tolist() == [1, 0]
+    assert dataset.dev[0].score([np.array([1.0, 0.0])]) == {"accuracy": 1.0, "macro_f1": 1.0}
+    (tmp_path / "dev.csv").write_text("a,b,same\nship,oven,maybe\n")
+    with pytest.raises(UserError, match=r"dev.csv:2: unknown label 'maybe'; expected one of no, yes"):
+        classify.load(config, tokenizer())
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.csv").unlink()
+        lines = [json.dumps({"a": a, "b": b, "same": int(s)}) for a, b, s in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    config.data.is_number = True
+    dataset = classify.load(config, tokenizer())
+    assert dataset.labels == () and dataset.train.labels.dtype == float and dataset.metric == "spearman"
+    (tmp_path / "dev.jsonl").unlink()
+    with pytest.raises(UserError, match=r"no dev.csv, dev.tsv or dev.jsonl in it"):
+        classify.load(config, tokenizer())
