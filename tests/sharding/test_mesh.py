@@ -85,10 +85,11 @@ def test_devices_of_a_slice_are_neighbours_along_data():
     """Eight devices that say they are in two slices: what is not data stays within one of them."""
 
     class Device:
-        platform, device_kind, core_on_chip = "cpu", "cpu", 0
+        platform, device_kind, core_on_chip = "tpu", "TPU v5 lite", 0
 
         def __init__(self, number):
             self.id, self.process_index, self.slice_index = number, number // 2, number % 2
+            self.coords = (number // 2 % 2, number // 4, 0)
 
         def __repr__(self):
             return f"{self.id}"
@@ -99,6 +100,9 @@ def test_devices_of_a_slice_are_neighbours_along_data():
     assert (slices[:2] == slices[0, 0]).all() and (slices[2:] == 1 - slices[0, 0]).all()
     with pytest.raises(UserError, match=r"config.mesh.data = 1: must be a multiple of the 2 slices"):
         _arrange((1, 8, 1), devices)
+    for device in devices:
+        device.platform = "gpu"  # whose slices are hosts, which fsdp may connect
+    assert _arrange((1, 8, 1), devices).shape == (1, 8, 1)
 
 
 def test_batches_are_split_by_rows():
