@@ -48,6 +48,7 @@ setuptools.setup(
             "nbclient>=0.10",
             "nbformat>=5.10",
             "pytest>=8",
+            "pytest-xdist>=3.6",
             "ruff>=0.12",
             "scikit-learn>=1.6",
             "seqeval>=1.2.2",

@@ -131,7 +131,7 @@ def test_prepare_stops_at_once_and_leaves_nothing_behind(number, tmp_path):
         assert process.poll() is None
         time.sleep(0.1)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    _, errors = process.communicate(timeout=20)  # closed by all who hold it: no worker is left
+    _, errors = process.communicate(timeout=60)  # closed by all who hold it: no worker is left
     assert process.returncode == 130 and errors.startswith("error: ") and errors.count("\n") == 1
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"vocab.txt"}
 

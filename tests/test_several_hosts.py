@@ -30,10 +30,9 @@ def get_config():
 
 @pytest.fixture(scope="module")
 def experiment(records_folder, tmp_path_factory):
-    """An experiment file of `tiny_config`'s first stage, with dropout and microbatches."""
+    """An experiment file of `tiny_config`'s first stage, with dropout."""
     config = tiny_config(records=records_folder)
     config.stages = (stage(10, 32, 5),)
-    config.microbatches = 2
     config.log_every_steps = 1
     path = tmp_path_factory.mktemp("experiment") / "tiny.py"
     path.write_text(EXPERIMENT.format(text=config.to_json_best_effort()))
@@ -126,11 +125,11 @@ def test_a_run_of_four_stops_together_and_goes_on_as_two_on_another_mesh(experim
 
 
 def test_hosts_that_are_missing_are_named(experiment, tmp_path):
-    arguments = (f"--config={experiment}", f"--workdir={tmp_path}", "--config.hosts_timeout=12")
+    arguments = (f"--config={experiment}", f"--workdir={tmp_path}", "--config.hosts_timeout=20")
     for code, stdout, stderr in finish(start(4, *arguments, numbers=(0, 2))):
         assert code == 1 and stdout == ""
         assert stderr.strip() == (
-            "error: hosts 1, 3 of 4 did not report within 12 seconds; start the same command on every host"
+            "error: hosts 1, 3 of 4 did not report within 20 seconds; start the same command on every host"
         )
     ((code, _, stderr),) = finish(start(2, *arguments[:2], "--config.hosts_timeout=2", numbers=(1,)))
     assert code == 1 and "host 0 (127.0.0.1:" in stderr and "cannot be reached within 2 seconds" in stderr
