@@ -47,7 +47,8 @@ OPTIMIZERS = ("adam", "lamb")
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece")
 REMAT_POLICIES = ("none", "dots", "full")
 DTYPES = ("auto", "float32", "bfloat16")
-FINE_TUNING_TASKS = ("glue", "classify")  # each a module of bertjax.tasks
+FINE_TUNING_TASKS = ("glue", "classify", "squad", "ner", "swag")  # each a module of bertjax.tasks
+SQUAD_VERSIONS = ("v1.1", "v2.0")
 GLUE_TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax")
 
 # (layers, hidden size, heads). base and large: Devlin et al. 2019, section 3; the others: Turc et al. 2019, table 1.
@@ -307,6 +308,11 @@ def _validate_fine_tuning(config, with_data: bool) -> None:
     require(config.eval.every_steps >= 0, "eval.every_steps", config.eval.every_steps, "must be at least 0")
     if config.task == "glue":
         require(config.data.name in GLUE_TASKS, "data.name", config.data.name, f"choose one of {', '.join(GLUE_TASKS)}")
+    if config.task == "squad":
+        version, query, stride = config.data.version, config.data.max_query_length, config.data.doc_stride
+        require(version in SQUAD_VERSIONS, "data.version", version, f"choose one of {', '.join(SQUAD_VERSIONS)}")
+        require(1 <= query <= longest - 8, "data.max_query_length", query, f"1 to max_seq_length - 8 = {longest - 8}")
+        require(stride >= 1, "data.doc_stride", stride, "must be at least 1")
     if not with_data:
         return
     require(bool(config.data.path), "data.path", config.data.path, "say where the data is: a folder or tfds:NAME")

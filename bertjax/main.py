@@ -95,6 +95,7 @@ def pretrain(config, workdir) -> None:
 def fine_tune(config, workdir) -> None:
     import jax
 
+    from bertjax.files import write_whole
     from bertjax.interop import pretrained
     from bertjax.sharding.mesh import make_mesh
     from bertjax.tasks import finetuning
@@ -124,6 +125,8 @@ def fine_tune(config, workdir) -> None:
     config.eval.every_steps = config.eval.every_steps or task.steps_per_epoch
     _, scores = train(task, config, workdir, mesh, initialize)
     if is_first:
+        for name, content in task.files.items():
+            write_whole(workdir / name, content)
         run_folder.write_report(workdir, finetuning.report(scores))
         print(finetuning.report(scores), flush=True)
 

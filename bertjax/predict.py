@@ -1,9 +1,9 @@
 """Uses a checkpoint: python -m bertjax.predict --checkpoint=PATH "the man went to the [MASK]"
 
-Prints the likeliest words for each [MASK] of each text, with probabilities. A fine-tuned classifier prints a JSON
-object for each text: its label, with probabilities; the two texts of a pair have " ||| " between them. With --features
-it writes the hidden states of the texts to a file instead. PATH is a run's workdir, a Hugging Face folder, or Google's
-bert_model.ckpt.
+Prints the likeliest words for each [MASK] of each text, with probabilities. What was fine-tuned prints a JSON object
+for each text: its label, its tags, the answer or the choice; the parts of a text have " ||| " between them. With
+--features it writes the hidden states of the texts to a file instead. PATH is a run's workdir, a Hugging Face folder,
+or Google's bert_model.ckpt.
 """
 
 import json
@@ -28,6 +28,14 @@ _FEATURES = flags.DEFINE_enum(
 _OUTPUT = flags.DEFINE_string("output", None, "For --features the .npz file, for --glue the .tsv.")
 flags.mark_flag_as_required("checkpoint")
 
+# What a text has to be for each class of transformers: the number of its parts, in words.
+FORMS = {
+    "BertForSequenceClassification": ((1, 2), 'texts, or pairs as "A ||| B"'),
+    "BertForTokenClassification": ((1,), "texts, with blanks between words"),
+    "BertForQuestionAnswering": ((2,), '"question ||| paragraph"'),
+    "BertForMultipleChoice": (range(3, 100), '"sentence ||| ending ||| ending ..."'),
+}
+
 
 def main(texts: list[str]) -> None:
     from bertjax.config import UserError
@@ -50,8 +58,8 @@ def main(texts: list[str]) -> None:
         raise UserError(f"{source.path}: no tokenizer beside the checkpoint; put its vocab.txt there")
     if _FEATURES.value:
         write_features(source, texts)
-    elif source.architecture == "BertForSequenceClassification":
-        classify(source, texts)
+    elif source.architecture in FORMS:
+        use_output_layer(source, texts)
     else:
         fill_masks(source, texts)
 
@@ -95,18 +103,28 @@ def longest_input(source) -> int:
     return run_folder.read_config(source.path).get("max_seq_length", source.config.max_position_embeddings)
 
 
-def classify(source, texts: list[str]) -> None:
+def use_output_layer(source, texts: list[str]) -> None:
+    """Prints a JSON object for each text, by what the checkpoint was fine-tuned for."""
     from bertjax.config import UserError
-    from bertjax.tasks import classification
+    from bertjax.tasks import classification, ner, squad, swag
 
-    pairs = [text.split(" ||| ") for text in texts]
-    sizes = {len(pair) for pair in pairs}
-    if sizes - {1, 2} or len(sizes) > 1:
-        raise UserError('give texts, or pairs with " ||| " between the two, but not both')
-    seconds = [pair[1] for pair in pairs] if sizes == {2} else None
-    guesses = classification.predict(source, [pair[0] for pair in pairs], seconds, longest_input(source))
-    for text, guess in zip(texts, guesses):
-        print(json.dumps({"text": text, **guess}, ensure_ascii=False), flush=True)
+    parts = [text.split(" ||| ") for text in texts]
+    sizes = {len(part) for part in parts}
+    allowed, form = FORMS[source.architecture]
+    if len(sizes) > 1 or not sizes <= set(allowed):
+        raise UserError(f"this checkpoint wants {form}, each text alike")
+    longest, firsts = longest_input(source), [part[0] for part in parts]
+    if source.architecture == "BertForTokenClassification":
+        results = ner.predict(source, firsts, longest)
+    elif source.architecture == "BertForQuestionAnswering":
+        results = squad.predict(source, parts, longest)
+    elif source.architecture == "BertForMultipleChoice":
+        results = swag.predict(source, [(part[0], part[1:]) for part in parts], longest)
+    else:
+        seconds = [part[1] for part in parts] if sizes == {2} else None
+        results = classification.predict(source, firsts, seconds, longest)
+    for text, result in zip(texts, results):
+        print(json.dumps({"text": text, **result}, ensure_ascii=False), flush=True)
 
 
 def write_submission() -> None:

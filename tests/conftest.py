@@ -92,6 +92,8 @@ def one_device_mesh(config):
 
 
 def pytest_collection_modifyitems(items):
+    # The file that takes longest first, so that no worker is left with it at the end.
+    items.sort(key=lambda item: item.path.name not in ("test_several_hosts.py", "test_commands.py"))
     if importlib.util.find_spec("libtpu") is None:
         for item in items:
             if item.get_closest_marker("tpu_aot"):

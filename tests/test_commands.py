@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import make_corpus
 
 ROOT = pathlib.Path(__file__).parents[1]
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 # Small enough to train in seconds.
 TINY = [
@@ -28,7 +29,7 @@ TINY = [
 
 
 def run(module, *arguments, cwd, timeout=240):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", f"bertjax.{module}", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout)
 
@@ -95,7 +96,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
     folder, _ = trained
     arguments = base(f"--config.data.records={folder}/run/records", "--workdir=stopped", *TINY,
                      "--config.stages[0].steps=100000", "--config.log_every_steps=1")  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "bertjax.main", *arguments]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
@@ -117,7 +118,7 @@ def test_prepare_stops_at_once_and_leaves_nothing_behind(number, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]))
     arguments = base("--config.data.corpus=text.txt", "--output=out", "--workers=2", *TINY)
     arguments += ["--config.model.vocab_size=6", "--config.tokenizer.path=vocab.txt"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(
         [sys.executable, "-m", "bertjax.prepare", *arguments],
         stdout=subprocess.PIPE,
@@ -260,7 +261,7 @@ def test_a_workdir_of_another_model_is_refused(trained):
         (["--checkpoint=run", "no mask here"], "no [MASK] in 'no mask here'"),
         (["--checkpoint=run", "--input=nowhere.txt"], "--input: no file 'nowhere.txt'"),
         (["a [MASK]"], "--checkpoint"),
-        (["--checkpoint=run", "--features=last", "a"], "--features and --output belong together"),
+        (["--checkpoint=run", "--features=last", "a"], "--output belongs to --features"),
     ],
 )
 def test_predict_refuses_what_it_cannot_do(trained, arguments, message):

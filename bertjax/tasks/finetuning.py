@@ -145,10 +145,12 @@ class Split:
 
     Args:
       score: logits of the examples -> {name: number}.
+      files: logits -> {name: content} of files for the workdir, where there are any.
     """
 
     examples: Examples
     score: Callable[[list[np.ndarray]], dict[str, float]]
+    files: Callable[[list[np.ndarray]], dict[str, str]] = lambda _: {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +190,7 @@ class FineTuning:
                 f"config.batch_size = {config.batch_size}: {len(dataset.train)} training examples and epochs = "
                 f"{config.epochs:g} do not fill a batch"
             )
+        self.files: dict[str, str] = {}  # for the workdir, after the last evaluation
         self._predict = Predictor(self.model, mesh, config.batch_size // config.microbatches)
 
     @property
@@ -214,9 +217,12 @@ class FineTuning:
         return (weights * losses).sum(), {"accuracy": (weights * right).sum(), "tokens": tokens}
 
     def evaluate(self, params, step: int) -> dict[str, float]:
-        scores = {}
+        scores, self.files = {}, {}
         for split in self.dataset.dev:
-            scores |= split.score(self._predict(params, split.examples))
+            logits = self._predict(params, split.examples)
+            scores |= split.score(logits)
+            if step == self.total_steps:
+                self.files |= split.files(logits)
         return scores
 
     def score(self, metrics: dict[str, float]) -> float:

@@ -1,0 +1,176 @@
+"""Tags of words, such as CoNLL-2003's named entities (Devlin et al. 2019, section 5.3).
+
+The first piece of a word has its tag, and neighbouring sentences of a document are read together.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.data.examples import Examples
+from bertjax.data.tables import read_text
+from bertjax.interop.pretrained import Pretrained
+from bertjax.tasks import finetuning, metrics
+from bertjax.tasks.finetuning import Dataset, Split
+from bertjax.text.tokenizer import Tokenizer
+
+DOCUMENT = "-DOCSTART-"
+FILES = {"train": ("eng.train", "train.txt", "train.conll"), "dev": ("eng.testa", "dev.txt", "valid.txt", "dev.conll")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentence:
+    """Words and their tags, in BIO; `document` is the number of the document they stand in."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    document: int
+    where: str = ""
+
+
+def load(config, tokenizer: Tokenizer) -> Dataset:
+    """Training and dev files of the folder. Raises `UserError` for what is missing or wrong in them."""
+    train, dev = (read(find_file(config.data.path, name)) for name in ("train", "dev"))
+    labels = tag_names(train)
+    sizes = dict(max_seq_length=config.max_seq_length, with_context=config.data.document_context)
+    examples = encode(train, labels, tokenizer, **sizes)
+    dev_examples = encode(dev, labels, tokenizer, **sizes)
+
+    def score(logits: list[np.ndarray]) -> dict[str, float]:
+        gold = [list(sentence.tags) for sentence in dev]
+        return metrics.entity_scores(gold, read_tags(dev, labels, dev_examples, logits))
+
+    words = sum(len(sentence.words) for sentence in train)
+    said = (
+        f"{len(train)} training sentences, {words} words, {len(labels)} tags, in {len(examples)} sequences; "
+        f"{len(dev)} dev sentences in {len(dev_examples)}",
+    )
+    return Dataset(finetuning.tagging(len(labels)), labels, examples, (Split(dev_examples, score),), "f1", said)
+
+
+def find_file(folder: str, name: str) -> epath.Path:
+    for file in FILES[name]:
+        if (path := epath.Path(folder) / file).exists():
+            return path
+    raise UserError(f"config.data.path = {folder!r}: no {' or '.join(FILES[name])} in it")
+
+
+def read(path: epath.PathLike) -> list[Sentence]:
+    """A file as CoNLL has it: a word a line, its tag in the last column, IOB1 or BIO; blank lines between sentences.
+
+    Raises `UserError`: file and line, and what was expected.
+    """
+    sentences, words, tags, document, columns, first = [], [], [], 0, 0, 1
+
+    def close():
+        if words:
+            sentences.append(Sentence(tuple(words), to_bio(tags), document, f"{path}:{first}"))
+        words.clear()
+        tags.clear()
+
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        cells = line.split()
+        if not cells or cells[0] == DOCUMENT:
+            close()
+            document += bool(cells)
+            continue
+        columns = columns or len(cells)
+        if len(cells) != columns or columns < 2:
+            expected = f"{columns} as in the lines before" if columns > 1 else "a word and its tag"
+            raise UserError(f"{path}:{number}: {len(cells)} columns, expected {expected}")
+        kind, _, type_ = cells[-1].partition("-")
+        if cells[-1] != "O" and (kind not in ("B", "I") or not type_):
+            raise UserError(f"{path}:{number}: the tag is {cells[-1]!r}, expected O, B-type or I-type")
+        if not words:
+            first = number
+        words.append(cells[0])
+        tags.append(cells[-1])
+    close()
+    if not sentences:
+        raise UserError(f"{path}: no sentence in it")
+    return sentences
+
+
+def to_bio(tags: Sequence[str]) -> tuple[str, ...]:
+    """IOB1 or BIO -> BIO, in which every entity begins with B."""
+    out = ["O"] * len(tags)
+    for type_, first, end in metrics.entities(tags):
+        out[first:end] = [f"B-{type_}", *[f"I-{type_}"] * (end - first - 1)]
+    return tuple(out)
+
+
+def tag_names(sentences: Sequence[Sentence]) -> tuple[str, ...]:
+    """O, then B and I of every type there is."""
+    types = sorted({tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O"})
+    return ("O", *(f"{kind}-{type_}" for type_ in types for kind in "BI"))
+
+
+def encode(
+    sentences: Sequence[Sentence], labels: Sequence[str], tokenizer: Tokenizer, max_seq_length: int, with_context: bool
+) -> Examples:
+    """Sequences that cover every word once, in order. The label of a word is at its first piece, -1 at all others.
+
+    With context, sentences of a document share a sequence as long as they fit. What is longer than a sequence by itself
+    is divided between words.
+
+    Raises `UserError` for a tag that is not among `labels`.
+    """
+    numbers = {label: i for i, label in enumerate(labels)}
+    pieces = iter(_pieces([word for sentence in sentences for word in sentence.words], tokenizer, max_seq_length - 2))
+    input_ids, all_labels, ids, marks, document = [], [], [], [], None
+
+    def close():
+        if ids:
+            input_ids.append(np.array([tokenizer.cls_id, *ids, tokenizer.sep_id], np.int32))
+            all_labels.append(np.array([-1, *marks, -1], np.int32))
+        ids.clear()
+        marks.clear()
+
+    for sentence in sentences:
+        for tag in sentence.tags:
+            if tag not in numbers:
+                raise UserError(f"{sentence.where}: the tag {tag!r} is not in the training file: {', '.join(labels)}")
+        words = [next(pieces) for _ in sentence.words]
+        size = sum(map(len, words))
+        if not with_context or sentence.document != document or len(ids) + size > max_seq_length - 2:
+            close()
+        document = sentence.document
+        for word, tag in zip(words, sentence.tags):
+            if len(ids) + len(word) > max_seq_length - 2:
+                close()
+            ids.extend(word)
+            marks.extend([numbers[tag], *[-1] * (len(word) - 1)])
+    close()
+    return Examples(input_ids, [np.zeros_like(x) for x in input_ids], all_labels, per_token=True)
+
+
+def _pieces(words: Sequence[str], tokenizer: Tokenizer, most: int) -> list[list[int]]:
+    """The pieces of each word, at least one and at most so many."""
+    return [ids[:most] or [tokenizer.unk_id] for ids in tokenizer.encode_ids(words)]
+
+
+def read_tags(
+    sentences: Sequence[Sentence], labels: Sequence[str], examples: Examples, logits: Sequence[np.ndarray]
+) -> list[list[str]]:
+    """The likeliest tag of each word of each sentence."""
+    found = iter(
+        int(guess)
+        for marks, scores in zip(examples.labels, logits)
+        for guess in scores.argmax(-1)[np.asarray(marks) >= 0]
+    )
+    return [[labels[next(found)] for _ in sentence.words] for sentence in sentences]
+
+
+def predict(source: Pretrained, texts: Sequence[str], max_seq_length: int) -> Iterator[dict]:
+    """For each text its words, which are what blanks separate, with their tags."""
+    labels = source.labels or tuple(f"LABEL_{i}" for i in range(len(source.params["classifier"]["dense"]["bias"])))
+    sentences = [
+        Sentence(tuple(text.split()), (labels[0],) * len(text.split()), number) for number, text in enumerate(texts)
+    ]
+    examples = encode(sentences, labels, source.tokenizer, max_seq_length, with_context=False)
+    logits = finetuning.predict(finetuning.tagging(len(labels)), source, examples)
+    for sentence, tags in zip(sentences, read_tags(sentences, labels, examples, logits)):
+        yield {"words": list(sentence.words), "tags": tags}

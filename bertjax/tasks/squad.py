@@ -1,0 +1,280 @@
+"""SQuAD 1.1 and 2.0: the answer to a question as a span of a paragraph (Devlin et al. 2019, sections 4.2 and 4.3).
+
+A paragraph that is too long is read through several windows, each with the question before it; an answer is looked for
+in all of them. Sizes and rules are those of Google's run_squad.py.
+"""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.data.examples import Examples
+from bertjax.data.tables import read_text
+from bertjax.interop.pretrained import Pretrained
+from bertjax.tasks import finetuning, metrics
+from bertjax.tasks.finetuning import Dataset, Split
+from bertjax.text.tokenizer import Encoding, Tokenizer
+
+N_BEST, MAX_ANSWER_TOKENS = 20, 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One question; `starts` are characters of `context`. No answers: it has none, or it is not known."""
+
+    name: str
+    text: str
+    context: str
+    answers: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A part of a paragraph behind its question.
+
+    Args:
+      question: its index.
+      first: token of the sequence that the paragraph's part begins with.
+      offsets: `[tokens, 2]` of the part: the characters of the paragraph that each stands for.
+      is_best: `[tokens]` booleans: no other window shows this token with more on both sides of it.
+    """
+
+    question: int
+    first: int
+    offsets: np.ndarray
+    is_best: np.ndarray
+
+
+def load(config, tokenizer: Tokenizer) -> Dataset:
+    """train-v*.json and dev-v*.json of the folder, or files of these versions from TFDS.
+
+    Raises `UserError` for what is missing or wrong in the files.
+    """
+    data = config.data
+    train, dev = (read(find_file(data.path, name, data.version)) for name in ("train", "dev"))
+    sizes = dict(
+        max_seq_length=config.max_seq_length, doc_stride=data.doc_stride, max_query_length=data.max_query_length
+    )
+    examples, windows, _ = encode(train, tokenizer, **sizes, with_labels=True)
+    exact, near = mapped_answers(train, tokenizer)
+    answerable = sum(bool(question.answers) for question in train)
+    said = [
+        f"{len(train)} training questions, {answerable} with an answer, in {len(windows)} windows",
+        f"{exact} answers begin and end with a token; {near} lie within tokens, which are learnt whole",
+    ]
+    dev_examples, dev_windows, _ = encode(dev, tokenizer, **sizes, with_labels=False)
+    golds = {question.name: question.answers for question in dev}
+    has_unanswerable = data.version == "v2.0"
+
+    def score(logits: list[np.ndarray]) -> dict[str, float]:
+        found = answers(dev, dev_windows, logits)
+        texts = {name: best[0]["text"] if best else "" for name, (best, _) in found.items()}
+        if not has_unanswerable:
+            return _shares(metrics.squad_scores(golds, texts))
+        odds = {name: null for name, (_, null) in found.items()}
+        threshold, _, _ = metrics.best_null_threshold(golds, texts, odds)
+        kept = {name: "" if odds[name] > threshold else text for name, text in texts.items()}
+        return {**_shares(metrics.squad_scores(golds, kept)), "null_threshold": threshold}
+
+    def files(logits: list[np.ndarray]) -> dict[str, str]:
+        found = answers(dev, dev_windows, logits)
+        threshold = score(logits).get("null_threshold", np.inf)
+        texts = {name: "" if not best or null > threshold else best[0]["text"] for name, (best, null) in found.items()}
+        nbest = {name: best for name, (best, _) in found.items()}
+        written = {"predictions.json": texts, "nbest_predictions.json": nbest}
+        if has_unanswerable:
+            written["null_odds.json"] = {name: null for name, (_, null) in found.items()}
+        return {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
+
+    split = Split(dev_examples, score, files)
+    return Dataset(finetuning.spans(), (), examples, (split,), "f1", tuple(said))
+
+
+def _shares(percent: dict[str, float]) -> dict[str, float]:
+    return {name: value / 100 for name, value in percent.items()}
+
+
+def find_file(folder: str, name: str, version: str) -> epath.Path:
+    path = epath.Path(folder) / f"{name}-{version}.json"
+    if not path.exists():
+        raise UserError(f"config.data.path = {folder!r}: no {path.name} in it")
+    return path
+
+
+def read(path: epath.PathLike) -> list[Question]:
+    """Raises `UserError` where the file is none of SQuAD's, or an answer is not where it says."""
+    questions = []
+    try:
+        content = json.loads(read_text(path))
+        for article in content["data"]:
+            for paragraph in article["paragraphs"]:
+                for asked in paragraph["qas"]:
+                    given = [] if asked.get("is_impossible") else asked.get("answers", [])
+                    questions.append(
+                        Question(
+                            str(asked["id"]),
+                            asked["question"],
+                            paragraph["context"],
+                            tuple(answer["text"] for answer in given),
+                            tuple(int(answer["answer_start"]) for answer in given),
+                        )
+                    )
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
+    except (KeyError, TypeError) as error:
+        where = f"after question {questions[-1].name}" if questions else "at the first question"
+        raise UserError(f"{path}: not in SQuAD's format {where}: {type(error).__name__} {error}") from None
+    if not questions:
+        raise UserError(f"{path}: no question in it")
+    for question in questions:
+        for text, start in zip(question.answers, question.starts):
+            if question.context[start : start + len(text)] != text:
+                raise UserError(
+                    f"{path}: question {question.name}: {text!r}, its answer, is not at character {start} of its "
+                    f"paragraph"
+                )
+    return questions
+
+
+def encode(
+    questions: Sequence[Question],
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    doc_stride: int,
+    max_query_length: int,
+    with_labels: bool,
+) -> tuple[Examples, list[Window], int]:
+    """The windows of all questions, as examples and as what is known of them, and how many questions were cut.
+
+    Labels `[2]` are the first and the last token of the first answer; both 0, which is [CLS], in a window without it.
+    """
+    asked = tokenizer.encode_ids([question.text for question in questions])
+    input_ids, token_types, labels, windows = [], [], [], []
+    for number, (question, query, paragraph) in enumerate(zip(questions, asked, _paragraphs(questions, tokenizer))):
+        query = query[:max_query_length]
+        first, room = len(query) + 2, max_seq_length - len(query) - 3
+        offsets = np.array(paragraph.offsets, np.int32).reshape(-1, 2)
+        starts = window_starts(len(paragraph.ids), room, doc_stride)
+        best = best_windows(len(paragraph.ids), starts, room)
+        answer = token_span(offsets, question.starts[0], len(question.answers[0])) if question.answers else None
+        for which, start in enumerate(starts):
+            ids = paragraph.ids[start : start + room]
+            input_ids.append(np.array([tokenizer.cls_id, *query, tokenizer.sep_id, *ids, tokenizer.sep_id], np.int32))
+            token_types.append(np.repeat(np.array([0, 1], np.int32), [first, len(ids) + 1]))
+            part = slice(start, start + len(ids))
+            windows.append(Window(number, first, offsets[part], best[part] == which))
+            inside = answer is not None and start <= answer[0] and answer[1] < start + len(ids)
+            labels.append([answer[0] - start + first, answer[1] - start + first] if inside else [0, 0])
+    cut = sum(len(query) > max_query_length for query in asked)
+    return Examples(input_ids, token_types, np.array(labels, np.int32) if with_labels else None), windows, cut
+
+
+def _paragraphs(questions: Sequence[Question], tokenizer: Tokenizer) -> Iterable[Encoding]:
+    """The paragraph of each question; those that follow one another are encoded once."""
+    before, encoding = None, None
+    for question in questions:
+        if question.context is not before:
+            before, encoding = question.context, tokenizer.encode(question.context)
+        yield encoding
+
+
+def window_starts(tokens: int, room: int, stride: int) -> list[int]:
+    """First tokens of the windows of a paragraph, each of `room` tokens at most."""
+    starts = [0]
+    while starts[-1] + room < tokens:
+        starts.append(starts[-1] + min(room, stride))
+    return starts
+
+
+def best_windows(tokens: int, starts: Sequence[int], room: int) -> np.ndarray:
+    """`[tokens]`: for each the window in which its shorter side is longest (run_squad._check_is_max_context)."""
+    position = np.arange(tokens)
+    scores = []
+    for start in starts:
+        end = min(start + room, tokens)
+        left, right = position - start, end - 1 - position
+        inside = (left >= 0) & (right >= 0)
+        scores.append(np.where(inside, np.minimum(left, right) + 0.01 * (end - start), -np.inf))
+    return np.argmax(scores, axis=0)
+
+
+def token_span(offsets: np.ndarray, start: int, length: int) -> tuple[int, int] | None:
+    """First and last token that have characters of `[start, start + length)`; None: there are none."""
+    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < start + length))
+    return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+
+def mapped_answers(questions: Sequence[Question], tokenizer: Tokenizer) -> tuple[int, int]:
+    """How many first answers are exactly some tokens of their paragraph, and how many only lie within some."""
+    exact = near = 0
+    for question, paragraph in zip(questions, _paragraphs(questions, tokenizer)):
+        if question.answers:
+            offsets = np.array(paragraph.offsets, np.int32).reshape(-1, 2)
+            span = token_span(offsets, question.starts[0], len(question.answers[0]))
+            text = span and question.context[offsets[span[0], 0] : offsets[span[1], 1]]
+            exact, near = exact + (text == question.answers[0]), near + (text != question.answers[0])
+    return exact, near
+
+
+def answers(
+    questions: Sequence[Question], windows: Sequence[Window], logits: Sequence[np.ndarray]
+) -> dict[str, tuple[list[dict], float]]:
+    """For each question its best answers, best first, and how much likelier than the first no answer is (a logarithm).
+
+    Each answer has `text`, `start` and `end` characters, `probability` among them, and `score`. `logits`: of each
+    window `[tokens, 2]`.
+    """
+    found: dict[int, list] = collections.defaultdict(list)
+    null: dict[int, float] = {}
+    for window, scores in zip(windows, logits):
+        null[window.question] = min(null.get(window.question, np.inf), float(scores[0].sum()))
+        found[window.question] += _spans(window, scores)
+    result = {}
+    for number, question in enumerate(questions):
+        best, seen = [], set()
+        for score, start, end in sorted(found[number], reverse=True):
+            text = question.context[start:end]
+            if text not in seen and len(best) < N_BEST:
+                seen.add(text)
+                best.append({"text": text, "start": start, "end": end, "score": score})
+        exponentials = np.exp([answer["score"] - best[0]["score"] for answer in best])
+        for answer, share in zip(best, exponentials / exponentials.sum() if best else ()):
+            answer["probability"] = float(share)
+        result[question.name] = (best, null[number] - best[0]["score"] if best else np.inf)
+    return result
+
+
+def _spans(window: Window, scores: np.ndarray) -> list[tuple[float, int, int]]:
+    """(score, first character, end) of the likeliest answers in a window."""
+    start, end = (scores[window.first : window.first + len(window.offsets), side] for side in (0, 1))
+    spans = []
+    for i in np.argsort(-start, kind="stable")[:N_BEST]:
+        if not window.is_best[i]:
+            continue
+        for j in np.argsort(-end, kind="stable")[:N_BEST]:
+            if i <= j < i + MAX_ANSWER_TOKENS:
+                spans.append((float(start[i] + end[j]), int(window.offsets[i, 0]), int(window.offsets[j, 1])))
+    return spans
+
+
+def predict(source: Pretrained, pairs: Sequence[tuple[str, str]], max_seq_length: int) -> Iterator[dict]:
+    """For each question and its paragraph `answer`, the characters `start` to `end`, `probability` among the best, and
+    `null_odds`: above the threshold that was tuned for SQuAD 2.0, there is no answer."""
+    questions = [Question(str(i), question, context) for i, (question, context) in enumerate(pairs)]
+    sizes = dict(doc_stride=128, max_query_length=min(64, max_seq_length // 2))
+    examples, windows, _ = encode(questions, source.tokenizer, max_seq_length, **sizes, with_labels=False)
+    found = answers(questions, windows, finetuning.predict(finetuning.spans(), source, examples))
+    for question in questions:
+        best, null = found[question.name]
+        top = best[0] if best else {"text": "", "start": 0, "end": 0, "probability": 0.0}
+        yield {
+            "answer": top["text"],
+            **{name: top[name] for name in ("start", "end", "probability")},
+            "null_odds": null,
+        }

@@ -1,0 +1,74 @@
+"""SWAG: which of four endings follows (Devlin et al. 2019, section 4.4)."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.data.examples import Examples
+from bertjax.data.tables import Row, column, read_table
+from bertjax.interop.pretrained import Pretrained
+from bertjax.tasks import finetuning, metrics
+from bertjax.tasks.finetuning import Dataset, Split, encode_pairs
+from bertjax.text.tokenizer import Tokenizer
+
+ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+
+
+def load(config, tokenizer: Tokenizer) -> Dataset:
+    """train.csv and val.csv of the folder. Raises `UserError` for what is missing or wrong in them."""
+    splits, said = [], []
+    for name in ("train.csv", "val.csv"):
+        path = epath.Path(config.data.path) / name
+        if not path.exists():
+            raise UserError(f"config.data.path = {config.data.path!r}: no {name} in it")
+        rows, _ = read_table(path)
+        choices = [(column(row, "sent1"), _endings(row)) for row in rows]
+        examples, cut = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
+        splits.append(examples)
+        said += [f"{cut} of {4 * len(rows)} sequences of {name} cut to {config.max_seq_length} tokens"] if cut else []
+    train, dev = splits
+
+    def score(logits: list[np.ndarray]) -> dict[str, float]:
+        return {"accuracy": metrics.accuracy(dev.labels, np.stack(logits).argmax(-1))}
+
+    said.append(f"{len(train)} training examples")
+    return Dataset(finetuning.choice(), (), train, (Split(dev, score),), "accuracy", tuple(said))
+
+
+def _endings(row: Row) -> list[str]:
+    beginning = column(row, "sent2")
+    return [f"{beginning} {column(row, name)}" for name in ENDINGS]
+
+
+def _label(row: Row) -> int:
+    text = column(row, "label")
+    if text not in ("0", "1", "2", "3"):
+        raise UserError(f"{row.where}: unknown label {text!r}; expected one of 0, 1, 2, 3")
+    return int(text)
+
+
+def encode(
+    choices: Sequence[tuple[str, Sequence[str]]],
+    labels: Sequence[int] | None,
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+) -> tuple[Examples, int]:
+    """(sentence, its possible continuations), as many of each -> examples, and how many sequences were cut."""
+    count = len(choices[0][1])
+    firsts = [sentence for sentence, _ in choices for _ in range(count)]
+    seconds = [ending for _, endings in choices for ending in endings]
+    input_ids, token_types, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
+    return Examples(input_ids, token_types, None if labels is None else np.array(labels), choices=count), cut
+
+
+def predict(source: Pretrained, choices: Sequence[tuple[str, Sequence[str]]], max_seq_length: int) -> Iterator[dict]:
+    """For each sentence the `choice` among its continuations, counted from 0, and the `probabilities` of all.
+
+    All have the same number of continuations.
+    """
+    examples, _ = encode(choices, None, source.tokenizer, max_seq_length)
+    for scores in finetuning.predict(finetuning.choice(), source, examples):
+        exponentials = np.exp(scores - scores.max())
+        yield {"choice": int(scores.argmax()), "probabilities": (exponentials / exponentials.sum()).tolist()}

@@ -1,0 +1,17 @@
+"""Answers to questions about a paragraph: SQuAD v1.1, v2.0.
+
+Command:  python -m bertjax.main --config=experiments/squad.py:v1.1 --config.init_checkpoint=DIR
+          --config.data.path=SQUAD
+          SQUAD: the folder with train-v1.1.json and dev-v1.1.json
+Score:    BERT-base on the dev set of v1.1: EM 80.8, F1 88.5 (Devlin et al. 2019, table 2)
+"""
+
+from bertjax.config import fine_tuning_config
+
+
+def get_config(version="v1.1"):
+    config = fine_tuning_config("squad", version=version, doc_stride=128, max_query_length=64)
+    config.max_seq_length = 384
+    config.optimizer.learning_rate = 5e-5 if version == "v1.1" else 3e-5
+    config.epochs = 3.0 if version == "v1.1" else 2.0
+    return config

@@ -1,0 +1,124 @@
+"""Tags of words: files, labels, windows, and a tiny run."""
+
+import random
+
+import numpy as np
+import pytest
+
+from bertjax import main
+from bertjax.config import UserError, fine_tuning_config, validate
+from bertjax.interop import pretrained
+from bertjax.tasks import metrics, ner
+from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.training.logging import read_metrics
+from tests.conftest import TOPICS
+
+WORDS = [word for words in TOPICS.values() for word in words]
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return WordPiece([*SPECIAL_PIECES, *WORDS[::2], *letters, *("##" + x for x in letters)], lowercase=True)
+
+
+def conll(count, seed, bio=False, apart=False):
+    """Sentences in which the sea is a place and the court an organisation, as IOB1; a document of ten each.
+
+    `apart`: no two entities are neighbours.
+    """
+    rng, lines = random.Random(seed), []
+    for number in range(count):
+        if number % 10 == 0:
+            lines += ["-DOCSTART- -X- O O", ""]
+        tags, words = [], rng.choices(WORDS, k=rng.randint(1, 14))
+        if apart:
+            words = [part for word in words for part in (word, "rose")]
+        for word in words:
+            tags.append("I-LOC" if word in TOPICS["sea"] else "I-ORG" if word in TOPICS["court"] else "O")
+        if bio:
+            tags = ner.to_bio(tags)
+        lines += [f"{word} NN I-NP {tag}" for word, tag in zip(words, tags)] + [""]
+    return "\n".join(lines) + "\n"
+
+
+def test_iob1_and_bio_are_the_same(tmp_path):
+    (tmp_path / "a").write_text(conll(200, 0))
+    (tmp_path / "b").write_text(conll(200, 0, bio=True))
+    one, other = ner.read(tmp_path / "a"), ner.read(tmp_path / "b")
+    assert [s.tags for s in one] == [s.tags for s in other] and len(one) == 200
+    assert {s.document for s in one} == set(range(1, 21))
+    assert ner.tag_names(one) == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
+    assert ner.to_bio(["I-A", "B-A", "I-A", "I-B", "O", "I-B"]) == ("B-A", "B-A", "I-A", "B-B", "O", "B-B")
+
+
+@pytest.mark.parametrize("with_context", [True, False])
+def test_every_word_keeps_its_tag_and_is_seen_once(tmp_path, pieces, with_context):
+    (tmp_path / "a").write_text(conll(300, 1))
+    sentences = ner.read(tmp_path / "a")
+    labels = ner.tag_names(sentences)
+    examples = ner.encode(sentences, labels, pieces, 20, with_context)
+    assert max(examples.lengths) <= 20
+    logits = [np.eye(len(labels))[np.maximum(marks, 0)] for marks in examples.labels]
+    read = ner.read_tags(sentences, labels, examples, logits)
+    assert read == [list(s.tags) for s in sentences]
+    assert metrics.entity_scores([s.tags for s in sentences], read)["f1"] == 1
+    # The labelled pieces, put in a row, are the words' first pieces.
+    firsts = [pieces.encode(word).ids[0] for s in sentences for word in s.words]
+    marked = [i for ids, marks in zip(examples.input_ids, examples.labels) for i in ids[np.asarray(marks) >= 0]]
+    assert marked == firsts
+    assert len(ner.encode(sentences, labels, pieces, 64, True)) < len(sentences)
+
+
+def test_documents_do_not_share_a_sequence(tmp_path, pieces):
+    (tmp_path / "a").write_text("ship O\n\n-DOCSTART- O\n\nsail O\n\nrose O\n")
+    sentences = ner.read(tmp_path / "a")
+    examples = ner.encode(sentences, ("O",), pieces, 64, with_context=True)
+    assert [int((np.asarray(marks) >= 0).sum()) for marks in examples.labels] == [1, 2]
+
+
+def test_words_without_pieces_and_words_of_too_many(pieces):
+    sentences = [ner.Sentence(("\u200b", "x" * 60, "ship"), ("O", "O", "O"), 0)]
+    examples = ner.encode(sentences, ("O",), pieces, 12, with_context=False)
+    assert sum(int((np.asarray(marks) >= 0).sum()) for marks in examples.labels) == 3
+    assert max(examples.lengths) <= 12
+
+
+def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
+    (tmp_path / "eng.train").write_text(conll(300, 2, apart=True))
+    (tmp_path / "eng.testa").write_text(conll(60, 3, apart=True))
+    config = fine_tuning_config("ner", document_context=True)
+    config.data.path, config.init_checkpoint = str(tmp_path), str(checkpoint)
+    config.update(dict(batch_size=16, max_seq_length=48, epochs=15.0, log_every_steps=20))
+    config.eval.every_steps, config.optimizer.learning_rate = 1000, 5e-3
+    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    validate(config)
+    main.run(config, str(tmp_path / "run"))
+    scores = read_metrics(tmp_path / "run")[-1]
+    assert scores["eval/f1"] > 0.9
+    source = pretrained.read(tmp_path / "run")
+    assert source.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
+    sentences = ner.read(tmp_path / "eng.testa")
+    found = [result["tags"] for result in ner.predict(source, [" ".join(s.words) for s in sentences], 48)]
+    assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9  # without the neighbours' context
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("ship NN O\nsail O\n", r"a:2: 2 columns, expected 3 as in the lines before"),
+        ("ship\n", r"a:1: 1 columns, expected a word and its tag"),
+        ("ship NN LOC\n", r"a:1: the tag is 'LOC', expected O, B-type or I-type"),
+        ("\n-DOCSTART- O\n\n", r"a: no sentence in it"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
+    (tmp_path / "a").write_text(content)
+    with pytest.raises(UserError, match=message):
+        ner.read(tmp_path / "a")
+
+
+def test_a_tag_that_training_did_not_have(pieces):
+    sentence = ner.Sentence(("ship",), ("B-MISC",), 0, "dev:3")
+    with pytest.raises(UserError, match=r"dev:3: the tag 'B-MISC' is not in the training file: O, B-LOC"):
+        ner.encode([sentence], ("O", "B-LOC"), pieces, 20, with_context=False)

@@ -1,0 +1,176 @@
+"""Answers in paragraphs: windows, labels, the n best, and a tiny run to its predictions file."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from bertjax import main
+from bertjax.config import UserError, fine_tuning_config, validate
+from bertjax.interop import pretrained
+from bertjax.tasks import metrics, squad
+from bertjax.tasks.squad import Question
+from bertjax.text import python_docs
+from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.training.logging import read_metrics
+from tests.conftest import TOPICS
+
+WORDS = [word for words in TOPICS.values() for word in words]
+SIZES = dict(max_seq_length=24, doc_stride=7, max_query_length=5)
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    return WordPiece([*SPECIAL_PIECES, *WORDS, *letters, *("##" + x for x in letters), *".,:?!'\""], lowercase=True)
+
+
+def random_questions(count, seed=0):
+    """Answers anywhere in paragraphs of known and unknown words."""
+    rng, questions = random.Random(seed), []
+    for number in range(count):
+        words = [rng.choice([*WORDS, "Sails,", "x1", "Émile"]) for _ in range(rng.randint(1, 60))]
+        first = rng.randrange(len(words))
+        answer = " ".join(words[first : min(len(words), first + rng.randint(1, 4))])
+        start = len(" ".join(words[:first])) + (first > 0)
+        question = " ".join(rng.choices(WORDS, k=rng.randint(1, 8))) + "?"
+        questions.append(Question(f"q{number}", question, " ".join(words), (answer,), (start,)))
+    return questions
+
+
+def test_every_label_is_the_answer_in_the_text(pieces):
+    questions = random_questions(300)
+    examples, windows, cut = squad.encode(questions, pieces, **SIZES, with_labels=True)
+    assert cut == sum(len(pieces.encode(q.text).ids) > 5 for q in questions) > 0
+    found = set()
+    for ids, (first, last), window in zip(examples.input_ids, examples.labels, windows):
+        question = questions[window.question]
+        assert len(ids) <= 24 and len(ids) == window.first + len(window.offsets) + 1
+        assert ids[0] == pieces.cls_id and ids[window.first - 1] == ids[-1] == pieces.sep_id
+        if first:
+            offsets = window.offsets[[first - window.first, last - window.first]]
+            assert question.context[offsets[0, 0] : offsets[1, 1]] == question.answers[0]
+            found.add(window.question)
+    # What no window holds as a whole is longer than a step of the windows.
+    missing = [q for i, q in enumerate(questions) if i not in found]
+    assert len(missing) < 30 and all(len(pieces.encode(q.answers[0]).ids) > 24 - 3 - 5 - 7 for q in missing)
+    assert squad.mapped_answers(questions, pieces) == (300, 0)
+    inside = Question("q", "ship?", "sailing ship", ("ailing",), (1,))
+    assert squad.mapped_answers([inside], pieces)[0] in (0, 1)  # letters are pieces of their own here
+
+
+def test_windows_cover_every_token_and_each_is_best_once(pieces):
+    for tokens in (1, 5, 16, 17, 40, 100):
+        starts = squad.window_starts(tokens, room=16, stride=7)
+        covered = np.zeros(tokens, int)
+        for start in starts:
+            covered[start : start + 16] += 1
+        assert covered.min() >= 1 and (np.diff(starts) == 7).all()
+        best = squad.best_windows(tokens, starts, 16)
+        for position, which in enumerate(best):
+            start = starts[which]
+            assert start <= position < start + 16
+            sides = [min(position - s, min(s + 16, tokens) - 1 - position) for s in starts if s <= position < s + 16]
+            assert min(position - start, min(start + 16, tokens) - 1 - position) == max(sides)
+
+
+def test_the_best_answer_is_found_again(pieces):
+    """Logits that point at the gold answer give its text; those that point at [CLS] say that there is none."""
+    questions = random_questions(40, seed=1)
+    examples, windows, _ = squad.encode(questions, pieces, **SIZES, with_labels=True)
+    logits = []
+    for ids, (first, last), window in zip(examples.input_ids, examples.labels, windows):
+        scores = np.zeros((len(ids), 2))
+        if first and window.is_best[first - window.first]:
+            scores[first, 0] = scores[last, 1] = 9
+        logits.append(scores)
+    found = squad.answers(questions, windows, logits)
+    texts = {name: best[0]["text"] for name, (best, _) in found.items()}
+    scores = metrics.squad_scores({q.name: q.answers for q in questions}, texts)
+    assert scores["exact_match"] > 90
+    for best, _ in found.values():
+        assert len(best) <= 20 and abs(sum(answer["probability"] for answer in best) - 1) < 1e-6
+        assert [a["score"] for a in best] == sorted((a["score"] for a in best), reverse=True)
+    first = found["q0"]
+    for scores in logits:
+        scores[0] = 20
+    assert squad.answers(questions, windows, logits)["q0"][1] == pytest.approx(first[1] + 40)
+
+
+def test_an_answer_is_neither_too_long_nor_backwards_nor_in_the_question():
+    offsets = np.array([[i, i + 1] for i in range(50)])
+    window = squad.Window(0, 3, offsets, np.ones(50, bool))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        for score, start, end in squad._spans(window, rng.normal(size=(54, 2))):
+            assert 0 <= start < end <= start + squad.MAX_ANSWER_TOKENS and np.isfinite(score)
+
+
+def squad_file(questions, version):
+    paragraphs = [
+        {
+            "context": q.context,
+            "qas": [
+                {"id": q.name, "question": q.text, "is_impossible": not q.answers}
+                | {"answers": [{"text": t, "answer_start": s} for t, s in zip(q.answers, q.starts)]}
+            ],
+        }
+        for q in questions
+    ]
+    return json.dumps({"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]})
+
+
+@pytest.mark.parametrize("version", ["v1.1", "v2.0"])
+def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
+    for name, count in (("train", 40), ("dev", 20)):
+        questions = random_questions(count, seed=count)
+        if version == "v2.0":
+            questions = [Question(q.name, q.text, q.context) if i % 3 == 0 else q for i, q in enumerate(questions)]
+        (tmp_path / f"{name}-{version}.json").write_text(squad_file(questions, version))
+    config = fine_tuning_config("squad", version=version, doc_stride=16, max_query_length=8)
+    config.data.path, config.init_checkpoint = str(tmp_path), str(checkpoint)
+    config.update(dict(batch_size=16, max_seq_length=64, epochs=1.0, log_every_steps=2))
+    validate(config)
+    main.run(config, str(tmp_path / "run"))
+    predictions = json.loads((tmp_path / "run/predictions.json").read_text())
+    assert predictions.keys() == {q.name for q in questions}
+    scores = read_metrics(tmp_path / "run")[-1]
+    again = metrics.squad_scores({q.name: q.answers for q in questions}, predictions)
+    assert scores["eval/f1"] == pytest.approx(again["f1"] / 100)
+    assert scores["eval/exact_match"] == pytest.approx(again["exact_match"] / 100)
+    assert ("eval/null_threshold" in scores) == (version == "v2.0")
+    source = pretrained.read(tmp_path / "run")
+    assert source.architecture == "BertForQuestionAnswering"
+    pairs = [(q.text, q.context) for q in questions]
+    for (_, context), answer in zip(pairs, squad.predict(source, pairs, 64)):
+        assert context[answer["start"] : answer["end"]] == answer["answer"] and np.isfinite(answer["null_odds"])
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{", r"train-v1.1.json:1: not JSON"),
+        ('{"data": []}', r"no question in it"),
+        ('{"date": []}', r"not in SQuAD's format at the first question: KeyError 'data'"),
+        (squad_file([Question("q7", "ship?", "a ship", ("sail",), (2,))], "1.1"), r"question q7: 'sail', its answer"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
+    path = tmp_path / "train-v1.1.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        squad.read(path)
+
+
+def test_offsets_are_those_of_real_text(pieces):
+    """Every word of Python's documentation as an answer."""
+    document = next(iter(python_docs.read_documents()))
+    context = " ".join(document.lines)[:4000]
+    questions, start = [], 0
+    for word in context.split():
+        start = context.index(word, start)
+        questions.append(Question(str(start), "ship?", context, (word,), (start,)))
+        start += len(word)
+    exact, near = squad.mapped_answers(questions, pieces)
+    assert exact + near == len(questions) > 150 and exact > 0.99 * len(questions)
