@@ -159,7 +159,7 @@ def adopt(config) -> None:
 def adopt_model(config) -> None:
     """Sets all of the model but dropout to that of `config.init_checkpoint`, for fine-tuning, which only adds to it.
 
-    Raises `UserError` where the config asks for other sizes.
+    Raises `UserError` where the config asks for other sizes, or for longer sequences than the model has positions for.
     """
     path, ours = config.init_checkpoint, BertConfig()
     theirs = read_config(path)
@@ -168,6 +168,11 @@ def adopt_model(config) -> None:
             raise UserError(
                 f"config.model.{name} = {config.model[name]}: {path} has {getattr(theirs, name)}; leave it out"
             )
+    if config.max_seq_length > theirs.max_position_embeddings:
+        raise UserError(
+            f"config.max_seq_length = {config.max_seq_length}: {path} has {theirs.max_position_embeddings} positions "
+            f"only; set --config.max_seq_length={theirs.max_position_embeddings} or less"
+        )
     config.model.update({name: getattr(theirs, name) for name in (*SIZES, "hidden_act", "layer_norm_eps")})
 
 

@@ -107,6 +107,15 @@ def test_a_submission_has_a_line_for_every_test_example(tuned):
     assert {line.split("\t")[1] for line in lines[1:]} == {"0", "1"}
 
 
+def test_a_checkpoint_decides_its_model(tuned, checkpoint):
+    config = config_for(tuned[0], checkpoint, max_seq_length=128)
+    with pytest.raises(UserError, match=r"config.max_seq_length = 128: .* has 64 positions only; set"):
+        pretrained.adopt_model(config)
+    config.max_seq_length, config.model.hidden_size = 64, 96
+    with pytest.raises(UserError, match=r"config.model.hidden_size = 96: .* has 32; leave it out"):
+        pretrained.adopt_model(config)
+
+
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)])
 def test_every_mesh_predicts_the_same(tuned, checkpoint, sizes):
     """45 examples in batches of 16: none lost, none counted twice, whoever works on them."""
