@@ -158,6 +158,8 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     config.log_every_steps = 50
     config.eval = ml_collections.ConfigDict(dict(every_steps=0))  # 0: after every epoch
     config.checkpoint = ml_collections.ConfigDict(dict(every_steps=1000, keep=1))
+    config.sweep = ""  # "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2": all of these, one by one
+    config.restarts = 0  # of a sweep's run that learnt nothing, with other seeds
     return config.lock()
 
 
@@ -305,6 +307,7 @@ def _validate_fine_tuning(config, with_data: bool) -> None:
     require(0 <= share < 1, "optimizer.warmup_proportion", share, "must be at least 0 and below 1")
     require(config.epochs > 0, "epochs", config.epochs, "must be above 0")
     require(longest >= 8, "max_seq_length", longest, "must be at least 8")
+    require(config.restarts >= 0, "restarts", config.restarts, "must be at least 0")
     require(config.eval.every_steps >= 0, "eval.every_steps", config.eval.every_steps, "must be at least 0")
     if config.task == "glue":
         require(config.data.name in GLUE_TASKS, "data.name", config.data.name, f"choose one of {', '.join(GLUE_TASKS)}")

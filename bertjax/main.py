@@ -57,7 +57,7 @@ def pretrain(config, workdir) -> None:
     if config.init_checkpoint:
         from bertjax.interop import pretrained
 
-        if (workdir / run_folder.CONFIG).exists():  # goes on, also when what it was started from is gone
+        if checkpoint.steps(workdir):  # goes on, also when what it was started from is gone
             run_folder.adopt(workdir, config)
         else:
             pretrained.adopt(config)
@@ -98,18 +98,19 @@ def fine_tune(config, workdir) -> None:
     from bertjax.files import write_whole
     from bertjax.interop import pretrained
     from bertjax.sharding.mesh import make_mesh
-    from bertjax.tasks import finetuning
-    from bertjax.training import run_folder
+    from bertjax.tasks import finetuning, sweep
+    from bertjax.training import checkpoint, run_folder
     from bertjax.training.loop import train
 
     is_first = jax.process_index() == 0
-    if (workdir / run_folder.CONFIG).exists():  # goes on, also when what it was started from is gone
+    if (workdir / run_folder.CONFIG).exists():
         run_folder.check_task(workdir, config)
-        if is_first and (finished := run_folder.read_report(workdir)):
+    if not config.sweep and (finished := run_folder.read_report(workdir)):
+        if is_first:
             print(f"finished before, in {workdir}\n{finished}", flush=True)
             _say_changes(workdir, config)
-        if finished:
-            return
+        return
+    if not config.sweep and checkpoint.steps(workdir):  # goes on, also when what it was started from is gone
         config.model.update(run_folder.read_config(workdir).model)
         tokenizer, initialize = run_folder.load_tokenizer(workdir), None
     else:
@@ -117,11 +118,19 @@ def fine_tune(config, workdir) -> None:
         tokenizer = pretrained.require_tokenizer(config)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
     mesh = make_mesh(config)
+    if config.sweep:
+        sweep.check(config)
     dataset = finetuning.load(config, tokenizer)
-    task = finetuning.FineTuning(config, mesh, dataset)
     if is_first:
         run_folder.write_config(workdir, config, tokenizer, dataset.objective.architecture, dataset.labels)
         print("\n".join([*dataset.said, f"fine-tuning in {workdir}"]), flush=True)
+    if config.sweep:
+        found = sweep.run(config, workdir, mesh, dataset, initialize)
+        if is_first:
+            print(found, end="", flush=True)
+        return
+
+    task = finetuning.FineTuning(config, mesh, dataset)
     config.eval.every_steps = config.eval.every_steps or task.steps_per_epoch
     _, scores = train(task, config, workdir, mesh, initialize)
     if is_first:

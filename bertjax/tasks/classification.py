@@ -80,7 +80,9 @@ def dataset(
         for table, examples in zip(dev, splits[1:])
     ]
     objective = finetuning.classification(len(labels)) if labels else finetuning.regression()
-    return Dataset(objective, tuple(labels), splits[0], tuple(dev_splits), scores[0], tuple(said))
+    gold = splits[1].labels
+    baseline = max((SCORES[scores[0]](gold, np.full(len(gold), i)) for i in range(len(labels))), default=0.0)
+    return Dataset(objective, tuple(labels), splits[0], tuple(dev_splits), scores[0], tuple(said), baseline)
 
 
 def encode(table: Table, labels: Sequence[str], tokenizer: Tokenizer, max_seq_length: int) -> tuple[Examples, int]:

@@ -132,6 +132,9 @@ class Predictor:
         return outputs
 
 
+make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # so that the runs of a sweep compile it once
+
+
 def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray]:
     """Logits by a checkpoint (`interop.pretrained.Pretrained`) of this objective, computed on one device."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
@@ -160,6 +163,7 @@ class Dataset:
     Args:
       labels: names of the rows of the output layer; none where they have no names.
       metric: the score by which runs are compared; higher is better.
+      baseline: what always giving the same answer would score by it.
       said: what was read, for the user.
     """
 
@@ -169,6 +173,7 @@ class Dataset:
     dev: tuple[Split, ...]
     metric: str
     said: tuple[str, ...] = ()
+    baseline: float = 0.0
 
 
 def load(config, tokenizer) -> Dataset:
@@ -191,7 +196,7 @@ class FineTuning:
                 f"{config.epochs:g} do not fill a batch"
             )
         self.files: dict[str, str] = {}  # for the workdir, after the last evaluation
-        self._predict = Predictor(self.model, mesh, config.batch_size // config.microbatches)
+        self._predict = make_predictor(self.model, mesh, config.batch_size // config.microbatches)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -159,6 +159,23 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tuned, checkpoint,
     assert ours[75] == theirs[75]
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_begins_with_the_pretrained_weights_again(
+    tuned, checkpoint, tmp_path, capsys, monkeypatch
+):
+    config = config_for(tuned[0], checkpoint, epochs=1.0)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning.FineTuning, "batches", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / "run")
+    capsys.readouterr()
+    run(config_for(tuned[0], checkpoint, epochs=1.0), tmp_path / "run")
+    assert "arrays loaded" in capsys.readouterr().out
+
+
 def tokenizer():
     words = [word for words in TOPICS.values() for word in words]
     return WordPiece([*SPECIAL_PIECES, *words], lowercase=True)

@@ -1,0 +1,161 @@
+"""The search over hyperparameters (Devlin et al. 2019, appendix A.3): run after run in one process, compiled once."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from bertjax.config import UserError, validate
+from bertjax.files import write_whole
+from bertjax.sharding.mesh import make_mesh
+from bertjax.tasks.finetuning import Dataset, FineTuning
+from bertjax.training import checkpoint
+from bertjax.training.loop import make_program, train
+
+PAPER = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"
+FIELDS = {"batch_size": int, "learning_rate": float, "epochs": float, "seed": int}  # in the order of the table
+RESULT, TABLE = "result.json", "sweep.md"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One finished run. `failed`: no better than always giving the same answer."""
+
+    settings: dict
+    scores: dict
+    failed: bool
+
+
+def parse(text: str) -> list[dict]:
+    """The settings of all runs of `config.sweep`, such as "learning_rate=5e-5,3e-5 seed=0,1"; "paper" is `PAPER`.
+
+    Raises `UserError` for what is no field or no number.
+    """
+    values: dict[str, list] = {}
+    for word in text.replace("paper", PAPER).split():
+        name, _, numbers = word.partition("=")
+        if name not in FIELDS or not numbers:
+            raise UserError(
+                f"config.sweep = {text!r}: {word!r} is not understood; give fields and values such as {PAPER!r}, of "
+                f"{', '.join(FIELDS)}, or 'paper'"
+            )
+        try:
+            values[name] = [FIELDS[name](number) for number in numbers.split(",")]
+        except ValueError:
+            raise UserError(f"config.sweep = {text!r}: {numbers!r} are not numbers for {name}") from None
+    names = [name for name in FIELDS if name in values]
+    return [dict(zip(names, chosen)) for chosen in itertools.product(*(values[name] for name in names))]
+
+
+def check(config) -> None:
+    """Raises `UserError` where a run of the sweep is not a valid one, or does not fit the devices."""
+    for settings in parse(config.sweep):
+        changed = _with(config, settings)
+        validate(changed)
+        make_mesh(changed)
+
+
+def name_of(settings: dict) -> str:
+    """The folder of a run: "batch_size=16,learning_rate=5e-05"."""
+    return ",".join(f"{name}={value:g}" for name, value in settings.items())
+
+
+def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, initialize: Callable) -> str:
+    """Does the runs that are not done yet, each in `workdir/runs/NAME`; returns the table, which lies in `sweep.md`.
+
+    Of the runs only the best on the dev set keeps its checkpoint. A run that failed is followed by up to
+    `config.restarts` others with other seeds, and stays in the table.
+    """
+    is_first, program, results = jax.process_index() == 0, None, []
+    queue = [(settings, config.restarts) for settings in parse(config.sweep)]
+    while queue:
+        settings, restarts = queue.pop(0)
+        folder = workdir / "runs" / name_of(settings)
+        result = _read(folder, settings)
+        if result is None:
+            changed = _with(config, settings)
+            task = FineTuning(changed, mesh, dataset)
+            changed.eval.every_steps = changed.eval.every_steps or task.total_steps
+            program = program or make_program(task, changed, mesh)
+            if is_first:
+                print(f"run {name_of(settings)}, {len(queue)} to come", flush=True)
+            _, scores = train(task, changed, folder, mesh, initialize, program)
+            result = Result(settings, scores, not scores[dataset.metric] > dataset.baseline)
+            if is_first:
+                for name, content in task.files.items():
+                    write_whole(folder / name, content)
+                write_whole(folder / RESULT, json.dumps({"scores": scores, "failed": result.failed}) + "\n")
+        results.append(result)
+        if result.failed and restarts:
+            seed = settings.get("seed", config.seed)
+            queue.insert(0, ({**settings, "seed": seed + 1000}, restarts - 1))
+        if is_first:
+            _keep_best(workdir, results, dataset.metric)
+            write_whole(workdir / TABLE, table(results, dataset.metric))
+    return table(results, dataset.metric)
+
+
+def best(results: list[Result], metric: str) -> Result:
+    return max(results, key=lambda result: _number(result.scores[metric]))
+
+
+def table(results: list[Result], metric: str) -> str:
+    """Markdown: for each setting but the seed the mean, best and standard deviation over its runs, failed ones too."""
+    names = [name for name in FIELDS if name != "seed" and any(name in r.settings for r in results)]
+    groups: dict[tuple, list[Result]] = {}
+    for result in results:
+        groups.setdefault(tuple(result.settings[name] for name in names), []).append(result)
+    titles = [
+        *(name.replace("_", " ") for name in names),
+        f"{metric}, mean",
+        "best",
+        "standard deviation",
+        "runs",
+        "failed",
+    ]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for values, group in groups.items():
+        scores = [100 * _number(r.scores[metric]) for r in group]
+        spread = f"{np.std(scores, ddof=1):.2f}" if len(scores) > 1 else ""
+        cells = [*(f"{value:g}" for value in values), f"{np.mean(scores):.2f}", f"{max(scores):.2f}", spread]
+        lines.append("| " + " | ".join([*cells, str(len(group)), str(sum(r.failed for r in group))]) + " |")
+    top = best(results, metric)
+    return "\n".join([*lines, "", f"best: {name_of(top.settings)}, {metric} {100 * top.scores[metric]:.2f}"]) + "\n"
+
+
+def _number(score: float | None) -> float:
+    """A score that is no number, a correlation of a constant, is none at all."""
+    return 0.0 if score is None or math.isnan(score) else score
+
+
+def _with(config, settings: dict):
+    changed = copy.deepcopy(config)
+    for name, value in settings.items():
+        (changed.optimizer if name == "learning_rate" else changed)[name] = value
+    return changed
+
+
+def _read(folder: epath.Path, settings: dict) -> Result | None:
+    path = folder / RESULT
+    return Result(settings, **json.loads(path.read_text())) if path.exists() else None
+
+
+def _keep_best(workdir: epath.Path, results: list[Result], metric: str) -> None:
+    """The checkpoint of the best run lies in the workdir itself, where `predict` and `convert` look for it."""
+    top = workdir / "runs" / name_of(best(results, metric).settings)
+    if (found := checkpoint.folder_of(top)).exists():
+        kept = checkpoint.folder_of(workdir)
+        if kept.exists():
+            kept.rmtree()
+        found.rename(kept)
+    for result in results:
+        rest = checkpoint.folder_of(workdir / "runs" / name_of(result.settings))
+        if rest.exists():
+            rest.rmtree()

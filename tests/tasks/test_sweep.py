@@ -1,0 +1,110 @@
+"""The search over hyperparameters: every run once, compiled once, the best kept, failures shown."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from bertjax import main
+from bertjax.config import UserError, validate
+from bertjax.interop import pretrained
+from bertjax.tasks import sweep
+from bertjax.tasks.sweep import Result
+from bertjax.training import checkpoint as checkpoints
+from tests.tasks.test_finetuning import config_for, write_sst2
+
+
+def test_the_papers_search_is_24_runs():
+    runs = sweep.parse("paper")
+    assert len(runs) == 24 and runs[0] == {"batch_size": 16, "learning_rate": 5e-5, "epochs": 2.0}
+    assert len(sweep.parse("paper seed=0,1,2")) == 72
+    assert sweep.parse("seed=1,2") == [{"seed": 1}, {"seed": 2}]
+    assert len({sweep.name_of(settings) for settings in sweep.parse("paper seed=0,1")}) == 48
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("rate=1", r"config.sweep = 'rate=1': 'rate=1' is not understood; give fields"),
+        ("seed", r"'seed' is not understood"),
+        ("epochs=two", r"'two' are not numbers for epochs"),
+    ],
+)
+def test_a_search_that_is_not_understood(text, message):
+    with pytest.raises(UserError, match=message):
+        sweep.parse(text)
+
+
+def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_path, monkeypatch, capsys):
+    write_sst2(tmp_path, train=192)
+    compiled, trained = [], []
+
+    def watched_program(*arguments, _real=sweep.make_program):
+        compiled.append(_real(*arguments))
+        return compiled[-1]
+
+    def watched_train(task, config, folder, *rest, _real=sweep.train):
+        if len(trained) == 2 and not stopped:
+            stopped.append(True)
+            raise KeyboardInterrupt
+        trained.append(folder.name)
+        return _real(task, config, folder, *rest)
+
+    stopped: list[bool] = []
+    monkeypatch.setattr(sweep, "make_program", watched_program)
+    monkeypatch.setattr(sweep, "train", watched_train)
+    config = config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8,3e-3 epochs=5 seed=0,1", max_seq_length=16)
+    validate(config)
+    with pytest.raises(KeyboardInterrupt):
+        main.run(config, str(tmp_path / "run"))
+    (program,) = compiled
+    assert program.train_step._cache_size() == 1  # of two runs
+    main.run(config_for(tmp_path, checkpoint, sweep=config.sweep, max_seq_length=16), str(tmp_path / "run"))
+    assert trained == [sweep.name_of(settings) for settings in sweep.parse(config.sweep)]  # each of them once
+
+    results = {
+        folder.name: json.loads((folder / sweep.RESULT).read_text()) for folder in (tmp_path / "run/runs").iterdir()
+    }
+    assert results.keys() == set(trained)
+    scores = {name: result["scores"]["accuracy"] for name, result in results.items()}
+    best = max(scores, key=scores.get)
+    assert "0.003" in best and scores[best] > 0.8
+    assert [results[name]["failed"] for name in trained] == [True, True, False, False]
+    assert checkpoints.steps(tmp_path / "run") and not list((tmp_path / "run/runs").glob("*/checkpoints"))
+    said = (tmp_path / "run" / sweep.TABLE).read_text()
+    assert said.splitlines()[0] == (
+        "| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |"
+    )
+    pair = [100 * scores[name] for name in trained[2:]]
+    assert f"| 0.003 | 5 | {np.mean(pair):.2f} | {max(pair):.2f} | {np.std(pair, ddof=1):.2f} | 2 | 0 |" in said
+    assert f"best: {best}, accuracy" in said
+    assert pretrained.read(tmp_path / "run").labels == ("0", "1")
+
+
+def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path, monkeypatch):
+    write_sst2(tmp_path, train=48)
+    seeds = []
+
+    def train(task, config, folder, *_):
+        seeds.append(config.seed)
+        shutil.rmtree(folder, ignore_errors=True)
+        return None, {"accuracy": 0.0 if config.seed < 2000 else 1.0}
+
+    monkeypatch.setattr(sweep, "train", train)
+    config = config_for(tmp_path, checkpoint, sweep="seed=5", restarts=3)
+    main.run(config, str(tmp_path / "run"))
+    assert seeds == [5, 1005, 2005]
+    assert "| 33.33 | 100.00 | 57.74 | 3 | 2 |" in (tmp_path / "run" / sweep.TABLE).read_text()
+
+
+def test_correlations_that_are_none_count_as_nothing():
+    results = [Result({"epochs": 2}, {"spearman": None}, True), Result({"epochs": 2}, {"spearman": 0.5}, False)]
+    assert "| 2 | 25.00 | 50.00 | 35.36 | 2 | 1 |" in sweep.table(results, "spearman")
+    assert sweep.best(results, "spearman") is results[1]
+
+
+def test_every_run_of_a_search_is_checked_before_the_first(checkpoint, tmp_path):
+    config = config_for(tmp_path, checkpoint, sweep="batch_size=16,12")
+    with pytest.raises(UserError, match=r"config.batch_size = 12: .* must be a multiple of the 8 devices"):
+        main.run(config, str(tmp_path / "run"))
