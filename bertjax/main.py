@@ -95,6 +95,7 @@ def pretrain(config, workdir) -> None:
 def fine_tune(config, workdir) -> None:
     import jax
 
+    from bertjax.config import validate
     from bertjax.files import write_whole
     from bertjax.interop import pretrained
     from bertjax.sharding.mesh import make_mesh
@@ -116,7 +117,8 @@ def fine_tune(config, workdir) -> None:
     else:
         pretrained.adopt_model(config)
         tokenizer = pretrained.require_tokenizer(config)
-        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
+        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
+    validate(config)  # now that the model is known
     mesh = make_mesh(config)
     if config.sweep:
         sweep.check(config)
@@ -125,7 +127,7 @@ def fine_tune(config, workdir) -> None:
         run_folder.write_config(workdir, config, tokenizer, dataset.objective.architecture, dataset.labels)
         print("\n".join([*dataset.said, f"fine-tuning in {workdir}"]), flush=True)
     if config.sweep:
-        found = sweep.run(config, workdir, mesh, dataset, initialize)
+        found = sweep.run(config, workdir, mesh, dataset, tokenizer, initialize)
         if is_first:
             print(found, end="", flush=True)
         return

@@ -32,6 +32,7 @@ flags.mark_flag_as_required("checkpoint")
 FORMS = {
     "BertForSequenceClassification": ((1, 2), 'texts, or pairs as "A ||| B"'),
     "BertForTokenClassification": ((1,), "texts, with blanks between words"),
+    "BertForFeatureBasedTagging": ((1,), "texts, with blanks between words"),
     "BertForQuestionAnswering": ((2,), '"question ||| paragraph"'),
     "BertForMultipleChoice": (range(3, 100), '"sentence ||| ending ||| ending ..."'),
 }
@@ -103,10 +104,19 @@ def longest_input(source) -> int:
     return run_folder.read_config(source.path).get("max_seq_length", source.config.max_position_embeddings)
 
 
+def null_threshold(source) -> float:
+    """Above which there is no answer, as tuned on the dev set of SQuAD 2.0; of other checkpoints none."""
+    from bertjax.training.logging import read_metrics
+
+    lines = read_metrics(source.path) if source.format == "bertjax" else []
+    tuned = [line["eval/null_threshold"] for line in lines if "eval/null_threshold" in line]
+    return tuned[-1] if tuned else float("inf")
+
+
 def use_output_layer(source, texts: list[str]) -> None:
     """Prints a JSON object for each text, by what the checkpoint was fine-tuned for."""
     from bertjax.config import UserError
-    from bertjax.tasks import classification, ner, squad, swag
+    from bertjax.tasks import classification, features, ner, squad, swag
 
     parts = [text.split(" ||| ") for text in texts]
     sizes = {len(part) for part in parts}
@@ -116,8 +126,10 @@ def use_output_layer(source, texts: list[str]) -> None:
     longest, firsts = longest_input(source), [part[0] for part in parts]
     if source.architecture == "BertForTokenClassification":
         results = ner.predict(source, firsts, longest)
+    elif source.architecture == features.ARCHITECTURE:
+        results = ner.predict(source, firsts, longest, features.tagging)
     elif source.architecture == "BertForQuestionAnswering":
-        results = squad.predict(source, parts, longest)
+        results = squad.predict(source, parts, longest, null_threshold(source))
     elif source.architecture == "BertForMultipleChoice":
         results = swag.predict(source, [(part[0], part[1:]) for part in parts], longest)
     else:

@@ -34,13 +34,19 @@ class Objective:
 
     Args:
       architecture: the class of transformers with the same layer.
-      make_model: (BertConfig, dtype, remat) -> module.
+      make_model: (BertConfig, dtype, remat, **config.head where there is one) -> module.
       loss: (logits, batch) -> (losses, right guesses), both of the shape of the batch's weights.
+      frozen: parts of the model that are not trained.
+      flops: (module, sequences, length) -> model FLOPs of a training step.
     """
 
     architecture: str
     make_model: Callable[..., nn.Module]
     loss: Callable[[jax.Array, dict], tuple[jax.Array, jax.Array]]
+    frozen: tuple[str, ...] = ()
+    flops: Callable[[nn.Module, int, int], int] = lambda model, sequences, length: (
+        3 * forward_flops(model.config, sequences, length, 0)
+    )
 
 
 def classification(labels: int) -> Objective:
@@ -138,7 +144,7 @@ make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # so that the runs o
 def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray]:
     """Logits by a checkpoint (`interop.pretrained.Pretrained`) of this objective, computed on one device."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
-    model = objective.make_model(source.config, jnp.float32, "none")
+    model = objective.make_model(source.config, jnp.float32, "none", **source.head)
     return Predictor(model, mesh, PREDICTION_BATCH)(source.params, examples)
 
 
@@ -186,7 +192,10 @@ class FineTuning:
 
     def __init__(self, config, mesh: Mesh, dataset: Dataset):
         self.config, self.mesh, self.dataset = config, mesh, dataset
-        self.model = dataset.objective.make_model(bert_config(config), compute_dtype(config, mesh), config.remat)
+        self.model = dataset.objective.make_model(
+            bert_config(config), compute_dtype(config, mesh), config.remat, **config.get("head", {})
+        )
+        self.frozen = dataset.objective.frozen
         longest = config.model.max_position_embeddings
         self._order = TrainingOrder(dataset.train, config.batch_size, config.epochs, config.seed, longest)
         self.total_steps = self._order.total_steps
@@ -236,8 +245,8 @@ class FineTuning:
     def flops(self, start: int, stop: int) -> int:
         sequences = self.config.batch_size * max(1, self.dataset.train.choices)
         lengths = self._step_lengths[start:stop]
-        return 3 * sum(
-            int(count) * forward_flops(self.model.config, sequences, int(length), 0)
+        return sum(
+            int(count) * self.dataset.objective.flops(self.model, sequences, int(length))
             for length, count in zip(*np.unique(lengths, return_counts=True))
         )
 

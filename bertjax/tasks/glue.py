@@ -5,7 +5,7 @@ import dataclasses
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data.tables import Row, column, read_table, read_tfds
+from bertjax.data.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import classification
 from bertjax.tasks.classification import Columns, Table
@@ -82,9 +82,8 @@ DIAGNOSTICS = "diagnostic-full.tsv"  # with labels; its texts' columns are Premi
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """The data set that `config.data` names. Raises `UserError` for what is missing or wrong in its files."""
     task = TASKS[config.data.name]
-    if config.data.path.startswith("tfds:"):
-        name = config.data.path.removeprefix("tfds:")
-        tables = [_tfds(name, split, task, suffix) for split, suffix in _tfds_splits(task)]
+    if config.data.path.startswith(TFDS):
+        tables = [_tfds(config.data.path, split, task, suffix) for split, suffix in _tfds_splits(task)]
         dropped = 0
     else:
         folder = find_folder(config.data.path, "MNLI" if task.folder == "AX" else task.folder)
@@ -128,10 +127,10 @@ def _tfds_splits(task: Task) -> list[tuple[str, str]]:
     return [("train", "")] + [(split, suffix) for (_, split), suffix in zip(task.dev, task.suffixes)]
 
 
-def _tfds(name: str, split: str, task: Task, suffix: str) -> Table:
+def _tfds(path: str, split: str, task: Task, suffix: str) -> Table:
     ours = dict(zip(task.tfds_labels, task.labels))
     rows = [
         Row({**row.columns, "label": ours.get(row.columns.get("label"), row.columns.get("label"))}, row.where)
-        for row in read_tfds(name, split)
+        for row in read_tfds(path, split)
     ]
     return Table(rows, task.tfds, suffix)

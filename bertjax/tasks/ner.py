@@ -4,17 +4,18 @@ The first piece of a word has its tag, and neighbouring sentences of a document 
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
-from bertjax.data.tables import read_text
+from bertjax.data.tables import TFDS, column, read_text, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import finetuning, metrics
-from bertjax.tasks.finetuning import Dataset, Split
+from bertjax.tasks.finetuning import Dataset, Objective, Split
 from bertjax.text.tokenizer import Tokenizer
 
 DOCUMENT = "-DOCSTART-"
@@ -33,22 +34,39 @@ class Sentence:
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """Training and dev files of the folder. Raises `UserError` for what is missing or wrong in them."""
-    train, dev = (read(find_file(config.data.path, name)) for name in ("train", "dev"))
-    labels = tag_names(train)
-    sizes = dict(max_seq_length=config.max_seq_length, with_context=config.data.document_context)
-    examples = encode(train, labels, tokenizer, **sizes)
-    dev_examples = encode(dev, labels, tokenizer, **sizes)
+    path = config.data.path
+    if path.startswith(TFDS):
+        train, dev = (read_examples(path, split) for split in ("train", "validation"))
+    else:
+        train, dev = (read(find_file(path, name)) for name in ("train", "dev"))
+    return dataset(train, dev, tag_names(train), tokenizer, config.max_seq_length, config.data.document_context)
+
+
+def dataset(
+    train: Sequence[Sentence],
+    dev: Sequence[Sentence],
+    labels: tuple[str, ...],
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    with_context: bool,
+) -> Dataset:
+    """A data set of tagged sentences. Entities are scored where tags are BIO, otherwise the words that are right."""
+    examples, dev_examples = (encode(side, labels, tokenizer, max_seq_length, with_context) for side in (train, dev))
+    has_entities = all(map(is_bio, labels))
 
     def score(logits: list[np.ndarray]) -> dict[str, float]:
-        gold = [list(sentence.tags) for sentence in dev]
-        return metrics.entity_scores(gold, read_tags(dev, labels, dev_examples, logits))
+        gold, found = [list(sentence.tags) for sentence in dev], read_tags(dev, labels, dev_examples, logits)
+        if has_entities:
+            return metrics.entity_scores(gold, found)
+        return {"accuracy": metrics.accuracy(np.concatenate(gold), np.concatenate(found))}
 
     words = sum(len(sentence.words) for sentence in train)
     said = (
         f"{len(train)} training sentences, {words} words, {len(labels)} tags, in {len(examples)} sequences; "
         f"{len(dev)} dev sentences in {len(dev_examples)}",
     )
-    return Dataset(finetuning.tagging(len(labels)), labels, examples, (Split(dev_examples, score),), "f1", said)
+    metric = "f1" if has_entities else "accuracy"
+    return Dataset(finetuning.tagging(len(labels)), labels, examples, (Split(dev_examples, score),), metric, said)
 
 
 def find_file(folder: str, name: str) -> epath.Path:
@@ -81,8 +99,7 @@ def read(path: epath.PathLike) -> list[Sentence]:
         if len(cells) != columns or columns < 2:
             expected = f"{columns} as in the lines before" if columns > 1 else "a word and its tag"
             raise UserError(f"{path}:{number}: {len(cells)} columns, expected {expected}")
-        kind, _, type_ = cells[-1].partition("-")
-        if cells[-1] != "O" and (kind not in ("B", "I") or not type_):
+        if not is_bio(cells[-1]):
             raise UserError(f"{path}:{number}: the tag is {cells[-1]!r}, expected O, B-type or I-type")
         if not words:
             first = number
@@ -92,6 +109,19 @@ def read(path: epath.PathLike) -> list[Sentence]:
     if not sentences:
         raise UserError(f"{path}: no sentence in it")
     return sentences
+
+
+def read_examples(path: str, split: str) -> list[Sentence]:
+    """Sentences as "tfds:conll2003" has them, each by itself: it does not say where documents begin."""
+    return [
+        Sentence(tuple(json.loads(column(row, "tokens"))), to_bio(json.loads(column(row, "ner"))), number, row.where)
+        for number, row in enumerate(read_tfds(path, split))
+    ]
+
+
+def is_bio(tag: str) -> bool:
+    kind, _, type_ = tag.partition("-")
+    return tag == "O" or (kind in ("B", "I") and bool(type_))
 
 
 def to_bio(tags: Sequence[str]) -> tuple[str, ...]:
@@ -164,13 +194,18 @@ def read_tags(
     return [[labels[next(found)] for _ in sentence.words] for sentence in sentences]
 
 
-def predict(source: Pretrained, texts: Sequence[str], max_seq_length: int) -> Iterator[dict]:
+def predict(
+    source: Pretrained,
+    texts: Sequence[str],
+    max_seq_length: int,
+    objective: Callable[[int], Objective] = finetuning.tagging,
+) -> Iterator[dict]:
     """For each text its words, which are what blanks separate, with their tags."""
     labels = source.labels or tuple(f"LABEL_{i}" for i in range(len(source.params["classifier"]["dense"]["bias"])))
     sentences = [
         Sentence(tuple(text.split()), (labels[0],) * len(text.split()), number) for number, text in enumerate(texts)
     ]
     examples = encode(sentences, labels, source.tokenizer, max_seq_length, with_context=False)
-    logits = finetuning.predict(finetuning.tagging(len(labels)), source, examples)
+    logits = finetuning.predict(objective(len(labels)), source, examples)
     for sentence, tags in zip(sentences, read_tags(sentences, labels, examples, logits)):
         yield {"words": list(sentence.words), "tags": tags}

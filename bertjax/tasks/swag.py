@@ -7,7 +7,7 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
-from bertjax.data.tables import Row, column, read_table
+from bertjax.data.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import finetuning, metrics
 from bertjax.tasks.finetuning import Dataset, Split, encode_pairs
@@ -19,11 +19,8 @@ ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """train.csv and val.csv of the folder. Raises `UserError` for what is missing or wrong in them."""
     splits, said = [], []
-    for name in ("train.csv", "val.csv"):
-        path = epath.Path(config.data.path) / name
-        if not path.exists():
-            raise UserError(f"config.data.path = {config.data.path!r}: no {name} in it")
-        rows, _ = read_table(path)
+    for name, split in (("train.csv", "train"), ("val.csv", "validation")):
+        rows = _read(config.data.path, name, split)
         choices = [(column(row, "sent1"), _endings(row)) for row in rows]
         examples, cut = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
         splits.append(examples)
@@ -47,6 +44,16 @@ def _label(row: Row) -> int:
     if text not in ("0", "1", "2", "3"):
         raise UserError(f"{row.where}: unknown label {text!r}; expected one of 0, 1, 2, 3")
     return int(text)
+
+
+def _read(folder: str, name: str, split: str) -> list[Row]:
+    """A file, or a split of such as "tfds:huggingface:swag/regular", whose columns have the same names."""
+    if folder.startswith(TFDS):
+        return read_tfds(folder, split)
+    path = epath.Path(folder) / name
+    if not path.exists():
+        raise UserError(f"config.data.path = {folder!r}: no {name} in it")
+    return read_table(path)[0]
 
 
 def encode(

@@ -12,15 +12,19 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config import UserError, validate
+from bertjax.config import FEATURE_LAYERS, UserError, validate
 from bertjax.files import write_whole
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks.finetuning import Dataset, FineTuning
-from bertjax.training import checkpoint
+from bertjax.text.tokenizer import Tokenizer
+from bertjax.training import checkpoint, run_folder
 from bertjax.training.loop import make_program, train
 
 PAPER = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"
-FIELDS = {"batch_size": int, "learning_rate": float, "epochs": float, "seed": int}  # in the order of the table
+PAPER_FEATURES = f"layers={','.join(FEATURE_LAYERS)}"  # table 7
+# In the order of the table.
+FIELDS = {"layers": str, "batch_size": int, "learning_rate": float, "epochs": float, "seed": int}
+SECTIONS = {"layers": "head", "learning_rate": "optimizer"}  # where they stand in a config
 RESULT, TABLE = "result.json", "sweep.md"
 
 
@@ -33,13 +37,13 @@ class Result:
     failed: bool
 
 
-def parse(text: str) -> list[dict]:
-    """The settings of all runs of `config.sweep`, such as "learning_rate=5e-5,3e-5 seed=0,1"; "paper" is `PAPER`.
+def parse(text: str, paper: str = PAPER) -> list[dict]:
+    """The settings of all runs of `config.sweep`, such as "learning_rate=5e-5,3e-5 seed=0,1" or "paper seed=0,1".
 
     Raises `UserError` for what is no field or no number.
     """
     values: dict[str, list] = {}
-    for word in text.replace("paper", PAPER).split():
+    for word in text.replace("paper", paper).split():
         name, _, numbers = word.partition("=")
         if name not in FIELDS or not numbers:
             raise UserError(
@@ -54,9 +58,16 @@ def parse(text: str) -> list[dict]:
     return [dict(zip(names, chosen)) for chosen in itertools.product(*(values[name] for name in names))]
 
 
+def runs(config) -> list[dict]:
+    """The settings of all runs of a config's sweep."""
+    return parse(config.sweep, PAPER_FEATURES if config.task == "features" else PAPER)
+
+
 def check(config) -> None:
     """Raises `UserError` where a run of the sweep is not a valid one, or does not fit the devices."""
-    for settings in parse(config.sweep):
+    for settings in runs(config):
+        if "layers" in settings and config.task != "features":
+            raise UserError(f"config.sweep = {config.sweep!r}: layers are for experiments/features.py")
         changed = _with(config, settings)
         validate(changed)
         make_mesh(changed)
@@ -64,17 +75,21 @@ def check(config) -> None:
 
 def name_of(settings: dict) -> str:
     """The folder of a run: "batch_size=16,learning_rate=5e-05"."""
-    return ",".join(f"{name}={value:g}" for name, value in settings.items())
+    return ",".join(f"{name}={_cell(value)}" for name, value in settings.items())
 
 
-def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, initialize: Callable) -> str:
+def _cell(value) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, tokenizer: Tokenizer, initialize: Callable) -> str:
     """Does the runs that are not done yet, each in `workdir/runs/NAME`; returns the table, which lies in `sweep.md`.
 
     Of the runs only the best on the dev set keeps its checkpoint. A run that failed is followed by up to
     `config.restarts` others with other seeds, and stays in the table.
     """
-    is_first, program, results = jax.process_index() == 0, None, []
-    queue = [(settings, config.restarts) for settings in parse(config.sweep)]
+    is_first, programs, results = jax.process_index() == 0, {}, []
+    queue = [(settings, config.restarts) for settings in runs(config)]
     while queue:
         settings, restarts = queue.pop(0)
         folder = workdir / "runs" / name_of(settings)
@@ -83,10 +98,11 @@ def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, initialize: C
             changed = _with(config, settings)
             task = FineTuning(changed, mesh, dataset)
             changed.eval.every_steps = changed.eval.every_steps or task.total_steps
-            program = program or make_program(task, changed, mesh)
+            if task.model not in programs:
+                programs[task.model] = make_program(task, changed, mesh)
             if is_first:
                 print(f"run {name_of(settings)}, {len(queue)} to come", flush=True)
-            _, scores = train(task, changed, folder, mesh, initialize, program)
+            _, scores = train(task, changed, folder, mesh, initialize, programs[task.model])
             result = Result(settings, scores, not scores[dataset.metric] > dataset.baseline)
             if is_first:
                 for name, content in task.files.items():
@@ -97,7 +113,11 @@ def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, initialize: C
             seed = settings.get("seed", config.seed)
             queue.insert(0, ({**settings, "seed": seed + 1000}, restarts - 1))
         if is_first:
-            _keep_best(workdir, results, dataset.metric)
+            top = best(results, dataset.metric)
+            _keep_best(workdir, top, results)
+            run_folder.write_config(
+                workdir, _with(config, top.settings), tokenizer, dataset.objective.architecture, dataset.labels
+            )
             write_whole(workdir / TABLE, table(results, dataset.metric))
     return table(results, dataset.metric)
 
@@ -124,7 +144,7 @@ def table(results: list[Result], metric: str) -> str:
     for values, group in groups.items():
         scores = [100 * _number(r.scores[metric]) for r in group]
         spread = f"{np.std(scores, ddof=1):.2f}" if len(scores) > 1 else ""
-        cells = [*(f"{value:g}" for value in values), f"{np.mean(scores):.2f}", f"{max(scores):.2f}", spread]
+        cells = [*map(_cell, values), f"{np.mean(scores):.2f}", f"{max(scores):.2f}", spread]
         lines.append("| " + " | ".join([*cells, str(len(group)), str(sum(r.failed for r in group))]) + " |")
     top = best(results, metric)
     return "\n".join([*lines, "", f"best: {name_of(top.settings)}, {metric} {100 * top.scores[metric]:.2f}"]) + "\n"
@@ -138,7 +158,7 @@ def _number(score: float | None) -> float:
 def _with(config, settings: dict):
     changed = copy.deepcopy(config)
     for name, value in settings.items():
-        (changed.optimizer if name == "learning_rate" else changed)[name] = value
+        (changed[SECTIONS[name]] if name in SECTIONS else changed)[name] = value
     return changed
 
 
@@ -147,10 +167,9 @@ def _read(folder: epath.Path, settings: dict) -> Result | None:
     return Result(settings, **json.loads(path.read_text())) if path.exists() else None
 
 
-def _keep_best(workdir: epath.Path, results: list[Result], metric: str) -> None:
+def _keep_best(workdir: epath.Path, top: Result, results: list[Result]) -> None:
     """The checkpoint of the best run lies in the workdir itself, where `predict` and `convert` look for it."""
-    top = workdir / "runs" / name_of(best(results, metric).settings)
-    if (found := checkpoint.folder_of(top)).exists():
+    if (found := checkpoint.folder_of(workdir / "runs" / name_of(top.settings))).exists():
         kept = checkpoint.folder_of(workdir)
         if kept.exists():
             kept.rmtree()

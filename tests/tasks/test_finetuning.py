@@ -1,6 +1,7 @@
 """Fine-tuning from files to scores, through the commands' own functions."""
 
 import dataclasses
+import functools
 import json
 import random
 
@@ -17,6 +18,9 @@ from bertjax.tasks import classification, classify, finetuning, glue
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS, one_device_mesh
+from tests.test_commands import ROOT
+from tests.test_commands import run as command
+from tests.test_several_hosts import assert_same_run, finish, start
 
 
 def topic_rows(count: int, seed: int) -> list[tuple[str, str, str]]:
@@ -176,6 +180,56 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_with_the_pretrained
     assert "arrays loaded" in capsys.readouterr().out
 
 
+def test_two_hosts_learn_and_score_as_one(tuned, checkpoint, tmp_path):
+    """No example of the dev set is lost or counted twice between them."""
+    folder, _ = tuned
+    run(config_for(folder, checkpoint, epochs=1.0), tmp_path / "alone")
+    fields = ["batch_size=16", "max_seq_length=32", "log_every_steps=5", "epochs=1", "optimizer.learning_rate=3e-3",
+              "model.hidden_dropout_prob=0.0", "model.attention_probs_dropout_prob=0.0", f"data.path={folder}",
+              f"init_checkpoint={checkpoint}"]  # fmt: skip
+    experiment = ROOT / "experiments" / "glue.py"
+    arguments = [
+        f"--config={experiment}:sst2",
+        f"--workdir={tmp_path / 'two'}",
+        *(f"--config.{field}" for field in fields),
+    ]
+    first, second = finish(start(2, *arguments))
+    assert first[0] == second[0] == 0, (first[2] + second[2])[-3000:]
+    assert (tmp_path / "alone/report.txt").read_text() in first[1] and second[1] == ""  # one host speaks
+    assert_same_run(tmp_path / "two", tmp_path / "alone")
+
+
+def test_an_output_layer_for_something_else_is_not_taken_over(tuned, checkpoint, tmp_path, capsys):
+    """Two labels here, two labels there, and yet others."""
+    config = config_for(tuned[0], tuned[1], epochs=0.1)
+    run(config, tmp_path / "run")
+    said = capsys.readouterr().out
+    assert "left fresh: classifier/dense/bias, classifier/dense/kernel; not used: classifier/dense/bias, classi" in said
+
+
+def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
+    _, workdir = tuned
+    (tmp_path / "texts.txt").write_text("rose spade\n\nanchor whale net\n")
+    result = command("predict", f"--checkpoint={workdir}", "--input=texts.txt", "ship sail", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(line["text"], line["label"]) for line in found] == [
+        ("ship sail", "1"), ("rose spade", "0"), ("anchor whale net", "1")
+    ]  # fmt: skip
+    assert all(line["probabilities"][line["label"]] > 0.5 for line in found)
+
+    (tmp_path / "test.tsv").write_text("index\tsentence\n7\tship sail\n9\trose spade\n")
+    result = command(
+        "predict", f"--checkpoint={workdir}", "--glue", "--input=test.tsv", "--output=SST-2.tsv", cwd=tmp_path
+    )
+    assert result.stdout == "2 predictions in SST-2.tsv\n", result.stderr
+    assert (tmp_path / "SST-2.tsv").read_text() == "index\tprediction\n7\t1\n9\t0\n"
+
+    result = command("predict", f"--checkpoint={workdir}", "ship ||| sail ||| net", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr == 'error: this checkpoint wants texts, or pairs as "A ||| B", each text alike\n'
+
+
 def tokenizer():
     words = [word for words in TOPICS.values() for word in words]
     return WordPiece([*SPECIAL_PIECES, *words], lowercase=True)
@@ -212,13 +266,14 @@ def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
     )
     ids = [np.arange(5, 15)] * 8
     batch = Examples(ids, [np.zeros(10, int)] * 8, np.array([0, 3]), choices=4).batch(np.arange(2), 16)
-    params = model.init(jax.random.key(0), *(batch[n][:, 0] for n in ("input_ids", "input_mask", "token_types")))[
-        "params"
-    ]
+    params = jax.jit(model.init)(
+        jax.random.key(0), *(batch[n][:, 0] for n in ("input_ids", "input_mask", "token_types"))
+    )["params"]
     keys = jax.random.split(jax.random.key(1), 2)
-    dropped = np.asarray(finetuning.apply(model, params, batch, keys))
+    apply = jax.jit(functools.partial(finetuning.apply, model))
+    dropped = np.asarray(apply(params, batch, keys))
     assert dropped.shape == (2, 4) and len(np.unique(dropped.round(6))) == 8
-    np.testing.assert_allclose(np.ptp(np.asarray(finetuning.apply(model, params, batch))), 0, atol=1e-6)
+    np.testing.assert_allclose(np.ptp(np.asarray(apply(params, batch))), 0, atol=1e-6)
 
 
 def test_answers_do_not_reach_into_padding(checkpoint):

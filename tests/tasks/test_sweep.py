@@ -12,6 +12,7 @@ from bertjax.interop import pretrained
 from bertjax.tasks import sweep
 from bertjax.tasks.sweep import Result
 from bertjax.training import checkpoint as checkpoints
+from bertjax.training import run_folder
 from tests.tasks.test_finetuning import config_for, write_sst2
 
 
@@ -80,6 +81,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     assert f"| 0.003 | 5 | {np.mean(pair):.2f} | {max(pair):.2f} | {np.std(pair, ddof=1):.2f} | 2 | 0 |" in said
     assert f"best: {best}, accuracy" in said
     assert pretrained.read(tmp_path / "run").labels == ("0", "1")
+    assert run_folder.read_config(tmp_path / "run").optimizer.learning_rate == 3e-3
 
 
 def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path, monkeypatch):
