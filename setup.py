@@ -24,6 +24,7 @@ setuptools.setup(
         "jax>=0.10",
         "ml-collections>=1.1",
         "numpy>=2.0",
+        "scipy",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.32",
         "safetensors>=0.6",

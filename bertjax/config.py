@@ -334,7 +334,9 @@ def _validate_fine_tuning(config, with_data: bool) -> None:
             require(head[name] >= 1, f"head.{name}", head[name], "must be at least 1")
     if not with_data:
         return
-    require(bool(config.data.path), "data.path", config.data.path, "say where the data is: a folder or tfds:NAME")
+    own = config.task in ("classify", "tag")
+    where = "a folder" if own else "a folder, or tfds:NAME"
+    require(bool(config.data.path), "data.path", config.data.path, f"say where the data is: {where}")
     require(
         bool(config.init_checkpoint),
         "init_checkpoint",

@@ -36,12 +36,22 @@ def run(config, workdir: str) -> None:
 
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
     jax.config.update("jax_compilation_cache_dir", cache)
+    smallest = _smallest_batch(config)
     hosts.join(config.hosts_timeout)
-    use_cpu_cores(config)
+    use_cpu_cores(smallest)
     run_folder.check_shared(workdir)
     pretrain_or_tune = pretrain if config.task == "pretraining" else fine_tune
     pretrain_or_tune(config, epath.Path(workdir))
     hosts.leave()
+
+
+def _smallest_batch(config):
+    """The config itself; of a search, which is checked here, the run with the smallest batch."""
+    if not config.get("sweep"):
+        return config
+    from bertjax.tasks import sweep
+
+    return min((changed for _, changed in sweep.plan(config)), key=lambda changed: changed.batch_size)
 
 
 def pretrain(config, workdir) -> None:
@@ -62,6 +72,7 @@ def pretrain(config, workdir) -> None:
         else:
             pretrained.adopt(config)
             initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
+    run_folder.check_task(workdir, config)
     run_folder.check_model(workdir, config)
     if checkpoint.steps(workdir)[-1:] == [total_steps(config)] and (finished := run_folder.read_report(workdir)):
         if is_first:
@@ -103,17 +114,17 @@ def fine_tune(config, workdir) -> None:
     from bertjax.training import checkpoint, run_folder
     from bertjax.training.loop import train
 
-    is_first = jax.process_index() == 0
-    if (workdir / run_folder.CONFIG).exists():
-        run_folder.check_task(workdir, config)
-    if not config.sweep and (finished := run_folder.read_report(workdir)):
+    is_first, initialize = jax.process_index() == 0, None
+    run_folder.check_task(workdir, config)
+    if finished := run_folder.read_report(workdir):
         if is_first:
             print(f"finished before, in {workdir}\n{finished}", flush=True)
             _say_changes(workdir, config)
         return
-    if not config.sweep and checkpoint.steps(workdir):  # goes on, also when what it was started from is gone
+    goes_on = bool(checkpoint.steps(workdir))
+    if goes_on:  # also when what it was started from is gone
         config.model.update(run_folder.read_config(workdir).model)
-        tokenizer, initialize = run_folder.load_tokenizer(workdir), None
+        tokenizer = run_folder.load_tokenizer(workdir)
     else:
         pretrained.adopt_model(config)
         tokenizer = pretrained.require_tokenizer(config)
@@ -121,17 +132,23 @@ def fine_tune(config, workdir) -> None:
     validate(config)  # now that the model is known
     mesh = make_mesh(config)
     if config.sweep:
-        sweep.check(config)
+        for _, changed in sweep.plan(config):
+            make_mesh(changed)
     dataset = finetuning.load(config, tokenizer)
+    run_folder.check_labels(workdir, dataset.labels)
     if is_first:
-        run_folder.write_config(workdir, config, tokenizer, dataset.objective.architecture, dataset.labels)
-        print("\n".join([*dataset.said, f"fine-tuning in {workdir}"]), flush=True)
+        print("\n".join(dataset.said), flush=True)
+        if goes_on and (changed := run_folder.changes(workdir, config)):
+            print(f"going on with other settings than before: {'; '.join(changed)}")
+        print(f"fine-tuning in {workdir}", flush=True)
     if config.sweep:
         found = sweep.run(config, workdir, mesh, dataset, tokenizer, initialize)
         if is_first:
             print(found, end="", flush=True)
         return
 
+    if is_first:
+        run_folder.write_config(workdir, config, tokenizer, dataset.objective.architecture, dataset.labels)
     task = finetuning.FineTuning(config, mesh, dataset)
     config.eval.every_steps = config.eval.every_steps or task.steps_per_epoch
     _, scores = train(task, config, workdir, mesh, initialize)

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -65,7 +66,9 @@ def read_text(path: epath.PathLike) -> str:
 def _separated_rows(path, text: str, names: Sequence[str], drop_ragged: bool) -> tuple[list[Row], int]:
     lines = _csv_lines(path, text) if path.suffix == ".csv" else _tsv_lines(text)
     if not names:
-        names = next(lines, (0, ()))[1]
+        number, names = next(lines, (0, ()))
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise UserError(f"{path}:{number}: two columns are named {twice[0]!r}")
     rows, dropped = [], 0
     for number, cells in lines:
         if len(cells) == len(names):

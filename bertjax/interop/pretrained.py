@@ -50,7 +50,7 @@ def read(path: epath.PathLike) -> Pretrained:
     pieces = read_tokenizer(path)
     if pieces is not None and pieces.vocab_size > config.vocab_size:
         raise UserError(f"{folder}: its tokenizer has {pieces.vocab_size} pieces, its model only {config.vocab_size}")
-    return Pretrained(str(path), kind, config, params, pieces, ignored, *read_head(path))
+    return Pretrained(str(path if prefix else folder), kind, config, params, pieces, ignored, *read_head(path))
 
 
 def read_config(path: epath.PathLike) -> BertConfig:
@@ -85,9 +85,16 @@ def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
 
 
 def require_tokenizer(config) -> Tokenizer:
-    """That of `config.tokenizer`, or else of `config.init_checkpoint`. Raises `UserError` where there is none."""
-    if config.tokenizer.path:
-        return tokenizer.load(config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase)
+    """That of `config.tokenizer`, or else of `config.init_checkpoint`, for the model that has been adopted from it.
+
+    Raises `UserError` where there is none, or it is not one for this model.
+    """
+    if path := config.tokenizer.path:
+        found = tokenizer.load(config.tokenizer.kind, path, config.tokenizer.lowercase)
+        if found.vocab_size > (size := config.model.vocab_size):
+            raise UserError(f"config.tokenizer.path = {path!r}: {found.vocab_size} pieces, but the model has {size}")
+        check_tokenizer(config.init_checkpoint, found)
+        return found
     if (found := read_tokenizer(config.init_checkpoint)) is None:
         raise UserError(
             f"config.tokenizer.path = '': {config.init_checkpoint} brings no vocabulary; name the vocab.txt it was "
@@ -99,6 +106,8 @@ def require_tokenizer(config) -> Tokenizer:
 def find(path: epath.PathLike) -> tuple[str, epath.Path, epath.Path | None]:
     """(format, folder, TF1 prefix) of a checkpoint. Raises `UserError` where there is none."""
     path = epath.Path(path)
+    if (best := path / run_folder.BEST).is_file():  # of a search
+        path = path / best.read_text().strip()
     if (path / checkpoint.FOLDER).is_dir():
         return "bertjax", path, None
     if (path / huggingface.CONFIG).exists() and "task" in huggingface.read_json(path / huggingface.CONFIG):
@@ -184,9 +193,9 @@ def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:
     if theirs is None or theirs.fingerprint == ours.fingerprint:
         return
     different = sum(a != b for a, b in zip(ours.pieces, theirs.pieces))
-    said = f"{different} of the first {len(theirs.pieces)} pieces of the records' tokenizer are not those of {path}"
+    said = f"{different} of the first {len(theirs.pieces)} pieces of the tokenizer are not those of {path}"
     if different > 0.1 * len(theirs.pieces):
-        raise UserError(f"config.init_checkpoint: {said}; prepare the records with its tokenizer")
+        raise UserError(f"config.init_checkpoint: {said}; use its tokenizer, also for records")
     if jax.process_index() == 0:
         print(said, flush=True)
 

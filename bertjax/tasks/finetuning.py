@@ -22,7 +22,7 @@ from bertjax.model.bert import (
     forward_flops,
 )
 from bertjax.model.dropout import fold_in
-from bertjax.sharding.mesh import batch_sharding, compute_dtype, local_rows, put_batch, replicated
+from bertjax.sharding.mesh import compute_dtype, local_rows, put_batch, replicated
 from bertjax.sharding.rules import RULES
 
 PREDICTION_BATCH = 32
@@ -254,27 +254,19 @@ class FineTuning:
     def _step_lengths(self) -> np.ndarray:
         return np.array([self._order.length(step) for step in range(self.total_steps)])
 
-    def abstract_batch(self, length: int) -> dict:
-        """Shapes, types and shardings of the batches of a length."""
-        batch = self.dataset.train.batch(np.zeros(self.config.batch_size, int), length)
-        return {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(self.mesh))
-            for name, x in batch.items()
-        }
-
 
 def encode_pairs(tokenizer, firsts: list[str], seconds: list[str] | None, max_seq_length: int):
-    """`[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`: ids, token types, and how many had to be cut to `max_seq_length`.
+    """`[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`: ids, token types, and booleans: cut to `max_seq_length`.
 
     Of what is too long the longer side loses its last tokens, one by one (run_classifier._truncate_seq_pair).
     """
     encoded = [tokenizer.encode_ids(firsts), tokenizer.encode_ids(seconds) if seconds is not None else None]
-    input_ids, token_types, cut = [], [], 0
+    input_ids, token_types, cut = [], [], []
     for number, a in enumerate(encoded[0]):
         b = encoded[1][number] if encoded[1] is not None else []
         room = max_seq_length - (3 if encoded[1] is not None else 2)
-        if len(a) + len(b) > room:
-            cut += 1
+        cut.append(len(a) + len(b) > room)
+        if cut[-1]:
             keep_a = max(room - len(b), min(len(a), room - room // 2))  # b is cut first where both are of one length
             a, b = a[:keep_a], b[: room - min(keep_a, len(a))]
         ids = [tokenizer.cls_id, *a, tokenizer.sep_id]
@@ -288,5 +280,11 @@ def encode_pairs(tokenizer, firsts: list[str], seconds: list[str] | None, max_se
 
 
 def report(scores: dict[str, float]) -> str:
-    """The scores on the dev set for a person: of most the hundredfold, as papers have it."""
-    return "dev: " + ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
+    """The scores on the dev set for a person: of shares the hundredfold, as papers have it."""
+
+    def text(name: str, value: float | None) -> str:
+        if value is None:
+            return f"{name} none"
+        return f"{name} {value:.2f}" if name == "null_threshold" else f"{name} {100 * value:.2f}"
+
+    return "dev: " + ", ".join(text(name, value) for name, value in scores.items())

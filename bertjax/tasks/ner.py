@@ -5,6 +5,7 @@ The first piece of a word has its tag, and neighbouring sentences of a document 
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -39,7 +40,11 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         train, dev = (read_examples(path, split) for split in ("train", "validation"))
     else:
         train, dev = (read(find_file(path, name)) for name in ("train", "dev"))
-    return dataset(train, dev, tag_names(train), tokenizer, config.max_seq_length, config.data.document_context)
+    found = dataset(train, dev, tag_names(train), tokenizer, config.max_seq_length, config.data.document_context)
+    if config.data.document_context and train[-1].document == train[0].document + len(train) - 1:
+        said = f"every sentence by itself: {path} does not say which belong to a document"
+        return dataclasses.replace(found, said=(*found.said, said))
+    return found
 
 
 def dataset(
@@ -57,16 +62,21 @@ def dataset(
     def score(logits: list[np.ndarray]) -> dict[str, float]:
         gold, found = [list(sentence.tags) for sentence in dev], read_tags(dev, labels, dev_examples, logits)
         if has_entities:
-            return metrics.entity_scores(gold, found)
+            types = metrics.entity_scores_by_type(gold, found)
+            return metrics.entity_scores(gold, found) | {f"f1_{name}": its["f1"] for name, its in types.items()}
         return {"accuracy": metrics.accuracy(np.concatenate(gold), np.concatenate(found))}
 
     words = sum(len(sentence.words) for sentence in train)
-    said = (
+    said = [
         f"{len(train)} training sentences, {words} words, {len(labels)} tags, in {len(examples)} sequences; "
-        f"{len(dev)} dev sentences in {len(dev_examples)}",
-    )
-    metric = "f1" if has_entities else "accuracy"
-    return Dataset(finetuning.tagging(len(labels)), labels, examples, (Split(dev_examples, score),), metric, said)
+        f"{len(dev)} dev sentences in {len(dev_examples)}"
+    ]
+    if unread := unread_words((*train, *dev), tokenizer, max_seq_length - 2):
+        said.append(f"of {unread} words not all is read: they have no pieces, or too many")
+    metric, tags = "f1" if has_entities else "accuracy", Counter(tag for sentence in dev for tag in sentence.tags)
+    baseline = 0.0 if has_entities else max(tags.values()) / tags.total()
+    split = Split(dev_examples, score)
+    return Dataset(finetuning.tagging(len(labels)), labels, examples, (split,), metric, tuple(said), baseline)
 
 
 def find_file(folder: str, name: str) -> epath.Path:
@@ -90,7 +100,8 @@ def read(path: epath.PathLike) -> list[Sentence]:
         tags.clear()
 
     for number, line in enumerate(read_text(path).split("\n"), 1):
-        cells = line.split()
+        cells = line.strip(" \t\r").replace("\t", " ").split(" ")  # not at the blanks that a word may have in it
+        cells = [cell for cell in cells if cell]
         if not cells or cells[0] == DOCUMENT:
             close()
             document += bool(cells)
@@ -180,6 +191,16 @@ def encode(
 def _pieces(words: Sequence[str], tokenizer: Tokenizer, most: int) -> list[list[int]]:
     """The pieces of each word, at least one and at most so many."""
     return [ids[:most] or [tokenizer.unk_id] for ids in tokenizer.encode_ids(words)]
+
+
+def unread_words(sentences: Sequence[Sentence], tokenizer: Tokenizer, most: int) -> int:
+    """How many words have no piece at all, or more than there can be in a sequence."""
+    different = Counter(word for sentence in sentences for word in sentence.words)
+    return sum(
+        count
+        for ids, count in zip(tokenizer.encode_ids(list(different)), different.values())
+        if not 0 < len(ids) <= most
+    )
 
 
 def read_tags(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from etils import epath
+from scipy.special import softmax
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
@@ -66,8 +67,9 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         max_seq_length=config.max_seq_length, doc_stride=data.doc_stride, max_query_length=data.max_query_length
     )
     encoded = encode(train, tokenizer, **sizes, with_labels=True)
-    dev_examples, dev_windows, *_ = encode(dev, tokenizer, **sizes, with_labels=False)
+    dev_examples, dev_windows, dev_cut, *_ = encode(dev, tokenizer, **sizes, with_labels=False)
     said = encoded.said(train, data.max_query_length)
+    said += (f"{dev_cut} dev questions cut to {data.max_query_length} tokens",) if dev_cut else ()
     golds = {question.name: question.answers for question in dev}
     has_unanswerable = data.version == "v2.0"
 
@@ -99,7 +101,8 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         return {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
 
     split = Split(dev_examples, score, files)
-    return Dataset(finetuning.spans(), (), encoded.examples, (split,), "f1", said)
+    unanswerable = sum(not question.answers for question in dev) / len(dev)  # scored 1 by never answering
+    return Dataset(finetuning.spans(), (), encoded.examples, (split,), "f1", said, unanswerable)
 
 
 def _shares(percent: dict[str, float]) -> dict[str, float]:
@@ -121,19 +124,21 @@ def read(path: epath.PathLike) -> list[Question]:
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 for asked in paragraph["qas"]:
-                    given = [] if asked.get("is_impossible") else asked.get("answers", [])
+                    given = [] if asked.get("is_impossible") else asked["answers"]
                     questions.append(
                         Question(
                             str(asked["id"]),
-                            asked["question"],
-                            paragraph["context"],
-                            tuple(answer["text"] for answer in given),
+                            _text(asked["question"]),
+                            _text(paragraph["context"]),
+                            tuple(_text(answer["text"]) for answer in given),
                             tuple(int(answer["answer_start"]) for answer in given),
                         )
                     )
+                    if not given and not asked.get("is_impossible"):
+                        raise KeyError("an answer, or is_impossible")
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         where = f"after question {questions[-1].name}" if questions else "at the first question"
         raise UserError(f"{path}: not in SQuAD's format {where}: {type(error).__name__} {error}") from None
     return _checked(path, questions)
@@ -150,11 +155,21 @@ def read_examples(path: str, split: str) -> list[Question]:
     return _checked(f"{path}, {split}", questions)
 
 
+def _text(value) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
 def _checked(path: epath.PathLike, questions: list[Question]) -> list[Question]:
     """Raises `UserError` where there is no question, or an answer is not where it says."""
     if not questions:
         raise UserError(f"{path}: no question in it")
+    seen = set()
     for question in questions:
+        if question.name in seen:
+            raise UserError(f"{path}: two questions have the id {question.name}")
+        seen.add(question.name)
         for text, start in zip(question.answers, question.starts):
             if question.context[start : start + len(text)] != text:
                 raise UserError(
@@ -288,8 +303,7 @@ def answers(
             if text not in seen and len(best) < N_BEST:
                 seen.add(text)
                 best.append({"text": text, "start": start, "end": end, "score": score})
-        exponentials = np.exp([answer["score"] - best[0]["score"] for answer in best])
-        for answer, share in zip(best, exponentials / exponentials.sum() if best else ()):
+        for answer, share in zip(best, softmax([answer["score"] for answer in best])):
             answer["probability"] = float(share)
         result[question.name] = (best, null[number] - best[0]["score"] if best else np.inf)
     return result
@@ -309,20 +323,27 @@ def _spans(window: Window, scores: np.ndarray) -> list[tuple[float, int, int]]:
 
 
 def predict(
-    source: Pretrained, pairs: Sequence[tuple[str, str]], max_seq_length: int, null_threshold: float = np.inf
+    source: Pretrained,
+    pairs: Sequence[tuple[str, str]],
+    max_seq_length: int,
+    doc_stride: int = 128,
+    max_query_length: int = 64,
+    null_threshold: float = np.inf,
 ) -> Iterator[dict]:
     """For each question and its paragraph `answer`, the characters `start` to `end`, `probability` among the best, and
-    `null_odds`; where these are above the threshold the answer is empty: there is none."""
+    `null_odds`; where these are above the threshold the answer is empty: there is none. `cut`: the question was."""
     questions = [Question(str(i), question, context) for i, (question, context) in enumerate(pairs)]
-    sizes = dict(doc_stride=128, max_query_length=min(64, max_seq_length // 2))
-    examples, windows, *_ = encode(questions, source.tokenizer, max_seq_length, **sizes, with_labels=False)
+    most = min(max_query_length, max_seq_length // 2)
+    examples, windows, *_ = encode(questions, source.tokenizer, max_seq_length, doc_stride, most, with_labels=False)
+    lengths = [len(ids) for ids in source.tokenizer.encode_ids([question.text for question in questions])]
     found = answers(questions, windows, finetuning.predict(finetuning.spans(), source, examples))
-    for question in questions:
+    for question, length in zip(questions, lengths):
         best, null = found[question.name]
         is_none = not best or null > null_threshold
         top = {"text": "", "start": 0, "end": 0, "probability": 0.0} if is_none else best[0]
         yield {
             "answer": top["text"],
             **{name: top[name] for name in ("start", "end", "probability")},
-            "null_odds": null,
+            "null_odds": null if best else None,
+            **({"cut": True} if length > most else {}),
         }

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from etils import epath
+from scipy.special import softmax
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
@@ -24,14 +25,16 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         choices = [(column(row, "sent1"), _endings(row)) for row in rows]
         examples, cut = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
         splits.append(examples)
-        said += [f"{cut} of {4 * len(rows)} sequences of {name} cut to {config.max_seq_length} tokens"] if cut else []
+        if cut.any():
+            said.append(f"{cut.sum()} of {len(rows)} examples of {name} cut to {config.max_seq_length} tokens")
     train, dev = splits
 
     def score(logits: list[np.ndarray]) -> dict[str, float]:
         return {"accuracy": metrics.accuracy(dev.labels, np.stack(logits).argmax(-1))}
 
     said.append(f"{len(train)} training examples")
-    return Dataset(finetuning.choice(), (), train, (Split(dev, score),), "accuracy", tuple(said))
+    baseline = float(np.bincount(dev.labels).max() / len(dev))
+    return Dataset(finetuning.choice(), (), train, (Split(dev, score),), "accuracy", tuple(said), baseline)
 
 
 def _endings(row: Row) -> list[str]:
@@ -61,21 +64,23 @@ def encode(
     labels: Sequence[int] | None,
     tokenizer: Tokenizer,
     max_seq_length: int,
-) -> tuple[Examples, int]:
-    """(sentence, its possible continuations), as many of each -> examples, and how many sequences were cut."""
+) -> tuple[Examples, np.ndarray]:
+    """(sentence, its possible continuations), as many of each -> examples, and booleans: something of it was cut."""
     count = len(choices[0][1])
     firsts = [sentence for sentence, _ in choices for _ in range(count)]
     seconds = [ending for _, endings in choices for ending in endings]
     input_ids, token_types, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
-    return Examples(input_ids, token_types, None if labels is None else np.array(labels), choices=count), cut
+    examples = Examples(input_ids, token_types, None if labels is None else np.array(labels), choices=count)
+    return examples, np.reshape(cut, (-1, count)).any(1)
 
 
 def predict(source: Pretrained, choices: Sequence[tuple[str, Sequence[str]]], max_seq_length: int) -> Iterator[dict]:
-    """For each sentence the `choice` among its continuations, counted from 0, and the `probabilities` of all.
+    """For each sentence the `choice` among its continuations, counted from 0, and the `probabilities` of all; `cut`
+    where one of them was.
 
     All have the same number of continuations.
     """
-    examples, _ = encode(choices, None, source.tokenizer, max_seq_length)
-    for scores in finetuning.predict(finetuning.choice(), source, examples):
-        exponentials = np.exp(scores - scores.max())
-        yield {"choice": int(scores.argmax()), "probabilities": (exponentials / exponentials.sum()).tolist()}
+    examples, cut = encode(choices, None, source.tokenizer, max_seq_length)
+    for scores, was_cut in zip(finetuning.predict(finetuning.choice(), source, examples), cut):
+        more = {"cut": True} if was_cut else {}
+        yield {"choice": int(scores.argmax()), "probabilities": softmax(scores).tolist(), **more}

@@ -1,4 +1,8 @@
-"""The search over hyperparameters (Devlin et al. 2019, appendix A.3): run after run in one process, compiled once."""
+"""The search over hyperparameters (Devlin et al. 2019, appendix A.3): run after run in one process, compiled once.
+
+Each run has a workdir of its own, `WORKDIR/runs/NAME`; `WORKDIR/best` names the one that is best on the dev set, which
+alone keeps its checkpoint.
+"""
 
 import copy
 import dataclasses
@@ -14,11 +18,10 @@ from jax.sharding import Mesh
 
 from bertjax.config import FEATURE_LAYERS, UserError, validate
 from bertjax.files import write_whole
-from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks.finetuning import Dataset, FineTuning
+from bertjax.tasks.finetuning import Dataset, FineTuning, report
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint, run_folder
-from bertjax.training.loop import make_program, train
+from bertjax.training.loop import Diverged, make_program, train
 
 PAPER = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"
 PAPER_FEATURES = f"layers={','.join(FEATURE_LAYERS)}"  # table 7
@@ -26,11 +29,12 @@ PAPER_FEATURES = f"layers={','.join(FEATURE_LAYERS)}"  # table 7
 FIELDS = {"layers": str, "batch_size": int, "learning_rate": float, "epochs": float, "seed": int}
 SECTIONS = {"layers": "head", "learning_rate": "optimizer"}  # where they stand in a config
 RESULT, TABLE = "result.json", "sweep.md"
+NEXT_SEED = 1000  # added to that of a run that failed
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One finished run. `failed`: no better than always giving the same answer."""
+    """One finished run. `failed`: no better than always giving the same answer, or its loss was no number."""
 
     settings: dict
     scores: dict
@@ -51,26 +55,22 @@ def parse(text: str, paper: str = PAPER) -> list[dict]:
                 f"{', '.join(FIELDS)}, or 'paper'"
             )
         try:
-            values[name] = [FIELDS[name](number) for number in numbers.split(",")]
+            values[name] = list(dict.fromkeys(FIELDS[name](number) for number in numbers.split(",")))
         except ValueError:
             raise UserError(f"config.sweep = {text!r}: {numbers!r} are not numbers for {name}") from None
     names = [name for name in FIELDS if name in values]
     return [dict(zip(names, chosen)) for chosen in itertools.product(*(values[name] for name in names))]
 
 
-def runs(config) -> list[dict]:
-    """The settings of all runs of a config's sweep."""
-    return parse(config.sweep, PAPER_FEATURES if config.task == "features" else PAPER)
-
-
-def check(config) -> None:
-    """Raises `UserError` where a run of the sweep is not a valid one, or does not fit the devices."""
-    for settings in runs(config):
-        if "layers" in settings and config.task != "features":
-            raise UserError(f"config.sweep = {config.sweep!r}: layers are for experiments/features.py")
-        changed = _with(config, settings)
+def plan(config) -> list[tuple[dict, object]]:
+    """(settings, config) of all runs of a config's sweep. Raises `UserError` where one of them is not valid."""
+    runs = parse(config.sweep, PAPER_FEATURES if config.task == "features" else PAPER)
+    if "layers" in runs[0] and config.task != "features":
+        raise UserError(f"config.sweep = {config.sweep!r}: layers are for experiments/features.py")
+    planned = [(settings, _with(config, settings)) for settings in runs]
+    for _, changed in planned:
         validate(changed)
-        make_mesh(changed)
+    return planned
 
 
 def name_of(settings: dict) -> str:
@@ -79,46 +79,50 @@ def name_of(settings: dict) -> str:
 
 
 def _cell(value) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, tokenizer: Tokenizer, initialize: Callable) -> str:
-    """Does the runs that are not done yet, each in `workdir/runs/NAME`; returns the table, which lies in `sweep.md`.
+    """Does the runs that are not done yet; returns the table, which lies in `sweep.md`.
 
-    Of the runs only the best on the dev set keeps its checkpoint. A run that failed is followed by up to
-    `config.restarts` others with other seeds, and stays in the table.
+    A run that failed is followed by up to `config.restarts` others with other seeds, and stays in the table.
     """
     is_first, programs, results = jax.process_index() == 0, {}, []
-    queue = [(settings, config.restarts) for settings in runs(config)]
+    queue = [(settings, config.restarts) for settings, _ in plan(config)]
     while queue:
         settings, restarts = queue.pop(0)
-        folder = workdir / "runs" / name_of(settings)
-        result = _read(folder, settings)
+        folder, changed = workdir / "runs" / name_of(settings), _with(config, settings)
+        result = read_result(folder, settings, changed)
         if result is None:
-            changed = _with(config, settings)
             task = FineTuning(changed, mesh, dataset)
             changed.eval.every_steps = changed.eval.every_steps or task.total_steps
             if task.model not in programs:
                 programs[task.model] = make_program(task, changed, mesh)
             if is_first:
+                run_folder.write_config(folder, changed, tokenizer, dataset.objective.architecture, dataset.labels)
                 print(f"run {name_of(settings)}, {len(queue)} to come", flush=True)
-            _, scores = train(task, changed, folder, mesh, initialize, programs[task.model])
-            result = Result(settings, scores, not scores[dataset.metric] > dataset.baseline)
+            try:
+                scores = train(task, changed, folder, mesh, initialize, programs[task.model])[1]
+                result = Result(settings, scores, not scores[dataset.metric] > dataset.baseline)
+            except Diverged as error:
+                result = Result(settings, {dataset.metric: None}, True)
+                if is_first:
+                    print(error, flush=True)
             if is_first:
                 for name, content in task.files.items():
                     write_whole(folder / name, content)
-                write_whole(folder / RESULT, json.dumps({"scores": scores, "failed": result.failed}) + "\n")
+                write_whole(folder / RESULT, json.dumps({"scores": result.scores, "failed": result.failed}) + "\n")
+                run_folder.write_report(folder, report(result.scores))
         results.append(result)
-        if result.failed and restarts:
-            seed = settings.get("seed", config.seed)
-            queue.insert(0, ({**settings, "seed": seed + 1000}, restarts - 1))
         if is_first:
-            top = best(results, dataset.metric)
-            _keep_best(workdir, top, results)
-            run_folder.write_config(
-                workdir, _with(config, top.settings), tokenizer, dataset.objective.architecture, dataset.labels
-            )
+            keep_best(workdir, best(results, dataset.metric), results)
             write_whole(workdir / TABLE, table(results, dataset.metric))
+        if result.failed and restarts:
+            taken = {name_of(other) for other, _ in queue} | {name_of(other.settings) for other in results}
+            again = {**settings, "seed": settings.get("seed", config.seed) + NEXT_SEED}
+            while name_of(again) in taken:
+                again["seed"] += NEXT_SEED
+            queue.insert(0, (again, restarts - 1))
     return table(results, dataset.metric)
 
 
@@ -147,7 +151,8 @@ def table(results: list[Result], metric: str) -> str:
         cells = [*map(_cell, values), f"{np.mean(scores):.2f}", f"{max(scores):.2f}", spread]
         lines.append("| " + " | ".join([*cells, str(len(group)), str(sum(r.failed for r in group))]) + " |")
     top = best(results, metric)
-    return "\n".join([*lines, "", f"best: {name_of(top.settings)}, {metric} {100 * top.scores[metric]:.2f}"]) + "\n"
+    said = f"best: runs/{name_of(top.settings)}, {metric} {100 * _number(top.scores[metric]):.2f}"
+    return "\n".join([*lines, "", said]) + "\n"
 
 
 def _number(score: float | None) -> float:
@@ -159,22 +164,22 @@ def _with(config, settings: dict):
     changed = copy.deepcopy(config)
     for name, value in settings.items():
         (changed[SECTIONS[name]] if name in SECTIONS else changed)[name] = value
+    changed.sweep = ""  # a run by itself
     return changed
 
 
-def _read(folder: epath.Path, settings: dict) -> Result | None:
+def read_result(folder: epath.Path, settings: dict, config) -> Result | None:
+    """What a finished run came to. Raises `UserError` where it was done with other settings than these."""
+    if (folder / run_folder.CONFIG).exists() and (changed := run_folder.changes(folder, config)):
+        raise UserError(f"{folder}: made with other settings, {'; '.join(changed)}; take another --workdir")
     path = folder / RESULT
     return Result(settings, **json.loads(path.read_text())) if path.exists() else None
 
 
-def _keep_best(workdir: epath.Path, top: Result, results: list[Result]) -> None:
-    """The checkpoint of the best run lies in the workdir itself, where `predict` and `convert` look for it."""
-    if (found := checkpoint.folder_of(workdir / "runs" / name_of(top.settings))).exists():
-        kept = checkpoint.folder_of(workdir)
-        if kept.exists():
-            kept.rmtree()
-        found.rename(kept)
+def keep_best(workdir: epath.Path, top: Result, results: list[Result]) -> None:
+    """Names the best run, and removes the checkpoints of the others."""
+    write_whole(workdir / run_folder.BEST, f"runs/{name_of(top.settings)}\n")
     for result in results:
         rest = checkpoint.folder_of(workdir / "runs" / name_of(result.settings))
-        if rest.exists():
+        if result is not top and rest.exists():
             rest.rmtree()

@@ -23,7 +23,8 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
 
 
 def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentence]:
-    """The sentences of a table with these columns; `sentence` is the same in all rows of one, and not in JSON lines.
+    """The sentences of a table with these columns; `sentence` is the same, or empty after the first, in all rows of
+    one; JSON lines have none.
 
     Tags that are IOB1 become BIO. Raises `UserError`: file and line, and what was expected.
     """
@@ -31,7 +32,8 @@ def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentenc
     if path.suffix == ".jsonl":
         found = [(row.where, _list(row, words), _list(row, tags)) for row in rows]
     else:
-        groups = [list(group) for _, group in itertools.groupby(rows, key=lambda row: column(row, sentence))]
+        names = itertools.accumulate((column(row, sentence) for row in rows), lambda before, own: own or before)
+        groups = [[row for row, _ in group] for _, group in itertools.groupby(zip(rows, names), key=lambda x: x[1])]
         found = [
             (group[0].where, [column(row, words) for row in group], [column(row, tags) for row in group])
             for group in groups
@@ -47,7 +49,10 @@ def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentenc
 
 
 def _list(row: Row, name: str) -> list[str]:
-    value = json.loads(column(row, name)) if column(row, name).startswith("[") else None
+    try:
+        value = json.loads(column(row, name))
+    except json.JSONDecodeError:
+        value = None
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
         raise UserError(f"{row.where}: {name} is no list of strings")
     return value

@@ -30,6 +30,10 @@ Batch = dict[str, np.ndarray]
 STEPS_IN_FLIGHT = 2  # that the host may run ahead of the devices
 
 
+class Diverged(UserError):
+    """The loss of a step is no number."""
+
+
 class Task(Protocol):
     """What is learnt."""
 
@@ -171,7 +175,7 @@ def train(
     of a run before this one, where it would be the same.
 
     Returns the state and the scores at the end. Ctrl-C and SIGTERM save a checkpoint and raise `KeyboardInterrupt`.
-    Raises `UserError` where the loss is no number.
+    Raises `Diverged` where the loss is no number.
     """
     # State: restored, imported or random.
     optimizer, layout, train_step, gather = program or make_program(task, config, mesh)
@@ -210,7 +214,7 @@ def train(
         tokens = means.pop("train/tokens")
         for offset, metrics in enumerate(fetched):
             if not math.isfinite(metrics["loss"]):
-                raise UserError(_diverged(first + offset, metrics, float(schedule(first + offset)), workdir))
+                raise Diverged(_diverged(first + offset, metrics, float(schedule(first + offset)), workdir))
         rate = task.flops(first, step) / seconds
         means["train/learning_rate"] = float(schedule(step - 1))
         means["train/sequences_per_second"] = config.batch_size * len(fetched) / seconds
@@ -235,7 +239,7 @@ def train(
     # Training.
     try:
         with (
-            stop_signals() as stops_after,
+            stop_signals() as stops_now,
             contextlib.closing(_on_devices(task.batches(start), mesh, config.batch_size)) as batches,
         ):
             for step in range(start + 1, task.total_steps + 1):
@@ -248,7 +252,7 @@ def train(
                 if is_first:
                     progress.advance()
 
-                stops, last = stops_after(step), step == task.total_steps  # a signal from here on is the next step's
+                stops, last = stops_now(), step == task.total_steps  # a signal from here on is the next step's
                 evaluates = last or step % config.eval.every_steps == 0
                 saves = evaluates or stops or step % config.checkpoint.every_steps == 0
                 if saves or step % config.log_every_steps == 0:

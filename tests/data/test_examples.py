@@ -58,7 +58,12 @@ def test_evaluation_counts_nobody_twice_and_loses_nobody():
     for rows, length in evaluation_batches(examples, 8, 128):
         batch = examples.batch(rows, length)
         assert batch["input_ids"].shape == (8, length)
+        for host in range(4):  # the last batch has nothing for some of them
+            own = slice(2 * host, 2 * host + 2)
+            for name, part in examples.batch(rows[own], length).items():
+                np.testing.assert_array_equal(part, batch[name][own])
         real = batch["weights"] > 0
+        assert not batch["input_mask"][~real].any()
         np.testing.assert_array_equal(batch["labels"][real], rows[real])
         np.testing.assert_array_equal(batch["input_ids"][real, 0], rows[real] + 1)
         np.testing.assert_array_equal(batch["input_mask"].sum(1)[real], examples.lengths[rows[real]])

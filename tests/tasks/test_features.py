@@ -90,13 +90,14 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
     for name, array in before.items():
         np.testing.assert_array_equal(after[name], array, err_msg=name)
     assert source.head["layers"] == lines[-1].split("=")[1].split(",")[0]  # of the best
+    assert lines[-1].startswith(f"best: runs/layers={source.head['layers']}, f1")
 
     sentences = ner.read(tmp_path / "eng.testa")
     texts = [" ".join(s.words) for s in sentences]
     found = [result["tags"] for result in ner.predict(source, texts, 16, features.tagging)]
     assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.8
     # No moments of what is not learnt.
-    folder = checkpoints.folder_of(tmp_path / "run") / str(checkpoints.steps(tmp_path / "run")[-1])
+    folder = checkpoints.folder_of(source.path) / str(checkpoints.steps(source.path)[-1])
     with ocp.PyTreeCheckpointer() as checkpointer:
         moments = str(checkpointer.metadata(folder / "rest").item_metadata.tree)
     assert "'lstm'" in moments and "'bert'" not in moments

@@ -105,9 +105,9 @@ def test_a_submission_has_a_line_for_every_test_example(tuned):
     folder, workdir = tuned
     rows = [line.split("\t")[0] for line in (folder / "SST-2/dev.tsv").read_text().splitlines()[1:]]
     (folder / "test.tsv").write_text("index\tsentence\n" + "".join(f"{i}\t{text}\n" for i, text in enumerate(rows)))
-    content, count = glue.submission(pretrained.read(workdir), "sst2", str(folder / "test.tsv"), 32)
+    content, said = glue.submission(pretrained.read(workdir), "sst2", str(folder / "test.tsv"), 32)
     lines = content.splitlines()
-    assert lines[0] == "index\tprediction" and count == len(lines) - 1 == len(rows)
+    assert lines[0] == "index\tprediction" and len(lines) - 1 == len(rows) and said == f"{len(rows)} predictions"
     assert {line.split("\t")[1] for line in lines[1:]} == {"0", "1"}
 
 
@@ -227,7 +227,10 @@ def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
 
     result = command("predict", f"--checkpoint={workdir}", "ship ||| sail ||| net", cwd=tmp_path)
     assert result.returncode == 1
-    assert result.stderr == 'error: this checkpoint wants texts, or pairs as "A ||| B", each text alike\n'
+    assert (
+        result.stderr
+        == 'error: this checkpoint wants texts, or pairs as "A ||| B", each text alike, and no part of it empty\n'
+    )
 
 
 def tokenizer():
@@ -252,9 +255,9 @@ def test_pairs_are_cut_as_google_cuts_them():
             short_a, short_b = google(a, b, length - 3)
             assert ids[row].tolist() == [pieces.cls_id, *short_a, pieces.sep_id, *short_b, pieces.sep_id]
             assert types[row].tolist() == [0] * (len(short_a) + 2) + [1] * (len(short_b) + 1)
-        assert cut == sum(len(a.split()) + len(b.split()) > length - 3 for a, b in zip(firsts, seconds))
+        assert cut == [len(a.split()) + len(b.split()) > length - 3 for a, b in zip(firsts, seconds)]
     ids, types, cut = finetuning.encode_pairs(pieces, ["ship sail harbour wave"], None, 5)
-    assert len(ids[0]) == 5 and ids[0][-1] == pieces.sep_id and cut == 1 and not types[0].any()
+    assert len(ids[0]) == 5 and ids[0][-1] == pieces.sep_id and cut == [True] and not types[0].any()
 
 
 def test_dropout_differs_between_the_choices_of_an_example(checkpoint):

@@ -149,6 +149,10 @@ def test_tables_of_the_users_own(tmp_path, pieces):
     for one, other in zip(by_word.train.labels, by_sentence.train.labels):
         np.testing.assert_array_equal(one, other)
 
+    # A sentence that is named at its first word only.
+    (tmp_path / "named.csv").write_text("s,w,t\n1,ship,O\n,sail,B-LOC\n2,rose,O\n")
+    assert [s.words for s in tag.read(tmp_path / "named.csv", "w", "t", "s")] == [("ship", "sail"), ("rose",)]
+
     (tmp_path / "train.jsonl").write_text('{"w": ["ship", "rose"], "t": ["NOUN", "VERB"]}\n')
     (tmp_path / "dev.jsonl").write_text('{"w": ["ship", "rose"], "t": ["NOUN", "NOUN"]}\n')
     parts = tag.load(tag_config(tmp_path), pieces)
@@ -159,6 +163,7 @@ def test_tables_of_the_users_own(tmp_path, pieces):
     for content, message in (
         ('{"w": ["ship"], "t": ["NOUN", "VERB"]}', r"dev.jsonl:1: 1 words and 2 tags, expected as many"),
         ('{"w": "ship", "t": ["NOUN"]}', r"dev.jsonl:1: w is no list of strings"),
+        ('{"w": "[ship", "t": ["NOUN"]}', r"dev.jsonl:1: w is no list of strings"),
         ('{"words": ["ship"], "t": ["NOUN"]}', r"dev.jsonl:1: no column 'w'; there are words, t"),
         ('{"w": ["ship"], "t": ["DET"]}', r"dev.jsonl:1: the tag 'DET' is not in the training file: NOUN, VERB"),
     ):

@@ -154,7 +154,7 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
     for (_, context), answer in zip(pairs, found):
         assert context[answer["start"] : answer["end"]] == answer["answer"] and np.isfinite(answer["null_odds"])
     middle = float(np.median([answer["null_odds"] for answer in found]))
-    for before, answer in zip(found, squad.predict(source, pairs, 64, middle)):
+    for before, answer in zip(found, squad.predict(source, pairs, 64, null_threshold=middle)):
         assert answer["answer"] == ("" if before["null_odds"] > middle else before["answer"])
 
 
@@ -163,6 +163,17 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
     [
         ("{", r"train-v1.1.json:1: not JSON"),
         ('{"data": []}', r"no question in it"),
+        (squad_file([Question("q7", "ship?", "a ship")] * 2, "2.0"), r"two questions have the id q7"),
+        (
+            squad_file([Question("q7", "ship?", "a ship", ("ship",), ("x",))], "1.1"),
+            r"format at the first question: Val",
+        ),
+        (squad_file([Question("q7", None, "a ship")], "2.0"), r"at the first question: TypeError None is no text"),
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": ["q7"]}]}]}', r"at the first question: AttributeError"),
+        (
+            squad_file([Question("q7", "ship?", "a ship")], "1.1").replace("true", "false"),
+            r"format after question q7: KeyError 'an answer, or is_impossible'",
+        ),
         ('{"date": []}', r"not in SQuAD's format at the first question: KeyError 'data'"),
         (squad_file([Question("q7", "ship?", "a ship", ("sail",), (2,))], "1.1"), r"question q7: 'sail', its answer"),
     ],
