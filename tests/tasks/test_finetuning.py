@@ -4,13 +4,14 @@ import dataclasses
 import functools
 import json
 import random
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
 from bertjax import main
-from bertjax.config import UserError, fine_tuning_config, validate
+from bertjax.config import UserError, default_config, fine_tuning_config, validate
 from bertjax.data.examples import Examples
 from bertjax.interop import pretrained
 from bertjax.sharding.mesh import make_mesh
@@ -379,3 +380,28 @@ def test_tables_of_the_users_own(tmp_path):
     (tmp_path / "dev.jsonl").unlink()
     with pytest.raises(UserError, match=r"no dev.csv, dev.tsv or dev.jsonl in it"):
         classify.load(config, tokenizer())
+
+
+def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint, tmp_path):
+    """Other labels, another command's config, a vocabulary that is too large."""
+    folder, workdir = tuned
+    shutil.copytree(workdir, tmp_path / "run")
+    (tmp_path / "run/report.txt").unlink()  # as if it had been stopped before its end
+    config = fine_tuning_config("glue", name="sst2")
+    config.update(dict(init_checkpoint=str(checkpoint), max_seq_length=32))
+    before = (tmp_path / "run/config.json").read_text()
+    stored = json.loads(before)
+    (tmp_path / "run/config.json").write_text(json.dumps(stored | {"labels": ["no", "yes"]}))
+    config.data.path = str(folder)
+    with pytest.raises(UserError, match=r"holds a run with the labels no, yes, but the data has 0, 1; take another"):
+        main.run(config, str(tmp_path / "run"))
+
+    other = default_config()
+    other.data.corpus, other.init_checkpoint = str(folder / "test.tsv"), str(checkpoint)
+    with pytest.raises(UserError, match=r"config.task = 'pretraining': .* holds a run of 'glue'; take another"):
+        main.run(other, str(tmp_path / "run"))
+
+    WordPiece([*SPECIAL_PIECES, *(f"word{i}" for i in range(500))], lowercase=True).save(tmp_path)
+    config.tokenizer.path = str(tmp_path / "vocab.txt")
+    with pytest.raises(UserError, match=r"config.tokenizer.path = .*: 505 pieces, but the model has"):
+        main.run(config, str(tmp_path / "other"))
