@@ -36,22 +36,17 @@ def run(config, workdir: str) -> None:
 
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
     jax.config.update("jax_compilation_cache_dir", cache)
-    smallest = _smallest_batch(config)
+    batch_size = config.batch_size
+    if config.get("sweep"):  # checked before any device is touched
+        from bertjax.tasks import sweep
+
+        batch_size = sweep.shared_batch_size(config)
     hosts.join(config.hosts_timeout)
-    use_cpu_cores(smallest)
+    use_cpu_cores(config, batch_size)
     run_folder.check_shared(workdir)
     pretrain_or_tune = pretrain if config.task == "pretraining" else fine_tune
     pretrain_or_tune(config, epath.Path(workdir))
     hosts.leave()
-
-
-def _smallest_batch(config):
-    """The config itself; of a search, which is checked here, the run with the smallest batch."""
-    if not config.get("sweep"):
-        return config
-    from bertjax.tasks import sweep
-
-    return min((changed for _, changed in sweep.plan(config)), key=lambda changed: changed.batch_size)
 
 
 def pretrain(config, workdir) -> None:
@@ -106,7 +101,7 @@ def pretrain(config, workdir) -> None:
 def fine_tune(config, workdir) -> None:
     import jax
 
-    from bertjax.config import validate
+    from bertjax.config import UserError, validate
     from bertjax.files import write_whole
     from bertjax.interop import pretrained
     from bertjax.sharding.mesh import make_mesh
@@ -125,16 +120,19 @@ def fine_tune(config, workdir) -> None:
     if goes_on:  # also when what it was started from is gone
         config.model.update(run_folder.read_config(workdir).model)
         tokenizer = run_folder.load_tokenizer(workdir)
+        if config.max_seq_length > (most := config.model.max_position_embeddings):
+            raise UserError(f"config.max_seq_length = {config.max_seq_length}: the model has {most} positions only")
     else:
         pretrained.adopt_model(config)
         tokenizer = pretrained.require_tokenizer(config)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
-    validate(config)  # now that the model is known
-    mesh = make_mesh(config)
-    if config.sweep:
-        for _, changed in sweep.plan(config):
-            make_mesh(changed)
+    runs = [changed for _, changed in sweep.plan(config)] if config.sweep else [config]
+    for changed in runs:
+        validate(changed)  # now that the model is known
+        mesh = make_mesh(changed)
     dataset = finetuning.load(config, tokenizer)
+    for changed in runs:
+        finetuning.count_steps(changed, dataset)
     run_folder.check_labels(workdir, dataset.labels)
     if is_first:
         print("\n".join(dataset.said), flush=True)
@@ -147,9 +145,9 @@ def fine_tune(config, workdir) -> None:
             print(found, end="", flush=True)
         return
 
+    task = finetuning.FineTuning(config, mesh, dataset)
     if is_first:
         run_folder.write_config(workdir, config, tokenizer, dataset.objective.architecture, dataset.labels)
-    task = finetuning.FineTuning(config, mesh, dataset)
     config.eval.every_steps = config.eval.every_steps or task.steps_per_epoch
     _, scores = train(task, config, workdir, mesh, initialize)
     if is_first:

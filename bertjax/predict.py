@@ -100,7 +100,7 @@ def null_threshold(source) -> float:
     from bertjax.training.logging import read_metrics
 
     lines = read_metrics(source.path) if source.format == "bertjax" else []
-    tuned = [line["eval/null_threshold"] for line in lines if "eval/null_threshold" in line]
+    tuned = [line["eval/null_threshold"] for line in lines if line.get("eval/null_threshold") is not None]
     return tuned[-1] if tuned else float("inf")
 
 

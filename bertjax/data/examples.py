@@ -90,9 +90,9 @@ class TrainingOrder:
     are left at the very end make no whole batch. Within a window of batches those of like length are put together.
     """
 
-    def __init__(self, examples: Examples, batch_size: int, epochs: float, seed: int, longest: int):
+    def __init__(self, examples: Examples, batch_size: int, total_steps: int, seed: int, longest: int):
         self._examples, self._batch_size, self._seed, self._longest = examples, batch_size, seed, longest
-        self.total_steps = int(len(examples) * epochs / batch_size)  # run_classifier.main
+        self.total_steps = total_steps
         self._epoch, self._window = functools.lru_cache(2)(self._epoch), functools.lru_cache(2)(self._window)
 
     def rows(self, step: int) -> np.ndarray:

@@ -193,6 +193,8 @@ def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:
     if theirs is None or theirs.fingerprint == ours.fingerprint:
         return
     different = sum(a != b for a, b in zip(ours.pieces, theirs.pieces))
+    if not different and ours.lowercase != theirs.lowercase:
+        raise UserError(f"config.tokenizer.lowercase = {ours.lowercase}: {path} was trained with {theirs.lowercase}")
     said = f"{different} of the first {len(theirs.pieces)} pieces of the tokenizer are not those of {path}"
     if different > 0.1 * len(theirs.pieces):
         raise UserError(f"config.init_checkpoint: {said}; use its tokenizer, also for records")

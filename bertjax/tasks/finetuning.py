@@ -187,6 +187,17 @@ def load(config, tokenizer) -> Dataset:
     return importlib.import_module(f"bertjax.tasks.{config.task}").load(config, tokenizer)
 
 
+def count_steps(config, dataset: Dataset) -> int:
+    """The steps of a run, as run_classifier.main counts them. Raises `UserError` where there are none."""
+    steps = int(len(dataset.train) * config.epochs / config.batch_size)
+    if not steps:
+        raise UserError(
+            f"config.batch_size = {config.batch_size}: {len(dataset.train)} training examples and epochs = "
+            f"{config.epochs:g} do not fill a batch"
+        )
+    return steps
+
+
 class FineTuning:
     """The `Task` of a data set. `config` is validated, and its model that of the checkpoint."""
 
@@ -197,13 +208,8 @@ class FineTuning:
         )
         self.frozen = dataset.objective.frozen
         longest = config.model.max_position_embeddings
-        self._order = TrainingOrder(dataset.train, config.batch_size, config.epochs, config.seed, longest)
-        self.total_steps = self._order.total_steps
-        if not self.total_steps:
-            raise UserError(
-                f"config.batch_size = {config.batch_size}: {len(dataset.train)} training examples and epochs = "
-                f"{config.epochs:g} do not fill a batch"
-            )
+        self.total_steps = count_steps(config, dataset)
+        self._order = TrainingOrder(dataset.train, config.batch_size, self.total_steps, config.seed, longest)
         self.files: dict[str, str] = {}  # for the workdir, after the last evaluation
         self._predict = make_predictor(self.model, mesh, config.batch_size // config.microbatches)
 

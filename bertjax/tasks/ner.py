@@ -124,10 +124,13 @@ def read(path: epath.PathLike) -> list[Sentence]:
 
 def read_examples(path: str, split: str) -> list[Sentence]:
     """Sentences as "tfds:conll2003" has them, each by itself: it does not say where documents begin."""
-    return [
-        Sentence(tuple(json.loads(column(row, "tokens"))), to_bio(json.loads(column(row, "ner"))), number, row.where)
-        for number, row in enumerate(read_tfds(path, split))
-    ]
+    sentences = []
+    for number, row in enumerate(read_tfds(path, split)):
+        words, tags = (json.loads(column(row, name)) for name in ("tokens", "ner"))
+        if wrong := [tag for tag in tags if not is_bio(tag)]:
+            raise UserError(f"{row.where}: the tag is {wrong[0]!r}, expected O, B-type or I-type")
+        sentences.append(Sentence(tuple(words), to_bio(tags), number, row.where))
+    return sentences
 
 
 def is_bio(tag: str) -> bool:

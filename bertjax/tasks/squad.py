@@ -63,6 +63,8 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         train, dev = (read_examples(data.path, split) for split in ("train", "validation"))
     else:
         train, dev = (read(find_file(data.path, name, data.version)) for name in ("train", "dev"))
+    if data.version == "v1.1" and not all(question.answers for question in (*train, *dev)):
+        raise UserError("config.data.version = 'v1.1': the data has questions without an answer; take squad.py:v2.0")
     sizes = dict(
         max_seq_length=config.max_seq_length, doc_stride=data.doc_stride, max_query_length=data.max_query_length
     )

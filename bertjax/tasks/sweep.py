@@ -30,6 +30,7 @@ FIELDS = {"layers": str, "batch_size": int, "learning_rate": float, "epochs": fl
 SECTIONS = {"layers": "head", "learning_rate": "optimizer"}  # where they stand in a config
 RESULT, TABLE = "result.json", "sweep.md"
 NEXT_SEED = 1000  # added to that of a run that failed
+MARGIN = 1e-3  # by which a run has to be better than always giving the same answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,11 @@ def parse(text: str, paper: str = PAPER) -> list[dict]:
     return [dict(zip(names, chosen)) for chosen in itertools.product(*(values[name] for name in names))]
 
 
+def shared_batch_size(config) -> int:
+    """What the batch sizes of all runs are multiples of, so that the same devices serve for each of them."""
+    return math.gcd(*(changed.batch_size for _, changed in plan(config)))
+
+
 def plan(config) -> list[tuple[dict, object]]:
     """(settings, config) of all runs of a config's sweep. Raises `UserError` where one of them is not valid."""
     runs = parse(config.sweep, PAPER_FEATURES if config.task == "features" else PAPER)
@@ -91,7 +97,10 @@ def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, tokenizer: To
     queue = [(settings, config.restarts) for settings, _ in plan(config)]
     while queue:
         settings, restarts = queue.pop(0)
-        folder, changed = workdir / "runs" / name_of(settings), _with(config, settings)
+        folder, changed = workdir / run_folder.RUNS / name_of(settings), _with(config, settings)
+        run_folder.check_task(folder, changed)
+        run_folder.check_tokenizer(folder, tokenizer)
+        run_folder.check_labels(folder, dataset.labels)
         result = read_result(folder, settings, changed)
         if result is None:
             task = FineTuning(changed, mesh, dataset)
@@ -103,7 +112,7 @@ def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, tokenizer: To
                 print(f"run {name_of(settings)}, {len(queue)} to come", flush=True)
             try:
                 scores = train(task, changed, folder, mesh, initialize, programs[task.model])[1]
-                result = Result(settings, scores, not scores[dataset.metric] > dataset.baseline)
+                result = Result(settings, scores, not scores[dataset.metric] > dataset.baseline + MARGIN)
             except Diverged as error:
                 result = Result(settings, {dataset.metric: None}, True)
                 if is_first:
@@ -115,7 +124,7 @@ def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, tokenizer: To
                 run_folder.write_report(folder, report(result.scores))
         results.append(result)
         if is_first:
-            keep_best(workdir, best(results, dataset.metric), results)
+            keep_best(workdir, dataset.metric)
             write_whole(workdir / TABLE, table(results, dataset.metric))
         if result.failed and restarts:
             taken = {name_of(other) for other, _ in queue} | {name_of(other.settings) for other in results}
@@ -127,7 +136,12 @@ def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, tokenizer: To
 
 
 def best(results: list[Result], metric: str) -> Result:
-    return max(results, key=lambda result: _number(result.scores[metric]))
+    return max(results, key=lambda result: _rank(result.scores, metric))
+
+
+def _rank(scores: dict, metric: str) -> tuple[bool, float]:
+    """Higher is better; a run whose loss was no number is worse than any other."""
+    return scores[metric] is not None, _number(scores[metric])
 
 
 def table(results: list[Result], metric: str) -> str:
@@ -151,7 +165,7 @@ def table(results: list[Result], metric: str) -> str:
         cells = [*map(_cell, values), f"{np.mean(scores):.2f}", f"{max(scores):.2f}", spread]
         lines.append("| " + " | ".join([*cells, str(len(group)), str(sum(r.failed for r in group))]) + " |")
     top = best(results, metric)
-    said = f"best: runs/{name_of(top.settings)}, {metric} {100 * _number(top.scores[metric]):.2f}"
+    said = f"best: {run_folder.RUNS}/{name_of(top.settings)}, {metric} {100 * _number(top.scores[metric]):.2f}"
     return "\n".join([*lines, "", said]) + "\n"
 
 
@@ -176,10 +190,14 @@ def read_result(folder: epath.Path, settings: dict, config) -> Result | None:
     return Result(settings, **json.loads(path.read_text())) if path.exists() else None
 
 
-def keep_best(workdir: epath.Path, top: Result, results: list[Result]) -> None:
-    """Names the best run, and removes the checkpoints of the others."""
-    write_whole(workdir / run_folder.BEST, f"runs/{name_of(top.settings)}\n")
-    for result in results:
-        rest = checkpoint.folder_of(workdir / "runs" / name_of(result.settings))
-        if result is not top and rest.exists():
+def keep_best(workdir: epath.Path, metric: str) -> None:
+    """Names the best of all runs that lie there, those of other searches too, and removes the others' checkpoints."""
+    ranks = {}
+    for path in sorted((workdir / run_folder.RUNS).glob(f"*/{RESULT}")):
+        has_checkpoint = checkpoint.folder_of(path.parent).exists()
+        ranks[path.parent] = (*_rank(json.loads(path.read_text())["scores"], metric), has_checkpoint)
+    top = max(ranks, key=ranks.get)
+    write_whole(workdir / run_folder.BEST, f"{run_folder.RUNS}/{top.name}\n")
+    for folder in ranks:
+        if folder != top and (rest := checkpoint.folder_of(folder)).exists():
             rest.rmtree()

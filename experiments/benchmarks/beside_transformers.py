@@ -127,7 +127,10 @@ def make_theirs(name: str, config, dataset):
     kind = {"conll": "AutoModelForTokenClassification", "squad": "AutoModelForQuestionAnswering"}
     labels = {} if name == "squad" else {"num_labels": max(1, len(dataset.labels))}
     cls = getattr(transformers, kind.get(name, "AutoModelForSequenceClassification"))
-    return cls.from_pretrained(config.init_checkpoint, **labels)
+    model = cls.from_pretrained(config.init_checkpoint, **labels, dtype="float32")
+    for rate in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        assert getattr(model.config, rate) == config.model[rate]
+    return model
 
 
 def predict_theirs(model, examples) -> list[np.ndarray]:
@@ -158,6 +161,7 @@ def train_theirs(name: str, config, dataset):
     import torch
 
     from bertjax.data.examples import TrainingOrder
+    from bertjax.tasks.finetuning import count_steps
     from bertjax.training.optimizer import make_schedule
 
     torch.manual_seed(config.seed)
@@ -167,7 +171,7 @@ def train_theirs(name: str, config, dataset):
     groups = [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": others, "weight_decay": 0}]
     optimizer = torch.optim.AdamW(groups, lr=config.optimizer.learning_rate, eps=config.optimizer.epsilon)
     longest = config.model.max_position_embeddings
-    order = TrainingOrder(train, config.batch_size, config.epochs, config.seed, longest)
+    order = TrainingOrder(train, config.batch_size, count_steps(config, dataset), config.seed, longest)
     schedule = make_schedule(config.optimizer, order.total_steps)
     model.train()
     ends = [time.monotonic()]
@@ -207,7 +211,8 @@ def same_when_exported(name: str, config, dataset, workdir, folder) -> str:
     axis = 0 if name == "squad" else -1  # the likeliest token of each side; otherwise the likeliest label
     same = sum(np.array_equal(a.argmax(axis), b.argmax(axis)) for a, b in zip(ours, theirs))
     off = max(np.abs(a - b).max() for a, b in zip(ours, theirs))
-    return f"{same} of {len(examples)} dev examples alike, logits within {off:.1e}"
+    alike = f"{same} of {len(examples)} dev examples alike, " if dataset.labels or name == "squad" else ""
+    return f"{alike}logits within {off:.1e}"
 
 
 def table(results: list[dict]) -> str:
@@ -258,14 +263,14 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        shorten(arguments.data, folder)
+        shorten(arguments.data.resolve(), folder)
         seeds = [int(seed) for seed in arguments.seeds.split(",")]
         for name in arguments.tasks.split(","):
             wanted = [key for key in itertools.product([name], seeds, ["transformers", "bertjax"]) if key not in done]
             if not wanted:
                 continue
             config = make_config(name, arguments.weights, folder)
-            use_cpu_cores(config)
+            use_cpu_cores(config, config.batch_size)
             pretrained.adopt_model(config)
             mesh, program = make_mesh(config), None
             tokenizer = pretrained.require_tokenizer(config)

@@ -96,8 +96,11 @@ def test_sentences_and_questions(provide, pieces):
     with provide(SQUAD2):
         (question,) = squad.read_examples("tfds:squad/v2.0", "train")
     assert question.answers == () and question.name == "q1"
-    SQUAD[0]["answers"]["answer_start"][0] = 3
-    with provide(SQUAD), pytest.raises(UserError, match=r"tfds:squad/v1.1, train: question q1: 'ship', its answer, is"):
+    shifted = [{**SQUAD[0], "answers": dict(text=["ship"], answer_start=[3])}]
+    with (
+        provide(shifted),
+        pytest.raises(UserError, match=r"tfds:squad/v1.1, train: question q1: 'ship', its"),
+    ):
         squad.read_examples("tfds:squad/v1.1", "train")
 
 

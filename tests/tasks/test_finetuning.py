@@ -157,11 +157,15 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tuned, checkpoint,
         with pytest.raises(KeyboardInterrupt):
             run(config, tmp_path / "run")
     run(config, tmp_path / "run")
+    # From the step on at which the stopped run had saved: the same losses, the same scores.
     ours, theirs = (
-        {line["step"]: line["eval/accuracy"] for line in read_metrics(folder) if "eval/accuracy" in line}
-        for folder in (tmp_path / "run", whole)
-    )
-    assert ours[75] == theirs[75]
+        {(line["step"], name): line[name] for line in read_metrics(workdir) for name in ("train/loss", "eval/accuracy")
+         if name in line and line["step"] > 40}
+        for workdir in (tmp_path / "run", whole)
+    )  # fmt: skip
+    assert ours.keys() == theirs.keys() and len(ours) > 5
+    for place, value in ours.items():
+        assert value == pytest.approx(theirs[place], rel=1e-5), place
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_begins_with_the_pretrained_weights_again(

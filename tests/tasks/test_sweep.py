@@ -9,8 +9,10 @@ from bertjax import main
 from bertjax.config import UserError, validate
 from bertjax.interop import pretrained
 from bertjax.tasks import sweep
+from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.sweep import Result
 from bertjax.training import checkpoint as checkpoints
+from bertjax.training.logging import read_metrics
 from bertjax.training.loop import Diverged
 from tests.tasks.test_finetuning import config_for, write_sst2
 
@@ -93,6 +95,10 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
         "accuracy"
     ]
     assert top[kept.name] == max(top.values()) and pretrained.read(tmp_path / "run").path == str(kept)
+    # A narrower one, of runs that are not the best of all, changes nothing of that.
+    main.run(config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8 epochs=5", max_seq_length=16, seed=7),
+             str(tmp_path / "run"))  # fmt: skip
+    assert len(trained) == 6 and pretrained.read(tmp_path / "run").path == str(kept) and checkpoints.steps(kept)
     other = config_for(tmp_path, checkpoint, sweep="learning_rate=3e-3 epochs=5 seed=0", max_seq_length=24)
     with pytest.raises(UserError, match=r"seed=0: made with other settings, max_seq_length = 24 \(was 16\); take"):
         main.run(other, str(tmp_path / "run"))
@@ -119,10 +125,41 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
     assert "| 42.86 | 100.00 | 53.45 | 7 | 4 |" in (tmp_path / "run" / sweep.TABLE).read_text()
 
 
+def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tmp_path, monkeypatch):
+    write_sst2(tmp_path, train=96)
+    config = config_for(tmp_path, checkpoint, sweep="epochs=2,4", max_seq_length=16)
+    config.checkpoint.every_steps = 5
+    evaluate = FineTuning.evaluate
+
+    def stopped(self, params, step):
+        if step == 24:
+            raise KeyboardInterrupt
+        return evaluate(self, params, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FineTuning, "evaluate", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            main.run(config, str(tmp_path / "run"))
+    folder = tmp_path / "run/runs/epochs=4"
+    assert checkpoints.steps(folder)[-1] == 20 and not (folder / sweep.RESULT).exists()
+    starts, batches = [], FineTuning.batches
+
+    def watched(self, start_step):
+        starts.append(start_step)
+        return batches(self, start_step)
+
+    monkeypatch.setattr(FineTuning, "batches", watched)
+    main.run(config, str(tmp_path / "run"))
+    assert starts == [20] and read_metrics(folder)[-1]["step"] == 24 and (folder / sweep.RESULT).exists()
+    assert "| 2 |" in (tmp_path / "run" / sweep.TABLE).read_text()
+
+
 def test_correlations_that_are_none_count_as_nothing():
     results = [Result({"epochs": 2}, {"spearman": None}, True), Result({"epochs": 2}, {"spearman": 0.5}, False)]
     assert "| 2 | 25.00 | 50.00 | 35.36 | 2 | 1 |" in sweep.table(results, "spearman")
     assert sweep.best(results, "spearman") is results[1]
+    results[1] = Result({"epochs": 2}, {"spearman": -0.1}, True)
+    assert sweep.best(results, "spearman") is results[1]  # a loss that is no number is worse
 
 
 def test_every_run_of_a_search_is_checked_before_the_first(checkpoint, tmp_path):
