@@ -47,7 +47,16 @@ OPTIMIZERS = ("adam", "lamb")
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece")
 REMAT_POLICIES = ("none", "dots", "full")
 DTYPES = ("auto", "float32", "bfloat16")
-FINE_TUNING_TASKS = ("glue", "classify", "squad", "ner", "swag")  # each a module of bertjax.tasks
+FINE_TUNING_TASKS = ("glue", "classify", "squad", "ner", "tag", "swag", "features")  # each a module of bertjax.tasks
+# The rows of the paper's table 7: which of `[layers + 1, ...]` hidden states, the embeddings first.
+FEATURE_LAYERS = {
+    "embeddings": slice(0, 1),
+    "second_to_last": slice(-2, -1),
+    "last": slice(-1, None),
+    "weighted_sum_last_four": slice(-4, None),
+    "concat_last_four": slice(-4, None),
+    "weighted_sum_all": slice(1, None),
+}
 SQUAD_VERSIONS = ("v1.1", "v2.0")
 GLUE_TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax")
 
@@ -316,9 +325,18 @@ def _validate_fine_tuning(config, with_data: bool) -> None:
         require(version in SQUAD_VERSIONS, "data.version", version, f"choose one of {', '.join(SQUAD_VERSIONS)}")
         require(1 <= query <= longest - 8, "data.max_query_length", query, f"1 to max_seq_length - 8 = {longest - 8}")
         require(stride >= 1, "data.doc_stride", stride, "must be at least 1")
+    if config.task == "features":
+        head, layers = config.head, config.model.num_hidden_layers
+        require(head.layers in FEATURE_LAYERS, "head.layers", head.layers, f"choose one of {', '.join(FEATURE_LAYERS)}")
+        enough = layers >= (4 if head.layers.endswith("last_four") else 1)
+        require(enough, "head.layers", head.layers, f"the model has {layers} layers only")
+        for name in ("lstm_size", "lstm_layers"):
+            require(head[name] >= 1, f"head.{name}", head[name], "must be at least 1")
     if not with_data:
         return
-    require(bool(config.data.path), "data.path", config.data.path, "say where the data is: a folder or tfds:NAME")
+    own = config.task in ("classify", "tag")
+    where = "a folder" if own else "a folder, or tfds:NAME"
+    require(bool(config.data.path), "data.path", config.data.path, f"say where the data is: {where}")
     require(
         bool(config.init_checkpoint),
         "init_checkpoint",

@@ -36,8 +36,13 @@ def run(config, workdir: str) -> None:
 
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
     jax.config.update("jax_compilation_cache_dir", cache)
+    batch_size = config.batch_size
+    if config.get("sweep"):  # checked before any device is touched
+        from bertjax.tasks import sweep
+
+        batch_size = sweep.shared_batch_size(config)
     hosts.join(config.hosts_timeout)
-    use_cpu_cores(config)
+    use_cpu_cores(config, batch_size)
     run_folder.check_shared(workdir)
     pretrain_or_tune = pretrain if config.task == "pretraining" else fine_tune
     pretrain_or_tune(config, epath.Path(workdir))
@@ -62,6 +67,7 @@ def pretrain(config, workdir) -> None:
         else:
             pretrained.adopt(config)
             initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
+    run_folder.check_task(workdir, config)
     run_folder.check_model(workdir, config)
     if checkpoint.steps(workdir)[-1:] == [total_steps(config)] and (finished := run_folder.read_report(workdir)):
         if is_first:
@@ -95,6 +101,7 @@ def pretrain(config, workdir) -> None:
 def fine_tune(config, workdir) -> None:
     import jax
 
+    from bertjax.config import UserError, validate
     from bertjax.files import write_whole
     from bertjax.interop import pretrained
     from bertjax.sharding.mesh import make_mesh
@@ -102,35 +109,45 @@ def fine_tune(config, workdir) -> None:
     from bertjax.training import checkpoint, run_folder
     from bertjax.training.loop import train
 
-    is_first = jax.process_index() == 0
-    if (workdir / run_folder.CONFIG).exists():
-        run_folder.check_task(workdir, config)
-    if not config.sweep and (finished := run_folder.read_report(workdir)):
+    is_first, initialize = jax.process_index() == 0, None
+    run_folder.check_task(workdir, config)
+    if finished := run_folder.read_report(workdir):
         if is_first:
             print(f"finished before, in {workdir}\n{finished}", flush=True)
             _say_changes(workdir, config)
         return
-    if not config.sweep and checkpoint.steps(workdir):  # goes on, also when what it was started from is gone
+    goes_on = bool(checkpoint.steps(workdir))
+    if goes_on:  # also when what it was started from is gone
         config.model.update(run_folder.read_config(workdir).model)
-        tokenizer, initialize = run_folder.load_tokenizer(workdir), None
+        tokenizer = run_folder.load_tokenizer(workdir)
+        if config.max_seq_length > (most := config.model.max_position_embeddings):
+            raise UserError(f"config.max_seq_length = {config.max_seq_length}: the model has {most} positions only")
     else:
         pretrained.adopt_model(config)
         tokenizer = pretrained.require_tokenizer(config)
-        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
-    mesh = make_mesh(config)
-    if config.sweep:
-        sweep.check(config)
+        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
+    runs = [changed for _, changed in sweep.plan(config)] if config.sweep else [config]
+    for changed in runs:
+        validate(changed)  # now that the model is known
+        mesh = make_mesh(changed)
     dataset = finetuning.load(config, tokenizer)
+    for changed in runs:
+        finetuning.count_steps(changed, dataset)
+    run_folder.check_labels(workdir, dataset.labels)
     if is_first:
-        run_folder.write_config(workdir, config, tokenizer, dataset.objective.architecture, dataset.labels)
-        print("\n".join([*dataset.said, f"fine-tuning in {workdir}"]), flush=True)
+        print("\n".join(dataset.said), flush=True)
+        if goes_on and (changed := run_folder.changes(workdir, config)):
+            print(f"going on with other settings than before: {'; '.join(changed)}")
+        print(f"fine-tuning in {workdir}", flush=True)
     if config.sweep:
-        found = sweep.run(config, workdir, mesh, dataset, initialize)
+        found = sweep.run(config, workdir, mesh, dataset, tokenizer, initialize)
         if is_first:
             print(found, end="", flush=True)
         return
 
     task = finetuning.FineTuning(config, mesh, dataset)
+    if is_first:
+        run_folder.write_config(workdir, config, tokenizer, dataset.objective.architecture, dataset.labels)
     config.eval.every_steps = config.eval.every_steps or task.steps_per_epoch
     _, scores = train(task, config, workdir, mesh, initialize)
     if is_first:

@@ -32,6 +32,7 @@ flags.mark_flag_as_required("checkpoint")
 FORMS = {
     "BertForSequenceClassification": ((1, 2), 'texts, or pairs as "A ||| B"'),
     "BertForTokenClassification": ((1,), "texts, with blanks between words"),
+    "BertForFeatureBasedTagging": ((1,), "texts, with blanks between words"),
     "BertForQuestionAnswering": ((2,), '"question ||| paragraph"'),
     "BertForMultipleChoice": (range(3, 100), '"sentence ||| ending ||| ending ..."'),
 }
@@ -94,30 +95,40 @@ def fill_masks(source, texts: list[str]) -> None:
             print(fill_mask.describe(filled), flush=True)
 
 
-def longest_input(source) -> int:
-    """Tokens that a fine-tuned model was trained with at most; of foreign ones all that it has positions for."""
-    from bertjax.training import run_folder
+def null_threshold(source) -> float:
+    """Above which there is no answer, as tuned on the dev set of SQuAD 2.0; of other checkpoints none."""
+    from bertjax.training.logging import read_metrics
 
-    if source.format != "bertjax":
-        return source.config.max_position_embeddings
-    return run_folder.read_config(source.path).get("max_seq_length", source.config.max_position_embeddings)
+    lines = read_metrics(source.path) if source.format == "bertjax" else []
+    tuned = [line["eval/null_threshold"] for line in lines if line.get("eval/null_threshold") is not None]
+    return tuned[-1] if tuned else float("inf")
 
 
 def use_output_layer(source, texts: list[str]) -> None:
     """Prints a JSON object for each text, by what the checkpoint was fine-tuned for."""
     from bertjax.config import UserError
-    from bertjax.tasks import classification, ner, squad, swag
+    from bertjax.tasks import classification, features, ner, squad, swag
+    from bertjax.training import run_folder
 
     parts = [text.split(" ||| ") for text in texts]
     sizes = {len(part) for part in parts}
     allowed, form = FORMS[source.architecture]
-    if len(sizes) > 1 or not sizes <= set(allowed):
-        raise UserError(f"this checkpoint wants {form}, each text alike")
-    longest, firsts = longest_input(source), [part[0] for part in parts]
+    if len(sizes) > 1 or not sizes <= set(allowed) or not all(part.strip() for text in parts for part in text):
+        raise UserError(f"this checkpoint wants {form}, each text alike, and no part of it empty")
+    if not {"classifier", "spans"} & source.params.keys():
+        raise UserError(f"{source.path}: calls itself a {source.architecture}, but has no weights of an output layer")
+    # As it was trained, where that is known; foreign ones as long as they have positions for.
+    config = run_folder.read_config(source.path) if source.format == "bertjax" else {}
+    longest = config.get("max_seq_length", source.config.max_position_embeddings)
+    firsts = [part[0] for part in parts]
     if source.architecture == "BertForTokenClassification":
         results = ner.predict(source, firsts, longest)
+    elif source.architecture == features.ARCHITECTURE:
+        results = ner.predict(source, firsts, longest, features.tagging)
     elif source.architecture == "BertForQuestionAnswering":
-        results = squad.predict(source, parts, longest)
+        data = config.get("data", {})
+        windows = {name: data[name] for name in ("doc_stride", "max_query_length") if name in data}
+        results = squad.predict(source, parts, longest, **windows, null_threshold=null_threshold(source))
     elif source.architecture == "BertForMultipleChoice":
         results = swag.predict(source, [(part[0], part[1:]) for part in parts], longest)
     else:
@@ -138,9 +149,9 @@ def write_submission() -> None:
     config = run_folder.read_config(source.path) if source.format == "bertjax" else {}
     if config.get("task") != "glue" or not _INPUT.value:
         raise UserError("--glue: needs the workdir of a run on a task of GLUE, and the task's test.tsv as --input")
-    content, count = glue.submission(source, config.data.name, _INPUT.value, config.max_seq_length)
+    content, said = glue.submission(source, config.data.name, _INPUT.value, config.max_seq_length)
     write_whole(_OUTPUT.value, content)
-    print(f"{count} predictions in {_OUTPUT.value}", flush=True)
+    print(f"{said} in {_OUTPUT.value}", flush=True)
 
 
 def write_features(source, texts: list[str]) -> None:

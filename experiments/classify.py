@@ -2,6 +2,7 @@
 
 Command:  python -m bertjax.main --config=experiments/classify.py --config.init_checkpoint=DIR --config.data.path=FOLDER
           --config.data.text=COLUMN --config.data.label=COLUMN
+Hardware: one Cloud TPU, an hour at most, or a GPU, a few for data like GLUE's (Devlin et al. 2019, section 3.2)
 """
 
 from bertjax.config import fine_tuning_config

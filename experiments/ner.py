@@ -2,6 +2,7 @@
 
 Command:  python -m bertjax.main --config=experiments/ner.py --config.init_checkpoint=DIR --config.data.path=CONLL
           CONLL: the folder with eng.train and eng.testa. Other files of this form serve as well: train.txt, dev.txt
+Hardware: one Cloud TPU, an hour at most, or a GPU, a few (Devlin et al. 2019, section 3.2); not run at that size yet
 Score:    BERT-base, cased, on the dev set: F1 96.4 (Devlin et al. 2019, table 7)
 """
 

@@ -26,6 +26,29 @@ from bertjax.sharding.mesh import make_mesh
 jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/bertjax/compiled"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
+# Files that take a minute or more: begun first, or one worker would be left with the last of them.
+LONG = (
+    "test_commands.py",
+    "test_plan.py",
+    "test_loop.py",
+    "test_several_hosts.py",
+    "test_finetuning.py",
+    "test_notebook.py",
+    "test_preparation.py",
+    "test_pretraining.py",
+    "test_pretrained.py",
+    "test_features.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    if importlib.util.find_spec("libtpu") is None:
+        for item in items:
+            if item.get_closest_marker("tpu_aot"):
+                item.add_marker(pytest.mark.skip(reason="libtpu is not installed, which is for x86-64 Linux"))
+
+
 TOPICS = {
     "sea": "ship sail harbour wave captain anchor island storm whale net".split(),
     "kitchen": "bread oven butter knife plate soup onion kettle spoon recipe".split(),
@@ -89,15 +112,6 @@ def records_folder(corpus_file, tmp_path_factory):
 
 def one_device_mesh(config):
     return make_mesh(config, jax.devices()[:1])
-
-
-def pytest_collection_modifyitems(items):
-    # The file that takes longest first, so that no worker is left with it at the end.
-    items.sort(key=lambda item: item.path.name not in ("test_several_hosts.py", "test_commands.py"))
-    if importlib.util.find_spec("libtpu") is None:
-        for item in items:
-            if item.get_closest_marker("tpu_aot"):
-                item.add_marker(pytest.mark.skip(reason="libtpu is not installed, which is for x86-64 Linux"))
 
 
 def pytest_addoption(parser):

@@ -11,7 +11,7 @@ from bertjax.config import UserError, bert_config, default_config, model_size, s
 ROOT = pathlib.Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
 PRETRAINING = ["base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart"]
-FINE_TUNING = ["glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "swag"]
+FINE_TUNING = ["glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "tag", "swag", "features:last"]
 EXPERIMENTS = PRETRAINING + FINE_TUNING
 
 

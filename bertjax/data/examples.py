@@ -46,19 +46,19 @@ class Examples:
     def batch(self, rows: np.ndarray, length: int) -> Batch:
         """`input_ids`, `input_mask`, `token_types` `[rows, length]` or `[rows, choices, length]`; `labels`, `weights`.
 
-        Row -1 is padding; it weighs nothing.
+        Row -1 is padding, all of it; it weighs nothing.
         """
         choices, weights = max(1, self.choices), (rows >= 0).astype(np.float32)
-        rows = np.where(rows < 0, rows.max(), rows)  # an example that surely fits
-        sequences = (rows[:, None] * choices + np.arange(choices)).ravel()
+        sequences = (rows[:, None] * choices + np.arange(choices)).ravel()  # below 0: of padding
 
         def padded(arrays, fill=0):
             out = np.full((len(sequences), length), fill, np.int32)
             for row, i in enumerate(sequences):
-                out[row, : len(arrays[i])] = arrays[i]
+                if i >= 0:
+                    out[row, : len(arrays[i])] = arrays[i]
             return out
 
-        lengths = np.array([len(self.input_ids[i]) for i in sequences])
+        lengths = np.array([len(self.input_ids[i]) if i >= 0 else 0 for i in sequences])
         batch = {
             "input_ids": padded(self.input_ids),
             "input_mask": (np.arange(length) < lengths[:, None]).astype(np.int32),
@@ -73,7 +73,7 @@ class Examples:
             weights = weights[:, None] * (labels >= 0)
             labels = np.maximum(labels, 0)
         else:
-            labels = np.stack([np.asarray(self.labels[i]) for i in rows])
+            labels = np.stack([np.asarray(self.labels[max(i, 0)]) for i in rows])
             labels = labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
         return {**batch, "labels": labels, "weights": weights}
 
@@ -90,9 +90,9 @@ class TrainingOrder:
     are left at the very end make no whole batch. Within a window of batches those of like length are put together.
     """
 
-    def __init__(self, examples: Examples, batch_size: int, epochs: float, seed: int, longest: int):
+    def __init__(self, examples: Examples, batch_size: int, total_steps: int, seed: int, longest: int):
         self._examples, self._batch_size, self._seed, self._longest = examples, batch_size, seed, longest
-        self.total_steps = int(len(examples) * epochs / batch_size)  # run_classifier.main
+        self.total_steps = total_steps
         self._epoch, self._window = functools.lru_cache(2)(self._epoch), functools.lru_cache(2)(self._window)
 
     def rows(self, step: int) -> np.ndarray:

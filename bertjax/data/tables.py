@@ -3,12 +3,16 @@
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from etils import epath
 
 from bertjax.config import UserError
+
+SUFFIXES = (".csv", ".tsv", ".jsonl")
+TFDS = "tfds:"  # what a `config.data.path` begins with that is no folder
 
 
 class Row(NamedTuple):
@@ -39,6 +43,15 @@ def read_table(path: epath.PathLike, names: Sequence[str] = (), drop_ragged: boo
     return rows, dropped
 
 
+def find_table(folder: str, name: str) -> epath.Path:
+    """NAME.csv, NAME.tsv or NAME.jsonl in the folder `config.data.path`. Raises `UserError` where it is not one."""
+    found = [path for suffix in SUFFIXES if (path := epath.Path(folder) / (name + suffix)).exists()]
+    if len(found) != 1:
+        which = f"both {found[0].name} and {found[1].name}" if found else f"no {name}.csv, {name}.tsv or {name}.jsonl"
+        raise UserError(f"config.data.path = {folder!r}: {which} in it")
+    return found[0]
+
+
 def read_text(path: epath.PathLike) -> str:
     """Raises `UserError` where there is no such file, or it is not UTF-8."""
     path = epath.Path(path)
@@ -53,7 +66,9 @@ def read_text(path: epath.PathLike) -> str:
 def _separated_rows(path, text: str, names: Sequence[str], drop_ragged: bool) -> tuple[list[Row], int]:
     lines = _csv_lines(path, text) if path.suffix == ".csv" else _tsv_lines(text)
     if not names:
-        names = next(lines, (0, ()))[1]
+        number, names = next(lines, (0, ()))
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise UserError(f"{path}:{number}: two columns are named {twice[0]!r}")
     rows, dropped = [], 0
     for number, cells in lines:
         if len(cells) == len(names):
@@ -95,16 +110,25 @@ def _json_rows(path, text: str) -> list[Row]:
             raise UserError(f"{path}:{number}: not JSON ({error})") from None
         if not isinstance(value, dict):
             raise UserError(f"{path}:{number}: not a JSON object with the columns as names")
-        rows.append(Row({k: v if isinstance(v, str) else json.dumps(v) for k, v in value.items()}, f"{path}:{number}"))
+        rows.append(_row(value, f"{path}:{number}"))
     return rows
 
 
-def read_tfds(name: str, split: str) -> list[Row]:
-    """The examples of a split of TensorFlow Datasets; class labels by their names. Raises `UserError`: none such."""
+def _row(values: dict, where: str) -> Row:
+    """What is no text is JSON."""
+    return Row({k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}, where)
+
+
+def read_tfds(path: str, split: str) -> list[Row]:
+    """The examples of a split of TensorFlow Datasets, such as "tfds:glue/mrpc"; class labels by their names.
+
+    Raises `UserError` where it cannot be had.
+    """
     import tensorflow_datasets as tfds
 
     import bertjax.data.tf  # noqa: F401  keeps TensorFlow off accelerators
 
+    name = path.removeprefix(TFDS)
     try:
         builder = tfds.builder(name)
         builder.download_and_prepare()
@@ -112,15 +136,19 @@ def read_tfds(name: str, split: str) -> list[Row]:
     except Exception as error:  # the library raises many kinds; each means that this cannot be had
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"config.data.path: TensorFlow Datasets cannot give {name!r}, {split} ({reason})") from None
+
+    def plain(feature, value):
+        if isinstance(feature, tfds.features.Sequence):
+            if isinstance(value, dict):
+                return {key: [plain(feature.feature[key], part) for part in parts] for key, parts in value.items()}
+            return [plain(feature.feature, part) for part in value]
+        if isinstance(feature, tfds.features.ClassLabel):
+            return feature.int2str(int(value)) if value >= 0 else ""
+        return value.decode() if isinstance(value, bytes) else value.item()
+
     features = builder.info.features
-
-    def text(column: str, value) -> str:
-        if isinstance(features[column], tfds.features.ClassLabel):
-            return features[column].int2str(int(value)) if value >= 0 else ""
-        return value.decode() if isinstance(value, bytes) else str(value)
-
     return [
-        Row({column: text(column, value) for column, value in example.items()}, f"tfds:{name} {split} {number}")
+        _row({key: plain(features[key], value) for key, value in example.items()}, f"{path}, {split} {number}")
         for number, example in enumerate(tfds.as_numpy(dataset))
     ]
 

@@ -34,6 +34,7 @@ class Pretrained:
     ignored: list[str]  # names in the files that are nothing of BERT's
     architecture: str = ""  # the class of transformers that it is, where that is known
     labels: tuple[str, ...] = ()  # of a classifier
+    head: dict = dataclasses.field(default_factory=dict)  # what the model needs besides; `config.head` of a run of ours
 
 
 def read(path: epath.PathLike) -> Pretrained:
@@ -49,7 +50,7 @@ def read(path: epath.PathLike) -> Pretrained:
     pieces = read_tokenizer(path)
     if pieces is not None and pieces.vocab_size > config.vocab_size:
         raise UserError(f"{folder}: its tokenizer has {pieces.vocab_size} pieces, its model only {config.vocab_size}")
-    return Pretrained(str(path), kind, config, params, pieces, ignored, *read_head(path))
+    return Pretrained(str(path if prefix else folder), kind, config, params, pieces, ignored, *read_head(path))
 
 
 def read_config(path: epath.PathLike) -> BertConfig:
@@ -61,13 +62,13 @@ def read_config(path: epath.PathLike) -> BertConfig:
     return module.read_config(folder / module.CONFIG)
 
 
-def read_head(path: epath.PathLike) -> tuple[str, tuple[str, ...]]:
-    """(class of transformers, names of its labels), empty where that is not known."""
+def read_head(path: epath.PathLike) -> tuple[str, tuple[str, ...], dict]:
+    """`architecture`, `labels` and `head` of a `Pretrained`, empty where they are not known."""
     kind, folder, _ = find(path)
     if kind == "huggingface":
-        return huggingface.read_head(folder / huggingface.CONFIG)
+        return *huggingface.read_head(folder / huggingface.CONFIG), {}
     stored = run_folder.read_config(folder) if kind == "bertjax" else {}
-    return stored.get("architecture", ""), tuple(stored.get("labels", ()))
+    return stored.get("architecture", ""), tuple(stored.get("labels", ())), dict(stored.get("head", {}))
 
 
 def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
@@ -84,9 +85,16 @@ def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
 
 
 def require_tokenizer(config) -> Tokenizer:
-    """That of `config.tokenizer`, or else of `config.init_checkpoint`. Raises `UserError` where there is none."""
-    if config.tokenizer.path:
-        return tokenizer.load(config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase)
+    """That of `config.tokenizer`, or else of `config.init_checkpoint`, for the model that has been adopted from it.
+
+    Raises `UserError` where there is none, or it is not one for this model.
+    """
+    if path := config.tokenizer.path:
+        found = tokenizer.load(config.tokenizer.kind, path, config.tokenizer.lowercase)
+        if found.vocab_size > (size := config.model.vocab_size):
+            raise UserError(f"config.tokenizer.path = {path!r}: {found.vocab_size} pieces, but the model has {size}")
+        check_tokenizer(config.init_checkpoint, found)
+        return found
     if (found := read_tokenizer(config.init_checkpoint)) is None:
         raise UserError(
             f"config.tokenizer.path = '': {config.init_checkpoint} brings no vocabulary; name the vocab.txt it was "
@@ -98,6 +106,8 @@ def require_tokenizer(config) -> Tokenizer:
 def find(path: epath.PathLike) -> tuple[str, epath.Path, epath.Path | None]:
     """(format, folder, TF1 prefix) of a checkpoint. Raises `UserError` where there is none."""
     path = epath.Path(path)
+    if (best := path / run_folder.BEST).is_file():  # of a search
+        path = path / best.read_text().strip()
     if (path / checkpoint.FOLDER).is_dir():
         return "bertjax", path, None
     if (path / huggingface.CONFIG).exists() and "task" in huggingface.read_json(path / huggingface.CONFIG):
@@ -183,21 +193,27 @@ def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:
     if theirs is None or theirs.fingerprint == ours.fingerprint:
         return
     different = sum(a != b for a, b in zip(ours.pieces, theirs.pieces))
-    said = f"{different} of the first {len(theirs.pieces)} pieces of the records' tokenizer are not those of {path}"
+    if not different and ours.lowercase != theirs.lowercase:
+        raise UserError(f"config.tokenizer.lowercase = {ours.lowercase}: {path} was trained with {theirs.lowercase}")
+    said = f"{different} of the first {len(theirs.pieces)} pieces of the tokenizer are not those of {path}"
     if different > 0.1 * len(theirs.pieces):
-        raise UserError(f"config.init_checkpoint: {said}; prepare the records with its tokenizer")
+        raise UserError(f"config.init_checkpoint: {said}; use its tokenizer, also for records")
     if jax.process_index() == 0:
         print(said, flush=True)
 
 
-def initialize(params: dict, path: epath.PathLike) -> dict:
+def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -> dict:
     """Puts what a checkpoint has in the places of `params`, laid out as they are, and says what that was.
+
+    `encoder_only`: not the output layers, which may have been learnt for something else.
 
     Raises `UserError` where a shape differs.
     """
     pretrained = read(path)
     ours = flattened(params)
     theirs = flattened(pretrained.params)
+    unused = [name for name in theirs if name not in ours or (encoder_only and not name.startswith("bert/"))]
+    theirs = {name: array for name, array in theirs.items() if name not in unused}
     for name in sorted(ours.keys() & theirs.keys()):
         if ours[name].shape != theirs[name].shape:
             raise UserError(
@@ -206,9 +222,9 @@ def initialize(params: dict, path: epath.PathLike) -> dict:
             )
     loaded = {name: jax.device_put(theirs[name], x.sharding) if name in theirs else x for name, x in ours.items()}
     if jax.process_index() == 0:
-        fresh, unused = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
+        fresh = sorted(ours.keys() - theirs.keys())
         said = [f"started from {path} ({pretrained.format}): {len(ours) - len(fresh)} of {len(ours)} arrays loaded"]
-        for what, names in (("left fresh", fresh), ("not used", unused + pretrained.ignored)):
+        for what, names in (("left fresh", fresh), ("not used", sorted(unused) + pretrained.ignored)):
             if names:
                 said.append(f"{what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' * (len(names) > 8)}")
         print("; ".join(said), flush=True)
@@ -226,10 +242,14 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         known = ", ".join(huggingface.ARCHITECTURES)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
     pretrained, left_out = read(source), []
+    if pretrained.head and to != "bertjax":  # it stands on a BERT that is as it was; nobody else has such a class
+        left_out = sorted(pretrained.params.keys() - {"bert"})
+        encoder = {"bert": pretrained.params["bert"]}
+        pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=(), head={})
     if to == "huggingface":
         variables = to_variables(pretrained.params, pretrained.config)
         architecture = architecture or huggingface.choose_architecture(variables, pretrained.architecture)
-        left_out = huggingface.write(
+        left_out += huggingface.write(
             output, pretrained.config, pretrained.params, pretrained.tokenizer, architecture, pretrained.labels
         )
     elif to == "tf1":
@@ -237,13 +257,13 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
     else:
         config = default_config().unlock()
         config.model.update(dataclasses.asdict(pretrained.config))
-        config.update(architecture=pretrained.architecture, labels=pretrained.labels)
+        config.update(architecture=pretrained.architecture, labels=pretrained.labels, head=pretrained.head)
         checkpoint.write_params(output, pretrained.params)
         run_folder.write_config(output, config, pretrained.tokenizer)
     size = count_parameters(pretrained.params, pretrained.config)
     said = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
     if left_out:
-        said.append(f"left out, for which {architecture} has no place: {', '.join(left_out[:8])}")
+        said.append(f"left out, for which {architecture or 'it'} has no place: {', '.join(left_out[:8])}")
     if pretrained.tokenizer is None:
         said.append("no tokenizer was found beside it")
     if pretrained.ignored:

@@ -4,10 +4,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config import BertConfig
+from bertjax.config import FEATURE_LAYERS, BertConfig
 from bertjax.model.dropout import fold_in
 from bertjax.model.encoder import Embeddings, Encoder
-from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, Pooler
+from bertjax.model.heads import BiLSTM, Classifier, MaskedLanguageModelHead, NextSentenceHead, Pooler
 
 
 class BertModel(nn.Module):
@@ -128,6 +128,47 @@ class BertForQuestionAnswering(nn.Module):
         return self.spans(hidden, dropout_keys)
 
 
+class BertForFeatureBasedTagging(nn.Module):
+    """A label for each token, `[batch, length, labels]` logits, by a BiLSTM over a BERT that nothing is changed in.
+
+    The feature-based approach of section 5.3. BERT has no dropout here: its states are what they are. A weighted sum is
+    one with learnt weights, as ELMo's (Peters et al. 2018, equation 1).
+
+    Args:
+      layers: one of `FEATURE_LAYERS`.
+      lstm_size: of each direction.
+    """
+
+    config: BertConfig
+    labels: int
+    dtype: jnp.dtype = jnp.float32
+    remat: str = "none"
+    layers: str = "concat_last_four"
+    lstm_size: int = 768
+    lstm_layers: int = 2
+
+    def setup(self):
+        self.bert = BertModel(self.config, self.dtype, self.remat)
+        self.lstm = BiLSTM(self.config, self.dtype, self.lstm_size, self.lstm_layers)
+        self.classifier = Classifier(self.config, self.labels)
+        if self.layers.startswith("weighted_sum"):
+            count = len(range(self.config.num_hidden_layers + 1)[FEATURE_LAYERS[self.layers]])
+            self.layer_weights = self.param("layer_weights", nn.initializers.zeros, (count,))
+            self.layer_scale = self.param("layer_scale", nn.initializers.ones, (1,))
+
+    def __call__(self, input_ids, segments, token_types, dropout_keys=None):
+        features = self.features(self.bert.encode(input_ids, segments, token_types, every_layer=True))
+        return self.classifier(self.lstm(features, segments, dropout_keys), dropout_keys)
+
+    def features(self, states):
+        """`[layers + 1, batch, length, hidden]` -> `[batch, length, width]`: what the BiLSTM sees."""
+        states = states[FEATURE_LAYERS[self.layers]]
+        if self.layers.startswith("weighted_sum"):
+            weights = self.layer_scale * nn.softmax(self.layer_weights)
+            return jnp.tensordot(weights.astype(self.dtype), states, 1)
+        return jnp.concatenate(list(states), axis=-1)
+
+
 def cast_encoder(params: dict, dtype) -> dict:
     """Kernels and tables of the encoder in the type that its modules compute in, which changes no result.
 
@@ -151,6 +192,15 @@ def count_parameters(params, config: BertConfig) -> int:
         return leaf.size - padding if name.endswith("masked_lm/bias") else leaf.size
 
     return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(count, params)))
+
+
+def lstm_flops(model: BertForFeatureBasedTagging, batch: int, length: int) -> int:
+    """Matrix-multiply FLOPs of one forward pass through what stands on BERT there."""
+    size, width = model.lstm_size, model.config.hidden_size
+    width *= 4 if model.layers.startswith("concat") else 1
+    inputs = [width, *[2 * size] * (model.lstm_layers - 1)]
+    per_token = sum(2 * 4 * size * (each + size) for each in inputs)  # two directions, four gates
+    return 2 * batch * length * (per_token + 2 * size * model.labels)
 
 
 def forward_flops(config: BertConfig, batch: int, length: int, predictions: int) -> int:

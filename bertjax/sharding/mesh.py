@@ -17,8 +17,8 @@ from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import available_cores
 
 
-def use_cpu_cores(config) -> None:
-    """Where there is nothing but a CPU: a device for each core, as far as they can share the batch evenly.
+def use_cpu_cores(config, batch_size: int) -> None:
+    """Where there is nothing but a CPU: a device for each core, as far as they can share a batch evenly.
 
     XLA runs most of a program on one thread a device; this is what occupies the others. Must come before anything
     else asks JAX for its devices, and leaves alone what the user has set.
@@ -27,7 +27,7 @@ def use_cpu_cores(config) -> None:
         return
     share = config.mesh.fsdp * config.mesh.tensor
     cores = max(1, available_cores() // share)
-    rows = config.batch_size // config.microbatches // config.mesh.fsdp
+    rows = batch_size // config.microbatches // config.mesh.fsdp
     ways = max(n for n in range(1, cores + 1) if rows % n == 0)
     with contextlib.suppress(RuntimeError):  # devices were asked for before, in a notebook, say
         jax.config.update("jax_num_cpu_devices", ways * share)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from scipy.special import softmax
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
@@ -22,7 +23,9 @@ SCORES: dict[str, Callable] = {
     "matthews": metrics.matthews,
     "pearson": metrics.pearson,
     "spearman": metrics.spearman,
-    "macro_f1": lambda labels, guesses: float(np.mean([metrics.f1(labels, guesses, c) for c in np.unique(labels)])),
+    "macro_f1": lambda labels, guesses: float(
+        np.mean([metrics.f1(labels, guesses, c) for c in np.union1d(labels, guesses)])
+    ),
 }
 
 
@@ -92,26 +95,26 @@ def encode(table: Table, labels: Sequence[str], tokenizer: Tokenizer, max_seq_le
     seconds = [column(row, columns.second) for row in table.rows] if columns.second else None
     values = np.array([_value(row, columns.label, labels) for row in table.rows])
     input_ids, token_types, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
-    return Examples(input_ids, token_types, values), cut
+    return Examples(input_ids, token_types, values), sum(cut)
 
 
 def predict(
     source: Pretrained, firsts: Sequence[str], seconds: Sequence[str] | None, max_seq_length: int
 ) -> Iterator[dict]:
-    """For each text, or pair, `label` and `probabilities` by label, or of a regression `score`."""
+    """For each text, or pair, `label` and `probabilities` by label, or of a regression `score`; `cut` where it was."""
     rows = source.params["classifier"]["dense"]["bias"].shape[0]
     objective = finetuning.classification(rows) if rows > 1 else finetuning.regression()
-    input_ids, token_types, _ = encode_pairs(source.tokenizer, firsts, seconds, max_seq_length)
+    input_ids, token_types, cut = encode_pairs(source.tokenizer, firsts, seconds, max_seq_length)
     names = source.labels or [f"LABEL_{i}" for i in range(rows)]
-    for logits in finetuning.predict(objective, source, Examples(input_ids, token_types)):
+    for logits, was_cut in zip(finetuning.predict(objective, source, Examples(input_ids, token_types)), cut):
+        more = {"cut": True} if was_cut else {}
         if rows == 1:
-            yield {"score": float(logits[0])}
+            yield {"score": float(logits[0]), **more}
             continue
-        exponentials = np.exp(logits - logits.max())
-        probabilities = exponentials / exponentials.sum()
         yield {
             "label": names[int(logits.argmax())],
-            "probabilities": {name: float(p) for name, p in zip(names, probabilities)},
+            "probabilities": {name: float(p) for name, p in zip(names, softmax(logits))},
+            **more,
         }
 
 
@@ -122,9 +125,12 @@ def _value(row: Row, name: str, labels: Sequence[str]) -> int | float:
             raise UserError(f"{row.where}: unknown label {text!r}; expected one of {', '.join(labels)}")
         return labels.index(text)
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise UserError(f"{row.where}: {name} is {text!r}, expected a number") from None
+        number = np.nan
+    if not np.isfinite(number):
+        raise UserError(f"{row.where}: {name} is {text!r}, expected a number")
+    return number
 
 
 def _scorer(labels: np.ndarray, names: Sequence[str], suffix: str, is_class: bool) -> Callable:

@@ -22,7 +22,7 @@ from bertjax.model.bert import (
     forward_flops,
 )
 from bertjax.model.dropout import fold_in
-from bertjax.sharding.mesh import batch_sharding, compute_dtype, local_rows, put_batch, replicated
+from bertjax.sharding.mesh import compute_dtype, local_rows, put_batch, replicated
 from bertjax.sharding.rules import RULES
 
 PREDICTION_BATCH = 32
@@ -34,13 +34,19 @@ class Objective:
 
     Args:
       architecture: the class of transformers with the same layer.
-      make_model: (BertConfig, dtype, remat) -> module.
+      make_model: (BertConfig, dtype, remat, **config.head where there is one) -> module.
       loss: (logits, batch) -> (losses, right guesses), both of the shape of the batch's weights.
+      frozen: parts of the model that are not trained.
+      flops: (module, sequences, length) -> model FLOPs of a training step.
     """
 
     architecture: str
     make_model: Callable[..., nn.Module]
     loss: Callable[[jax.Array, dict], tuple[jax.Array, jax.Array]]
+    frozen: tuple[str, ...] = ()
+    flops: Callable[[nn.Module, int, int], int] = lambda model, sequences, length: (
+        3 * forward_flops(model.config, sequences, length, 0)
+    )
 
 
 def classification(labels: int) -> Objective:
@@ -138,7 +144,7 @@ make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # so that the runs o
 def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray]:
     """Logits by a checkpoint (`interop.pretrained.Pretrained`) of this objective, computed on one device."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
-    model = objective.make_model(source.config, jnp.float32, "none")
+    model = objective.make_model(source.config, jnp.float32, "none", **source.head)
     return Predictor(model, mesh, PREDICTION_BATCH)(source.params, examples)
 
 
@@ -181,20 +187,29 @@ def load(config, tokenizer) -> Dataset:
     return importlib.import_module(f"bertjax.tasks.{config.task}").load(config, tokenizer)
 
 
+def count_steps(config, dataset: Dataset) -> int:
+    """The steps of a run, as run_classifier.main counts them. Raises `UserError` where there are none."""
+    steps = int(len(dataset.train) * config.epochs / config.batch_size)
+    if not steps:
+        raise UserError(
+            f"config.batch_size = {config.batch_size}: {len(dataset.train)} training examples and epochs = "
+            f"{config.epochs:g} do not fill a batch"
+        )
+    return steps
+
+
 class FineTuning:
     """The `Task` of a data set. `config` is validated, and its model that of the checkpoint."""
 
     def __init__(self, config, mesh: Mesh, dataset: Dataset):
         self.config, self.mesh, self.dataset = config, mesh, dataset
-        self.model = dataset.objective.make_model(bert_config(config), compute_dtype(config, mesh), config.remat)
+        self.model = dataset.objective.make_model(
+            bert_config(config), compute_dtype(config, mesh), config.remat, **config.get("head", {})
+        )
+        self.frozen = dataset.objective.frozen
         longest = config.model.max_position_embeddings
-        self._order = TrainingOrder(dataset.train, config.batch_size, config.epochs, config.seed, longest)
-        self.total_steps = self._order.total_steps
-        if not self.total_steps:
-            raise UserError(
-                f"config.batch_size = {config.batch_size}: {len(dataset.train)} training examples and epochs = "
-                f"{config.epochs:g} do not fill a batch"
-            )
+        self.total_steps = count_steps(config, dataset)
+        self._order = TrainingOrder(dataset.train, config.batch_size, self.total_steps, config.seed, longest)
         self.files: dict[str, str] = {}  # for the workdir, after the last evaluation
         self._predict = make_predictor(self.model, mesh, config.batch_size // config.microbatches)
 
@@ -236,8 +251,8 @@ class FineTuning:
     def flops(self, start: int, stop: int) -> int:
         sequences = self.config.batch_size * max(1, self.dataset.train.choices)
         lengths = self._step_lengths[start:stop]
-        return 3 * sum(
-            int(count) * forward_flops(self.model.config, sequences, int(length), 0)
+        return sum(
+            int(count) * self.dataset.objective.flops(self.model, sequences, int(length))
             for length, count in zip(*np.unique(lengths, return_counts=True))
         )
 
@@ -245,27 +260,19 @@ class FineTuning:
     def _step_lengths(self) -> np.ndarray:
         return np.array([self._order.length(step) for step in range(self.total_steps)])
 
-    def abstract_batch(self, length: int) -> dict:
-        """Shapes, types and shardings of the batches of a length."""
-        batch = self.dataset.train.batch(np.zeros(self.config.batch_size, int), length)
-        return {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(self.mesh))
-            for name, x in batch.items()
-        }
-
 
 def encode_pairs(tokenizer, firsts: list[str], seconds: list[str] | None, max_seq_length: int):
-    """`[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`: ids, token types, and how many had to be cut to `max_seq_length`.
+    """`[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`: ids, token types, and booleans: cut to `max_seq_length`.
 
     Of what is too long the longer side loses its last tokens, one by one (run_classifier._truncate_seq_pair).
     """
     encoded = [tokenizer.encode_ids(firsts), tokenizer.encode_ids(seconds) if seconds is not None else None]
-    input_ids, token_types, cut = [], [], 0
+    input_ids, token_types, cut = [], [], []
     for number, a in enumerate(encoded[0]):
         b = encoded[1][number] if encoded[1] is not None else []
         room = max_seq_length - (3 if encoded[1] is not None else 2)
-        if len(a) + len(b) > room:
-            cut += 1
+        cut.append(len(a) + len(b) > room)
+        if cut[-1]:
             keep_a = max(room - len(b), min(len(a), room - room // 2))  # b is cut first where both are of one length
             a, b = a[:keep_a], b[: room - min(keep_a, len(a))]
         ids = [tokenizer.cls_id, *a, tokenizer.sep_id]
@@ -279,5 +286,11 @@ def encode_pairs(tokenizer, firsts: list[str], seconds: list[str] | None, max_se
 
 
 def report(scores: dict[str, float]) -> str:
-    """The scores on the dev set for a person: of most the hundredfold, as papers have it."""
-    return "dev: " + ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
+    """The scores on the dev set for a person: of shares the hundredfold, as papers have it."""
+
+    def text(name: str, value: float | None) -> str:
+        if value is None:
+            return f"{name} none"
+        return f"{name} {value:.2f}" if name == "null_threshold" else f"{name} {100 * value:.2f}"
+
+    return "dev: " + ", ".join(text(name, value) for name, value in scores.items())

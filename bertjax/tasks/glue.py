@@ -5,7 +5,7 @@ import dataclasses
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data.tables import Row, column, read_table, read_tfds
+from bertjax.data.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import classification
 from bertjax.tasks.classification import Columns, Table
@@ -25,7 +25,6 @@ class Task:
       labels: classes; none: the label is a number. `tfds_labels`: their names in TFDS, in the same order.
       scores: GLUE's own, of which the first compares runs.
       names: of the columns of a file that does not name them.
-      test: texts' columns in test.tsv, where they are others.
     """
 
     folder: str
@@ -35,7 +34,6 @@ class Task:
     scores: tuple[str, ...]
     tfds_labels: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    test: Columns | None = None
     dev: tuple[tuple[str, str], ...] = (("dev.tsv", "validation"),)  # file, and split of TFDS
     suffixes: tuple[str, ...] = ("",)
 
@@ -81,10 +79,9 @@ DIAGNOSTICS = "diagnostic-full.tsv"  # with labels; its texts' columns are Premi
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """The data set that `config.data` names. Raises `UserError` for what is missing or wrong in its files."""
-    task = TASKS[config.data.name]
-    if config.data.path.startswith("tfds:"):
-        name = config.data.path.removeprefix("tfds:")
-        tables = [_tfds(name, split, task, suffix) for split, suffix in _tfds_splits(task)]
+    task, said = TASKS[config.data.name], []
+    if config.data.path.startswith(TFDS):
+        tables = [_tfds(config.data.path, split, task, suffix) for split, suffix in _tfds_splits(task)]
         dropped = 0
     else:
         folder = find_folder(config.data.path, "MNLI" if task.folder == "AX" else task.folder)
@@ -93,26 +90,31 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         read = [read_table(folder / file, task.names, drop_ragged=task.folder == "QQP") for file, _ in files]
         tables = [Table(rows, task.columns, suffix) for (rows, _), (_, suffix) in zip(read, files)]
         dropped = sum(count for _, count in read)
-        if task.folder == "AX" and (folder / DIAGNOSTICS).exists():
-            rows, _ = read_table(folder / DIAGNOSTICS)
-            tables.append(Table(rows, Columns("Premise", "Hypothesis", "Label"), "_diagnostics"))
-    said = [f"{dropped} lines dropped, which have a wrong number of columns"] if dropped else []
+        if task.folder == "AX":
+            if (folder / DIAGNOSTICS).exists():
+                rows, _ = read_table(folder / DIAGNOSTICS)
+                tables.append(Table(rows, Columns("Premise", "Hypothesis", "Label"), "_diagnostics"))
+            else:
+                said.append(f"no {folder / DIAGNOSTICS}: scored on MNLI's dev sets alone")
+    said += [f"{dropped} lines dropped, which have a wrong number of columns"] if dropped else []
     scores = task.scores if task.folder != "AX" else ("accuracy", "matthews")
     return classification.dataset(tables[0], tables[1:], task.labels, scores, tokenizer, config.max_seq_length, said)
 
 
-def submission(source: Pretrained, name: str, path: str, max_seq_length: int) -> tuple[str, int]:
-    """GLUE's submission for the test set in `path`: lines of index and prediction, and how many."""
+def submission(source: Pretrained, name: str, path: str, max_seq_length: int) -> tuple[str, str]:
+    """GLUE's submission for the test set in `path`, lines of index and prediction, and what to say of it."""
     task = TASKS[name]
     rows, _ = read_table(path)
     columns = task.columns
     firsts = [column(row, columns.first) for row in rows]
     seconds = [column(row, columns.second) for row in rows] if columns.second else None
-    lines = ["index\tprediction"]
+    lines, cut = ["index\tprediction"], 0
     for number, guess in enumerate(classification.predict(source, firsts, seconds, max_seq_length)):
+        cut += "cut" in guess
         value = guess["label"] if task.labels else f"{min(5, max(0, guess['score'])):.3f}"
         lines.append(f"{rows[number].columns.get('index', number)}\t{value}")
-    return "\n".join(lines) + "\n", len(rows)
+    said = f"{len(rows)} predictions" + (f", {cut} of texts cut to {max_seq_length} tokens" if cut else "")
+    return "\n".join(lines) + "\n", said
 
 
 def find_folder(path: str, name: str) -> epath.Path:
@@ -128,10 +130,10 @@ def _tfds_splits(task: Task) -> list[tuple[str, str]]:
     return [("train", "")] + [(split, suffix) for (_, split), suffix in zip(task.dev, task.suffixes)]
 
 
-def _tfds(name: str, split: str, task: Task, suffix: str) -> Table:
+def _tfds(path: str, split: str, task: Task, suffix: str) -> Table:
     ours = dict(zip(task.tfds_labels, task.labels))
     rows = [
-        Row({**row.columns, "label": ours.get(row.columns.get("label"), row.columns.get("label"))}, row.where)
-        for row in read_tfds(name, split)
+        Row(row.columns | {"label": ours.get(label := column(row, "label"), label)}, row.where)
+        for row in read_tfds(path, split)
     ]
     return Table(rows, task.tfds, suffix)

@@ -4,17 +4,19 @@ The first piece of a word has its tag, and neighbouring sentences of a document 
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
-from bertjax.data.tables import read_text
+from bertjax.data.tables import TFDS, column, read_text, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import finetuning, metrics
-from bertjax.tasks.finetuning import Dataset, Split
+from bertjax.tasks.finetuning import Dataset, Objective, Split
 from bertjax.text.tokenizer import Tokenizer
 
 DOCUMENT = "-DOCSTART-"
@@ -33,22 +35,48 @@ class Sentence:
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """Training and dev files of the folder. Raises `UserError` for what is missing or wrong in them."""
-    train, dev = (read(find_file(config.data.path, name)) for name in ("train", "dev"))
-    labels = tag_names(train)
-    sizes = dict(max_seq_length=config.max_seq_length, with_context=config.data.document_context)
-    examples = encode(train, labels, tokenizer, **sizes)
-    dev_examples = encode(dev, labels, tokenizer, **sizes)
+    path = config.data.path
+    if path.startswith(TFDS):
+        train, dev = (read_examples(path, split) for split in ("train", "validation"))
+    else:
+        train, dev = (read(find_file(path, name)) for name in ("train", "dev"))
+    found = dataset(train, dev, tag_names(train), tokenizer, config.max_seq_length, config.data.document_context)
+    if config.data.document_context and train[-1].document == train[0].document + len(train) - 1:
+        said = f"every sentence by itself: {path} does not say which belong to a document"
+        return dataclasses.replace(found, said=(*found.said, said))
+    return found
+
+
+def dataset(
+    train: Sequence[Sentence],
+    dev: Sequence[Sentence],
+    labels: tuple[str, ...],
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    with_context: bool,
+) -> Dataset:
+    """A data set of tagged sentences. Entities are scored where tags are BIO, otherwise the words that are right."""
+    examples, dev_examples = (encode(side, labels, tokenizer, max_seq_length, with_context) for side in (train, dev))
+    has_entities = all(map(is_bio, labels))
 
     def score(logits: list[np.ndarray]) -> dict[str, float]:
-        gold = [list(sentence.tags) for sentence in dev]
-        return metrics.entity_scores(gold, read_tags(dev, labels, dev_examples, logits))
+        gold, found = [list(sentence.tags) for sentence in dev], read_tags(dev, labels, dev_examples, logits)
+        if has_entities:
+            types = metrics.entity_scores_by_type(gold, found)
+            return metrics.entity_scores(gold, found) | {f"f1_{name}": its["f1"] for name, its in types.items()}
+        return {"accuracy": metrics.accuracy(np.concatenate(gold), np.concatenate(found))}
 
     words = sum(len(sentence.words) for sentence in train)
-    said = (
+    said = [
         f"{len(train)} training sentences, {words} words, {len(labels)} tags, in {len(examples)} sequences; "
-        f"{len(dev)} dev sentences in {len(dev_examples)}",
-    )
-    return Dataset(finetuning.tagging(len(labels)), labels, examples, (Split(dev_examples, score),), "f1", said)
+        f"{len(dev)} dev sentences in {len(dev_examples)}"
+    ]
+    if unread := unread_words((*train, *dev), tokenizer, max_seq_length - 2):
+        said.append(f"of {unread} words not all is read: they have no pieces, or too many")
+    metric, tags = "f1" if has_entities else "accuracy", Counter(tag for sentence in dev for tag in sentence.tags)
+    baseline = 0.0 if has_entities else max(tags.values()) / tags.total()
+    split = Split(dev_examples, score)
+    return Dataset(finetuning.tagging(len(labels)), labels, examples, (split,), metric, tuple(said), baseline)
 
 
 def find_file(folder: str, name: str) -> epath.Path:
@@ -72,7 +100,8 @@ def read(path: epath.PathLike) -> list[Sentence]:
         tags.clear()
 
     for number, line in enumerate(read_text(path).split("\n"), 1):
-        cells = line.split()
+        cells = line.strip(" \t\r").replace("\t", " ").split(" ")  # not at the blanks that a word may have in it
+        cells = [cell for cell in cells if cell]
         if not cells or cells[0] == DOCUMENT:
             close()
             document += bool(cells)
@@ -81,8 +110,7 @@ def read(path: epath.PathLike) -> list[Sentence]:
         if len(cells) != columns or columns < 2:
             expected = f"{columns} as in the lines before" if columns > 1 else "a word and its tag"
             raise UserError(f"{path}:{number}: {len(cells)} columns, expected {expected}")
-        kind, _, type_ = cells[-1].partition("-")
-        if cells[-1] != "O" and (kind not in ("B", "I") or not type_):
+        if not is_bio(cells[-1]):
             raise UserError(f"{path}:{number}: the tag is {cells[-1]!r}, expected O, B-type or I-type")
         if not words:
             first = number
@@ -92,6 +120,22 @@ def read(path: epath.PathLike) -> list[Sentence]:
     if not sentences:
         raise UserError(f"{path}: no sentence in it")
     return sentences
+
+
+def read_examples(path: str, split: str) -> list[Sentence]:
+    """Sentences as "tfds:conll2003" has them, each by itself: it does not say where documents begin."""
+    sentences = []
+    for number, row in enumerate(read_tfds(path, split)):
+        words, tags = (json.loads(column(row, name)) for name in ("tokens", "ner"))
+        if wrong := [tag for tag in tags if not is_bio(tag)]:
+            raise UserError(f"{row.where}: the tag is {wrong[0]!r}, expected O, B-type or I-type")
+        sentences.append(Sentence(tuple(words), to_bio(tags), number, row.where))
+    return sentences
+
+
+def is_bio(tag: str) -> bool:
+    kind, _, type_ = tag.partition("-")
+    return tag == "O" or (kind in ("B", "I") and bool(type_))
 
 
 def to_bio(tags: Sequence[str]) -> tuple[str, ...]:
@@ -152,6 +196,16 @@ def _pieces(words: Sequence[str], tokenizer: Tokenizer, most: int) -> list[list[
     return [ids[:most] or [tokenizer.unk_id] for ids in tokenizer.encode_ids(words)]
 
 
+def unread_words(sentences: Sequence[Sentence], tokenizer: Tokenizer, most: int) -> int:
+    """How many words have no piece at all, or more than there can be in a sequence."""
+    different = Counter(word for sentence in sentences for word in sentence.words)
+    return sum(
+        count
+        for ids, count in zip(tokenizer.encode_ids(list(different)), different.values())
+        if not 0 < len(ids) <= most
+    )
+
+
 def read_tags(
     sentences: Sequence[Sentence], labels: Sequence[str], examples: Examples, logits: Sequence[np.ndarray]
 ) -> list[list[str]]:
@@ -164,13 +218,18 @@ def read_tags(
     return [[labels[next(found)] for _ in sentence.words] for sentence in sentences]
 
 
-def predict(source: Pretrained, texts: Sequence[str], max_seq_length: int) -> Iterator[dict]:
+def predict(
+    source: Pretrained,
+    texts: Sequence[str],
+    max_seq_length: int,
+    objective: Callable[[int], Objective] = finetuning.tagging,
+) -> Iterator[dict]:
     """For each text its words, which are what blanks separate, with their tags."""
     labels = source.labels or tuple(f"LABEL_{i}" for i in range(len(source.params["classifier"]["dense"]["bias"])))
     sentences = [
         Sentence(tuple(text.split()), (labels[0],) * len(text.split()), number) for number, text in enumerate(texts)
     ]
     examples = encode(sentences, labels, source.tokenizer, max_seq_length, with_context=False)
-    logits = finetuning.predict(finetuning.tagging(len(labels)), source, examples)
+    logits = finetuning.predict(objective(len(labels)), source, examples)
     for sentence, tags in zip(sentences, read_tags(sentences, labels, examples, logits)):
         yield {"words": list(sentence.words), "tags": tags}

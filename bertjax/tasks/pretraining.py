@@ -35,6 +35,8 @@ class Pretraining:
       records: folder of TFRecords. None where a subclass brings `batches` and `evaluate` of its own.
     """
 
+    frozen = ()
+
     def __init__(self, config, mesh: Mesh, records: epath.PathLike | None):
         self.config, self.mesh = config, mesh
         self.model = BertForPreTraining(bert_config(config), compute_dtype(config, mesh), config.remat)

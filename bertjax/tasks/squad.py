@@ -8,13 +8,15 @@ import collections
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
+from scipy.special import softmax
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
-from bertjax.data.tables import read_text
+from bertjax.data.tables import TFDS, column, read_text, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import finetuning, metrics
 from bertjax.tasks.finetuning import Dataset, Split
@@ -52,28 +54,36 @@ class Window:
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
-    """train-v*.json and dev-v*.json of the folder, or files of these versions from TFDS.
+    """train-v*.json and dev-v*.json of the folder, or both splits of TFDS.
 
     Raises `UserError` for what is missing or wrong in the files.
     """
     data = config.data
-    train, dev = (read(find_file(data.path, name, data.version)) for name in ("train", "dev"))
+    if data.path.startswith(TFDS):
+        train, dev = (read_examples(data.path, split) for split in ("train", "validation"))
+    else:
+        train, dev = (read(find_file(data.path, name, data.version)) for name in ("train", "dev"))
+    if data.version == "v1.1" and not all(question.answers for question in (*train, *dev)):
+        raise UserError("config.data.version = 'v1.1': the data has questions without an answer; take squad.py:v2.0")
     sizes = dict(
         max_seq_length=config.max_seq_length, doc_stride=data.doc_stride, max_query_length=data.max_query_length
     )
-    examples, windows, _ = encode(train, tokenizer, **sizes, with_labels=True)
-    exact, near = mapped_answers(train, tokenizer)
-    answerable = sum(bool(question.answers) for question in train)
-    said = [
-        f"{len(train)} training questions, {answerable} with an answer, in {len(windows)} windows",
-        f"{exact} answers begin and end with a token; {near} lie within tokens, which are learnt whole",
-    ]
-    dev_examples, dev_windows, _ = encode(dev, tokenizer, **sizes, with_labels=False)
+    encoded = encode(train, tokenizer, **sizes, with_labels=True)
+    dev_examples, dev_windows, dev_cut, *_ = encode(dev, tokenizer, **sizes, with_labels=False)
+    said = encoded.said(train, data.max_query_length)
+    said += (f"{dev_cut} dev questions cut to {data.max_query_length} tokens",) if dev_cut else ()
     golds = {question.name: question.answers for question in dev}
     has_unanswerable = data.version == "v2.0"
 
+    last: list = [None, None]  # logits and what was found by them: asked for scores, then for files
+
+    def find(logits: list[np.ndarray]) -> dict:
+        if last[0] is not logits:
+            last[:] = logits, answers(dev, dev_windows, logits)
+        return last[1]
+
     def score(logits: list[np.ndarray]) -> dict[str, float]:
-        found = answers(dev, dev_windows, logits)
+        found = find(logits)
         texts = {name: best[0]["text"] if best else "" for name, (best, _) in found.items()}
         if not has_unanswerable:
             return _shares(metrics.squad_scores(golds, texts))
@@ -83,7 +93,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         return {**_shares(metrics.squad_scores(golds, kept)), "null_threshold": threshold}
 
     def files(logits: list[np.ndarray]) -> dict[str, str]:
-        found = answers(dev, dev_windows, logits)
+        found = find(logits)
         threshold = score(logits).get("null_threshold", np.inf)
         texts = {name: "" if not best or null > threshold else best[0]["text"] for name, (best, null) in found.items()}
         nbest = {name: best for name, (best, _) in found.items()}
@@ -93,7 +103,8 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         return {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
 
     split = Split(dev_examples, score, files)
-    return Dataset(finetuning.spans(), (), examples, (split,), "f1", tuple(said))
+    unanswerable = sum(not question.answers for question in dev) / len(dev)  # scored 1 by never answering
+    return Dataset(finetuning.spans(), (), encoded.examples, (split,), "f1", said, unanswerable)
 
 
 def _shares(percent: dict[str, float]) -> dict[str, float]:
@@ -115,24 +126,52 @@ def read(path: epath.PathLike) -> list[Question]:
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 for asked in paragraph["qas"]:
-                    given = [] if asked.get("is_impossible") else asked.get("answers", [])
+                    given = [] if asked.get("is_impossible") else asked["answers"]
                     questions.append(
                         Question(
                             str(asked["id"]),
-                            asked["question"],
-                            paragraph["context"],
-                            tuple(answer["text"] for answer in given),
+                            _text(asked["question"]),
+                            _text(paragraph["context"]),
+                            tuple(_text(answer["text"]) for answer in given),
                             tuple(int(answer["answer_start"]) for answer in given),
                         )
                     )
+                    if not given and not asked.get("is_impossible"):
+                        raise KeyError("an answer, or is_impossible")
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         where = f"after question {questions[-1].name}" if questions else "at the first question"
         raise UserError(f"{path}: not in SQuAD's format {where}: {type(error).__name__} {error}") from None
+    return _checked(path, questions)
+
+
+def read_examples(path: str, split: str) -> list[Question]:
+    """Questions as "tfds:squad/v1.1" and "tfds:squad/v2.0" have them."""
+    questions = []
+    for row in read_tfds(path, split):
+        given = json.loads(column(row, "answers"))
+        question, context = column(row, "question"), column(row, "context")
+        answers = tuple(given["text"]), tuple(given["answer_start"])
+        questions.append(Question(column(row, "id"), question, context, *answers))
+    return _checked(f"{path}, {split}", questions)
+
+
+def _text(value) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _checked(path: epath.PathLike, questions: list[Question]) -> list[Question]:
+    """Raises `UserError` where there is no question, or an answer is not where it says."""
     if not questions:
         raise UserError(f"{path}: no question in it")
+    seen = set()
     for question in questions:
+        if question.name in seen:
+            raise UserError(f"{path}: two questions have the id {question.name}")
+        seen.add(question.name)
         for text, start in zip(question.answers, question.starts):
             if question.context[start : start + len(text)] != text:
                 raise UserError(
@@ -142,6 +181,34 @@ def read(path: epath.PathLike) -> list[Question]:
     return questions
 
 
+class Encoded(NamedTuple):
+    """The windows of questions, as examples and as what is known of them.
+
+    Args:
+      cut: questions that were too long.
+      exact: first answers that are some tokens of their paragraph, neither more nor less.
+      apart: first answers that no window shows whole.
+    """
+
+    examples: Examples
+    windows: list[Window]
+    cut: int
+    exact: int
+    apart: int
+
+    def said(self, questions: Sequence[Question], max_query_length: int) -> tuple[str, ...]:
+        """For the user."""
+        answerable = sum(bool(question.answers) for question in questions)
+        lines = [f"{len(questions)} training questions, {answerable} with an answer, in {len(self.windows)} windows"]
+        if within := answerable - self.exact:
+            lines.append(f"{within} answers begin or end within a token, which is learnt whole")
+        if self.apart:
+            lines.append(f"{self.apart} answers are in no window whole, and are learnt as none")
+        if self.cut:
+            lines.append(f"{self.cut} questions cut to {max_query_length} tokens")
+        return tuple(lines)
+
+
 def encode(
     questions: Sequence[Question],
     tokenizer: Tokenizer,
@@ -149,13 +216,13 @@ def encode(
     doc_stride: int,
     max_query_length: int,
     with_labels: bool,
-) -> tuple[Examples, list[Window], int]:
-    """The windows of all questions, as examples and as what is known of them, and how many questions were cut.
+) -> Encoded:
+    """The windows of all questions.
 
     Labels `[2]` are the first and the last token of the first answer; both 0, which is [CLS], in a window without it.
     """
     asked = tokenizer.encode_ids([question.text for question in questions])
-    input_ids, token_types, labels, windows = [], [], [], []
+    input_ids, token_types, labels, windows, exact, apart = [], [], [], [], 0, 0
     for number, (question, query, paragraph) in enumerate(zip(questions, asked, _paragraphs(questions, tokenizer))):
         query = query[:max_query_length]
         first, room = len(query) + 2, max_seq_length - len(query) - 3
@@ -163,6 +230,10 @@ def encode(
         starts = window_starts(len(paragraph.ids), room, doc_stride)
         best = best_windows(len(paragraph.ids), starts, room)
         answer = token_span(offsets, question.starts[0], len(question.answers[0])) if question.answers else None
+        if answer is not None:
+            text = question.context[offsets[answer[0], 0] : offsets[answer[1], 1]]
+            exact += text == question.answers[0]
+        held = False
         for which, start in enumerate(starts):
             ids = paragraph.ids[start : start + room]
             input_ids.append(np.array([tokenizer.cls_id, *query, tokenizer.sep_id, *ids, tokenizer.sep_id], np.int32))
@@ -170,9 +241,12 @@ def encode(
             part = slice(start, start + len(ids))
             windows.append(Window(number, first, offsets[part], best[part] == which))
             inside = answer is not None and start <= answer[0] and answer[1] < start + len(ids)
+            held = held or inside
             labels.append([answer[0] - start + first, answer[1] - start + first] if inside else [0, 0])
+        apart += bool(question.answers) and not held
     cut = sum(len(query) > max_query_length for query in asked)
-    return Examples(input_ids, token_types, np.array(labels, np.int32) if with_labels else None), windows, cut
+    examples = Examples(input_ids, token_types, np.array(labels, np.int32) if with_labels else None)
+    return Encoded(examples, windows, cut, exact, apart)
 
 
 def _paragraphs(questions: Sequence[Question], tokenizer: Tokenizer) -> Iterable[Encoding]:
@@ -210,18 +284,6 @@ def token_span(offsets: np.ndarray, start: int, length: int) -> tuple[int, int] 
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 
-def mapped_answers(questions: Sequence[Question], tokenizer: Tokenizer) -> tuple[int, int]:
-    """How many first answers are exactly some tokens of their paragraph, and how many only lie within some."""
-    exact = near = 0
-    for question, paragraph in zip(questions, _paragraphs(questions, tokenizer)):
-        if question.answers:
-            offsets = np.array(paragraph.offsets, np.int32).reshape(-1, 2)
-            span = token_span(offsets, question.starts[0], len(question.answers[0]))
-            text = span and question.context[offsets[span[0], 0] : offsets[span[1], 1]]
-            exact, near = exact + (text == question.answers[0]), near + (text != question.answers[0])
-    return exact, near
-
-
 def answers(
     questions: Sequence[Question], windows: Sequence[Window], logits: Sequence[np.ndarray]
 ) -> dict[str, tuple[list[dict], float]]:
@@ -243,8 +305,7 @@ def answers(
             if text not in seen and len(best) < N_BEST:
                 seen.add(text)
                 best.append({"text": text, "start": start, "end": end, "score": score})
-        exponentials = np.exp([answer["score"] - best[0]["score"] for answer in best])
-        for answer, share in zip(best, exponentials / exponentials.sum() if best else ()):
+        for answer, share in zip(best, softmax([answer["score"] for answer in best])):
             answer["probability"] = float(share)
         result[question.name] = (best, null[number] - best[0]["score"] if best else np.inf)
     return result
@@ -263,18 +324,28 @@ def _spans(window: Window, scores: np.ndarray) -> list[tuple[float, int, int]]:
     return spans
 
 
-def predict(source: Pretrained, pairs: Sequence[tuple[str, str]], max_seq_length: int) -> Iterator[dict]:
+def predict(
+    source: Pretrained,
+    pairs: Sequence[tuple[str, str]],
+    max_seq_length: int,
+    doc_stride: int = 128,
+    max_query_length: int = 64,
+    null_threshold: float = np.inf,
+) -> Iterator[dict]:
     """For each question and its paragraph `answer`, the characters `start` to `end`, `probability` among the best, and
-    `null_odds`: above the threshold that was tuned for SQuAD 2.0, there is no answer."""
+    `null_odds`; where these are above the threshold the answer is empty: there is none. `cut`: the question was."""
     questions = [Question(str(i), question, context) for i, (question, context) in enumerate(pairs)]
-    sizes = dict(doc_stride=128, max_query_length=min(64, max_seq_length // 2))
-    examples, windows, _ = encode(questions, source.tokenizer, max_seq_length, **sizes, with_labels=False)
+    most = min(max_query_length, max_seq_length // 2)
+    examples, windows, *_ = encode(questions, source.tokenizer, max_seq_length, doc_stride, most, with_labels=False)
+    lengths = [len(ids) for ids in source.tokenizer.encode_ids([question.text for question in questions])]
     found = answers(questions, windows, finetuning.predict(finetuning.spans(), source, examples))
-    for question in questions:
+    for question, length in zip(questions, lengths):
         best, null = found[question.name]
-        top = best[0] if best else {"text": "", "start": 0, "end": 0, "probability": 0.0}
+        is_none = not best or null > null_threshold
+        top = {"text": "", "start": 0, "end": 0, "probability": 0.0} if is_none else best[0]
         yield {
             "answer": top["text"],
             **{name: top[name] for name in ("start", "end", "probability")},
-            "null_odds": null,
+            "null_odds": null if best else None,
+            **({"cut": True} if length > most else {}),
         }

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from etils import epath
+from scipy.special import softmax
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
-from bertjax.data.tables import Row, column, read_table
+from bertjax.data.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import finetuning, metrics
 from bertjax.tasks.finetuning import Dataset, Split, encode_pairs
@@ -19,22 +20,21 @@ ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """train.csv and val.csv of the folder. Raises `UserError` for what is missing or wrong in them."""
     splits, said = [], []
-    for name in ("train.csv", "val.csv"):
-        path = epath.Path(config.data.path) / name
-        if not path.exists():
-            raise UserError(f"config.data.path = {config.data.path!r}: no {name} in it")
-        rows, _ = read_table(path)
+    for name, split in (("train.csv", "train"), ("val.csv", "validation")):
+        rows = _read(config.data.path, name, split)
         choices = [(column(row, "sent1"), _endings(row)) for row in rows]
         examples, cut = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
         splits.append(examples)
-        said += [f"{cut} of {4 * len(rows)} sequences of {name} cut to {config.max_seq_length} tokens"] if cut else []
+        if cut.any():
+            said.append(f"{cut.sum()} of {len(rows)} examples of {name} cut to {config.max_seq_length} tokens")
     train, dev = splits
 
     def score(logits: list[np.ndarray]) -> dict[str, float]:
         return {"accuracy": metrics.accuracy(dev.labels, np.stack(logits).argmax(-1))}
 
     said.append(f"{len(train)} training examples")
-    return Dataset(finetuning.choice(), (), train, (Split(dev, score),), "accuracy", tuple(said))
+    baseline = float(np.bincount(dev.labels).max() / len(dev))
+    return Dataset(finetuning.choice(), (), train, (Split(dev, score),), "accuracy", tuple(said), baseline)
 
 
 def _endings(row: Row) -> list[str]:
@@ -49,26 +49,38 @@ def _label(row: Row) -> int:
     return int(text)
 
 
+def _read(folder: str, name: str, split: str) -> list[Row]:
+    """A file, or a split of such as "tfds:huggingface:swag/regular", whose columns have the same names."""
+    if folder.startswith(TFDS):
+        return read_tfds(folder, split)
+    path = epath.Path(folder) / name
+    if not path.exists():
+        raise UserError(f"config.data.path = {folder!r}: no {name} in it")
+    return read_table(path)[0]
+
+
 def encode(
     choices: Sequence[tuple[str, Sequence[str]]],
     labels: Sequence[int] | None,
     tokenizer: Tokenizer,
     max_seq_length: int,
-) -> tuple[Examples, int]:
-    """(sentence, its possible continuations), as many of each -> examples, and how many sequences were cut."""
+) -> tuple[Examples, np.ndarray]:
+    """(sentence, its possible continuations), as many of each -> examples, and booleans: something of it was cut."""
     count = len(choices[0][1])
     firsts = [sentence for sentence, _ in choices for _ in range(count)]
     seconds = [ending for _, endings in choices for ending in endings]
     input_ids, token_types, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
-    return Examples(input_ids, token_types, None if labels is None else np.array(labels), choices=count), cut
+    examples = Examples(input_ids, token_types, None if labels is None else np.array(labels), choices=count)
+    return examples, np.reshape(cut, (-1, count)).any(1)
 
 
 def predict(source: Pretrained, choices: Sequence[tuple[str, Sequence[str]]], max_seq_length: int) -> Iterator[dict]:
-    """For each sentence the `choice` among its continuations, counted from 0, and the `probabilities` of all.
+    """For each sentence the `choice` among its continuations, counted from 0, and the `probabilities` of all; `cut`
+    where one of them was.
 
     All have the same number of continuations.
     """
-    examples, _ = encode(choices, None, source.tokenizer, max_seq_length)
-    for scores in finetuning.predict(finetuning.choice(), source, examples):
-        exponentials = np.exp(scores - scores.max())
-        yield {"choice": int(scores.argmax()), "probabilities": (exponentials / exponentials.sum()).tolist()}
+    examples, cut = encode(choices, None, source.tokenizer, max_seq_length)
+    for scores, was_cut in zip(finetuning.predict(finetuning.choice(), source, examples), cut):
+        more = {"cut": True} if was_cut else {}
+        yield {"choice": int(scores.argmax()), "probabilities": softmax(scores).tolist(), **more}

@@ -23,17 +23,22 @@ from bertjax.sharding.topology import peak_flops
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logging import MetricsWriter, Progress
 from bertjax.training.optimizer import Schedule, make_optimizer, make_schedule
-from bertjax.training.state import Layout, TrainState, abstract_state, init_state, make_layout
+from bertjax.training.state import Layout, TrainState, abstract_state, init_state, learnt, make_layout
 from bertjax.training.stop import stop_signals
 
 Batch = dict[str, np.ndarray]
 STEPS_IN_FLIGHT = 2  # that the host may run ahead of the devices
 
 
+class Diverged(UserError):
+    """The loss of a step is no number."""
+
+
 class Task(Protocol):
     """What is learnt."""
 
     total_steps: int
+    frozen: tuple[str, ...]  # parts of the params, by their name at the top, that stay as they are
 
     def init_params(self, key: jax.Array) -> dict:
         """Random params, logically partitioned."""
@@ -81,7 +86,7 @@ class Program(NamedTuple):
 
 def make_program(task: Task, config, mesh: Mesh) -> Program:
     optimizer = make_optimizer(config.optimizer)
-    layout = make_layout(task.init_params, optimizer, mesh)
+    layout = make_layout(task.init_params, optimizer, mesh, task.frozen)
     return Program(
         optimizer,
         layout,
@@ -102,10 +107,13 @@ def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbat
     The dropout of a row depends on (seed, step, row of the batch) only. Each group of devices along `data` sums up the
     gradients of its own rows; then, once a step and in `grad_dtype`, these sums cross the network.
     """
-    ways = mesh.shape["data"]
+    ways, frozen = mesh.shape["data"], task.frozen
 
     def gradients(params, batch, keys):
-        (loss, metrics), grads = jax.value_and_grad(task.loss, has_aux=True)(params, batch, keys)
+        def loss_of(part):
+            return task.loss({**params, **part}, batch, keys)
+
+        (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(learnt(params, frozen))
         return grads, {"loss": loss, **metrics}
 
     def accumulated_gradients(params, batch, keys):
@@ -136,12 +144,13 @@ def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbat
         compute = gradients if microbatches == 1 else accumulated_gradients
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(RULES_WITHIN_DATA):
             grads, metrics = jax.vmap(compute, (None, 0, 0), spmd_axis_name="data")(params, *groups)
-        grads = jax.tree.map(sum_over_data, grads, layout.state.params)
+        grads = jax.tree.map(sum_over_data, grads, learnt(layout.state.params, frozen))
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
 
         rate = recipe.schedule(state.step)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, learning_rate=rate)
-        params = optax.apply_updates(state.params, updates)
+        before = learnt(state.params, frozen)
+        updates, opt_state = optimizer.update(grads, state.opt_state, before, learning_rate=rate)
+        params = {**state.params, **optax.apply_updates(before, updates)}
         return TrainState(state.step + 1, params, opt_state), {**metrics, "grad_norm": optax.global_norm(grads)}
 
     return jax.jit(
@@ -166,7 +175,7 @@ def train(
     of a run before this one, where it would be the same.
 
     Returns the state and the scores at the end. Ctrl-C and SIGTERM save a checkpoint and raise `KeyboardInterrupt`.
-    Raises `UserError` where the loss is no number.
+    Raises `Diverged` where the loss is no number.
     """
     # State: restored, imported or random.
     optimizer, layout, train_step, gather = program or make_program(task, config, mesh)
@@ -179,10 +188,10 @@ def train(
             raise UserError(
                 f"{workdir} is at step {start}, past the config's {task.total_steps}; take another --workdir"
             )
-        state = checkpoints.restore(start, abstract_state(task.init_params, optimizer, layout))
+        state = checkpoints.restore(start, abstract_state(task.init_params, optimizer, layout, task.frozen))
     else:
         start = 0
-        state = init_state(task.init_params, optimizer, layout, config.seed)
+        state = init_state(task.init_params, optimizer, layout, config.seed, task.frozen)
         if initialize is not None:
             state = state.replace(params=initialize(state.params))
 
@@ -205,7 +214,7 @@ def train(
         tokens = means.pop("train/tokens")
         for offset, metrics in enumerate(fetched):
             if not math.isfinite(metrics["loss"]):
-                raise UserError(_diverged(first + offset, metrics, float(schedule(first + offset)), workdir))
+                raise Diverged(_diverged(first + offset, metrics, float(schedule(first + offset)), workdir))
         rate = task.flops(first, step) / seconds
         means["train/learning_rate"] = float(schedule(step - 1))
         means["train/sequences_per_second"] = config.batch_size * len(fetched) / seconds
@@ -230,7 +239,7 @@ def train(
     # Training.
     try:
         with (
-            stop_signals() as stops_after,
+            stop_signals() as stops_now,
             contextlib.closing(_on_devices(task.batches(start), mesh, config.batch_size)) as batches,
         ):
             for step in range(start + 1, task.total_steps + 1):
@@ -243,7 +252,7 @@ def train(
                 if is_first:
                     progress.advance()
 
-                stops, last = stops_after(step), step == task.total_steps  # a signal from here on is the next step's
+                stops, last = stops_now(), step == task.total_steps  # a signal from here on is the next step's
                 evaluates = last or step % config.eval.every_steps == 0
                 saves = evaluates or stops or step % config.checkpoint.every_steps == 0
                 if saves or step % config.log_every_steps == 0:

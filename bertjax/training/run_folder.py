@@ -1,4 +1,4 @@
-"""What a workdir says about itself: config.json, the tokenizer, and at the end report.txt."""
+"""What a workdir says about itself: config.json, the tokenizer, and at the end report.txt; of a search, the best."""
 
 import json
 import secrets
@@ -14,6 +14,8 @@ from bertjax.files import write_whole
 from bertjax.text import tokenizer
 
 CONFIG, REPORT = "config.json", "report.txt"
+RUNS = "runs"  # of a search over hyperparameters
+BEST = "best"  # of a search over hyperparameters: which of its runs is the best, such as "runs/seed=1"
 
 
 def check_shared(workdir: epath.PathLike) -> None:
@@ -60,14 +62,36 @@ def check_model(workdir: epath.PathLike, config) -> None:
             )
 
 
+_HEAD = tuple(("head", name) for name in ("layers", "lstm_size", "lstm_layers"))
+
+
 def check_task(workdir: epath.PathLike, config) -> None:
-    """Raises `UserError` where a workdir holds a run of another task."""
+    """Raises `UserError` where a workdir holds a run of another task, or a search where this is a run, or a run where
+    this is a search."""
+    is_search, workdir = bool(config.get("sweep")), epath.Path(workdir)
+    if (workdir / (CONFIG if is_search else RUNS)).exists():
+        there, here = ("a single run", "a search") if is_search else ("a search", "a single run")
+        raise UserError(f"{workdir}: holds {there}, and this is {here}; take another --workdir")
+    if not (workdir / CONFIG).exists():
+        return
     before = read_config(workdir)
-    for section, name in (("", "task"), ("data", "name")):
-        old, new = ((values[section] if section else values).get(name) for values in (before, config))
+    for section, name in (("", "task"), ("data", "name"), ("data", "version"), *_HEAD):
+        old, new = ((values.get(section, {}) if section else values).get(name) for values in (before, config))
         if old != new:
             field = f"{section}.{name}" if section else name
             raise UserError(f"config.{field} = {new!r}: {workdir} holds a run of {old!r}; take another --workdir")
+
+
+def check_labels(workdir: epath.PathLike, labels: Sequence[str]) -> None:
+    """Raises `UserError` where a workdir holds a run on data with other labels."""
+    if not (epath.Path(workdir) / CONFIG).exists():
+        return
+    before = tuple(read_config(workdir).get("labels", labels))
+    if before != tuple(labels):
+        raise UserError(
+            f"{workdir} holds a run with the labels {', '.join(before[:8])}, but the data has {', '.join(labels[:8])}; "
+            f"take another --workdir"
+        )
 
 
 def adopt(workdir: epath.PathLike, config) -> None:
@@ -82,9 +106,7 @@ def check_tokenizer(workdir: epath.PathLike, pieces: tokenizer.Tokenizer) -> Non
         return
     used = read_config(workdir).get("used_tokenizer", {})
     if used.get("fingerprint", pieces.fingerprint) != pieces.fingerprint:
-        raise UserError(
-            f"{workdir} holds a run with another vocabulary than that of these records; take another --workdir"
-        )
+        raise UserError(f"{workdir} holds a run with another vocabulary than this; take another --workdir")
 
 
 def changes(workdir: epath.PathLike, config) -> list[str]:
@@ -93,12 +115,15 @@ def changes(workdir: epath.PathLike, config) -> list[str]:
         return []
     before = json.loads(read_config(workdir).to_json_best_effort())
     now = json.loads(config.to_json_best_effort())
-    decisive = ("seed", "batch_size", "epochs", "max_seq_length", "stages", "data", "optimizer", "init_checkpoint")
+    decisive = ("seed", "batch_size", "epochs", "max_seq_length", "stages", "data", "head", "optimizer")
+    decisive += ("init_checkpoint",)
     decisive += ("model",) if config.task == "pretraining" else ()  # which fine-tuning takes from its checkpoint
     old, new = (
         dict(leaf for section in decisive if section in values for leaf in _leaves(section, values[section]))
         for values in (before, now)
     )
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):  # of fine-tuning too
+        old[f"model.{name}"], new[f"model.{name}"] = before["model"].get(name), now["model"].get(name)
     return [f"{name} = {new[name]!r} (was {old[name]!r})" for name in new if name in old and old[name] != new[name]]
 
 

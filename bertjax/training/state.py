@@ -5,6 +5,7 @@ sharding, Xu et al. 2020). A step begins by gathering what it computes with, and
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import flax
 import flax.linen as nn
@@ -32,7 +33,12 @@ class Layout:
     compute: dict  # of `NamedSharding`s: params while a step, or an evaluation, computes with them
 
 
-def make_layout(init_params, optimizer: optax.GradientTransformation, mesh: Mesh) -> Layout:
+def learnt(params: dict, frozen: Sequence[str]) -> dict:
+    """Params without those parts that stay as they are, of which no gradient is taken and no moment kept."""
+    return {name: part for name, part in params.items() if name not in frozen}
+
+
+def make_layout(init_params, optimizer: optax.GradientTransformation, mesh: Mesh, frozen: Sequence[str] = ()) -> Layout:
     """The layout of a run. `init_params(key)` gives logically partitioned params."""
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     abstract = nn.meta.unbox(boxed)
@@ -47,29 +53,34 @@ def make_layout(init_params, optimizer: optax.GradientTransformation, mesh: Mesh
     opt_state = optax.tree_utils.tree_map_params(
         optimizer,
         lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, abstract),
-        params,
+        jax.eval_shape(optimizer.init, learnt(abstract, frozen)),
+        learnt(params, frozen),
         transform_non_params=lambda _: replicated(mesh),
     )
     return Layout(TrainState(replicated(mesh), params, opt_state), compute)
 
 
-def _first_state(init_params, optimizer: optax.GradientTransformation):
+def _first_state(init_params, optimizer: optax.GradientTransformation, frozen: Sequence[str]):
     def init(key):
         params = nn.meta.unbox(init_params(key))
-        return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
+        return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(learnt(params, frozen)))
 
     return init
 
 
-def abstract_state(init_params, optimizer: optax.GradientTransformation, layout: Layout) -> TrainState:
+def abstract_state(
+    init_params, optimizer: optax.GradientTransformation, layout: Layout, frozen: Sequence[str] = ()
+) -> TrainState:
     """Shapes, types and shardings of a state, without its numbers."""
 
-    shapes = jax.eval_shape(_first_state(init_params, optimizer), jax.random.key(0))
+    shapes = jax.eval_shape(_first_state(init_params, optimizer, frozen), jax.random.key(0))
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout.state)
 
 
-def init_state(init_params, optimizer: optax.GradientTransformation, layout: Layout, seed: int) -> TrainState:
+def init_state(
+    init_params, optimizer: optax.GradientTransformation, layout: Layout, seed: int, frozen: Sequence[str] = ()
+) -> TrainState:
     """The state of step 0 with random params; each device makes only its own part."""
 
-    return jax.jit(_first_state(init_params, optimizer), out_shardings=layout.state)(jax.random.key(seed))
+    init = _first_state(init_params, optimizer, frozen)
+    return jax.jit(init, out_shardings=layout.state)(jax.random.key(seed))

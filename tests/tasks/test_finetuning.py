@@ -1,15 +1,17 @@
 """Fine-tuning from files to scores, through the commands' own functions."""
 
 import dataclasses
+import functools
 import json
 import random
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
 from bertjax import main
-from bertjax.config import UserError, fine_tuning_config, validate
+from bertjax.config import UserError, default_config, fine_tuning_config, validate
 from bertjax.data.examples import Examples
 from bertjax.interop import pretrained
 from bertjax.sharding.mesh import make_mesh
@@ -17,6 +19,9 @@ from bertjax.tasks import classification, classify, finetuning, glue
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS, one_device_mesh
+from tests.test_commands import ROOT
+from tests.test_commands import run as command
+from tests.test_several_hosts import assert_same_run, finish, start
 
 
 def topic_rows(count: int, seed: int) -> list[tuple[str, str, str]]:
@@ -101,9 +106,9 @@ def test_a_submission_has_a_line_for_every_test_example(tuned):
     folder, workdir = tuned
     rows = [line.split("\t")[0] for line in (folder / "SST-2/dev.tsv").read_text().splitlines()[1:]]
     (folder / "test.tsv").write_text("index\tsentence\n" + "".join(f"{i}\t{text}\n" for i, text in enumerate(rows)))
-    content, count = glue.submission(pretrained.read(workdir), "sst2", str(folder / "test.tsv"), 32)
+    content, said = glue.submission(pretrained.read(workdir), "sst2", str(folder / "test.tsv"), 32)
     lines = content.splitlines()
-    assert lines[0] == "index\tprediction" and count == len(lines) - 1 == len(rows)
+    assert lines[0] == "index\tprediction" and len(lines) - 1 == len(rows) and said == f"{len(rows)} predictions"
     assert {line.split("\t")[1] for line in lines[1:]} == {"0", "1"}
 
 
@@ -152,11 +157,15 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tuned, checkpoint,
         with pytest.raises(KeyboardInterrupt):
             run(config, tmp_path / "run")
     run(config, tmp_path / "run")
+    # From the step on at which the stopped run had saved: the same losses, the same scores.
     ours, theirs = (
-        {line["step"]: line["eval/accuracy"] for line in read_metrics(folder) if "eval/accuracy" in line}
-        for folder in (tmp_path / "run", whole)
-    )
-    assert ours[75] == theirs[75]
+        {(line["step"], name): line[name] for line in read_metrics(workdir) for name in ("train/loss", "eval/accuracy")
+         if name in line and line["step"] > 40}
+        for workdir in (tmp_path / "run", whole)
+    )  # fmt: skip
+    assert ours.keys() == theirs.keys() and len(ours) > 5
+    for place, value in ours.items():
+        assert value == pytest.approx(theirs[place], rel=1e-5), place
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_begins_with_the_pretrained_weights_again(
@@ -174,6 +183,59 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_with_the_pretrained
     capsys.readouterr()
     run(config_for(tuned[0], checkpoint, epochs=1.0), tmp_path / "run")
     assert "arrays loaded" in capsys.readouterr().out
+
+
+def test_two_hosts_learn_and_score_as_one(tuned, checkpoint, tmp_path):
+    """No example of the dev set is lost or counted twice between them."""
+    folder, _ = tuned
+    run(config_for(folder, checkpoint, epochs=1.0), tmp_path / "alone")
+    fields = ["batch_size=16", "max_seq_length=32", "log_every_steps=5", "epochs=1", "optimizer.learning_rate=3e-3",
+              "model.hidden_dropout_prob=0.0", "model.attention_probs_dropout_prob=0.0", f"data.path={folder}",
+              f"init_checkpoint={checkpoint}"]  # fmt: skip
+    experiment = ROOT / "experiments" / "glue.py"
+    arguments = [
+        f"--config={experiment}:sst2",
+        f"--workdir={tmp_path / 'two'}",
+        *(f"--config.{field}" for field in fields),
+    ]
+    first, second = finish(start(2, *arguments))
+    assert first[0] == second[0] == 0, (first[2] + second[2])[-3000:]
+    assert (tmp_path / "alone/report.txt").read_text() in first[1] and second[1] == ""  # one host speaks
+    assert_same_run(tmp_path / "two", tmp_path / "alone")
+
+
+def test_an_output_layer_for_something_else_is_not_taken_over(tuned, checkpoint, tmp_path, capsys):
+    """Two labels here, two labels there, and yet others."""
+    config = config_for(tuned[0], tuned[1], epochs=0.1)
+    run(config, tmp_path / "run")
+    said = capsys.readouterr().out
+    assert "left fresh: classifier/dense/bias, classifier/dense/kernel; not used: classifier/dense/bias, classi" in said
+
+
+def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
+    _, workdir = tuned
+    (tmp_path / "texts.txt").write_text("rose spade\n\nanchor whale net\n")
+    result = command("predict", f"--checkpoint={workdir}", "--input=texts.txt", "ship sail", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(line["text"], line["label"]) for line in found] == [
+        ("ship sail", "1"), ("rose spade", "0"), ("anchor whale net", "1")
+    ]  # fmt: skip
+    assert all(line["probabilities"][line["label"]] > 0.5 for line in found)
+
+    (tmp_path / "test.tsv").write_text("index\tsentence\n7\tship sail\n9\trose spade\n")
+    result = command(
+        "predict", f"--checkpoint={workdir}", "--glue", "--input=test.tsv", "--output=SST-2.tsv", cwd=tmp_path
+    )
+    assert result.stdout == "2 predictions in SST-2.tsv\n", result.stderr
+    assert (tmp_path / "SST-2.tsv").read_text() == "index\tprediction\n7\t1\n9\t0\n"
+
+    result = command("predict", f"--checkpoint={workdir}", "ship ||| sail ||| net", cwd=tmp_path)
+    assert result.returncode == 1
+    assert (
+        result.stderr
+        == 'error: this checkpoint wants texts, or pairs as "A ||| B", each text alike, and no part of it empty\n'
+    )
 
 
 def tokenizer():
@@ -198,9 +260,9 @@ def test_pairs_are_cut_as_google_cuts_them():
             short_a, short_b = google(a, b, length - 3)
             assert ids[row].tolist() == [pieces.cls_id, *short_a, pieces.sep_id, *short_b, pieces.sep_id]
             assert types[row].tolist() == [0] * (len(short_a) + 2) + [1] * (len(short_b) + 1)
-        assert cut == sum(len(a.split()) + len(b.split()) > length - 3 for a, b in zip(firsts, seconds))
+        assert cut == [len(a.split()) + len(b.split()) > length - 3 for a, b in zip(firsts, seconds)]
     ids, types, cut = finetuning.encode_pairs(pieces, ["ship sail harbour wave"], None, 5)
-    assert len(ids[0]) == 5 and ids[0][-1] == pieces.sep_id and cut == 1 and not types[0].any()
+    assert len(ids[0]) == 5 and ids[0][-1] == pieces.sep_id and cut == [True] and not types[0].any()
 
 
 def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
@@ -212,13 +274,14 @@ def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
     )
     ids = [np.arange(5, 15)] * 8
     batch = Examples(ids, [np.zeros(10, int)] * 8, np.array([0, 3]), choices=4).batch(np.arange(2), 16)
-    params = model.init(jax.random.key(0), *(batch[n][:, 0] for n in ("input_ids", "input_mask", "token_types")))[
-        "params"
-    ]
+    params = jax.jit(model.init)(
+        jax.random.key(0), *(batch[n][:, 0] for n in ("input_ids", "input_mask", "token_types"))
+    )["params"]
     keys = jax.random.split(jax.random.key(1), 2)
-    dropped = np.asarray(finetuning.apply(model, params, batch, keys))
+    apply = jax.jit(functools.partial(finetuning.apply, model))
+    dropped = np.asarray(apply(params, batch, keys))
     assert dropped.shape == (2, 4) and len(np.unique(dropped.round(6))) == 8
-    np.testing.assert_allclose(np.ptp(np.asarray(finetuning.apply(model, params, batch))), 0, atol=1e-6)
+    np.testing.assert_allclose(np.ptp(np.asarray(apply(params, batch))), 0, atol=1e-6)
 
 
 def test_answers_do_not_reach_into_padding(checkpoint):
@@ -321,3 +384,28 @@ def test_tables_of_the_users_own(tmp_path):
     (tmp_path / "dev.jsonl").unlink()
     with pytest.raises(UserError, match=r"no dev.csv, dev.tsv or dev.jsonl in it"):
         classify.load(config, tokenizer())
+
+
+def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint, tmp_path):
+    """Other labels, another command's config, a vocabulary that is too large."""
+    folder, workdir = tuned
+    shutil.copytree(workdir, tmp_path / "run")
+    (tmp_path / "run/report.txt").unlink()  # as if it had been stopped before its end
+    config = fine_tuning_config("glue", name="sst2")
+    config.update(dict(init_checkpoint=str(checkpoint), max_seq_length=32))
+    before = (tmp_path / "run/config.json").read_text()
+    stored = json.loads(before)
+    (tmp_path / "run/config.json").write_text(json.dumps(stored | {"labels": ["no", "yes"]}))
+    config.data.path = str(folder)
+    with pytest.raises(UserError, match=r"holds a run with the labels no, yes, but the data has 0, 1; take another"):
+        main.run(config, str(tmp_path / "run"))
+
+    other = default_config()
+    other.data.corpus, other.init_checkpoint = str(folder / "test.tsv"), str(checkpoint)
+    with pytest.raises(UserError, match=r"config.task = 'pretraining': .* holds a run of 'glue'; take another"):
+        main.run(other, str(tmp_path / "run"))
+
+    WordPiece([*SPECIAL_PIECES, *(f"word{i}" for i in range(500))], lowercase=True).save(tmp_path)
+    config.tokenizer.path = str(tmp_path / "vocab.txt")
+    with pytest.raises(UserError, match=r"config.tokenizer.path = .*: 505 pieces, but the model has"):
+        main.run(config, str(tmp_path / "other"))

@@ -1,5 +1,6 @@
 """Tags of words: files, labels, windows, and a tiny run."""
 
+import json
 import random
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from bertjax import main
 from bertjax.config import UserError, fine_tuning_config, validate
 from bertjax.interop import pretrained
-from bertjax.tasks import metrics, ner
+from bertjax.tasks import metrics, ner, tag
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS
@@ -89,7 +90,7 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     (tmp_path / "eng.testa").write_text(conll(60, 3, apart=True))
     config = fine_tuning_config("ner", document_context=True)
     config.data.path, config.init_checkpoint = str(tmp_path), str(checkpoint)
-    config.update(dict(batch_size=16, max_seq_length=48, epochs=15.0, log_every_steps=20))
+    config.update(dict(batch_size=16, max_seq_length=32, epochs=12.0, log_every_steps=20))
     config.eval.every_steps, config.optimizer.learning_rate = 1000, 5e-3
     config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     validate(config)
@@ -99,7 +100,7 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     source = pretrained.read(tmp_path / "run")
     assert source.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
     sentences = ner.read(tmp_path / "eng.testa")
-    found = [result["tags"] for result in ner.predict(source, [" ".join(s.words) for s in sentences], 48)]
+    found = [result["tags"] for result in ner.predict(source, [" ".join(s.words) for s in sentences], 32)]
     assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9  # without the neighbours' context
 
 
@@ -122,3 +123,50 @@ def test_a_tag_that_training_did_not_have(pieces):
     sentence = ner.Sentence(("ship",), ("B-MISC",), 0, "dev:3")
     with pytest.raises(UserError, match=r"dev:3: the tag 'B-MISC' is not in the training file: O, B-LOC"):
         ner.encode([sentence], ("O", "B-LOC"), pieces, 20, with_context=False)
+
+
+def tag_config(folder):
+    config = fine_tuning_config("tag", words="w", tags="t", sentence="s")
+    config.data.path = str(folder)
+    return config
+
+
+def test_tables_of_the_users_own(tmp_path, pieces):
+    """The same sentences as a word a row and as a sentence a row; entities, and tags of another kind."""
+    (tmp_path / "a").write_text(conll(30, 5))
+    sentences = ner.read(tmp_path / "a")
+    for name in ("train", "dev"):
+        rows = [f"{i}\t{word}\t{label}" for i, s in enumerate(sentences) for word, label in zip(s.words, s.tags)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["s\tw\tt", *rows]) + "\n")
+    by_word = tag.load(tag_config(tmp_path), pieces)
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.tsv").unlink()
+        lines = [json.dumps({"w": s.words, "t": s.tags}) for s in sentences]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    by_sentence = tag.load(tag_config(tmp_path), pieces)
+    assert by_word.labels == by_sentence.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
+    assert by_word.metric == "f1" and len(by_word.train) == len(by_sentence.train) == 30
+    for one, other in zip(by_word.train.labels, by_sentence.train.labels):
+        np.testing.assert_array_equal(one, other)
+
+    # A sentence that is named at its first word only.
+    (tmp_path / "named.csv").write_text("s,w,t\n1,ship,O\n,sail,B-LOC\n2,rose,O\n")
+    assert [s.words for s in tag.read(tmp_path / "named.csv", "w", "t", "s")] == [("ship", "sail"), ("rose",)]
+
+    (tmp_path / "train.jsonl").write_text('{"w": ["ship", "rose"], "t": ["NOUN", "VERB"]}\n')
+    (tmp_path / "dev.jsonl").write_text('{"w": ["ship", "rose"], "t": ["NOUN", "NOUN"]}\n')
+    parts = tag.load(tag_config(tmp_path), pieces)
+    assert parts.labels == ("NOUN", "VERB") and parts.metric == "accuracy"
+    marks = np.asarray(parts.train.labels[0])
+    assert parts.dev[0].score([np.eye(2)[np.maximum(marks, 0)]]) == {"accuracy": 0.5}
+
+    for content, message in (
+        ('{"w": ["ship"], "t": ["NOUN", "VERB"]}', r"dev.jsonl:1: 1 words and 2 tags, expected as many"),
+        ('{"w": "ship", "t": ["NOUN"]}', r"dev.jsonl:1: w is no list of strings"),
+        ('{"w": "[ship", "t": ["NOUN"]}', r"dev.jsonl:1: w is no list of strings"),
+        ('{"words": ["ship"], "t": ["NOUN"]}', r"dev.jsonl:1: no column 'w'; there are words, t"),
+        ('{"w": ["ship"], "t": ["DET"]}', r"dev.jsonl:1: the tag 'DET' is not in the training file: NOUN, VERB"),
+    ):
+        (tmp_path / "dev.jsonl").write_text(content + "\n")
+        with pytest.raises(UserError, match=message):
+            tag.load(tag_config(tmp_path), pieces)

@@ -41,7 +41,7 @@ def random_questions(count, seed=0):
 
 def test_every_label_is_the_answer_in_the_text(pieces):
     questions = random_questions(300)
-    examples, windows, cut = squad.encode(questions, pieces, **SIZES, with_labels=True)
+    examples, windows, cut, exact, apart = squad.encode(questions, pieces, **SIZES, with_labels=True)
     assert cut == sum(len(pieces.encode(q.text).ids) > 5 for q in questions) > 0
     found = set()
     for ids, (first, last), window in zip(examples.input_ids, examples.labels, windows):
@@ -54,10 +54,17 @@ def test_every_label_is_the_answer_in_the_text(pieces):
             found.add(window.question)
     # What no window holds as a whole is longer than a step of the windows.
     missing = [q for i, q in enumerate(questions) if i not in found]
-    assert len(missing) < 30 and all(len(pieces.encode(q.answers[0]).ids) > 24 - 3 - 5 - 7 for q in missing)
-    assert squad.mapped_answers(questions, pieces) == (300, 0)
-    inside = Question("q", "ship?", "sailing ship", ("ailing",), (1,))
-    assert squad.mapped_answers([inside], pieces)[0] in (0, 1)  # letters are pieces of their own here
+    assert (
+        len(missing) == apart < 30
+        and exact == 300
+        and all(len(pieces.encode(q.answers[0]).ids) > 24 - 3 - 5 - 7 for q in missing)
+    )
+    inside = Question("q", "ship?", "the anchor ship", ("nchor",), (5,))
+    encoded = squad.encode([inside], pieces, **SIZES, with_labels=True)
+    assert encoded.exact == 0 and encoded.said([inside], 5) == (
+        "1 training questions, 1 with an answer, in 1 windows",
+        "1 answers begin or end within a token, which is learnt whole",
+    )
 
 
 def test_windows_cover_every_token_and_each_is_best_once(pieces):
@@ -78,7 +85,7 @@ def test_windows_cover_every_token_and_each_is_best_once(pieces):
 def test_the_best_answer_is_found_again(pieces):
     """Logits that point at the gold answer give its text; those that point at [CLS] say that there is none."""
     questions = random_questions(40, seed=1)
-    examples, windows, _ = squad.encode(questions, pieces, **SIZES, with_labels=True)
+    examples, windows, *_ = squad.encode(questions, pieces, **SIZES, with_labels=True)
     logits = []
     for ids, (first, last), window in zip(examples.input_ids, examples.labels, windows):
         scores = np.zeros((len(ids), 2))
@@ -143,8 +150,12 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
     source = pretrained.read(tmp_path / "run")
     assert source.architecture == "BertForQuestionAnswering"
     pairs = [(q.text, q.context) for q in questions]
-    for (_, context), answer in zip(pairs, squad.predict(source, pairs, 64)):
+    found = list(squad.predict(source, pairs, 64))
+    for (_, context), answer in zip(pairs, found):
         assert context[answer["start"] : answer["end"]] == answer["answer"] and np.isfinite(answer["null_odds"])
+    middle = float(np.median([answer["null_odds"] for answer in found]))
+    for before, answer in zip(found, squad.predict(source, pairs, 64, null_threshold=middle)):
+        assert answer["answer"] == ("" if before["null_odds"] > middle else before["answer"])
 
 
 @pytest.mark.parametrize(
@@ -152,6 +163,17 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
     [
         ("{", r"train-v1.1.json:1: not JSON"),
         ('{"data": []}', r"no question in it"),
+        (squad_file([Question("q7", "ship?", "a ship")] * 2, "2.0"), r"two questions have the id q7"),
+        (
+            squad_file([Question("q7", "ship?", "a ship", ("ship",), ("x",))], "1.1"),
+            r"format at the first question: Val",
+        ),
+        (squad_file([Question("q7", None, "a ship")], "2.0"), r"at the first question: TypeError None is no text"),
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": ["q7"]}]}]}', r"at the first question: AttributeError"),
+        (
+            squad_file([Question("q7", "ship?", "a ship")], "1.1").replace("true", "false"),
+            r"format after question q7: KeyError 'an answer, or is_impossible'",
+        ),
         ('{"date": []}', r"not in SQuAD's format at the first question: KeyError 'data'"),
         (squad_file([Question("q7", "ship?", "a ship", ("sail",), (2,))], "1.1"), r"question q7: 'sail', its answer"),
     ],
@@ -172,5 +194,6 @@ def test_offsets_are_those_of_real_text(pieces):
         start = context.index(word, start)
         questions.append(Question(str(start), "ship?", context, (word,), (start,)))
         start += len(word)
-    exact, near = squad.mapped_answers(questions, pieces)
-    assert exact + near == len(questions) > 150 and exact > 0.99 * len(questions)
+    sizes = {**SIZES, "max_seq_length": 4000}  # one window
+    exact = squad.encode(questions, pieces, **sizes, with_labels=True).exact
+    assert len(questions) > 150 and exact > 0.99 * len(questions)

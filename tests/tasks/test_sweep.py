@@ -1,7 +1,6 @@
 """The search over hyperparameters: every run once, compiled once, the best kept, failures shown."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -10,8 +9,11 @@ from bertjax import main
 from bertjax.config import UserError, validate
 from bertjax.interop import pretrained
 from bertjax.tasks import sweep
+from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.sweep import Result
 from bertjax.training import checkpoint as checkpoints
+from bertjax.training.logging import read_metrics
+from bertjax.training.loop import Diverged
 from tests.tasks.test_finetuning import config_for, write_sst2
 
 
@@ -20,7 +22,7 @@ def test_the_papers_search_is_24_runs():
     assert len(runs) == 24 and runs[0] == {"batch_size": 16, "learning_rate": 5e-5, "epochs": 2.0}
     assert len(sweep.parse("paper seed=0,1,2")) == 72
     assert sweep.parse("seed=1,2") == [{"seed": 1}, {"seed": 2}]
-    assert len({sweep.name_of(settings) for settings in sweep.parse("paper seed=0,1")}) == 48
+    assert len({sweep.name_of(settings) for settings in sweep.parse("paper seed=20240101,20240102,20240101")}) == 48
 
 
 @pytest.mark.parametrize(
@@ -71,15 +73,39 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     best = max(scores, key=scores.get)
     assert "0.003" in best and scores[best] > 0.8
     assert [results[name]["failed"] for name in trained] == [True, True, False, False]
-    assert checkpoints.steps(tmp_path / "run") and not list((tmp_path / "run/runs").glob("*/checkpoints"))
+    assert [name for name in trained if checkpoints.steps(tmp_path / "run/runs" / name)] == [best]
     said = (tmp_path / "run" / sweep.TABLE).read_text()
     assert said.splitlines()[0] == (
         "| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |"
     )
     pair = [100 * scores[name] for name in trained[2:]]
     assert f"| 0.003 | 5 | {np.mean(pair):.2f} | {max(pair):.2f} | {np.std(pair, ddof=1):.2f} | 2 | 0 |" in said
-    assert f"best: {best}, accuracy" in said
-    assert pretrained.read(tmp_path / "run").labels == ("0", "1")
+    assert f"best: runs/{best}, accuracy" in said
+    # The folder of the search stands for its best run.
+    source = pretrained.read(tmp_path / "run")
+    assert source.labels == ("0", "1") and source.path == str(tmp_path / "run/runs" / best)
+
+    # Another search goes on with what there is of it; with other settings than before it does not.
+    wider = config_for(tmp_path, checkpoint, sweep="learning_rate=3e-3 epochs=5 seed=2,0,1", max_seq_length=16)
+    main.run(wider, str(tmp_path / "run"))
+    assert len(trained) == 5 and trained[-1].endswith("seed=2")
+    (kept,) = [folder for folder in (tmp_path / "run/runs").iterdir() if checkpoints.steps(folder)]
+    top = {name: score for name, score in scores.items() if "0.003" in name}
+    top[trained[-1]] = json.loads((tmp_path / "run/runs" / trained[-1] / sweep.RESULT).read_text())["scores"][
+        "accuracy"
+    ]
+    assert top[kept.name] == max(top.values()) and pretrained.read(tmp_path / "run").path == str(kept)
+    # A narrower one, of runs that are not the best of all, changes nothing of that.
+    main.run(config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8 epochs=5", max_seq_length=16, seed=7),
+             str(tmp_path / "run"))  # fmt: skip
+    assert len(trained) == 6 and pretrained.read(tmp_path / "run").path == str(kept) and checkpoints.steps(kept)
+    other = config_for(tmp_path, checkpoint, sweep="learning_rate=3e-3 epochs=5 seed=0", max_seq_length=24)
+    with pytest.raises(UserError, match=r"seed=0: made with other settings, max_seq_length = 24 \(was 16\); take"):
+        main.run(other, str(tmp_path / "run"))
+    with pytest.raises(UserError, match=r"holds a search, and this is a single run; take another --workdir"):
+        main.run(config_for(tmp_path, checkpoint, max_seq_length=16), str(tmp_path / "run"))
+    with pytest.raises(UserError, match=r"holds a single run, and this is a search; take another --workdir"):
+        main.run(wider, str(kept))
 
 
 def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path, monkeypatch):
@@ -88,20 +114,52 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
 
     def train(task, config, folder, *_):
         seeds.append(config.seed)
-        shutil.rmtree(folder, ignore_errors=True)
+        if config.seed < 1000:
+            raise Diverged("the loss is no number")
         return None, {"accuracy": 0.0 if config.seed < 2000 else 1.0}
 
     monkeypatch.setattr(sweep, "train", train)
-    config = config_for(tmp_path, checkpoint, sweep="seed=5", restarts=3)
+    config = config_for(tmp_path, checkpoint, sweep="seed=5,2005,6", restarts=3)
     main.run(config, str(tmp_path / "run"))
-    assert seeds == [5, 1005, 2005]
-    assert "| 33.33 | 100.00 | 57.74 | 3 | 2 |" in (tmp_path / "run" / sweep.TABLE).read_text()
+    assert seeds == [5, 1005, 3005, 2005, 6, 1006, 2006]  # 2005 was to come anyway
+    assert "| 42.86 | 100.00 | 53.45 | 7 | 4 |" in (tmp_path / "run" / sweep.TABLE).read_text()
+
+
+def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tmp_path, monkeypatch):
+    write_sst2(tmp_path, train=96)
+    config = config_for(tmp_path, checkpoint, sweep="epochs=2,4", max_seq_length=16)
+    config.checkpoint.every_steps = 5
+    evaluate = FineTuning.evaluate
+
+    def stopped(self, params, step):
+        if step == 24:
+            raise KeyboardInterrupt
+        return evaluate(self, params, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FineTuning, "evaluate", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            main.run(config, str(tmp_path / "run"))
+    folder = tmp_path / "run/runs/epochs=4"
+    assert checkpoints.steps(folder)[-1] == 20 and not (folder / sweep.RESULT).exists()
+    starts, batches = [], FineTuning.batches
+
+    def watched(self, start_step):
+        starts.append(start_step)
+        return batches(self, start_step)
+
+    monkeypatch.setattr(FineTuning, "batches", watched)
+    main.run(config, str(tmp_path / "run"))
+    assert starts == [20] and read_metrics(folder)[-1]["step"] == 24 and (folder / sweep.RESULT).exists()
+    assert "| 2 |" in (tmp_path / "run" / sweep.TABLE).read_text()
 
 
 def test_correlations_that_are_none_count_as_nothing():
     results = [Result({"epochs": 2}, {"spearman": None}, True), Result({"epochs": 2}, {"spearman": 0.5}, False)]
     assert "| 2 | 25.00 | 50.00 | 35.36 | 2 | 1 |" in sweep.table(results, "spearman")
     assert sweep.best(results, "spearman") is results[1]
+    results[1] = Result({"epochs": 2}, {"spearman": -0.1}, True)
+    assert sweep.best(results, "spearman") is results[1]  # a loss that is no number is worse
 
 
 def test_every_run_of_a_search_is_checked_before_the_first(checkpoint, tmp_path):

@@ -1,0 +1,303 @@
+"""Fine-tuning here and with transformers in PyTorch: the same weights, examples and hyperparameters, several seeds.
+
+Command:  python -m experiments.benchmarks.beside_transformers --weights=DIR --data=DATA --output=results.jsonl
+          DIR: a BERT in Hugging Face's format. DATA: the folder with glue/, conll2003/ and squad/.
+          Again: goes on where it was stopped, and prints the table of what there is.
+Needs:    pip install torch transformers
+Hardware: 2 CPU cores, some hours
+Score:    see RESULTS.md
+"""
+
+import argparse
+import collections
+import itertools
+import json
+import pathlib
+import tempfile
+import time
+
+import numpy as np
+
+from bertjax.config import validate
+from experiments import glue, ner, squad
+
+SST2_ROWS, CONLL_SENTENCES, SQUAD_QUESTIONS, SQUAD_DEV_QUESTIONS = 5000, 3000, 3000, 1000
+EPOCHS = {"sst2": 1, "stsb": 1, "conll": 3, "mrpc": 2, "rte": 1, "cola": 1, "squad": 1}
+METRICS = {
+    "mrpc": ("f1", "accuracy"),
+    "rte": ("accuracy",),
+    "stsb": ("spearman", "pearson"),
+    "cola": ("matthews", "accuracy"),
+    "sst2": ("accuracy",),
+    "conll": ("f1",),
+    "squad": ("f1", "exact_match"),
+}
+
+
+def make_config(name: str, weights: str, data: pathlib.Path):
+    if name == "conll":
+        config, path = ner.get_config(), data / "conll2003"
+        config.max_seq_length = 64  # sentences of a document together, in twice as many steps
+    elif name == "squad":
+        config, path = squad.get_config("v1.1"), data / "squad"
+    else:
+        config, path = glue.get_config(name), data / "glue"
+    config.update(dict(init_checkpoint=weights, epochs=float(EPOCHS[name]), log_every_steps=10))
+    config.batch_size = 16 if name == "conll" else 32
+    config.data.path, config.optimizer.learning_rate = str(path), 1e-4
+    validate(config)
+    return config
+
+
+def shorten(data: pathlib.Path, folder: pathlib.Path) -> None:
+    """The data with fewer training rows of the large sets, and fewer dev questions of SQuAD."""
+    (folder / "glue").mkdir()
+    for source in (data / "glue").iterdir():
+        target = folder / "glue" / source.name
+        if source.name == "SST-2":
+            target.mkdir()
+            lines = (source / "train.tsv").read_text().splitlines(keepends=True)
+            (target / "train.tsv").write_text("".join(lines[: SST2_ROWS + 1]))
+            (target / "dev.tsv").symlink_to(source / "dev.tsv")
+        else:
+            target.symlink_to(source)
+    (folder / "conll2003").mkdir()
+    (folder / "conll2003" / "eng.testa").symlink_to(data / "conll2003" / "eng.testa")
+    kept, sentences, words = [], 0, 0
+    for line in (data / "conll2003" / "eng.train").read_text().splitlines(keepends=True):
+        is_word = bool(line.strip()) and not line.startswith("-DOCSTART-")
+        sentences += words > 0 and not is_word
+        words = words + 1 if is_word else 0
+        if sentences == CONLL_SENTENCES:
+            break
+        kept.append(line)
+    (folder / "conll2003" / "eng.train").write_text("".join(kept))
+    (folder / "squad").mkdir()
+    for name, most in (("train-v1.1.json", SQUAD_QUESTIONS), ("dev-v1.1.json", SQUAD_DEV_QUESTIONS)):
+        content, left = json.loads((data / "squad" / name).read_text()), most
+        for article in content["data"]:
+            for paragraph in article["paragraphs"]:
+                paragraph["qas"] = paragraph["qas"][:left]
+                left -= len(paragraph["qas"])
+        (folder / "squad" / name).write_text(json.dumps(content))
+
+
+def check_same_ids(name: str, config, dataset, weights: str) -> None:
+    """That their tokenizer makes the same ids of GLUE's texts. The other tasks' examples are ours for both."""
+    import transformers
+
+    from bertjax.data.tables import column, read_table
+    from bertjax.tasks.glue import TASKS, find_folder
+
+    if name not in TASKS:
+        return
+    task, tokenizer = TASKS[name], transformers.AutoTokenizer.from_pretrained(weights)
+    rows, _ = read_table(find_folder(config.data.path, task.folder) / "train.tsv", task.names)
+    texts = [[column(row, task.columns.first) for row in rows]]
+    if task.columns.second:
+        texts.append([column(row, task.columns.second) for row in rows])
+    # longest_first, as Google's rule, but for which side is cut where both are of one length
+    theirs = tokenizer(*texts, truncation="longest_first", max_length=config.max_seq_length)["input_ids"]
+    cut = [len(ids) == config.max_seq_length for ids in theirs]
+    same = [list(ours) == other for ours, other in zip(dataset.train.input_ids, theirs)]
+    assert all(a or b for a, b in zip(same, cut)), f"{name}: {same.index(False)} is tokenized otherwise"
+
+
+def train_ours(config, dataset, workdir, mesh, program):
+    """(scores, seconds a step, program); the median of what every ten steps took."""
+    import functools
+
+    from bertjax.interop import pretrained
+    from bertjax.tasks import finetuning
+    from bertjax.training.logging import read_metrics
+    from bertjax.training.loop import make_program, train
+
+    task = finetuning.FineTuning(config, mesh, dataset)
+    config.eval.every_steps = task.total_steps
+    program = program or make_program(task, config, mesh)
+    initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
+    _, scores = train(task, config, workdir, mesh, initialize, program)
+    rates = [line["train/sequences_per_second"] for line in read_metrics(workdir) if "train/loss" in line]
+    return scores, config.batch_size / float(np.median(rates)), program
+
+
+def make_theirs(name: str, config, dataset):
+    import transformers
+
+    kind = {"conll": "AutoModelForTokenClassification", "squad": "AutoModelForQuestionAnswering"}
+    labels = {} if name == "squad" else {"num_labels": max(1, len(dataset.labels))}
+    cls = getattr(transformers, kind.get(name, "AutoModelForSequenceClassification"))
+    model = cls.from_pretrained(config.init_checkpoint, **labels, dtype="float32")
+    for rate in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        assert getattr(model.config, rate) == config.model[rate]
+    return model
+
+
+def predict_theirs(model, examples) -> list[np.ndarray]:
+    import torch
+
+    model.eval()
+    order, outputs = np.argsort(-examples.lengths), [None] * len(examples)
+    with torch.inference_mode():
+        for first in range(0, len(order), 32):
+            rows = order[first : first + 32]
+            batch = examples.batch(rows, int(examples.lengths[rows].max()))
+            out = model(**_tensors(batch))
+            logits = torch.stack([out.start_logits, out.end_logits], -1) if "start_logits" in out else out.logits
+            for row, scores in zip(rows, logits.numpy()):
+                outputs[row] = scores[: examples.lengths[row]] if scores.ndim == 2 else scores
+    return outputs
+
+
+def _tensors(batch: dict) -> dict:
+    import torch
+
+    names = {"input_ids": "input_ids", "input_mask": "attention_mask", "token_types": "token_type_ids"}
+    return {theirs: torch.from_numpy(batch[ours]).long() for ours, theirs in names.items()}
+
+
+def train_theirs(name: str, config, dataset):
+    """(scores, seconds a step): their model and loss, torch's AdamW, our batches, padded to their longest."""
+    import torch
+
+    from bertjax.data.examples import TrainingOrder
+    from bertjax.tasks.finetuning import count_steps
+    from bertjax.training.optimizer import make_schedule
+
+    torch.manual_seed(config.seed)
+    model, train = make_theirs(name, config, dataset), dataset.train
+    decayed = [p for n, p in model.named_parameters() if not n.endswith("bias") and "LayerNorm" not in n]
+    others = [p for n, p in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
+    groups = [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": others, "weight_decay": 0}]
+    optimizer = torch.optim.AdamW(groups, lr=config.optimizer.learning_rate, eps=config.optimizer.epsilon)
+    longest = config.model.max_position_embeddings
+    order = TrainingOrder(train, config.batch_size, count_steps(config, dataset), config.seed, longest)
+    schedule = make_schedule(config.optimizer, order.total_steps)
+    model.train()
+    ends = [time.monotonic()]
+    for step in range(order.total_steps):
+        rows = order.rows(step)
+        batch = train.batch(rows, int(train.lengths[rows].max()))
+        labels = torch.from_numpy(batch["labels"])
+        if name == "squad":
+            targets = {"start_positions": labels[:, 0].long(), "end_positions": labels[:, 1].long()}
+        elif name == "conll":
+            targets = {"labels": torch.where(torch.from_numpy(batch["weights"]) > 0, labels.long(), -100)}
+        else:
+            targets = {"labels": labels.long() if dataset.labels else labels.float()}
+        loss = model(**_tensors(batch), **targets).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = float(schedule(step))
+        optimizer.step()
+        ends.append(time.monotonic())
+    seconds = float(np.median(np.diff(ends[::10]))) / 10
+    split = dataset.dev[0]
+    return split.score(predict_theirs(model, split.examples)), seconds
+
+
+def same_when_exported(name: str, config, dataset, workdir, folder) -> str:
+    """How many dev examples transformers gives the same answer from what was learnt here and exported."""
+    from bertjax.interop import pretrained
+    from bertjax.tasks import finetuning
+
+    pretrained.convert(workdir, folder, "huggingface")
+    examples = dataset.dev[0].examples
+    config.init_checkpoint = str(folder)
+    theirs = predict_theirs(make_theirs(name, config, dataset), examples)
+    ours = finetuning.predict(dataset.objective, pretrained.read(workdir), examples)
+    axis = 0 if name == "squad" else -1  # the likeliest token of each side; otherwise the likeliest label
+    same = sum(np.array_equal(a.argmax(axis), b.argmax(axis)) for a, b in zip(ours, theirs))
+    off = max(np.abs(a - b).max() for a, b in zip(ours, theirs))
+    alike = f"{same} of {len(examples)} dev examples alike, " if dataset.labels or name == "squad" else ""
+    return f"{alike}logits within {off:.1e}"
+
+
+def table(results: list[dict]) -> str:
+    """Markdown: scores in hundredths as mean ± standard deviation over the seeds, and seconds a step (medians)."""
+    groups = collections.defaultdict(dict)
+    for result in results:
+        groups[result["task"], result["by"]][result["seed"]] = result
+    lines = ["| task | score | bertjax | transformers | seconds a step | theirs |", "|---|---|---|---|---|---|"]
+    for name in EPOCHS:
+        ours, theirs = groups[name, "bertjax"], groups[name, "transformers"]
+        if not ours or not theirs:
+            continue
+        seeds = sorted(ours.keys() & theirs.keys())
+        # The first run of a process compiles.
+        timed = [s for s in seeds if not ours[s]["compiled"]] or seeds
+        times = [f"{np.mean([g[s]['seconds'] for s in timed]):.2f}" for g in (ours, theirs)]
+        for metric in METRICS[name]:
+            cells = []
+            for group in (ours, theirs):
+                scores = [100 * group[s]["scores"][metric] for s in seeds]
+                cells.append(f"{np.mean(scores):.1f} ± {np.std(scores, ddof=1) if len(seeds) > 1 else 0:.1f}")
+            first = metric == METRICS[name][0]
+            title = f"{name}, {EPOCHS[name]} epochs, {len(seeds)} seeds" if first else ""
+            lines.append("| " + " | ".join([title, metric, *cells, *(times if first else ("", ""))]) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--data", required=True, type=pathlib.Path)
+    parser.add_argument("--output", required=True, type=pathlib.Path)
+    parser.add_argument("--tasks", default=",".join(EPOCHS))
+    parser.add_argument("--seeds", default="0,1,2")
+    arguments = parser.parse_args()
+    results = [json.loads(line) for line in arguments.output.open()] if arguments.output.exists() else []
+    done = {(result["task"], result["seed"], result["by"]) for result in results}
+
+    from bertjax.interop import pretrained
+    from bertjax.sharding.mesh import make_mesh, use_cpu_cores
+    from bertjax.tasks import finetuning
+
+    def keep(**result):
+        results.append(result)
+        with arguments.output.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+        print(json.dumps(result), flush=True)
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        shorten(arguments.data.resolve(), folder)
+        seeds = [int(seed) for seed in arguments.seeds.split(",")]
+        for name in arguments.tasks.split(","):
+            wanted = [key for key in itertools.product([name], seeds, ["transformers", "bertjax"]) if key not in done]
+            if not wanted:
+                continue
+            config = make_config(name, arguments.weights, folder)
+            use_cpu_cores(config, config.batch_size)
+            pretrained.adopt_model(config)
+            mesh, program = make_mesh(config), None
+            tokenizer = pretrained.require_tokenizer(config)
+            dataset = finetuning.load(config, tokenizer)
+            print("\n".join(dataset.said), flush=True)
+            check_same_ids(name, config, dataset, arguments.weights)
+            for _, seed, by in wanted:
+                config = make_config(name, arguments.weights, folder)
+                pretrained.adopt_model(config)
+                config.seed = seed
+                began = time.monotonic()
+                if by == "transformers":
+                    scores, seconds = train_theirs(name, config, dataset)
+                    keep(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=time.monotonic() - began)
+                    continue
+                compiled, workdir = program is None, folder / f"{name}-{seed}"
+                scores, seconds, program = train_ours(config, dataset, workdir, mesh, program)
+                took = time.monotonic() - began
+                more = {}
+                if seed == seeds[0]:
+                    from bertjax.training import run_folder
+
+                    run_folder.write_config(workdir, config, tokenizer, dataset.objective.architecture, dataset.labels)
+                    more["exported"] = same_when_exported(name, config, dataset, workdir, folder / f"{name}-exported")
+                keep(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=took, compiled=compiled, **more)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

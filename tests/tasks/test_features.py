@@ -1,0 +1,120 @@
+"""The feature-based approach: which hidden states are used, what is learnt and what is not."""
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from bertjax import main
+from bertjax.config import FEATURE_LAYERS, BertConfig, UserError, fine_tuning_config, validate
+from bertjax.interop import pretrained
+from bertjax.model.bert import BertForFeatureBasedTagging
+from bertjax.tasks import features, metrics, ner
+from bertjax.training import checkpoint as checkpoints
+from experiments.features import get_config
+from tests.tasks.test_ner import conll
+
+CONFIG = BertConfig(
+    vocab_size=50, hidden_size=16, num_hidden_layers=6, num_attention_heads=2, intermediate_size=32,
+    max_position_embeddings=16, initializer_range=0.3,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def batch():
+    rng = np.random.default_rng(0)
+    mask = (np.arange(12) < np.array([[12], [7], [3]])).astype(np.int32)
+    return rng.integers(1, 50, (3, 12)), mask, np.zeros((3, 12), np.int32)
+
+
+def test_each_row_of_the_table_reads_its_layers():
+    states = np.random.default_rng(0).normal(size=(7, 2, 3, 4)).astype(np.float32)  # the embeddings and six layers
+    expected = {
+        "embeddings": states[0],
+        "second_to_last": states[5],
+        "last": states[6],
+        "weighted_sum_last_four": (states[3] + states[4] + states[5] + states[6]) / 4,  # equal weights to begin with
+        "concat_last_four": np.concatenate([states[3], states[4], states[5], states[6]], -1),
+        "weighted_sum_all": sum(states[1:]) / 6,
+    }
+    assert expected.keys() == FEATURE_LAYERS.keys()
+    for layers, wanted in expected.items():
+        model = BertForFeatureBasedTagging(CONFIG, 3, layers=layers)
+        params = {"layer_weights": np.zeros(4 if "four" in layers else 6), "layer_scale": np.ones(1)}
+        found = model.apply({"params": params}, states, method="features")
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6, err_msg=layers)
+    params = {"layer_weights": np.log([1.0, 1, 1, 5]), "layer_scale": np.array([16.0])}
+    model = BertForFeatureBasedTagging(CONFIG, 3, layers="weighted_sum_last_four")
+    found = model.apply({"params": params}, states, method="features")
+    np.testing.assert_allclose(found, 2 * states[3:6].sum(0) + 10 * states[6], rtol=1e-5, atol=1e-5)
+
+
+def test_the_lstm_reads_both_ways_and_no_padding(batch):
+    model = BertForFeatureBasedTagging(CONFIG, 3, layers="embeddings", lstm_size=4, lstm_layers=2)
+    ids, mask, types = batch
+    params = jax.jit(model.init)(jax.random.key(0), *batch)["params"]
+    apply = jax.jit(lambda ids: model.apply({"params": params}, ids, mask, types))
+    before = apply(ids)
+    others = np.where(mask, ids, 49 - ids)
+    np.testing.assert_array_equal(before[mask > 0], apply(others)[mask > 0])
+    for changed, seen_at in ((0, 6), (6, 0)):  # the ends of the second row see each other
+        other = ids.copy()
+        other[1, changed] = ids[1, changed] % 49 + 1
+        assert np.abs(np.asarray(apply(other) - before)[1, seen_at]).max() > 1e-6
+
+
+def config_for(folder, checkpoint, layers="last", **fields):
+    (folder / "eng.train").write_text(conll(200, 2, apart=True))
+    (folder / "eng.testa").write_text(conll(40, 3, apart=True))
+    config = get_config(layers)
+    config.data.path, config.init_checkpoint = str(folder), str(checkpoint)
+    config.update(dict(batch_size=16, max_seq_length=16, log_every_steps=20), **fields)
+    config.head.update(lstm_size=32, lstm_layers=1)
+    config.model.hidden_dropout_prob = 0.0
+    config.eval.every_steps, config.optimizer.learning_rate = 1000, 1e-2
+    return config
+
+
+def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp_path):
+    config = config_for(tmp_path, checkpoint, epochs=10.0, sweep="layers=embeddings,weighted_sum_all")
+    validate(config)
+    main.run(config, str(tmp_path / "run"))
+    lines = (tmp_path / "run/sweep.md").read_text().splitlines()
+    assert lines[0].startswith("| layers | f1, mean | best |")
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| embeddings", "| weighted_sum_all"]
+
+    source, origin = pretrained.read(tmp_path / "run"), pretrained.read(checkpoint)
+    after = pretrained.flattened(source.params["bert"])
+    before = pretrained.flattened({n: p for n, p in origin.params["bert"].items() if n != "pooler"})
+    assert after.keys() == before.keys()
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array, err_msg=name)
+    assert source.head["layers"] == lines[-1].split("=")[1].split(",")[0]  # of the best
+    assert lines[-1].startswith(f"best: runs/layers={source.head['layers']}, f1")
+
+    sentences = ner.read(tmp_path / "eng.testa")
+    texts = [" ".join(s.words) for s in sentences]
+    found = [result["tags"] for result in ner.predict(source, texts, 16, features.tagging)]
+    assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.8
+    # No moments of what is not learnt.
+    folder = checkpoints.folder_of(source.path) / str(checkpoints.steps(source.path)[-1])
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        moments = str(checkpointer.metadata(folder / "rest").item_metadata.tree)
+    assert "'lstm'" in moments and "'bert'" not in moments
+    said = pretrained.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
+    assert "left out, for which BertModel has no place: classifier, " in said and "lstm" in said
+    assert pretrained.read(tmp_path / "hf").params.keys() == {"bert"}
+
+
+def test_layers_that_are_none_or_not_there(checkpoint, tmp_path):
+    with pytest.raises(UserError, match=r"config.head.layers = 'first': choose one of embeddings, second_to_last"):
+        validate(config_for(tmp_path, checkpoint, "first"))
+    config = config_for(tmp_path, checkpoint, sweep="paper")
+    validate(config)
+    with pytest.raises(UserError, match=r"config.head.layers = 'weighted_sum_last_four': the model has 2 layers only"):
+        main.run(config, str(tmp_path / "run"))
+    config = fine_tuning_config("ner", document_context=True)
+    config.update(dict(sweep="layers=last", init_checkpoint=str(checkpoint), max_seq_length=48))
+    config.data.path = str(tmp_path)
+    with pytest.raises(UserError, match=r"config.sweep = 'layers=last': layers are for experiments/features.py"):
+        main.run(config, str(tmp_path / "other"))
