@@ -113,7 +113,7 @@ def submission(source: Pretrained, name: str, path: str, max_seq_length: int) ->
         cut += "cut" in guess
         value = guess["label"] if task.labels else f"{min(5, max(0, guess['score'])):.3f}"
         lines.append(f"{rows[number].columns.get('index', number)}\t{value}")
-    said = f"{len(rows)} predictions" + (f", {cut} of texts cut to {max_seq_length} tokens" if cut else "")
+    said = f"{len(rows)} predictions" + (f", {cut} of them from texts cut to {max_seq_length} tokens," if cut else "")
     return "\n".join(lines) + "\n", said
 
 
