@@ -1,6 +1,7 @@
 """Several real processes on this machine: same batches, same losses, one checkpoint; resume; who is missing."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -60,12 +61,15 @@ def start(count: int, *arguments: str, numbers=None) -> list[subprocess.Popen]:
 
 
 def finish(processes) -> list[tuple[int, str, str]]:
-    """Exit status, stdout (without that of the collectives' library) and stderr of each."""
+    """Exit status, stdout and stderr of each."""
     outputs = [process.communicate(timeout=300) for process in processes]
-    return [
-        (process.returncode, "".join(line for line in out.splitlines(True) if not line.startswith("[Gloo]")), err)
-        for process, (out, err) in zip(processes, outputs)
-    ]
+    return [(process.returncode, out, err) for process, (out, err) in zip(processes, outputs)]
+
+
+def is_silent(stdout: str) -> bool:
+    """Whether only the collectives' library spoke: from several threads, so that its lines lie within one another."""
+    gloo = r"\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer ranks is :|\d|\s"
+    return re.sub(gloo, "", stdout) == ""
 
 
 def params_of(workdir) -> dict[str, np.ndarray]:
@@ -113,7 +117,7 @@ def test_four_processes_stop_together_and_two_go_on_as_one_would_have(experiment
     first, second = finish(start(2, *arguments, "--config.mesh.data=2", "--config.mesh.fsdp=4"))
     assert first[0] == second[0] == 0, (first[2] + second[2])[-3000:]
     assert "step 20/20" in first[1] and "held-out masked words" in first[1] and "[MASK] 1:" in first[1]
-    assert second[1] == ""  # one host speaks
+    assert is_silent(second[1]), second[1]  # one host speaks
     assert checkpoint.steps(tmp_path)[-1] == 20
     assert_same_run(tmp_path, alone)
 
@@ -121,7 +125,7 @@ def test_four_processes_stop_together_and_two_go_on_as_one_would_have(experiment
 def test_hosts_that_are_missing_are_named(experiment, tmp_path):
     arguments = (f"--config={experiment}", f"--workdir={tmp_path}", "--config.hosts_timeout=20")
     for code, stdout, stderr in finish(start(4, *arguments, numbers=(0, 2))):
-        assert code == 1 and stdout == ""
+        assert code == 1 and is_silent(stdout), stdout
         assert stderr.strip() == (
             "error: hosts 1, 3 of 4 did not report within 20 seconds; start the same command on every host"
         )
