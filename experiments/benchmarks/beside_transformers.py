@@ -1,5 +1,7 @@
 """Fine-tuning here and with transformers in PyTorch: the same weights, examples and hyperparameters, several seeds.
 
+Both sides of a seed begin with the same output layer, and see the same batches. What differs is the dropout's draws.
+
 Command:  python -m experiments.benchmarks.beside_transformers --weights=DIR --data=DATA --output=results.jsonl
           DIR: a BERT in Hugging Face's format. DATA: the folder with glue/, conll2003/ and squad/.
           Again: goes on where it was stopped, and prints the table of what there is.
@@ -133,6 +135,19 @@ def make_theirs(name: str, config, dataset):
     return model
 
 
+def draw_output_layer(config, mesh, dataset) -> tuple[np.ndarray, np.ndarray]:
+    """(kernel `[hidden, outputs]`, bias `[outputs]`) that a run with this seed begins with here."""
+    import flax.linen as nn
+    import jax
+
+    from bertjax.tasks import finetuning
+
+    init_params = finetuning.FineTuning(config, mesh, dataset).init_params
+    params = nn.meta.unbox(jax.jit(init_params)(jax.random.key(config.seed)))
+    (head,) = (part for name, part in params.items() if name != "bert")
+    return np.asarray(head["dense"]["kernel"]), np.asarray(head["dense"]["bias"])
+
+
 def predict_theirs(model, examples) -> list[np.ndarray]:
     import torch
 
@@ -156,7 +171,7 @@ def _tensors(batch: dict) -> dict:
     return {theirs: torch.from_numpy(batch[ours]).long() for ours, theirs in names.items()}
 
 
-def train_theirs(name: str, config, dataset):
+def train_theirs(name: str, config, dataset, mesh):
     """(scores, seconds a step): their model and loss, torch's AdamW, our batches, padded to their longest."""
     import torch
 
@@ -166,6 +181,9 @@ def train_theirs(name: str, config, dataset):
 
     torch.manual_seed(config.seed)
     model, train = make_theirs(name, config, dataset), dataset.train
+    kernel, bias = draw_output_layer(config, mesh, dataset)
+    layer = model.qa_outputs if name == "squad" else model.classifier
+    layer.load_state_dict({"weight": torch.tensor(kernel.T), "bias": torch.tensor(bias)})
     decayed = [p for n, p in model.named_parameters() if not n.endswith("bias") and "LayerNorm" not in n]
     others = [p for n, p in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
     groups = [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": others, "weight_decay": 0}]
@@ -283,7 +301,7 @@ def main() -> None:
                 config.seed = seed
                 began = time.monotonic()
                 if by == "transformers":
-                    scores, seconds = train_theirs(name, config, dataset)
+                    scores, seconds = train_theirs(name, config, dataset, mesh)
                     keep(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=time.monotonic() - began)
                     continue
                 compiled, workdir = program is None, folder / f"{name}-{seed}"
