@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import BertConfig, model_size
+from bertjax.config import BertConfig, bert_config, fine_tuning_config, model_size
+from bertjax.data.examples import Examples
 from bertjax.interop import huggingface, pretrained
 from bertjax.interop.variables import to_params, to_variables, variable_shapes
 from bertjax.model.bert import (
@@ -18,7 +19,13 @@ from bertjax.model.bert import (
     BertForTokenClassification,
     BertModel,
 )
+from bertjax.sharding.mesh import put_batch
+from bertjax.tasks import finetuning
 from bertjax.text import python_docs, tokenizer
+from bertjax.training.loop import make_program, put_recipe
+from bertjax.training.optimizer import make_schedule
+from bertjax.training.state import init_state
+from tests.conftest import one_device_mesh
 from tests.text.test_tokenizer import HARD
 
 torch = pytest.importorskip("torch")
@@ -208,6 +215,93 @@ def test_fine_tuned_models_are_the_same_there(architecture, model, output, tmp_p
     again = loader.from_pretrained(tmp_path / "back")
     assert type(again) is type(theirs) and again.config.id2label == theirs.config.id2label
     assert all(torch.equal(a, b) for a, b in zip(theirs.state_dict().values(), again.state_dict().values()))
+
+
+def random_examples(kind: str) -> Examples:
+    """48 examples of 9 to 16 tokens; where there are spans all of 16, since transformers learns from padding there."""
+    rng = np.random.default_rng(0)
+    lengths = np.full(48, 16) if kind == "spans" else rng.integers(9, 17, 48)
+    ids = [rng.integers(1, TINY.vocab_size, n).astype(np.int32) for n in lengths]
+    labels = {
+        "classification": lambda n: rng.integers(3),
+        "regression": lambda n: np.float32(rng.normal()),
+        "tagging": lambda n: rng.integers(-1, 3, n),
+        "spans": lambda n: rng.integers(0, n, 2),
+    }[kind]
+    types = [(np.arange(n) > 5).astype(np.int32) for n in lengths]
+    return Examples(ids, types, [labels(n) for n in lengths], per_token=kind == "tagging")
+
+
+def their_targets(kind: str, batch: dict) -> dict:
+    labels = torch.from_numpy(batch["labels"])
+    if kind == "spans":
+        return {"start_positions": labels[:, 0].long(), "end_positions": labels[:, 1].long()}
+    if kind == "tagging":
+        return {"labels": torch.where(torch.from_numpy(batch["weights"]) > 0, labels.long(), -100)}
+    return {"labels": labels if kind == "regression" else labels.long()}
+
+
+@pytest.mark.parametrize(
+    "kind, objective",
+    [
+        ("classification", finetuning.classification(3)),
+        ("regression", finetuning.regression()),
+        ("tagging", finetuning.tagging(3)),
+        ("spans", finetuning.spans()),
+    ],
+)
+def test_fine_tuning_goes_the_same_way_step_by_step(kind, objective, tmp_path):
+    """Loss, norm of the gradients, clipping, warm-up, decay of the rate and of the weights: beside torch's own AdamW.
+
+    The decay of the weights is so strong here that leaving it out, or applying it elsewhere, cannot hide.
+    """
+    config = fine_tuning_config("classify")
+    config.update(dict(batch_size=8, epochs=2.0, max_seq_length=16))
+    config.optimizer.update(learning_rate=1e-3, weight_decay=10.0, max_grad_norm=0.5)
+    config.model.update(dataclasses.asdict(TINY), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config.model.hidden_act = "gelu"
+    labels = ("a", "b", "c") if kind in ("classification", "tagging") else ()
+    dataset = finetuning.Dataset(objective, labels, random_examples(kind), (), "")
+    task = finetuning.FineTuning(config, one_device_mesh(config), dataset)
+    program = make_program(task, config, task.mesh)
+    state = init_state(task.init_params, program.optimizer, program.layout, seed=0)
+    huggingface.write(
+        tmp_path, bert_config(config), jax.device_get(state.params), None, objective.architecture, labels=labels
+    )
+    loader = getattr(transformers, objective.architecture.replace("BertFor", "AutoModelFor"))
+    model = loader.from_pretrained(tmp_path, attn_implementation="eager").train()
+    first = {name: x.detach().clone() for name, x in model.named_parameters()}
+    is_decayed = {name: not name.endswith("bias") and "LayerNorm" not in name for name in first}
+    groups = [
+        {"params": [x for name, x in model.named_parameters() if is_decayed[name]], "weight_decay": 10.0},
+        {"params": [x for name, x in model.named_parameters() if not is_decayed[name]], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, eps=1e-6)
+
+    schedule = make_schedule(config.optimizer, task.total_steps)
+    recipe = put_recipe(0, schedule, task.mesh)
+    for step, batch in enumerate(task.batches(0)):
+        state, metrics = program.train_step(state, put_batch(batch, task.mesh, 8), recipe)
+        loss = run_torch(model, {**batch, "segments": batch["input_mask"]}, **their_targets(kind, batch)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        assert norm > 0.5  # what is not clipped would not show
+        np.testing.assert_allclose(metrics["loss"], loss.item(), rtol=2e-4, err_msg=f"step {step}")
+        np.testing.assert_allclose(metrics["grad_norm"], norm.item(), rtol=2e-3, err_msg=f"step {step}")
+        for group in optimizer.param_groups:
+            # The warm-up over the first tenth of the steps, then straight to 0 (optimization.create_optimizer).
+            group["lr"] = 1e-3 * (step if step < 1 else 12 - step) / (1 if step < 1 else 12)
+        optimizer.step()
+    assert step == 11
+
+    theirs = dict(model.named_parameters())
+    for name, x in to_variables(jax.device_get(state.params), bert_config(config)).items():
+        place = huggingface.huggingface_name(name)
+        ours = torch.tensor(x.T if huggingface.is_transposed(name) else x)
+        moved, off = (theirs[place] - first[place]).norm(), (theirs[place] - ours).norm()
+        # The little besides is for what the softmax ignores, whose gradients are rounding errors: the keys' bias, say.
+        assert off < 0.01 * moved + 1e-4, (name, off.item(), moved.item())
 
 
 def saved_by_transformers(folder, change=lambda tensors: tensors, **settings):
