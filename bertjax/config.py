@@ -200,6 +200,19 @@ def _require(ok: bool, field: str, value, remedy: str) -> None:
         raise UserError(f"config.{field} = {value!r}: {remedy}")
 
 
+def _positive(config, section: str, names: str) -> None:
+    fields = config[section] if section else config
+    for name in names.split():
+        field = f"{section}.{name}" if section else name
+        _require(fields[name] >= 1, field, fields[name], "must be at least 1")
+
+
+def _share(config, section: str, names: str) -> None:
+    for name in names.split():
+        value = config[section][name]
+        _require(0 <= value < 1, f"{section}.{name}", value, "must be at least 0 and below 1")
+
+
 def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     """Checks what can be known without touching a file or a device. Raises `UserError`: field, value, remedy.
 
@@ -207,18 +220,6 @@ def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     """
 
     require = _require
-
-    def positive(section: str, names: str, at_least=1):
-        fields = config[section] if section else config
-        for name in names.split():
-            field = f"{section}.{name}" if section else name
-            require(fields[name] >= at_least, field, fields[name], f"must be at least {at_least}")
-
-    def probability(section: str, names: str, below_one=True):
-        for name in names.split():
-            value = config[section][name]
-            ok = 0 <= value < 1 or (value == 1 and not below_one)
-            require(ok, f"{section}.{name}", value, "must be at least 0 and below 1" if below_one else "must be 0 to 1")
 
     def one_of(field: str, value, choices):
         require(value in choices, field, value, f"choose one of {', '.join(choices)}")
@@ -231,16 +232,17 @@ def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     one_of("dtype", config.dtype, DTYPES)
     one_of("grad_dtype", config.grad_dtype, DTYPES[1:])
 
-    positive("", "batch_size microbatches log_every_steps hosts_timeout")
+    _positive(config, "", "batch_size microbatches log_every_steps hosts_timeout")
     require(0 <= config.seed < 2**31, "seed", config.seed, "must be at least 0 and below 2 ** 31")
-    positive("checkpoint", "every_steps keep")
-    positive(
+    _positive(config, "checkpoint", "every_steps keep")
+    _positive(
+        config,
         "model",
         "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
         " max_position_embeddings type_vocab_size",
     )
-    probability("model", "hidden_dropout_prob attention_probs_dropout_prob")
-    probability("optimizer", "beta1 beta2 weight_decay")
+    _share(config, "model", "hidden_dropout_prob attention_probs_dropout_prob")
+    _share(config, "optimizer", "beta1 beta2 weight_decay")
     for name in ("learning_rate", "epsilon", "max_grad_norm"):
         require(config.optimizer[name] > 0, f"optimizer.{name}", config.optimizer[name], "must be above 0")
 
@@ -264,10 +266,9 @@ def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
 def _validate_pretraining(config, with_data: bool) -> None:
     require, model = _require, config.model
     require(config.optimizer.warmup_steps >= 0, "optimizer.warmup_steps", config.optimizer.warmup_steps, "at least 0")
-    for section, name in (("eval", "every_steps"), ("eval", "max_sequences"), ("data", "dupe_factor")):
-        require(config[section][name] >= 1, f"{section}.{name}", config[section][name], "must be at least 1")
-    for name in ("short_seq_prob", "heldout_fraction"):
-        require(0 <= config.data[name] < 1, f"data.{name}", config.data[name], "must be at least 0 and below 1")
+    _positive(config, "eval", "every_steps max_sequences")
+    _positive(config, "data", "dupe_factor")
+    _share(config, "data", "short_seq_prob heldout_fraction")
     require(0 < config.data.masked_lm_prob <= 0.5, "data.masked_lm_prob", config.data.masked_lm_prob, "0 < p <= 0.5")
     is_stages = len(config.stages) > 0 and all(isinstance(s, ml_collections.ConfigDict) for s in config.stages)
     require(is_stages, "stages", config.stages, "must be one stage or more: (stage(steps, length, predictions),)")
@@ -312,11 +313,12 @@ def _validate_pretraining(config, with_data: bool) -> None:
 
 def _validate_fine_tuning(config, with_data: bool) -> None:
     require, longest = _require, config.max_seq_length
-    share = config.optimizer.warmup_proportion
-    require(0 <= share < 1, "optimizer.warmup_proportion", share, "must be at least 0 and below 1")
+    _share(config, "optimizer", "warmup_proportion")
     require(config.epochs > 0, "epochs", config.epochs, "must be above 0")
     require(longest >= 8, "max_seq_length", longest, "must be at least 8")
     require(config.restarts >= 0, "restarts", config.restarts, "must be at least 0")
+    one = f'is for a search; for one run give --config.sweep="seed={config.seed}" too'
+    require(bool(config.sweep) or not config.restarts, "restarts", config.restarts, one)
     require(config.eval.every_steps >= 0, "eval.every_steps", config.eval.every_steps, "must be at least 0")
     if config.task == "glue":
         require(config.data.name in GLUE_TASKS, "data.name", config.data.name, f"choose one of {', '.join(GLUE_TASKS)}")
@@ -330,8 +332,7 @@ def _validate_fine_tuning(config, with_data: bool) -> None:
         require(head.layers in FEATURE_LAYERS, "head.layers", head.layers, f"choose one of {', '.join(FEATURE_LAYERS)}")
         enough = layers >= (4 if head.layers.endswith("last_four") else 1)
         require(enough, "head.layers", head.layers, f"the model has {layers} layers only")
-        for name in ("lstm_size", "lstm_layers"):
-            require(head[name] >= 1, f"head.{name}", head[name], "must be at least 1")
+        _positive(config, "head", "lstm_size lstm_layers")
     if not with_data:
         return
     own = config.task in ("classify", "tag")

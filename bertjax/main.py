@@ -118,7 +118,8 @@ def fine_tune(config, workdir) -> None:
         return
     goes_on = bool(checkpoint.steps(workdir))
     if goes_on:  # also when what it was started from is gone
-        config.model.update(run_folder.read_config(workdir).model)
+        before = run_folder.read_config(workdir).model
+        config.model.update({name: value for name, value in before.items() if "dropout" not in name})
         tokenizer = run_folder.load_tokenizer(workdir)
         if config.max_seq_length > (most := config.model.max_position_embeddings):
             raise UserError(f"config.max_seq_length = {config.max_seq_length}: the model has {most} positions only")
@@ -126,16 +127,17 @@ def fine_tune(config, workdir) -> None:
         pretrained.adopt_model(config)
         tokenizer = pretrained.require_tokenizer(config)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
-    runs = [changed for _, changed in sweep.plan(config)] if config.sweep else [config]
-    for changed in runs:
-        validate(changed)  # now that the model is known
-        mesh = make_mesh(changed)
+    runs = [trial for _, trial in sweep.plan(config)] if config.sweep else [config]
+    for trial in runs:
+        validate(trial)  # now that the model is known
+        mesh = make_mesh(trial)
     dataset = finetuning.load(config, tokenizer)
-    for changed in runs:
-        finetuning.count_steps(changed, dataset)
+    left_over = max(finetuning.count_left_over(trial, dataset) for trial in runs)
     run_folder.check_labels(workdir, dataset.labels)
     if is_first:
         print("\n".join(dataset.said), flush=True)
+        if left_over:
+            print(f"{left_over} examples are left over at the end of the last epoch: they fill no batch")
         if goes_on and (changed := run_folder.changes(workdir, config)):
             print(f"going on with other settings than before: {'; '.join(changed)}")
         print(f"fine-tuning in {workdir}", flush=True)

@@ -95,15 +95,6 @@ def fill_masks(source, texts: list[str]) -> None:
             print(fill_mask.describe(filled), flush=True)
 
 
-def null_threshold(source) -> float:
-    """Above which there is no answer, as tuned on the dev set of SQuAD 2.0; of other checkpoints none."""
-    from bertjax.training.logging import read_metrics
-
-    lines = read_metrics(source.path) if source.format == "bertjax" else []
-    tuned = [line["eval/null_threshold"] for line in lines if line.get("eval/null_threshold") is not None]
-    return tuned[-1] if tuned else float("inf")
-
-
 def use_output_layer(source, texts: list[str]) -> None:
     """Prints a JSON object for each text, by what the checkpoint was fine-tuned for."""
     from bertjax.config import UserError
@@ -111,10 +102,11 @@ def use_output_layer(source, texts: list[str]) -> None:
     from bertjax.training import run_folder
 
     parts = [text.split(" ||| ") for text in texts]
-    sizes = {len(part) for part in parts}
+    size = len(parts[0])
     allowed, form = FORMS[source.architecture]
-    if len(sizes) > 1 or not sizes <= set(allowed) or not all(part.strip() for text in parts for part in text):
-        raise UserError(f"this checkpoint wants {form}, each text alike, and no part of it empty")
+    for text, part in zip(texts, parts):
+        if len(part) != size or size not in allowed or not all(map(str.strip, part)):
+            raise UserError(f"{text[:60]!r}: this checkpoint wants {form}, each text alike, and no part of it empty")
     if not {"classifier", "spans"} & source.params.keys():
         raise UserError(f"{source.path}: calls itself a {source.architecture}, but has no weights of an output layer")
     # As it was trained, where that is known; foreign ones as long as they have positions for.
@@ -128,11 +120,14 @@ def use_output_layer(source, texts: list[str]) -> None:
     elif source.architecture == "BertForQuestionAnswering":
         data = config.get("data", {})
         windows = {name: data[name] for name in ("doc_stride", "max_query_length") if name in data}
-        results = squad.predict(source, parts, longest, **windows, null_threshold=null_threshold(source))
+        threshold = run_folder.null_threshold(source.path) if source.format == "bertjax" else None
+        if threshold is not None:
+            windows["null_threshold"] = threshold
+        results = squad.predict(source, parts, longest, **windows)
     elif source.architecture == "BertForMultipleChoice":
         results = swag.predict(source, [(part[0], part[1:]) for part in parts], longest)
     else:
-        seconds = [part[1] for part in parts] if sizes == {2} else None
+        seconds = [part[1] for part in parts] if size == 2 else None
         results = classification.predict(source, firsts, seconds, longest)
     for text, result in zip(texts, results):
         print(json.dumps({"text": text, **result}, ensure_ascii=False), flush=True)

@@ -65,6 +65,7 @@ def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
         ("optimizer.warmup_proportion", 1.5, "config.optimizer.warmup_proportion = 1.5"),
         ("data.name", "mrcp", "config.data.name = 'mrcp': choose one of cola, sst2, mrpc"),
         ("eval.every_steps", -1, "config.eval.every_steps = -1"),
+        ("restarts", 3, 'config.restarts = 3: is for a search; for one run give --config.sweep="seed=0" too'),
     ],
 )
 def test_mistakes_in_fine_tuning(field, value, message):

@@ -92,7 +92,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
             seed=config.seed,
             stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in config.stages),
             data=config.data.to_dict(),
-            tokenizer=dict(kind=pieces.kind, path=str(output / pieces.filename), lowercase=config.tokenizer.lowercase),
+            tokenizer=dict(kind=pieces.kind, path=str(output / pieces.filename), lowercase=pieces.lowercase),
             spill=spill,
             output=str(output),
         )
@@ -105,7 +105,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
         "recipe": recipe_of(config),
         "tokenizer": dict(
             kind=pieces.kind,
-            lowercase=config.tokenizer.lowercase,
+            lowercase=pieces.lowercase,
             vocab_size=pieces.vocab_size,
             fingerprint=pieces.fingerprint,
         ),

@@ -12,6 +12,7 @@ from etils import epath
 from bertjax.config import UserError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
+csv.field_size_limit(2**31 - 1)  # a whole document may be one cell
 TFDS = "tfds:"  # what a `config.data.path` begins with that is no folder
 
 
@@ -115,8 +116,9 @@ def _json_rows(path, text: str) -> list[Row]:
 
 
 def _row(values: dict, where: str) -> Row:
-    """What is no text is JSON."""
-    return Row({k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}, where)
+    """What is no text is JSON; what is null is not there."""
+    present = {name: value for name, value in values.items() if value is not None}
+    return Row({k: v if isinstance(v, str) else json.dumps(v) for k, v in present.items()}, where)
 
 
 def read_tfds(path: str, split: str) -> list[Row]:

@@ -1,6 +1,8 @@
 """Hugging Face folders: config.json, safetensors in one file or several, and the tokenizer beside them."""
 
+import contextlib
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 
 import ml_dtypes  # noqa: F401  by which NumPy knows bfloat16
@@ -167,11 +169,21 @@ def _tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
 
     for path in _weight_files(folder):
         try:
-            with safetensors.safe_open(path, framework="np") as file:
+            with _local(path) as local, safetensors.safe_open(local, framework="np") as file:
                 for name in file.keys():
                     yield name, file.get_tensor(name)
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{path}: damaged or cut off ({error}); copy it again") from None
+
+
+@contextlib.contextmanager
+def _local(path: epath.Path) -> Iterator[epath.Path]:
+    """A file of this machine's with the same content: the library that reads it knows no object stores."""
+    if "://" not in str(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield path.copy(epath.Path(folder) / path.name)
 
 
 def _weight_files(folder: epath.Path) -> list[epath.Path]:

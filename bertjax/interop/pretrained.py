@@ -156,8 +156,8 @@ def adopt(config) -> None:
     tokenizer nor records, the tokenizer. Raises `UserError` where the sizes of the model differ."""
     path = config.init_checkpoint
     theirs = read_config(path)
-    wrong = {name: getattr(theirs, name) for name in SIZES if config.model[name] != getattr(theirs, name)}
-    for name, value in wrong.items():
+    if wrong := {name: getattr(theirs, name) for name in SIZES if config.model[name] != getattr(theirs, name)}:
+        name, value = next(iter(wrong.items()))
         flags = " ".join(f"--config.model.{field}={size}" for field, size in wrong.items())
         raise UserError(f"config.model.{name} = {config.model[name]}: {path} has {value}; set {flags}")
     config.model.update(hidden_act=theirs.hidden_act, layer_norm_eps=theirs.layer_norm_eps)
@@ -246,6 +246,9 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         left_out = sorted(pretrained.params.keys() - {"bert"})
         encoder = {"bert": pretrained.params["bert"]}
         pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=(), head={})
+    threshold = run_folder.null_threshold(pretrained.path) if pretrained.format == "bertjax" else None
+    if threshold is not None and to != "bertjax":
+        left_out.append(f"the odds above which there is no answer ({threshold:.4g})")
     if to == "huggingface":
         variables = to_variables(pretrained.params, pretrained.config)
         architecture = architecture or huggingface.choose_architecture(variables, pretrained.architecture)
@@ -258,6 +261,8 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         config = default_config().unlock()
         config.model.update(dataclasses.asdict(pretrained.config))
         config.update(architecture=pretrained.architecture, labels=pretrained.labels, head=pretrained.head)
+        if threshold is not None:
+            config.null_threshold = threshold
         checkpoint.write_params(output, pretrained.params)
         run_folder.write_config(output, config, pretrained.tokenizer)
     size = count_parameters(pretrained.params, pretrained.config)

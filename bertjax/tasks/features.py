@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-from bertjax.config import BertConfig
 from bertjax.model.bert import BertForFeatureBasedTagging, forward_flops, lstm_flops
 from bertjax.tasks import finetuning, ner
 from bertjax.tasks.finetuning import Dataset, Objective
@@ -25,11 +24,7 @@ def tagging(labels: int) -> Objective:
         # Nothing goes back through BERT.
         return forward_flops(model.config, sequences, length, 0) + 3 * lstm_flops(model, sequences, length)
 
-    make_model = functools.partial(_make, labels)
+    make_model = functools.partial(BertForFeatureBasedTagging, labels=labels)
     return dataclasses.replace(
         finetuning.tagging(labels), architecture=ARCHITECTURE, make_model=make_model, frozen=("bert",), flops=flops
     )
-
-
-def _make(labels: int, config: BertConfig, dtype, remat: str, **head) -> BertForFeatureBasedTagging:
-    return BertForFeatureBasedTagging(config, labels, dtype, remat, **head)

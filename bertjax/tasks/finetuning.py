@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import math
 from collections.abc import Callable, Iterator
 
 import flax.linen as nn
@@ -34,7 +35,7 @@ class Objective:
 
     Args:
       architecture: the class of transformers with the same layer.
-      make_model: (BertConfig, dtype, remat, **config.head where there is one) -> module.
+      make_model: (BertConfig, dtype=, remat=, **config.head where there is one) -> module.
       loss: (logits, batch) -> (losses, right guesses), both of the shape of the batch's weights.
       frozen: parts of the model that are not trained.
       flops: (module, sequences, length) -> model FLOPs of a training step.
@@ -51,7 +52,7 @@ class Objective:
 
 def classification(labels: int) -> Objective:
     """`[batch]` labels."""
-    make_model = functools.partial(_make, BertForSequenceClassification, labels)
+    make_model = functools.partial(BertForSequenceClassification, labels=labels)
     return Objective("BertForSequenceClassification", make_model, _cross_entropy)
 
 
@@ -62,12 +63,13 @@ def regression() -> Objective:
         error = logits[:, 0] - batch["labels"]
         return jnp.square(error), jnp.abs(error) < 0.5
 
-    return Objective("BertForSequenceClassification", functools.partial(_make, BertForSequenceClassification, 1), loss)
+    make_model = functools.partial(BertForSequenceClassification, labels=1)
+    return Objective("BertForSequenceClassification", make_model, loss)
 
 
 def tagging(labels: int) -> Objective:
     """`[batch, length]` labels; those of weight 0 are nobody's."""
-    make_model = functools.partial(_make, BertForTokenClassification, labels)
+    make_model = functools.partial(BertForTokenClassification, labels=labels)
     return Objective("BertForTokenClassification", make_model, _cross_entropy)
 
 
@@ -79,19 +81,13 @@ def spans() -> Objective:
         losses, right = _cross_entropy(jnp.swapaxes(logits, 1, 2), batch)
         return losses.mean(-1), right.all(-1)
 
-    return Objective("BertForQuestionAnswering", functools.partial(_make, BertForQuestionAnswering), loss)
+    return Objective("BertForQuestionAnswering", BertForQuestionAnswering, loss)
 
 
 def choice() -> Objective:
     """`[batch]` numbers of the right one among several sequences, each of which gets a score."""
-    make_model = functools.partial(_make, BertForSequenceClassification, 1)
+    make_model = functools.partial(BertForSequenceClassification, labels=1)
     return Objective("BertForMultipleChoice", make_model, _cross_entropy)
-
-
-def _make(kind, *arguments):
-    """(class, labels if it has any, BertConfig, dtype, remat) -> module."""
-    *labels, config, dtype, remat = arguments
-    return kind(config, *labels, dtype=dtype, remat=remat)
 
 
 def _cross_entropy(logits, batch):
@@ -127,9 +123,10 @@ class Predictor:
         """For each example its logits, on every host; those of tokens as many as it has tokens."""
         outputs: list = [None] * len(examples)
         own = local_rows(self._mesh, self._batch_size)
+        examples = dataclasses.replace(examples, labels=None)
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
             for rows, length in evaluation_batches(examples, self._batch_size, self._longest):
-                batch = dataclasses.replace(examples, labels=None).batch(rows[own], length)
+                batch = examples.batch(rows[own], length)
                 logits = jax.device_get(self._apply(params, put_batch(batch, self._mesh, self._batch_size)))
                 for row, output in zip(rows, logits):
                     if row >= 0:
@@ -144,8 +141,9 @@ make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # so that the runs o
 def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray]:
     """Logits by a checkpoint (`interop.pretrained.Pretrained`) of this objective, computed on one device."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
-    model = objective.make_model(source.config, jnp.float32, "none", **source.head)
-    return Predictor(model, mesh, PREDICTION_BATCH)(source.params, examples)
+    model = objective.make_model(source.config, **source.head)
+    params = jax.device_put(source.params, replicated(mesh))  # once, not with every batch
+    return Predictor(model, mesh, PREDICTION_BATCH)(params, examples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +166,7 @@ class Dataset:
 
     Args:
       labels: names of the rows of the output layer; none where they have no names.
-      metric: the score by which runs are compared; higher is better.
+      metric: the score by which runs are compared; higher is better. `more_metrics`: others for a search's table.
       baseline: what always giving the same answer would score by it.
       said: what was read, for the user.
     """
@@ -180,6 +178,7 @@ class Dataset:
     metric: str
     said: tuple[str, ...] = ()
     baseline: float = 0.0
+    more_metrics: tuple[str, ...] = ()
 
 
 def load(config, tokenizer) -> Dataset:
@@ -198,13 +197,18 @@ def count_steps(config, dataset: Dataset) -> int:
     return steps
 
 
+def count_left_over(config, dataset: Dataset) -> int:
+    """The examples of the last epoch that there is no step for."""
+    return int(len(dataset.train) * config.epochs) - count_steps(config, dataset) * config.batch_size
+
+
 class FineTuning:
     """The `Task` of a data set. `config` is validated, and its model that of the checkpoint."""
 
     def __init__(self, config, mesh: Mesh, dataset: Dataset):
         self.config, self.mesh, self.dataset = config, mesh, dataset
         self.model = dataset.objective.make_model(
-            bert_config(config), compute_dtype(config, mesh), config.remat, **config.get("head", {})
+            bert_config(config), dtype=compute_dtype(config, mesh), remat=config.remat, **config.get("head", {})
         )
         self.frozen = dataset.objective.frozen
         longest = config.model.max_position_embeddings
@@ -215,7 +219,7 @@ class FineTuning:
 
     @property
     def steps_per_epoch(self) -> int:
-        return max(1, len(self.dataset.train) // self.config.batch_size)
+        return math.ceil(self.total_steps / self.config.epochs)
 
     def init_params(self, key):
         ids = jnp.zeros((1, 8), jnp.int32)

@@ -20,7 +20,7 @@ class Task:
     """One task.
 
     Args:
-      folder: in the distribution; the submission is its name and .tsv.
+      folder: in the distribution.
       columns: of train.tsv and dev.tsv; `tfds`: the same in TFDS.
       labels: classes; none: the label is a number. `tfds_labels`: their names in TFDS, in the same order.
       scores: GLUE's own, of which the first compares runs.
@@ -83,6 +83,8 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     if config.data.path.startswith(TFDS):
         tables = [_tfds(config.data.path, split, task, suffix) for split, suffix in _tfds_splits(task)]
         dropped = 0
+        if task.folder == "AX":
+            said.append(f"no labelled diagnostics in {config.data.path}: scored on MNLI's dev sets alone")
     else:
         folder = find_folder(config.data.path, "MNLI" if task.folder == "AX" else task.folder)
         files = [("train.tsv", "")] + [(file, suffix) for (file, _), suffix in zip(task.dev, task.suffixes)]

@@ -136,27 +136,29 @@ def normalize_answer(text: str) -> str:
     return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
-def exact_match(gold_texts: Sequence[str], prediction: str) -> int:
+def exact_match(gold_texts: Sequence[str], prediction: str, version: str = "v2.0") -> int:
     """1 if the prediction is one of the gold answers after `normalize_answer`, otherwise 0.
 
     As in evaluate-v2.0.py, gold answers of which nothing is left do not count; if there is no other, or none at all,
-    the right prediction is the empty one.
+    the right prediction is the empty one. In evaluate-v1.1.py they count as any other.
     """
-    return int(normalize_answer(prediction) in _answers(gold_texts))
+    return int(normalize_answer(prediction) in _answers(gold_texts, version))
 
 
-def token_f1(gold_texts: Sequence[str], prediction: str) -> float:
+def token_f1(gold_texts: Sequence[str], prediction: str, version: str = "v2.0") -> float:
     """F1, 0 to 1, of the prediction's words against those of the gold answer that it is nearest to.
 
     Words are counted as often as they occur, in any order, after `normalize_answer`. An empty prediction or gold
-    answer scores 1 if both are, otherwise 0; gold answers as for `exact_match`.
+    answer scores 1 if both are (in evaluate-v1.1.py 0), otherwise 0; gold answers as for `exact_match`.
     """
     found = normalize_answer(prediction).split()
-    return max(_token_f1(answer.split(), found) for answer in _answers(gold_texts))
+    if not found and version == "v1.1":
+        return 0.0
+    return max(_token_f1(answer.split(), found) for answer in _answers(gold_texts, version))
 
 
-def _answers(gold_texts: Sequence[str]) -> list[str]:
-    return [answer for answer in map(normalize_answer, gold_texts) if answer] or [""]
+def _answers(gold_texts: Sequence[str], version: str) -> list[str]:
+    return [answer for answer in map(normalize_answer, gold_texts) if answer or version == "v1.1"] or [""]
 
 
 def _token_f1(wanted: list[str], found: list[str]) -> float:
@@ -165,17 +167,20 @@ def _token_f1(wanted: list[str], found: list[str]) -> float:
     return _f1((Counter(wanted) & Counter(found)).total(), len(found), len(wanted))
 
 
-def squad_scores(golds: dict[str, Sequence[str]], predictions: dict[str, str]) -> dict[str, float]:
+def squad_scores(
+    golds: dict[str, Sequence[str]], predictions: dict[str, str], version: str = "v2.0"
+) -> dict[str, float]:
     """The means over the questions, in percent, of "exact_match" and "f1"; golds are a question's answers, [] for none.
 
     Where questions have no answer, also the means over those ("no_answer_exact_match", "no_answer_f1") and over the
     rest ("has_answer_..."). A question without a prediction scores 0, as in evaluate-v1.1.py; 2.0 leaves it out.
 
-    All else is evaluate-v2.0.py's, which differs from 1.1 only for answers of nothing but articles and punctuation.
+    All else is evaluate-v1.1.py's or evaluate-v2.0.py's, which differ for answers of nothing but articles and
+    punctuation.
     """
     if not golds:
         raise ValueError("nothing to score")
-    points = _points(golds, predictions)
+    points = _points(golds, predictions, version)
     answerable = np.array([len(texts) > 0 for texts in golds.values()])
     groups = {"": np.ones(len(golds), bool)}
     if not answerable.all():
@@ -202,8 +207,8 @@ def best_null_threshold(
     if not asked:
         raise ValueError("nothing to score")
     asked.sort(key=lambda name: null_odds[name])
-    kept = _points({name: golds[name] for name in asked}, predictions)
-    taken_back = _points({name: golds[name] for name in asked}, dict.fromkeys(asked, ""))
+    kept = _points({name: golds[name] for name in asked}, predictions, "v2.0")
+    taken_back = _points({name: golds[name] for name in asked}, dict.fromkeys(asked, ""), "v2.0")
     # Row i: the first i are kept. The first threshold keeps none.
     totals = taken_back.sum(0) + np.concatenate([np.zeros((1, 2)), np.cumsum(kept - taken_back, 0)])
     odds = np.array([float(null_odds[name]) for name in asked])
@@ -215,10 +220,10 @@ def best_null_threshold(
     return float(thresholds[best]), float(percent[best, 1]), float(percent[:, 0].max())
 
 
-def _points(golds: dict[str, Sequence[str]], predictions: dict[str, str]) -> np.ndarray:
+def _points(golds: dict[str, Sequence[str]], predictions: dict[str, str], version: str) -> np.ndarray:
     """[questions, 2]: exact match and F1 of each question, 0 to 1."""
     points = [
-        (exact_match(texts, predictions[name]), token_f1(texts, predictions[name])) if name in predictions else (0, 0)
+        [score(texts, predictions[name], version) if name in predictions else 0 for score in (exact_match, token_f1)]
         for name, texts in golds.items()
     ]
     return np.array(points, np.float64)

@@ -25,25 +25,29 @@ FILES = {"train": ("eng.train", "train.txt", "train.conll"), "dev": ("eng.testa"
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
-    """Words and their tags, in BIO; `document` is the number of the document they stand in."""
+    """Words and their tags, in BIO; `document` is the number of the document they stand in.
+
+    `where`: FILE:LINE of each word, for messages.
+    """
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
     document: int
-    where: str = ""
+    where: tuple[str, ...] = ()
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """Training and dev files of the folder. Raises `UserError` for what is missing or wrong in them."""
     path = config.data.path
     if path.startswith(TFDS):
-        train, dev = (read_examples(path, split) for split in ("train", "validation"))
+        train, dev = (read_examples(path, split) for split in ("train", "dev"))
     else:
         train, dev = (read(find_file(path, name)) for name in ("train", "dev"))
     found = dataset(train, dev, tag_names(train), tokenizer, config.max_seq_length, config.data.document_context)
-    if config.data.document_context and path.startswith(TFDS):
-        said = f"every sentence by itself: {path} does not say which belong to a document"
-        return dataclasses.replace(found, said=(*found.said, said))
+    for name, sentences in (("training", train), ("dev", dev)):
+        if config.data.document_context and sentences[-1].document == len(sentences) - 1:
+            said = f"every {name} sentence by itself: no {DOCUMENT} says which belong to a document"
+            found = dataclasses.replace(found, said=(*found.said, said))
     return found
 
 
@@ -75,8 +79,17 @@ def dataset(
         said.append(f"of {unread} words not all is read: they have no pieces, or too many")
     metric, tags = "f1" if has_entities else "accuracy", Counter(tag for sentence in dev for tag in sentence.tags)
     baseline = 0.0 if has_entities else max(tags.values()) / tags.total()
-    split = Split(dev_examples, score)
-    return Dataset(finetuning.tagging(len(labels)), labels, examples, (split,), metric, tuple(said), baseline)
+    more_metrics = ("precision", "recall") if has_entities else ()
+    return Dataset(
+        finetuning.tagging(len(labels)),
+        labels,
+        examples,
+        (Split(dev_examples, score),),
+        metric,
+        tuple(said),
+        baseline,
+        more_metrics,
+    )
 
 
 def find_file(folder: str, name: str) -> epath.Path:
@@ -89,15 +102,17 @@ def find_file(folder: str, name: str) -> epath.Path:
 def read(path: epath.PathLike) -> list[Sentence]:
     """A file as CoNLL has it: a word a line, its tag in the last column, IOB1 or BIO; blank lines between sentences.
 
+    Documents begin with lines of -DOCSTART-; where there are none every sentence is one.
+
     Raises `UserError`: file and line, and what was expected.
     """
-    sentences, words, tags, document, columns, first = [], [], [], 0, 0, 1
+    sentences, words, tags, where, document, columns = [], [], [], [], 0, 0
 
     def close():
         if words:
-            sentences.append(Sentence(tuple(words), to_bio(tags), document, f"{path}:{first}"))
-        words.clear()
-        tags.clear()
+            sentences.append(Sentence(tuple(words), to_bio(tags), document, tuple(where)))
+        for cells in (words, tags, where):
+            cells.clear()
 
     for number, line in enumerate(read_text(path).split("\n"), 1):
         cells = line.strip(" \t\r").replace("\t", " ").split(" ")  # not at the blanks that a word may have in it
@@ -112,13 +127,14 @@ def read(path: epath.PathLike) -> list[Sentence]:
             raise UserError(f"{path}:{number}: {len(cells)} columns, expected {expected}")
         if not is_bio(cells[-1]):
             raise UserError(f"{path}:{number}: the tag is {cells[-1]!r}, expected O, B-type or I-type")
-        if not words:
-            first = number
         words.append(cells[0])
         tags.append(cells[-1])
+        where.append(f"{path}:{number}")
     close()
     if not sentences:
         raise UserError(f"{path}: no sentence in it")
+    if not document:
+        return [dataclasses.replace(sentence, document=number) for number, sentence in enumerate(sentences)]
     return sentences
 
 
@@ -129,7 +145,7 @@ def read_examples(path: str, split: str) -> list[Sentence]:
         words, tags = (json.loads(column(row, name)) for name in ("tokens", "ner"))
         if wrong := [tag for tag in tags if not is_bio(tag)]:
             raise UserError(f"{row.where}: the tag is {wrong[0]!r}, expected O, B-type or I-type")
-        sentences.append(Sentence(tuple(words), to_bio(tags), number, row.where))
+        sentences.append(Sentence(tuple(words), to_bio(tags), number, (row.where,) * len(words)))
     return sentences
 
 
@@ -174,9 +190,9 @@ def encode(
         marks.clear()
 
     for sentence in sentences:
-        for tag in sentence.tags:
-            if tag not in numbers:
-                raise UserError(f"{sentence.where}: the tag {tag!r} is not in the training file: {', '.join(labels)}")
+        if unknown := [i for i, tag in enumerate(sentence.tags) if tag not in numbers]:
+            place, tag = sentence.where[unknown[0]], sentence.tags[unknown[0]]
+            raise UserError(f"{place}: the tag {tag!r} is not in the training file: {', '.join(labels)}")
         words = [next(pieces) for _ in sentence.words]
         size = sum(map(len, words))
         if not with_context or sentence.document != document or len(ids) + size > max_seq_length - 2:

@@ -23,6 +23,7 @@ from bertjax.tasks.finetuning import Dataset, Split
 from bertjax.text.tokenizer import Encoding, Tokenizer
 
 N_BEST, MAX_ANSWER_TOKENS = 20, 30
+NO_SPAN = float(np.finfo(np.float32).max)  # the odds of no answer where there is no other; a number in JSON too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         found = find(logits)
         texts = {name: best[0]["text"] if best else "" for name, (best, _) in found.items()}
         if not has_unanswerable:
-            return _shares(metrics.squad_scores(golds, texts))
+            return _shares(metrics.squad_scores(golds, texts, data.version))
         odds = {name: null for name, (_, null) in found.items()}
         threshold, _, _ = metrics.best_null_threshold(golds, texts, odds)
         kept = {name: "" if odds[name] > threshold else text for name, text in texts.items()}
@@ -104,7 +105,8 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
 
     split = Split(dev_examples, score, files)
     unanswerable = sum(not question.answers for question in dev) / len(dev)  # scored 1 by never answering
-    return Dataset(finetuning.spans(), (), encoded.examples, (split,), "f1", said, unanswerable)
+    more = ("exact_match",)
+    return Dataset(finetuning.spans(), (), encoded.examples, (split,), "f1", said, unanswerable, more)
 
 
 def _shares(percent: dict[str, float]) -> dict[str, float]:
@@ -305,9 +307,12 @@ def answers(
             if text not in seen and len(best) < N_BEST:
                 seen.add(text)
                 best.append({"text": text, "start": start, "end": end, "score": score})
+        if not best:  # nothing to read, or no likely end behind a likely start
+            result[question.name] = ([], NO_SPAN)
+            continue
         for answer, share in zip(best, softmax([answer["score"] for answer in best])):
             answer["probability"] = float(share)
-        result[question.name] = (best, null[number] - best[0]["score"] if best else np.inf)
+        result[question.name] = (best, null[number] - best[0]["score"])
     return result
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -65,7 +65,7 @@ def parse(text: str, paper: str = PAPER) -> list[dict]:
 
 def shared_batch_size(config) -> int:
     """What the batch sizes of all runs are multiples of, so that the same devices serve for each of them."""
-    return math.gcd(*(changed.batch_size for _, changed in plan(config)))
+    return math.gcd(*(trial.batch_size for _, trial in plan(config)))
 
 
 def plan(config) -> list[tuple[dict, object]]:
@@ -74,8 +74,8 @@ def plan(config) -> list[tuple[dict, object]]:
     if "layers" in runs[0] and config.task != "features":
         raise UserError(f"config.sweep = {config.sweep!r}: layers are for experiments/features.py")
     planned = [(settings, _with(config, settings)) for settings in runs]
-    for _, changed in planned:
-        validate(changed)
+    for _, trial in planned:
+        validate(trial)
     return planned
 
 
@@ -94,24 +94,22 @@ def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, tokenizer: To
     A run that failed is followed by up to `config.restarts` others with other seeds, and stays in the table.
     """
     is_first, programs, results = jax.process_index() == 0, {}, []
+    check_others(workdir, config, dataset, tokenizer)
     queue = [(settings, config.restarts) for settings, _ in plan(config)]
     while queue:
         settings, restarts = queue.pop(0)
-        folder, changed = workdir / run_folder.RUNS / name_of(settings), _with(config, settings)
-        run_folder.check_task(folder, changed)
-        run_folder.check_tokenizer(folder, tokenizer)
-        run_folder.check_labels(folder, dataset.labels)
-        result = read_result(folder, settings, changed)
+        folder, trial = workdir / run_folder.RUNS / name_of(settings), _with(config, settings)
+        result = read_result(folder, settings, trial)
         if result is None:
-            task = FineTuning(changed, mesh, dataset)
-            changed.eval.every_steps = changed.eval.every_steps or task.total_steps
+            task = FineTuning(trial, mesh, dataset)
+            trial.eval.every_steps = trial.eval.every_steps or task.total_steps
             if task.model not in programs:
-                programs[task.model] = make_program(task, changed, mesh)
+                programs[task.model] = make_program(task, trial, mesh)
             if is_first:
-                run_folder.write_config(folder, changed, tokenizer, dataset.objective.architecture, dataset.labels)
+                run_folder.write_config(folder, trial, tokenizer, dataset.objective.architecture, dataset.labels)
                 print(f"run {name_of(settings)}, {len(queue)} to come", flush=True)
             try:
-                scores = train(task, changed, folder, mesh, initialize, programs[task.model])[1]
+                scores = train(task, trial, folder, mesh, initialize, programs[task.model])[1]
                 result = Result(settings, scores, not scores[dataset.metric] > dataset.baseline + MARGIN)
             except Diverged as error:
                 result = Result(settings, {dataset.metric: None}, True)
@@ -125,14 +123,28 @@ def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, tokenizer: To
         results.append(result)
         if is_first:
             keep_best(workdir, dataset.metric)
-            write_whole(workdir / TABLE, table(results, dataset.metric))
+            write_whole(workdir / TABLE, table(results, (dataset.metric, *dataset.more_metrics)))
         if result.failed and restarts:
             taken = {name_of(other) for other, _ in queue} | {name_of(other.settings) for other in results}
             again = {**settings, "seed": settings.get("seed", config.seed) + NEXT_SEED}
             while name_of(again) in taken:
                 again["seed"] += NEXT_SEED
             queue.insert(0, (again, restarts - 1))
-    return table(results, dataset.metric)
+    return table(results, (dataset.metric, *dataset.more_metrics))
+
+
+def check_others(workdir: epath.Path, config, dataset: Dataset, tokenizer: Tokenizer) -> None:
+    """Raises `UserError` where runs lie there that cannot be compared with these: of other data, a task of its own."""
+    for path in sorted((workdir / run_folder.RUNS).glob(f"*/{run_folder.CONFIG}")):
+        folder, before = path.parent, run_folder.read_config(path.parent)
+        # Only what a search is over may differ between them.
+        fields = [name for name in FIELDS if name != "layers" or config.task == before.task == "features"]
+        alike = _with(config, {name: _section(before, name)[name] for name in fields})
+        run_folder.check_task(folder, alike)
+        run_folder.check_tokenizer(folder, tokenizer)
+        run_folder.check_labels(folder, dataset.labels)
+        if changed := run_folder.changes(folder, alike):
+            raise UserError(f"{folder}: made with other settings, {'; '.join(changed)}; take another --workdir")
 
 
 def best(results: list[Result], metric: str) -> Result:
@@ -144,28 +156,29 @@ def _rank(scores: dict, metric: str) -> tuple[bool, float]:
     return scores[metric] is not None, _number(scores[metric])
 
 
-def table(results: list[Result], metric: str) -> str:
-    """Markdown: for each setting but the seed the mean, best and standard deviation over its runs, failed ones too."""
+def table(results: list[Result], metrics: Sequence[str]) -> str:
+    """Markdown: for each setting but the seed the mean, best and standard deviation over its runs, failed ones too.
+
+    The first of the metrics says which run is best.
+    """
     names = [name for name in FIELDS if name != "seed" and any(name in r.settings for r in results)]
     groups: dict[tuple, list[Result]] = {}
     for result in results:
         groups.setdefault(tuple(result.settings[name] for name in names), []).append(result)
-    titles = [
-        *(name.replace("_", " ") for name in names),
-        f"{metric}, mean",
-        "best",
-        "standard deviation",
-        "runs",
-        "failed",
-    ]
+    titles = [name.replace("_", " ") for name in names]
+    for metric in metrics:
+        titles += [f"{metric}, mean", "best", "standard deviation"]
+    titles += ["runs", "failed"]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for values, group in groups.items():
-        scores = [100 * _number(r.scores[metric]) for r in group]
-        spread = f"{np.std(scores, ddof=1):.2f}" if len(scores) > 1 else ""
-        cells = [*map(_cell, values), f"{np.mean(scores):.2f}", f"{max(scores):.2f}", spread]
+        cells = [*map(_cell, values)]
+        for metric in metrics:
+            scores = [100 * _number(r.scores.get(metric)) for r in group]
+            spread = f"{np.std(scores, ddof=1):.2f}" if len(scores) > 1 else ""
+            cells += [f"{np.mean(scores):.2f}", f"{max(scores):.2f}", spread]
         lines.append("| " + " | ".join([*cells, str(len(group)), str(sum(r.failed for r in group))]) + " |")
-    top = best(results, metric)
-    said = f"best: {run_folder.RUNS}/{name_of(top.settings)}, {metric} {100 * _number(top.scores[metric]):.2f}"
+    top = best(results, metrics[0])
+    said = f"best: {run_folder.RUNS}/{name_of(top.settings)}, {metrics[0]} {100 * _number(top.scores[metrics[0]]):.2f}"
     return "\n".join([*lines, "", said]) + "\n"
 
 
@@ -177,9 +190,14 @@ def _number(score: float | None) -> float:
 def _with(config, settings: dict):
     changed = copy.deepcopy(config)
     for name, value in settings.items():
-        (changed[SECTIONS[name]] if name in SECTIONS else changed)[name] = value
-    changed.sweep = ""  # a run by itself
+        _section(changed, name)[name] = value
+    changed.update(sweep="", restarts=0)  # a run by itself
     return changed
+
+
+def _section(config, name: str):
+    """The part of a config that a field of `FIELDS` stands in."""
+    return config[SECTIONS[name]] if name in SECTIONS else config
 
 
 def read_result(folder: epath.Path, settings: dict, config) -> Result | None:

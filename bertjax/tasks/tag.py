@@ -18,7 +18,11 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     data = config.data
     train, dev = (read(find_table(data.path, name), data.words, data.tags, data.sentence) for name in ("train", "dev"))
     tags = {tag for sentence in train for tag in sentence.tags}
-    labels = ner.tag_names(train) if all(map(ner.is_bio, tags)) else tuple(sorted(tags))
+    has_entities = all(map(ner.is_bio, tags))
+    if not has_entities and any(ner.is_bio(tag) and tag != "O" for tag in tags):
+        place, odd = next((p, t) for s in train for p, t in zip(s.where, s.tags) if not ner.is_bio(t))
+        raise UserError(f"{place}: the tag is {odd!r}, but others are as B-type or I-type; all must be, or O")
+    labels = ner.tag_names(train) if has_entities else tuple(sorted(tags))
     return ner.dataset(train, dev, labels, tokenizer, config.max_seq_length, with_context=False)
 
 
@@ -30,22 +34,28 @@ def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentenc
     """
     rows, _ = read_table(path)
     if path.suffix == ".jsonl":
-        found = [(row.where, _list(row, words), _list(row, tags)) for row in rows]
+        found = [_sentence(row, words, tags) for row in rows]
     else:
         names = itertools.accumulate((column(row, sentence) for row in rows), lambda before, own: own or before)
         groups = [[row for row, _ in group] for _, group in itertools.groupby(zip(rows, names), key=lambda x: x[1])]
-        found = [
-            (group[0].where, [column(row, words) for row in group], [column(row, tags) for row in group])
-            for group in groups
-        ]
-    for where, its_words, its_tags in found:
-        if len(its_words) != len(its_tags) or not its_words:
-            raise UserError(
-                f"{where}: {len(its_words)} words and {len(its_tags)} tags, expected as many, and one at least"
-            )
-    if all(ner.is_bio(tag) for _, _, its_tags in found for tag in its_tags):
-        found = [(where, its_words, ner.to_bio(its_tags)) for where, its_words, its_tags in found]
-    return [Sentence(tuple(w), tuple(t), number, where) for number, (where, w, t) in enumerate(found)]
+        found = [tuple(zip(*((column(row, words), column(row, tags), row.where) for row in group))) for group in groups]
+    for its_words, its_tags, where in found:
+        for word, tag, place in zip(its_words, its_tags, where):
+            if not word.strip() or not tag.strip():
+                raise UserError(f"{place}: the word is {word!r} and its tag {tag!r}, expected both")
+    if all(ner.is_bio(tag) for _, its_tags, _ in found for tag in its_tags):
+        found = [(its_words, ner.to_bio(its_tags), where) for its_words, its_tags, where in found]
+    return [Sentence(its_words, its_tags, i, where) for i, (its_words, its_tags, where) in enumerate(found)]
+
+
+def _sentence(row: Row, words: str, tags: str) -> tuple[tuple, tuple, tuple]:
+    """(words, tags, places) of a row that has a whole sentence."""
+    its_words, its_tags = _list(row, words), _list(row, tags)
+    if len(its_words) != len(its_tags) or not its_words:
+        raise UserError(
+            f"{row.where}: {len(its_words)} words and {len(its_tags)} tags, expected as many, and one at least"
+        )
+    return tuple(its_words), tuple(its_tags), (row.where,) * len(its_words)
 
 
 def _list(row: Row, name: str) -> list[str]:

@@ -10,6 +10,7 @@ import tqdm
 from etils import epath
 
 METRICS = "metrics.jsonl"
+UPLOAD_SECONDS = 30  # between two writes of a whole file to an object store
 
 
 def read_metrics(workdir: epath.PathLike) -> list[dict]:
@@ -38,6 +39,8 @@ class MetricsWriter:
         self._path = workdir / METRICS
         self._text = "".join(json.dumps(line) + "\n" for line in kept)
         self._path.write_text(self._text)
+        self._is_remote = "://" in str(workdir)  # object stores cannot append
+        self._written = time.monotonic()
         self._tensorboard = EventFileWriter(str(workdir / "tensorboard"))
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
@@ -48,15 +51,22 @@ class MetricsWriter:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         line = json.dumps({"step": step, **finite}) + "\n"
         self._text += line
-        if "://" in str(self._path):  # object stores cannot append
-            self._path.write_text(self._text)
-        else:
+        if not self._is_remote:
             with self._path.open("a") as file:
                 file.write(line)
+        elif time.monotonic() - self._written > UPLOAD_SECONDS:
+            self.flush()
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._tensorboard.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
 
+    def flush(self) -> None:
+        """Makes sure that a later run finds all lines."""
+        if self._is_remote:
+            self._path.write_text(self._text)
+            self._written = time.monotonic()
+
     def close(self) -> None:
+        self.flush()
         self._tensorboard.close()
 
 

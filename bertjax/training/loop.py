@@ -175,7 +175,7 @@ def train(
     of a run before this one, where it would be the same.
 
     Returns the state and the scores at the end. Ctrl-C and SIGTERM save a checkpoint and raise `KeyboardInterrupt`.
-    Raises `Diverged` where the loss is no number.
+    Raises `Diverged` where the loss, or the norm of its gradients, is no number.
     """
     # State: restored, imported or random.
     optimizer, layout, train_step, gather = program or make_program(task, config, mesh)
@@ -213,7 +213,8 @@ def train(
         means = {f"train/{name}": float(np.mean([m[name] for m in fetched])) for name in fetched[0]}
         tokens = means.pop("train/tokens")
         for offset, metrics in enumerate(fetched):
-            if not math.isfinite(metrics["loss"]):
+            # Either makes params of which nothing comes any more.
+            if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
                 raise Diverged(_diverged(first + offset, metrics, float(schedule(first + offset)), workdir))
         rate = task.flops(first, step) / seconds
         means["train/learning_rate"] = float(schedule(step - 1))
@@ -261,6 +262,8 @@ def train(
                     evaluate(step)
                 if saves:
                     checkpoints.save(step, state, task.score(scores) if evaluates and scores else None)
+                    if is_first:
+                        writer.flush()
                 if stops:
                     raise KeyboardInterrupt(f"stopped at step {step}")
             if start == task.total_steps:

@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 from bertjax.config import UserError, default_config
 from bertjax.files import write_whole
 from bertjax.text import tokenizer
+from bertjax.training.logging import read_metrics
 
 CONFIG, REPORT = "config.json", "report.txt"
 RUNS = "runs"  # of a search over hyperparameters
@@ -131,6 +132,12 @@ def _leaves(name: str, value) -> list[tuple[str, object]]:
     if not isinstance(value, dict):
         return [(name, value)]
     return [leaf for key in sorted(value) for leaf in _leaves(f"{name}.{key}", value[key])]
+
+
+def null_threshold(workdir: epath.PathLike) -> float | None:
+    """Of a run on SQuAD 2.0 the odds above which there is no answer, as tuned on its dev set; None: not known."""
+    tuned = [line["eval/null_threshold"] for line in read_metrics(workdir) if "eval/null_threshold" in line]
+    return tuned[-1] if tuned else read_config(workdir).get("null_threshold")
 
 
 def write_config(

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -117,6 +118,23 @@ def test_whole_words_and_sentencepiece(corpus_file, tmp_path):
     hidden[rows, batch["masked_lm_positions"][rows, columns]] = True
     follows = pieces.continues_word[ids[:, 1:]] & (ids[:, :-1] != pieces.cls_id) & (ids[:, :-1] != pieces.sep_id)
     assert follows.any() and (hidden[:, 1:][follows] == hidden[:, :-1][follows]).all()
+
+
+def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path):
+    """tokenizer.json knows so itself, whatever the config's default is."""
+    words = "The the Ship ship sailed home .".split()
+    cased = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *words], lowercase=False)
+    (tmp_path / "tokenizer.json").write_text(cased.to_huggingface())
+    rng = random.Random(0)
+    documents = [" ".join(rng.choices(words, k=9)) + "\n" + " ".join(rng.choices(words, k=9)) for _ in range(100)]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    config = tiny_config(tmp_path / "text.txt")
+    config.tokenizer.path, config.model.vocab_size = str(tmp_path / "tokenizer.json"), cased.vocab_size
+    config.stages = (stage(1, 64, 20),)
+    manifest = preparation.prepare(config, tmp_path / "records")
+    assert manifest["tokenizer"]["lowercase"] is False and manifest["tokenizer"]["fingerprint"] == cased.fingerprint
+    hidden = everything(tmp_path / "records", 64, 20, "train")["masked_lm_ids"]
+    assert (hidden == cased.pieces.index("Ship")).any() and (hidden != cased.unk_id).all()
 
 
 def test_documents_are_read_as_they_are_needed(monkeypatch):

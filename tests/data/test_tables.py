@@ -1,5 +1,6 @@
 """Tables: TensorFlow Datasets' own features of each task, with made-up examples; files are tested with the tasks."""
 
+import inspect
 import json
 
 import numpy as np
@@ -29,11 +30,16 @@ SQUAD2 = [
 
 @pytest.fixture
 def provide(tmp_path):
-    """A context in which every data set of the library has these examples in all of its splits."""
+    """A context in which every data set of the library has these examples in each of its splits."""
     tf, tfds = pytest.importorskip("tensorflow"), pytest.importorskip("tensorflow_datasets")
 
     def context(examples):
-        def as_dataset(builder, *arguments, **options):
+        def as_dataset(builder, split, **options):
+            # The names of the splits are known once the data is there, or from what makes them.
+            made = inspect.getsource(type(builder)._split_generators)
+            if not any(name in made for name in (f'"{split}"', f"'{split}'", f"Split.{split.upper()}")):
+                raise ValueError(f"Unknown split {split!r}")
+
             def generate():
                 for example in examples:
                     yield arrays(builder.info.features.get_tensor_spec(), example)
@@ -77,6 +83,11 @@ def test_a_task_of_glue_from_tfds_is_that_of_its_files(provide, pieces, tmp_path
     config.data.path = "tfds:glue/mrpc"
     with provide(MRPC):
         from_tfds = finetuning.load(config, pieces)
+    config = fine_tuning_config("glue", name="ax")
+    config.data.path = "tfds:glue/mnli"
+    with provide([dict(premise="the ship", hypothesis="sail", label=1, idx=0)]):
+        dataset = finetuning.load(config, pieces)
+    assert len(dataset.dev) == 2 and dataset.said[0].startswith("no labelled diagnostics in tfds:glue/mnli")
     assert from_tfds.labels == from_files.labels
     np.testing.assert_array_equal(from_tfds.train.labels, from_files.train.labels)
     for one, other in zip(from_tfds.train.input_ids, from_files.train.input_ids, strict=True):
@@ -86,6 +97,11 @@ def test_a_task_of_glue_from_tfds_is_that_of_its_files(provide, pieces, tmp_path
 def test_sentences_and_questions(provide, pieces):
     with provide(CONLL):
         (sentence,) = ner.read_examples("tfds:conll2003", "train")
+        config = fine_tuning_config("ner", document_context=True)
+        config.data.path = "tfds:conll2003"
+        dataset = finetuning.load(config, pieces)
+        assert len(dataset.train) == 1 and dataset.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
+        assert dataset.said[-1].startswith("every dev sentence by itself")
     assert sentence.words == ("EU", "rejects", "Britain") and sentence.tags == ("B-ORG", "O", "B-LOC")
     with provide(SQUAD):
         (question,) = squad.read_examples("tfds:squad/v1.1", "train")
@@ -95,6 +111,9 @@ def test_sentences_and_questions(provide, pieces):
     assert question.answers == ("ship", "The ship") and question.starts == (4, 0)
     with provide(SQUAD2):
         (question,) = squad.read_examples("tfds:squad/v2.0", "train")
+        config = fine_tuning_config("squad", version="v2.0", doc_stride=128, max_query_length=64)
+        config.data.path = "tfds:squad/v2.0"
+        assert finetuning.load(config, pieces).baseline == 1
     assert question.answers == () and question.name == "q1"
     shifted = [{**SQUAD[0], "answers": dict(text=["ship"], answer_start=[3])}]
     with (

@@ -71,7 +71,7 @@ def test_a_task_is_learnt_and_scored(tuned):
     _, workdir = tuned
     lines = read_metrics(workdir)
     scored = [line for line in lines if "eval/accuracy" in line]
-    assert [line["step"] for line in scored] == [18, 36, 54, 72, 75]  # after every epoch, and at the end
+    assert [line["step"] for line in scored] == [19, 38, 57, 75]  # after every epoch of 18.75 steps
     assert scored[-1]["eval/accuracy"] > 0.9
     assert (workdir / "report.txt").read_text() == f"dev: accuracy {100 * scored[-1]['eval/accuracy']:.2f}\n"
 
@@ -148,7 +148,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tuned, checkpoint,
     evaluate = finetuning.FineTuning.evaluate
 
     def interrupted(self, params, step):
-        if step == 36:
+        if step == 38:
             raise KeyboardInterrupt
         return evaluate(self, params, step)
 
@@ -234,9 +234,8 @@ def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
 
     result = command("predict", f"--checkpoint={workdir}", "ship ||| sail ||| net", cwd=tmp_path)
     assert result.returncode == 1
-    assert (
-        result.stderr
-        == 'error: this checkpoint wants texts, or pairs as "A ||| B", each text alike, and no part of it empty\n'
+    assert result.stderr.startswith(
+        "error: 'ship ||| sail ||| net': this checkpoint wants texts, or pairs as \"A ||| B\""
     )
 
 
@@ -271,9 +270,7 @@ def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
     """Four times the same sequence: with dropout four scores, without it one."""
     source = pretrained.read(checkpoint)
     objective = finetuning.choice()
-    model = objective.make_model(
-        dataclasses.replace(source.config, hidden_dropout_prob=0.5), np.dtype("float32"), "none"
-    )
+    model = objective.make_model(dataclasses.replace(source.config, hidden_dropout_prob=0.5))
     ids = [np.arange(5, 15)] * 8
     batch = Examples(ids, [np.zeros(10, int)] * 8, np.array([0, 3]), choices=4).batch(np.arange(2), 16)
     params = jax.jit(model.init)(
@@ -319,49 +316,74 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place(checkpoint, tmp_path, na
         finetuning.FineTuning(config, one_device_mesh(config), finetuning.load(config, tokenizer()))
 
 
-def test_every_task_of_glue_reads_its_own_files(tmp_path):
+# Folder: the header of its files, if they have one; two training rows; one row of dev, and one of MNLI's other dev set.
+GLUE = {
+    "CoLA": (None, ["gj04\t1\t\tthe ship", 'gj04\t0\t*\tsail "the'], "gj04\t0\t*\twhale"),
+    "SST-2": ("sentence\tlabel", ["ship\t1", 'sail "the\t0'], "whale\t0"),
+    "MRPC": ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", ['1\t1\t2\t"ship\tsail', "0\t1\t2\tship\tsail"],
+             "0\t1\t2\twhale\tnet"),
+    "STS-B": ("index\tsentence1\tsentence2\tscore", ["0\tship\tsail\t4.5", "1\tship\tsail\t0.0"], "0\twhale\tnet\t2.5"),
+    "QQP": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", ["0\t1\t2\tship\tsail\t1", "broken",
+            "0\t1\t2\ta\tb\t0"], "0\t1\t2\twhale\tnet\t0"),
+    "MNLI": ("index\tsentence1\tsentence2\tgold_label", ["0\tship\tsail\tneutral", "1\tship\tsail\tcontradiction"],
+             "0\twhale\tnet\tentailment", "0\tnet\twhale\tneutral"),
+    "QNLI": ("index\tquestion\tsentence\tlabel", ["0\tship\tsail\tentailment", "1\tship\tsail\tnot_entailment"],
+             "0\twhale\tnet\tnot_entailment"),
+    "RTE": ("index\tsentence1\tsentence2\tlabel", ["0\tship\tsail\tentailment", "1\tship\tsail\tnot_entailment"],
+            "0\twhale\tnet\tnot_entailment"),
+    "WNLI": ("index\tsentence1\tsentence2\tlabel", ["0\tship\tsail\t1", "1\tship\tsail\t0"], "0\twhale\tnet\t0"),
+}  # fmt: skip
+ONE, TWO = "[CLS] whale [SEP]", "[CLS] whale [SEP] net [SEP]"
+# Task: names of the labels, the training rows' labels, the first of them as it is read; of each dev set a score, the
+# text and its label.
+GLUE_AS_READ = {
+    "cola": ("0 1", [1, 0], "[CLS] [UNK] ship [SEP]", [("matthews", ONE, 0)]),
+    "sst2": ("0 1", [1, 0], "[CLS] ship [SEP]", [("accuracy", ONE, 0)]),
+    "mrpc": ("0 1", [1, 0], "[CLS] [UNK] ship [SEP] sail [SEP]", [("f1", TWO, 0)]),
+    "stsb": ("", [4.5, 0.0], "[CLS] ship [SEP] sail [SEP]", [("spearman", TWO, 2.5)]),
+    "qqp": ("0 1", [1, 0], "[CLS] ship [SEP] sail [SEP]", [("f1", TWO, 0)]),
+    "mnli": ("contradiction entailment neutral", [2, 0], "[CLS] ship [SEP] sail [SEP]",
+             [("accuracy", TWO, 1), ("accuracy_mismatched", "[CLS] net [SEP] whale [SEP]", 2)]),
+    "qnli": ("entailment not_entailment", [0, 1], "[CLS] ship [SEP] sail [SEP]", [("accuracy", TWO, 1)]),
+    "rte": ("entailment not_entailment", [0, 1], "[CLS] ship [SEP] sail [SEP]", [("accuracy", TWO, 1)]),
+    "wnli": ("0 1", [1, 0], "[CLS] ship [SEP] sail [SEP]", [("accuracy", TWO, 0)]),
+    "ax": ("contradiction entailment neutral", [2, 0], "[CLS] ship [SEP] sail [SEP]",
+           [("accuracy", TWO, 1), ("accuracy_mismatched", "[CLS] net [SEP] whale [SEP]", 2),
+            ("matthews_diagnostics", "[CLS] storm [SEP] wave [SEP]", 0)]),
+}  # fmt: skip
+
+
+@pytest.fixture
+def glue_folder(tmp_path):
     """Columns in the order of the distribution, and a quotation mark that quotes nothing."""
-    lines = {
-        "CoLA": ["gj04\t1\t\tthe ship", 'gj04\t0\t*\tsail "the'],
-        "SST-2": ["sentence\tlabel", "ship\t1", 'sail "the\t0'],
-        "MRPC": ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", '1\t1\t2\t"ship\tsail', "0\t1\t2\tship\tsail"],
-        "STS-B": ["index\tsentence1\tsentence2\tscore", "0\tship\tsail\t4.5", "1\tship\tsail\t0.0"],
-        "QQP": ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "0\t1\t2\tship\tsail\t1", "broken",
-                "0\t1\t2\ta\tb\t0"],
-        "MNLI": ["index\tsentence1\tsentence2\tgold_label", "0\tship\tsail\tneutral", "1\tship\tsail\tentailment"],
-        "QNLI": ["index\tquestion\tsentence\tlabel", "0\tship\tsail\tentailment", "1\tship\tsail\tnot_entailment"],
-        "RTE": ["index\tsentence1\tsentence2\tlabel", "0\tship\tsail\tentailment", "1\tship\tsail\tnot_entailment"],
-        "WNLI": ["index\tsentence1\tsentence2\tlabel", "0\tship\tsail\t1", "1\tship\tsail\t0"],
-    }  # fmt: skip
-    for folder, content in lines.items():
+    for folder, (header, train, dev, *others) in GLUE.items():
         (tmp_path / folder).mkdir()
-        for file in ("train", "dev", "dev_matched", "dev_mismatched"):
-            (tmp_path / folder / f"{file}.tsv").write_text("\n".join(content) + "\n")
-    diagnostics = ["Premise\tHypothesis\tLabel", "ship\tsail\tcontradiction", "ship\tsail\tneutral"]
-    (tmp_path / "MNLI/diagnostic-full.tsv").write_text("\n".join(diagnostics) + "\n")
-    expected = {
-        "cola": {"matthews", "accuracy"}, "sst2": {"accuracy"}, "mrpc": {"f1", "accuracy"}, "qqp": {"f1", "accuracy"},
-        "stsb": {"spearman", "pearson"}, "mnli": {"accuracy", "accuracy_mismatched"}, "qnli": {"accuracy"},
-        "rte": {"accuracy"}, "wnli": {"accuracy"},
-    }  # fmt: skip
-    both = {f"{score}{suffix}" for score in ("accuracy", "matthews") for suffix in ("", "_mismatched", "_diagnostics")}
-    for name, scores in {**expected, "ax": both}.items():
-        config = fine_tuning_config("glue", name=name)
-        config.data.path = str(tmp_path)
-        dataset = glue.load(config, tokenizer())
-        assert len(dataset.train) == 2
-        labels = dataset.train.labels.tolist()
-        right = [np.eye(max(2, len(dataset.labels)))[int(x)] if dataset.labels else np.array([x]) for x in labels]
-        found = {}
-        for split in dataset.dev:
-            guesses = right
-            if split is dataset.dev[-1] and name == "ax":
-                guesses = [np.eye(3)[x] for x in split.examples.labels]
-            found |= split.score(guesses)
-        assert found.keys() == scores and all(value == pytest.approx(1) for value in found.values()), (name, found)
-        assert dataset.metric == next(iter(glue.TASKS[name].scores))
-        if name == "qqp":
-            assert dataset.said[0] == "2 lines dropped, which have a wrong number of columns"
+        files = {"train": train, "dev": [dev], "dev_matched": [dev], "dev_mismatched": others}
+        for file, rows in files.items():
+            lines = [header, *rows] if header else rows
+            (tmp_path / folder / f"{file}.tsv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "MNLI/diagnostic-full.tsv").write_text("Premise\tHypothesis\tLabel\nstorm\twave\tcontradiction\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", GLUE_AS_READ)
+def test_every_task_of_glue_reads_its_own_files(glue_folder, name):
+    config, pieces = fine_tuning_config("glue", name=name), tokenizer()
+    config.data.path = str(glue_folder)
+    dataset = glue.load(config, pieces)
+    names, labels, first, dev = GLUE_AS_READ[name]
+
+    def text(examples):
+        return " ".join(pieces.pieces[i] for i in examples.input_ids[0])
+
+    assert dataset.labels == tuple(names.split()) and dataset.train.labels.tolist() == labels
+    assert text(dataset.train) == first
+    assert [(text(split.examples), *split.examples.labels.tolist()) for split in dataset.dev] == [x[1:] for x in dev]
+    for split, (score, _, label) in zip(dataset.dev, dev):
+        logits = [np.eye(3)[label] if names else np.array([label])]
+        assert score in split.score(logits) and (score != "accuracy" or split.score(logits)[score] == 1)
+    if name == "qqp":
+        assert dataset.said[0] == "1 lines dropped, which have a wrong number of columns"
 
 
 def test_tables_of_the_users_own(tmp_path):
@@ -376,6 +398,9 @@ def test_tables_of_the_users_own(tmp_path):
     (tmp_path / "dev.csv").write_text("a,b,same\nship,oven,maybe\n")
     with pytest.raises(UserError, match=r"dev.csv:2: unknown label 'maybe'; expected one of no, yes"):
         classify.load(config, tokenizer())
+    (tmp_path / "dev.csv").write_text("a,b,same\nship,oven,\n")
+    with pytest.raises(UserError, match=r"dev.csv:2: same is empty; leave out what has no label"):
+        classify.load(config, tokenizer())
     for name in ("train", "dev"):
         (tmp_path / f"{name}.csv").unlink()
         lines = [json.dumps({"a": a, "b": b, "same": int(s)}) for a, b, s in rows]
@@ -383,6 +408,9 @@ def test_tables_of_the_users_own(tmp_path):
     config.data.is_number = True
     dataset = classify.load(config, tokenizer())
     assert dataset.labels == () and dataset.train.labels.dtype == float and dataset.metric == "spearman"
+    (tmp_path / "dev.jsonl").write_text(json.dumps({"a": None, "b": "ship", "same": 1}) + "\n")
+    with pytest.raises(UserError, match=r"dev.jsonl:1: no column 'a'; there are b, same"):
+        classify.load(config, tokenizer())
     (tmp_path / "dev.jsonl").unlink()
     with pytest.raises(UserError, match=r"no dev.csv, dev.tsv or dev.jsonl in it"):
         classify.load(config, tokenizer())

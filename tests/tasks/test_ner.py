@@ -78,6 +78,19 @@ def test_documents_do_not_share_a_sequence(tmp_path, pieces):
     assert [int((np.asarray(marks) >= 0).sum()) for marks in examples.labels] == [1, 2]
 
 
+def test_without_documents_every_sentence_stands_by_itself(tmp_path, pieces):
+    for name in ("train.txt", "dev.txt"):
+        (tmp_path / name).write_text("ship O\n\nsail O\nnet I-LOC\n\nrose O\n")
+    config = fine_tuning_config("ner", document_context=True)
+    config.data.path = str(tmp_path)
+    dataset = ner.load(config, pieces)
+    assert len(dataset.train) == 3
+    assert dataset.said[-1] == "every dev sentence by itself: no -DOCSTART- says which belong to a document"
+    (tmp_path / "dev.txt").write_text("ship O\nsail O\nnet I-MISC\n")
+    with pytest.raises(UserError, match=r"dev.txt:3: the tag 'B-MISC' is not in the training file"):
+        ner.load(config, pieces)
+
+
 def test_words_without_pieces_and_words_of_too_many(pieces):
     sentences = [ner.Sentence(("\u200b", "x" * 60, "ship"), ("O", "O", "O"), 0)]
     examples = ner.encode(sentences, ("O",), pieces, 12, with_context=False)
@@ -120,7 +133,7 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
 
 
 def test_a_tag_that_training_did_not_have(pieces):
-    sentence = ner.Sentence(("ship",), ("B-MISC",), 0, "dev:3")
+    sentence = ner.Sentence(("ship",), ("B-MISC",), 0, ("dev:3",))
     with pytest.raises(UserError, match=r"dev:3: the tag 'B-MISC' is not in the training file: O, B-LOC"):
         ner.encode([sentence], ("O", "B-LOC"), pieces, 20, with_context=False)
 
@@ -161,6 +174,10 @@ def test_tables_of_the_users_own(tmp_path, pieces):
     assert parts.dev[0].score([np.eye(2)[np.maximum(marks, 0)]]) == {"accuracy": 0.5}
 
     for content, message in (
+        (
+            '{"w": ["ship", ""], "t": ["NOUN", "VERB"]}',
+            r"dev.jsonl:1: the word is '' and its tag 'VERB', expected both",
+        ),
         ('{"w": ["ship"], "t": ["NOUN", "VERB"]}', r"dev.jsonl:1: 1 words and 2 tags, expected as many"),
         ('{"w": "ship", "t": ["NOUN"]}', r"dev.jsonl:1: w is no list of strings"),
         ('{"w": "[ship", "t": ["NOUN"]}', r"dev.jsonl:1: w is no list of strings"),
@@ -168,5 +185,19 @@ def test_tables_of_the_users_own(tmp_path, pieces):
         ('{"w": ["ship"], "t": ["DET"]}', r"dev.jsonl:1: the tag 'DET' is not in the training file: NOUN, VERB"),
     ):
         (tmp_path / "dev.jsonl").write_text(content + "\n")
+        with pytest.raises(UserError, match=message):
+            tag.load(tag_config(tmp_path), pieces)
+
+
+def test_one_odd_tag_is_said_and_does_not_change_the_score(tmp_path, pieces):
+    (tmp_path / "dev.csv").write_text("s,w,t\n1,ship,O\n")
+    for content, message in (
+        (
+            "1,ship,B-LOC\n2,sail,O\n2,rose,b-LOC\n",
+            r"train.csv:4: the tag is 'b-LOC', but others are as B-type",
+        ),
+        ("1,ship,B-LOC\n,,\n2,rose,O\n", r"train.csv:3: the word is '' and its tag '', expected both"),
+    ):
+        (tmp_path / "train.csv").write_text("s,w,t\n" + content)
         with pytest.raises(UserError, match=message):
             tag.load(tag_config(tmp_path), pieces)

@@ -13,6 +13,7 @@ from bertjax.tasks import metrics, squad
 from bertjax.tasks.squad import Question
 from bertjax.text import python_docs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.training import run_folder
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS
 
@@ -105,6 +106,17 @@ def test_the_best_answer_is_found_again(pieces):
     assert squad.answers(questions, windows, logits)["q0"][1] == pytest.approx(first[1] + 40)
 
 
+@pytest.mark.parametrize("context", ["", "\u200b", " ".join(["ship"] * 100)])
+def test_where_nothing_can_be_an_answer(pieces, context):
+    """No token to read; or the likely starts all lie behind the likely ends, as in a run that has learnt nothing."""
+    question = squad.Question("q", "ship", context)
+    encoded = squad.encode([question], pieces, 384, 128, 64, with_labels=False)
+    (ids,) = encoded.examples.input_ids
+    logits = np.stack([np.arange(len(ids)), -np.arange(len(ids))], 1).astype(np.float32)
+    best, null = squad.answers([question], encoded.windows, [logits])["q"]
+    assert best == [] and json.loads(json.dumps(null, allow_nan=False)) > 1e30
+
+
 def test_an_answer_is_neither_too_long_nor_backwards_nor_in_the_question():
     offsets = np.array([[i, i + 1] for i in range(50)])
     window = squad.Window(0, 3, offsets, np.ones(50, bool))
@@ -156,6 +168,13 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
     middle = float(np.median([answer["null_odds"] for answer in found]))
     for before, answer in zip(found, squad.predict(source, pairs, 64, null_threshold=middle)):
         assert answer["answer"] == ("" if before["null_odds"] > middle else before["answer"])
+    # The tuned threshold goes along, or it is said that it does not.
+    threshold = run_folder.null_threshold(tmp_path / "run")
+    assert threshold == scores.get("eval/null_threshold")
+    pretrained.convert(tmp_path / "run", tmp_path / "ours", "bertjax")
+    assert run_folder.null_threshold(tmp_path / "ours") == threshold
+    said = pretrained.convert(tmp_path / "run", tmp_path / "theirs", "huggingface")
+    assert ("the odds above which there is no answer" in said) == (version == "v2.0")
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,19 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
     assert "| 42.86 | 100.00 | 53.45 | 7 | 4 |" in (tmp_path / "run" / sweep.TABLE).read_text()
 
 
+def test_searches_on_different_data_do_not_share_a_workdir(checkpoint, tmp_path, monkeypatch):
+    """The best of them all would be kept, and the others' checkpoints deleted."""
+    write_sst2(tmp_path, train=48)
+    other = tmp_path / "other"
+    other.mkdir()
+    write_sst2(other, train=48)
+    monkeypatch.setattr(sweep, "train", lambda *_: (None, {"accuracy": 1.0}))
+    main.run(config_for(tmp_path, checkpoint, sweep="seed=0"), str(tmp_path / "run"))
+    main.run(config_for(tmp_path, checkpoint, sweep="epochs=2 seed=1"), str(tmp_path / "run"))
+    with pytest.raises(UserError, match=r"epochs=2,seed=1: made with other settings, data.path = .*; take another"):
+        main.run(config_for(other, checkpoint, sweep="seed=2"), str(tmp_path / "run"))
+
+
 def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tmp_path, monkeypatch):
     write_sst2(tmp_path, train=96)
     config = config_for(tmp_path, checkpoint, sweep="epochs=2,4", max_seq_length=16)
@@ -154,9 +167,20 @@ def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tm
     assert "| 2 |" in (tmp_path / "run" / sweep.TABLE).read_text()
 
 
+def test_a_table_has_every_score():
+    results = [Result({"seed": i}, {"f1": f1, "accuracy": accuracy}, False) for i, (f1, accuracy) in
+               enumerate([(0.5, 0.9), (0.7, 0.6)])]  # fmt: skip
+    head, _, row, _, best = sweep.table(results, ("f1", "accuracy")).splitlines()
+    assert head == (
+        "| f1, mean | best | standard deviation | accuracy, mean | best | standard deviation | runs | failed |"
+    )
+    assert row == "| 60.00 | 70.00 | 14.14 | 75.00 | 90.00 | 21.21 | 2 | 0 |"
+    assert best == "best: runs/seed=1, f1 70.00"
+
+
 def test_correlations_that_are_none_count_as_nothing():
     results = [Result({"epochs": 2}, {"spearman": None}, True), Result({"epochs": 2}, {"spearman": 0.5}, False)]
-    assert "| 2 | 25.00 | 50.00 | 35.36 | 2 | 1 |" in sweep.table(results, "spearman")
+    assert "| 2 | 25.00 | 50.00 | 35.36 | 2 | 1 |" in sweep.table(results, ("spearman",))
     assert sweep.best(results, "spearman") is results[1]
     results[1] = Result({"epochs": 2}, {"spearman": -0.1}, True)
     assert sweep.best(results, "spearman") is results[1]  # a loss that is no number is worse

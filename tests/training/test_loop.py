@@ -171,18 +171,22 @@ def test_one_batch_is_learnt_by_heart(records_folder):
     assert metrics["mlm_accuracy"] > 0.99 and metrics["nsp_accuracy"] > 0.99
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_is_not_saved(records_folder, tmp_path):
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_no_number_stops_the_run_and_is_not_saved(records_folder, tmp_path, what):
     config = tiny_config(records=records_folder)
     task = make_task(records_folder, config)
     loss = task.loss
 
     def poisoned(params, batch, key=None):
         value, metrics = loss(params, batch, key)
-        # Stage 2 begins with step 7.
-        return value * (jnp.nan if batch["input_ids"].shape[1] == 64 else 1.0), metrics
+        if batch["input_ids"].shape[1] == 64:  # stage 2, which begins with step 7
+            # The root's slope at 0 is infinite.
+            value = value * jnp.nan if what == "loss" else value + jnp.sqrt(value - jax.lax.stop_gradient(value))
+        return value, metrics
 
     task.loss = poisoned
-    with pytest.raises(UserError, match=r"training diverged: the loss of step 7 is nan .*learning_rate"):
+    which = "of step 7 is nan" if what == "loss" else "gradient norm (nan|inf)"
+    with pytest.raises(UserError, match=f"training diverged: .*{which}"):
         train(task, config, tmp_path, task.mesh)
     assert checkpoint.steps(tmp_path) == [5]
 

@@ -1,0 +1,64 @@
+"""Makes tests/golden/squad.json.gz: random questions, and what SQuAD's official scripts score them.
+
+Command: python -m tests.golden.make_squad evaluate-v1.1.py evaluate-v2.0.py (as rajpurkar.github.io/SQuAD-explorer has
+them)
+"""
+
+import gzip
+import importlib.util
+import json
+import pathlib
+import random
+import sys
+
+from tests.tasks.test_metrics import SQUAD, random_questions, random_text
+
+PATH = pathlib.Path(__file__).parent / "squad.json.gz"
+LETTERS = "aAnNtThHeE  \t\u00a0.,'-_“\u2013éİß東京1"
+
+
+def load(path: str):
+    spec = importlib.util.spec_from_file_location("official", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def as_data(golds: dict[str, list[str]]) -> list[dict]:
+    asked = [{"id": name, "answers": [{"text": text} for text in texts]} for name, texts in golds.items()]
+    return [{"paragraphs": [{"qas": asked}]}]
+
+
+def main(v1, v2) -> None:
+    def letters(rng):
+        return "".join(rng.choices(LETTERS, k=rng.randrange(12)))
+
+    def score(golds, prediction):
+        """Exact match and F1 by 1.1, which wants an answer, and by 2.0."""
+        data, predictions = as_data({"1": golds}), {"1": prediction}
+        first = [x / 100 for x in v1.evaluate(data, predictions).values()] if golds else [None, None]
+        return [*first, *(found["1"] for found in v2.get_raw_scores(data, predictions))]
+
+    rng = random.Random(3)
+    questions = [(golds, prediction) for golds, prediction, *_ in SQUAD]
+    for i in range(4000):
+        text = (random_text, letters)[i % 2]
+        golds = [text(rng) for _ in range(rng.choice([0, 1, 1, 2, 3]))]
+        questions.append((golds, rng.choice([text(rng), text(rng), *golds])))
+
+    searches = []
+    for _ in range(500):
+        # Odds that differ, and no answer of articles alone: there the script's search of a threshold is exact.
+        golds, predictions, odds = random_questions(rng, lambda r: " ".join(r.choices("xyz", k=r.randrange(1, 4))))
+        odds = {name: odd + 1e-6 * i for i, (name, odd) in enumerate(odds.items())}
+        has_answer = v2.make_qid_to_has_ans(as_data(golds))
+        exact, f1 = v2.get_raw_scores(as_data(golds), predictions)
+        best_exact, _ = v2.find_best_thresh(predictions, exact, odds, has_answer)
+        best_f1, threshold = v2.find_best_thresh(predictions, f1, odds, has_answer)
+        searches.append([golds, predictions, odds, best_exact, best_f1, threshold])
+    content = {"questions": [[*asked, *score(*asked)] for asked in questions], "searches": searches}
+    PATH.write_bytes(gzip.compress(json.dumps(content, ensure_ascii=False).encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    main(*map(load, sys.argv[1:]))
