@@ -152,6 +152,8 @@ def learn_tokenizer(config) -> tokenizer.Tokenizer:
             if not corpus.is_heldout(document, config.data.heldout_fraction, config.seed):
                 yield from sentences.split(document, config.data.language, config.data.split_sentences)
 
+    if config.tokenizer.kind == "wordpiece" and config.tokenizer.lowercase and config.data.language != "en":
+        print("lower case, and no accents: --config.tokenizer.lowercase=False keeps every letter as it is", flush=True)
     return tokenizer.learn(config.tokenizer.kind, texts, config.model.vocab_size, config.tokenizer.lowercase)
 
 

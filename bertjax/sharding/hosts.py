@@ -58,15 +58,20 @@ def _who_takes_part(timeout: float) -> tuple[str, int, int, list[int] | None]:
         return "", 0, 1, None  # one TPU VM (Colab's, say), where JAX would look for others
 
     # What jax.distributed.initialize() does first; it has no public name.
-    from jax._src.clusters import ClusterEnv
-
     try:
+        from jax._src.clusters import ClusterEnv
+
         coordinator, count, number, local_devices = ClusterEnv.auto_detect_unset_distributed_params(
             given[0], None, None, None, None, int(timeout)
         )
     except RuntimeError as error:  # of Kubernetes, say
         reason = str(error).splitlines()[0]
         raise UserError(f"the hosts of this cluster cannot be found ({reason}); set {', '.join(VARIABLES)}") from None
+    except (ImportError, AttributeError, TypeError):
+        alone = "127.0.0.1:8476, 1 and 0 for this machine alone"
+        raise UserError(
+            f"JAX {jax.__version__} does not say which hosts take part; set {', '.join(VARIABLES)} ({alone})"
+        ) from None
     if count is None or number is None:
         if given[0]:
             raise UserError(f"{' and '.join(VARIABLES[1:])}: not set; set all three")

@@ -35,3 +35,10 @@ def test_half_a_description_of_the_hosts_is_refused(alone, monkeypatch, values, 
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message):
         hosts.join(timeout=1)
+
+
+def test_another_jax_that_does_not_say_who_takes_part(alone, monkeypatch):
+    """What is asked has no public name; guessing that nobody else does would train a pod's hosts one by one."""
+    monkeypatch.delattr("jax._src.clusters.ClusterEnv.auto_detect_unset_distributed_params")
+    with pytest.raises(UserError, match=r"does not say which hosts take part; set JAX_COORDINATOR_ADDRESS"):
+        hosts.join(timeout=1)
