@@ -5,6 +5,7 @@ import functools
 import importlib
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -151,13 +152,15 @@ class Split:
     """Examples to be scored.
 
     Args:
-      score: logits of the examples -> {name: number}.
-      files: logits -> {name: content} of files for the workdir, where there are any.
+      score: what was read from the logits of the examples -> {name: number}.
+      files: the same -> {name: content} of files for the workdir, where there are any.
+      read: logits -> answers, where these are not the logits themselves.
     """
 
     examples: Examples
-    score: Callable[[list[np.ndarray]], dict[str, float]]
-    files: Callable[[list[np.ndarray]], dict[str, str]] = lambda _: {}
+    score: Callable[[Any], dict[str, float]]
+    files: Callable[[Any], dict[str, str]] = lambda _: {}
+    read: Callable[[list[np.ndarray]], Any] = lambda logits: logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,10 +246,10 @@ class FineTuning:
     def evaluate(self, params, step: int) -> dict[str, float]:
         scores, self.files = {}, {}
         for split in self.dataset.dev:
-            logits = self._predict(params, split.examples)
-            scores |= split.score(logits)
+            found = split.read(self._predict(params, split.examples))
+            scores |= split.score(found)
             if step == self.total_steps:
-                self.files |= split.files(logits)
+                self.files |= split.files(found)
         return scores
 
     def score(self, metrics: dict[str, float]) -> float:

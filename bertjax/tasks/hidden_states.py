@@ -13,8 +13,8 @@ from bertjax.text.tokenizer import Tokenizer
 
 BATCH_SIZE = 32
 
-# `[layers + 1, batch, length, hidden]`, embeddings first -> `[batch, length, width]`. As in the paper's table 7, whose sums
-# have learnt weights, though.
+# `[layers + 1, batch, length, hidden]`, embeddings first -> `[batch, length, width]`.
+# After the paper's table 7, where the sums have learnt weights.
 FEATURES: dict[str, Callable] = {
     "last": lambda layers: layers[-1],
     "second_to_last": lambda layers: layers[-2],

@@ -6,6 +6,7 @@ in all of them. Sizes and rules are those of Google's run_squad.py.
 
 import collections
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -76,41 +77,31 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     golds = {question.name: question.answers for question in dev}
     has_unanswerable = data.version == "v2.0"
 
-    last: list = [None, None]  # logits and what was found by them: asked for scores, then for files
-
-    def find(logits: list[np.ndarray]) -> dict:
-        if last[0] is not logits:
-            last[:] = logits, answers(dev, dev_windows, logits)
-        return last[1]
-
-    def score(logits: list[np.ndarray]) -> dict[str, float]:
-        found = find(logits)
+    def decide(found: dict) -> tuple[dict[str, str], float | None]:
+        """The answer to each question, "" where there is none, and the odds above which that is so."""
         texts = {name: best[0]["text"] if best else "" for name, (best, _) in found.items()}
         if not has_unanswerable:
-            return _shares(metrics.squad_scores(golds, texts, data.version))
+            return texts, None
         odds = {name: null for name, (_, null) in found.items()}
         threshold, _, _ = metrics.best_null_threshold(golds, texts, odds)
-        kept = {name: "" if odds[name] > threshold else text for name, text in texts.items()}
-        return {**_shares(metrics.squad_scores(golds, kept)), "null_threshold": threshold}
+        return {name: "" if odds[name] > threshold else text for name, text in texts.items()}, threshold
 
-    def files(logits: list[np.ndarray]) -> dict[str, str]:
-        found = find(logits)
-        threshold = score(logits).get("null_threshold", np.inf)
-        texts = {name: "" if not best or null > threshold else best[0]["text"] for name, (best, null) in found.items()}
+    def score(found: dict) -> dict[str, float]:
+        texts, threshold = decide(found)
+        scores = {name: value / 100 for name, value in metrics.squad_scores(golds, texts, data.version).items()}
+        return scores if threshold is None else {**scores, "null_threshold": threshold}
+
+    def files(found: dict) -> dict[str, str]:
         nbest = {name: best for name, (best, _) in found.items()}
-        written = {"predictions.json": texts, "nbest_predictions.json": nbest}
+        written = {"predictions.json": decide(found)[0], "nbest_predictions.json": nbest}
         if has_unanswerable:
             written["null_odds.json"] = {name: null for name, (_, null) in found.items()}
         return {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
 
-    split = Split(dev_examples, score, files)
+    split = Split(dev_examples, score, files, functools.partial(answers, dev, dev_windows))
     unanswerable = sum(not question.answers for question in dev) / len(dev)  # scored 1 by never answering
     more = ("exact_match",)
     return Dataset(finetuning.spans(), (), encoded.examples, (split,), "f1", said, unanswerable, more)
-
-
-def _shares(percent: dict[str, float]) -> dict[str, float]:
-    return {name: value / 100 for name, value in percent.items()}
 
 
 def find_file(folder: str, name: str, version: str) -> epath.Path:

@@ -213,7 +213,7 @@ def train_theirs(name: str, config, dataset, mesh):
         ends.append(time.monotonic())
     seconds = float(np.median(np.diff(ends[::10]))) / 10
     split = dataset.dev[0]
-    return split.score(predict_theirs(model, split.examples)), seconds
+    return split.score(split.read(predict_theirs(model, split.examples))), seconds
 
 
 def same_when_exported(name: str, config, dataset, workdir, folder) -> str:
