@@ -80,14 +80,16 @@ def read_lines(name: str) -> list[str]:
 
 
 def fill_masks(source, texts: list[str]) -> None:
+    import jax
+
     from bertjax.config import UserError
     from bertjax.model.bert import BertForPreTraining
     from bertjax.tasks import fill_mask
 
     if "masked_lm" not in source.params:
         raise UserError(f"{source.path}: has no masked-LM head to fill a [MASK] with; --features gives hidden states")
-    model = BertForPreTraining(source.config)
-    for filled in fill_mask.fill_masks(model, source.params, source.tokenizer, texts, _TOP_K.value):
+    model, params = BertForPreTraining(source.config), jax.device_put(source.params)  # once, not with every text
+    for filled in fill_mask.fill_masks(model, params, source.tokenizer, texts, _TOP_K.value):
         if _JSON.value:
             masks = [[{"word": word, "probability": p} for word, p in words] for words in filled.masks]
             print(json.dumps({"text": filled.text, "masks": masks}, ensure_ascii=False), flush=True)
@@ -152,14 +154,15 @@ def write_submission() -> None:
 def write_features(source, texts: list[str]) -> None:
     import io
 
+    import jax
     import numpy as np
 
     from bertjax.files import write_whole
     from bertjax.model.bert import BertModel
     from bertjax.tasks.hidden_states import hidden_states
 
-    model = BertModel(source.config)
-    hidden, mask, cut = hidden_states(model, source.params["bert"], source.tokenizer, texts, _FEATURES.value)
+    model, params = BertModel(source.config), jax.device_put(source.params["bert"])  # once, not with every batch
+    hidden, mask, cut = hidden_states(model, params, source.tokenizer, texts, _FEATURES.value)
     content = io.BytesIO()
     np.savez(content, hidden=hidden, mask=mask)
     write_whole(_OUTPUT.value, content.getvalue())

@@ -31,7 +31,7 @@ def fill_masks(
     model: BertForPreTraining, params, tokenizer: Tokenizer, texts: Iterable[str], top_k: int = 5
 ) -> Iterator[Filled]:
     """Fills the masks of each text by itself. Raises `UserError` for a text without one, or too long for the model."""
-    params, top_k = jax.device_put(params), min(top_k, tokenizer.vocab_size)
+    top_k = min(top_k, tokenizer.vocab_size)
     longest = model.config.max_position_embeddings
     for text in texts:
         ids = _encode(text, tokenizer, longest)

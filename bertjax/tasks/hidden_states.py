@@ -40,7 +40,7 @@ def hidden_states(
     """
     if features.endswith("last_four") and model.config.num_hidden_layers < 4:
         raise UserError(f"--features={features}: this model has {model.config.num_hidden_layers} layers only")
-    params, most = jax.device_put(params), model.config.max_position_embeddings
+    most = model.config.max_position_embeddings
     whole = [tokenizer.encode_with_masks(text) for text in texts]
     ids = [[tokenizer.cls_id, *x[: most - 2], tokenizer.sep_id] for x in whole]
     cut = sum(len(x) > most - 2 for x in whole)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, default_config, stage
-from bertjax.interop import pretrained
+from bertjax.interop import huggingface, pretrained
 from bertjax.model.bert import BertModel
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks.hidden_states import FEATURES, hidden_states
@@ -140,3 +140,18 @@ def test_four_layers_of_a_model_of_two_are_refused(golden):
     model = BertModel(golden.config)
     with pytest.raises(UserError, match="sum_last_four: this model has 2 layers only"):
         hidden_states(model, golden.params["bert"], golden.tokenizer, ["storm"], "sum_last_four")
+
+
+def test_weights_in_an_object_store_are_copied_here_while_they_are_read():
+    class Remote:
+        name = huggingface.WEIGHTS
+
+        def __str__(self):
+            return f"gs://bucket/{self.name}"
+
+        def copy(self, to):
+            return type(to)(shutil.copy(GOLDEN / self.name, to))
+
+    with huggingface._local(Remote()) as path:
+        assert path.read_bytes() == (GOLDEN / huggingface.WEIGHTS).read_bytes()
+    assert not path.exists()
