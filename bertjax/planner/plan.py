@@ -21,7 +21,6 @@ from bertjax.sharding.topology import GIB, Accelerator, available_cores
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.loop import Recipe, make_program
 from bertjax.training.optimizer import Schedule
-from bertjax.training.state import abstract_state
 
 
 class OutOfMemory(Exception):
@@ -148,7 +147,6 @@ class _Builder:
         self._mesh = make_mesh(config, accelerator.devices())
         self._task = Pretraining(config, self._mesh, None)
         self._program = make_program(self._task, config, self._mesh)
-        self._state = abstract_state(self._task.init_params, self._program.optimizer, self._program.layout)
 
     def lower(self, number: int):
         """The train step and the evaluation step of a stage."""
@@ -156,9 +154,10 @@ class _Builder:
         number_on_all = functools.partial(jax.ShapeDtypeStruct, (), sharding=replicated(self._mesh))
         schedule = Schedule(number_on_all(jnp.float32), number_on_all(jnp.int32), number_on_all(jnp.int32))
         recipe = Recipe(number_on_all(jnp.int32), schedule)
-        train = self._program.train_step.lower(self._state, task.abstract_batch(number, config.batch_size), recipe)
+        batch = task.abstract_batch(number, config.batch_size)
+        train = self._program.train_step.lower(self._program.state, batch, recipe)
 
-        cast = jax.eval_shape(task.cast, self._state.params)
+        cast = jax.eval_shape(task.cast, self._program.state.params)
         params = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             cast,
@@ -173,7 +172,7 @@ class _Builder:
         config, generation = self._config, self._accelerator.generation
         stage, per_chip = config.stages[number], generation.devices_per_chip
         failed = next((result for result in (train, evaluation) if isinstance(result, OutOfMemory)), None)
-        resting = _bytes_per_device(self._state)
+        resting = _bytes_per_device(self._program.state)
         used = seconds = None
         collectives = []
         if failed is None:
@@ -189,8 +188,8 @@ class _Builder:
             chips=self._accelerator.chips,
             batch_size=config.batch_size,
             length=stage.length,
-            params_bytes=_bytes_per_device(self._state.params) * per_chip,
-            optimizer_bytes=_bytes_per_device(self._state.opt_state) * per_chip,
+            params_bytes=_bytes_per_device(self._program.state.params) * per_chip,
+            optimizer_bytes=_bytes_per_device(self._program.state.opt_state) * per_chip,
             hbm_used_bytes=used,
             hbm_available_bytes=int(generation.hbm_bytes),
             flops_per_step=self._task.flops(first, first + 1),

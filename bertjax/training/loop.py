@@ -23,7 +23,7 @@ from bertjax.sharding.topology import peak_flops
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logging import MetricsWriter, Progress
 from bertjax.training.optimizer import Schedule, make_optimizer, make_schedule
-from bertjax.training.state import Layout, TrainState, abstract_state, init_state, learnt, make_layout
+from bertjax.training.state import Layout, TrainState, abstract_state, learnt, make_init, make_layout
 from bertjax.training.stop import stop_signals
 
 Batch = dict[str, np.ndarray]
@@ -78,8 +78,9 @@ class Recipe(NamedTuple):
 class Program(NamedTuple):
     """A task's compiled functions. It holds for every task of the same model, loss and batch shapes."""
 
-    optimizer: optax.GradientTransformationExtraArgs
     layout: Layout
+    init: Callable  # key -> the state of step 0
+    state: TrainState  # the shapes, types and shardings of a state
     train_step: Callable  # (state, batch, recipe) -> (state, metrics); takes the state's memory over
     gather: Callable  # params at rest -> params as `task.evaluate` takes them
 
@@ -87,9 +88,11 @@ class Program(NamedTuple):
 def make_program(task: Task, config, mesh: Mesh) -> Program:
     optimizer = make_optimizer(config.optimizer)
     layout = make_layout(task.init_params, optimizer, mesh, task.frozen)
+    init = make_init(task.init_params, optimizer, layout, task.frozen)
     return Program(
-        optimizer,
         layout,
+        init,
+        abstract_state(init, layout),
         _make_train_step(task, optimizer, layout, mesh, config.microbatches, config.grad_dtype),
         jax.jit(task.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute),
     )
@@ -178,7 +181,7 @@ def train(
     Raises `Diverged` where the loss, or the norm of its gradients, is no number.
     """
     # State: restored, imported or random.
-    optimizer, layout, train_step, gather = program or make_program(task, config, mesh)
+    program = program or make_program(task, config, mesh)
     schedule = make_schedule(config.optimizer, task.total_steps)
     recipe = put_recipe(config.seed, schedule, mesh)
     checkpoints = Checkpoints(workdir, config.checkpoint.keep)
@@ -188,10 +191,10 @@ def train(
             raise UserError(
                 f"{workdir} is at step {start}, past the config's {task.total_steps}; take another --workdir"
             )
-        state = checkpoints.restore(start, abstract_state(task.init_params, optimizer, layout, task.frozen))
+        state = checkpoints.restore(start, program.state)
     else:
         start = 0
-        state = init_state(task.init_params, optimizer, layout, config.seed, task.frozen)
+        state = program.init(jax.random.key(config.seed))
         if initialize is not None:
             state = state.replace(params=initialize(state.params))
 
@@ -230,7 +233,7 @@ def train(
     def evaluate(step: int) -> None:
         nonlocal clock, scores
         began = time.monotonic()
-        scores = task.evaluate(gather(state.params), step)
+        scores = task.evaluate(program.gather(state.params), step)
         if scores and is_first:
             writer.write(step, {f"eval/{name}": value for name, value in scores.items()})
             text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
@@ -246,7 +249,7 @@ def train(
             for step in range(start + 1, task.total_steps + 1):
                 batch = next(batches)
                 with jax.transfer_guard("disallow"):  # nothing may go to or from the host unasked
-                    state, metrics = train_step(state, batch, recipe)
+                    state, metrics = program.train_step(state, batch, recipe)
                 pending.append(metrics)
                 if len(pending) > STEPS_IN_FLIGHT:
                     pending[-1 - STEPS_IN_FLIGHT]["loss"].block_until_ready()

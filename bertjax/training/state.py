@@ -5,7 +5,7 @@ sharding, Xu et al. 2020). A step begins by gathering what it computes with, and
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import flax
 import flax.linen as nn
@@ -60,27 +60,19 @@ def make_layout(init_params, optimizer: optax.GradientTransformation, mesh: Mesh
     return Layout(TrainState(replicated(mesh), params, opt_state), compute)
 
 
-def _first_state(init_params, optimizer: optax.GradientTransformation, frozen: Sequence[str]):
+def make_init(
+    init_params, optimizer: optax.GradientTransformation, layout: Layout, frozen: Sequence[str] = ()
+) -> Callable[[jax.Array], TrainState]:
+    """A compiled function: key -> the state of step 0, with random params. Each device makes only its own part."""
+
     def init(key):
         params = nn.meta.unbox(init_params(key))
         return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(learnt(params, frozen)))
 
-    return init
+    return jax.jit(init, out_shardings=layout.state)
 
 
-def abstract_state(
-    init_params, optimizer: optax.GradientTransformation, layout: Layout, frozen: Sequence[str] = ()
-) -> TrainState:
-    """Shapes, types and shardings of a state, without its numbers."""
-
-    shapes = jax.eval_shape(_first_state(init_params, optimizer, frozen), jax.random.key(0))
+def abstract_state(init: Callable[[jax.Array], TrainState], layout: Layout) -> TrainState:
+    """Shapes, types and shardings of what `init` gives, without its numbers."""
+    shapes = jax.eval_shape(init, jax.random.key(0))
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout.state)
-
-
-def init_state(
-    init_params, optimizer: optax.GradientTransformation, layout: Layout, seed: int, frozen: Sequence[str] = ()
-) -> TrainState:
-    """The state of step 0 with random params; each device makes only its own part."""
-
-    init = _first_state(init_params, optimizer, frozen)
-    return jax.jit(init, out_shardings=layout.state)(jax.random.key(seed))

@@ -24,7 +24,6 @@ from bertjax.tasks import finetuning
 from bertjax.text import python_docs, tokenizer
 from bertjax.training.loop import make_program, put_recipe
 from bertjax.training.optimizer import make_schedule
-from bertjax.training.state import init_state
 from tests.conftest import one_device_mesh
 from tests.text.test_tokenizer import HARD
 
@@ -264,7 +263,7 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, objective, tmp_path):
     dataset = finetuning.Dataset(objective, labels, random_examples(kind), (), "")
     task = finetuning.FineTuning(config, one_device_mesh(config), dataset)
     program = make_program(task, config, task.mesh)
-    state = init_state(task.init_params, program.optimizer, program.layout, seed=0)
+    state = program.init(jax.random.key(0))
     huggingface.write(
         tmp_path, bert_config(config), jax.device_get(state.params), None, objective.architecture, labels=labels
     )

@@ -14,8 +14,7 @@ from bertjax.model.bert import BertModel
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks.hidden_states import FEATURES, hidden_states
 from bertjax.tasks.pretraining import Pretraining
-from bertjax.training.optimizer import make_optimizer
-from bertjax.training.state import init_state, make_layout
+from bertjax.training.loop import make_program
 from tests.interop.test_golden import GOLDEN, edit
 
 
@@ -34,8 +33,7 @@ def config_for(golden, path=GOLDEN):
 def random_state(config):
     mesh = make_mesh(config)
     task = Pretraining(config, mesh, None)
-    optimizer = make_optimizer(config.optimizer)
-    return init_state(task.init_params, optimizer, make_layout(task.init_params, optimizer, mesh), config.seed)
+    return make_program(task, config, mesh).init(jax.random.key(config.seed))
 
 
 def test_params_are_put_where_they_belong_on_a_mesh(golden, capsys):

@@ -11,8 +11,7 @@ from bertjax.model.bert import BertForPreTraining
 from bertjax.sharding.mesh import _arrange, local_rows, make_mesh, param_shardings, put_batch
 from bertjax.sharding.topology import peak_flops
 from bertjax.tasks.pretraining import Pretraining
-from bertjax.training.optimizer import make_optimizer
-from bertjax.training.state import abstract_state, make_layout
+from bertjax.training.loop import make_program
 from tests.conftest import tiny_config
 
 
@@ -69,8 +68,7 @@ def test_every_matrix_of_the_state_is_split_over_all_devices():
         task = Pretraining(config, make_mesh(config), None)
         for name in ("adam", "lamb"):
             config.optimizer.name = name
-            optimizer = make_optimizer(config.optimizer)
-            state = abstract_state(task.init_params, optimizer, make_layout(task.init_params, optimizer, task.mesh))
+            state = make_program(task, config, task.mesh).state
             shares = {
                 jax.tree_util.keystr(path): leaf.size / np.prod(leaf.sharding.shard_shape(leaf.shape))
                 for path, leaf in jax.tree_util.tree_leaves_with_path(state)

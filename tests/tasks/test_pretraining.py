@@ -12,8 +12,7 @@ from bertjax.data.records import find_records
 from bertjax.tasks import fill_mask
 from bertjax.tasks.pretraining import Pretraining, find_or_prepare, report
 from bertjax.text import tokenizer
-from bertjax.training.optimizer import make_optimizer
-from bertjax.training.state import init_state, make_layout
+from bertjax.training.loop import make_program
 from tests.conftest import one_device_mesh, tiny_config
 
 
@@ -25,8 +24,7 @@ def task(records_folder):
 
 @pytest.fixture(scope="module")
 def params(task):
-    optimizer = make_optimizer(task.config.optimizer)
-    return init_state(task.init_params, optimizer, make_layout(task.init_params, optimizer, task.mesh), 0).params
+    return make_program(task, task.config, task.mesh).init(jax.random.key(0)).params
 
 
 def test_loss_is_the_papers(task, params):

@@ -21,7 +21,6 @@ from bertjax.training import checkpoint
 from bertjax.training.logging import read_metrics
 from bertjax.training.loop import make_program, put_recipe, train
 from bertjax.training.optimizer import make_schedule
-from bertjax.training.state import init_state
 from tests.conftest import one_device_mesh, tiny_config
 
 
@@ -118,7 +117,7 @@ def first_step(task, config, total_steps):
     """(state, batch) -> (state, metrics), the state to begin with, and how many programs were compiled so far."""
     program = make_program(task, config, task.mesh)
     recipe = put_recipe(0, make_schedule(config.optimizer, total_steps), task.mesh)
-    state = init_state(task.init_params, program.optimizer, program.layout, seed=0)
+    state = program.init(jax.random.key(0))
     return lambda *x: program.train_step(*x, recipe), state, program.train_step._cache_size
 
 
