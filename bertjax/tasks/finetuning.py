@@ -170,7 +170,7 @@ class Dataset:
     Args:
       labels: names of the rows of the output layer; none where they have no names.
       metric: the score by which runs are compared; higher is better. `more_metrics`: others for a search's table.
-      baseline: what always giving the same answer would score by it.
+      baseline: what always giving the same answer, or nearly so, would score by it at most.
       said: what was read, for the user.
     """
 
