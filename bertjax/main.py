@@ -85,6 +85,8 @@ def pretrain(config, workdir) -> None:
     if is_first:
         if (changed := run_folder.changes(workdir, config)) and checkpoint.steps(workdir):
             print(f"going on with other settings than before: {'; '.join(changed)}")
+        if (warmup := config.optimizer.warmup_steps) >= task.total_steps:
+            print(f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does")
         run_folder.write_config(workdir, config, tokenizer)
         print(f"training in {workdir}", flush=True)
     state, scores = train(task, config, workdir, mesh, initialize)

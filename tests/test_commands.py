@@ -53,6 +53,7 @@ def test_main_goes_from_text_to_filled_masks(trained):
     assert "held-out masked words: loss" in result.stdout and "unigram baseline" in result.stdout
     assert "the man went to the [MASK] to buy a [MASK] of milk" in result.stdout
     assert "step 10/10 loss" in result.stdout
+    assert "config.optimizer.warmup_steps = 10000: the 10 steps end before the warm-up does" in result.stdout
     names = {path.name for path in (folder / "run").iterdir()}
     assert names >= {"config.json", "vocab.txt", "records", "checkpoints", "metrics.jsonl", "tensorboard", "report.txt"}
     assert not list((folder / "run").rglob("*.partial"))
@@ -210,6 +211,7 @@ BAD = {
         "tokens, more than the model's 512 positions",
     ),
     "no such size": ([f"--config={ROOT}/experiments/small.py:huge"], "unknown model size 'huge'"),
+    "no records": (base("--config.data.records=nowhere"), "config.data.records: no folder 'nowhere'"),
     "misspelt flag": (base("--workdirr=x"), "workdirr"),
     "misspelt field": (base("--config.batchsize=3"), 'Did you mean "batch_size"'),
     "wrong type": (base("--config.batch_size=many"), "invalid literal for int"),
@@ -258,7 +260,7 @@ def test_a_workdir_of_another_model_is_refused(trained):
     [
         (["--checkpoint=nowhere", "a [MASK]"], "no checkpoint in 'nowhere'"),
         (["--checkpoint=run"], "no text: give one"),
-        (["--checkpoint=run", "no mask here"], "no [MASK] in 'no mask here'"),
+        (["--checkpoint=run", "a [MASK]", "no mask here"], "no [MASK] in 'no mask here'"),
         (["--checkpoint=run", "--input=nowhere.txt"], "--input: no file 'nowhere.txt'"),
         (["a [MASK]"], "--checkpoint"),
         (["--checkpoint=run", "--features=last", "a"], "--output belongs to --features"),
@@ -268,3 +270,4 @@ def test_predict_refuses_what_it_cannot_do(trained, arguments, message):
     folder, _ = trained
     result = run("predict", *arguments, cwd=folder)
     assert result.returncode != 0 and message in result.stderr and "Traceback" not in result.stderr
+    assert not result.stdout  # nothing is half done

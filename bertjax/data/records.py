@@ -94,6 +94,14 @@ def check_recipe(manifest: dict, recipe: dict, folder: epath.PathLike) -> None:
             )
 
 
+def require_folder(folder: epath.PathLike) -> epath.Path:
+    """Raises `UserError` where it is none."""
+    folder = epath.Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"config.data.records: no folder {str(folder)!r}; bertjax.prepare makes one")
+    return folder
+
+
 def find_records(
     folder: epath.PathLike, length: int, max_predictions_per_seq: int, split: str, vocab_size: int | None = None
 ) -> RecordSet | None:
@@ -104,9 +112,7 @@ def find_records(
 
     Raises `UserError` where there are none, or not all of them, or where they are of another length or vocabulary.
     """
-    folder = epath.Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"config.data.records: no folder {str(folder)!r}; bertjax.prepare makes one")
+    folder = require_folder(folder)
     if manifest := read_manifest(folder):
         found = manifest["sets"].get(str(length))
         if not found:

@@ -30,11 +30,13 @@ def _likeliest(model: BertForPreTraining, params, batch, positions, words: int, 
 def fill_masks(
     model: BertForPreTraining, params, tokenizer: Tokenizer, texts: Iterable[str], top_k: int = 5
 ) -> Iterator[Filled]:
-    """Fills the masks of each text by itself. Raises `UserError` for a text without one, or too long for the model."""
+    """Fills the masks of each text by itself.
+
+    Raises `UserError` for a text without one, or too long for the model, before the first is filled.
+    """
     top_k = min(top_k, tokenizer.vocab_size)
     longest = model.config.max_position_embeddings
-    for text in texts:
-        ids = _encode(text, tokenizer, longest)
+    for text, ids in [(text, _encode(text, tokenizer, longest)) for text in texts]:
         positions = np.flatnonzero(np.array(ids) == tokenizer.mask_id)
         # Few shapes, so that few are compiled: the next power of two.
         length = min(longest, max(16, 1 << (len(ids) - 1).bit_length()))

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from bertjax.config import UserError, bert_config, corpus_sources, total_steps
 from bertjax.data import pipeline, preparation
-from bertjax.data.records import check_recipe, features, find_records, read_manifest
+from bertjax.data.records import check_recipe, features, find_records, read_manifest, require_folder
 from bertjax.model.bert import BertForPreTraining, cast_encoder, forward_flops
 from bertjax.sharding.mesh import batch_sharding, compute_dtype, local_rows, put_batch, replicated
 from bertjax.sharding.rules import RULES
@@ -216,9 +216,9 @@ def _weighted(logits, labels, weights) -> tuple[jax.Array, jax.Array]:
 def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]:
     """The folder of a run's records and their tokenizer; prepares them in the workdir where config names none.
 
-    Raises `UserError` where records and config do not belong together.
+    Raises `UserError` where there are none, or they and the config do not belong together.
     """
-    folder = epath.Path(config.data.records or workdir / "records")
+    folder = require_folder(config.data.records) if config.data.records else workdir / "records"
     manifest = read_manifest(folder)
     if manifest is None and not config.data.records:
         if jax.process_count() > 1:
