@@ -1,5 +1,6 @@
 """What the commands share: flags in; for a user's mistake one clear line out, and a non-zero exit."""
 
+import os
 import pathlib
 import signal
 import sys
@@ -44,6 +45,14 @@ def run(main: Callable[[list[str]], None]) -> None:
             _fail(str(stop) or "interrupted", code=130)
 
     app.run(guarded, flags_parser=_parse)
+
+
+def keep_compiled() -> None:
+    """Has JAX keep what it compiles for the next process: in JAX_COMPILATION_CACHE_DIR, or below the home folder."""
+    import jax
+
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
+    jax.config.update("jax_compilation_cache_dir", folder)
 
 
 def _terminate(*_):

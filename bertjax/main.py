@@ -5,7 +5,6 @@ where the config names none. The same command goes on where it stopped.
 """
 
 import functools
-import os
 
 from absl import flags
 
@@ -27,15 +26,13 @@ def main(arguments: list[str]) -> None:
 
 def run(config, workdir: str) -> None:
     """Trains what a validated config says in `workdir`, and prints the held-out scores. Finished: says so at once."""
-    import jax
     from etils import epath
 
     from bertjax.sharding import hosts
     from bertjax.sharding.mesh import use_cpu_cores
     from bertjax.training import run_folder
 
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
-    jax.config.update("jax_compilation_cache_dir", cache)
+    command.keep_compiled()
     batch_size = config.batch_size
     if config.get("sweep"):  # checked before any device is touched
         from bertjax.tasks import sweep

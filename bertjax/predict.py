@@ -43,6 +43,7 @@ def main(texts: list[str]) -> None:
 
     if bool(_FEATURES.value or _GLUE.value) != bool(_OUTPUT.value):
         raise UserError("--output belongs to --features (the .npz file) or to --glue (the .tsv)")
+    command.keep_compiled()
     if _GLUE.value:
         write_submission()
         return

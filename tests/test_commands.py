@@ -28,8 +28,9 @@ TINY = [
 ]  # fmt: skip
 
 
-def run(module, *arguments, cwd, timeout=240):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu"}
+def run(module, *arguments, cwd, timeout=240, **environment):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu",
+                   "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **environment}  # fmt: skip
     command = [sys.executable, "-m", f"bertjax.{module}", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout)
 
@@ -178,8 +179,9 @@ def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
 
 def test_predict_writes_hidden_states(trained, tmp_path):
     folder, _ = trained
-    result = run("predict", f"--checkpoint={folder}/run", "--features=sum_all", "--output=f.npz", "the ship", "a",
-                 cwd=tmp_path)  # fmt: skip
+    arguments = f"--checkpoint={folder}/run", "--features=sum_all", "--output=f.npz", "the ship", "a"
+    result = run("predict", *arguments, cwd=tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
+    assert list((tmp_path / "compiled").iterdir())  # for the next time
     assert result.returncode == 0 and "hidden [2, 4, 32]" in result.stdout, result.stderr
     with np.load(tmp_path / "f.npz") as arrays:
         assert arrays["hidden"].shape == (2, 4, 32) and arrays["mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]

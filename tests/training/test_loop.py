@@ -34,16 +34,23 @@ def leaves(tree):
 
 
 @pytest.fixture(scope="module")
-def straight_run(records_folder, tmp_path_factory):
+def program(records_folder):
+    """Of `tiny_config`, for all tests that leave model and loss as they are."""
+    task = make_task(records_folder)
+    return make_program(task, task.config, task.mesh)
+
+
+@pytest.fixture(scope="module")
+def straight_run(records_folder, program, tmp_path_factory):
     """All ten steps in one go: workdir and final state."""
     workdir = tmp_path_factory.mktemp("straight")
     config = tiny_config(records=records_folder)
     task = make_task(records_folder, config)
-    state, scores = train(task, config, workdir, task.mesh)
+    state, scores = train(task, config, workdir, task.mesh, program=program)
     return workdir, leaves(state), scores
 
 
-def test_a_resumed_run_equals_a_straight_one_bit_for_bit(records_folder, straight_run, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_a_straight_one_bit_for_bit(records_folder, program, straight_run, tmp_path):
     """Stopped after step 5 by a signal, in the first stage, and again after step 8, in the second."""
     config = tiny_config(records=records_folder)
     for stop_after in (5, 8, None):
@@ -51,10 +58,10 @@ def test_a_resumed_run_equals_a_straight_one_bit_for_bit(records_folder, straigh
         if stop_after:
             stop_when(task, stop_after)
             with pytest.raises(KeyboardInterrupt, match=f"stopped at step {stop_after}"):
-                train(task, config, tmp_path, task.mesh)
+                train(task, config, tmp_path, task.mesh, program=program)
             assert checkpoint.steps(tmp_path)[-1] == stop_after
         else:
-            state, scores = train(task, config, tmp_path, task.mesh)
+            state, scores = train(task, config, tmp_path, task.mesh, program=program)
     _, expected, expected_scores = straight_run
     resumed = leaves(state)
     assert expected.keys() == resumed.keys()
@@ -103,13 +110,13 @@ def test_a_resumed_run_drops_the_lines_it_will_write_again(tmp_path):
     assert lines[-1]["train/loss"] == 2.0 and lines[-1]["train/other"] is None
 
 
-def test_the_latest_checkpoints_and_the_best_are_kept(records_folder, tmp_path):
+def test_the_latest_checkpoints_and_the_best_are_kept(records_folder, program, tmp_path):
     config = tiny_config(records=records_folder)
     config.eval.every_steps, config.checkpoint.every_steps, config.checkpoint.keep = 2, 1, 2
     task = make_task(records_folder, config)
     scores = iter([5.0, 1.0, 2.0, 3.0, 4.0])  # held-out losses of steps 2, 4, ..., 10
     task.evaluate = lambda params, step: {"mlm_loss": next(scores)}
-    train(task, config, tmp_path, task.mesh)
+    train(task, config, tmp_path, task.mesh, program=program)
     assert checkpoint.steps(tmp_path) == [4, 9, 10]
 
 
@@ -121,12 +128,12 @@ def first_step(task, config, total_steps):
     return lambda *x: program.train_step(*x, recipe), state, program.train_step._cache_size
 
 
-def one_step(records_folder, mesh_sizes, microbatches, dropout=0.0):
+def two_steps(records_folder, mesh_sizes, microbatches):
     """Params and metrics after two steps of the first stage on a mesh (data, fsdp, tensor)."""
     config = tiny_config(records=records_folder)
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_sizes)))
     config.microbatches = microbatches
-    config.model.update(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    config.model.update(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
     mesh = make_mesh(config, jax.devices()[: int(np.prod(mesh_sizes))])
     task = make_task(records_folder, config, mesh)
     step, state, _ = first_step(task, config, 10)
@@ -137,24 +144,18 @@ def one_step(records_folder, mesh_sizes, microbatches, dropout=0.0):
 
 
 @pytest.fixture(scope="module")
-def reference_step(records_folder):
-    return one_step(records_folder, (1, 1, 1), 1)
+def on_one_device(records_folder):
+    return two_steps(records_folder, (1, 1, 1), 1)
 
 
 @pytest.mark.parametrize("mesh, microbatches", [((1, 1, 1), 4), ((8, 1, 1), 2), ((2, 4, 1), 1), ((2, 2, 2), 2)])
-def test_devices_and_microbatches_change_nothing(records_folder, reference_step, mesh, microbatches):
-    params, metrics = one_step(records_folder, mesh, microbatches)
+def test_devices_and_microbatches_change_nothing(records_folder, on_one_device, mesh, microbatches):
+    """Nor what dropout draws."""
+    params, metrics = two_steps(records_folder, mesh, microbatches)
     for name in metrics:
-        np.testing.assert_allclose(metrics[name], reference_step[1][name], rtol=2e-5, err_msg=name)
+        np.testing.assert_allclose(metrics[name], on_one_device[1][name], rtol=2e-5, err_msg=name)
     for name in params:
-        np.testing.assert_allclose(params[name], reference_step[0][name], atol=3e-5, err_msg=name)
-
-
-def test_dropout_depends_neither_on_devices_nor_on_microbatches(records_folder):
-    one = one_step(records_folder, (1, 1, 1), 1, dropout=0.3)[1]
-    for mesh, microbatches in (((8, 1, 1), 1), ((2, 2, 2), 2)):
-        other = one_step(records_folder, mesh, microbatches, dropout=0.3)[1]
-        np.testing.assert_allclose(one["loss"], other["loss"], rtol=2e-5)
+        np.testing.assert_allclose(params[name], on_one_device[0][name], atol=3e-5, err_msg=name)
 
 
 def test_one_batch_is_learnt_by_heart(records_folder):
@@ -252,11 +253,11 @@ print("trained")
     assert result.stdout.strip().endswith("trained"), result.stderr[-2000:]
 
 
-def test_a_run_can_start_from_other_params(records_folder, tmp_path):
+def test_a_run_can_start_from_other_params(records_folder, program, tmp_path):
     config = tiny_config(records=records_folder)
     config.optimizer.learning_rate = 1e-20  # nothing moves: what comes out is what went in
     task = make_task(records_folder, config)
-    state, _ = train(task, config, tmp_path, task.mesh, lambda params: jax.tree.map(lambda x: x + 1, params))
+    state, _ = train(task, config, tmp_path, task.mesh, lambda params: jax.tree.map(lambda x: x + 1, params), program)
     assert int(state.step) == 10
     assert min(float(x.mean()) for x in jax.tree.leaves(state.params)) > 0.9
 
