@@ -24,7 +24,7 @@ from bertjax.sharding.mesh import make_mesh
 
 # Run after run the same small programs are compiled.
 jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/bertjax/compiled"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 # Files that take a minute or more: begun first, or one worker would be left with the last of them.
 LONG = (
