@@ -45,7 +45,8 @@ def start(count: int, *arguments: str, numbers=None) -> list[subprocess.Popen]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1] // 2 * 2  # the next one is needed as well
-    cpu = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={8 // count}"
+    patience = "--xla_cpu_collective_call_terminate_timeout_seconds=200"  # a busy machine is no reason to abort
+    cpu = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={8 // count} {patience}"
     environment = {**os.environ, "XLA_FLAGS": cpu, "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
                    "JAX_NUM_PROCESSES": str(count)}  # fmt: skip
     return [
