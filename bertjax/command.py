@@ -47,6 +47,29 @@ def run(main: Callable[[list[str]], None]) -> None:
     app.run(guarded, flags_parser=_parse)
 
 
+def define_checkpoint_flag() -> flags.FlagHolder:
+    return flags.DEFINE_string(
+        "checkpoint",
+        None,
+        "A run's workdir (WORKDIR@best, @latest, @STEP), a Hugging Face folder, or bert_model.ckpt.",
+    )
+
+
+def read_lines(name: str | None) -> list[str]:
+    """The lines of the file that --input names; none where it names none."""
+    from etils import epath
+
+    if name is None:
+        return []
+    path = epath.Path(name)
+    if not path.is_file():
+        raise UserError(f"--input: no file {name!r}")
+    try:
+        return path.read_text().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--input: {name} is not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
 def keep_compiled() -> None:
     """Has JAX keep what it compiles for the next process: in JAX_COMPILATION_CACHE_DIR, or below the home folder."""
     import jax

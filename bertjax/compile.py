@@ -22,8 +22,9 @@ flags.DEFINE_alias("price-per-chip-hour", "price_per_chip_hour")
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax.config import UserError, validate_pretraining
+    from bertjax.config import UserError
     from bertjax.sharding.topology import accelerator
+    from bertjax.validation import validate_pretraining
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")

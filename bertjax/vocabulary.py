@@ -16,8 +16,9 @@ flags.mark_flags_as_required(["config", "output"])
 def main(arguments: list[str]) -> None:
     import os
 
-    from bertjax.config import UserError, validate_pretraining
+    from bertjax.config import UserError
     from bertjax.data.preparation import learn_tokenizer
+    from bertjax.validation import validate_pretraining
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")

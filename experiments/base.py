@@ -8,10 +8,10 @@ Hardware: 4 Cloud TPUs, 16 chips, took the authors 4 days (Devlin et al. 2019, a
 Score:    GLUE 79.6 on the test sets (Devlin et al. 2019, table 1)
 """
 
-from bertjax.config import default_config
+from bertjax.config import pretraining_config
 
 
 def get_config():
-    config = default_config()
+    config = pretraining_config()
     config.remat = "full"  # fits on 4 chips of any kind; by the compiler's estimates it costs 1 to 6 % on a TPU
     return config

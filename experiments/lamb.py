@@ -5,14 +5,14 @@ Hardware: the authors took 1,024 TPU v3 chips; a v5litepod-256 holds it (python 
 Score:    SQuAD 1.1 F1 91.5 on the development set, beside 91.4 with Adam and a batch of 512 (table 1)
 """
 
-from bertjax.config import default_config, model_size, stage
+from bertjax.config import model_size, named_stages, pretraining_config, stage
 
 
 def get_config():
-    config = default_config()
+    config = pretraining_config()
     config.model.update(model_size("large"))
     config.batch_size, config.microbatches = 32_768, 4
     config.remat = "full"
-    config.stages = (stage(14_063, 128, 20), stage(1_562, 512, 77))  # nine tenths at length 128
+    config.stages = named_stages(short=stage(14_063, 128, 20), long=stage(1_562, 512, 77))  # nine tenths at length 128
     config.optimizer.update(name="lamb", learning_rate=5e-3, warmup_steps=3_125, bias_correction=True)
     return config

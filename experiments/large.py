@@ -5,11 +5,11 @@ Hardware: 16 Cloud TPUs, 64 chips, took the authors 4 days (Devlin et al. 2019, 
 Score:    GLUE 82.1 on the test sets (Devlin et al. 2019, table 1)
 """
 
-from bertjax.config import default_config, model_size
+from bertjax.config import model_size, pretraining_config
 
 
 def get_config():
-    config = default_config()
+    config = pretraining_config()
     config.model.update(model_size("large"))
     config.remat = "full"
     return config

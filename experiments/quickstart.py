@@ -7,11 +7,11 @@ Score:    held out: masked words 1.65 nats below the unigram baseline, accuracy 
           so the scores differ between machines
 """
 
-from bertjax.config import default_config, model_size, stage
+from bertjax.config import model_size, named_stages, pretraining_config, stage
 
 
 def get_config():
-    config = default_config()
+    config = pretraining_config()
     config.data.update(corpus="pydoc", dupe_factor=1, heldout_fraction=0.08)
     config.model.update(
         **model_size("tiny"),
@@ -21,7 +21,7 @@ def get_config():
         hidden_dropout_prob=0.0,  # every text is seen once or twice: there is nothing to overfit
         attention_probs_dropout_prob=0.0,
     )
-    config.stages = (stage(2000, 32, 5), stage(1500, 64, 10))
+    config.stages = named_stages(short=stage(2000, 32, 5), long=stage(1500, 64, 10))
     config.batch_size = 32
     config.remat = "full"  # on a CPU it is faster to recompute than to carry activations out of the scan
     # Thousands of steps instead of a million: a higher rate, and second moments that forget sooner.

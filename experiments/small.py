@@ -5,10 +5,10 @@ Hardware: not run to the end yet
 Score:    GLUE 64.2, 65.8, 71.2, 73.5 on the test sets (README of google-research/bert)
 """
 
-from bertjax.config import default_config, model_size
+from bertjax.config import model_size, pretraining_config
 
 
 def get_config(size="mini"):
-    config = default_config()
+    config = pretraining_config()
     config.model.update(model_size(size))
     return config

@@ -19,7 +19,7 @@ import random
 import jax
 import pytest
 
-from bertjax.config import default_config, stage
+from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.sharding.mesh import make_mesh
 
 # Run after run the same small programs are compiled.
@@ -81,7 +81,7 @@ def corpus_file(tmp_path_factory):
 
 def tiny_config(corpus="", records=""):
     """Two short stages of a model that compiles in seconds."""
-    config = default_config()
+    config = pretraining_config()
     config.data.update(corpus=str(corpus), records=str(records), heldout_fraction=0.15, dupe_factor=3)
     config.model.update(
         vocab_size=150,
@@ -91,7 +91,7 @@ def tiny_config(corpus="", records=""):
         intermediate_size=64,
         max_position_embeddings=64,
     )
-    config.stages = (stage(6, 32, 5), stage(4, 64, 10))
+    config.stages = named_stages(short=stage(6, 32, 5), long=stage(4, 64, 10))
     config.batch_size = 16
     config.optimizer.update(learning_rate=3e-3, warmup_steps=2)
     config.log_every_steps = 2

@@ -22,9 +22,9 @@ TINY = [
     "--config.data.heldout_fraction=0.15", "--config.data.dupe_factor=2", "--config.model.vocab_size=150",
     "--config.model.hidden_size=32", "--config.model.num_attention_heads=2", "--config.model.num_hidden_layers=2",
     "--config.model.intermediate_size=64", "--config.batch_size=16", "--config.mesh.data=1",
-    "--config.stages[0].steps=6", "--config.stages[0].length=32", "--config.stages[1].steps=4",
-    "--config.stages[1].length=64",
-    "--config.stages[1].max_predictions_per_seq=10", "--config.log_every_steps=2", "--config.eval.max_sequences=32",
+    "--config.stages.short.steps=6", "--config.stages.short.length=32", "--config.stages.long.steps=4",
+    "--config.stages.long.length=64",
+    "--config.stages.long.max_predictions_per_seq=10", "--config.log_every_steps=2", "--config.eval.max_sequences=32",
 ]  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
 def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
     folder, _ = trained
     arguments = base(f"--config.data.records={folder}/run/records", "--workdir=stopped", *TINY,
-                     "--config.stages[0].steps=100000", "--config.log_every_steps=1")  # fmt: skip
+                     "--config.stages.short.steps=100000", "--config.log_every_steps=1")  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "bertjax.main", *arguments]
     process = subprocess.Popen(
@@ -173,7 +173,7 @@ def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
     shutil.rmtree(tmp_path / "hf")
     again = run("main", *arguments, cwd=tmp_path)
     assert again.returncode == 0 and "finished before: 10 steps" in again.stdout, again.stderr
-    longer = run("main", *arguments, "--config.stages[1].steps=5", cwd=tmp_path)
+    longer = run("main", *arguments, "--config.stages.long.steps=5", cwd=tmp_path)
     assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
 
 

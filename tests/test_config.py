@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from bertjax.config import UserError, bert_config, default_config, model_size, stage, validate, validate_pretraining
+from bertjax.config import UserError, bert_config, model_size, pretraining_config, stage, validate, validate_pretraining
 
 ROOT = pathlib.Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
@@ -84,7 +84,7 @@ def test_every_experiment_is_valid_with_a_corpus(experiment):
     validate(config)
     assert config.is_locked
     # What is stored in a workdir is the same config.
-    again = default_config().unlock()
+    again = pretraining_config().unlock()
     again.update(json.loads(config.to_json_best_effort()))
     assert bert_config(again) == bert_config(config)
 
@@ -134,7 +134,7 @@ def test_the_papers_recipe():
     ],
 )
 def test_mistakes_name_field_value_and_remedy(field, value, message):
-    config = default_config()
+    config = pretraining_config()
     config.data.corpus = "text.txt"
     *sections, name = field.split(".")
     target = config
@@ -147,6 +147,6 @@ def test_mistakes_name_field_value_and_remedy(field, value, message):
 
 
 def test_a_misspelt_field_is_an_error():
-    config = default_config()
+    config = pretraining_config()
     with pytest.raises((AttributeError, KeyError), match="batch_size"):
         config.batchsize = 3

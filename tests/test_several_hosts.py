@@ -12,17 +12,17 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import stage
+from bertjax.config import named_stages, stage
 from bertjax.training import checkpoint
 from bertjax.training.logging import read_metrics
 from tests.conftest import tiny_config
 
 EXPERIMENT = """
 import json
-from bertjax.config import default_config, stage
+from bertjax.config import pretraining_config, named_stages, stage
 
 def get_config():
-    config = default_config().unlock()
+    config = pretraining_config().unlock()
     config.update(json.loads({text!r}))
     config.stages = [stage(**s) for s in config.stages]
     return config.lock()
@@ -33,7 +33,7 @@ def get_config():
 def experiment(records_folder, tmp_path_factory):
     """An experiment file of `tiny_config`'s first stage, with dropout."""
     config = tiny_config(records=records_folder)
-    config.stages = (stage(20, 32, 5),)
+    config.stages = named_stages(short=stage(20, 32, 5))
     config.log_every_steps = 1
     path = tmp_path_factory.mktemp("experiment") / "tiny.py"
     path.write_text(EXPERIMENT.format(text=config.to_json_best_effort()))

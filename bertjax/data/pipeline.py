@@ -14,11 +14,10 @@ import numpy as np
 from bertjax.config import UserError
 from bertjax.data import records
 from bertjax.data.records import RecordSet
+from bertjax.sharding.mesh import Batch
 
 MAX_LANES = 64
 SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together, across the end of an epoch if need be
-
-Batch = dict[str, np.ndarray]
 
 
 def train_batches(

@@ -23,7 +23,7 @@ import numpy as np
 import tqdm
 from etils import epath
 
-from bertjax.config import UserError, corpus_sources
+from bertjax.config import UserError, corpus_sources, stages_of
 from bertjax.data import corpus, records
 from bertjax.data.instances import Pair, make_pairs
 from bertjax.data.masking import mask_tokens
@@ -90,7 +90,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     with tempfile.TemporaryDirectory(prefix="spill-", dir=output if is_local else None) as spill:
         plan = Plan(
             seed=config.seed,
-            stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in config.stages),
+            stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in stages_of(config)),
             data=config.data.to_dict(),
             tokenizer=dict(kind=pieces.kind, path=str(output / pieces.filename), lowercase=pieces.lowercase),
             spill=spill,

@@ -5,17 +5,21 @@ import re
 
 import flax.traverse_util
 import jax
+import ml_collections
 from etils import epath
 
-from bertjax.config import BertConfig, UserError, bert_config, default_config
+from bertjax.config import BertConfig, UserError, bert_config, common_config
 from bertjax.interop import huggingface, tf1
 from bertjax.interop.variables import to_variables
 from bertjax.model.bert import count_parameters
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training import checkpoint, run_folder
+from bertjax.training import checkpoint, workdir
+from bertjax.training.checkpoint import Scores
+from bertjax.training.workdir import Record
 
 FORMATS = ("bertjax", "huggingface", "tf1")
+BEST_RUN = "best"  # in the workdir of a search: which of its runs is the best, such as "runs/seed=1"
 SIZES = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings", "type_vocab_size",
@@ -24,58 +28,96 @@ SIZES = (
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """Params (NumPy, float32, our layout; heads may be missing), the model they are of, and its tokenizer."""
+    """Params (NumPy, float32, our layout; heads may be missing), the model they are of, and its tokenizer.
+
+    Args:
+      ignored: names in the files that are nothing of BERT's.
+      architecture: the class of transformers that it is, where that is known.
+      labels: of a classifier.
+      settings: the config of the run it comes from; empty for a checkpoint of others.
+      decided: numbers chosen on the dev set, such as the threshold of "no answer".
+    """
 
     path: str
     format: str
     config: BertConfig
     params: dict
     tokenizer: Tokenizer | None
-    ignored: list[str]  # names in the files that are nothing of BERT's
-    architecture: str = ""  # the class of transformers that it is, where that is known
-    labels: tuple[str, ...] = ()  # of a classifier
-    head: dict = dataclasses.field(default_factory=dict)  # what the model needs besides; `config.head` of a run of ours
+    ignored: list[str]
+    architecture: str = ""
+    labels: tuple[str, ...] = ()
+    settings: ml_collections.ConfigDict = dataclasses.field(default_factory=ml_collections.ConfigDict)
+    decided: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def head(self) -> dict:
+        """What the model needs besides; `config.head` of a run of ours."""
+        return dict(self.settings.get("head", {}))
+
+    @property
+    def max_seq_length(self) -> int:
+        """As it was trained where that is known, otherwise as long as it has positions for."""
+        return self.settings.get("max_seq_length", self.config.max_position_embeddings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a checkpoint lies: `step` of a workdir of ours, `prefix` of a TF1 checkpoint."""
+
+    format: str
+    folder: epath.Path
+    step: int | None = None
+    prefix: epath.Path | None = None
+
+    def __str__(self) -> str:
+        return f"{self.prefix or self.folder}" + (f"@{self.step}" if self.step is not None else "")
 
 
 def read(path: epath.PathLike) -> Pretrained:
-    """Reads a checkpoint of any of the `FORMATS`. Raises `UserError` where there is none, or it is not whole."""
-    kind, folder, prefix = find(path)
-    config = read_config(path)
-    if kind == "bertjax":
-        params, ignored = checkpoint.read_params(folder), []
-    elif kind == "huggingface":
-        params, ignored = huggingface.read_params(folder, config)
+    """Reads a checkpoint of any of the `FORMATS`. Raises `UserError` where there is none, or it is not whole.
+
+    Of a run of ours, the best checkpoint of fine-tuning and the latest of pre-training, unless the path ends in
+    "@best", "@latest" or "@STEP".
+    """
+    place = find(path)
+    known: dict = {}
+    if place.format == "bertjax":
+        record = workdir.require(place.folder)
+        config = bert_config(record.config)
+        params, ignored = checkpoint.read_params(place.folder, place.step), []
+        scores = checkpoint.read_scores(place.folder, place.step)
+        known = dict(architecture=record.architecture, labels=record.labels or (), settings=record.config)
+        known["decided"] = scores.decided if scores else {}
+    elif place.format == "huggingface":
+        config = huggingface.read_config(place.folder / huggingface.CONFIG)
+        params, ignored = huggingface.read_params(place.folder, config)
+        known["architecture"], known["labels"] = huggingface.read_head(place.folder / huggingface.CONFIG)
     else:
-        params, ignored = tf1.read_params(prefix, config)
+        config = tf1.read_config(place.folder / tf1.CONFIG)
+        params, ignored = tf1.read_params(place.prefix, config)
     pieces = read_tokenizer(path)
     if pieces is not None and pieces.vocab_size > config.vocab_size:
-        raise UserError(f"{folder}: its tokenizer has {pieces.vocab_size} pieces, its model only {config.vocab_size}")
-    return Pretrained(str(path if prefix else folder), kind, config, params, pieces, ignored, *read_head(path))
+        raise UserError(
+            f"{place.folder}: its tokenizer has {pieces.vocab_size} pieces, its model only {config.vocab_size}"
+        )
+    return Pretrained(str(place), place.format, config, params, pieces, ignored, **known)
 
 
 def read_config(path: epath.PathLike) -> BertConfig:
     """The model of a checkpoint, without reading its arrays."""
-    kind, folder, _ = find(path)
-    if kind == "bertjax":
-        return bert_config(run_folder.read_config(folder))
-    module = huggingface if kind == "huggingface" else tf1
-    return module.read_config(folder / module.CONFIG)
-
-
-def read_head(path: epath.PathLike) -> tuple[str, tuple[str, ...], dict]:
-    """`architecture`, `labels` and `head` of a `Pretrained`, empty where they are not known."""
-    kind, folder, _ = find(path)
-    if kind == "huggingface":
-        return *huggingface.read_head(folder / huggingface.CONFIG), {}
-    stored = run_folder.read_config(folder) if kind == "bertjax" else {}
-    return stored.get("architecture", ""), tuple(stored.get("labels", ())), dict(stored.get("head", {}))
+    place = find(path)
+    if place.format == "bertjax":
+        return bert_config(workdir.require(place.folder).config)
+    module = huggingface if place.format == "huggingface" else tf1
+    return module.read_config(place.folder / module.CONFIG)
 
 
 def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
     """The tokenizer that a checkpoint brings: of ours, or `tokenizer.model`, `tokenizer.json` or `vocab.txt`."""
-    kind, folder, _ = find(path)
-    if kind == "bertjax":
-        return run_folder.load_tokenizer(folder)
+    place = find(path)
+    if place.format == "bertjax":
+        return workdir.load_tokenizer(place.folder, workdir.require(place.folder))
+    folder = place.folder
     file = _tokenizer_file(folder)
     if file is None:
         return None
@@ -103,21 +145,27 @@ def require_tokenizer(config) -> Tokenizer:
     return found
 
 
-def find(path: epath.PathLike) -> tuple[str, epath.Path, epath.Path | None]:
-    """(format, folder, TF1 prefix) of a checkpoint. Raises `UserError` where there is none."""
-    path = epath.Path(path)
-    if (best := path / run_folder.BEST).is_file():  # of a search
+def find(path: epath.PathLike) -> Place:
+    """Where a checkpoint lies. Raises `UserError` where there is none."""
+    path, which = epath.Path(path), ""
+    if (chosen := checkpoint.WHICH.fullmatch(str(path))) and not path.exists():
+        path, which = epath.Path(chosen[1]), chosen[2]
+    if (best := path / BEST_RUN).is_file():  # of a search
         path = path / best.read_text().strip()
     if (path / checkpoint.FOLDER).is_dir():
-        return "bertjax", path, None
+        is_fine_tuned = bool(workdir.require(path).architecture)
+        default = "best" if is_fine_tuned and checkpoint.best_step(path) is not None else "latest"
+        return Place("bertjax", path, step=checkpoint.choose_step(path, which or default))
+    if which:
+        raise UserError(f"{chosen[0]}: @{which} is for the workdir of a run, which {str(path)!r} is not")
     if (path / huggingface.CONFIG).exists() and "task" in huggingface.read_json(path / huggingface.CONFIG):
         raise UserError(f"{path}: a run that has saved no checkpoint yet")
     has_tf1 = (path / f"{tf1.PREFIX}.index").exists() and not list(path.glob("*.safetensors"))
     if (path / huggingface.CONFIG).exists() and not has_tf1:
-        return "huggingface", path, None
+        return Place("huggingface", path)
     for prefix in (epath.Path(re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", str(path))), path / tf1.PREFIX):
         if prefix.with_name(prefix.name + ".index").exists():
-            return "tf1", prefix.parent, prefix
+            return Place("tf1", prefix.parent, prefix=prefix)
     raise UserError(
         f"no checkpoint in {str(path)!r}: give the workdir of a run, a Hugging Face folder (config.json and "
         f"model.safetensors), or Google's bert_model.ckpt"
@@ -163,24 +211,22 @@ def adopt(config) -> None:
     config.model.update(hidden_act=theirs.hidden_act, layer_norm_eps=theirs.layer_norm_eps)
     if config.tokenizer.path or config.data.records or (pieces := read_tokenizer(path)) is None:
         return
-    config.tokenizer.update(kind=pieces.kind, path=str(_tokenizer_file(find(path)[1])), lowercase=pieces.lowercase)
+    config.tokenizer.update(kind=pieces.kind, path=str(_tokenizer_file(find(path).folder)), lowercase=pieces.lowercase)
 
 
-def adopt_model(config) -> None:
-    """Sets all of the model but dropout to that of `config.init_checkpoint`, for fine-tuning, which only adds to it.
+def adopt_model(config, theirs: BertConfig, source: str) -> None:
+    """Sets all of the model but dropout to that of a checkpoint, for fine-tuning, which only adds to it.
 
     Raises `UserError` where the config asks for other sizes, or for longer sequences than the model has positions for.
     """
-    path, ours = config.init_checkpoint, BertConfig()
-    theirs = read_config(path)
+    default = BertConfig()
     for name in SIZES:
-        if config.model[name] not in (getattr(ours, name), getattr(theirs, name)):
-            raise UserError(
-                f"config.model.{name} = {config.model[name]}: {path} has {getattr(theirs, name)}; leave it out"
-            )
+        if config.model[name] not in (getattr(default, name), getattr(theirs, name)):
+            value = getattr(theirs, name)
+            raise UserError(f"config.model.{name} = {config.model[name]}: {source} has {value}; leave it out")
     if config.max_seq_length > theirs.max_position_embeddings:
         raise UserError(
-            f"config.max_seq_length = {config.max_seq_length}: {path} has {theirs.max_position_embeddings} positions "
+            f"config.max_seq_length = {config.max_seq_length}: {source} has {theirs.max_position_embeddings} positions "
             f"only; set --config.max_seq_length={theirs.max_position_embeddings} or less"
         )
     config.model.update({name: getattr(theirs, name) for name in (*SIZES, "hidden_act", "layer_norm_eps")})
@@ -223,11 +269,12 @@ def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -
     loaded = {name: jax.device_put(theirs[name], x.sharding) if name in theirs else x for name, x in ours.items()}
     if jax.process_index() == 0:
         fresh = sorted(ours.keys() - theirs.keys())
-        said = [f"started from {path} ({pretrained.format}): {len(ours) - len(fresh)} of {len(ours)} arrays loaded"]
+        loaded_arrays = f"{len(ours) - len(fresh)} of {len(ours)} arrays loaded"
+        parts = [f"started from {pretrained.path} ({pretrained.format}): {loaded_arrays}"]
         for what, names in (("left fresh", fresh), ("not used", sorted(unused) + pretrained.ignored)):
             if names:
-                said.append(f"{what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' * (len(names) > 8)}")
-        print("; ".join(said), flush=True)
+                parts.append(f"{what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' * (len(names) > 8)}")
+        print("; ".join(parts), flush=True)
     return flax.traverse_util.unflatten_dict(loaded, sep="/")
 
 
@@ -242,13 +289,12 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         known = ", ".join(huggingface.ARCHITECTURES)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
     pretrained, left_out = read(source), []
-    if pretrained.head and to != "bertjax":  # it stands on a BERT that is as it was; nobody else has such a class
+    if pretrained.head and to != "bertjax":  # the model above a frozen BERT, for which nobody else has a class
         left_out = sorted(pretrained.params.keys() - {"bert"})
         encoder = {"bert": pretrained.params["bert"]}
-        pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=(), head={})
-    threshold = run_folder.null_threshold(pretrained.path) if pretrained.format == "bertjax" else None
-    if threshold is not None and to != "bertjax":
-        left_out.append(f"the odds above which there is no answer ({threshold:.4g})")
+        pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=())
+    if to != "bertjax":
+        left_out += [f"{name} = {value:.4g}" for name, value in pretrained.decided.items()]
     if to == "huggingface":
         variables = to_variables(pretrained.params, pretrained.config)
         architecture = architecture or huggingface.choose_architecture(variables, pretrained.architecture)
@@ -258,13 +304,13 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
     elif to == "tf1":
         tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
     else:
-        config = default_config().unlock()
+        config = common_config()
+        config.update(pretrained.settings)
         config.model.update(dataclasses.asdict(pretrained.config))
-        config.update(architecture=pretrained.architecture, labels=pretrained.labels, head=pretrained.head)
-        if threshold is not None:
-            config.null_threshold = threshold
         checkpoint.write_params(output, pretrained.params)
-        run_folder.write_config(output, config, pretrained.tokenizer)
+        if pretrained.decided:
+            checkpoint.write_scores(output, 0, Scores({}, decided=pretrained.decided))
+        workdir.write(output, Record(config, pretrained.architecture, pretrained.labels), pretrained.tokenizer)
     size = count_parameters(pretrained.params, pretrained.config)
     said = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
     if left_out:

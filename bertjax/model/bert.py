@@ -4,10 +4,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config import FEATURE_LAYERS, BertConfig
+from bertjax.config import BertConfig
 from bertjax.model.dropout import fold_in
 from bertjax.model.encoder import Embeddings, Encoder
 from bertjax.model.heads import BiLSTM, Classifier, MaskedLanguageModelHead, NextSentenceHead, Pooler
+from bertjax.model.hidden_states import HIDDEN_STATES, combine, count_layers
 
 
 class BertModel(nn.Module):
@@ -129,13 +130,12 @@ class BertForQuestionAnswering(nn.Module):
 
 
 class BertForFeatureBasedTagging(nn.Module):
-    """A label for each token, `[batch, length, labels]` logits, by a BiLSTM over a BERT that nothing is changed in.
+    """A label for each token, `[batch, length, labels]` logits, by a BiLSTM over a frozen BERT.
 
-    The feature-based approach of section 5.3. BERT has no dropout here: its states are what they are. A weighted sum is
-    one with learnt weights, as ELMo's (Peters et al. 2018, equation 1).
+    The feature-based approach of section 5.3; BERT has no dropout here.
 
     Args:
-      layers: one of `FEATURE_LAYERS`.
+      layers: one of `HIDDEN_STATES`.
       lstm_size: of each direction.
     """
 
@@ -151,9 +151,9 @@ class BertForFeatureBasedTagging(nn.Module):
         self.bert = BertModel(self.config, self.dtype, self.remat)
         self.lstm = BiLSTM(self.config, self.dtype, self.lstm_size, self.lstm_layers)
         self.classifier = Classifier(self.config, self.labels)
-        if self.layers.startswith("weighted_sum"):
-            count = len(range(self.config.num_hidden_layers + 1)[FEATURE_LAYERS[self.layers]])
-            self.layer_weights = self.param("layer_weights", nn.initializers.zeros, (count,))
+        if HIDDEN_STATES[self.layers].combine == "weighted_sum":
+            shape = (count_layers(self.layers, self.config),)
+            self.layer_weights = self.param("layer_weights", nn.initializers.zeros, shape)
             self.layer_scale = self.param("layer_scale", nn.initializers.ones, (1,))
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None):
@@ -162,11 +162,10 @@ class BertForFeatureBasedTagging(nn.Module):
 
     def features(self, states):
         """`[layers + 1, batch, length, hidden]` -> `[batch, length, width]`: what the BiLSTM sees."""
-        states = states[FEATURE_LAYERS[self.layers]]
-        if self.layers.startswith("weighted_sum"):
+        weights = None
+        if HIDDEN_STATES[self.layers].combine == "weighted_sum":
             weights = self.layer_scale * nn.softmax(self.layer_weights)
-            return jnp.tensordot(weights.astype(self.dtype), states, 1)
-        return jnp.concatenate(list(states), axis=-1)
+        return combine(states, self.layers, weights)
 
 
 def cast_encoder(params: dict, dtype) -> dict:
@@ -197,7 +196,8 @@ def count_parameters(params, config: BertConfig) -> int:
 def lstm_flops(model: BertForFeatureBasedTagging, batch: int, length: int) -> int:
     """Matrix-multiply FLOPs of one forward pass through what stands on BERT there."""
     size, width = model.lstm_size, model.config.hidden_size
-    width *= 4 if model.layers.startswith("concat") else 1
+    if HIDDEN_STATES[model.layers].combine == "concat":
+        width *= count_layers(model.layers, model.config)
     inputs = [width, *[2 * size] * (model.lstm_layers - 1)]
     per_token = sum(2 * 4 * size * (each + size) for each in inputs)  # two directions, four gates
     return 2 * batch * length * (per_token + 2 * size * model.labels)

@@ -17,8 +17,8 @@ ACTIVATIONS = {
 }
 
 
-class Table(nn.Module):
-    """Rows of `hidden_size` numbers, looked up by their index."""
+class Embedding(nn.Module):
+    """A table with `rows` vectors of `hidden_size` numbers, looked up by their index."""
 
     config: BertConfig
     dtype: jnp.dtype
@@ -46,9 +46,9 @@ class Embeddings(nn.Module):
     def setup(self):
         config = self.config
 
-        self.word = Table(config, self.dtype, config.padded_vocab_size, "vocab")
-        self.position = Table(config, self.dtype, config.max_position_embeddings)
-        self.token_type = Table(config, self.dtype, config.type_vocab_size)
+        self.word = Embedding(config, self.dtype, config.padded_vocab_size, "vocab")
+        self.position = Embedding(config, self.dtype, config.max_position_embeddings)
+        self.token_type = Embedding(config, self.dtype, config.type_vocab_size)
         self.norm = layer_norm(config, self.dtype)
 
     def __call__(self, input_ids, token_types, positions, dropout_keys=None):

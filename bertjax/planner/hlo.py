@@ -30,8 +30,8 @@ class Collective:
     in_loop: bool  # over layers or microbatches
 
 
-class Program:
-    """A compiled program's computations, each with how often a step runs it."""
+class HloModule:
+    """The computations of a compiled program, each with how often a step runs it."""
 
     def __init__(self, text: str):
         self._lines: dict[str, list[str]] = {}

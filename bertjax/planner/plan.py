@@ -13,14 +13,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config import UserError
+from bertjax.config import UserError, stages_of
 from bertjax.planner import hlo
 from bertjax.sharding.mesh import make_mesh, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import GIB, Accelerator, available_cores
 from bertjax.tasks.pretraining import Pretraining
-from bertjax.training.loop import Recipe, make_program
 from bertjax.training.optimizer import Schedule
+from bertjax.training.step import Hyperparameters, make_program
 
 
 class OutOfMemory(Exception):
@@ -74,7 +74,7 @@ class StagePlan:
 def plan(config, accelerator: Accelerator, stages: list[int] | None = None) -> list[StagePlan]:
     """Compiles the train and the evaluation step of each stage (or of some). Raises `UserError` where config and
     accelerator do not fit together; running out of memory is a result, not an error."""
-    stages = list(range(len(config.stages))) if stages is None else stages
+    stages = list(range(len(stages_of(config)))) if stages is None else stages
     builder = _Builder(config, accelerator)
     # XLA compiles without Python's lock, and mostly on one core.
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
@@ -115,7 +115,7 @@ def _candidates(config, accelerator: Accelerator) -> Iterator[dict]:
 class _Compiled:
     memory: int  # bytes a device
     cycles: int
-    program: hlo.Program
+    module: hlo.HloModule
     seconds: float
 
 
@@ -135,8 +135,8 @@ def _compile(lowered) -> _Compiled | OutOfMemory:
         - sizes.alias_size_in_bytes
         + sizes.generated_code_size_in_bytes
     )
-    program = hlo.Program(compiled.as_text())
-    return _Compiled(memory, program.estimated_cycles(), program, time.monotonic() - began)
+    module = hlo.HloModule(compiled.as_text())
+    return _Compiled(memory, module.estimated_cycles(), module, time.monotonic() - began)
 
 
 class _Builder:
@@ -153,9 +153,9 @@ class _Builder:
         task, config = self._task, self._config
         number_on_all = functools.partial(jax.ShapeDtypeStruct, (), sharding=replicated(self._mesh))
         schedule = Schedule(number_on_all(jnp.float32), number_on_all(jnp.int32), number_on_all(jnp.int32))
-        recipe = Recipe(number_on_all(jnp.int32), schedule)
+        hyperparameters = Hyperparameters(number_on_all(jnp.int32), schedule)
         batch = task.abstract_batch(number, config.batch_size)
-        train = self._program.train_step.lower(self._program.state, batch, recipe)
+        train = self._program.train_step.lower(self._program.state, batch, hyperparameters)
 
         cast = jax.eval_shape(task.cast, self._program.state.params)
         params = jax.tree.map(
@@ -170,7 +170,7 @@ class _Builder:
 
     def read(self, number: int, train: _Compiled | OutOfMemory, evaluation: _Compiled | OutOfMemory) -> StagePlan:
         config, generation = self._config, self._accelerator.generation
-        stage, per_chip = config.stages[number], generation.devices_per_chip
+        stage, per_chip = stages_of(config)[number], generation.devices_per_chip
         failed = next((result for result in (train, evaluation) if isinstance(result, OutOfMemory)), None)
         resting = _bytes_per_device(self._program.state)
         used = seconds = None
@@ -178,10 +178,10 @@ class _Builder:
         if failed is None:
             used = max(train.memory, evaluation.memory + resting) * per_chip
             seconds = train.cycles / generation.clock
-            collectives = train.program.collectives(dict(self._mesh.shape))
+            collectives = train.module.collectives(dict(self._mesh.shape))
         elif failed.needed is not None:
             used = (failed.needed + (resting if failed is evaluation else 0)) * per_chip
-        first = sum(s.steps for s in config.stages[:number])
+        first = sum(s.steps for s in stages_of(config)[:number])
         return StagePlan(
             stage=number,
             steps=stage.steps,

@@ -1,13 +1,18 @@
 """Several hosts that train together: who takes part, and waiting for all of them."""
 
+import contextlib
 import os
+import secrets
 import socket
 import time
+from collections.abc import Iterator
 
 import jax
+from etils import epath
 from jax.experimental import multihost_utils
 
 from bertjax.config import UserError
+from bertjax.files import write_whole
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
@@ -37,6 +42,36 @@ def leave() -> None:
     """Waits until all are done: JAX aborts a process whose companions have ended half a minute before it."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("leaving")
+
+
+def check_shared(workdir: epath.PathLike) -> None:
+    """Raises `UserError` where the hosts of a run do not see the same folder."""
+    if jax.process_count() == 1:
+        return
+    mark = epath.Path(workdir) / f".shared-{multihost_utils.broadcast_one_to_all(secrets.randbits(30))}"
+    if jax.process_index() == 0:
+        write_whole(mark, "")
+    multihost_utils.sync_global_devices("workdir marked")
+    seen = multihost_utils.process_allgather(mark.exists())
+    if jax.process_index() == 0:
+        mark.unlink()
+    if not seen.all():
+        raise UserError(
+            f"--workdir={workdir}: host {seen.argmin()} does not see what host 0 writes there; take a folder that all "
+            f"hosts share, such as gs://BUCKET/RUN"
+        )
+
+
+@contextlib.contextmanager
+def first_before_others(name: str) -> Iterator[None]:
+    """The first host goes through the block before the others, which find what it left; also where it fails."""
+    if jax.process_index() > 0:
+        multihost_utils.sync_global_devices(name)
+    try:
+        yield
+    finally:
+        if jax.process_index() == 0 and jax.process_count() > 1:
+            multihost_utils.sync_global_devices(name)
 
 
 def _who_takes_part(timeout: float) -> tuple[str, int, int, list[int] | None]:

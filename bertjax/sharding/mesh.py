@@ -16,6 +16,8 @@ from bertjax.config import UserError, bert_config
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import available_cores
 
+Batch = dict[str, np.ndarray]  # `[rows, ...]` of each input and label
+
 
 def use_cpu_cores(config, batch_size: int) -> None:
     """Where there is nothing but a CPU: a device for each core, as far as they can share a batch evenly.

@@ -11,8 +11,9 @@ from bertjax.config import UserError
 from bertjax.data.examples import Examples
 from bertjax.data.tables import Row, column
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import finetuning, metrics
-from bertjax.tasks.finetuning import Dataset, Split, encode_pairs
+from bertjax.tasks import metrics, objectives
+from bertjax.tasks.finetuning import Dataset, InputForm, Split
+from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import Tokenizer
 
 # Scores by the names that they have in metrics.jsonl, of labels and guesses `[examples]`: class numbers, or for the
@@ -27,6 +28,9 @@ SCORES: dict[str, Callable] = {
         np.mean([metrics.f1(labels, guesses, c) for c in np.union1d(labels, guesses)])
     ),
 }
+
+
+INPUTS = InputForm(range(1, 3), 'texts, or pairs as "A ||| B"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +58,7 @@ def dataset(
     scores: Sequence[str],
     tokenizer: Tokenizer,
     max_seq_length: int,
-    said: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Dataset:
     """A data set of labelled texts.
 
@@ -64,16 +68,16 @@ def dataset(
 
     Raises `UserError` for a missing column, an unknown label, a number that is none: file, line, what was expected.
     """
-    said, splits = list(said), []
+    notes, splits = list(notes), []
     for table in (train, *dev):
         examples, cut = encode(table, labels, tokenizer, max_seq_length)
         splits.append(examples)
         if cut:
             name = "training" if table is train else f"dev{table.suffix}"
-            said.append(f"{cut} of {len(examples)} {name} examples cut to {max_seq_length} tokens")
+            notes.append(f"{cut} of {len(examples)} {name} examples cut to {max_seq_length} tokens")
     if labels:
         counts = Counter(splits[0].labels.tolist())
-        said.append(
+        notes.append(
             f"{len(splits[0])} training examples: "
             + ", ".join(f"{counts[i]} {label}" for i, label in enumerate(labels[:12]))
             + (f" and {len(labels) - 12} more labels" if len(labels) > 12 else "")
@@ -82,14 +86,14 @@ def dataset(
         Split(examples, _scorer(examples.labels, scores, table.suffix, is_class=bool(labels)))
         for table, examples in zip(dev, splits[1:])
     ]
-    objective = finetuning.classification(len(labels)) if labels else finetuning.regression()
+    objective = objectives.classification(len(labels)) if labels else objectives.regression()
     gold = splits[1].labels
     baseline = max((SCORES[scores[0]](gold, np.full(len(gold), i)) for i in range(len(labels))), default=0.0)
     if scores[0] in ("matthews", "spearman"):  # those of a constant and a little noise are within this mostly
         baseline = 2 / len(gold) ** 0.5
     more_metrics = [name + table.suffix for table in dev for name in scores][1:]
     return Dataset(
-        objective, tuple(labels), splits[0], tuple(dev_splits), scores[0], tuple(said), baseline, tuple(more_metrics)
+        objective, tuple(labels), splits[0], tuple(dev_splits), scores[0], tuple(notes), baseline, tuple(more_metrics)
     )
 
 
@@ -103,15 +107,14 @@ def encode(table: Table, labels: Sequence[str], tokenizer: Tokenizer, max_seq_le
     return Examples(input_ids, token_types, values), sum(cut)
 
 
-def predict(
-    source: Pretrained, firsts: Sequence[str], seconds: Sequence[str] | None, max_seq_length: int
-) -> Iterator[dict]:
+def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
     """For each text, or pair, `label` and `probabilities` by label, or of a regression `score`; `cut` where it was."""
+    firsts, seconds = [text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
     rows = source.params["classifier"]["dense"]["bias"].shape[0]
-    objective = finetuning.classification(rows) if rows > 1 else finetuning.regression()
-    input_ids, token_types, cut = encode_pairs(source.tokenizer, firsts, seconds, max_seq_length)
+    objective = objectives.classification(rows) if rows > 1 else objectives.regression()
+    input_ids, token_types, cut = encode_pairs(source.tokenizer, firsts, seconds, source.max_seq_length)
     names = source.labels or [f"LABEL_{i}" for i in range(rows)]
-    for logits, was_cut in zip(finetuning.predict(objective, source, Examples(input_ids, token_types)), cut):
+    for logits, was_cut in zip(objectives.predict(objective, source, Examples(input_ids, token_types)), cut):
         more = {"cut": True} if was_cut else {}
         if rows == 1:
             yield {"score": float(logits[0]), **more}

@@ -4,7 +4,7 @@ from bertjax.config import UserError
 from bertjax.data.tables import column, find_table, read_table
 from bertjax.tasks import classification
 from bertjax.tasks.classification import Columns, Table
-from bertjax.tasks.finetuning import Dataset
+from bertjax.tasks.finetuning import Dataset, FineTuningTask
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -22,3 +22,12 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     return classification.dataset(
         Table(train, columns), [Table(dev, columns)], labels, scores, tokenizer, config.max_seq_length
     )
+
+
+TASK = FineTuningTask(
+    architecture="BertForSequenceClassification",
+    inputs=classification.INPUTS,
+    load=load,
+    predict=classification.predict,
+    identity=("data.is_number",),
+)

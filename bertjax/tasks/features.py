@@ -3,10 +3,14 @@
 import dataclasses
 import functools
 
+from bertjax.config import bert_config
 from bertjax.model.bert import BertForFeatureBasedTagging, forward_flops, lstm_flops
-from bertjax.tasks import finetuning, ner
-from bertjax.tasks.finetuning import Dataset, Objective
+from bertjax.model.hidden_states import HIDDEN_STATES, TABLE_7, check_layers
+from bertjax.tasks import ner, objectives
+from bertjax.tasks.finetuning import Dataset, FineTuningTask
+from bertjax.tasks.objectives import Objective
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.validation import one_of, positive
 
 ARCHITECTURE = "BertForFeatureBasedTagging"  # transformers has no such class
 
@@ -17,14 +21,31 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     return dataclasses.replace(dataset, objective=tagging(len(dataset.labels)))
 
 
+def validate(config) -> None:
+    one_of(config, "head.layers", tuple(HIDDEN_STATES))
+    check_layers(config.head.layers, bert_config(config), "config.head.layers")
+    positive(config, "head.lstm_size", "head.lstm_layers")
+
+
 def tagging(labels: int) -> Objective:
-    """As `finetuning.tagging`; the model's `layers`, `lstm_size` and `lstm_layers` are those of `config.head`."""
+    """As `objectives.tagging`; the model's `layers`, `lstm_size` and `lstm_layers` are those of `config.head`."""
 
     def flops(model: BertForFeatureBasedTagging, sequences: int, length: int) -> int:
-        # Nothing goes back through BERT.
+        # No gradient goes back through BERT.
         return forward_flops(model.config, sequences, length, 0) + 3 * lstm_flops(model, sequences, length)
 
     make_model = functools.partial(BertForFeatureBasedTagging, labels=labels)
     return dataclasses.replace(
-        finetuning.tagging(labels), architecture=ARCHITECTURE, make_model=make_model, frozen=("bert",), flops=flops
+        objectives.tagging(labels), architecture=ARCHITECTURE, make_model=make_model, frozen=("bert",), flops=flops
     )
+
+
+TASK = FineTuningTask(
+    architecture=ARCHITECTURE,
+    inputs=ner.INPUTS,
+    load=load,
+    predict=functools.partial(ner.predict, objective=tagging),
+    validate=validate,
+    identity=("head.layers", "head.lstm_size", "head.lstm_layers"),
+    paper_sweep=f"head.layers={','.join(TABLE_7)}",
+)

@@ -2,163 +2,93 @@
 
 import dataclasses
 import functools
-import importlib
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+from etils import epath
 from jax.sharding import Mesh
 
+from bertjax import tasks
 from bertjax.config import UserError, bert_config
-from bertjax.data.examples import Batch, Examples, TrainingOrder, evaluation_batches
-from bertjax.model.bert import (
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    cast_encoder,
-    forward_flops,
-)
-from bertjax.model.dropout import fold_in
-from bertjax.sharding.mesh import compute_dtype, local_rows, put_batch, replicated
-from bertjax.sharding.rules import RULES
+from bertjax.data.examples import Examples, TrainingOrder, steps_per_epoch
+from bertjax.interop import pretrained
+from bertjax.interop.pretrained import Pretrained
+from bertjax.model.bert import cast_encoder
+from bertjax.sharding.mesh import Batch, compute_dtype, local_rows, make_mesh
+from bertjax.tasks.objectives import Objective, apply, make_predictor
+from bertjax.text.tokenizer import Tokenizer
+from bertjax.training import workdir
+from bertjax.training.checkpoint import Scores
+from bertjax.training.loop import Trained
+from bertjax.training.run import Kind, Run
+from bertjax.training.workdir import Record
 
-PREDICTION_BATCH = 32
+SEPARATOR = " ||| "  # between the parts of a text for predict
+PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
-    """What an output layer is for.
+class InputForm:
+    """The parts of a text for predict: how many there may be, and how to write them."""
+
+    parts: range
+    usage: str
+
+    def split(self, texts: Sequence[str]) -> list[tuple[str, ...]]:
+        """The parts of each text. Raises `UserError` unless all have the same allowed number, none of them empty."""
+        divided = [tuple(text.split(SEPARATOR)) for text in texts]
+        for text, parts in zip(texts, divided):
+            if len(parts) != len(divided[0]) or len(parts) not in self.parts or not all(map(str.strip, parts)):
+                raise UserError(f"{text[:60]!r}: this checkpoint wants {self.usage}, all texts alike, no part empty")
+        return divided
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuningTask:
+    """All that the package needs to know about one thing that BERT is fine-tuned for.
+
+    Each module of `tasks/` that is one has it as `TASK`. A task of your own needs `tasks.register` besides, or an entry
+    point of the group "bertjax.tasks".
 
     Args:
-      architecture: the class of transformers with the same layer.
-      make_model: (BertConfig, dtype=, remat=, **config.head where there is one) -> module.
-      loss: (logits, batch) -> (losses, right guesses), both of the shape of the batch's weights.
-      frozen: parts of the model that are not trained.
-      flops: (module, sequences, length) -> model FLOPs of a training step.
+      architecture: the class of transformers with the same output layer.
+      inputs: the texts that `predict` takes.
+      load: (config, tokenizer) -> the tokenized data. Raises `UserError` for what is missing or wrong in the files.
+      predict: (checkpoint, texts as tuples of their parts) -> for each text an object for JSON. `checkpoint.settings` is
+        the config of the run, empty where it is a checkpoint of others.
+      validate: (config) -> raises `UserError` for wrong values of the task's own fields.
+      identity: names of the fields that must be alike in all runs of a workdir, besides `task`: "data.name", say.
+      submission: (checkpoint, path of the test set) -> content of the file that a benchmark takes, and a line about it.
+      paper_sweep: the settings that `config.sweep = "paper"` stands for.
     """
 
     architecture: str
-    make_model: Callable[..., nn.Module]
-    loss: Callable[[jax.Array, dict], tuple[jax.Array, jax.Array]]
-    frozen: tuple[str, ...] = ()
-    flops: Callable[[nn.Module, int, int], int] = lambda model, sequences, length: (
-        3 * forward_flops(model.config, sequences, length, 0)
-    )
-
-
-def classification(labels: int) -> Objective:
-    """`[batch]` labels."""
-    make_model = functools.partial(BertForSequenceClassification, labels=labels)
-    return Objective("BertForSequenceClassification", make_model, _cross_entropy)
-
-
-def regression() -> Objective:
-    """`[batch]` numbers; the squared error, as in transformers. "Right" is what is off by less than a half."""
-
-    def loss(logits, batch):
-        error = logits[:, 0] - batch["labels"]
-        return jnp.square(error), jnp.abs(error) < 0.5
-
-    make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return Objective("BertForSequenceClassification", make_model, loss)
-
-
-def tagging(labels: int) -> Objective:
-    """`[batch, length]` labels; those of weight 0 are nobody's."""
-    make_model = functools.partial(BertForTokenClassification, labels=labels)
-    return Objective("BertForTokenClassification", make_model, _cross_entropy)
-
-
-def spans() -> Objective:
-    """`[batch, 2]` first and last token of an answer; the mean of both losses (run_squad.model_fn_builder)."""
-
-    def loss(logits, batch):
-        logits = mask_padding(logits, batch["input_mask"])
-        losses, right = _cross_entropy(jnp.swapaxes(logits, 1, 2), batch)
-        return losses.mean(-1), right.all(-1)
-
-    return Objective("BertForQuestionAnswering", BertForQuestionAnswering, loss)
-
-
-def choice() -> Objective:
-    """`[batch]` numbers of the right one among several sequences, each of which gets a score."""
-    make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return Objective("BertForMultipleChoice", make_model, _cross_entropy)
-
-
-def _cross_entropy(logits, batch):
-    labels = batch["labels"]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels), logits.argmax(-1) == labels
-
-
-def mask_padding(logits: jax.Array, input_mask: jax.Array) -> jax.Array:
-    """`[batch, length, 2]`, `[batch, length]` -> logits by which no answer begins or ends in padding."""
-    return jnp.where(input_mask[..., None] > 0, logits, jnp.finfo(jnp.float32).min)
-
-
-def apply(model: nn.Module, params, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
-    """The model's logits for a batch; `[batch, choices]` where a row has several sequences."""
-    inputs = [batch[name] for name in ("input_ids", "input_mask", "token_types")]
-    rows, *choices, length = inputs[0].shape
-    if choices:
-        inputs = [x.reshape(-1, length) for x in inputs]
-        if dropout_keys is not None:
-            dropout_keys = jnp.stack([fold_in(dropout_keys, i) for i in range(choices[0])], axis=1).reshape(-1)
-    logits = model.apply({"params": params}, *inputs, dropout_keys=dropout_keys)
-    return logits.reshape(rows, *choices) if choices else logits
-
-
-class Predictor:
-    """Logits of examples, whatever their number and lengths."""
-
-    def __init__(self, model: nn.Module, mesh: Mesh, batch_size: int):
-        self._mesh, self._batch_size, self._longest = mesh, batch_size, model.config.max_position_embeddings
-        self._apply = jax.jit(functools.partial(apply, model), out_shardings=replicated(mesh))
-
-    def __call__(self, params, examples: Examples) -> list[np.ndarray]:
-        """For each example its logits, on every host; those of tokens as many as it has tokens."""
-        outputs: list = [None] * len(examples)
-        own = local_rows(self._mesh, self._batch_size)
-        examples = dataclasses.replace(examples, labels=None)
-        with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
-            for rows, length in evaluation_batches(examples, self._batch_size, self._longest):
-                batch = examples.batch(rows[own], length)
-                logits = jax.device_get(self._apply(params, put_batch(batch, self._mesh, self._batch_size)))
-                for row, output in zip(rows, logits):
-                    if row >= 0:
-                        is_per_token = output.ndim == 2
-                        outputs[row] = output[: examples.lengths[row]] if is_per_token else output
-        return outputs
-
-
-make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # so that the runs of a sweep compile it once
-
-
-def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray]:
-    """Logits by a checkpoint (`interop.pretrained.Pretrained`) of this objective, computed on one device."""
-    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
-    model = objective.make_model(source.config, **source.head)
-    params = jax.device_put(source.params, replicated(mesh))  # once, not with every batch
-    return Predictor(model, mesh, PREDICTION_BATCH)(params, examples)
+    inputs: InputForm
+    load: Callable[[Any, Tokenizer], "Dataset"]
+    predict: Callable[[Pretrained, Sequence[tuple[str, ...]]], Iterator[dict]]
+    validate: Callable[[Any], None] = lambda config: None
+    identity: tuple[str, ...] = ()
+    submission: Callable[[Pretrained, str], tuple[str, str]] | None = None
+    paper_sweep: str = PAPER_SWEEP
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Examples to be scored.
+    """Examples to evaluate on.
 
     Args:
-      score: what was read from the logits of the examples -> {name: number}.
-      files: the same -> {name: content} of files for the workdir, where there are any.
-      read: logits -> answers, where these are not the logits themselves.
+      score: what `read` made of the logits -> {name: number}.
+      decide: the same -> numbers that were chosen on these examples, which predict needs: a threshold, say.
+      files: the same -> {name: content} of files for the workdir.
+      read: logits of the examples -> answers, where these are not the logits themselves.
     """
 
     examples: Examples
     score: Callable[[Any], dict[str, float]]
+    decide: Callable[[Any], dict[str, float]] = lambda _: {}
     files: Callable[[Any], dict[str, str]] = lambda _: {}
     read: Callable[[list[np.ndarray]], Any] = lambda logits: logits
 
@@ -171,7 +101,7 @@ class Dataset:
       labels: names of the rows of the output layer; none where they have no names.
       metric: the score by which runs are compared; higher is better. `more_metrics`: others for a search's table.
       baseline: what always giving the same answer, or nearly so, would score by it at most.
-      said: what was read, for the user.
+      notes: lines to print about what was read.
     """
 
     objective: Objective
@@ -179,30 +109,14 @@ class Dataset:
     train: Examples
     dev: tuple[Split, ...]
     metric: str
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     baseline: float = 0.0
     more_metrics: tuple[str, ...] = ()
 
 
-def load(config, tokenizer) -> Dataset:
-    """The data of `config.task`, a module of its own. Raises `UserError` for what is missing or wrong in its files."""
-    return importlib.import_module(f"bertjax.tasks.{config.task}").load(config, tokenizer)
-
-
-def count_steps(config, dataset: Dataset) -> int:
-    """The steps of a run, as run_classifier.main counts them. Raises `UserError` where there are none."""
-    steps = int(len(dataset.train) * config.epochs / config.batch_size)
-    if not steps:
-        raise UserError(
-            f"config.batch_size = {config.batch_size}: {len(dataset.train)} training examples and epochs = "
-            f"{config.epochs:g} do not fill a batch"
-        )
-    return steps
-
-
-def count_left_over(config, dataset: Dataset) -> int:
-    """The examples of the last epoch that there is no step for."""
-    return int(len(dataset.train) * config.epochs) - count_steps(config, dataset) * config.batch_size
+def count_steps(config, train_examples: int) -> int:
+    """The steps of a run. The last batch of an epoch may be smaller, as in transformers' Trainer."""
+    return max(1, round(config.epochs * steps_per_epoch(train_examples, config.batch_size)))
 
 
 class FineTuning:
@@ -214,22 +128,20 @@ class FineTuning:
             bert_config(config), dtype=compute_dtype(config, mesh), remat=config.remat, **config.get("head", {})
         )
         self.frozen = dataset.objective.frozen
-        longest = config.model.max_position_embeddings
-        self.total_steps = count_steps(config, dataset)
-        self._order = TrainingOrder(dataset.train, config.batch_size, self.total_steps, config.seed, longest)
-        self.files: dict[str, str] = {}  # for the workdir, after the last evaluation
+        self.total_steps = count_steps(config, len(dataset.train))
+        self._order = TrainingOrder(
+            dataset.train, config.batch_size, config.seed, longest=config.model.max_position_embeddings
+        )
         self._predict = make_predictor(self.model, mesh, config.batch_size // config.microbatches)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(self.total_steps / self.config.epochs)
+        self._found: list = []  # what the last evaluation read, by dev split
 
     def init_params(self, key):
         ids = jnp.zeros((1, 8), jnp.int32)
         return self.model.init(key, ids, ids, ids)["params"]
 
     def batches(self, start_step: int) -> Iterator[Batch]:
-        yield from self._order.batches(start_step, local_rows(self.mesh, self.config.batch_size))
+        steps = range(start_step, self.total_steps)
+        yield from self._order.batches(steps, local_rows(self.mesh, self.config.batch_size))
 
     def normalize(self, batch: dict) -> dict:
         return {**batch, "weights": batch["weights"] / jnp.maximum(batch["weights"].sum(), 1)}
@@ -243,17 +155,20 @@ class FineTuning:
         tokens = batch["input_mask"].sum().astype(jnp.float32)
         return (weights * losses).sum(), {"accuracy": (weights * right).sum(), "tokens": tokens}
 
-    def evaluate(self, params, step: int) -> dict[str, float]:
-        scores, self.files = {}, {}
+    def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores:
+        scores, decided, self._found = {}, {}, []
         for split in self.dataset.dev:
-            found = split.read(self._predict(params, split.examples))
+            found = split.read(self._predict(params, split.examples, after_batch))
             scores |= split.score(found)
-            if step == self.total_steps:
-                self.files |= split.files(found)
-        return scores
+            decided |= split.decide(found)
+            self._found.append(found)
+        return Scores(scores, scores[self.dataset.metric], decided=decided)
 
-    def score(self, metrics: dict[str, float]) -> float:
-        return metrics[self.dataset.metric]
+    def files(self) -> dict[str, str]:
+        named = {}
+        for split, found in zip(self.dataset.dev, self._found):
+            named |= split.files(found)
+        return named
 
     def flops(self, start: int, stop: int) -> int:
         sequences = self.config.batch_size * max(1, self.dataset.train.choices)
@@ -268,36 +183,90 @@ class FineTuning:
         return np.array([self._order.length(step) for step in range(self.total_steps)])
 
 
-def encode_pairs(tokenizer, firsts: list[str], seconds: list[str] | None, max_seq_length: int):
-    """`[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`: ids, token types, and booleans: cut to `max_seq_length`.
-
-    Of what is too long the longer side loses its last tokens, one by one (run_classifier._truncate_seq_pair).
-    """
-    encoded = [tokenizer.encode_ids(firsts), tokenizer.encode_ids(seconds) if seconds is not None else None]
-    input_ids, token_types, cut = [], [], []
-    for number, a in enumerate(encoded[0]):
-        b = encoded[1][number] if encoded[1] is not None else []
-        room = max_seq_length - (3 if encoded[1] is not None else 2)
-        cut.append(len(a) + len(b) > room)
-        if cut[-1]:
-            keep_a = max(room - len(b), min(len(a), room - room // 2))  # b is cut first where both are of one length
-            a, b = a[:keep_a], b[: room - min(keep_a, len(a))]
-        ids = [tokenizer.cls_id, *a, tokenizer.sep_id]
-        types = [0] * len(ids)
-        if encoded[1] is not None:
-            ids += [*b, tokenizer.sep_id]
-            types += [1] * (len(b) + 1)
-        input_ids.append(np.array(ids, np.int32))
-        token_types.append(np.array(types, np.int32))
-    return input_ids, token_types, cut
+# A run of fine-tuning, for `training.run`.
 
 
-def report(scores: dict[str, float]) -> str:
-    """The scores on the dev set for a person: of shares the hundredfold, as papers have it."""
+@dataclasses.dataclass(frozen=True)
+class Material:
+    """What the runs of a search share: the tokenizer and the data; and for a new run its initial weights."""
 
-    def text(name: str, value: float | None) -> str:
-        if value is None:
-            return f"{name} none"
-        return f"{name} {value:.2f}" if name == "null_threshold" else f"{name} {100 * value:.2f}"
+    tokenizer: Tokenizer
+    dataset: Dataset
+    initialize: Callable[[dict], dict] | None
 
-    return "dev: " + ", ".join(text(name, value) for name, value in scores.items())
+
+def adopt(config, before: Record | None) -> None:
+    """Sets all of the model but dropout: to that of an earlier run, or of `init_checkpoint`."""
+    if before is None:
+        pretrained.adopt_model(config, pretrained.read_config(config.init_checkpoint), config.init_checkpoint)
+    else:  # also where the checkpoint that it was started from is gone
+        pretrained.adopt_model(config, bert_config(before.config), "the run in this workdir")
+    tasks.validate(config)  # now that the model is known
+
+
+def load_material(config, folder: epath.Path, before: Record | None) -> Material:
+    """Raises `UserError` for what is wrong in the files of the data, or where there is no vocabulary."""
+    initialize = None
+    if before is not None:
+        tokenizer = workdir.load_tokenizer(folder, before)
+    else:
+        tokenizer = pretrained.require_tokenizer(config)
+        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
+    return Material(tokenizer, tasks.get(config.task).load(config, tokenizer), initialize)
+
+
+def open_run(config, folder: epath.Path, before: Record | None, material: Material | None = None) -> Run:
+    """`material`: where it is loaded already."""
+    mesh = make_mesh(config)
+    notes = []
+    if material is None:
+        material = load_material(config, folder, before)
+        notes += material.dataset.notes
+    dataset, record = material.dataset, record_of(config, material)
+    task = FineTuning(config, mesh, dataset)
+    # After every epoch, unless the config says otherwise.
+    config.eval.every_steps = config.eval.every_steps or steps_per_epoch(len(dataset.train), config.batch_size)
+
+    return Run(config, mesh, task, record, material.tokenizer, material.initialize, notes, _end_report)
+
+
+def record_of(config, material: Material) -> Record:
+    """What to write beside the checkpoints of a run."""
+    dataset = material.dataset
+    return Record(
+        config.copy_and_resolve_references(),
+        architecture=dataset.objective.architecture,
+        labels=dataset.labels,
+        tokenizer=workdir.tokenizer_entry(material.tokenizer),
+        train_examples=len(dataset.train),
+    )
+
+
+def _total_steps(config, before: Record | None) -> int | None:
+    return count_steps(config, before.train_examples) if before and before.train_examples else None
+
+
+KIND = Kind(
+    identity=lambda config: tasks.get(config.task).identity, adopt=adopt, total_steps=_total_steps, open=open_run
+)
+
+
+def _end_report(trained: Trained) -> str:
+    """The scores of the best checkpoint, and those at the end where that is another one."""
+    if trained.best is None or trained.best_step == int(trained.state.step):
+        return report(trained.scores)
+    return (
+        f"{report(trained.best)}, at step {trained.best_step}, the best, which predict and convert use\n"
+        f"at the end: {report(trained.scores)}"
+    )
+
+
+def report(scores: Scores) -> str:
+    """The scores on the dev set for a person: shares as percentages, as in papers."""
+
+    def text(name: str, value: float | None, factor: int = 100) -> str:
+        return f"{name} none" if value is None else f"{name} {factor * value:.2f}"
+
+    numbers = [text(name, value) for name, value in scores.scores.items()]
+    numbers += [text(name, value, factor=1) for name, value in scores.decided.items()]
+    return "dev: " + ", ".join(numbers)

@@ -9,15 +9,16 @@ from bertjax.data.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import classification
 from bertjax.tasks.classification import Columns, Table
-from bertjax.tasks.finetuning import Dataset
+from bertjax.tasks.finetuning import Dataset, FineTuningTask
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.validation import one_of
 
 ENTAILMENT = ("entailment", "not_entailment")
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """One task.
+class GlueTask:
+    """One task of GLUE: its files, labels and scores.
 
     Args:
       folder: in the distribution.
@@ -39,7 +40,7 @@ class Task:
 
 
 SENTENCE, PAIR = Columns("sentence"), Columns("sentence1", "sentence2")
-MNLI = Task(
+MNLI = GlueTask(
     "MNLI",
     Columns("sentence1", "sentence2", "gold_label"),
     Columns("premise", "hypothesis"),
@@ -51,26 +52,26 @@ MNLI = Task(
 )
 
 TASKS = {
-    "cola": Task(
+    "cola": GlueTask(
         "CoLA", SENTENCE, SENTENCE, ("0", "1"), ("matthews", "accuracy"), ("unacceptable", "acceptable"),
         names=("source", "label", "original", "sentence"),
     ),
-    "sst2": Task("SST-2", SENTENCE, SENTENCE, ("0", "1"), ("accuracy",), ("negative", "positive")),
-    "mrpc": Task(
+    "sst2": GlueTask("SST-2", SENTENCE, SENTENCE, ("0", "1"), ("accuracy",), ("negative", "positive")),
+    "mrpc": GlueTask(
         "MRPC", Columns("#1 String", "#2 String", "Quality"), PAIR, ("0", "1"), ("f1", "accuracy"),
         ("not_equivalent", "equivalent"),
     ),
-    "stsb": Task("STS-B", Columns("sentence1", "sentence2", "score"), PAIR, (), ("spearman", "pearson")),
-    "qqp": Task(
+    "stsb": GlueTask("STS-B", Columns("sentence1", "sentence2", "score"), PAIR, (), ("spearman", "pearson")),
+    "qqp": GlueTask(
         "QQP", Columns("question1", "question2", "is_duplicate"), Columns("question1", "question2"), ("0", "1"),
         ("f1", "accuracy"), ("not_duplicate", "duplicate"),
     ),
     "mnli": MNLI,
-    "qnli": Task(
+    "qnli": GlueTask(
         "QNLI", Columns("question", "sentence"), Columns("question", "sentence"), ENTAILMENT, ("accuracy",), ENTAILMENT
     ),
-    "rte": Task("RTE", PAIR, PAIR, ENTAILMENT, ("accuracy",), ENTAILMENT),
-    "wnli": Task("WNLI", PAIR, PAIR, ("0", "1"), ("accuracy",), ("not_entailment", "entailment")),
+    "rte": GlueTask("RTE", PAIR, PAIR, ENTAILMENT, ("accuracy",), ENTAILMENT),
+    "wnli": GlueTask("WNLI", PAIR, PAIR, ("0", "1"), ("accuracy",), ("not_entailment", "entailment")),
     # The diagnostics have no training data: what is learnt from MNLI is asked, and where they are labelled scored.
     "ax": dataclasses.replace(MNLI, folder="AX"),
 }  # fmt: skip
@@ -79,12 +80,12 @@ DIAGNOSTICS = "diagnostic-full.tsv"  # with labels; its texts' columns are Premi
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """The data set that `config.data` names. Raises `UserError` for what is missing or wrong in its files."""
-    task, said = TASKS[config.data.name], []
+    task, notes = TASKS[config.data.name], []
     if config.data.path.startswith(TFDS):
         tables = [_tfds(config.data.path, split, task, suffix) for split, suffix in _tfds_splits(task)]
         dropped = 0
         if task.folder == "AX":
-            said.append(f"no labelled diagnostics in {config.data.path}: scored on MNLI's dev sets alone")
+            notes.append(f"no labelled diagnostics in {config.data.path}: scored on MNLI's dev sets alone")
     else:
         folder = find_folder(config.data.path, "MNLI" if task.folder == "AX" else task.folder)
         files = [("train.tsv", "")] + [(file, suffix) for (file, _), suffix in zip(task.dev, task.suffixes)]
@@ -97,26 +98,25 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
                 rows, _ = read_table(folder / DIAGNOSTICS)
                 tables.append(Table(rows, Columns("Premise", "Hypothesis", "Label"), "_diagnostics"))
             else:
-                said.append(f"no {folder / DIAGNOSTICS}: scored on MNLI's dev sets alone")
-    said += [f"{dropped} lines dropped, which have a wrong number of columns"] if dropped else []
+                notes.append(f"no {folder / DIAGNOSTICS}: scored on MNLI's dev sets alone")
+    notes += [f"{dropped} lines dropped, which have a wrong number of columns"] if dropped else []
     scores = task.scores if task.folder != "AX" else ("accuracy", "matthews")
-    return classification.dataset(tables[0], tables[1:], task.labels, scores, tokenizer, config.max_seq_length, said)
+    return classification.dataset(tables[0], tables[1:], task.labels, scores, tokenizer, config.max_seq_length, notes)
 
 
-def submission(source: Pretrained, name: str, path: str, max_seq_length: int) -> tuple[str, str]:
-    """GLUE's submission for the test set in `path`, lines of index and prediction, and what to say of it."""
-    task = TASKS[name]
+def submission(source: Pretrained, path: str) -> tuple[str, str]:
+    """GLUE's submission for the test set in `path`, lines of index and prediction, and a line about it."""
+    task = TASKS[source.settings.data.name]
     rows, _ = read_table(path)
-    columns = task.columns
-    firsts = [column(row, columns.first) for row in rows]
-    seconds = [column(row, columns.second) for row in rows] if columns.second else None
+    names = [name for name in (task.columns.first, task.columns.second) if name]
+    texts = [tuple(column(row, name) for name in names) for row in rows]
     lines, cut = ["index\tprediction"], 0
-    for number, guess in enumerate(classification.predict(source, firsts, seconds, max_seq_length)):
+    for number, guess in enumerate(classification.predict(source, texts)):
         cut += "cut" in guess
         value = guess["label"] if task.labels else f"{min(5, max(0, guess['score'])):.3f}"
         lines.append(f"{rows[number].columns.get('index', number)}\t{value}")
-    said = f"{len(rows)} predictions" + (f", {cut} of them from texts cut to {max_seq_length} tokens," if cut else "")
-    return "\n".join(lines) + "\n", said
+    note = f", {cut} of them from texts cut to {source.max_seq_length} tokens," if cut else ""
+    return "\n".join(lines) + "\n", f"{len(rows)} predictions{note}"
 
 
 def find_folder(path: str, name: str) -> epath.Path:
@@ -128,14 +128,25 @@ def find_folder(path: str, name: str) -> epath.Path:
     raise UserError(f"config.data.path = {path!r}: no train.tsv in {candidates[0]} or {candidates[1]}")
 
 
-def _tfds_splits(task: Task) -> list[tuple[str, str]]:
+def _tfds_splits(task: GlueTask) -> list[tuple[str, str]]:
     return [("train", "")] + [(split, suffix) for (_, split), suffix in zip(task.dev, task.suffixes)]
 
 
-def _tfds(path: str, split: str, task: Task, suffix: str) -> Table:
+def _tfds(path: str, split: str, task: GlueTask, suffix: str) -> Table:
     ours = dict(zip(task.tfds_labels, task.labels))
     rows = [
         Row(row.columns | {"label": ours.get(label := column(row, "label"), label)}, row.where)
         for row in read_tfds(path, split)
     ]
     return Table(rows, task.tfds, suffix)
+
+
+TASK = FineTuningTask(
+    architecture="BertForSequenceClassification",
+    inputs=classification.INPUTS,
+    load=load,
+    predict=classification.predict,
+    validate=lambda config: one_of(config, "data.name", tuple(TASKS)),
+    identity=("data.name",),
+    submission=submission,
+)

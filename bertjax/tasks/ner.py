@@ -15,10 +15,12 @@ from bertjax.config import UserError
 from bertjax.data.examples import Examples
 from bertjax.data.tables import TFDS, column, read_text, read_tfds
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import finetuning, metrics
-from bertjax.tasks.finetuning import Dataset, Objective, Split
+from bertjax.tasks import metrics, objectives
+from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
+from bertjax.tasks.objectives import Objective
 from bertjax.text.tokenizer import Tokenizer
 
+INPUTS = InputForm(range(1, 2), "texts, with blanks between words")
 DOCUMENT = "-DOCSTART-"
 FILES = {"train": ("eng.train", "train.txt", "train.conll"), "dev": ("eng.testa", "dev.txt", "valid.txt", "dev.conll")}
 
@@ -46,8 +48,8 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     found = dataset(train, dev, tag_names(train), tokenizer, config.max_seq_length, config.data.document_context)
     for name, sentences in (("training", train), ("dev", dev)):
         if config.data.document_context and sentences[-1].document == len(sentences) - 1:
-            said = f"every {name} sentence by itself: no {DOCUMENT} says which belong to a document"
-            found = dataclasses.replace(found, said=(*found.said, said))
+            note = f"every {name} sentence by itself: no {DOCUMENT} says which belong to a document"
+            found = dataclasses.replace(found, notes=(*found.notes, note))
     return found
 
 
@@ -71,22 +73,22 @@ def dataset(
         return {"accuracy": metrics.accuracy(np.concatenate(gold), np.concatenate(found))}
 
     words = sum(len(sentence.words) for sentence in train)
-    said = [
+    notes = [
         f"{len(train)} training sentences, {words} words, {len(labels)} tags, in {len(examples)} sequences; "
         f"{len(dev)} dev sentences in {len(dev_examples)}"
     ]
     if unread := unread_words((*train, *dev), tokenizer, max_seq_length - 2):
-        said.append(f"of {unread} words not all is read: they have no pieces, or too many")
+        notes.append(f"{unread} words are not read in full: they have no pieces, or too many")
     metric, tags = "f1" if has_entities else "accuracy", Counter(tag for sentence in dev for tag in sentence.tags)
     baseline = 0.0 if has_entities else max(tags.values()) / tags.total()
     more_metrics = ("precision", "recall") if has_entities else ()
     return Dataset(
-        finetuning.tagging(len(labels)),
+        objectives.tagging(len(labels)),
         labels,
         examples,
         (Split(dev_examples, score),),
         metric,
-        tuple(said),
+        tuple(notes),
         baseline,
         more_metrics,
     )
@@ -235,17 +237,17 @@ def read_tags(
 
 
 def predict(
-    source: Pretrained,
-    texts: Sequence[str],
-    max_seq_length: int,
-    objective: Callable[[int], Objective] = finetuning.tagging,
+    source: Pretrained, texts: Sequence[tuple[str, ...]], objective: Callable[[int], Objective] = objectives.tagging
 ) -> Iterator[dict]:
     """For each text its words, which are what blanks separate, with their tags."""
     labels = source.labels or tuple(f"LABEL_{i}" for i in range(len(source.params["classifier"]["dense"]["bias"])))
     sentences = [
-        Sentence(tuple(text.split()), (labels[0],) * len(text.split()), number) for number, text in enumerate(texts)
+        Sentence(tuple(text.split()), (labels[0],) * len(text.split()), number) for number, (text,) in enumerate(texts)
     ]
-    examples = encode(sentences, labels, source.tokenizer, max_seq_length, with_context=False)
-    logits = finetuning.predict(objective(len(labels)), source, examples)
+    examples = encode(sentences, labels, source.tokenizer, source.max_seq_length, with_context=False)
+    logits = objectives.predict(objective(len(labels)), source, examples)
     for sentence, tags in zip(sentences, read_tags(sentences, labels, examples, logits)):
         yield {"words": list(sentence.words), "tags": tags}
+
+
+TASK = FineTuningTask("BertForTokenClassification", INPUTS, load, predict)

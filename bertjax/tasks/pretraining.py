@@ -3,7 +3,7 @@
 import collections
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import flax.linen as nn
 import jax
@@ -13,16 +13,34 @@ import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config import UserError, bert_config, corpus_sources, total_steps
+from bertjax.config import UserError, bert_config, corpus_sources, stages_of, total_steps
 from bertjax.data import pipeline, preparation
 from bertjax.data.records import check_recipe, features, find_records, read_manifest, require_folder
+from bertjax.interop import pretrained
 from bertjax.model.bert import BertForPreTraining, cast_encoder, forward_flops
-from bertjax.sharding.mesh import batch_sharding, compute_dtype, local_rows, put_batch, replicated
+from bertjax.sharding import hosts
+from bertjax.sharding.mesh import (
+    Batch,
+    batch_sharding,
+    compute_dtype,
+    local_copy,
+    local_rows,
+    make_mesh,
+    put_batch,
+    replicated,
+)
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import available_cores
+from bertjax.tasks import fill_mask
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.training import workdir
+from bertjax.training.checkpoint import Scores
+from bertjax.training.loop import Trained
+from bertjax.training.run import Kind, Run
+from bertjax.training.workdir import Record
 
+RECORD_COUNTS = "record_counts.json"  # in the workdir
 UNIGRAM_SEQUENCES = 65_536  # training sequences whose masked words make the unigram baseline
 
 
@@ -33,23 +51,24 @@ class Pretraining:
       config: a validated config.
       mesh: the mesh that `evaluate` runs on.
       records: folder of TFRecords. None where a subclass brings `batches` and `evaluate` of its own.
+      counts: file for the numbers of records of files without a manifest, so that they are counted once.
     """
 
     frozen = ()
 
-    def __init__(self, config, mesh: Mesh, records: epath.PathLike | None):
+    def __init__(self, config, mesh: Mesh, records: epath.PathLike | None, counts: epath.PathLike | None = None):
         self.config, self.mesh = config, mesh
         self.model = BertForPreTraining(bert_config(config), compute_dtype(config, mesh), config.remat)
-        self.total_steps = total_steps(config)
+        self.total_steps, self._stages = total_steps(config), stages_of(config)
         self.eval_batch_size = config.batch_size // config.microbatches  # what the memory is sure to have room for
         if records is not None:
             import bertjax.data.tf  # noqa: F401  before TensorBoard's writer imports TensorFlow as it is
 
-            shapes = [(s.length, s.max_predictions_per_seq) for s in config.stages]
-            words = config.model.vocab_size
-            self._train = [find_records(records, *shape, "train", words) for shape in shapes]
-            self._heldout = [find_records(records, *shape, "heldout", words) for shape in shapes]
-        self._stage_ends = list(itertools.accumulate(s.steps for s in config.stages))
+            shapes = [(s.length, s.max_predictions_per_seq) for s in self._stages]
+            find = functools.partial(find_records, records, vocab_size=config.model.vocab_size, counts=counts)
+            self._train = [find(*shape, split="train") for shape in shapes]
+            self._heldout = [find(*shape, split="heldout") for shape in shapes]
+        self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
 
     # What the loop asks for.
 
@@ -57,7 +76,7 @@ class Pretraining:
         ids = jnp.zeros((1, 8), jnp.int32)
         return self.model.init(key, ids, ids, ids, ids)["params"]
 
-    def batches(self, start_step: int) -> Iterator[pipeline.Batch]:
+    def batches(self, start_step: int) -> Iterator[Batch]:
         first, own = 0, local_rows(self.mesh, self.config.batch_size)
         for number, end in enumerate(self._stage_ends):
             if start_step < end:
@@ -94,17 +113,18 @@ class Pretraining:
             mlm_loss=mlm_loss, mlm_accuracy=mlm_accuracy, nsp_loss=nsp_loss, nsp_accuracy=nsp_accuracy, tokens=tokens
         )
 
-    def evaluate(self, params, step: int) -> dict[str, float]:
-        """Held-out losses and accuracies, each beside what it must beat; empty where nothing is held out.
+    def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
+        """Held-out losses and accuracies, each beside what it must beat; None where nothing is held out.
 
         `unigram_loss`: words guessed by their frequency in training, on the same masked words. `mlm_majority` and
         `nsp_majority`: the accuracy of always saying the most frequent word, or class. Measured on the first
-        `eval.max_sequences` held-out sequences of the stage that `step` ends in.
+        `eval.max_sequences` held-out sequences of the stage that `step` ends in; losses of different lengths are not
+        compared.
         """
         number = next(i for i, end in enumerate(self._stage_ends) if step <= end)
         if self._heldout[number] is None:
-            return {}
-        stage = self.config.stages[number]
+            return None
+        stage = self._stages[number]
         batches = pipeline.heldout_batches(
             self._heldout[number],
             stage.length,
@@ -117,13 +137,13 @@ class Pretraining:
         sums = collections.Counter()
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
             for batch in batches:
-                sums.update(
-                    jax.device_get(self.eval_step(params, put_batch(batch, self.mesh, self.eval_batch_size), unigram))
-                )
+                found = self.eval_step(params, put_batch(batch, self.mesh, self.eval_batch_size), unigram)
+                sums.update(jax.device_get(found))
+                after_batch()
         sums = {name: float(value) for name, value in sums.items()}
 
         words, pairs = sums["words"], sums["pairs"]
-        return {
+        scores = {
             "mlm_loss": sums["mlm_loss"] / words,
             "unigram_loss": sums["unigram_loss"] / words,
             "mlm_accuracy": sums["mlm_accuracy"] / words,
@@ -132,10 +152,14 @@ class Pretraining:
             "nsp_accuracy": sums["nsp_accuracy"] / pairs,
             "nsp_majority": max(sums["random_next"], pairs - sums["random_next"]) / pairs,
         }
+        return Scores(scores, -scores["mlm_loss"], measured_on=f"length {stage.length}")
+
+    def files(self) -> dict[str, str]:
+        return {}
 
     def abstract_batch(self, stage: int, batch_size: int) -> dict:
         """Shapes, types and shardings of the batches of a stage."""
-        length, predictions = self.config.stages[stage].length, self.config.stages[stage].max_predictions_per_seq
+        length, predictions = self._stages[stage].length, self._stages[stage].max_predictions_per_seq
         shapes = {name: ((size,), dtype) for name, (size, dtype) in features(length, predictions).items()}
         shapes |= {"next_sentence_labels": ((), np.int64), "next_sentence_weights": ((), np.float32)}
         return {
@@ -147,12 +171,9 @@ class Pretraining:
             for name, (shape, dtype) in shapes.items()
         }
 
-    def score(self, metrics: dict[str, float]) -> float:
-        return -metrics["mlm_loss"]
-
     def flops(self, start: int, stop: int) -> int:
         total, first = 0, 0
-        for stage, end in zip(self.config.stages, self._stage_ends):
+        for stage, end in zip(self._stages, self._stage_ends):
             steps = max(0, min(stop, end) - max(start, first))
             forward = forward_flops(
                 self.model.config, self.config.batch_size, stage.length, stage.max_predictions_per_seq
@@ -162,8 +183,8 @@ class Pretraining:
 
     # How it does it.
 
-    def _stage_batches(self, number: int, start: int, rows) -> Iterator[pipeline.Batch]:
-        stage = self.config.stages[number]
+    def _stage_batches(self, number: int, start: int, rows) -> Iterator[Batch]:
+        stage = self._stages[number]
         return pipeline.train_batches(
             self._train[number],
             stage.length,
@@ -210,25 +231,69 @@ def _weighted(logits, labels, weights) -> tuple[jax.Array, jax.Array]:
     return (weights * losses).sum(), (weights * right).sum()
 
 
-# Around a run: what it needs first, what it tells at the end.
+# A run of pre-training, for `training.run`.
 
 
-def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]:
+def _adopt(config, before: Record | None) -> None:
+    """Sets what `init_checkpoint` decides: activation, LayerNorm's epsilon, perhaps the tokenizer."""
+    if not config.init_checkpoint:
+        return
+    if before is None:
+        pretrained.adopt(config)
+    else:  # also where the checkpoint that it was started from is gone
+        model = before.config.model
+        config.model.update(hidden_act=model.hidden_act, layer_norm_eps=model.layer_norm_eps)
+
+
+def _open(config, folder: epath.Path, before: Record | None) -> Run:
+    mesh = make_mesh(config)
+    records, pieces = find_or_prepare(config, folder)
+    initialize = None
+    if config.init_checkpoint and before is None:
+        pretrained.check_tokenizer(config.init_checkpoint, pieces)
+        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
+    fill_mask.check(config.eval.fill_masks, pieces, config.model.max_position_embeddings)
+    with hosts.first_before_others("records counted"):
+        task = Pretraining(config, mesh, records, counts=folder / RECORD_COUNTS)
+    notes = []
+    if (warmup := config.optimizer.warmup_steps) >= task.total_steps:
+        notes = [f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does"]
+    record = Record(config, tokenizer=workdir.tokenizer_entry(pieces))
+
+    def end_report(trained: Trained) -> str:
+        params = local_copy(trained.state.params, mesh)  # all hosts have to take part
+        if jax.process_index():
+            return ""
+        filled = fill_mask.fill_masks(task.model, params, pieces, config.eval.fill_masks)
+        return "\n".join([report(trained.scores), *map(fill_mask.describe, filled)])
+
+    return Run(config, mesh, task, record, pieces, initialize, notes, end_report)
+
+
+KIND = Kind(
+    identity=lambda config: (), adopt=_adopt, total_steps=lambda config, before: total_steps(config), open=_open
+)
+
+
+def find_or_prepare(config, run_folder: epath.Path) -> tuple[epath.Path, Tokenizer]:
     """The folder of a run's records and their tokenizer; prepares them in the workdir where config names none.
 
     Raises `UserError` where there are none, or they and the config do not belong together.
     """
-    folder = require_folder(config.data.records) if config.data.records else workdir / "records"
+    folder = require_folder(config.data.records) if config.data.records else run_folder / "records"
     manifest = read_manifest(folder)
     if manifest is None and not config.data.records:
         if jax.process_count() > 1:
             raise UserError("config.data.records = '': several hosts need records; run bertjax.prepare once, on one")
         print(f"preparing {', '.join(corpus_sources(config))} in {folder}", flush=True)
         manifest = preparation.prepare(config, folder, workers=available_cores())
-    elif not config.data.records:
-        if jax.process_index() == 0:
+    elif manifest is not None:
+        if not config.data.records and jax.process_index() == 0:
             print(f"found prepared records in {folder}", flush=True)
-        check_recipe(manifest, preparation.recipe_of(config), folder)
+        recipe = preparation.recipe_of(config)
+        if not recipe["corpus"]:  # the config leaves it to the records
+            del recipe["corpus"]
+        check_recipe(manifest, recipe, folder)
     if manifest is None and not config.tokenizer.path:
         raise UserError(
             f"config.tokenizer.path = '': the records in {folder} have no manifest; name the vocabulary they were "
@@ -253,12 +318,12 @@ def _tokenizer_of_records(config, folder: epath.Path, manifest: dict | None) -> 
     return loaded
 
 
-def report(scores: dict[str, float]) -> str:
+def report(scores: Scores | None) -> str:
     """The held-out scores for a person, each beside its baseline."""
-    if not scores:
+    if scores is None:
         return "nothing was held out, so nothing is scored"
     loss, unigram, accuracy, majority, nsp_accuracy, nsp_majority = (
-        scores[name]
+        scores.scores[name]
         for name in ("mlm_loss", "unigram_loss", "mlm_accuracy", "mlm_majority", "nsp_accuracy", "nsp_majority")
     )
     comparison = f"{abs(unigram - loss):.3f} {'more' if unigram > loss else 'less'}"

@@ -19,11 +19,14 @@ from bertjax.config import UserError
 from bertjax.data.examples import Examples
 from bertjax.data.tables import TFDS, column, read_text, read_tfds
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import finetuning, metrics
-from bertjax.tasks.finetuning import Dataset, Split
+from bertjax.tasks import metrics, objectives
+from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.text.tokenizer import Encoding, Tokenizer
+from bertjax.validation import one_of, positive, require
 
+VERSIONS = ("v1.1", "v2.0")
 N_BEST, MAX_ANSWER_TOKENS = 20, 30
+THRESHOLD = "null_threshold"  # the odds above which there is no answer, as tuned on the dev set of v2.0
 NO_SPAN = float(np.finfo(np.float32).max)  # the odds of no answer where there is no other; a number in JSON too
 
 
@@ -72,12 +75,12 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     )
     encoded = encode(train, tokenizer, **sizes, with_labels=True)
     dev_examples, dev_windows, dev_cut, *_ = encode(dev, tokenizer, **sizes, with_labels=False)
-    said = encoded.said(train, data.max_query_length)
-    said += (f"{dev_cut} dev questions cut to {data.max_query_length} tokens",) if dev_cut else ()
+    notes = encoded.notes(train, data.max_query_length)
+    notes += (f"{dev_cut} dev questions cut to {data.max_query_length} tokens",) if dev_cut else ()
     golds = {question.name: question.answers for question in dev}
     has_unanswerable = data.version == "v2.0"
 
-    def decide(found: dict) -> tuple[dict[str, str], float | None]:
+    def answers_of(found: dict) -> tuple[dict[str, str], float | None]:
         """The answer to each question, "" where there is none, and the odds above which that is so."""
         texts = {name: best[0]["text"] if best else "" for name, (best, _) in found.items()}
         if not has_unanswerable:
@@ -87,21 +90,24 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         return {name: "" if odds[name] > threshold else text for name, text in texts.items()}, threshold
 
     def score(found: dict) -> dict[str, float]:
-        texts, threshold = decide(found)
-        scores = {name: value / 100 for name, value in metrics.squad_scores(golds, texts, data.version).items()}
-        return scores if threshold is None else {**scores, "null_threshold": threshold}
+        texts, _ = answers_of(found)
+        return {name: value / 100 for name, value in metrics.squad_scores(golds, texts, data.version).items()}
+
+    def decide(found: dict) -> dict[str, float]:
+        _, threshold = answers_of(found)
+        return {} if threshold is None else {THRESHOLD: threshold}
 
     def files(found: dict) -> dict[str, str]:
         nbest = {name: best for name, (best, _) in found.items()}
-        written = {"predictions.json": decide(found)[0], "nbest_predictions.json": nbest}
+        written = {"predictions.json": answers_of(found)[0], "nbest_predictions.json": nbest}
         if has_unanswerable:
             written["null_odds.json"] = {name: null for name, (_, null) in found.items()}
         return {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
 
-    split = Split(dev_examples, score, files, functools.partial(answers, dev, dev_windows))
+    split = Split(dev_examples, score, decide, files, functools.partial(answers, dev, dev_windows))
     unanswerable = sum(not question.answers for question in dev) / len(dev)  # scored 1 by never answering
     more = ("exact_match",)
-    return Dataset(finetuning.spans(), (), encoded.examples, (split,), "f1", said, unanswerable, more)
+    return Dataset(objectives.spans(), (), encoded.examples, (split,), "f1", notes, unanswerable, more)
 
 
 def find_file(folder: str, name: str, version: str) -> epath.Path:
@@ -111,7 +117,7 @@ def find_file(folder: str, name: str, version: str) -> epath.Path:
     return path
 
 
-def read(path: epath.PathLike) -> list[Question]:
+def read(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
     """Raises `UserError` where the file is none of SQuAD's, or an answer is not where it says."""
     questions = []
     try:
@@ -119,7 +125,7 @@ def read(path: epath.PathLike) -> list[Question]:
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 for asked in paragraph["qas"]:
-                    given = [] if asked.get("is_impossible") else asked["answers"]
+                    given = asked["answers"] if with_answers and not asked.get("is_impossible") else []
                     questions.append(
                         Question(
                             str(asked["id"]),
@@ -129,7 +135,7 @@ def read(path: epath.PathLike) -> list[Question]:
                             tuple(int(answer["answer_start"]) for answer in given),
                         )
                     )
-                    if not given and not asked.get("is_impossible"):
+                    if with_answers and not given and not asked.get("is_impossible"):
                         raise KeyError("an answer, or is_impossible")
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
@@ -189,8 +195,8 @@ class Encoded(NamedTuple):
     exact: int
     apart: int
 
-    def said(self, questions: Sequence[Question], max_query_length: int) -> tuple[str, ...]:
-        """For the user."""
+    def notes(self, questions: Sequence[Question], max_query_length: int) -> tuple[str, ...]:
+        """Lines to print."""
         answerable = sum(bool(question.answers) for question in questions)
         lines = [f"{len(questions)} training questions, {answerable} with an answer, in {len(self.windows)} windows"]
         if within := answerable - self.exact:
@@ -320,28 +326,64 @@ def _spans(window: Window, scores: np.ndarray) -> list[tuple[float, int, int]]:
     return spans
 
 
-def predict(
-    source: Pretrained,
-    pairs: Sequence[tuple[str, str]],
-    max_seq_length: int,
-    doc_stride: int = 128,
-    max_query_length: int = 64,
-    null_threshold: float = np.inf,
-) -> Iterator[dict]:
+def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
     """For each question and its paragraph `answer`, the characters `start` to `end`, `probability` among the best, and
-    `null_odds`; where these are above the threshold the answer is empty: there is none. `cut`: the question was."""
-    questions = [Question(str(i), question, context) for i, (question, context) in enumerate(pairs)]
-    most = min(max_query_length, max_seq_length // 2)
-    examples, windows, *_ = encode(questions, source.tokenizer, max_seq_length, doc_stride, most, with_labels=False)
+    `null_odds`; where these are above the threshold that was tuned on the dev set the answer is empty: there is none.
+    `cut`: the question was."""
+    questions = [Question(str(i), question, context) for i, (question, context) in enumerate(texts)]
+    threshold = source.decided.get(THRESHOLD, np.inf)
+    sizes = _sizes(source)
     lengths = [len(ids) for ids in source.tokenizer.encode_ids([question.text for question in questions])]
-    found = answers(questions, windows, finetuning.predict(finetuning.spans(), source, examples))
+    found = _answers_by(source, questions, sizes)
     for question, length in zip(questions, lengths):
         best, null = found[question.name]
-        is_none = not best or null > null_threshold
+        is_none = not best or null > threshold
         top = {"text": "", "start": 0, "end": 0, "probability": 0.0} if is_none else best[0]
         yield {
             "answer": top["text"],
             **{name: top[name] for name in ("start", "end", "probability")},
             "null_odds": null if best else None,
-            **({"cut": True} if length > most else {}),
+            **({"cut": True} if length > sizes["max_query_length"] else {}),
         }
+
+
+def submission(source: Pretrained, path: str) -> tuple[str, str]:
+    """SQuAD's predictions.json for the questions of a file of its form, and a line about it."""
+    questions, threshold = read(path, with_answers=False), source.decided.get(THRESHOLD, np.inf)
+    found = _answers_by(source, questions, _sizes(source))
+    texts = {name: best[0]["text"] if best and null <= threshold else "" for name, (best, null) in found.items()}
+    empty = sum(not text for text in texts.values())
+    return json.dumps(texts, ensure_ascii=False, indent=1) + "\n", f"{len(texts)} answers, {empty} of them empty,"
+
+
+def _sizes(source: Pretrained) -> dict[str, int]:
+    """Those of the run that the checkpoint is of; run_squad.py's where that is not known."""
+    longest, data = source.max_seq_length, source.settings.get("data", {})
+    return dict(
+        max_seq_length=longest,
+        doc_stride=data.get("doc_stride", 128),
+        max_query_length=min(data.get("max_query_length", 64), longest // 2),
+    )
+
+
+def _answers_by(source: Pretrained, questions: Sequence[Question], sizes: dict[str, int]) -> dict:
+    examples, windows, *_ = encode(questions, source.tokenizer, **sizes, with_labels=False)
+    return answers(questions, windows, objectives.predict(objectives.spans(), source, examples))
+
+
+def validate(config) -> None:
+    query, longest = config.data.max_query_length, config.max_seq_length
+    one_of(config, "data.version", VERSIONS)
+    positive(config, "data.doc_stride")
+    require(1 <= query <= longest - 8, "data.max_query_length", query, f"1 to max_seq_length - 8 = {longest - 8}")
+
+
+TASK = FineTuningTask(
+    architecture="BertForQuestionAnswering",
+    inputs=InputForm(range(2, 3), '"question ||| paragraph"'),
+    load=load,
+    predict=predict,
+    validate=validate,
+    identity=("data.version",),
+    submission=submission,
+)

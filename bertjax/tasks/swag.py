@@ -10,8 +10,9 @@ from bertjax.config import UserError
 from bertjax.data.examples import Examples
 from bertjax.data.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import finetuning, metrics
-from bertjax.tasks.finetuning import Dataset, Split, encode_pairs
+from bertjax.tasks import metrics, objectives
+from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
+from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -19,22 +20,22 @@ ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """train.csv and val.csv of the folder. Raises `UserError` for what is missing or wrong in them."""
-    splits, said = [], []
+    splits, notes = [], []
     for name, split in (("train.csv", "train"), ("val.csv", "validation")):
         rows = _read(config.data.path, name, split)
         choices = [(column(row, "sent1"), _endings(row)) for row in rows]
         examples, cut = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
         splits.append(examples)
         if cut.any():
-            said.append(f"{cut.sum()} of {len(rows)} examples of {name} cut to {config.max_seq_length} tokens")
+            notes.append(f"{cut.sum()} of {len(rows)} examples of {name} cut to {config.max_seq_length} tokens")
     train, dev = splits
 
     def score(logits: list[np.ndarray]) -> dict[str, float]:
         return {"accuracy": metrics.accuracy(dev.labels, np.stack(logits).argmax(-1))}
 
-    said.append(f"{len(train)} training examples")
+    notes.append(f"{len(train)} training examples")
     baseline = float(np.bincount(dev.labels).max() / len(dev))
-    return Dataset(finetuning.choice(), (), train, (Split(dev, score),), "accuracy", tuple(said), baseline)
+    return Dataset(objectives.choice(), (), train, (Split(dev, score),), "accuracy", tuple(notes), baseline)
 
 
 def _endings(row: Row) -> list[str]:
@@ -74,13 +75,20 @@ def encode(
     return examples, np.reshape(cut, (-1, count)).any(1)
 
 
-def predict(source: Pretrained, choices: Sequence[tuple[str, Sequence[str]]], max_seq_length: int) -> Iterator[dict]:
+def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
     """For each sentence the `choice` among its continuations, counted from 0, and the `probabilities` of all; `cut`
-    where one of them was.
-
-    All have the same number of continuations.
+    where one of them was. All have the same number of continuations.
     """
-    examples, cut = encode(choices, None, source.tokenizer, max_seq_length)
-    for scores, was_cut in zip(finetuning.predict(finetuning.choice(), source, examples), cut):
+    choices = [(sentence, endings) for sentence, *endings in texts]
+    examples, cut = encode(choices, None, source.tokenizer, source.max_seq_length)
+    for scores, was_cut in zip(objectives.predict(objectives.choice(), source, examples), cut):
         more = {"cut": True} if was_cut else {}
         yield {"choice": int(scores.argmax()), "probabilities": softmax(scores).tolist(), **more}
+
+
+TASK = FineTuningTask(
+    architecture="BertForMultipleChoice",
+    inputs=InputForm(range(3, 100), '"sentence ||| ending ||| ending ..."'),
+    load=load,
+    predict=predict,
+)

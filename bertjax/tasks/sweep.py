@@ -1,81 +1,107 @@
 """The search over hyperparameters (Devlin et al. 2019, appendix A.3): run after run in one process, compiled once.
 
-Each run has a workdir of its own, `WORKDIR/runs/NAME`; `WORKDIR/best` names the one that is best on the dev set, which
-alone keeps its checkpoint.
+Each run has a workdir of its own, `WORKDIR/runs/NAME`; `WORKDIR/best` names the one that is best on the dev set, and
+only that one keeps its checkpoint.
 """
 
 import copy
 import dataclasses
+import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 from etils import epath
-from jax.sharding import Mesh
 
-from bertjax.config import FEATURE_LAYERS, UserError, validate
+from bertjax import tasks
+from bertjax.config import UserError
 from bertjax.files import write_whole
-from bertjax.tasks.finetuning import Dataset, FineTuning, report
-from bertjax.text.tokenizer import Tokenizer
-from bertjax.training import checkpoint, run_folder
-from bertjax.training.loop import Diverged, make_program, train
+from bertjax.interop.pretrained import BEST_RUN
+from bertjax.sharding.mesh import make_mesh
+from bertjax.tasks import finetuning
+from bertjax.tasks.finetuning import Material, count_steps
+from bertjax.training import checkpoint, workdir
+from bertjax.training.loop import Diverged
+from bertjax.training.run import Run
+from bertjax.training.run import run as run_one
+from bertjax.training.step import Program, make_program
+from bertjax.training.workdir import Difference, Record
+from bertjax.validation import value_of
 
-PAPER = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"
-PAPER_FEATURES = f"layers={','.join(FEATURE_LAYERS)}"  # table 7
-# In the order of the table.
-FIELDS = {"layers": str, "batch_size": int, "learning_rate": float, "epochs": float, "seed": int}
-SECTIONS = {"layers": "head", "learning_rate": "optimizer"}  # where they stand in a config
-RESULT, TABLE = "result.json", "sweep.md"
+RUNS, RESULT, SUMMARY = "runs", "result.json", "sweep.md"
+SHORT_NAMES = {"learning_rate": "optimizer.learning_rate"}
+ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # of the table's columns; the others stand before them
+NOT_COMPILED = (
+    "learning_rate",
+    "warmup_proportion",
+)  # of the optimizer's fields; the others need a program of their own
+SEARCHABLE = ("batch_size", "epochs", "seed", "optimizer.", "head.", "model.hidden_dropout_prob",
+              "model.attention_probs_dropout_prob")  # fmt: skip
 NEXT_SEED = 1000  # added to that of a run that failed
 MARGIN = 1e-3  # by which a run has to be better than always giving the same answer
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One finished run. `failed`: no better than always giving the same answer, or its loss was no number."""
+    """One finished run. `failed`: no better than always giving the same answer, or its loss was not a number."""
 
     settings: dict
     scores: dict
     failed: bool
 
 
-def parse(text: str, paper: str = PAPER) -> list[dict]:
+def parse(config) -> list[dict]:
     """The settings of all runs of `config.sweep`, such as "learning_rate=5e-5,3e-5 seed=0,1" or "paper seed=0,1".
 
-    Raises `UserError` for what is no field or no number.
+    Raises `UserError` for a name that is not a field to search over, or a value of another type than the field's.
     """
+    text, paper = config.sweep, tasks.get(config.task).paper_sweep
     values: dict[str, list] = {}
     for word in text.replace("paper", paper).split():
-        name, _, numbers = word.partition("=")
-        if name not in FIELDS or not numbers:
+        name, _, given = word.partition("=")
+        field = SHORT_NAMES.get(name, name)
+        if not given or not field.startswith(SEARCHABLE) or not _has(config, field):
             raise UserError(
-                f"config.sweep = {text!r}: {word!r} is not understood; give fields and values such as {PAPER!r}, of "
-                f"{', '.join(FIELDS)}, or 'paper'"
+                f"config.sweep = {text!r}: {word!r} is not understood; give fields and values such as {paper!r}, of "
+                f"{', '.join((*ORDER, *SEARCHABLE[3:]))}, or 'paper'"
             )
+        kind = type(value_of(config, field))
         try:
-            values[name] = list(dict.fromkeys(FIELDS[name](number) for number in numbers.split(",")))
+            values[name] = list(dict.fromkeys(_parsed(kind, value) for value in given.split(",")))
         except ValueError:
-            raise UserError(f"config.sweep = {text!r}: {numbers!r} are not numbers for {name}") from None
-    names = [name for name in FIELDS if name in values]
+            raise UserError(f"config.sweep = {text!r}: {given!r} are not values for {name} ({kind.__name__})") from None
+    names = sorted(values, key=_place)
     return [dict(zip(names, chosen)) for chosen in itertools.product(*(values[name] for name in names))]
 
 
+def _has(config, field: str) -> bool:
+    section, _, name = field.rpartition(".")
+    return name in (config.get(section, {}) if section else config)
+
+
+def _parsed(kind: type, value: str):
+    if kind is bool:
+        return {"True": True, "False": False}.get(value) if value in ("True", "False") else int("not a boolean")
+    return kind(value)
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (ORDER.index(name) if name in ORDER else -1, name)
+
+
 def shared_batch_size(config) -> int:
-    """What the batch sizes of all runs are multiples of, so that the same devices serve for each of them."""
-    return math.gcd(*(trial.batch_size for _, trial in plan(config)))
+    """The largest number that divides the batch sizes of all runs, so that the same devices serve for each of them."""
+    return math.gcd(*(trial.batch_size for _, trial in trials(config)))
 
 
-def plan(config) -> list[tuple[dict, object]]:
+def trials(config) -> list[tuple[dict, object]]:
     """(settings, config) of all runs of a config's sweep. Raises `UserError` where one of them is not valid."""
-    runs = parse(config.sweep, PAPER_FEATURES if config.task == "features" else PAPER)
-    if "layers" in runs[0] and config.task != "features":
-        raise UserError(f"config.sweep = {config.sweep!r}: layers are for experiments/features.py")
-    planned = [(settings, _with(config, settings)) for settings in runs]
+    planned = [(settings, _with(config, settings)) for settings in parse(config)]
     for _, trial in planned:
-        validate(trial)
+        tasks.validate(trial)
     return planned
 
 
@@ -88,63 +114,99 @@ def _cell(value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def run(config, workdir: epath.Path, mesh: Mesh, dataset: Dataset, tokenizer: Tokenizer, initialize: Callable) -> str:
-    """Does the runs that are not done yet; returns the table, which lies in `sweep.md`.
+def refuse_search(folder: epath.Path) -> None:
+    """Raises `UserError` where a workdir holds a search, for a single run."""
+    if (folder / RUNS).exists():
+        raise UserError(f"{folder}: holds a search, and this is a single run; take another --workdir")
+
+
+def run(config, folder: epath.Path) -> None:
+    """Does the runs that are not done yet, and prints the table, which lies in `sweep.md`.
 
     A run that failed is followed by up to `config.restarts` others with other seeds, and stays in the table.
     """
+    if (folder / workdir.CONFIG).exists():
+        raise UserError(f"{folder}: holds a single run, and this is a search; take another --workdir")
     is_first, programs, results = jax.process_index() == 0, {}, []
-    check_others(workdir, config, dataset, tokenizer)
-    queue = [(settings, config.restarts) for settings, _ in plan(config)]
+    finetuning.adopt(config, None)
+    planned = trials(config)  # now that the model is known
+    for _, trial in planned:
+        make_mesh(trial)
+    material = finetuning.load_material(config, folder, None)
+    dataset = material.dataset
+    if is_first:
+        print("\n".join(dataset.notes), flush=True)
+    check_others(folder, config, material)
+
+    queue = [(settings, config.restarts) for settings, _ in planned]
     while queue:
         settings, restarts = queue.pop(0)
-        folder, trial = workdir / run_folder.RUNS / name_of(settings), _with(config, settings)
-        result = read_result(folder, settings, trial)
+        trial_folder, trial = folder / RUNS / name_of(settings), _with(config, settings)
+        result = read_result(trial_folder, settings, trial)
         if result is None:
-            task = FineTuning(trial, mesh, dataset)
-            trial.eval.every_steps = trial.eval.every_steps or task.total_steps
-            if task.model not in programs:
-                programs[task.model] = make_program(task, trial, mesh)
             if is_first:
-                run_folder.write_config(folder, trial, tokenizer, dataset.objective.architecture, dataset.labels)
                 print(f"run {name_of(settings)}, {len(queue)} to come", flush=True)
-            try:
-                scores = train(task, trial, folder, mesh, initialize, programs[task.model])[1]
-                result = Result(settings, scores, not scores[dataset.metric] > dataset.baseline + MARGIN)
-            except Diverged as error:
-                result = Result(settings, {dataset.metric: None}, True)
-                if is_first:
-                    print(error, flush=True)
-            if is_first:
-                for name, content in task.files.items():
-                    write_whole(folder / name, content)
-                write_whole(folder / RESULT, json.dumps({"scores": result.scores, "failed": result.failed}) + "\n")
-                run_folder.write_report(folder, report(result.scores))
+            result = _run_trial(trial, trial_folder, settings, material, programs)
         results.append(result)
         if is_first:
-            keep_best(workdir, dataset.metric)
-            write_whole(workdir / TABLE, table(results, (dataset.metric, *dataset.more_metrics)))
+            keep_best(folder, dataset.metric)
+            write_whole(folder / SUMMARY, table(results, (dataset.metric, *dataset.more_metrics)))
         if result.failed and restarts:
             taken = {name_of(other) for other, _ in queue} | {name_of(other.settings) for other in results}
             again = {**settings, "seed": settings.get("seed", config.seed) + NEXT_SEED}
             while name_of(again) in taken:
                 again["seed"] += NEXT_SEED
             queue.insert(0, (again, restarts - 1))
-    return table(results, (dataset.metric, *dataset.more_metrics))
+    if is_first:
+        print(table(results, (dataset.metric, *dataset.more_metrics)), end="", flush=True)
 
 
-def check_others(workdir: epath.Path, config, dataset: Dataset, tokenizer: Tokenizer) -> None:
-    """Raises `UserError` where runs lie there that cannot be compared with these: of other data, a task of its own."""
-    for path in sorted((workdir / run_folder.RUNS).glob(f"*/{run_folder.CONFIG}")):
-        folder, before = path.parent, run_folder.read_config(path.parent)
-        # Only what a search is over may differ between them.
-        fields = [name for name in FIELDS if name != "layers" or config.task == before.task == "features"]
-        alike = _with(config, {name: _section(before, name)[name] for name in fields})
-        run_folder.check_task(folder, alike)
-        run_folder.check_tokenizer(folder, tokenizer)
-        run_folder.check_labels(folder, dataset.labels)
-        if changed := run_folder.changes(folder, alike):
-            raise UserError(f"{folder}: made with other settings, {'; '.join(changed)}; take another --workdir")
+def _run_trial(trial, folder: epath.Path, settings: dict, material: Material, programs: dict) -> Result:
+    """Does one run, and writes its result. `programs` are those of the runs before it, by what was compiled in."""
+
+    def program_of(opened: Run) -> Program:
+        compiled_in = {name: value for name, value in trial.optimizer.items() if name not in NOT_COMPILED}
+        key = (opened.task.model, json.dumps(compiled_in, sort_keys=True))
+        if key not in programs:
+            programs[key] = make_program(opened.task, opened.config, opened.mesh)
+        return programs[key]
+
+    dataset = material.dataset
+    steps = count_steps(trial, len(dataset.train))
+    trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
+    kind = dataclasses.replace(finetuning.KIND, open=functools.partial(finetuning.open_run, material=material))
+    try:
+        trained = run_one(kind, trial, folder, program_of, is_trial=True)
+        # None: it had ended before, but for its result.
+        scores = trained.best if trained else checkpoint.read_scores(folder, checkpoint.best_step(folder) or steps)
+        is_better = _number(scores.scores[dataset.metric]) > dataset.baseline + MARGIN
+        result = Result(settings, scores.scores, failed=not is_better)
+    except Diverged as error:
+        result = Result(settings, {dataset.metric: None}, True)
+        if jax.process_index() == 0:
+            print(error, flush=True)
+    if jax.process_index() == 0:
+        write_whole(folder / RESULT, json.dumps({"scores": result.scores, "failed": result.failed}) + "\n")
+    return result
+
+
+def check_others(folder: epath.Path, config, material: Material) -> None:
+    """Raises `UserError` where runs lie there that cannot be compared with these: only what is searched may differ."""
+    now, identity = finetuning.record_of(config, material), tasks.get(config.task).identity
+    searched = {*ORDER, *(name for settings in parse(config) for name in settings)}
+    for path in sorted((folder / RUNS).glob(f"*/{workdir.CONFIG}")):
+        named = {part.partition("=")[0] for part in path.parent.name.split(",")}
+        may_differ = {SHORT_NAMES.get(name, name) for name in searched | named}
+        found = workdir.differences(workdir.require(path.parent), now, identity)
+        _refuse(path.parent, [difference for difference in found if difference.field not in may_differ])
+
+
+def _refuse(folder: epath.Path, found: list[Difference]) -> None:
+    """Raises `UserError` where there is any difference."""
+    workdir.refuse(folder, [difference for difference in found if difference.field in ("labels", "tokenizer")])
+    if found:
+        changed = "; ".join(map(str, found))
+        raise UserError(f"{folder}: made with other settings, {changed}; take another --workdir")
 
 
 def best(results: list[Result], metric: str) -> Result:
@@ -152,7 +214,7 @@ def best(results: list[Result], metric: str) -> Result:
 
 
 def _rank(scores: dict, metric: str) -> tuple[bool, float]:
-    """Higher is better; a run whose loss was no number is worse than any other."""
+    """Higher is better; a run whose loss was not a number is worse than any other."""
     return scores[metric] is not None, _number(scores[metric])
 
 
@@ -161,11 +223,11 @@ def table(results: list[Result], metrics: Sequence[str]) -> str:
 
     The first of the metrics says which run is best.
     """
-    names = [name for name in FIELDS if name != "seed" and any(name in r.settings for r in results)]
+    names = sorted({name for r in results for name in r.settings if name != "seed"}, key=_place)
     groups: dict[tuple, list[Result]] = {}
     for result in results:
         groups.setdefault(tuple(result.settings[name] for name in names), []).append(result)
-    titles = [name.replace("_", " ") for name in names]
+    titles = [name.rpartition(".")[2].replace("_", " ") for name in names]
     for metric in metrics:
         titles += [f"{metric}, mean", "best", "standard deviation"]
     titles += ["runs", "failed"]
@@ -178,44 +240,40 @@ def table(results: list[Result], metrics: Sequence[str]) -> str:
             cells += [f"{np.mean(scores):.2f}", f"{max(scores):.2f}", spread]
         lines.append("| " + " | ".join([*cells, str(len(group)), str(sum(r.failed for r in group))]) + " |")
     top = best(results, metrics[0])
-    said = f"best: {run_folder.RUNS}/{name_of(top.settings)}, {metrics[0]} {100 * _number(top.scores[metrics[0]]):.2f}"
-    return "\n".join([*lines, "", said]) + "\n"
+    best_line = f"best: {RUNS}/{name_of(top.settings)}, {metrics[0]} {100 * _number(top.scores[metrics[0]]):.2f}"
+    return "\n".join([*lines, "", best_line]) + "\n"
 
 
 def _number(score: float | None) -> float:
-    """A score that is no number, a correlation of a constant, is none at all."""
+    """A score that is not a number, such as the correlation of a constant, counts as 0."""
     return 0.0 if score is None or math.isnan(score) else score
 
 
 def _with(config, settings: dict):
     changed = copy.deepcopy(config)
     for name, value in settings.items():
-        _section(changed, name)[name] = value
+        section, _, field = SHORT_NAMES.get(name, name).rpartition(".")
+        (changed[section] if section else changed)[field] = value
     changed.update(sweep="", restarts=0)  # a run by itself
     return changed
 
 
-def _section(config, name: str):
-    """The part of a config that a field of `FIELDS` stands in."""
-    return config[SECTIONS[name]] if name in SECTIONS else config
-
-
-def read_result(folder: epath.Path, settings: dict, config) -> Result | None:
-    """What a finished run came to. Raises `UserError` where it was done with other settings than these."""
-    if (folder / run_folder.CONFIG).exists() and (changed := run_folder.changes(folder, config)):
-        raise UserError(f"{folder}: made with other settings, {'; '.join(changed)}; take another --workdir")
+def read_result(folder: epath.Path, settings: dict, trial) -> Result | None:
+    """What a finished run came to; None where it has not finished. Raises `UserError` if it had other settings."""
+    if (before := workdir.read(folder)) is not None:
+        _refuse(folder, workdir.differences(before, Record(trial)))
     path = folder / RESULT
     return Result(settings, **json.loads(path.read_text())) if path.exists() else None
 
 
-def keep_best(workdir: epath.Path, metric: str) -> None:
+def keep_best(folder: epath.Path, metric: str) -> None:
     """Names the best of all runs that lie there, those of other searches too, and removes the others' checkpoints."""
     ranks = {}
-    for path in sorted((workdir / run_folder.RUNS).glob(f"*/{RESULT}")):
+    for path in sorted((folder / RUNS).glob(f"*/{RESULT}")):
         has_checkpoint = checkpoint.folder_of(path.parent).exists()
         ranks[path.parent] = (*_rank(json.loads(path.read_text())["scores"], metric), has_checkpoint)
     top = max(ranks, key=ranks.get)
-    write_whole(workdir / run_folder.BEST, f"{run_folder.RUNS}/{top.name}\n")
-    for folder in ranks:
-        if folder != top and (rest := checkpoint.folder_of(folder)).exists():
+    write_whole(folder / BEST_RUN, f"{RUNS}/{top.name}\n")
+    for trial in ranks:
+        if trial != top and (rest := checkpoint.folder_of(trial)).exists():
             rest.rmtree()

@@ -8,7 +8,7 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.data.tables import Row, column, find_table, read_table
 from bertjax.tasks import ner
-from bertjax.tasks.finetuning import Dataset
+from bertjax.tasks.finetuning import Dataset, FineTuningTask
 from bertjax.tasks.ner import Sentence
 from bertjax.text.tokenizer import Tokenizer
 
@@ -66,3 +66,6 @@ def _list(row: Row, name: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
         raise UserError(f"{row.where}: {name} is no list of strings")
     return value
+
+
+TASK = FineTuningTask("BertForTokenClassification", ner.INPUTS, load, ner.predict)

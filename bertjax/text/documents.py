@@ -18,7 +18,7 @@ COMPRESSIONS = {
     ".xz": lambda file: lzma.open(file),
     ".zst": lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True),
 }
-FORMATS = (".txt", ".jsonl")
+SUFFIXES = (".txt", ".jsonl")
 MAX_DOCUMENT_CHARACTERS = 20_000_000  # a worker holds whole documents; the longest books have a quarter of that
 READABLE = "read are .txt and .jsonl, plain or as .gz, .xz, .zst"
 
@@ -50,12 +50,12 @@ def find_files(source: str) -> list[epath.Path]:
     """The corpus files that `source` names, sorted. Raises `UserError` where there is none."""
     path = epath.Path(source)
     if any(character in source for character in "*?[") and not path.exists():
-        files = [p for p in _glob(source) if _suffixes(p)[0] in FORMATS and p.is_file()]
+        files = [p for p in _glob(source) if _suffixes(p)[0] in SUFFIXES and p.is_file()]
     elif path.is_dir():
-        files = [p for p in _walk(path) if _suffixes(p)[0] in FORMATS]
+        files = [p for p in _walk(path) if _suffixes(p)[0] in SUFFIXES]
     elif not path.exists():
         raise UserError(f"data.corpus: no file or folder {source!r}")
-    elif _suffixes(path)[0] not in FORMATS:
+    elif _suffixes(path)[0] not in SUFFIXES:
         raise UserError(f"data.corpus: cannot read {source!r}; {READABLE}")
     else:
         return [path]

@@ -9,6 +9,8 @@ import time
 import tqdm
 from etils import epath
 
+from bertjax.files import write_whole
+
 METRICS = "metrics.jsonl"
 UPLOAD_SECONDS = 30  # between two writes of a whole file to an object store
 
@@ -28,17 +30,20 @@ def read_metrics(workdir: epath.PathLike) -> list[dict]:
 class MetricsWriter:
     """Appends to `WORKDIR/metrics.jsonl` and to TensorBoard's `WORKDIR/tensorboard`.
 
-    A resumed run first drops the lines after `start_step`: it will write them again.
+    A resumed run first drops the lines after `start_step`, which it writes again. It does not repeat a line that is
+    there, such as that of an evaluation after which it was stopped at once.
     """
 
     def __init__(self, workdir: epath.PathLike, start_step: int):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         workdir = epath.Path(workdir)
-        kept = [line for line in read_metrics(workdir) if line["step"] <= start_step]
         self._path = workdir / METRICS
+        kept = [line for line in read_metrics(workdir) if line["step"] <= start_step]
         self._text = "".join(json.dumps(line) + "\n" for line in kept)
-        self._path.write_text(self._text)
+        if not self._path.exists() or self._path.read_text() != self._text:
+            write_whole(self._path, self._text)
+        self._there = {(line["step"], name) for line in kept for name in line}
         self._is_remote = "://" in str(workdir)  # object stores cannot append
         self._written = time.monotonic()
         self._tensorboard = EventFileWriter(str(workdir / "tensorboard"))
@@ -47,7 +52,9 @@ class MetricsWriter:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        # NaN is no JSON.
+        if all((step, name) in self._there for name in metrics):
+            return
+        # NaN is not JSON.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         line = json.dumps({"step": step, **finite}) + "\n"
         self._text += line
@@ -62,7 +69,7 @@ class MetricsWriter:
     def flush(self) -> None:
         """Makes sure that a later run finds all lines."""
         if self._is_remote:
-            self._path.write_text(self._text)
+            write_whole(self._path, self._text)
             self._written = time.monotonic()
 
     def close(self) -> None:

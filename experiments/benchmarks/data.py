@@ -17,7 +17,7 @@ import time
 import numpy as np
 from absl import app, flags
 
-from bertjax.config import default_config, stage
+from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.data import pipeline, preparation
 from bertjax.data.records import RecordSet, features, find_records
 from bertjax.sharding.topology import available_cores
@@ -74,10 +74,10 @@ def proportional_set_size(process: int) -> int:
 
 
 def measure_preparation(folder: str) -> RecordSet:
-    config = default_config()
+    config = pretraining_config()
     config.data.update(corpus=CORPUS.value, dupe_factor=DUPE_FACTOR.value)
     config.tokenizer.path = VOCAB.value
-    config.stages = (stage(1, 128, 20), stage(1, 512, 77))
+    config.stages = named_stages(short=stage(1, 128, 20), long=stage(1, 512, 77))
     with PeakMemory() as peak:
         began = time.monotonic()
         manifest = preparation.prepare(config, folder, WORKERS.value)

@@ -6,11 +6,11 @@ Hardware: 2 CPU cores, about half an hour
 Score:    held out: masked words 0.78 nats below the unigram baseline, next sentence 77.4 % (51.9 %); see RESULTS.md
 """
 
-from bertjax.config import default_config, model_size, stage
+from bertjax.config import model_size, named_stages, pretraining_config, stage
 
 
 def get_config():
-    config = default_config()
+    config = pretraining_config()
     config.model.update(
         **model_size("mini"),
         max_position_embeddings=128,
@@ -19,7 +19,7 @@ def get_config():
         attention_probs_dropout_prob=0.0,
     )
     config.data.update(dupe_factor=1, heldout_fraction=0.02)
-    config.stages = (stage(2000, 64, 10), stage(300, 128, 20))
+    config.stages = named_stages(short=stage(2000, 64, 10), long=stage(300, 128, 20))
     config.batch_size = 32
     config.remat = "full"
     config.optimizer.update(learning_rate=1e-3, warmup_steps=200, beta2=0.98, bias_correction=True)

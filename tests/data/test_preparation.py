@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from bertjax.config import UserError, stage
+from bertjax.config import UserError, named_stages, stage
 from bertjax.data import preparation, records
 from bertjax.data.corpus import is_heldout, read_documents
 from bertjax.data.pipeline import heldout_batches
@@ -107,7 +107,7 @@ def test_whole_words_and_sentencepiece(corpus_file, tmp_path):
     config.tokenizer.kind = "sentencepiece"
     config.model.vocab_size = 80
     config.data.update(do_whole_word_mask=True, dupe_factor=1)
-    config.stages = (stage(1, 64, 20),)
+    config.stages = named_stages(short=stage(1, 64, 20))
     preparation.prepare(config, tmp_path)
     pieces = tokenizer.load("sentencepiece", tmp_path / "tokenizer.model")
     batch = everything(tmp_path, 64, 20, "train")
@@ -130,7 +130,7 @@ def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(documents))
     config = tiny_config(tmp_path / "text.txt")
     config.tokenizer.path, config.model.vocab_size = str(tmp_path / "tokenizer.json"), cased.vocab_size
-    config.stages = (stage(1, 64, 20),)
+    config.stages = named_stages(short=stage(1, 64, 20))
     manifest = preparation.prepare(config, tmp_path / "records")
     assert manifest["tokenizer"]["lowercase"] is False and manifest["tokenizer"]["fingerprint"] == cased.fingerprint
     hidden = everything(tmp_path / "records", 64, 20, "train")["masked_lm_ids"]

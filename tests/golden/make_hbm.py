@@ -55,6 +55,7 @@ def row(name: str, p) -> dict:
 def fingerprint(name: str) -> str:
     """Of what the programs of a row are made from: another one, and the row has to be measured again."""
     config = json.loads(load(name).to_json())
+    config["stages"] = sorted(config["stages"].values(), key=lambda stage: stage["length"])
     fields = ("batch_size", "microbatches", "stages", "model", "dtype", "grad_dtype", "remat", "mesh")
     used = [*(config[field] for field in fields), config["optimizer"]["name"]]
     return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:8]

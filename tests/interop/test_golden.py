@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import UserError, default_config, stage
+from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.interop import huggingface, pretrained, tf1
 from bertjax.interop.variables import to_variables
 from bertjax.model.bert import BertForPreTraining, BertModel
@@ -45,9 +45,9 @@ def test_forward(golden):
 
 
 def test_loss_and_gradients(golden):
-    settings = default_config()
+    settings = pretraining_config()
     settings.model.update(dataclasses.asdict(golden.config))
-    settings.stages, settings.batch_size = (stage(1, 16, 3),), 3
+    settings.stages, settings.batch_size = named_stages(short=stage(1, 16, 3)), 3
     task = Pretraining(settings, make_mesh(settings, jax.devices()[:1]), None)
     names = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights",
              "next_sentence_labels")  # fmt: skip

@@ -106,13 +106,13 @@ def test_forward(size, length, activation, tmp_path):
 
 
 def test_gradients_of_every_parameter(tmp_path):
-    from bertjax.config import default_config, stage
+    from bertjax.config import named_stages, pretraining_config, stage
     from bertjax.sharding.mesh import make_mesh
     from bertjax.tasks.pretraining import Pretraining
 
-    settings = default_config()
+    settings = pretraining_config()
     settings.model.update(dataclasses.asdict(TINY), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    settings.stages, settings.batch_size = (stage(1, 64, 10),), 4
+    settings.stages, settings.batch_size = named_stages(short=stage(1, 64, 10)), 4
     task = Pretraining(settings, make_mesh(settings, jax.devices()[:1]), None)
     config = task.model.config
     params = to_params(random_variables(config), config)

@@ -7,12 +7,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from bertjax.tasks.hidden_states import FEATURES, hidden_states
 
-from bertjax.config import UserError, default_config, stage
+from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.interop import huggingface, pretrained
 from bertjax.model.bert import BertModel
 from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks.hidden_states import FEATURES, hidden_states
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.loop import make_program
 from tests.interop.test_golden import GOLDEN, edit
@@ -24,9 +24,9 @@ def golden():
 
 
 def config_for(golden, path=GOLDEN):
-    config = default_config()
+    config = pretraining_config()
     config.model.update(dataclasses.asdict(golden.config), hidden_act="gelu_new")
-    config.stages, config.batch_size, config.init_checkpoint = (stage(1, 16, 3),), 8, str(path)
+    config.stages, config.batch_size, config.init_checkpoint = named_stages(short=stage(1, 16, 3)), 8, str(path)
     return config
 
 

@@ -5,10 +5,10 @@ import pathlib
 
 import numpy as np
 import pytest
+from bertjax.tasks.hidden_states import hidden_states
 
 from bertjax.interop import huggingface, pretrained
 from bertjax.model.bert import BertModel
-from bertjax.tasks.hidden_states import hidden_states
 from bertjax.text import python_docs
 from tests.text.test_tokenizer import HARD
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from bertjax.config import UserError, stage
+from bertjax.config import UserError, named_stages, stage
 from bertjax.planner import hlo, report
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.sharding.topology import GENERATIONS, accelerator
@@ -22,7 +22,7 @@ GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden/hbm.json").read
 def tiny(**mesh):
     """Quick to compile, and otherwise like the large ones."""
     config = small.get_config("tiny")
-    config.model.vocab_size, config.stages = 2048, (stage(10, 128, 20),)
+    config.model.vocab_size, config.stages = 2048, named_stages(short=stage(10, 128, 20))
     config.mesh.update(mesh)
     return config
 
@@ -203,9 +203,10 @@ def test_libtpu_knows_every_generation(prefix):
 def test_the_command_prints_a_list_for_machines(tmp_path):
     experiment = tmp_path / "short.py"
     experiment.write_text(
-        "from bertjax.config import default_config, model_size, stage\n\ndef get_config():\n"
-        "    config = default_config()\n    config.model.update(**model_size('tiny'), vocab_size=512)\n"
-        "    config.stages = (stage(10, 64, 10), stage(10, 128, 20))\n    config.batch_size = 8\n    return config\n"
+        "from bertjax.config import model_size, named_stages, pretraining_config, stage\n\ndef get_config():\n"
+        "    config = pretraining_config()\n    config.model.update(**model_size('tiny'), vocab_size=512)\n"
+        "    config.stages = named_stages(short=stage(10, 64, 10), long=stage(10, 128, 20))\n"
+        "    config.batch_size = 8\n    return config\n"
     )
     done = compile_command(f"--config={experiment}", "--topology=v6e-4", "--json")
     assert done.returncode == 0, done.stderr

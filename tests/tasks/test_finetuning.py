@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertjax import main
-from bertjax.config import UserError, default_config, fine_tuning_config, validate
+from bertjax.config import UserError, fine_tuning_config, pretraining_config, validate
 from bertjax.data.examples import Examples
 from bertjax.interop import pretrained
 from bertjax.sharding.mesh import make_mesh
@@ -430,7 +430,7 @@ def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint,
     with pytest.raises(UserError, match=r"holds a run with the labels no, yes, but the data has 0, 1; take another"):
         main.run(config, str(tmp_path / "run"))
 
-    other = default_config()
+    other = pretraining_config()
     other.data.corpus, other.init_checkpoint = str(folder / "test.tsv"), str(checkpoint)
     with pytest.raises(UserError, match=r"config.task = 'pretraining': .* holds a run of 'glue'; take another"):
         main.run(other, str(tmp_path / "run"))

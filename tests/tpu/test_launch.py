@@ -300,7 +300,7 @@ def test_run_before_setup(cloud):
 def test_arguments_arrive_as_they_were(cloud):
     cloud("create")
     cloud("setup")
-    arguments = ["--config.stages[0].steps=5", '--config.eval.fill_masks=it\'s a [MASK] "of" $HOME  & `x`\\', ""]
+    arguments = ["--config.stages.short.steps=5", '--config.eval.fill_masks=it\'s a [MASK] "of" $HOME  & `x`\\', ""]
     cloud("run", "--", *arguments)
     assert (cloud.homes()[1] / "arguments").read_text().splitlines()[5:] == arguments
 

@@ -217,14 +217,14 @@ def test_training_runs_without_tensorflow(tmp_path):
 import sys
 sys.modules["tensorflow"] = None
 import numpy as np
-from bertjax.config import default_config, stage
+from bertjax.config import pretraining_config, named_stages, stage
 from bertjax.sharding.mesh import make_mesh
 from bertjax.training.loop import train
 from tests.conftest import tiny_config
 from bertjax.tasks.pretraining import Pretraining
 
 config = tiny_config()
-config.stages = (stage(4, 32, 5),)
+config.stages = named_stages(short=stage(4, 32, 5))
 config.mesh.data = 1
 
 def batches(self, start):
@@ -264,7 +264,7 @@ def test_a_run_can_start_from_other_params(records_folder, program, tmp_path):
 
 def test_a_run_that_is_past_the_configs_steps_is_refused(records_folder, straight_run):
     config = tiny_config(records=records_folder)
-    config.stages[1].steps = 1
+    config.stages.long.steps = 1
     task = make_task(records_folder, config)
     with pytest.raises(UserError, match="is at step 10, past the config's 7"):
         train(task, config, straight_run[0], task.mesh)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import default_config
+from bertjax.config import pretraining_config
 from bertjax.training.optimizer import Schedule, make_optimizer, make_schedule, matrices
 
 PARAMS = {
@@ -39,7 +39,7 @@ def google_adam(params, gradients, total, lr=1e-4, warmup=2, correct=False):
 @pytest.mark.parametrize("correct", [False, True])
 @pytest.mark.parametrize("size", [0.1, 30.0])  # below the norm that is clipped, and above
 def test_five_steps_of_googles_optimizer(correct, size):
-    config = default_config().optimizer
+    config = pretraining_config().optimizer
     config.update(warmup_steps=2, bias_correction=correct)
     optimizer, schedule = make_optimizer(config), make_schedule(config, 10)
     rng = np.random.default_rng(0)
@@ -64,7 +64,7 @@ def test_lamb_steps_by_the_size_of_each_matrix():
         },
         "word": {"embedding": np.zeros((5, 4))},
     }
-    config = default_config().optimizer
+    config = pretraining_config().optimizer
     config.update(name="lamb", bias_correction=True, max_grad_norm=1e9)
     optimizer = make_optimizer(config)
     gradient = jax.tree.map(lambda x: rng.normal(size=x.shape), stacked)

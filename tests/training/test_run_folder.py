@@ -34,7 +34,7 @@ def test_what_a_config_changes_is_told(tmp_path):
     run_folder.write_config(tmp_path, config, pieces)
     assert run_folder.changes(tmp_path, config) == []
     config.seed, config.optimizer.learning_rate, config.log_every_steps = 7, 0.5, 1
-    config.stages[1].steps = 9
+    config.stages.long.steps = 9
     changed = run_folder.changes(tmp_path, config)
     assert changed[0] == "seed = 7 (was 0)" and changed[-1] == "optimizer.learning_rate = 0.5 (was 0.003)"
     assert len(changed) == 3 and changed[1].startswith("stages = ")

@@ -1,45 +1,34 @@
 """Hidden states of texts as features (Devlin et al. 2019, section 5.3)."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.config import UserError
 from bertjax.model.bert import BertModel
+from bertjax.model.hidden_states import combine
 from bertjax.text.tokenizer import Tokenizer
 
 BATCH_SIZE = 32
 
-# `[layers + 1, batch, length, hidden]`, embeddings first -> `[batch, length, width]`.
-# After the paper's table 7, where the sums have learnt weights.
-FEATURES: dict[str, Callable] = {
-    "last": lambda layers: layers[-1],
-    "second_to_last": lambda layers: layers[-2],
-    "sum_last_four": lambda layers: layers[-4:].sum(0),
-    "concat_last_four": lambda layers: jnp.concatenate(list(layers[-4:]), axis=-1),
-    "sum_all": lambda layers: layers[1:].sum(0),
-}
-
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def _features(model: BertModel, params, batch, features: str):
-    layers = model.apply({"params": params}, **batch, every_layer=True, method="encode")
-    return FEATURES[features](layers).astype(jnp.float32)
+def _features(model: BertModel, params, batch, layers: str):
+    states = model.apply({"params": params}, **batch, every_layer=True, method="encode")
+    return combine(states, layers).astype(jnp.float32)
 
 
-def hidden_states(
-    model: BertModel, params: dict, tokenizer: Tokenizer, texts: Sequence[str], features: str
+def extract(
+    model: BertModel, params: dict, tokenizer: Tokenizer, texts: Sequence[str], layers: str
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """`hidden` `[texts, length, width]`, zero where there is padding; `mask` `[texts, length]` of 1 and 0; and how many
     texts were cut to the model's positions. `length` is that of the longest, with [CLS] and [SEP].
 
-    Raises `UserError` where the model has too few layers.
+    Args:
+      layers: one of `hidden_states.WITHOUT_WEIGHTS`, for which the model has enough layers.
     """
-    if features.endswith("last_four") and model.config.num_hidden_layers < 4:
-        raise UserError(f"--features={features}: this model has {model.config.num_hidden_layers} layers only")
     most = model.config.max_position_embeddings
     whole = [tokenizer.encode_with_masks(text) for text in texts]
     ids = [[tokenizer.cls_id, *x[: most - 2], tokenizer.sep_id] for x in whole]
@@ -47,7 +36,7 @@ def hidden_states(
     lengths = np.array([len(x) for x in ids])
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int32)
     hidden = None
-    # Texts of like length together, so that short ones do not pay for long ones; lengths of few kinds, to compile few.
+    # Texts of similar length together, so that short ones do not pay for long ones, in a few lengths to compile few.
     order = np.argsort(lengths, kind="stable")
     for rows in np.split(order, range(BATCH_SIZE, len(order), BATCH_SIZE)):
         length = min(most, max(16, 1 << int(lengths[rows].max() - 1).bit_length()))
@@ -56,7 +45,7 @@ def hidden_states(
         for row, i in enumerate(rows):
             input_ids[row, : lengths[i]], segments[row, : lengths[i]] = ids[i], 1
         batch = {"input_ids": input_ids, "segments": segments, "token_types": np.zeros_like(segments)}
-        found = np.asarray(_features(model, params, batch, features))[: len(rows), : mask.shape[1]]
+        found = np.asarray(_features(model, params, batch, layers))[: len(rows), : mask.shape[1]]
         if hidden is None:
             hidden = np.zeros((*mask.shape, found.shape[-1]), np.float32)
         hidden[rows, : found.shape[1]] = found * segments[: len(rows), : found.shape[1], None]

@@ -1,0 +1,51 @@
+"""Which hidden states serve as features (Devlin et al. 2019, section 5.3 and table 7)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.config import BertConfig, UserError
+
+
+class HiddenStates(NamedTuple):
+    """A choice among the `[layers + 1, ...]` states, the embeddings first, and what is made of several of them."""
+
+    layers: slice
+    combine: str  # concat | sum | weighted_sum: with learnt weights, as ELMo's (Peters et al. 2018, equation 1)
+
+
+HIDDEN_STATES = {
+    "embeddings": HiddenStates(slice(0, 1), "sum"),
+    "second_to_last": HiddenStates(slice(-2, -1), "sum"),
+    "last": HiddenStates(slice(-1, None), "sum"),
+    "sum_last_four": HiddenStates(slice(-4, None), "sum"),
+    "weighted_sum_last_four": HiddenStates(slice(-4, None), "weighted_sum"),
+    "concat_last_four": HiddenStates(slice(-4, None), "concat"),
+    "sum_all": HiddenStates(slice(1, None), "sum"),
+    "weighted_sum_all": HiddenStates(slice(1, None), "weighted_sum"),
+}
+TABLE_7 = (
+    "embeddings", "second_to_last", "last", "weighted_sum_last_four", "concat_last_four", "weighted_sum_all",
+)  # fmt: skip
+WITHOUT_WEIGHTS = tuple(name for name, choice in HIDDEN_STATES.items() if choice.combine != "weighted_sum")
+
+
+def count_layers(name: str, config: BertConfig) -> int:
+    """How many states a choice takes of a model."""
+    return len(range(config.num_hidden_layers + 1)[HIDDEN_STATES[name].layers])
+
+
+def check_layers(name: str, config: BertConfig, field: str) -> None:
+    """Raises `UserError` where the model has too few layers; `field` is where the user chose them."""
+    if name.endswith("last_four") and config.num_hidden_layers < 4:
+        raise UserError(f"{field} = {name!r}: the model has {config.num_hidden_layers} layers only")
+
+
+def combine(states: jax.Array, name: str, weights: jax.Array | None = None) -> jax.Array:
+    """`[layers + 1, batch, length, hidden]`, and of a weighted sum `[chosen layers]` -> `[batch, length, width]`."""
+    choice = HIDDEN_STATES[name]
+    states = states[choice.layers]
+    if choice.combine == "concat":
+        return jnp.concatenate(list(states), axis=-1)
+    return states.sum(0) if choice.combine == "sum" else jnp.tensordot(weights.astype(states.dtype), states, 1)

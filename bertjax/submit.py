@@ -1,0 +1,38 @@
+"""Predictions for a benchmark's test set: python -m bertjax.submit --checkpoint=WORKDIR --input=TEST --output=FILE
+
+The checkpoint is the workdir of a run on the benchmark's training set, the input the benchmark's own file, and the
+output what its server takes.
+"""
+
+from absl import flags
+
+from bertjax import command
+
+_CHECKPOINT = command.define_checkpoint_flag()
+_INPUT = flags.DEFINE_string("input", None, "The test set, as the benchmark distributes it.")
+_OUTPUT = flags.DEFINE_string("output", None, "The file to write.")
+flags.mark_flags_as_required(["checkpoint", "input", "output"])
+
+
+def main(arguments: list[str]) -> None:
+    from bertjax.config import UserError
+
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; say --checkpoint=, --input= and --output=")
+
+    from bertjax.files import write_whole
+    from bertjax.interop import pretrained
+    from bertjax.tasks import of_checkpoint
+
+    command.keep_compiled()
+    source = pretrained.read(_CHECKPOINT.value)
+    task = of_checkpoint(source.settings.get("task", ""), architecture="")
+    if task is None or task.submission is None:
+        raise UserError(f"{source.path}: must be the workdir of a run on a benchmark that takes submissions")
+    content, note = task.submission(source, _INPUT.value)
+    write_whole(_OUTPUT.value, content)
+    print(f"{note} in {_OUTPUT.value}", flush=True)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,114 @@
+"""The compiled step of training: what `train` runs, the same for all tasks."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from bertjax.model.dropout import row_keys
+from bertjax.sharding.mesh import batch_sharding, replicated
+from bertjax.sharding.rules import RULES_WITHIN_DATA
+from bertjax.training.optimizer import Schedule, make_optimizer
+from bertjax.training.state import Layout, TrainState, abstract_state, learnt, make_init, make_layout
+from bertjax.training.task import Task
+
+
+class Hyperparameters(NamedTuple):
+    """What the compiled step takes as data, so that runs that differ in nothing else share it."""
+
+    seed: int
+    schedule: Schedule
+
+
+class Program(NamedTuple):
+    """A task's compiled functions. It holds for every task of the same model, loss and batch shapes."""
+
+    layout: Layout
+    init: Callable  # key -> the state of step 0
+    state: TrainState  # the shapes, types and shardings of a state
+    train_step: Callable  # (state, batch, hyperparameters) -> (state, metrics); reuses the memory of the state
+    gather: Callable  # params at rest -> params as `task.evaluate` takes them
+
+
+def make_program(task: Task, config, mesh: Mesh) -> Program:
+    optimizer = make_optimizer(config.optimizer)
+    layout = make_layout(task.init_params, optimizer, mesh, task.frozen)
+    init = make_init(task.init_params, optimizer, layout, task.frozen)
+    return Program(
+        layout,
+        init,
+        abstract_state(init, layout),
+        _make_train_step(task, optimizer, layout, mesh, config.microbatches, config.grad_dtype),
+        jax.jit(task.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute),
+    )
+
+
+def put_hyperparameters(seed: int, schedule: Schedule, mesh: Mesh) -> Hyperparameters:
+    """Hyperparameters on the devices."""
+    numbers = Schedule(np.float32(schedule.peak), np.int32(schedule.warmup_steps), np.int32(schedule.total_steps))
+    return jax.device_put(Hyperparameters(np.int32(seed), numbers), replicated(mesh))
+
+
+def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbatches: int, grad_dtype: str):
+    """The update of one step.
+
+    The dropout of a row depends on (seed, step, row of the batch) only. Each group of devices along `data` sums up the
+    gradients of its own rows; then, once a step and in `grad_dtype`, these sums cross the network.
+    """
+    ways, frozen = mesh.shape["data"], task.frozen
+
+    def gradients(params, batch, keys):
+        def loss_of(part):
+            return task.loss({**params, **part}, batch, keys)
+
+        (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(learnt(params, frozen))
+        return grads, {"loss": loss, **metrics}
+
+    def accumulated_gradients(params, batch, keys):
+        # Every microbatch takes its rows from all devices, so that none has to move: [rows] -> [pieces, rows / pieces].
+        pieces = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), (batch, keys))
+
+        def add(total, piece):
+            return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, gradients(params, *piece)), None
+
+        shapes = jax.eval_shape(gradients, params, *jax.tree.map(lambda x: x[0], pieces))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
+        return jax.lax.scan(add, zeros, pieces)[0]
+
+    def sum_over_data(grads, sharding):
+        """`[ways, ...]` -> `[...]`, of which each device gets what it keeps of the param."""
+        # Not jnp.sum, which would add bfloat16 up, and send it, as float32.
+        total = jax.lax.reduce(grads.astype(grad_dtype), jnp.zeros([], grad_dtype), jax.lax.add, (0,))
+        return jax.lax.with_sharding_constraint(total, sharding).astype(jnp.float32)
+
+    def train_step(state: TrainState, batch: dict, hyperparameters: Hyperparameters) -> tuple[TrainState, dict]:
+        params = jax.lax.with_sharding_constraint(task.cast(state.params), layout.compute)
+        batch = task.normalize(batch)
+        rows = jnp.arange(len(jax.tree.leaves(batch)[0]))
+        key = jax.random.fold_in(jax.random.key(hyperparameters.seed, impl="threefry2x32"), state.step)
+        keys = row_keys(key, rows)
+
+        groups = jax.tree.map(lambda x: x.reshape(ways, -1, *x.shape[1:]), (batch, keys))
+        compute = gradients if microbatches == 1 else accumulated_gradients
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(RULES_WITHIN_DATA):
+            grads, metrics = jax.vmap(compute, (None, 0, 0), spmd_axis_name="data")(params, *groups)
+        grads = jax.tree.map(sum_over_data, grads, learnt(layout.state.params, frozen))
+        metrics = jax.tree.map(lambda x: x.sum(0), metrics)
+
+        rate = hyperparameters.schedule(state.step)
+        before = learnt(state.params, frozen)
+        updates, opt_state = optimizer.update(grads, state.opt_state, before, learning_rate=rate)
+        params = {**state.params, **optax.apply_updates(before, updates)}
+        return TrainState(state.step + 1, params, opt_state), {**metrics, "grad_norm": optax.global_norm(grads)}
+
+    return jax.jit(
+        train_step,
+        in_shardings=(layout.state, batch_sharding(mesh), replicated(mesh)),
+        out_shardings=(layout.state, replicated(mesh)),
+        donate_argnums=0,
+    )

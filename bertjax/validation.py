@@ -1,0 +1,158 @@
+"""Checks of a config that need no file and no device: field, value and remedy in one line.
+
+What all runs share, pre-training and fine-tuning each check here; a fine-tuning task checks its own fields in its own
+module, with the same four functions. `tasks.validate` does all of it.
+"""
+
+from collections.abc import Sequence
+
+import ml_collections
+
+from bertjax.config import UserError, corpus_sources
+
+ACTIVATIONS = ("gelu", "gelu_new", "relu")
+OPTIMIZERS = ("adam", "lamb")
+TOKENIZER_KINDS = ("wordpiece", "sentencepiece")
+REMAT_POLICIES = ("none", "dots", "full")
+DTYPES = ("auto", "float32", "bfloat16")
+
+
+def require(ok: bool, field: str, value, remedy: str) -> None:
+    """Raises `UserError` unless `ok`."""
+    if not ok:
+        raise UserError(f"config.{field} = {value!r}: {remedy}")
+
+
+def one_of(config, field: str, choices: Sequence[str]) -> None:
+    value = value_of(config, field)
+    require(value in choices, field, value, f"choose one of {', '.join(choices)}")
+
+
+def positive(config, *fields: str) -> None:
+    for field in fields:
+        value = value_of(config, field)
+        require(value >= 1, field, value, "must be at least 1")
+
+
+def share(config, *fields: str) -> None:
+    for field in fields:
+        value = value_of(config, field)
+        require(0 <= value < 1, field, value, "must be at least 0 and below 1")
+
+
+def value_of(config, field: str):
+    """The value of a field such as "optimizer.learning_rate"."""
+    for name in field.split("."):
+        config = config[name]
+    return config
+
+
+def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
+    """Raises `UserError` for a config that is not one of pre-training, or not a valid one.
+
+    `with_data`: the config also has to say where the text or the records are.
+    """
+    require(config.task == "pretraining", "task", config.task, "this command is for pre-training")
+    _validate_common(config)
+    require(config.optimizer.warmup_steps >= 0, "optimizer.warmup_steps", config.optimizer.warmup_steps, "at least 0")
+    positive(config, "eval.every_steps", "eval.max_sequences", "data.dupe_factor")
+    share(config, "data.short_seq_prob", "data.heldout_fraction")
+    _seed(config, "data.seed")
+    require(0 < config.data.masked_lm_prob <= 0.5, "data.masked_lm_prob", config.data.masked_lm_prob, "0 < p <= 0.5")
+    _validate_stages(config)
+    for text in config.eval.fill_masks:
+        require("[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
+    require(
+        not with_data or bool(config.data.records) or bool(corpus_sources(config)),
+        "data.corpus",
+        config.data.corpus,
+        "say where the text is (files, a folder, a glob, gs://..., tfds:NAME, pydoc), or set data.records",
+    )
+
+
+def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
+    """Raises `UserError` for what every fine-tuning task needs; `with_data` as for pre-training."""
+    _validate_common(config)
+    share(config, "optimizer.warmup_proportion")
+    require(config.epochs > 0, "epochs", config.epochs, "must be above 0")
+    require(config.max_seq_length >= 8, "max_seq_length", config.max_seq_length, "must be at least 8")
+    require(config.restarts >= 0, "restarts", config.restarts, "must be at least 0")
+    one = f'is for a search; for one run give --config.sweep="seed={config.seed}" too'
+    require(bool(config.sweep) or not config.restarts, "restarts", config.restarts, one)
+    require(config.eval.every_steps >= 0, "eval.every_steps", config.eval.every_steps, "must be at least 0")
+    if with_data:
+        require(bool(config.data.path), "data.path", config.data.path, "say where the data is: a folder, or tfds:NAME")
+        require(
+            bool(config.init_checkpoint),
+            "init_checkpoint",
+            config.init_checkpoint,
+            "say what to fine-tune: the workdir of a run, a Hugging Face folder, or Google's bert_model.ckpt",
+        )
+
+
+def _validate_common(config) -> None:
+    one_of(config, "tokenizer.kind", TOKENIZER_KINDS)
+    one_of(config, "model.hidden_act", ACTIVATIONS)
+    one_of(config, "optimizer.name", OPTIMIZERS)
+    one_of(config, "remat", REMAT_POLICIES)
+    one_of(config, "dtype", DTYPES)
+    one_of(config, "grad_dtype", DTYPES[1:])
+
+    positive(config, "batch_size", "microbatches", "log_every_steps", "hosts_timeout")
+    positive(config, "checkpoint.every_steps", "checkpoint.keep")
+    _seed(config, "seed")
+    sizes = (
+        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+        "max_position_embeddings", "type_vocab_size",
+    )  # fmt: skip
+    positive(config, *(f"model.{name}" for name in sizes))
+    share(config, "model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
+    share(config, "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay")
+    for name in ("learning_rate", "epsilon", "max_grad_norm"):
+        require(config.optimizer[name] > 0, f"optimizer.{name}", config.optimizer[name], "must be above 0")
+
+    model, batch, pieces = config.model, config.batch_size, config.microbatches
+    require(
+        model.hidden_size % model.num_attention_heads == 0,
+        "model.hidden_size",
+        model.hidden_size,
+        f"must be a multiple of model.num_attention_heads = {model.num_attention_heads}",
+    )
+    require(batch % pieces == 0, "batch_size", batch, f"must be a multiple of microbatches = {pieces}")
+
+    for axis, size in config.mesh.items():
+        require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the devices left")
+    require(list(config.mesh.values()).count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
+
+
+def _seed(config, field: str) -> None:
+    value = value_of(config, field)
+    require(0 <= value < 2**31, field, value, "must be at least 0 and below 2 ** 31")
+
+
+def _validate_stages(config) -> None:
+    stages, limit = config.stages, config.model.max_position_embeddings
+    remedy = "must be one stage or more, by name: named_stages(short=stage(steps, length, max_predictions_per_seq))"
+    is_named = isinstance(stages, ml_collections.ConfigDict) and len(stages) > 0
+    require(
+        is_named and all(isinstance(s, ml_collections.ConfigDict) for s in stages.values()), "stages", stages, remedy
+    )
+    lengths = [stage.length for stage in stages.values()]
+    require(len(set(lengths)) == len(lengths), "stages", lengths, "each stage needs a length of its own")
+    for name, stage in stages.items():
+        steps, length, predictions = (f"stages.{name}.{x}" for x in ("steps", "length", "max_predictions_per_seq"))
+        require(stage.steps >= 1, steps, stage.steps, "must be at least 1")
+        require(stage.length >= 8, length, stage.length, "must be at least 8")
+        longer = f"longer than the position table, model.max_position_embeddings = {limit}"
+        require(stage.length <= limit, length, stage.length, longer)
+        # No round-off: the paper's own 20 predictions of 128 tokens are 15.6 %.
+        needed = int(config.data.masked_lm_prob * stage.length)
+        require(
+            stage.max_predictions_per_seq >= needed,
+            predictions,
+            stage.max_predictions_per_seq,
+            f"too small for data.masked_lm_prob = {config.data.masked_lm_prob} of {stage.length} tokens: use at least "
+            f"{needed}",
+        )
+        more = f"more than the sequence's {stage.length} tokens"
+        require(stage.max_predictions_per_seq <= stage.length, predictions, stage.max_predictions_per_seq, more)
