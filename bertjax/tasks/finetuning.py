@@ -57,8 +57,8 @@ class FineTuningTask:
       architecture: the class of transformers with the same output layer.
       inputs: the texts that `predict` takes.
       load: (config, tokenizer) -> the tokenized data. Raises `UserError` for what is missing or wrong in the files.
-      predict: (checkpoint, texts as tuples of their parts) -> for each text an object for JSON. `checkpoint.settings` is
-        the config of the run, empty where it is a checkpoint of others.
+      predict: (checkpoint, texts as tuples of their parts) -> for each an object for JSON. `checkpoint.settings` is the
+        config of the run, empty where it is a checkpoint of others.
       validate: (config) -> raises `UserError` for wrong values of the task's own fields.
       identity: names of the fields that must be alike in all runs of a workdir, besides `task`: "data.name", say.
       submission: (checkpoint, path of the test set) -> content of the file that a benchmark takes, and a line about it.

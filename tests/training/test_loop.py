@@ -18,10 +18,12 @@ from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.sharding.rules import RULES
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint
-from bertjax.training.logging import read_metrics
-from bertjax.training.loop import make_program, put_recipe, train
+from bertjax.training.logging import MetricsWriter, read_metrics
+from bertjax.training.loop import train
 from bertjax.training.optimizer import make_schedule
+from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import one_device_mesh, tiny_config
+from tests.training.toy import Toy, toy_config
 
 
 def make_task(records_folder, config=None, mesh=None):
@@ -46,8 +48,8 @@ def straight_run(records_folder, program, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("straight")
     config = tiny_config(records=records_folder)
     task = make_task(records_folder, config)
-    state, scores = train(task, config, workdir, task.mesh, program=program)
-    return workdir, leaves(state), scores
+    result = train(task, config, workdir, task.mesh, program=program)
+    return workdir, leaves(result.state), result.scores
 
 
 def test_a_resumed_run_equals_a_straight_one_bit_for_bit(records_folder, program, straight_run, tmp_path):
@@ -61,13 +63,13 @@ def test_a_resumed_run_equals_a_straight_one_bit_for_bit(records_folder, program
                 train(task, config, tmp_path, task.mesh, program=program)
             assert checkpoint.steps(tmp_path)[-1] == stop_after
         else:
-            state, scores = train(task, config, tmp_path, task.mesh, program=program)
+            result = train(task, config, tmp_path, task.mesh, program=program)
     _, expected, expected_scores = straight_run
-    resumed = leaves(state)
+    resumed = leaves(result.state)
     assert expected.keys() == resumed.keys()
     for name in expected:
         assert np.array_equal(expected[name], resumed[name]), name
-    assert scores == expected_scores
+    assert result.scores == expected_scores
 
 
 def stop_when(task, step):
@@ -92,40 +94,17 @@ def test_metrics_are_written_once_for_every_step(straight_run):
             "train/tokens_per_second", "train/grad_norm"} <= train_lines[0].keys()  # fmt: skip
     (first, last) = [line for line in lines if "eval/mlm_loss" in line]
     assert (first["step"], last["step"]) == (5, 10)
-    assert {f"eval/{name}" for name in scores} | {"step"} == last.keys()
+    assert {f"eval/{name}" for name in scores.scores} | {"step"} == last.keys()
     assert {"eval/unigram_loss", "eval/mlm_accuracy", "eval/nsp_accuracy"} <= last.keys()
     assert list((workdir / "tensorboard").iterdir())
 
 
-def test_a_resumed_run_drops_the_lines_it_will_write_again(tmp_path):
-    from bertjax.training.logging import MetricsWriter
-
-    text = "".join(json.dumps({"step": step, "train/loss": 1.0}) + "\n" for step in (2, 4, 6))
-    (tmp_path / "metrics.jsonl").write_text(text + '{"step": 7, "tra')
-    writer = MetricsWriter(tmp_path, start_step=4)
-    writer.write(6, {"train/loss": 2.0, "train/other": float("nan")})
-    writer.close()
-    lines = read_metrics(tmp_path)
-    assert [line["step"] for line in lines] == [2, 4, 6]
-    assert lines[-1]["train/loss"] == 2.0 and lines[-1]["train/other"] is None
-
-
-def test_the_latest_checkpoints_and_the_best_are_kept(records_folder, program, tmp_path):
-    config = tiny_config(records=records_folder)
-    config.eval.every_steps, config.checkpoint.every_steps, config.checkpoint.keep = 2, 1, 2
-    task = make_task(records_folder, config)
-    scores = iter([5.0, 1.0, 2.0, 3.0, 4.0])  # held-out losses of steps 2, 4, ..., 10
-    task.evaluate = lambda params, step: {"mlm_loss": next(scores)}
-    train(task, config, tmp_path, task.mesh, program=program)
-    assert checkpoint.steps(tmp_path) == [4, 9, 10]
-
-
 def first_step(task, config, total_steps):
-    """(state, batch) -> (state, metrics), the state to begin with, and how many programs were compiled so far."""
+    """(state, batch) -> (state, metrics), and the state to begin with."""
     program = make_program(task, config, task.mesh)
-    recipe = put_recipe(0, make_schedule(config.optimizer, total_steps), task.mesh)
+    hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, total_steps), task.mesh)
     state = program.init(jax.random.key(0))
-    return lambda *x: program.train_step(*x, recipe), state, program.train_step._cache_size
+    return lambda *x: program.train_step(*x, hyperparameters), state
 
 
 def two_steps(records_folder, mesh_sizes, microbatches):
@@ -136,7 +115,7 @@ def two_steps(records_folder, mesh_sizes, microbatches):
     config.model.update(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
     mesh = make_mesh(config, jax.devices()[: int(np.prod(mesh_sizes))])
     task = make_task(records_folder, config, mesh)
-    step, state, _ = first_step(task, config, 10)
+    step, state = first_step(task, config, 10)
     with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
         for batch in itertools.islice(task.batches(0), 2):
             state, metrics = step(state, put_batch(batch, mesh, 16))
@@ -163,7 +142,7 @@ def test_one_batch_is_learnt_by_heart(records_folder):
     config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config.optimizer.update(learning_rate=1e-2, warmup_steps=10, bias_correction=True)
     task = make_task(records_folder, config)
-    step, state, _ = first_step(task, config, 300)
+    step, state = first_step(task, config, 300)
     batch = next(task.batches(0))
     for _ in range(250):
         state, metrics = step(state, batch)
@@ -171,44 +150,17 @@ def test_one_batch_is_learnt_by_heart(records_folder):
     assert metrics["mlm_accuracy"] > 0.99 and metrics["nsp_accuracy"] > 0.99
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_what_is_no_number_stops_the_run_and_is_not_saved(records_folder, tmp_path, what):
-    config = tiny_config(records=records_folder)
-    task = make_task(records_folder, config)
-    loss = task.loss
-
-    def poisoned(params, batch, key=None):
-        value, metrics = loss(params, batch, key)
-        if batch["input_ids"].shape[1] == 64:  # stage 2, which begins with step 7
-            # The root's slope at 0 is infinite.
-            value = value * jnp.nan if what == "loss" else value + jnp.sqrt(value - jax.lax.stop_gradient(value))
-        return value, metrics
-
-    task.loss = poisoned
-    which = "of step 7 is nan" if what == "loss" else "gradient norm (nan|inf)"
-    with pytest.raises(UserError, match=f"training diverged: .*{which}"):
-        train(task, config, tmp_path, task.mesh)
-    assert checkpoint.steps(tmp_path) == [5]
-
-
-def test_no_transfer_between_host_and_devices_hides_in_a_step(records_folder):
-    config = tiny_config(records=records_folder)
-    task = make_task(records_folder, config)
-    step, state, programs = first_step(task, config, 10)
+def test_no_transfer_between_host_and_devices_hides_in_a_step(records_folder, program):
+    task = make_task(records_folder)
+    hyperparameters = put_hyperparameters(0, make_schedule(task.config.optimizer, 10), task.mesh)
+    state = program.init(jax.random.key(0))
     batches = [put_batch(batch, task.mesh, 16) for batch in itertools.islice(task.batches(0), 3)]
-    state, _ = step(state, batches[0])
+    state, _ = program.train_step(state, batches[0], hyperparameters)
+    compiled = program.train_step._cache_size()
     with jax.transfer_guard("disallow"):
         for batch in batches[1:]:
-            state, metrics = step(state, batch)
-    assert np.isfinite(metrics["loss"]) and programs() == 1
-
-
-def test_the_loop_refuses_a_transfer_that_nobody_asked_for(records_folder, tmp_path, monkeypatch):
-    config = tiny_config(records=records_folder)
-    task = make_task(records_folder, config)
-    monkeypatch.setattr("bertjax.training.loop.put_batch", lambda batch, mesh, batch_size: batch)  # stays NumPy
-    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-        train(task, config, tmp_path, task.mesh)
+            state, metrics = program.train_step(state, batch, hyperparameters)
+    assert np.isfinite(metrics["loss"]) and program.train_step._cache_size() == compiled
 
 
 def test_training_runs_without_tensorflow(tmp_path):
@@ -240,12 +192,12 @@ def batches(self, start):
 
 class NumpyTask(Pretraining):
     batches = batches
-    def evaluate(self, params, step):
-        return {{}}
+    def evaluate(self, params, step, after_batch):
+        return None
 
 import jax
 mesh = make_mesh(config, jax.devices()[:1])
-state, _ = train(NumpyTask(config, mesh, None), config, {str(tmp_path)!r}, mesh)
+state, *_ = train(NumpyTask(config, mesh, None), config, {str(tmp_path)!r}, mesh)
 assert int(state.step) == 4 and sys.modules["tensorflow"] is None
 print("trained")
 """
@@ -253,18 +205,197 @@ print("trained")
     assert result.stdout.strip().endswith("trained"), result.stderr[-2000:]
 
 
-def test_a_run_can_start_from_other_params(records_folder, program, tmp_path):
-    config = tiny_config(records=records_folder)
+# What any task can show, with one that compiles in a moment.
+
+
+@pytest.fixture(scope="module")
+def toy_program():
+    task = Toy(toy_config())
+    return make_program(task, task.config, task.mesh)
+
+
+@pytest.fixture
+def train_toy(toy_program, tmp_path):
+    """(task, **fields of the config) -> what `train` returns, in the test's folder."""
+
+    def run(task, workdir=tmp_path, **fields):
+        return train(task, toy_config(**fields), workdir, task.mesh, program=toy_program)
+
+    return run
+
+
+def evaluated_steps(workdir):
+    return [line["step"] for line in read_metrics(workdir) if "eval/score" in line]
+
+
+def test_a_resumed_run_drops_the_lines_it_will_write_again(tmp_path):
+    text = "".join(json.dumps({"step": step, "train/loss": 1.0}) + "\n" for step in (2, 4, 6))
+    (tmp_path / "metrics.jsonl").write_text(text + '{"step": 7, "tra')
+    writer = MetricsWriter(tmp_path, start_step=4)
+    writer.write(6, {"train/loss": 2.0, "train/other": float("nan")})
+    writer.close()
+    lines = read_metrics(tmp_path)
+    assert [line["step"] for line in lines] == [2, 4, 6]
+    assert lines[-1]["train/loss"] == 2.0 and lines[-1]["train/other"] is None
+
+
+def test_metrics_are_not_rewritten_where_nothing_is_dropped(tmp_path):
+    """A crash while the file is rewritten must not cost the lines of a million steps."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 2, "train/loss": 1.0}\n')
+    before = path.stat()
+    MetricsWriter(tmp_path, start_step=2).close()
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    MetricsWriter(tmp_path, start_step=1).close()  # drops a line: a new file takes the place of the old one
+    assert path.stat().st_ino != before.st_ino and path.read_text() == ""
+
+
+KEPT = dict(eval=dict(every_steps=2), checkpoint=dict(every_steps=1, keep=2))
+
+
+def test_the_latest_checkpoints_and_the_best_are_kept(train_toy, tmp_path):
+    result = train_toy(Toy(toy_config(), scores=[1, 5, 4, 3, 2]), **KEPT)
+    assert checkpoint.steps(tmp_path) == [4, 9, 10]
+    assert (result.best_step, result.best.score, result.scores.score) == (4, 5, 2)
+
+
+def test_the_best_checkpoint_survives_a_restart(train_toy, tmp_path):
+    """Scores are read back, and what was the best before is still compared with what comes."""
+    task = Toy(toy_config(), scores=[1, 5])
+    stop_when(task, 5)
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 5"):
+        train_toy(task, **KEPT)
+    assert checkpoint.best_step(tmp_path) == 4
+    train_toy(Toy(toy_config(), scores=[4, 3, 2]), **KEPT)
+    assert checkpoint.steps(tmp_path) == [4, 9, 10] and checkpoint.best_step(tmp_path) == 4
+    assert checkpoint.read_scores(tmp_path, 4).decided == {"threshold": pytest.approx(3.14159, abs=1e-4)}
+    assert (tmp_path / "predictions.json").read_text() == "4\n"  # those of the best
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf")])
+def test_a_score_that_is_no_number_is_not_the_best(train_toy, tmp_path, score):
+    train_toy(Toy(toy_config(), scores=[1, 5, score, 3, score]), **KEPT)
+    assert checkpoint.steps(tmp_path) == [4, 9, 10] and checkpoint.best_step(tmp_path) == 4
+    assert checkpoint.read_scores(tmp_path, 10).scores == {"score": None}
+
+
+def test_scores_on_different_data_are_not_compared(train_toy, tmp_path):
+    """A loss at length 512 is lower than one at length 128, and no better for that."""
+    task = Toy(toy_config(), scores=[9, 8, 1, 2, 1], measured_on="length 32")
+    evaluate = task.evaluate
+
+    def two_lengths(params, step, after_batch):
+        task.measured_on = "length 32" if step < 6 else "length 64"
+        return evaluate(params, step, after_batch)
+
+    task.evaluate = two_lengths
+    train_toy(task, **KEPT)
+    assert checkpoint.best_step(tmp_path) == 8 and checkpoint.steps(tmp_path) == [8, 9, 10]
+
+
+def test_a_signal_before_an_evaluation_saves_and_does_not_evaluate(train_toy, tmp_path):
+    straight = tmp_path / "straight"
+    train_toy(Toy(toy_config()), workdir=straight)
+    task = Toy(toy_config())
+    stop_when(task, 5)  # step 5 is to be evaluated
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 5"):
+        train_toy(task)
+    assert checkpoint.steps(tmp_path) == [5] and task.evaluated == []
+    task = Toy(toy_config())
+    train_toy(task)
+    assert task.evaluated == [5, 10] and evaluated_steps(tmp_path) == evaluated_steps(straight) == [5, 10]
+
+
+def test_a_signal_during_an_evaluation_ends_it(train_toy, tmp_path):
+    task = Toy(toy_config())
+    evaluate = task.evaluate
+
+    def interrupted(params, step, after_batch):
+        os.kill(os.getpid(), signal.SIGTERM)
+        evaluate(params, step, after_batch)
+        raise AssertionError("the evaluation went on")
+
+    task.evaluate = interrupted
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 5, while it was evaluated"):
+        train_toy(task)
+    assert checkpoint.steps(tmp_path) == [5] and evaluated_steps(tmp_path) == []
+    train_toy(Toy(toy_config()))
+    assert evaluated_steps(tmp_path) == [5, 10] and checkpoint.read_scores(tmp_path, 5) is not None
+
+
+def test_a_run_at_its_last_step_does_not_write_its_evaluation_twice(train_toy, tmp_path):
+    train_toy(Toy(toy_config()))
+    task = Toy(toy_config())
+    assert train_toy(task).scores.score == 1 and task.evaluated == []
+    assert evaluated_steps(tmp_path) == [5, 10]
+    (tmp_path / "checkpoints/10/scores.json").unlink()  # killed between the two files
+    train_toy(Toy(toy_config()))
+    assert evaluated_steps(tmp_path) == [5, 10] and checkpoint.read_scores(tmp_path, 10) is not None
+
+
+def test_where_nothing_is_held_out_nothing_is_scored(train_toy, tmp_path):
+    result = train_toy(Toy(toy_config(), scores=None))
+    assert result[1:] == (None, None, None) and checkpoint.steps(tmp_path) == [5, 10]
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_no_number_stops_the_run_and_is_not_saved(tmp_path, what):
+    class Poisoned(Toy):
+        def batches(self, start_step):
+            for step, batch in enumerate(super().batches(start_step), start_step + 1):
+                yield {**batch, "poison": np.full_like(batch["y"], step >= 7)}
+
+        def loss(self, params, batch, dropout_keys=None):
+            value, metrics = super().loss(params, batch, dropout_keys)
+            poison = batch["poison"].max()
+            if what == "loss":
+                return jnp.where(poison, jnp.nan, value), metrics
+            return value + jnp.sqrt(value - jax.lax.stop_gradient(value) + 1 - poison), metrics  # its slope at 0
+
+    task = Poisoned(toy_config())
+    which = "of step 7 is nan" if what == "loss" else "gradient norm (nan|inf)"
+    with pytest.raises(UserError, match=f"training diverged: .*{which}"):
+        train(task, task.config, tmp_path, task.mesh)
+    assert checkpoint.steps(tmp_path) == [5]
+
+
+def test_the_loop_refuses_a_transfer_that_nobody_asked_for(train_toy, monkeypatch):
+    monkeypatch.setattr("bertjax.training.loop.put_batch", lambda batch, mesh, batch_size: batch)  # stays NumPy
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        train_toy(Toy(toy_config()))
+
+
+def test_a_run_can_start_from_other_params(toy_program, tmp_path):
+    config = toy_config()
     config.optimizer.learning_rate = 1e-20  # nothing moves: what comes out is what went in
-    task = make_task(records_folder, config)
-    state, _ = train(task, config, tmp_path, task.mesh, lambda params: jax.tree.map(lambda x: x + 1, params), program)
-    assert int(state.step) == 10
-    assert min(float(x.mean()) for x in jax.tree.leaves(state.params)) > 0.9
+    task = Toy(config)
+    result = train(task, config, tmp_path, task.mesh, lambda params: jax.tree.map(lambda x: x + 1, params), toy_program)
+    assert int(result.state.step) == 10
+    assert min(float(x.mean()) for x in jax.tree.leaves(result.state.params)) > 0.9
 
 
-def test_a_run_that_is_past_the_configs_steps_is_refused(records_folder, straight_run):
-    config = tiny_config(records=records_folder)
-    config.stages.long.steps = 1
-    task = make_task(records_folder, config)
+def test_a_run_that_is_past_the_configs_steps_is_refused(train_toy):
+    train_toy(Toy(toy_config()))
+    task = Toy(toy_config())
+    task.total_steps = 7
     with pytest.raises(UserError, match="is at step 10, past the config's 7"):
-        train(task, config, straight_run[0], task.mesh)
+        train_toy(task)
+
+
+def test_params_alone_are_not_resumed(train_toy, tmp_path):
+    """As `convert --format=bertjax` writes them."""
+    checkpoint.write_params(tmp_path, {"dense": {"kernel": np.ones((3, 1)), "bias": np.ones(1)}})
+    with pytest.raises(UserError, match=r"holds params without the optimizer's state, .* --config.init_checkpoint="):
+        train_toy(Toy(toy_config()))
+
+
+def test_a_run_of_a_search_ends_with_params_alone(toy_program, tmp_path):
+    task = Toy(toy_config())
+    arguments = (task, toy_config(), tmp_path, task.mesh, None, toy_program)
+    train(*arguments, resumable_at_end=False)
+    assert checkpoint.is_resumable(tmp_path, 5) and not checkpoint.is_resumable(tmp_path, 10)
+    again = train(*arguments, resumable_at_end=False)  # stopped before its result was written
+    np.testing.assert_array_equal(
+        again.state.params["dense"]["kernel"], checkpoint.read_params(tmp_path, 10)["dense"]["kernel"]
+    )
+    assert int(again.state.step) == 10

@@ -1,0 +1,64 @@
+"""A task for tests of the loop, which compiles in a moment: a line through points."""
+
+import math
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.sharding.mesh import local_rows
+from bertjax.training.checkpoint import Scores
+from tests.conftest import one_device_mesh, tiny_config
+
+
+def toy_config(**fields):
+    """Of ten steps; logs every second one, evaluates and saves every fifth."""
+    config = tiny_config("unused")
+    config.update(fields)
+    return config
+
+
+class Toy:
+    """`scores`: of one evaluation after the other, by which checkpoints are compared; None: nothing is held out."""
+
+    frozen, total_steps = (), 10
+
+    def __init__(self, config, mesh=None, scores=(1.0,) * 5, measured_on=""):
+        self.config, self.mesh = config, mesh or one_device_mesh(config)
+        self.scores = iter(scores) if scores is not None else None
+        self.measured_on, self.evaluated = measured_on, []
+
+    def init_params(self, key):
+        zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("embed", None))
+        return {"dense": {"kernel": zeros(key, (3, 1)), "bias": jnp.zeros(1)}}
+
+    def batches(self, start_step):
+        own = local_rows(self.mesh, self.config.batch_size)
+        for step in range(start_step, self.total_steps):
+            x = np.random.default_rng(step).normal(size=(self.config.batch_size, 3)).astype(np.float32)
+            yield {"x": x[own], "y": x.sum(1)[own], "weights": np.ones(len(own), np.float32)}
+
+    def normalize(self, batch):
+        return {**batch, "weights": batch["weights"] / batch["weights"].sum()}
+
+    def cast(self, params):
+        return params
+
+    def loss(self, params, batch, dropout_keys=None):
+        guess = (batch["x"] @ params["dense"]["kernel"])[:, 0] + params["dense"]["bias"]
+        return (batch["weights"] * jnp.square(guess - batch["y"])).sum(), {"tokens": jnp.float32(1)}
+
+    def evaluate(self, params, step, after_batch=lambda: None):
+        if self.scores is None:
+            return None
+        self.evaluated.append(step)
+        for _ in range(3):
+            after_batch()
+        score = next(self.scores)
+        return Scores({"score": score}, score, self.measured_on, decided={"threshold": math.pi})
+
+    def files(self):
+        return {"predictions.json": f"{self.evaluated[-1]}\n"}
+
+    def flops(self, start, stop):
+        return stop - start
