@@ -6,7 +6,9 @@ import pathlib
 
 import pytest
 
-from bertjax.config import UserError, bert_config, model_size, pretraining_config, stage, validate, validate_pretraining
+from bertjax.config import UserError, bert_config, model_size, pretraining_config, stage
+from bertjax.tasks import validate
+from bertjax.validation import validate_pretraining
 
 ROOT = pathlib.Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"

@@ -47,5 +47,5 @@ TASK = FineTuningTask(
     predict=functools.partial(ner.predict, objective=tagging),
     validate=validate,
     identity=("head.layers", "head.lstm_size", "head.lstm_layers"),
-    paper_sweep=f"head.layers={','.join(TABLE_7)}",
+    paper_sweep=f"layers={','.join(TABLE_7)}",
 )

@@ -32,14 +32,11 @@ from bertjax.training.workdir import Difference, Record
 from bertjax.validation import value_of
 
 RUNS, RESULT, SUMMARY = "runs", "result.json", "sweep.md"
-SHORT_NAMES = {"learning_rate": "optimizer.learning_rate"}
 ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # of the table's columns; the others stand before them
 NOT_COMPILED = (
     "learning_rate",
     "warmup_proportion",
 )  # of the optimizer's fields; the others need a program of their own
-SEARCHABLE = ("batch_size", "epochs", "seed", "optimizer.", "head.", "model.hidden_dropout_prob",
-              "model.attention_probs_dropout_prob")  # fmt: skip
 NEXT_SEED = 1000  # added to that of a run that failed
 MARGIN = 1e-3  # by which a run has to be better than always giving the same answer
 
@@ -58,17 +55,16 @@ def parse(config) -> list[dict]:
 
     Raises `UserError` for a name that is not a field to search over, or a value of another type than the field's.
     """
-    text, paper = config.sweep, tasks.get(config.task).paper_sweep
+    text, paper, searchable = config.sweep, tasks.get(config.task).paper_sweep, fields_of(config)
     values: dict[str, list] = {}
     for word in text.replace("paper", paper).split():
         name, _, given = word.partition("=")
-        field = SHORT_NAMES.get(name, name)
-        if not given or not field.startswith(SEARCHABLE) or not _has(config, field):
+        if not given or name not in searchable:
             raise UserError(
                 f"config.sweep = {text!r}: {word!r} is not understood; give fields and values such as {paper!r}, of "
-                f"{', '.join((*ORDER, *SEARCHABLE[3:]))}, or 'paper'"
+                f"{', '.join(searchable)}, or 'paper'"
             )
-        kind = type(value_of(config, field))
+        kind = type(value_of(config, searchable[name]))
         try:
             values[name] = list(dict.fromkeys(_parsed(kind, value) for value in given.split(",")))
         except ValueError:
@@ -77,9 +73,11 @@ def parse(config) -> list[dict]:
     return [dict(zip(names, chosen)) for chosen in itertools.product(*(values[name] for name in names))]
 
 
-def _has(config, field: str) -> bool:
-    section, _, name = field.rpartition(".")
-    return name in (config.get(section, {}) if section else config)
+def fields_of(config) -> dict[str, str]:
+    """What can be searched over: names, and where they stand in a config. All else decides the data or the encoder."""
+    fields = ["batch_size", "epochs", "seed", "model.hidden_dropout_prob", "model.attention_probs_dropout_prob"]
+    fields += [f"{section}.{name}" for section in ("optimizer", "head") for name in config.get(section, {})]
+    return {field.rpartition(".")[2]: field for field in fields}
 
 
 def _parsed(kind: type, value: str):
@@ -193,10 +191,10 @@ def _run_trial(trial, folder: epath.Path, settings: dict, material: Material, pr
 def check_others(folder: epath.Path, config, material: Material) -> None:
     """Raises `UserError` where runs lie there that cannot be compared with these: only what is searched may differ."""
     now, identity = finetuning.record_of(config, material), tasks.get(config.task).identity
-    searched = {*ORDER, *(name for settings in parse(config) for name in settings)}
+    fields, searched = fields_of(config), {*ORDER, *(name for settings in parse(config) for name in settings)}
     for path in sorted((folder / RUNS).glob(f"*/{workdir.CONFIG}")):
         named = {part.partition("=")[0] for part in path.parent.name.split(",")}
-        may_differ = {SHORT_NAMES.get(name, name) for name in searched | named}
+        may_differ = {fields.get(name) for name in searched | named}
         found = workdir.differences(workdir.require(path.parent), now, identity)
         _refuse(path.parent, [difference for difference in found if difference.field not in may_differ])
 
@@ -227,7 +225,7 @@ def table(results: list[Result], metrics: Sequence[str]) -> str:
     groups: dict[tuple, list[Result]] = {}
     for result in results:
         groups.setdefault(tuple(result.settings[name] for name in names), []).append(result)
-    titles = [name.rpartition(".")[2].replace("_", " ") for name in names]
+    titles = [name.replace("_", " ") for name in names]
     for metric in metrics:
         titles += [f"{metric}, mean", "best", "standard deviation"]
     titles += ["runs", "failed"]
@@ -252,7 +250,7 @@ def _number(score: float | None) -> float:
 def _with(config, settings: dict):
     changed = copy.deepcopy(config)
     for name, value in settings.items():
-        section, _, field = SHORT_NAMES.get(name, name).rpartition(".")
+        section, _, field = fields_of(config)[name].rpartition(".")
         (changed[section] if section else changed)[field] = value
     changed.update(sweep="", restarts=0)  # a run by itself
     return changed

@@ -80,6 +80,9 @@ def run(
     # Is there an earlier run, and is it the same?
     steps = checkpoint.steps(folder)
     before = workdir.require(folder) if steps else None
+    if before is not None:
+        others = workdir.differences(before, Record(config))
+        workdir.refuse(folder, [difference for difference in others if difference.field == "task"])
     kind.adopt(config, before)
     changed = []
     if before is not None:

@@ -20,7 +20,8 @@ import time
 
 import numpy as np
 
-from bertjax.config import validate
+from bertjax import tasks
+from bertjax.tasks import objectives, validate
 from experiments import glue, ner, squad
 
 SST2_ROWS, CONLL_SENTENCES, SQUAD_QUESTIONS, SQUAD_DEV_QUESTIONS = 5000, 3000, 3000, 1000
@@ -112,7 +113,8 @@ def train_ours(config, dataset, workdir, mesh, program):
     from bertjax.interop import pretrained
     from bertjax.tasks import finetuning
     from bertjax.training.logging import read_metrics
-    from bertjax.training.loop import make_program, train
+    from bertjax.training.loop import train
+    from bertjax.training.step import make_program
 
     task = finetuning.FineTuning(config, mesh, dataset)
     config.eval.every_steps = task.total_steps
@@ -219,13 +221,12 @@ def train_theirs(name: str, config, dataset, mesh):
 def same_when_exported(name: str, config, dataset, workdir, folder) -> str:
     """How many dev examples transformers gives the same answer from what was learnt here and exported."""
     from bertjax.interop import pretrained
-    from bertjax.tasks import finetuning
 
     pretrained.convert(workdir, folder, "huggingface")
     examples = dataset.dev[0].examples
     config.init_checkpoint = str(folder)
     theirs = predict_theirs(make_theirs(name, config, dataset), examples)
-    ours = finetuning.predict(dataset.objective, pretrained.read(workdir), examples)
+    ours = objectives.predict(dataset.objective, pretrained.read(workdir), examples)
     axis = 0 if name == "squad" else -1  # the likeliest token of each side; otherwise the likeliest label
     same = sum(np.array_equal(a.argmax(axis), b.argmax(axis)) for a, b in zip(ours, theirs))
     off = max(np.abs(a - b).max() for a, b in zip(ours, theirs))
@@ -271,7 +272,6 @@ def main() -> None:
 
     from bertjax.interop import pretrained
     from bertjax.sharding.mesh import make_mesh, use_cpu_cores
-    from bertjax.tasks import finetuning
 
     def keep(**result):
         results.append(result)
@@ -292,8 +292,8 @@ def main() -> None:
             pretrained.adopt_model(config)
             mesh, program = make_mesh(config), None
             tokenizer = pretrained.require_tokenizer(config)
-            dataset = finetuning.load(config, tokenizer)
-            print("\n".join(dataset.said), flush=True)
+            dataset = tasks.get(config.task).load(config, tokenizer)
+            print("\n".join(dataset.notes), flush=True)
             check_same_ids(name, config, dataset, arguments.weights)
             for _, seed, by in wanted:
                 config = make_config(name, arguments.weights, folder)

@@ -6,9 +6,10 @@ import json
 import numpy as np
 import pytest
 
+from bertjax import tasks
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.tables import column, read_table, read_tfds
-from bertjax.tasks import finetuning, ner, squad
+from bertjax.tasks import ner, squad
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from tests.conftest import TOPICS
 
@@ -79,15 +80,15 @@ def test_a_task_of_glue_from_tfds_is_that_of_its_files(provide, pieces, tmp_path
         (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
     config = fine_tuning_config("glue", name="mrpc")
     config.data.path = str(tmp_path)
-    from_files = finetuning.load(config, pieces)
+    from_files = tasks.get(config.task).load(config, pieces)
     config.data.path = "tfds:glue/mrpc"
     with provide(MRPC):
-        from_tfds = finetuning.load(config, pieces)
+        from_tfds = tasks.get(config.task).load(config, pieces)
     config = fine_tuning_config("glue", name="ax")
     config.data.path = "tfds:glue/mnli"
     with provide([dict(premise="the ship", hypothesis="sail", label=1, idx=0)]):
-        dataset = finetuning.load(config, pieces)
-    assert len(dataset.dev) == 2 and dataset.said[0].startswith("no labelled diagnostics in tfds:glue/mnli")
+        dataset = tasks.get(config.task).load(config, pieces)
+    assert len(dataset.dev) == 2 and dataset.notes[0].startswith("no labelled diagnostics in tfds:glue/mnli")
     assert from_tfds.labels == from_files.labels
     np.testing.assert_array_equal(from_tfds.train.labels, from_files.train.labels)
     for one, other in zip(from_tfds.train.input_ids, from_files.train.input_ids, strict=True):
@@ -99,21 +100,21 @@ def test_sentences_and_questions(provide, pieces):
         (sentence,) = ner.read_examples("tfds:conll2003", "train")
         config = fine_tuning_config("ner", document_context=True)
         config.data.path = "tfds:conll2003"
-        dataset = finetuning.load(config, pieces)
+        dataset = tasks.get(config.task).load(config, pieces)
         assert len(dataset.train) == 1 and dataset.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
-        assert dataset.said[-1].startswith("every dev sentence by itself")
+        assert dataset.notes[-1].startswith("every dev sentence by itself")
     assert sentence.words == ("EU", "rejects", "Britain") and sentence.tags == ("B-ORG", "O", "B-LOC")
     with provide(SQUAD):
         (question,) = squad.read_examples("tfds:squad/v1.1", "train")
         config = fine_tuning_config("squad", version="v1.1", doc_stride=128, max_query_length=64)
         config.data.path = "tfds:squad/v1.1"
-        assert len(finetuning.load(config, pieces).train) == 1
+        assert len(tasks.get(config.task).load(config, pieces).train) == 1
     assert question.answers == ("ship", "The ship") and question.starts == (4, 0)
     with provide(SQUAD2):
         (question,) = squad.read_examples("tfds:squad/v2.0", "train")
         config = fine_tuning_config("squad", version="v2.0", doc_stride=128, max_query_length=64)
         config.data.path = "tfds:squad/v2.0"
-        assert finetuning.load(config, pieces).baseline == 1
+        assert tasks.get(config.task).load(config, pieces).baseline == 1
     assert question.answers == () and question.name == "q1"
     shifted = [{**SQUAD[0], "answers": dict(text=["ship"], answer_start=[3])}]
     with (

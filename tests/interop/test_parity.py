@@ -20,10 +20,10 @@ from bertjax.model.bert import (
     BertModel,
 )
 from bertjax.sharding.mesh import put_batch
-from bertjax.tasks import finetuning
+from bertjax.tasks import finetuning, objectives
 from bertjax.text import python_docs, tokenizer
-from bertjax.training.loop import make_program, put_recipe
 from bertjax.training.optimizer import make_schedule
+from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import one_device_mesh
 from tests.text.test_tokenizer import HARD
 
@@ -243,10 +243,10 @@ def their_targets(kind: str, batch: dict) -> dict:
 @pytest.mark.parametrize(
     "kind, objective",
     [
-        ("classification", finetuning.classification(3)),
-        ("regression", finetuning.regression()),
-        ("tagging", finetuning.tagging(3)),
-        ("spans", finetuning.spans()),
+        ("classification", objectives.classification(3)),
+        ("regression", objectives.regression()),
+        ("tagging", objectives.tagging(3)),
+        ("spans", objectives.spans()),
     ],
 )
 def test_fine_tuning_goes_the_same_way_step_by_step(kind, objective, tmp_path):
@@ -278,7 +278,7 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, objective, tmp_path):
     optimizer = torch.optim.AdamW(groups, lr=1e-3, eps=1e-6)
 
     schedule = make_schedule(config.optimizer, task.total_steps)
-    recipe = put_recipe(0, schedule, task.mesh)
+    recipe = put_hyperparameters(0, schedule, task.mesh)
     for step, batch in enumerate(task.batches(0)):
         state, metrics = program.train_step(state, put_batch(batch, task.mesh, 8), recipe)
         loss = run_torch(model, {**batch, "segments": batch["input_mask"]}, **their_targets(kind, batch)).loss

@@ -14,7 +14,7 @@ from bertjax.interop import huggingface, pretrained
 from bertjax.model.bert import BertModel
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks.pretraining import Pretraining
-from bertjax.training.loop import make_program
+from bertjax.training.step import make_program
 from tests.interop.test_golden import GOLDEN, edit
 
 

@@ -11,7 +11,7 @@ from bertjax.model.bert import BertForPreTraining
 from bertjax.sharding.mesh import _arrange, local_rows, make_mesh, param_shardings, put_batch
 from bertjax.sharding.topology import peak_flops
 from bertjax.tasks.pretraining import Pretraining
-from bertjax.training.loop import make_program
+from bertjax.training.step import make_program
 from tests.conftest import tiny_config
 
 

@@ -2,15 +2,14 @@
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-from bertjax import main
-from bertjax.config import FEATURE_LAYERS, BertConfig, UserError, fine_tuning_config, validate
+from bertjax.config import BertConfig, UserError, fine_tuning_config
 from bertjax.interop import pretrained
 from bertjax.model.bert import BertForFeatureBasedTagging
-from bertjax.tasks import features, metrics, ner
-from bertjax.training import checkpoint as checkpoints
+from bertjax.model.hidden_states import TABLE_7
+from bertjax.tasks import features, metrics, ner, sweep, validate
+from bertjax.tasks.launch import launch
 from experiments.features import get_config
 from tests.tasks.test_ner import conll
 
@@ -37,7 +36,7 @@ def test_each_row_of_the_table_reads_its_layers():
         "concat_last_four": np.concatenate([states[3], states[4], states[5], states[6]], -1),
         "weighted_sum_all": sum(states[1:]) / 6,
     }
-    assert expected.keys() == FEATURE_LAYERS.keys()
+    assert expected.keys() == set(TABLE_7)
     for layers, wanted in expected.items():
         model = BertForFeatureBasedTagging(CONFIG, 3, layers=layers)
         params = {"layer_weights": np.zeros(4 if "four" in layers else 6), "layer_scale": np.ones(1)}
@@ -75,10 +74,17 @@ def config_for(folder, checkpoint, layers="last", **fields):
     return config
 
 
-def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp_path):
+def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp_path, monkeypatch):
+    programs = []
+
+    def watched(*arguments, _real=sweep.make_program):
+        programs.append(_real(*arguments))
+        return programs[-1]
+
+    monkeypatch.setattr(sweep, "make_program", watched)
     config = config_for(tmp_path, checkpoint, epochs=10.0, sweep="layers=embeddings,weighted_sum_all")
     validate(config)
-    main.run(config, str(tmp_path / "run"))
+    launch(config, tmp_path / "run")
     lines = (tmp_path / "run/sweep.md").read_text().splitlines()
     assert lines[0].startswith("| layers | f1, mean | best |")
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| embeddings", "| weighted_sum_all"]
@@ -93,13 +99,11 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
     assert lines[-1].startswith(f"best: runs/layers={source.head['layers']}, f1")
 
     sentences = ner.read(tmp_path / "eng.testa")
-    texts = [" ".join(s.words) for s in sentences]
-    found = [result["tags"] for result in ner.predict(source, texts, 16, features.tagging)]
+    texts = [(" ".join(s.words),) for s in sentences]
+    found = [result["tags"] for result in features.TASK.predict(source, texts)]
     assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.8
     # No moments of what is not learnt.
-    folder = checkpoints.folder_of(source.path) / str(checkpoints.steps(source.path)[-1])
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        moments = str(checkpointer.metadata(folder / "rest").item_metadata.tree)
+    moments = str(programs[0].state.opt_state)
     assert "'lstm'" in moments and "'bert'" not in moments
     said = pretrained.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
     assert "left out, for which BertModel has no place: classifier, " in said and "lstm" in said
@@ -112,9 +116,9 @@ def test_layers_that_are_none_or_not_there(checkpoint, tmp_path):
     config = config_for(tmp_path, checkpoint, sweep="paper")
     validate(config)
     with pytest.raises(UserError, match=r"config.head.layers = 'weighted_sum_last_four': the model has 2 layers only"):
-        main.run(config, str(tmp_path / "run"))
+        launch(config, tmp_path / "run")
     config = fine_tuning_config("ner", document_context=True)
     config.update(dict(sweep="layers=last", init_checkpoint=str(checkpoint), max_seq_length=48))
     config.data.path = str(tmp_path)
-    with pytest.raises(UserError, match=r"config.sweep = 'layers=last': layers are for experiments/features.py"):
-        main.run(config, str(tmp_path / "other"))
+    with pytest.raises(UserError, match=r"config.sweep = 'layers=last': 'layers=last' is not understood"):
+        launch(config, tmp_path / "other")

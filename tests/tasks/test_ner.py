@@ -6,10 +6,10 @@ import random
 import numpy as np
 import pytest
 
-from bertjax import main
-from bertjax.config import UserError, fine_tuning_config, validate
+from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
-from bertjax.tasks import metrics, ner, tag
+from bertjax.tasks import metrics, ner, tag, validate
+from bertjax.tasks.launch import launch
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS
@@ -85,7 +85,7 @@ def test_without_documents_every_sentence_stands_by_itself(tmp_path, pieces):
     config.data.path = str(tmp_path)
     dataset = ner.load(config, pieces)
     assert len(dataset.train) == 3
-    assert dataset.said[-1] == "every dev sentence by itself: no -DOCSTART- says which belong to a document"
+    assert dataset.notes[-1] == "every dev sentence by itself: no -DOCSTART- says which belong to a document"
     (tmp_path / "dev.txt").write_text("ship O\nsail O\nnet I-MISC\n")
     with pytest.raises(UserError, match=r"dev.txt:3: the tag 'B-MISC' is not in the training file"):
         ner.load(config, pieces)
@@ -107,7 +107,7 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     config.eval.every_steps, config.optimizer.learning_rate = 1000, 5e-3
     config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     validate(config)
-    main.run(config, str(tmp_path / "run"))
+    launch(config, tmp_path / "run")
     scores = read_metrics(tmp_path / "run")[-1]
     assert scores["eval/f1"] > 0.9
     source = pretrained.read(tmp_path / "run")

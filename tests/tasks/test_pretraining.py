@@ -12,7 +12,7 @@ from bertjax.data.records import find_records
 from bertjax.tasks import fill_mask
 from bertjax.tasks.pretraining import Pretraining, find_or_prepare, report
 from bertjax.text import tokenizer
-from bertjax.training.loop import make_program
+from bertjax.training.step import make_program
 from tests.conftest import one_device_mesh, tiny_config
 
 

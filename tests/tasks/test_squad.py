@@ -1,19 +1,19 @@
 """Answers in paragraphs: windows, labels, the n best, and a tiny run to its predictions file."""
 
+import dataclasses
 import json
 import random
 
 import numpy as np
 import pytest
 
-from bertjax import main
-from bertjax.config import UserError, fine_tuning_config, validate
+from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
-from bertjax.tasks import metrics, squad
+from bertjax.tasks import metrics, squad, validate
+from bertjax.tasks.launch import launch
 from bertjax.tasks.squad import Question
 from bertjax.text import python_docs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
-from bertjax.training import run_folder
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS
 
@@ -62,7 +62,7 @@ def test_every_label_is_the_answer_in_the_text(pieces):
     )
     inside = Question("q", "ship?", "the anchor ship", ("nchor",), (5,))
     encoded = squad.encode([inside], pieces, **SIZES, with_labels=True)
-    assert encoded.exact == 0 and encoded.said([inside], 5) == (
+    assert encoded.exact == 0 and encoded.notes([inside], 5) == (
         "1 training questions, 1 with an answer, in 1 windows",
         "1 answers begin or end within a token, which is learnt whole",
     )
@@ -151,7 +151,7 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
     config.data.path, config.init_checkpoint = str(tmp_path), str(checkpoint)
     config.update(dict(batch_size=16, max_seq_length=64, epochs=1.0, log_every_steps=2))
     validate(config)
-    main.run(config, str(tmp_path / "run"))
+    launch(config, tmp_path / "run")
     predictions = json.loads((tmp_path / "run/predictions.json").read_text())
     assert predictions.keys() == {q.name for q in questions}
     scores = read_metrics(tmp_path / "run")[-1]
@@ -159,22 +159,27 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
     assert scores["eval/f1"] == pytest.approx(again["f1"] / 100)
     assert scores["eval/exact_match"] == pytest.approx(again["exact_match"] / 100)
     assert ("eval/null_threshold" in scores) == (version == "v2.0")
+    assert ("null_threshold" in (tmp_path / "run/report.txt").read_text()) == (version == "v2.0")
     source = pretrained.read(tmp_path / "run")
     assert source.architecture == "BertForQuestionAnswering"
     pairs = [(q.text, q.context) for q in questions]
-    found = list(squad.predict(source, pairs, 64))
+    # The tuned threshold is that of the checkpoint, and decides.
+    assert source.decided.get("null_threshold") == scores.get("eval/null_threshold")
+    found = list(squad.predict(dataclasses.replace(source, decided={}), pairs))
     for (_, context), answer in zip(pairs, found):
         assert context[answer["start"] : answer["end"]] == answer["answer"] and np.isfinite(answer["null_odds"])
     middle = float(np.median([answer["null_odds"] for answer in found]))
-    for before, answer in zip(found, squad.predict(source, pairs, 64, null_threshold=middle)):
+    decided = dataclasses.replace(source, decided={"null_threshold": middle})
+    for before, answer in zip(found, squad.predict(decided, pairs)):
         assert answer["answer"] == ("" if before["null_odds"] > middle else before["answer"])
-    # The tuned threshold goes along, or it is said that it does not.
-    threshold = run_folder.null_threshold(tmp_path / "run")
-    assert threshold == scores.get("eval/null_threshold")
+    content, note = squad.submission(source, str(tmp_path / f"dev-{version}.json"))
+    assert json.loads(content) == predictions and note.startswith("20 answers")
+    # It goes along to a workdir; for other formats convert names it among what is left out.
     pretrained.convert(tmp_path / "run", tmp_path / "ours", "bertjax")
-    assert run_folder.null_threshold(tmp_path / "ours") == threshold
-    said = pretrained.convert(tmp_path / "run", tmp_path / "theirs", "huggingface")
-    assert ("the odds above which there is no answer" in said) == (version == "v2.0")
+    ours = pretrained.read(tmp_path / "ours")
+    assert ours.decided == source.decided and list(squad.predict(ours, pairs)) == list(squad.predict(source, pairs))
+    line = pretrained.convert(tmp_path / "run", tmp_path / "theirs", "huggingface")
+    assert ("has no place: null_threshold = " in line) == (version == "v2.0")
 
 
 @pytest.mark.parametrize(

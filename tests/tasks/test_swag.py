@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from bertjax import main
-from bertjax.config import UserError, fine_tuning_config, validate
+from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
-from bertjax.tasks import swag
+from bertjax.tasks import swag, validate
+from bertjax.tasks.launch import launch
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS
 
@@ -40,7 +40,7 @@ def config_for(folder, checkpoint):
 def test_a_tiny_run_learns_to_choose(checkpoint, tmp_path):
     write(tmp_path / "train.csv", 300, 0)
     write(tmp_path / "val.csv", 40, 1)
-    main.run(config_for(tmp_path, checkpoint), str(tmp_path / "run"))
+    launch(config_for(tmp_path, checkpoint), tmp_path / "run")
     accuracy = read_metrics(tmp_path / "run")[-1]["eval/accuracy"]
     assert accuracy > 0.5
     pretrained.convert(tmp_path / "run", tmp_path / "hf", "huggingface")

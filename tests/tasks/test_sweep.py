@@ -5,24 +5,32 @@ import json
 import numpy as np
 import pytest
 
-from bertjax import main
-from bertjax.config import UserError, validate
+from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
-from bertjax.tasks import sweep
+from bertjax.tasks import sweep, validate
 from bertjax.tasks.finetuning import FineTuning
+from bertjax.tasks.launch import launch
 from bertjax.tasks.sweep import Result
 from bertjax.training import checkpoint as checkpoints
+from bertjax.training import workdir
+from bertjax.training.checkpoint import Scores
 from bertjax.training.logging import read_metrics
-from bertjax.training.loop import Diverged
+from bertjax.training.loop import Diverged, Trained
 from tests.tasks.test_finetuning import config_for, write_sst2
 
 
+def parse(text):
+    config = fine_tuning_config("glue", name="sst2")
+    config.sweep = text
+    return sweep.parse(config)
+
+
 def test_the_papers_search_is_24_runs():
-    runs = sweep.parse("paper")
+    runs = parse("paper")
     assert len(runs) == 24 and runs[0] == {"batch_size": 16, "learning_rate": 5e-5, "epochs": 2.0}
-    assert len(sweep.parse("paper seed=0,1,2")) == 72
-    assert sweep.parse("seed=1,2") == [{"seed": 1}, {"seed": 2}]
-    assert len({sweep.name_of(settings) for settings in sweep.parse("paper seed=20240101,20240102,20240101")}) == 48
+    assert len(parse("paper seed=0,1,2")) == 72
+    assert parse("seed=1,2") == [{"seed": 1}, {"seed": 2}]
+    assert len({sweep.name_of(settings) for settings in parse("paper seed=20240101,20240102,20240101")}) == 48
 
 
 @pytest.mark.parametrize(
@@ -30,12 +38,16 @@ def test_the_papers_search_is_24_runs():
     [
         ("rate=1", r"config.sweep = 'rate=1': 'rate=1' is not understood; give fields"),
         ("seed", r"'seed' is not understood"),
-        ("epochs=two", r"'two' are not numbers for epochs"),
+        ("epochs=two", r"'two' are not values for epochs"),
     ],
 )
 def test_a_search_that_is_not_understood(text, message):
     with pytest.raises(UserError, match=message):
-        sweep.parse(text)
+        parse(text)
+
+
+def test_any_field_of_the_optimizer_can_be_searched():
+    assert parse("weight_decay=0,0.1 bias_correction=False")[1] == {"bias_correction": False, "weight_decay": 0.1}
 
 
 def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_path, monkeypatch, capsys):
@@ -46,24 +58,24 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
         compiled.append(_real(*arguments))
         return compiled[-1]
 
-    def watched_train(task, config, folder, *rest, _real=sweep.train):
+    def watched_run(kind, config, folder, *rest, _real=sweep.run_one, **more):
         if len(trained) == 2 and not stopped:
             stopped.append(True)
             raise KeyboardInterrupt
         trained.append(folder.name)
-        return _real(task, config, folder, *rest)
+        return _real(kind, config, folder, *rest, **more)
 
     stopped: list[bool] = []
     monkeypatch.setattr(sweep, "make_program", watched_program)
-    monkeypatch.setattr(sweep, "train", watched_train)
+    monkeypatch.setattr(sweep, "run_one", watched_run)
     config = config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8,3e-3 epochs=5 seed=0,1", max_seq_length=16)
     validate(config)
     with pytest.raises(KeyboardInterrupt):
-        main.run(config, str(tmp_path / "run"))
+        launch(config, tmp_path / "run")
     (program,) = compiled
     assert program.train_step._cache_size() == 1  # of two runs
-    main.run(config_for(tmp_path, checkpoint, sweep=config.sweep, max_seq_length=16), str(tmp_path / "run"))
-    assert trained == [sweep.name_of(settings) for settings in sweep.parse(config.sweep)]  # each of them once
+    launch(config_for(tmp_path, checkpoint, sweep=config.sweep, max_seq_length=16), tmp_path / "run")
+    assert trained == [sweep.name_of(settings) for settings in sweep.parse(config)]  # each of them once
 
     results = {
         folder.name: json.loads((folder / sweep.RESULT).read_text()) for folder in (tmp_path / "run/runs").iterdir()
@@ -74,7 +86,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     assert "0.003" in best and scores[best] > 0.8
     assert [results[name]["failed"] for name in trained] == [True, True, False, False]
     assert [name for name in trained if checkpoints.steps(tmp_path / "run/runs" / name)] == [best]
-    said = (tmp_path / "run" / sweep.TABLE).read_text()
+    said = (tmp_path / "run" / sweep.SUMMARY).read_text()
     assert said.splitlines()[0] == (
         "| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |"
     )
@@ -83,46 +95,62 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     assert f"best: runs/{best}, accuracy" in said
     # The folder of the search stands for its best run.
     source = pretrained.read(tmp_path / "run")
-    assert source.labels == ("0", "1") and source.path == str(tmp_path / "run/runs" / best)
+    assert source.labels == ("0", "1") and source.path == f"{tmp_path / 'run/runs' / best}@60"
+    folder = tmp_path / "run/runs" / best
+    assert not checkpoints.is_resumable(folder, 60)  # no optimizer state is written only to be deleted
 
     # Another search goes on with what there is of it; with other settings than before it does not.
     wider = config_for(tmp_path, checkpoint, sweep="learning_rate=3e-3 epochs=5 seed=2,0,1", max_seq_length=16)
-    main.run(wider, str(tmp_path / "run"))
+    launch(wider, tmp_path / "run")
     assert len(trained) == 5 and trained[-1].endswith("seed=2")
     (kept,) = [folder for folder in (tmp_path / "run/runs").iterdir() if checkpoints.steps(folder)]
     top = {name: score for name, score in scores.items() if "0.003" in name}
     top[trained[-1]] = json.loads((tmp_path / "run/runs" / trained[-1] / sweep.RESULT).read_text())["scores"][
         "accuracy"
     ]
-    assert top[kept.name] == max(top.values()) and pretrained.read(tmp_path / "run").path == str(kept)
+    assert top[kept.name] == max(top.values()) and pretrained.read(tmp_path / "run").path.startswith(str(kept))
     # A narrower one, of runs that are not the best of all, changes nothing of that.
-    main.run(config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8 epochs=5", max_seq_length=16, seed=7),
-             str(tmp_path / "run"))  # fmt: skip
-    assert len(trained) == 6 and pretrained.read(tmp_path / "run").path == str(kept) and checkpoints.steps(kept)
+    launch(config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8 epochs=5", max_seq_length=16, seed=7),
+           tmp_path / "run")  # fmt: skip
+    assert (
+        len(trained) == 6 and pretrained.read(tmp_path / "run").path.startswith(str(kept)) and checkpoints.steps(kept)
+    )
     other = config_for(tmp_path, checkpoint, sweep="learning_rate=3e-3 epochs=5 seed=0", max_seq_length=24)
     with pytest.raises(UserError, match=r"seed=0: made with other settings, max_seq_length = 24 \(was 16\); take"):
-        main.run(other, str(tmp_path / "run"))
+        launch(other, tmp_path / "run")
     with pytest.raises(UserError, match=r"holds a search, and this is a single run; take another --workdir"):
-        main.run(config_for(tmp_path, checkpoint, max_seq_length=16), str(tmp_path / "run"))
+        launch(config_for(tmp_path, checkpoint, max_seq_length=16), tmp_path / "run")
     with pytest.raises(UserError, match=r"holds a single run, and this is a search; take another --workdir"):
-        main.run(wider, str(kept))
+        launch(wider, kept)
+
+
+def scored(accuracy):
+    scores = Scores({"accuracy": accuracy}, accuracy)
+    return Trained(None, scores, 1, scores)
 
 
 def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path, monkeypatch):
     write_sst2(tmp_path, train=48)
     seeds = []
 
-    def train(task, config, folder, *_):
+    def run(kind, config, folder, *_, **more):
         seeds.append(config.seed)
         if config.seed < 1000:
             raise Diverged("the loss is no number")
-        return None, {"accuracy": 0.0 if config.seed < 2000 else 1.0}
+        return scored(0.0 if config.seed < 2000 else 1.0)
 
-    monkeypatch.setattr(sweep, "train", train)
+    monkeypatch.setattr(sweep, "run_one", run)
     config = config_for(tmp_path, checkpoint, sweep="seed=5,2005,6", restarts=3)
-    main.run(config, str(tmp_path / "run"))
+    launch(config, tmp_path / "run")
     assert seeds == [5, 1005, 3005, 2005, 6, 1006, 2006]  # 2005 was to come anyway
-    assert "| 42.86 | 100.00 | 53.45 | 7 | 4 |" in (tmp_path / "run" / sweep.TABLE).read_text()
+    assert "| 42.86 | 100.00 | 53.45 | 7 | 4 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
+
+
+def written(kind, config, folder, *_, **more):
+    """As a run that ended at once."""
+    opened = kind.open(config, folder, None)
+    workdir.write(folder, opened.record, opened.tokenizer)
+    return scored(1.0)
 
 
 def test_searches_on_different_data_do_not_share_a_workdir(checkpoint, tmp_path, monkeypatch):
@@ -131,11 +159,11 @@ def test_searches_on_different_data_do_not_share_a_workdir(checkpoint, tmp_path,
     other = tmp_path / "other"
     other.mkdir()
     write_sst2(other, train=48)
-    monkeypatch.setattr(sweep, "train", lambda *_: (None, {"accuracy": 1.0}))
-    main.run(config_for(tmp_path, checkpoint, sweep="seed=0"), str(tmp_path / "run"))
-    main.run(config_for(tmp_path, checkpoint, sweep="epochs=2 seed=1"), str(tmp_path / "run"))
+    monkeypatch.setattr(sweep, "run_one", written)
+    launch(config_for(tmp_path, checkpoint, sweep="seed=0"), tmp_path / "run")
+    launch(config_for(tmp_path, checkpoint, sweep="epochs=2 seed=1"), tmp_path / "run")
     with pytest.raises(UserError, match=r"epochs=2,seed=1: made with other settings, data.path = .*; take another"):
-        main.run(config_for(other, checkpoint, sweep="seed=2"), str(tmp_path / "run"))
+        launch(config_for(other, checkpoint, sweep="seed=2"), tmp_path / "run")
 
 
 def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tmp_path, monkeypatch):
@@ -144,17 +172,17 @@ def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tm
     config.checkpoint.every_steps = 5
     evaluate = FineTuning.evaluate
 
-    def stopped(self, params, step):
-        if step == 24:
+    def stopped(self, params, step, after_batch):
+        if step == 24:  # the last of the second run: saved, but not evaluated yet
             raise KeyboardInterrupt
-        return evaluate(self, params, step)
+        return evaluate(self, params, step, after_batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(FineTuning, "evaluate", stopped)
         with pytest.raises(KeyboardInterrupt):
-            main.run(config, str(tmp_path / "run"))
+            launch(config, tmp_path / "run")
     folder = tmp_path / "run/runs/epochs=4"
-    assert checkpoints.steps(folder)[-1] == 20 and not (folder / sweep.RESULT).exists()
+    assert checkpoints.steps(folder)[-1] == 24 and not (folder / sweep.RESULT).exists()
     starts, batches = [], FineTuning.batches
 
     def watched(self, start_step):
@@ -162,9 +190,9 @@ def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tm
         return batches(self, start_step)
 
     monkeypatch.setattr(FineTuning, "batches", watched)
-    main.run(config, str(tmp_path / "run"))
-    assert starts == [20] and read_metrics(folder)[-1]["step"] == 24 and (folder / sweep.RESULT).exists()
-    assert "| 2 |" in (tmp_path / "run" / sweep.TABLE).read_text()
+    launch(config, tmp_path / "run")
+    assert starts == [24] and read_metrics(folder)[-1]["step"] == 24 and (folder / sweep.RESULT).exists()
+    assert "| 2 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
 
 
 def test_a_table_has_every_score():
@@ -189,4 +217,4 @@ def test_correlations_that_are_none_count_as_nothing():
 def test_every_run_of_a_search_is_checked_before_the_first(checkpoint, tmp_path):
     config = config_for(tmp_path, checkpoint, sweep="batch_size=16,12")
     with pytest.raises(UserError, match=r"config.batch_size = 12: .* must be a multiple of the 8 devices"):
-        main.run(config, str(tmp_path / "run"))
+        launch(config, tmp_path / "run")
