@@ -134,9 +134,8 @@ def _validate_stages(config) -> None:
     stages, limit = config.stages, config.model.max_position_embeddings
     remedy = "must be one stage or more, by name: named_stages(short=stage(steps, length, max_predictions_per_seq))"
     is_named = isinstance(stages, ml_collections.ConfigDict) and len(stages) > 0
-    require(
-        is_named and all(isinstance(s, ml_collections.ConfigDict) for s in stages.values()), "stages", stages, remedy
-    )
+    is_valid = is_named and all(isinstance(stage, ml_collections.ConfigDict) for stage in stages.values())
+    require(is_valid, "stages", stages.to_dict() if hasattr(stages, "to_dict") else stages, remedy)
     lengths = [stage.length for stage in stages.values()]
     require(len(set(lengths)) == len(lengths), "stages", lengths, "each stage needs a length of its own")
     for name, stage in stages.items():

@@ -177,10 +177,10 @@ def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
     assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
 
 
-def test_predict_writes_hidden_states(trained, tmp_path):
+def test_extract_writes_hidden_states(trained, tmp_path):
     folder, _ = trained
-    arguments = f"--checkpoint={folder}/run", "--features=sum_all", "--output=f.npz", "the ship", "a"
-    result = run("predict", *arguments, cwd=tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
+    arguments = f"--checkpoint={folder}/run", "--layers=sum_all", "--output=f.npz", "the ship", "a"
+    result = run("extract", *arguments, cwd=tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
     assert list((tmp_path / "compiled").iterdir())  # for the next time
     assert result.returncode == 0 and "hidden [2, 4, 32]" in result.stdout, result.stderr
     with np.load(tmp_path / "f.npz") as arrays:
@@ -265,7 +265,6 @@ def test_a_workdir_of_another_model_is_refused(trained):
         (["--checkpoint=run", "a [MASK]", "no mask here"], "no [MASK] in 'no mask here'"),
         (["--checkpoint=run", "--input=nowhere.txt"], "--input: no file 'nowhere.txt'"),
         (["a [MASK]"], "--checkpoint"),
-        (["--checkpoint=run", "--features=last", "a"], "--output belongs to --features"),
     ],
 )
 def test_predict_refuses_what_it_cannot_do(trained, arguments, message):

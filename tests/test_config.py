@@ -6,7 +6,17 @@ import pathlib
 
 import pytest
 
-from bertjax.config import UserError, bert_config, model_size, pretraining_config, stage
+from bertjax.config import (
+    UserError,
+    bert_config,
+    common_config,
+    fine_tuning_config,
+    model_size,
+    named_stages,
+    pretraining_config,
+    stage,
+    stages_of,
+)
 from bertjax.tasks import validate
 from bertjax.validation import validate_pretraining
 
@@ -91,12 +101,28 @@ def test_every_experiment_is_valid_with_a_corpus(experiment):
     assert bert_config(again) == bert_config(config)
 
 
+def test_stages_run_from_short_to_long_whatever_their_names():
+    config = pretraining_config()
+    config.stages = named_stages(a=stage(1, 512, 77), b=stage(2, 64, 10), c=stage(3, 128, 20))
+    assert [s.length for s in stages_of(config)] == [64, 128, 512]
+
+
+def test_the_kinds_of_config_share_what_is_common():
+    """Neither kind has fields of the other."""
+    ours, theirs = (set(json.loads(c.to_json_best_effort())) for c in (pretraining_config(), fine_tuning_config("ner")))
+    assert ours - theirs == {"stages"} and theirs - ours == {"epochs", "max_seq_length", "restarts", "sweep"}
+    common = common_config().to_dict()
+    for config in (pretraining_config(), fine_tuning_config("ner")):
+        assert set(common) <= set(config) and set(common["optimizer"]) < set(config.optimizer)
+
+
 def test_the_papers_recipe():
     for name in ("base", "large"):
         config = load(name)
         assert config.batch_size == 256
-        assert [(s.steps, s.length) for s in config.stages] == [(900_000, 128), (100_000, 512)]
-        assert config.stages[0].max_predictions_per_seq == 20 and 76 <= config.stages[1].max_predictions_per_seq <= 80
+        assert [(s.steps, s.length) for s in stages_of(config)] == [(900_000, 128), (100_000, 512)]
+        assert config.stages.short.max_predictions_per_seq == 20
+        assert 76 <= config.stages.long.max_predictions_per_seq <= 80
         optimizer = config.optimizer
         assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.epsilon) == (1e-4, 10_000, 1e-6)
         assert (optimizer.weight_decay, optimizer.max_grad_norm, optimizer.bias_correction) == (0.01, 1.0, False)
@@ -113,15 +139,24 @@ def test_the_papers_recipe():
         ("model.hidden_dropout_prob", 1.0, "config.model.hidden_dropout_prob = 1.0"),
         ("batch_size", 0, "config.batch_size = 0: must be at least 1"),
         ("microbatches", 3, "config.batch_size = 256: must be a multiple of microbatches = 3"),
-        ("stages", (), "config.stages = .*must be one stage or more"),
-        ("stages", (3,), r"config.stages = \(3,\): must be one stage or more"),
+        ("stages", named_stages(), "config.stages = .*must be one stage or more"),
+        ("stages", named_stages(short=3), r"config.stages = .*must be one stage or more"),
         ("seed", 2**64, "config.seed = 18446744073709551616: must be at least 0 and below"),
+        ("data.seed", -1, "config.data.seed = -1: must be at least 0 and below"),
         ("data.corpus", 5, "config.data.corpus = 5: must be a string"),
-        ("stages", (stage(5, 1024, 160),), r"config.stages\[0\].length = 1024: longer than the position table.* = 512"),
-        ("stages", (stage(5, 128, 10),), r"config.stages\[0\].max_predictions_per_seq = 10: too small .* at least 19"),
-        ("stages", (stage(5, 128, 129),), "more than the sequence's 128 tokens"),
-        ("stages", (stage(0, 128, 20),), r"config.stages\[0\].steps = 0"),
-        ("stages", (stage(5, 128, 20), stage(5, 128, 20)), "each stage needs a length of its own"),
+        (
+            "stages",
+            named_stages(only=stage(5, 1024, 160)),
+            "config.stages.only.length = 1024: longer than the position table.* = 512",
+        ),
+        (
+            "stages",
+            named_stages(only=stage(5, 128, 10)),
+            "config.stages.only.max_predictions_per_seq = 10: too small .* at least 19",
+        ),
+        ("stages", named_stages(only=stage(5, 128, 129)), "more than the sequence's 128 tokens"),
+        ("stages", named_stages(only=stage(0, 128, 20)), "config.stages.only.steps = 0"),
+        ("stages", named_stages(a=stage(5, 128, 20), b=stage(5, 128, 20)), "each stage needs a length of its own"),
         ("data.masked_lm_prob", 0.0, "config.data.masked_lm_prob = 0.0"),
         ("data.heldout_fraction", 1.5, "config.data.heldout_fraction = 1.5"),
         ("data.corpus", None, "config.data.corpus = None: say where the text is"),

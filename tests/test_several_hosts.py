@@ -22,9 +22,9 @@ import json
 from bertjax.config import pretraining_config, named_stages, stage
 
 def get_config():
-    config = pretraining_config().unlock()
-    config.update(json.loads({text!r}))
-    config.stages = [stage(**s) for s in config.stages]
+    config, content = pretraining_config().unlock(), json.loads({text!r})
+    config.stages = named_stages(**{{name: stage(**s) for name, s in content.pop("stages").items()}})
+    config.update(content)
     return config.lock()
 """
 

@@ -7,12 +7,13 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from bertjax.tasks.hidden_states import FEATURES, hidden_states
 
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.interop import huggingface, pretrained
 from bertjax.model.bert import BertModel
+from bertjax.model.hidden_states import WITHOUT_WEIGHTS, check_layers
 from bertjax.sharding.mesh import make_mesh
+from bertjax.tasks.extraction import extract
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.step import make_program
 from tests.interop.test_golden import GOLDEN, edit
@@ -110,13 +111,13 @@ def test_a_vocabulary_with_rows_to_spare(golden, tmp_path):
     assert len(filled.masks[0]) == 27
 
 
-@pytest.mark.parametrize("features", FEATURES)
-def test_features_are_the_layers_of_the_paper(golden, features):
+@pytest.mark.parametrize("choice", WITHOUT_WEIGHTS)
+def test_hidden_states_are_the_layers_of_the_paper(golden, choice):
     config = dataclasses.replace(golden.config, num_hidden_layers=5)
     model, pieces = BertModel(config), golden.tokenizer
     params = nn.meta.unbox(model.init(jax.random.key(0), *3 * [np.ones((1, 8), np.int32)])["params"])
     texts = ["the captain saw a whale .", "storm", "the ship " * 30, "left and stayed near the harbour"]
-    hidden, mask, cut = hidden_states(model, params, pieces, texts, features)
+    hidden, mask, cut = extract(model, params, pieces, texts, choice)
     assert cut == 1 and hidden.shape[:2] == mask.shape == (4, config.max_position_embeddings)
     assert mask.sum(1).tolist() == [8, 3, 24, 8]
     for row, text in enumerate(texts):
@@ -124,20 +125,20 @@ def test_features_are_the_layers_of_the_paper(golden, features):
         inputs = (ids, np.ones_like(ids), np.zeros_like(ids))
         layers = list(model.apply({"params": params}, *inputs, every_layer=True, method="encode")[:, 0])
         expected = {
+            "embeddings": layers[0],
             "last": layers[5],
             "second_to_last": layers[4],
             "sum_last_four": layers[2] + layers[3] + layers[4] + layers[5],
             "concat_last_four": np.concatenate(layers[2:], axis=-1),
             "sum_all": layers[1] + layers[2] + layers[3] + layers[4] + layers[5],
-        }[features]
+        }[choice]
         np.testing.assert_allclose(hidden[row, : ids.size], expected, atol=1e-5)
         assert not hidden[row, ids.size :].any()
 
 
 def test_four_layers_of_a_model_of_two_are_refused(golden):
-    model = BertModel(golden.config)
-    with pytest.raises(UserError, match="sum_last_four: this model has 2 layers only"):
-        hidden_states(model, golden.params["bert"], golden.tokenizer, ["storm"], "sum_last_four")
+    with pytest.raises(UserError, match="--layers = 'sum_last_four': the model has 2 layers only"):
+        check_layers("sum_last_four", golden.config, "--layers")
 
 
 def test_weights_in_an_object_store_are_copied_here_while_they_are_read():

@@ -5,10 +5,10 @@ import pathlib
 
 import numpy as np
 import pytest
-from bertjax.tasks.hidden_states import hidden_states
 
 from bertjax.interop import huggingface, pretrained
 from bertjax.model.bert import BertModel
+from bertjax.tasks.extraction import extract
 from bertjax.text import python_docs
 from tests.text.test_tokenizer import HARD
 
@@ -42,7 +42,7 @@ def test_sentence_embeddings(folder, minilm):
     theirs = library.encode(TEXTS, normalize_embeddings=True)
 
     model = BertModel(minilm.config)
-    hidden, mask, cut = hidden_states(model, minilm.params["bert"], minilm.tokenizer, TEXTS, "last")
+    hidden, mask, cut = extract(model, minilm.params["bert"], minilm.tokenizer, TEXTS, "last")
     ours = hidden.sum(1) / mask.sum(1, keepdims=True)
     ours /= np.linalg.norm(ours, axis=-1, keepdims=True)
     assert cut == 0 and minilm.config.hidden_act == "gelu"

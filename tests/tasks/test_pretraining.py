@@ -9,6 +9,7 @@ import pytest
 from bertjax.config import UserError
 from bertjax.data.pipeline import heldout_batches
 from bertjax.data.records import find_records
+from bertjax.data.tf import tf
 from bertjax.tasks import fill_mask
 from bertjax.tasks.pretraining import Pretraining, find_or_prepare, report
 from bertjax.text import tokenizer
@@ -71,6 +72,8 @@ def test_the_planner_is_told_the_shapes_of_the_real_batches(task):
 
 def test_baselines_are_what_they_say(task, params, records_folder):
     scores = task.evaluate(params, step=10)
+    assert scores.measured_on == "length 64" and scores.score == -scores.scores["mlm_loss"]
+    text, scores = report(scores), scores.scores
     found = find_records(records_folder, 64, 10, "heldout")
     batches = list(heldout_batches(found, 64, 10, batch_size=16, max_sequences=40))
     heldout = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
@@ -78,26 +81,35 @@ def test_baselines_are_what_they_say(task, params, records_folder):
     words, labels = heldout["masked_lm_ids"][weights], heldout["next_sentence_labels"]
     labels = labels[heldout["next_sentence_weights"] > 0]
 
-    counts = np.ones(150)
-    train = find_records(records_folder, 32, 5, "train")
-    for batch in itertools.islice(task._stage_batches(0, 0, None), train.total // 16):
-        np.add.at(counts, batch["masked_lm_ids"][batch["masked_lm_weights"] > 0], 1)
-    np.testing.assert_allclose(scores["unigram_loss"], -np.log(counts / counts.sum())[words].mean(), rtol=1e-5)
+    # Counted over the files themselves; the task leaves out what makes no whole batch.
+    counts, train = np.ones(150), find_records(records_folder, 32, 5, "train")
+    for serialized in tf.data.TFRecordDataset(list(train.paths)).as_numpy_iterator():
+        feature = tf.train.Example.FromString(serialized).features.feature
+        ids, weights = feature["masked_lm_ids"].int64_list.value, feature["masked_lm_weights"].float_list.value
+        np.add.at(counts, [word for word, weight in zip(ids, weights) if weight], 1)
+    unigram = -np.log(counts / counts.sum())[words].mean()
+    assert unigram < np.log(150) - 0.5  # the corpus has frequent and rare words
+    np.testing.assert_allclose(scores["unigram_loss"], unigram, rtol=2e-3)
     np.testing.assert_allclose(scores["mlm_majority"], (words == counts.argmax()).mean(), rtol=1e-5)
     np.testing.assert_allclose(scores["nsp_majority"], max(labels.mean(), 1 - labels.mean()), rtol=1e-5)
     # An untrained model knows nothing: it is near log(150) and below no baseline.
     assert abs(scores["mlm_loss"] - np.log(150)) < 0.3
-    assert "unigram baseline" in report(scores)
+    assert "unigram baseline" in text
 
 
 def test_evaluation_counts_every_held_out_sequence_once(task, params):
     """Whatever the batch size: the rows that fill up the last batch weigh nothing."""
-    expected = task.evaluate(params, step=1)
-    other = Pretraining(task.config.copy_and_resolve_references(), task.mesh, task.config.data.records)
-    other.config.batch_size = 7
+    expected = task.evaluate(params, step=1).scores
+    config = task.config.copy_and_resolve_references()
+    config.batch_size = 7
+    other = Pretraining(config, task.mesh, config.data.records)
+    assert other.eval_batch_size == 7 and task.eval_batch_size == 16
     other.__dict__["_unigram_log_probabilities"] = task._unigram_log_probabilities
-    for name, value in other.evaluate(params, step=1).items():
+    for name, value in other.evaluate(params, step=1).scores.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5)
+    # One more sequence changes the scores: every one counts.
+    config.eval.max_sequences -= 1
+    assert other.evaluate(params, step=1).scores["mlm_loss"] != pytest.approx(expected["mlm_loss"], rel=1e-6)
 
 
 def test_masks_are_filled_best_first(task, params, records_folder):

@@ -73,7 +73,7 @@ def test_it_fills_masks_and_fine_tunes(executed):
     filled = said(outputs["fill"])
     assert "this function returns a [MASK] of strings" in filled and filled.count("%") == 5
     tuned = said(outputs["tune"])
-    assert f"started from {runs / 'colab'} (bertjax)" in tuned and "320 training examples" in tuned
+    assert f"started from {runs / 'colab'}@35 (bertjax)" in tuned and "320 training examples" in tuned
     assert "step 20/20 loss" in tuned and "dev: accuracy" in tuned
     guesses = [json.loads(line) for line in said(outputs["compare"]).splitlines()]
     assert len(guesses) == 2 and {guess["label"] for guess in guesses} <= {"failure", "result"}
