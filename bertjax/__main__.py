@@ -21,10 +21,9 @@ COMMANDS = {  # name: (module, what it does)
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "-help", "--help", "help"):
-        print("usage: bertjax COMMAND [--flag=VALUE ...]\n")
-        for command, (_, what) in COMMANDS.items():
-            print(f"  {command:<12}{what}")
-        print("\nbertjax COMMAND --help lists the flags of one.")
+        lines = [f"  {command:<12}{what}" for command, (_, what) in COMMANDS.items()]
+        lines = ["usage: bertjax COMMAND [--flag=VALUE ...]", "", *lines, "", "COMMAND --help lists its flags."]
+        print("\n".join(lines), flush=True)
     elif name in COMMANDS:
         del sys.argv[1]
         # As __main__, with its own docstring and flags: absl asks for those.
@@ -33,8 +32,8 @@ def main() -> None:
         import difflib
 
         close = difflib.get_close_matches(name, COMMANDS, n=1)
-        guess = f"did you mean {close[0]}? " if close else ""
-        print(f"error: bertjax has no command {name!r}; {guess}It has {', '.join(COMMANDS)}", file=sys.stderr)
+        guess = f"did you mean {close[0]}? There are" if close else "there are"
+        print(f"error: bertjax has no command {name!r}; {guess} {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -78,7 +78,7 @@ def _parse(argv: list[str]) -> list[str]:
     options = argv[: argv.index("--")] if "--" in argv else argv
     if {"-h", "-help", "--help", "--helpshort"} & set(options):
         _, _, own_flags = flags.FLAGS.main_module_help().partition(":\n")  # without the name of the file
-        print(f"{sys.modules['__main__'].__doc__.strip()}\n\nFlags:\n{own_flags}")
+        print(f"{sys.modules['__main__'].__doc__.strip()}\n\nFlags:\n{own_flags}", flush=True)
         sys.exit(0)
     flags.FLAGS.set_gnu_getopt()  # flags may follow texts
     try:
