@@ -1,7 +1,6 @@
 """What the commands share: flags in; for a user's mistake one clear line out, and a non-zero exit."""
 
 import os
-import pathlib
 import signal
 import sys
 from collections.abc import Callable
@@ -35,9 +34,8 @@ def define_config_flag() -> _Config:
 
 
 def experiment_name() -> str:
-    """ "small-mini" of --config=small:mini."""
-    path, _, argument = flags.FLAGS.config.partition(":")
-    return "-".join(filter(None, [pathlib.Path(path).stem, argument]))
+    """The experiment's name for a folder: "small-mini" of --config=small:mini."""
+    return experiment.name(flags.FLAGS.config)
 
 
 def run(main: Callable[[list[str]], None]) -> None:

@@ -31,6 +31,12 @@ def shipped() -> dict[str, pathlib.Path]:
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
 
 
+def name(experiment: str) -> str:
+    """ "glue-mrpc" of "glue:mrpc" and of "path/to/glue.py:mrpc"."""
+    path, _, argument = experiment.partition(":")
+    return "-".join(filter(None, [pathlib.Path(path).stem, argument]))
+
+
 def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
     """The config that `--config` and the overrides in `argv` ask for, and `argv` without the overrides."""
     argv, texts = _split_at_dashes(argv)

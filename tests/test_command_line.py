@@ -166,6 +166,11 @@ def test_without_an_experiment_those_that_there_are_are_named(arguments):
         parse(*arguments)
 
 
+def test_a_run_is_named_after_its_experiment():
+    names = [experiment.name(e) for e in ("glue:mrpc", "experiments/glue.py:mrpc", "base", "a.b/my.v2.py")]
+    assert names == ["glue-mrpc", "glue-mrpc", "base", "my.v2"]
+
+
 def test_experiments_are_found_by_name_and_a_file_wins(mine):
     config, _ = parse("--config=glue:rte")
     assert (config.task, config.data.name) == ("glue", "rte")
