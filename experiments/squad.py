@@ -1,10 +1,10 @@
 """Answers to questions about a paragraph: SQuAD v1.1, v2.0.
 
-Command:  python -m bertjax.main --config=experiments/squad.py:v1.1 --config.init_checkpoint=DIR
-          --config.data.path=SQUAD
-          SQUAD: the folder with train-v1.1.json and dev-v1.1.json
-Hardware: one Cloud TPU, an hour at most, or a GPU, a few (Devlin et al. 2019, section 3.2); not run at that size yet
-Score:    BERT-base on the dev set of v1.1: EM 80.8, F1 88.5 (Devlin et al. 2019, table 2)
+Command:  bertjax train --config=squad:v1.1 --config.init_checkpoint=DIR --config.data.path=SQUAD
+          SQUAD is the folder with train-v1.1.json and dev-v1.1.json
+Hardware: one Cloud TPU, at most an hour, or a GPU, a few hours, in the paper, section 3.2; not run at that size yet,
+          but with a model of 6 layers on 3,000 questions: experiments/benchmarks/RESULTS.md
+Paper:    BERT-base on the dev set of v1.1: EM 80.8, F1 88.5 (Devlin et al. 2019, table 2)
 """
 
 from bertjax.config import fine_tuning_config

@@ -1,8 +1,8 @@
 """A tagger of your own words: train.csv and dev.csv (or .tsv) with a word a row, or .jsonl with a sentence a row.
 
-Command:  python -m bertjax.main --config=experiments/tag.py --config.init_checkpoint=DIR --config.data.path=FOLDER
+Command:  bertjax train --config=tag --config.init_checkpoint=DIR --config.data.path=FOLDER
           --config.data.words=COLUMN --config.data.tags=COLUMN
-Hardware: one Cloud TPU, an hour at most, or a GPU, a few for data like GLUE's (Devlin et al. 2019, section 3.2)
+Hardware: data of GLUE's size: one Cloud TPU, at most an hour, or a GPU, a few hours (Devlin et al. 2019, section 3.2)
 """
 
 from bertjax.config import fine_tuning_config

@@ -1,0 +1,41 @@
+"""The command `bertjax`, also `python -m bertjax`: its subcommands are the modules beside it.
+
+Nothing is imported but the module that is asked for, and it runs as with `python -m bertjax.MODULE`.
+"""
+
+import runpy
+import sys
+
+COMMANDS = {  # name: (module, what it does)
+    "train": ("main", "pre-trains or fine-tunes BERT as an experiment says"),
+    "prepare": ("prepare", "writes a corpus as pre-masked TFRecords"),
+    "vocabulary": ("vocabulary", "learns a vocabulary from a corpus"),
+    "compile": ("compile", "compiles an experiment for a TPU without the TPU: memory, time, cost"),
+    "predict": ("predict", "fills masks, or applies a fine-tuned model to texts"),
+    "extract": ("extract", "writes the hidden states of texts"),
+    "submit": ("submit", "writes a benchmark's submission file"),
+    "convert": ("convert", "converts a checkpoint to or from Hugging Face's or Google's format"),
+}
+
+
+def main() -> None:
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("-h", "-help", "--help", "help"):
+        lines = [f"  {command:<12}{what}" for command, (_, what) in COMMANDS.items()]
+        lines = ["usage: bertjax COMMAND [--flag=VALUE ...]", "", *lines, "", "COMMAND --help lists its flags."]
+        print("\n".join(lines), flush=True)
+    elif name in COMMANDS:
+        del sys.argv[1]
+        # As __main__, with its own docstring and flags: absl asks for those.
+        runpy.run_module(f"bertjax.{COMMANDS[name][0]}", run_name="__main__", alter_sys=True)
+    else:
+        import difflib
+
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        guess = f"did you mean {close[0]}? There are" if close else "there are"
+        print(f"error: bertjax has no command {name!r}; {guess} {', '.join(COMMANDS)}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

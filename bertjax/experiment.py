@@ -1,0 +1,258 @@
+"""Experiments: found by name or path, loaded, and their fields overridden from the command line.
+
+An override is `--config.data.dupe_factor=5` or `--config.stages[0].steps=100`, its value as the field's type reads it.
+Whatever is wrong is a `UserError` that shows what was typed and says what would be right.
+"""
+
+import ast
+import dataclasses
+import difflib
+import fractions
+import importlib.machinery
+import importlib.util
+import inspect
+import pathlib
+import re
+import traceback
+from collections.abc import Iterable
+
+from ml_collections import ConfigDict
+
+from bertjax.config import UserError
+
+_FLAG = re.compile(r"--?(?P<no>no)?config(\.(?P<field>[^=]+))?(=(?P<value>.*))?", re.DOTALL)
+
+
+def shipped() -> dict[str, pathlib.Path]:
+    """Name -> file of the experiments that come with bertjax: in the installed package, or in the checkout."""
+    package = pathlib.Path(__file__).parent
+    inside = package / "experiments"
+    folder = inside if inside.is_dir() else package.parent / "experiments"
+    return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+
+def name(experiment: str) -> str:
+    """ "glue-mrpc" of "glue:mrpc" and of "path/to/glue.py:mrpc"."""
+    path, _, argument = experiment.partition(":")
+    return "-".join(filter(None, [pathlib.Path(path).stem, argument]))
+
+
+def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
+    """The config that `--config` and the overrides in `argv` ask for, and `argv` without the overrides."""
+    argv, texts = _split_at_dashes(argv)
+    config, rest, overridden = load(_experiment(argv)), [], set()
+    arguments = iter(argv)
+    for argument in arguments:
+        match = _FLAG.fullmatch(argument)
+        if not match or not match["field"]:
+            rest.append(argument)
+            continue
+        value = match["value"]
+        try:
+            field = find_field(config, match["field"])
+            if match["no"] and (value is not None or field.kind is not bool):
+                raise UserError(f"--no is for fields that are True or False; write --{field.name}=VALUE")
+            if value is None and field.kind is bool:
+                value = str(not match["no"])
+            elif value is None:
+                value = next(arguments, "--")
+                if value.startswith("--"):
+                    raise UserError(f"a value is missing, such as --{field.name}={_in_shell(field.value)}")
+                argument += f" {value}"
+            parsed = field.parse(value)
+            if field.kind is tuple and field.name in overridden:  # each adds to those before
+                parsed = field.value + parsed
+            field.set(parsed)
+        except UserError as error:
+            raise UserError(f"{argument}: {error}") from None
+        overridden.add(field.name)
+    return config, rest + texts
+
+
+def _split_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:
+    end = argv.index("--") if "--" in argv else len(argv)
+    return argv[:end], argv[end:]
+
+
+def _experiment(argv: list[str]) -> str:
+    """What `--config` was given, the last one if there are several."""
+    found = None
+    for argument, following in zip(argv, [*argv[1:], ""]):
+        if (match := _FLAG.fullmatch(argument)) and not match["field"] and not match["no"]:
+            found = following if match["value"] is None else match["value"]
+    if not found or found.startswith("--"):
+        raise UserError(f"--config: name an experiment ({', '.join(shipped())}) or the path of a Python file")
+    return found
+
+
+def load(experiment: str) -> ConfigDict:
+    """The locked config of "quickstart", "glue:mrpc", "path/to/file.py" or "path/to/file.py:argument"."""
+    name, colon, argument = experiment.partition(":")
+    try:
+        config = _call_get_config(_find(name), [argument] if colon else [])
+    except UserError as error:
+        raise UserError(f"--config={experiment}: {error}") from None
+    return config.lock()
+
+
+def _find(name: str) -> str:
+    if pathlib.Path(name).is_file():
+        return name
+    if name in shipped():
+        return str(shipped()[name])
+    what = "a folder" if pathlib.Path(name).is_dir() else "no such file"
+    raise UserError(f"{what}, and no experiment of that name{_guess(shipped(), pathlib.Path(name).stem)}")
+
+
+def _call_get_config(path: str, arguments: list[str]) -> ConfigDict:
+    loader = importlib.machinery.SourceFileLoader("experiment", path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    try:
+        loader.exec_module(module)
+        if not callable(get_config := getattr(module, "get_config", None)):
+            raise UserError("has no function get_config()")
+        try:
+            inspect.signature(get_config).bind(*arguments)
+        except TypeError:
+            problem = f"takes no {arguments[0]!r} after a colon" if arguments else "wants an argument after a colon"
+            raise UserError(f"get_config{inspect.signature(get_config)} {problem}") from None
+        config = get_config(*arguments)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except SyntaxError as error:
+        raise UserError(f"not Python: {_line(error, path)}{error.msg}") from None
+    except Exception as error:
+        raise UserError(f"{_line(error, path)}{type(error).__name__}: {error}") from None
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"get_config() returns {config!r} instead of a ConfigDict, such as default_config()")
+    return config
+
+
+def _line(error: Exception, path: str) -> str:
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: "
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"line {lines[-1]}: " if lines else ""
+
+
+@dataclasses.dataclass
+class Field:
+    """One value of a config: `holder[key]`, called `name`, of type `kind`."""
+
+    name: str
+    holder: ConfigDict
+    key: str
+    kind: type
+
+    @property
+    def value(self):
+        return self.holder[self.key]
+
+    def set(self, value) -> None:
+        try:
+            self.holder[self.key] = value
+        except (TypeError, ValueError) as error:
+            raise UserError(" ".join(str(error).split())) from None
+
+    def parse(self, text: str):
+        """`text` as a value of the field's type. Raises `UserError` where it is none."""
+        if self.kind in (str, int, float, bool):
+            return {str: str, int: _whole_number, float: _number, bool: _truth}[self.kind](text)
+        if self.kind is not tuple:  # such as data.corpus, a string or a list
+            return _literal(text)
+        parsed = _literal(text)
+        if isinstance(parsed, str) and text.startswith(("(", "['", '["')):
+            raise UserError(f"not a tuple; write --{self.name}={_in_shell(self.value)}")
+        parsed = tuple(parsed) if isinstance(parsed, tuple | list) else (parsed,)
+        if self.value and not all(isinstance(item, type(self.value[0])) for item in parsed):
+            raise UserError(f"a tuple of {type(self.value[0]).__name__}; write --{self.name}={_in_shell(self.value)}")
+        return parsed
+
+
+def find_field(config: ConfigDict, path: str) -> Field:
+    """The field at `path`, such as "data.dupe_factor". Raises `UserError` that says what fields there are."""
+    example = "--config.model.vocab_size=8000"
+    try:
+        keys = _split(ast.parse(path, mode="eval").body)
+    except (SyntaxError, ValueError):
+        raise UserError(f"not the name of a field; an override looks like {example}") from None
+    holder, value, name = None, config, "config"
+    for key in keys:
+        holder = value
+        if isinstance(holder, ConfigDict):
+            if key not in holder:
+                raise UserError(f"{name} has no field {key!r}{_guess(holder, str(key))}")
+            name += f".{key}"
+        elif isinstance(holder, tuple | list):
+            if not (isinstance(key, int) and -len(holder) <= key < len(holder)):
+                choice = f"{name}[0]" + (f" to {name}[{len(holder) - 1}]" if len(holder) > 1 else "")
+                raise UserError(f"there is no {name}[{key!r}]; {name} has {len(holder)} entries: {choice}")
+            name += f"[{key}]"
+        else:
+            raise UserError(f"{name} has no fields: it is the value {holder!r}")
+        value = holder[key]
+    if isinstance(value, ConfigDict):
+        raise UserError(f"{name} is a section: set one of its fields, {', '.join(value)}")
+    if isinstance(value, tuple | list) and any(isinstance(item, ConfigDict) for item in value):
+        raise UserError(f"{name} has sections: set a field of one, {name}[0].FIELD: {', '.join(value[0])}")
+    if not isinstance(holder, ConfigDict):
+        raise UserError(f"set all of {name.rpartition('[')[0]} at once")
+    return Field(name, holder, keys[-1], holder.get_type(keys[-1]))
+
+
+def _split(node: ast.expr) -> list[str | int]:
+    """["stages", 0, "steps"] of the expression stages[0].steps."""
+    match node:
+        case ast.Name(name):
+            return [name]
+        case ast.Attribute(inner, name):
+            return [*_split(inner), name]
+        case ast.Subscript(inner, index):
+            return [*_split(inner), ast.literal_eval(index)]
+    raise ValueError(node)
+
+
+def _guess(names: Iterable[str], wrong: str) -> str:
+    """What was meant in place of `wrong`, and what else there is."""
+    close = difflib.get_close_matches(wrong, list(names), cutoff=0.7)
+    others = [name for name in names if name not in close]
+    if not close:
+        return f"; there are {', '.join(others)}"
+    etc = ", ..." if len(others) > 10 else ""
+    return f"; did you mean {' or '.join(close)}? There are also {', '.join(others[:10])}{etc}"
+
+
+def _in_shell(value) -> str:
+    return f'"{value}"' if isinstance(value, tuple) else str(value)
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        remedy = f"; write {int(float(text))}" if float(text).is_integer() else ""
+    except ValueError:
+        remedy = ""
+    raise UserError(f"not a whole number (int){remedy}")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(fractions.Fraction(text)) if "/" in text else float(text)
+    except (ValueError, ZeroDivisionError):
+        raise UserError("not a number (float), such as 0.005, 1e-4 or 1/200") from None
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "t", "1", "false", "f", "0"):
+        raise UserError("neither True nor False")
+    return text.lower() in ("true", "t", "1")
+
+
+def _literal(text: str):
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text

@@ -1,0 +1,258 @@
+"""The command line: one command with subcommands, experiments by name, and what a mistaken --config says."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from bertjax import __main__, experiment
+from bertjax.config import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+MINE = """
+import ml_collections
+from ml_collections import ConfigDict, config_dict
+
+def get_config(kind="plain"):
+    stage = dict(steps=10, length=32)
+    return ConfigDict(dict(
+        kind=kind,
+        batch_size=256,
+        listed=(ConfigDict(stage), ConfigDict(stage)),
+        named=dict(short=stage, long=stage),
+        data=dict(fraction=0.005, lower=True, corpus=config_dict.placeholder(object), path=""),
+        texts=("a [MASK] .",),
+    ))
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder with the experiment mine.py, which becomes the current one."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def parse(*arguments):
+    return experiment.from_arguments(["bertjax", *arguments])
+
+
+@pytest.mark.parametrize(
+    "arguments, path, value",
+    [
+        (["--config.batch_size=8"], "batch_size", 8),
+        (["--config.batch_size", "8"], "batch_size", 8),
+        (["-config.batch_size=8"], "batch_size", 8),
+        (["--config.batch_size=8", "--config.batch_size=16"], "batch_size", 16),
+        (["--config.listed[1].steps=5"], "listed[1].steps", 5),
+        (["--config.listed[-1].steps=5"], "listed[1].steps", 5),
+        (["--config.named.long.steps=5"], "named.long.steps", 5),
+        (['--config.named["long"].steps=5'], "named.long.steps", 5),
+        (["--config.data.fraction=2e-3"], "data.fraction", 0.002),
+        (["--config.data.fraction=1"], "data.fraction", 1.0),
+        (["--config.data.fraction=1/200"], "data.fraction", 0.005),
+        (["--config.data.lower=false"], "data.lower", False),
+        (["--noconfig.data.lower"], "data.lower", False),
+        (["--noconfig.data.lower", "--config.data.lower"], "data.lower", True),
+        (["--config.data.path=a=b, c"], "data.path", "a=b, c"),
+        (["--config.data.path="], "data.path", ""),
+        (["--config.data.corpus=text/"], "data.corpus", "text/"),
+        (["--config.data.corpus=['a', 'b']"], "data.corpus", ["a", "b"]),
+        (["--config.texts=('a', 'b [MASK]')"], "texts", ("a", "b [MASK]")),
+        (["--config.texts=it's a [MASK] , (or not)"], "texts", ("it's a [MASK] , (or not)",)),
+        (["--config.texts=[MASK] a", "--config.texts=b"], "texts", ("[MASK] a", "b")),
+    ],
+)
+def test_an_override_is_read_as_its_field_is(mine, arguments, path, value):
+    for order in (["--config=mine.py", *arguments], [*arguments, "--config", "mine.py"]):
+        config, rest = parse(*order, "text", "--", "--config.batch_size=many")
+        field = experiment.find_field(config, path)
+        assert field.value == value and type(field.value) is type(value)
+        assert "--config=mine.py" in rest or rest[1:3] == ["--config", "mine.py"]
+        assert rest[-3:] == ["text", "--", "--config.batch_size=many"]
+        assert config.is_locked
+
+
+WRONG = [
+    ("--config.batch_size=many", "not a whole number (int)"),
+    ("--config.batch_size=None", "not a whole number (int)"),
+    ("--config.batch_size=2.5", "not a whole number (int)"),
+    ("--config.batch_size=1e3", "not a whole number (int); write 1000"),
+    ("--config.batch_size", "a value is missing, such as --config.batch_size=256"),
+    ("--config.data.fraction=", "not a number (float), such as 0.005, 1e-4 or 1/200"),
+    ("--config.data.fraction=1/0", "not a number (float), such as 0.005, 1e-4 or 1/200"),
+    ("--config.data.lower=maybe", "neither True nor False"),
+    ("--noconfig.batch_size", "--no is for fields that are True or False; write --config.batch_size=VALUE"),
+    ("--config.texts=3", """a tuple of str; write --config.texts="('a [MASK] .',)\""""),
+    ("--config.texts=('a'", """not a tuple; write --config.texts="('a [MASK] .',)\""""),
+    ("--config.texts[0]=a", "set all of config.texts at once"),
+    ("--config.data=3", "config.data is a section: set one of its fields, corpus, fraction, lower, path"),
+    ("--config.data={'path': 'x'}", "config.data is a section: set one of its fields, corpus, fraction, lower, path"),
+    ("--config.data", "config.data is a section: set one of its fields, corpus, fraction, lower, path"),
+    ("--config.named.short=3", "config.named.short is a section: set one of its fields, length, steps"),
+    ("--config.listed=3", "config.listed has sections: set a field of one, config.listed[0].FIELD: length, steps"),
+    ("--config.batch_size.x=3", "config.batch_size has no fields: it is the value 256"),
+    ("--config.epochs=3", "config has no field 'epochs'; there are batch_size, data, kind, listed, named, texts"),
+    ("--config.keys=3", "config has no field 'keys'; there are batch_size, data, kind, listed, named, texts"),
+    (
+        "--config.batchsize=3",
+        "config has no field 'batchsize'; did you mean batch_size? There are also data, kind, listed, named, texts",
+    ),
+    ("--config.named.medium.steps=3", "config.named has no field 'medium'; there are long, short"),
+    ("--config.named[0].steps=3", "config.named has no field 0; there are long, short"),
+    (
+        "--config.listed[2].steps=3",
+        "there is no config.listed[2]; config.listed has 2 entries: config.listed[0] to config.listed[1]",
+    ),
+    (
+        "--config.listed.short.steps=3",
+        "there is no config.listed['short']; config.listed has 2 entries: config.listed[0] to config.listed[1]",
+    ),
+    (
+        "--config.listed[:].steps=3",
+        "not the name of a field; an override looks like --config.model.vocab_size=8000",
+    ),
+    ("--config.a b=3", "not the name of a field; an override looks like --config.model.vocab_size=8000"),
+]
+
+
+@pytest.mark.parametrize("argument, reason", WRONG)
+def test_a_wrong_override_is_shown_with_what_would_be_right(mine, argument, reason):
+    with pytest.raises(UserError) as error:
+        parse("--config=mine.py", "--config.kind=x", argument, "--workdir=x")
+    assert str(error.value) == f"{argument}: {reason}"
+
+
+def test_what_was_typed_is_shown_with_the_value_that_stands_beside_it(mine):
+    with pytest.raises(UserError, match=r"^--config.batch_size many: not a whole number"):
+        parse("--config=mine.py", "--config.batch_size", "many")
+
+
+FILES = {
+    "broken.py": ("import os\ndef get_config(:\n", "not Python: line 2: invalid syntax"),
+    "empty.py": ("x = 1\n", "has no function get_config()"),
+    "raises.py": ("def get_config():\n    return 1 / 0\n", "line 2: ZeroDivisionError: division by zero"),
+    "imports.py": ("x = 1\nimport nosuchmodule\n", "line 2: ModuleNotFoundError: No module named 'nosuchmodule'"),
+    "none.py": (
+        "def get_config():\n    pass\n",
+        "get_config() returns None instead of a ConfigDict, such as default_config()",
+    ),
+    "plain.py:x": ("def get_config():\n    pass\n", "get_config() takes no 'x' after a colon"),
+    "sizes.py": ("def get_config(size):\n    pass\n", "get_config(size) wants an argument after a colon"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_gives_no_config_is_told_by_name_and_line(name, tmp_path, monkeypatch):
+    content, reason = FILES[name]
+    (tmp_path / name.partition(":")[0]).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        parse(f"--config={name}", "--config.batch_size=8")
+    assert str(error.value) == f"--config={name}: {reason}"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--config="], ["--config"], ["--config", "--workdir=x"], ["--config.x=3"]])
+def test_without_an_experiment_those_that_there_are_are_named(arguments):
+    with pytest.raises(
+        UserError, match=r"^--config: name an experiment \(base, .*, tag\) or the path of a Python file"
+    ):
+        parse(*arguments)
+
+
+def test_a_run_is_named_after_its_experiment():
+    names = [experiment.name(e) for e in ("glue:mrpc", "experiments/glue.py:mrpc", "base", "a.b/my.v2.py")]
+    assert names == ["glue-mrpc", "glue-mrpc", "base", "my.v2"]
+
+
+def test_experiments_are_found_by_name_and_a_file_wins(mine):
+    config, _ = parse("--config=glue:rte")
+    assert (config.task, config.data.name) == ("glue", "rte")
+    for path in (ROOT / "experiments").glob("*.py"):
+        assert experiment.load(path.stem) == experiment.load(str(path))
+    (mine / "base").write_text(MINE)
+    assert parse("--config=base:own")[0].kind == "own"
+    (mine / "quick").mkdir()
+    with pytest.raises(UserError, match=r"^--config=quick: a folder, and no experiment of that name; there are base, "):
+        parse("--config=quick")
+    with pytest.raises(UserError, match=r"^--config=ner2: no such file, .* did you mean ner\? There are also base, "):
+        parse("--config=ner2")
+
+
+def command(*arguments, cwd, **environment):
+    """`bertjax` in another process; `environment` has to say where the package is, unless it is installed."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
+    return subprocess.run(arguments, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_both_doors_say_the_same(tmp_path):
+    here = dict(cwd=tmp_path, PYTHONPATH=str(ROOT))
+    for module, arguments, code, start in (
+        ("main", ["--help"], 0, "Trains BERT"),
+        ("main", ["--config=base", "--config.batch_size=many"], 1, "error: --config.batch_size=many: not a whole"),
+        ("main", ["--config=base", "--workdirr=x"], 1, "error: Unknown command line flag 'workdirr'"),
+        ("main", ["--config=base", "--config.batch_size=0"], 1, "error: config.batch_size = 0: must be at least 1"),
+    ):
+        by_module = command(sys.executable, "-m", f"bertjax.{module}", *arguments, **here)
+        by_name = command(sys.executable, "-m", "bertjax", "train", *arguments, **here)
+        assert (by_module.returncode, by_module.stdout) == (by_name.returncode, by_name.stdout)
+        assert by_module.stderr == by_name.stderr and by_module.stderr.count("\n") == code
+        assert by_module.returncode == code and (by_module.stdout + by_module.stderr).startswith(start)
+        if arguments == ["--help"]:
+            assert "--config: An experiment: base, " in by_name.stdout and "--workdir: " in by_name.stdout
+
+
+@pytest.mark.parametrize("name", __main__.COMMANDS)
+def test_every_command_is_a_module(name):
+    assert (ROOT / "bertjax" / f"{__main__.COMMANDS[name][0]}.py").is_file()
+
+
+def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch):
+    program = "import sys; from bertjax import __main__; __main__.main(); print(*sys.modules, file=sys.stderr)"
+    listed = command(sys.executable, "-c", program, cwd=ROOT)
+    assert [line.split()[0] for line in listed.stdout.splitlines() if line[:2] == "  "] == list(__main__.COMMANDS)
+    assert not {"absl", "ml_collections", "numpy", "jax", "tensorflow"} & set(listed.stderr.split())
+
+    monkeypatch.setattr(sys, "argv", ["bertjax", "trian"])
+    with pytest.raises(SystemExit) as stop:
+        __main__.main()
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.startswith("error: bertjax has no command 'trian'; did you mean train? There are ")
+
+
+def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
+    source = tmp_path / "source"
+    for name in ("bertjax", "experiments"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True)
+    shutil.rmtree(source)
+
+    # An environment that finds what bertjax needs here, and bertjax itself nowhere but in the wheel.
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "outer.pth").write_text(sysconfig.get_path("purelib"))
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, "--python", environment / "bin" / "python", "install", "--no-deps", wheel], check=True)
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    bertjax = environment / "bin" / "bertjax"
+    refused = command(bertjax, "train", "--config=quickstart", "--config.batch_size=0", cwd=empty)
+    assert (refused.returncode, refused.stderr) == (1, "error: config.batch_size = 0: must be at least 1\n")
+    refused = command(bertjax, "train", "--config", "glue:mrpc", cwd=empty)
+    assert refused.stderr.startswith("error: config.data.path = '': say where the data is")
+    shown = command(bertjax, "compile", "--help", cwd=empty)
+    assert shown.returncode == 0 and "--topology: " in shown.stdout and not shown.stderr
+    names = {path.stem for path in (packages / "bertjax" / "experiments").iterdir()} - {"__pycache__"}
+    assert names == {path.stem for path in (ROOT / "experiments").glob("*.py")}
+    assert not list(empty.iterdir())
