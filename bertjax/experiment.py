@@ -124,7 +124,7 @@ def _call_get_config(path: str, arguments: list[str]) -> ConfigDict:
     except Exception as error:
         raise UserError(f"{_line(error, path)}{type(error).__name__}: {error}") from None
     if not isinstance(config, ConfigDict):
-        raise UserError(f"get_config() returns {config!r} instead of a ConfigDict, such as default_config()")
+        raise UserError(f"get_config() returns {config!r} instead of a ConfigDict, such as pretraining_config()")
     return config
 
 

@@ -141,7 +141,7 @@ FILES = {
     "imports.py": ("x = 1\nimport nosuchmodule\n", "line 2: ModuleNotFoundError: No module named 'nosuchmodule'"),
     "none.py": (
         "def get_config():\n    pass\n",
-        "get_config() returns None instead of a ConfigDict, such as default_config()",
+        "get_config() returns None instead of a ConfigDict, such as pretraining_config()",
     ),
     "plain.py:x": ("def get_config():\n    pass\n", "get_config() takes no 'x' after a colon"),
     "sizes.py": ("def get_config(size):\n    pass\n", "get_config(size) wants an argument after a colon"),
