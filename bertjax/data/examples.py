@@ -5,6 +5,7 @@ All in memory and in NumPy. The batch of a step is a function of (seed, step, ex
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,8 +13,8 @@ import numpy as np
 Batch = dict[str, np.ndarray]
 
 # Lengths that batches come in. Each costs a compilation; the more there are, the less is padding.
-BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-WINDOW = 16  # batches among which examples of like length are put together
+LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+WINDOW = 16  # batches among which examples of similar length are put together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,47 +79,54 @@ class Examples:
         return {**batch, "labels": labels, "weights": weights}
 
 
-def bucket(length: int, longest: int) -> int:
+def padded_length(length: int, longest: int) -> int:
     """The length of a batch whose longest sequence has `length` tokens; `longest` is the most there can be."""
-    return min(longest, next((size for size in BUCKETS if size >= length), longest))
+    return min(longest, next((size for size in LENGTHS if size >= length), longest))
 
 
 class TrainingOrder:
     """Which examples are in the batch of a step.
 
-    Every epoch is a permutation of its own, and they follow one another without a break, so that only the examples that
-    are left at the very end make no whole batch. Within a window of batches those of like length are put together.
+    Every epoch is a permutation of all examples, cut into windows of `WINDOW` batches, of which the last ends with the
+    epoch. Within a window examples of similar length share a batch, and the batches are in random order. Where the
+    examples do not fill the last batch of an epoch, some batch of its last window is filled up with rows of padding.
     """
 
-    def __init__(self, examples: Examples, batch_size: int, total_steps: int, seed: int, longest: int):
+    def __init__(self, examples: Examples, batch_size: int, seed: int, longest: int):
         self._examples, self._batch_size, self._seed, self._longest = examples, batch_size, seed, longest
-        self.total_steps = total_steps
+        self.steps_per_epoch = math.ceil(len(examples) / batch_size)
         self._epoch, self._window = functools.lru_cache(2)(self._epoch), functools.lru_cache(2)(self._window)
 
     def rows(self, step: int) -> np.ndarray:
-        """`[batch_size]`: the examples of the step after `step` updates."""
-        return self._window(step // WINDOW)[step % WINDOW]
+        """`[batch_size]`: the examples of the step after `step` updates; -1 is padding."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        return self._window(epoch, batch // WINDOW)[batch % WINDOW]
 
     def length(self, step: int) -> int:
-        return bucket(int(self._examples.lengths[self.rows(step)].max()), self._longest)
+        """The length that the sequences of the step are padded to."""
+        rows = self.rows(step)
+        return padded_length(int(self._examples.lengths[rows[rows >= 0]].max()), self._longest)
 
-    def batches(self, start: int, rows: np.ndarray) -> Iterator[Batch]:
-        """The batches from step `start` to the last; of each only `rows` of it."""
-        for step in range(start, self.total_steps):
+    def batches(self, steps: range, rows: np.ndarray) -> Iterator[Batch]:
+        """The batches of `steps`; of each only `rows` of it."""
+        for step in steps:
             yield self._examples.batch(self.rows(step)[rows], self.length(step))
 
     def _epoch(self, number: int) -> np.ndarray:
         return np.random.default_rng([self._seed, 0, number]).permutation(len(self._examples))
 
-    def _window(self, number: int) -> np.ndarray:
+    def _window(self, epoch: int, number: int) -> np.ndarray:
         """`[batches, batch_size]`"""
-        steps = range(number * WINDOW, min((number + 1) * WINDOW, self.total_steps))
-        epochs, places = np.divmod(
-            np.arange(steps.start * self._batch_size, steps.stop * self._batch_size), len(self._examples)
-        )
-        rows = np.concatenate([self._epoch(e)[places[epochs == e]] for e in np.unique(epochs)])
-        rows = rows[np.argsort(self._examples.lengths[rows], kind="stable")].reshape(len(steps), self._batch_size)
-        return rows[np.random.default_rng([self._seed, 1, number]).permutation(len(steps))]
+        size = WINDOW * self._batch_size
+        rows = self._epoch(epoch)[number * size : (number + 1) * size]
+        rows = rows[np.argsort(self._examples.lengths[rows], kind="stable")]
+        rng = np.random.default_rng([self._seed, 1, epoch, number])
+        batches = math.ceil(len(rows) / self._batch_size)
+        missing = batches * self._batch_size - len(rows)
+        # The padding ends a random batch: always in the last one, it would go with the longest examples.
+        end = (1 + rng.integers(batches)) * self._batch_size - missing
+        rows = np.insert(rows, end, np.full(missing, -1)).reshape(batches, self._batch_size)
+        return rows[rng.permutation(batches)]
 
 
 def evaluation_batches(examples: Examples, batch_size: int, longest: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -126,5 +134,5 @@ def evaluation_batches(examples: Examples, batch_size: int, longest: int) -> Ite
     order = np.argsort(-examples.lengths, kind="stable")
     for first in range(0, len(order), batch_size):
         rows = order[first : first + batch_size]
-        length = bucket(int(examples.lengths[rows].max()), longest)
+        length = padded_length(int(examples.lengths[rows].max()), longest)
         yield np.pad(rows, (0, batch_size - len(rows)), constant_values=-1), length
