@@ -131,12 +131,9 @@ def fine_tune(config, workdir) -> None:
         validate(trial)  # now that the model is known
         mesh = make_mesh(trial)
     dataset = finetuning.load(config, tokenizer)
-    left_over = max(finetuning.count_left_over(trial, dataset) for trial in runs)
     run_folder.check_labels(workdir, dataset.labels)
     if is_first:
         print("\n".join(dataset.said), flush=True)
-        if left_over:
-            print(f"{left_over} examples are left over at the end of the last epoch: they fill no batch")
         if goes_on and (changed := run_folder.changes(workdir, config)):
             print(f"going on with other settings than before: {'; '.join(changed)}")
         print(f"fine-tuning in {workdir}", flush=True)

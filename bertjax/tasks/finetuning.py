@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bertjax.config import UserError, bert_config
+from bertjax.config import bert_config
 from bertjax.data.examples import Batch, Examples, TrainingOrder, evaluation_batches
 from bertjax.model.bert import (
     BertForQuestionAnswering,
@@ -190,19 +190,8 @@ def load(config, tokenizer) -> Dataset:
 
 
 def count_steps(config, dataset: Dataset) -> int:
-    """The steps of a run, as run_classifier.main counts them. Raises `UserError` where there are none."""
-    steps = int(len(dataset.train) * config.epochs / config.batch_size)
-    if not steps:
-        raise UserError(
-            f"config.batch_size = {config.batch_size}: {len(dataset.train)} training examples and epochs = "
-            f"{config.epochs:g} do not fill a batch"
-        )
-    return steps
-
-
-def count_left_over(config, dataset: Dataset) -> int:
-    """The examples of the last epoch that there is no step for."""
-    return int(len(dataset.train) * config.epochs) - count_steps(config, dataset) * config.batch_size
+    """The steps of a run: `epochs` times the batches of an epoch, of which the last may be filled up with padding."""
+    return max(1, round(config.epochs * math.ceil(len(dataset.train) / config.batch_size)))
 
 
 class FineTuning:
@@ -216,20 +205,21 @@ class FineTuning:
         self.frozen = dataset.objective.frozen
         longest = config.model.max_position_embeddings
         self.total_steps = count_steps(config, dataset)
-        self._order = TrainingOrder(dataset.train, config.batch_size, self.total_steps, config.seed, longest)
+        self._order = TrainingOrder(dataset.train, config.batch_size, config.seed, longest)
         self.files: dict[str, str] = {}  # for the workdir, after the last evaluation
         self._predict = make_predictor(self.model, mesh, config.batch_size // config.microbatches)
 
     @property
     def steps_per_epoch(self) -> int:
-        return math.ceil(self.total_steps / self.config.epochs)
+        return self._order.steps_per_epoch
 
     def init_params(self, key):
         ids = jnp.zeros((1, 8), jnp.int32)
         return self.model.init(key, ids, ids, ids)["params"]
 
     def batches(self, start_step: int) -> Iterator[Batch]:
-        yield from self._order.batches(start_step, local_rows(self.mesh, self.config.batch_size))
+        steps = range(start_step, self.total_steps)
+        yield from self._order.batches(steps, local_rows(self.mesh, self.config.batch_size))
 
     def normalize(self, batch: dict) -> dict:
         return {**batch, "weights": batch["weights"] / jnp.maximum(batch["weights"].sum(), 1)}

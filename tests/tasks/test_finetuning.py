@@ -71,7 +71,7 @@ def test_a_task_is_learnt_and_scored(tuned):
     _, workdir = tuned
     lines = read_metrics(workdir)
     scored = [line for line in lines if "eval/accuracy" in line]
-    assert [line["step"] for line in scored] == [19, 38, 57, 75]  # after every epoch of 18.75 steps
+    assert [line["step"] for line in scored] == [19, 38, 57, 76]  # after every epoch: 300 examples in batches of 16
     assert scored[-1]["eval/accuracy"] > 0.9
     assert (workdir / "report.txt").read_text() == f"dev: accuracy {100 * scored[-1]['eval/accuracy']:.2f}\n"
 
@@ -301,11 +301,6 @@ def test_answers_do_not_reach_into_padding(checkpoint):
         ("sst2", "sentence\tlabel\n", r"train.tsv: no example in it"),
         ("sst2", "", r"train.tsv: no example in it"),
         ("stsb", "sentence1\tsentence2\tscore\nship\tsail\tmuch\n", r"train.tsv:2: score is 'much', expected a number"),
-        (
-            "sst2",
-            "sentence\tlabel\nship\t1\n",
-            r"config.batch_size = 16: 1 training examples and epochs = 4 do not fill",
-        ),
     ],
 )
 def test_what_is_wrong_in_a_file_is_said_with_its_place(checkpoint, tmp_path, name, rows, message):
