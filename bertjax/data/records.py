@@ -103,12 +103,19 @@ def require_folder(folder: epath.PathLike) -> epath.Path:
 
 
 def find_records(
-    folder: epath.PathLike, length: int, max_predictions_per_seq: int, split: str, vocab_size: int | None = None
+    folder: epath.PathLike,
+    length: int,
+    max_predictions_per_seq: int,
+    split: str,
+    vocab_size: int | None = None,
+    *,
+    counts: epath.PathLike | None = None,
 ) -> RecordSet | None:
     """The records of `split` ("train" or "heldout") of one length. None where nothing is held out.
 
     Files of others (no manifest) lie in the folder or in its subfolder `length<N>`; those with "heldout" in their
-    name are held out. Their sequences are counted, which reads them once.
+    name are held out. Their records are counted, which reads the files. `counts` is a JSON file that keeps the numbers
+    for the next time: a file that is still of the same size is not read again.
 
     Raises `UserError` where there are none, or not all of them, or where they are of another length or vocabulary.
     """
@@ -138,10 +145,10 @@ def find_records(
     if not paths:
         raise UserError(f"config.data.records: no TFRecord files (*.tfrecord*) in {folder}")
     for path in paths:
-        if (numbered := re.search(r"-of-(\d+)", path)) and len(paths) < int(numbered[1]):
+        if (numbered := re.search(r"-of-(\d+)", epath.Path(path).name)) and len(paths) < int(numbered[1]):
             raise UserError(f"{own}: {len(paths)} of {int(numbered[1])} files; prepare or copy the records again")
     check_record(paths[0], length, max_predictions_per_seq, vocab_size)
-    return RecordSet(tuple(paths), tuple(map(count_records, paths)))
+    return RecordSet(tuple(paths), _count_all(paths, counts))
 
 
 def parse(serialized, length: int, max_predictions_per_seq: int):
@@ -196,3 +203,24 @@ def count_records(path: str) -> int:
         return int(sizes.reduce(0, lambda total, size: total + size).numpy())
     except tf.errors.DataLossError as error:
         raise UserError(f"{path}: damaged ({error.message.split(';')[0]}); copy or prepare it again") from None
+
+
+def _count_all(paths: list[str], counts: epath.PathLike | None) -> tuple[int, ...]:
+    """How many records each file holds, read from `counts` where that knows a file of the same size."""
+    known = _read_counts(counts) if counts is not None else {}
+    sizes = {path: epath.Path(path).stat().length for path in paths}
+    missing = [path for path in paths if path not in known or known[path]["bytes"] != sizes[path]]
+    known |= {path: {"bytes": sizes[path], "records": count_records(path)} for path in missing}
+    if missing and counts is not None:
+        write_whole(counts, json.dumps(known, indent=1) + "\n")
+    return tuple(known[path]["records"] for path in paths)
+
+
+def _read_counts(path: epath.PathLike) -> dict[str, dict[str, int]]:
+    """{path: {"bytes": size, "records": number}}; empty where the file is missing, damaged or something else."""
+    path = epath.Path(path)
+    try:
+        known = json.loads(path.read_text()) if path.exists() else {}
+        return {name: {field: int(found[field]) for field in ("bytes", "records")} for name, found in known.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
