@@ -110,6 +110,7 @@ def default_config() -> ml_collections.ConfigDict:
         dict(
             corpus=config_dict.placeholder(object),  # file, folder, glob, gs://..., tfds:NAME, pydoc, or a list
             records="",  # folder of TFRecords; empty: prepared from data.corpus in the workdir
+            seed=0,  # of the records: which documents are held out, pairs, masks; `seed` is that of training
             language="en",  # of the corpus, for the sentence splitter: an ISO 639-1 code
             split_sentences=True,  # False: every line of the corpus already is one sentence
             heldout_fraction=0.005,  # of the documents; kept out of training and of the learnt vocabulary
@@ -213,6 +214,10 @@ def _share(config, section: str, names: str) -> None:
         _require(0 <= value < 1, f"{section}.{name}", value, "must be at least 0 and below 1")
 
 
+def _seed(field: str, value: int) -> None:
+    _require(0 <= value < 2**31, field, value, "must be at least 0 and below 2 ** 31")
+
+
 def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     """Checks what can be known without touching a file or a device. Raises `UserError`: field, value, remedy.
 
@@ -233,7 +238,7 @@ def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     one_of("grad_dtype", config.grad_dtype, DTYPES[1:])
 
     _positive(config, "", "batch_size microbatches log_every_steps hosts_timeout")
-    require(0 <= config.seed < 2**31, "seed", config.seed, "must be at least 0 and below 2 ** 31")
+    _seed("seed", config.seed)
     _positive(config, "checkpoint", "every_steps keep")
     _positive(
         config,
@@ -267,6 +272,7 @@ def _validate_pretraining(config, with_data: bool) -> None:
     require, model = _require, config.model
     require(config.optimizer.warmup_steps >= 0, "optimizer.warmup_steps", config.optimizer.warmup_steps, "at least 0")
     _positive(config, "eval", "every_steps max_sequences")
+    _seed("data.seed", config.data.seed)
     _positive(config, "data", "dupe_factor")
     _share(config, "data", "short_seq_prob heldout_fraction")
     require(0 < config.data.masked_lm_prob <= 0.5, "data.masked_lm_prob", config.data.masked_lm_prob, "0 < p <= 0.5")

@@ -114,6 +114,7 @@ def test_the_papers_recipe():
         ("stages", (), "config.stages = .*must be one stage or more"),
         ("stages", (3,), r"config.stages = \(3,\): must be one stage or more"),
         ("seed", 2**64, "config.seed = 18446744073709551616: must be at least 0 and below"),
+        ("data.seed", -1, "config.data.seed = -1: must be at least 0 and below"),
         ("data.corpus", 5, "config.data.corpus = 5: must be a string"),
         ("stages", (stage(5, 1024, 160),), r"config.stages\[0\].length = 1024: longer than the position table.* = 512"),
         ("stages", (stage(5, 128, 10),), r"config.stages\[0\].max_predictions_per_seq = 10: too small .* at least 19"),
