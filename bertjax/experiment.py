@@ -1,6 +1,6 @@
 """Experiments: found by name or path, loaded, and their fields overridden from the command line.
 
-An override is `--config.data.dupe_factor=5` or `--config.stages[0].steps=100`, its value as the field's type reads it.
+An override is `--config.data.dupe_factor=5` or `--config.stages.short.steps=100`, its value as the field's type reads it.
 Whatever is wrong is a `UserError` that shows what was typed and says what would be right.
 """
 

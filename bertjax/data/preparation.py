@@ -8,6 +8,7 @@ all blocks, shuffled and written as TFRecords. A worker never holds more than on
 import collections
 import concurrent.futures
 import concurrent.futures.process
+import contextlib
 import dataclasses
 import functools
 import multiprocessing
@@ -37,8 +38,8 @@ BUCKETS = 1024  # and the most shards that there can be
 SHARD_BYTES = 64 << 20
 MIN_TRAIN_SHARDS = 8  # so that every host of a small pod has files of its own
 SPLITS = ("train", "heldout")
-RECIPE = (
-    "language", "split_sentences", "heldout_fraction", "dupe_factor", "masked_lm_prob", "short_seq_prob",
+RECIPE_FIELDS = (
+    "seed", "language", "split_sentences", "heldout_fraction", "dupe_factor", "masked_lm_prob", "short_seq_prob",
     "do_whole_word_mask",
 )  # fmt: skip
 
@@ -51,10 +52,9 @@ class Stage(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Job:
     """All that a worker needs to know."""
 
-    seed: int
     stages: tuple[Stage, ...]
     data: dict  # config.data
     tokenizer: dict  # arguments of tokenizer.load
@@ -64,8 +64,7 @@ class Plan:
 
 def recipe_of(config) -> dict:
     """The part of a config that decides what the records are, besides tokenizer and lengths."""
-    recipe = {name: config.data[name] for name in RECIPE}
-    return {"seed": config.seed, "corpus": list(corpus_sources(config)), **recipe}
+    return {"corpus": list(corpus_sources(config)), **{name: config.data[name] for name in RECIPE_FIELDS}}
 
 
 def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
@@ -88,18 +87,17 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     for left in output.glob("spill-*") if is_local else ():  # by a run that was killed
         left.rmtree()
     with tempfile.TemporaryDirectory(prefix="spill-", dir=output if is_local else None) as spill:
-        plan = Plan(
-            seed=config.seed,
+        job = Job(
             stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in stages_of(config)),
             data=config.data.to_dict(),
             tokenizer=dict(kind=pieces.kind, path=str(output / pieces.filename), lowercase=pieces.lowercase),
             spill=spill,
             output=str(output),
         )
-        with _worker_pool(workers, plan) as pool:
+        with _worker_pool(workers, job) as pool:
             totals, blocks = _spill_blocks(config, pool, 2 * workers)
             _check_documents(config, totals)
-            sets = _write_shards(plan, blocks, pool, 2 * workers)
+            sets = _write_shards(job, blocks, pool, 2 * workers)
 
     manifest = {
         "recipe": recipe_of(config),
@@ -149,7 +147,7 @@ def learn_tokenizer(config) -> tokenizer.Tokenizer:
 
     def texts() -> Iterator[str]:
         for document in corpus.read_documents(corpus_sources(config)):
-            if not corpus.is_heldout(document, config.data.heldout_fraction, config.seed):
+            if not corpus.is_heldout(document, config.data.heldout_fraction, config.data.seed):
                 yield from sentences.split(document, config.data.language, config.data.split_sentences)
 
     if config.tokenizer.kind == "wordpiece" and config.tokenizer.lowercase and config.data.language != "en":
@@ -176,49 +174,58 @@ def _check_documents(config, totals: dict) -> None:
 
 @dataclasses.dataclass
 class _Worker:
-    plan: Plan
+    job: Job
     tokenizer: tokenizer.Tokenizer
 
 
 _worker: _Worker  # of this process
 
 
-def _start_worker(plan: Plan) -> None:
+def _start_worker(job: Job) -> None:
     global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for a worker that was started later than the others
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = _Worker(plan, tokenizer.load(**plan.tokenizer))
+    _worker = _Worker(job, tokenizer.load(**job.tokenizer))
 
 
-class _worker_pool:
+@contextlib.contextmanager
+def _worker_pool(workers: int, job: Job) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     """A process pool that is torn down at once when something fails. Spawned: a fork would copy JAX's threads."""
-
-    def __init__(self, workers: int, plan: Plan):
-        context = multiprocessing.get_context("spawn")
-        self.pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (plan,))
-
-    def __enter__(self):
-        # Ctrl-C is the parent's to answer: the workers inherit that they ignore it.
-        is_main = threading.current_thread() is threading.main_thread()
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
-        self.pool.submit(int)  # starts them all
-        if is_main:
-            signal.signal(signal.SIGINT, before)
-        return self.pool
-
-    def __exit__(self, kind, error, trace):
-        if kind is not None:  # nobody waits for the blocks under way
-            for process in list((self.pool._processes or {}).values()):
-                process.kill()
-        self.pool.shutdown(wait=True, cancel_futures=True)
-        if kind is concurrent.futures.process.BrokenProcessPool:
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (job,))
+    try:
+        with _ignoring_interrupts():
+            for _ in range(workers):  # each submission starts a worker while none is idle
+                pool.submit(int)
+        yield pool
+    except BaseException as error:  # nobody waits for the blocks under way
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        if isinstance(error, concurrent.futures.process.BrokenProcessPool):
             raise UserError("a worker process died, probably out of memory; try fewer --workers") from None
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _in_order(pool, function: Callable, jobs: Iterable, ahead: int) -> Iterator:
-    """Results in the order of the jobs, with at most `ahead` of them under way: the jobs are not read all at once."""
+@contextlib.contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Ctrl-C goes to every process of the terminal, but is the parent's to answer. Processes inherit ignoring it."""
+    if threading.current_thread() is not threading.main_thread():  # which alone can set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _in_order(pool, function: Callable, items: Iterable, ahead: int) -> Iterator:
+    """`function` of each item, in their order, with at most `ahead` under way: the items are not read all at once."""
     running = collections.deque()
-    for job in jobs:
-        running.append(pool.submit(function, job))
+    for item in items:
+        running.append(pool.submit(function, item))
         if len(running) >= ahead:
             yield running.popleft().result()
     while running:
@@ -263,7 +270,7 @@ def _blocks(config) -> Iterator[Block]:
     sizes = dict.fromkeys(SPLITS, 0)
     number = 0
     for document in corpus.read_documents(corpus_sources(config)):
-        split = SPLITS[corpus.is_heldout(document, config.data.heldout_fraction, config.seed)]
+        split = SPLITS[corpus.is_heldout(document, config.data.heldout_fraction, config.data.seed)]
         growing[split].append(document)
         sizes[split] += sum(map(len, document.lines))
         if sizes[split] >= BLOCK_CHARACTERS and (
@@ -304,8 +311,8 @@ def _spill_path(spill: str, stage: Stage, number: int) -> str:
 
 
 def _spill_block(block: Block) -> Spilled:
-    plan, pieces = _worker.plan, _worker.tokenizer
-    data = plan.data
+    job, pieces = _worker.job, _worker.tokenizer
+    data = job.data
     texts = [sentences.split(d, data["language"], data["split_sentences"]) for d in block.documents]
     ids = iter(pieces.encode_ids([sentence for text in texts for sentence in text]))
     documents = [[sentence for _ in text if (sentence := next(ids))] for text in texts]
@@ -317,24 +324,24 @@ def _spill_block(block: Block) -> Spilled:
         characters=sum(len(line) for document in block.documents for line in document.lines),
     )
     bucket_sizes = {}
-    for stage in plan.stages:
-        rng = np.random.default_rng([plan.seed, stage.length, block.number])
+    for stage in job.stages:
+        rng = np.random.default_rng([data["seed"], stage.length, block.number])
         copies = data["dupe_factor"] if block.split == "train" else 1
-        rows = _masked_rows(documents, copies, stage, plan, pieces, rng) if len(documents) > 1 else []
+        rows = _masked_rows(documents, copies, stage, job, pieces, rng) if len(documents) > 1 else []
         rows = np.array(rows, _row_type(stage))
         buckets = rng.integers(BUCKETS, size=len(rows))
-        rows[np.argsort(buckets, kind="stable")].tofile(_spill_path(plan.spill, stage, block.number))
+        rows[np.argsort(buckets, kind="stable")].tofile(_spill_path(job.spill, stage, block.number))
         bucket_sizes[stage] = np.bincount(buckets, minlength=BUCKETS)
     return Spilled(block.split, block.number, stats, bucket_sizes)
 
 
-def _masked_rows(documents, copies: int, stage: Stage, plan: Plan, pieces: tokenizer.Tokenizer, rng) -> list[tuple]:
-    continues_word = pieces.continues_word if plan.data["do_whole_word_mask"] else None
+def _masked_rows(documents, copies: int, stage: Stage, job: Job, pieces: tokenizer.Tokenizer, rng) -> list[tuple]:
+    continues_word = pieces.continues_word if job.data["do_whole_word_mask"] else None
     rows = []
     for _ in range(copies):
         for index in range(len(documents)):
             for pair in make_pairs(
-                documents, index, rng, length=stage.length, short_seq_prob=plan.data["short_seq_prob"]
+                documents, index, rng, length=stage.length, short_seq_prob=job.data["short_seq_prob"]
             ):
                 ids, special = _assemble(pair, pieces)
                 masking = mask_tokens(
@@ -343,7 +350,7 @@ def _masked_rows(documents, copies: int, stage: Stage, plan: Plan, pieces: token
                     rng,
                     vocab_size=pieces.vocab_size,
                     mask_id=pieces.mask_id,
-                    masked_lm_prob=plan.data["masked_lm_prob"],
+                    masked_lm_prob=job.data["masked_lm_prob"],
                     max_predictions_per_seq=stage.predictions,
                     continues_word=continues_word,
                 )
@@ -380,17 +387,17 @@ class Shard(NamedTuple):
     slices: list[tuple[int, int, int]]  # (block, first row, rows) that belong to it
 
 
-def _write_shards(plan: Plan, blocks: list[Spilled], pool, ahead: int) -> dict:
+def _write_shards(job: Job, blocks: list[Spilled], pool, ahead: int) -> dict:
     """Writes all sets of records; returns the manifest's "sets": files and how many records each holds."""
     sets = {
         str(stage.length): {"max_predictions_per_seq": stage.predictions, **{split: {} for split in SPLITS}}
-        for stage in plan.stages
+        for stage in job.stages
     }
     shards = []
-    for stage in plan.stages:
-        (epath.Path(plan.output) / records.set_folder(stage.length)).mkdir(exist_ok=True)
+    for stage in job.stages:
+        (epath.Path(job.output) / records.set_folder(stage.length)).mkdir(exist_ok=True)
         for split in SPLITS:
-            shards += _shards_of(plan, stage, split, [block for block in blocks if block.split == split])
+            shards += _shards_of(job, stage, split, [block for block in blocks if block.split == split])
     with tqdm.tqdm(desc="writing shards", total=len(shards), disable=None, leave=False) as bar:
         for shard, count in zip(shards, _in_order(pool, _write_shard, shards, ahead)):
             split = os.path.basename(shard.path).split("-")[0]
@@ -399,7 +406,7 @@ def _write_shards(plan: Plan, blocks: list[Spilled], pool, ahead: int) -> dict:
     return sets
 
 
-def _shards_of(plan: Plan, stage: Stage, split: str, blocks: list[Spilled]) -> list[Shard]:
+def _shards_of(job: Job, stage: Stage, split: str, blocks: list[Spilled]) -> list[Shard]:
     if not blocks:
         return []
     sizes = np.array([block.bucket_sizes[stage] for block in blocks])  # [blocks, BUCKETS]
@@ -415,7 +422,7 @@ def _shards_of(plan: Plan, stage: Stage, split: str, blocks: list[Spilled]) -> l
             Shard(
                 path=f"{records.set_folder(stage.length)}/{split}-{i:05d}-of-{number:05d}.tfrecord",
                 stage=stage,
-                seed=(plan.seed, stage.length, SPLITS.index(split), i),
+                seed=(job.data["seed"], stage.length, SPLITS.index(split), i),
                 slices=[(b.number, int(a), int(z - a)) for b, a, z in zip(blocks, first, last) if z > a],
             )
         )
@@ -423,14 +430,14 @@ def _shards_of(plan: Plan, stage: Stage, split: str, blocks: list[Spilled]) -> l
 
 
 def _write_shard(shard: Shard) -> int:
-    plan, row_type = _worker.plan, _row_type(shard.stage)
+    job, row_type = _worker.job, _row_type(shard.stage)
     parts = [
-        np.fromfile(_spill_path(plan.spill, shard.stage, block), row_type, count, offset=first * row_type.itemsize)
+        np.fromfile(_spill_path(job.spill, shard.stage, block), row_type, count, offset=first * row_type.itemsize)
         for block, first, count in shard.slices
     ]
     rows = np.concatenate(parts) if parts else np.empty(0, row_type)
     order = np.random.default_rng(shard.seed).permutation(len(rows))
-    records.write_records(epath.Path(plan.output) / shard.path, (_features(rows[i]) for i in order))
+    records.write_records(epath.Path(job.output) / shard.path, (_features(rows[i]) for i in order))
     return len(rows)
 
 

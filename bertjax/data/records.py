@@ -87,9 +87,8 @@ def check_recipe(manifest: dict, recipe: dict, folder: epath.PathLike) -> None:
     for name, value in recipe.items():
         made_with = manifest["recipe"].get(name)
         if made_with != value:
-            field = name if name == "seed" else f"data.{name}"
             raise UserError(
-                f"config.{field} = {value!r}: the records in {folder} were prepared with {made_with!r}; delete the "
+                f"config.data.{name} = {value!r}: the records in {folder} were prepared with {made_with!r}; delete the "
                 f"folder to prepare them anew, or take another --workdir"
             )
 

@@ -17,7 +17,11 @@ def fold_in(keys: jax.Array | None, number: int | jax.Array) -> jax.Array | None
 
 
 def dropout(x: jax.Array, rate: float, keys: jax.Array | None) -> jax.Array:
-    """Zeroes each number of x `[rows, ...]` with probability `rate`, and scales the others up. None: no dropout."""
+    """Zeroes each number of x `[rows, ...]` with probability `rate`, and scales the others up. None: no dropout.
+
+    `keys` `[rows]` must come from `jax.random.fold_in` or `split`, as those of `row_keys` and `fold_in` do. Keys that
+    are numbered by hand (words 0, 1, 2, ...) give masks that are correlated; see `_bits`.
+    """
     if keys is None or rate == 0:
         return x
     kept = jax.vmap(lambda key: _bits(key, x.shape[1:]))(keys) >= jnp.uint32(rate * 2**32)
@@ -28,7 +32,9 @@ def _bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """32 random bits for each index: a hash of the index and a key's two words.
 
     With jax.random.bits, which spends twenty rounds on a number, dropout takes a quarter of BERT-base's step on a TPU.
-    These are two rounds of multiplying and folding (the constants are Wellons's lowbias32).
+    These are two rounds of multiplying and folding (the constants are Wellons's lowbias32). They mix the index well,
+    but the key's words little: the first one only permutes the indices, and the second one goes through one round.
+    So the words have to be random numbers already, as Threefry makes them in `jax.random.fold_in`.
     """
     first, second = jax.random.key_data(key)
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

@@ -191,12 +191,13 @@ def train_theirs(name: str, config, dataset, mesh):
     groups = [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": others, "weight_decay": 0}]
     optimizer = torch.optim.AdamW(groups, lr=config.optimizer.learning_rate, eps=config.optimizer.epsilon)
     longest = config.model.max_position_embeddings
-    order = TrainingOrder(train, config.batch_size, count_steps(config, dataset), config.seed, longest)
-    schedule = make_schedule(config.optimizer, order.total_steps)
+    order, steps = TrainingOrder(train, config.batch_size, config.seed, longest), count_steps(config, dataset)
+    schedule = make_schedule(config.optimizer, steps)
     model.train()
     ends = [time.monotonic()]
-    for step in range(order.total_steps):
+    for step in range(steps):
         rows = order.rows(step)
+        rows = rows[rows >= 0]
         batch = train.batch(rows, int(train.lengths[rows].max()))
         labels = torch.from_numpy(batch["labels"])
         if name == "squad":

@@ -1,9 +1,11 @@
-"""Batches of tokenized examples: every one as often as it should be, and little padding."""
+"""Batches of tokenized examples: each example as often as it should be, and little padding."""
+
+import itertools
 
 import numpy as np
 import pytest
 
-from bertjax.data.examples import BUCKETS, WINDOW, Examples, TrainingOrder, bucket, evaluation_batches
+from bertjax.data.examples import LENGTHS, WINDOW, Examples, TrainingOrder, evaluation_batches, padded_length
 
 
 def make_examples(count, longest=100, seed=0, **fields):
@@ -13,42 +15,79 @@ def make_examples(count, longest=100, seed=0, **fields):
     return Examples(ids, [np.arange(len(x)) % 2 for x in ids], **fields)
 
 
-@pytest.mark.parametrize("count, batch_size, epochs", [(100, 8, 3), (7, 4, 2), (5, 4, 40), (64, 16, 1)])
-def test_every_epoch_holds_every_example_once(count, batch_size, epochs):
+# 5 in batches of 16: fewer examples than a batch has rows. 1000 in batches of 8: several windows an epoch.
+@pytest.mark.parametrize("count, batch_size", [(64, 16), (200, 32), (100, 8), (7, 4), (5, 16), (1000, 8)])
+def test_every_epoch_holds_every_example_once(count, batch_size):
+    order = TrainingOrder(make_examples(count), batch_size, seed=1, longest=128)
+    assert order.steps_per_epoch == -(-count // batch_size)
+    epochs = np.array([order.rows(step) for step in range(4 * order.steps_per_epoch)]).reshape(4, -1, batch_size)
+    for epoch in epochs:
+        assert np.sort(epoch[epoch >= 0]).tolist() == list(range(count))
+        padding = (epoch < 0).sum(1)
+        assert set(padding) <= {0, -count % batch_size} and np.count_nonzero(padding) <= 1
+        in_place = (np.arange(order.steps_per_epoch) // WINDOW)[padding > 0]
+        assert (in_place == (order.steps_per_epoch - 1) // WINDOW).all()  # the epoch's last window
+    for one, other in itertools.combinations(epochs, 2):
+        if order.steps_per_epoch > 2:  # one or two batches, sorted by length, can be the same
+            assert (one != other).any()
+        if order.steps_per_epoch > WINDOW:
+            assert set(one[:WINDOW].ravel()) != set(other[:WINDOW].ravel())
+
+
+def test_the_batch_with_padding_is_of_any_length():
+    """13 batches an epoch, all in one window; a batch's rank tells how long its examples are beside the others'."""
+    examples, ranks = make_examples(100), []
+    for seed in range(200):
+        order = TrainingOrder(examples, 8, seed, longest=128)
+        batches = [order.rows(step) for step in range(13)]
+        longest = [examples.lengths[rows[rows >= 0]].max() for rows in batches]
+        (short,) = (i for i, rows in enumerate(batches) if rows.min() < 0)
+        ranks.append(np.argsort(np.argsort(longest))[short])
+    assert np.bincount(ranks, minlength=13).min() > 3  # 15.4 expected in each place
+
+
+@pytest.mark.parametrize("count", [300, 301])
+def test_any_step_can_be_computed_by_itself_and_the_seed_decides(count):
     examples = make_examples(count)
-    order = TrainingOrder(examples, batch_size, int(count * epochs / batch_size), seed=1, longest=128)
-    seen = np.concatenate([order.rows(step) for step in range(order.total_steps)])
-    times = np.bincount(seen, minlength=count)
-    assert times.max() <= epochs and times.sum() == order.total_steps * batch_size
-    if count * epochs % batch_size == 0:
-        assert (times == epochs).all()
-    # Nobody is seen twice before others are seen once, but for the windows that two epochs share.
-    first = np.bincount(seen[: count // (WINDOW * batch_size) * WINDOW * batch_size], minlength=count)
-    assert first.max() <= 1
 
+    def order(seed=1):
+        return TrainingOrder(examples, 8, seed, longest=128)
 
-def test_any_step_can_be_computed_by_itself_and_the_seed_decides():
-    examples = make_examples(300)
-    order = TrainingOrder(examples, 8, 112, seed=1, longest=128)
-    all_steps = [order.rows(step) for step in range(order.total_steps)]
+    straight = order()
+    all_steps = [straight.rows(step) for step in range(112)]  # nearly three epochs
     for step in (100, 3, 41, 111):
-        again = TrainingOrder(examples, 8, 112, seed=1, longest=128)
-        np.testing.assert_array_equal(again.rows(step), all_steps[step])
-        batch = next(again.batches(step, np.array([1, 5])))
+        np.testing.assert_array_equal(order().rows(step), all_steps[step])
+        (batch,) = order().batches(range(step, step + 1), np.array([1, 5]))  # a host's share of the rows
         np.testing.assert_array_equal(batch["input_ids"][:, 0], all_steps[step][[1, 5]] + 1)
-    other = TrainingOrder(examples, 8, 112, seed=2, longest=128)
-    assert any((other.rows(step) != all_steps[step]).any() for step in range(5))
+        assert batch["input_ids"].shape == (2, straight.length(step))
+    assert order().rows(10**9).shape == (8,)  # at once
+    assert any((order(seed=2).rows(step) != all_steps[step]).any() for step in range(5))
+
+
+def test_all_hosts_together_have_the_batches_of_one():
+    """Of the same length, also where all rows of a host are padding."""
+    examples = make_examples(19, labels=np.arange(19))
+    order = TrainingOrder(examples, 8, 0, longest=128)
+    for step, batch in enumerate(order.batches(range(9), np.arange(8))):
+        parts = [next(order.batches(range(step, 9), np.arange(2 * host, 2 * host + 2))) for host in range(4)]
+        for name in batch:
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), batch[name])
+        rows = order.rows(step)
+        np.testing.assert_array_equal(batch["weights"], rows >= 0)
+        np.testing.assert_array_equal(batch["labels"][rows >= 0], rows[rows >= 0])
+        assert batch["input_mask"].sum() == examples.lengths[rows[rows >= 0]].sum()
+        assert batch["input_mask"].shape[1] == padded_length(batch["input_mask"].sum(1).max(), 128)
 
 
 def test_short_examples_do_not_pay_for_long_ones():
     examples = make_examples(2000, longest=500)
-    order = TrainingOrder(examples, 16, 125, seed=0, longest=512)
-    padded = sum(16 * order.length(step) for step in range(order.total_steps))
-    assert {order.length(step) for step in range(order.total_steps)} <= set(BUCKETS)
-    assert padded < 1.35 * examples.lengths.sum()
-    # The order is still random: neighbours are not of rising length.
-    lengths = [order.length(step) for step in range(order.total_steps)]
-    assert abs(np.corrcoef(np.arange(len(lengths)), lengths)[0, 1]) < 0.3
+    order = TrainingOrder(examples, 16, seed=0, longest=512)
+    lengths = np.array([order.length(step) for step in range(4 * order.steps_per_epoch)])
+    assert set(lengths) <= set(LENGTHS)
+    assert 16 * lengths.sum() < 1.35 * 4 * examples.lengths.sum()
+    # The order is still random: lengths do not rise within a window.
+    place = np.arange(len(lengths)) % order.steps_per_epoch % WINDOW
+    assert abs(np.corrcoef(place, lengths)[0, 1]) < 0.2
 
 
 def test_evaluation_counts_nobody_twice_and_loses_nobody():
@@ -87,6 +126,6 @@ def test_a_batch_pads_ids_labels_and_choices():
     assert scored["labels"].dtype == np.float32 and list(scored["labels"]) == [3, 0.5]
 
 
-def test_buckets():
-    assert [bucket(n, 128) for n in (1, 16, 17, 100, 128)] == [16, 16, 32, 128, 128]
-    assert bucket(70, 80) == 80 and bucket(600, 1024) == 1024
+def test_padded_length():
+    assert [padded_length(n, 128) for n in (1, 16, 17, 100, 128)] == [16, 16, 32, 128, 128]
+    assert padded_length(70, 80) == 80 and padded_length(600, 1024) == 1024

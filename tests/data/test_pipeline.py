@@ -85,17 +85,44 @@ def test_a_host_opens_only_its_share_of_the_files(tmp_path):
         assert len(set.union(*opened)) == 64
 
 
-def test_a_late_step_is_computed_not_reached(records_folder):
-    """Step 500,000 of 100 files of a million records each, none of which exist: nothing before it is read."""
-    files = RecordSet(tuple(f"shard-{i}" for i in range(100)), (1_000_000,) * 100)
-    for lane in range(64):
-        path, first, count = next(pipeline.lane_spans(files, lane, 64, seed=0, start=500_000 * 4))
-        assert 0 <= first < 1_000_000 and 0 < count <= 1_000_000 and path in files.paths
-        assert len(next(pipeline.window_orders(files, lane, 64, seed=0, start=500_000 * 4))) == 4096
+def test_a_late_step_is_the_one_that_training_reaches(records_folder):
     found = records.find_records(records_folder, 32, 5, "train")
-    late = next(pipeline.train_batches(found, 32, 5, batch_size=16, seed=0, start=500_000))
-    again = next(pipeline.train_batches(found, 32, 5, batch_size=16, seed=0, start=500_000))
-    assert (late["input_ids"] == again["input_ids"]).all()
+    batches = pipeline.train_batches(found, 32, 5, batch_size=16, seed=0)
+    reached = next(itertools.islice(batches, 2000, None))
+    computed = next(pipeline.train_batches(found, 32, 5, batch_size=16, seed=0, start=2000))
+    for name in reached:
+        np.testing.assert_array_equal(computed[name], reached[name])
+
+
+def test_a_late_step_is_computed_and_nothing_before_it_is_read(numbered, monkeypatch):
+    """Step 50,000 is in epoch 666 of these 300 records, but a lane reads its window of 75, and perhaps one ahead."""
+    taken, lane_spans = [], pipeline.lane_spans
+
+    def spy(*arguments):
+        for span in lane_spans(*arguments):
+            taken.append(span[2])
+            yield span
+
+    monkeypatch.setattr(pipeline, "lane_spans", spy)
+    numbers(numbered, 1, start=50_000, batch_size=4)
+    assert 300 <= sum(taken) <= 600
+
+
+def test_where_a_late_step_is_in_large_files():
+    """Step 500,000 of 100 files of a million records each, none of which exist: its place is that of all before it."""
+    files, size, start = RecordSet(tuple(f"shard-{i}" for i in range(100)), (1_000_000,) * 100), 4096, 500_000 * 4
+    window = start // size
+    for lane in (0, 1, 33, 63):
+        before, spans = window * size, pipeline.lane_spans(files, lane, 64, seed=0, start=0)
+        path, first, count = next(spans)
+        while count <= before:
+            before -= count
+            path, first, count = next(spans)
+        late = next(pipeline.lane_spans(files, lane, 64, seed=0, start=start))
+        assert late == (path, first + before, count - before)
+        orders = pipeline.window_orders(files, lane, 64, seed=0, start=0)
+        late = next(pipeline.window_orders(files, lane, 64, seed=0, start=start))
+        np.testing.assert_array_equal(late, next(itertools.islice(orders, window, None)))
 
 
 def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):

@@ -1,8 +1,15 @@
 """Preparation from end to end: the same bytes for any number of workers, and nothing lost or leaked on the way."""
 
+import concurrent.futures
 import hashlib
 import itertools
+import os
+import pathlib
 import random
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +21,8 @@ from bertjax.data.pipeline import heldout_batches
 from bertjax.text import tokenizer
 from bertjax.text.documents import Document
 from tests.conftest import make_corpus, tiny_config
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def digest(folder):
@@ -42,6 +51,52 @@ def test_the_same_bytes_for_any_number_of_workers(corpus_file, records_folder, t
     for workers in (1, 3):
         preparation.prepare(tiny_config(corpus_file), tmp_path / f"blocks{workers}", workers=workers)
     assert digest(tmp_path / "blocks1") == digest(tmp_path / "blocks3") != digest(records_folder)
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Preparation without processes of its own, which take seconds to start."""
+
+    class Pool(concurrent.futures.Executor):
+        def submit(self, function, *arguments):
+            future = concurrent.futures.Future()
+            future.set_result(function(*arguments))
+            return future
+
+    def worker_pool(_, job):
+        worker = preparation._Worker(job, tokenizer.load(**job.tokenizer))
+        monkeypatch.setattr(preparation, "_worker", worker, raising=False)
+        return Pool()
+
+    monkeypatch.setattr(preparation, "_worker_pool", worker_pool)
+
+
+def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file, records_folder, tmp_path, in_process):
+    config = tiny_config(corpus_file)
+    config.seed = 5
+    preparation.prepare(config, tmp_path / "training")
+    assert digest(tmp_path / "training") == digest(records_folder)
+
+    config.tokenizer.path, config.stages = str(records_folder / "vocab.txt"), named_stages(short=config.stages.short)
+    heldout, rows = [], []
+    for seed in (0, 5):
+        config.data.update(seed=seed, heldout_fraction=0.15)
+        heldout.append([block.documents for block in preparation._blocks(config) if block.split == "heldout"])
+        config.data.heldout_fraction = 0.0  # the same documents: what differs are pairs and masks
+        preparation.prepare(config, tmp_path / f"data{seed}")
+        rows.append(sorted(map(tuple, everything(tmp_path / f"data{seed}", 32, 5, "train")["input_ids"])))
+    assert heldout[0] != heldout[1] and rows[0] != rows[1]
+
+
+def test_records_of_another_recipe_are_refused(corpus_file, records_folder):
+    manifest, config = records.read_manifest(records_folder), tiny_config(corpus_file)
+    config.seed = 5
+    records.check_recipe(manifest, preparation.recipe_of(config), records_folder)
+    for name, value in (("seed", 5), ("dupe_factor", 4), ("corpus", "other.txt")):
+        config = tiny_config(corpus_file)
+        config.data[name] = value
+        with pytest.raises(UserError, match=rf"config.data.{name} = .*{value}.*: the records in .* were prepared with"):
+            records.check_recipe(manifest, preparation.recipe_of(config), records_folder)
 
 
 def test_nothing_but_the_result_is_left(records_folder):
@@ -102,7 +157,7 @@ def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(record
     assert max(manifest["sets"]["64"]["train"].values()) < 3 * len(own) / 8
 
 
-def test_whole_words_and_sentencepiece(corpus_file, tmp_path):
+def test_whole_words_and_sentencepiece(corpus_file, tmp_path, in_process):
     config = tiny_config(corpus_file)
     config.tokenizer.kind = "sentencepiece"
     config.model.vocab_size = 80
@@ -120,7 +175,7 @@ def test_whole_words_and_sentencepiece(corpus_file, tmp_path):
     assert follows.any() and (hidden[:, 1:][follows] == hidden[:, :-1][follows]).all()
 
 
-def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path):
+def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path, in_process):
     """tokenizer.json knows so itself, whatever the config's default is."""
     words = "The the Ship ship sailed home .".split()
     cased = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *words], lowercase=False)
@@ -176,12 +231,60 @@ def test_a_sentence_that_is_none_is_refused_before_a_vocabulary_is_learnt_from_i
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_killed_run_left_is_cleared_away(corpus_file, tmp_path):
+def test_what_a_killed_run_left_is_cleared_away(corpus_file, tmp_path, in_process):
     left = tmp_path / "out" / "spill-abc"
     left.mkdir(parents=True)
     (left / "32-00000000").write_bytes(b"half")
     preparation.prepare(tiny_config(corpus_file), tmp_path / "out")
     assert not list((tmp_path / "out").glob("spill-*"))
+
+
+def processes(session: int) -> dict[int, tuple[str, int]]:
+    """(command line, mask of ignored signals) of the living processes of a session."""
+    found = {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, own_session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(own_session) == session and state != "Z":
+                status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+                found[int(folder.name)] = ((folder / "cmdline").read_text(), int(status["SigIgn"], 16))
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_ctrl_c_is_the_parents_to_answer(tmp_path):
+    """A terminal sends it to all processes. Workers ignore it from their start, so that none prints a traceback."""
+    (tmp_path / "text.txt").write_text(make_corpus(20_000))
+    (tmp_path / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, "the"]))
+    options = ["data.corpus=text.txt", "tokenizer.path=vocab.txt", "model.vocab_size=6"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bertjax.prepare", f"--config={ROOT / 'experiments/base.py'}", "--output=out",
+         "--workers=4", *(f"--config.{option}" for option in options)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        workers, deadline = [], time.monotonic() + 60
+        while len(workers) < 4:
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            workers = [ignored for line, ignored in processes(process.pid).values() if "spawn_main" in line]
+            time.sleep(0.01)
+        assert all(ignored >> signal.SIGINT - 1 & 1 for ignored in workers), workers
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130 and errors == "error: interrupted\n"
+        while processes(process.pid):  # multiprocessing's resource tracker ends just after its parent
+            assert time.monotonic() < deadline, processes(process.pid)
+            time.sleep(0.01)
+    finally:
+        if processes(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_two_big_documents_make_a_block(monkeypatch):

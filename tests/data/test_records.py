@@ -120,6 +120,64 @@ def test_what_is_left_of_a_broken_run_is_no_set_of_records(tmp_path, records_fol
         records.find_records(tmp_path, 32, 5, "train")
 
 
+def test_the_name_of_a_folder_says_nothing_about_the_number_of_files(tmp_path):
+    write_google_files(tmp_path / "wiki-of-2020", files=2)
+    assert records.find_records(tmp_path / "wiki-of-2020", 8, 2, "train").total == 10
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The names of the files whose records were counted."""
+    names, count = [], records.count_records
+
+    def count_records(path):
+        names.append(path.rpartition("/")[2])
+        return count(path)
+
+    monkeypatch.setattr(records, "count_records", count_records)
+    return names
+
+
+def test_records_without_a_manifest_are_counted_once(tmp_path, counted):
+    write_google_files(tmp_path / "records")
+    (tmp_path / "records/tf_examples.tfrecord-00002").rename(tmp_path / "records/heldout.tfrecord")
+
+    def find(split="train"):
+        counted.clear()
+        return records.find_records(tmp_path / "records", 8, 2, split, counts=tmp_path / "run" / "counts.json").counts
+
+    first, second = "tf_examples.tfrecord-00000", "tf_examples.tfrecord-00001"
+    assert find() == (5, 5) and counted == [first, second]
+    assert find("heldout") == (5,) and counted == ["heldout.tfrecord"]  # added to the same file
+    assert find() == (5, 5) and find("heldout") == (5,) and not counted
+    write_google_files(tmp_path / "other", files=1, rows=7)
+    (tmp_path / "other" / first).rename(tmp_path / "records" / first)
+    assert find() == (7, 5) and counted == [first]
+    assert find() == (7, 5) and not counted
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["counts.json"]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "\x00\xff", "[1, 2]", '{"a": 5}', '{"a": {"bytes": 1}}', '{"a": {"bytes": [], "records": 3}}']
+)
+def test_a_file_of_counts_that_is_damaged_is_written_anew(tmp_path, counted, content):
+    write_google_files(tmp_path / "records", files=1)
+    (tmp_path / "counts.json").write_text(content, "latin-1")
+    for _ in range(2):
+        found = records.find_records(tmp_path / "records", 8, 2, "train", counts=tmp_path / "counts.json")
+        assert found.counts == (5,) and len(counted) == 1
+    (entry,) = json.loads((tmp_path / "counts.json").read_text()).items()
+    path = tmp_path / "records/tf_examples.tfrecord-00000"
+    assert entry == (str(path), {"bytes": path.stat().st_size, "records": 5})
+
+
+def test_without_a_file_of_counts_none_is_written(tmp_path, counted):
+    write_google_files(tmp_path)
+    for times in (3, 6):
+        assert records.find_records(tmp_path, 8, 2, "train").total == 15 and len(counted) == times
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_records_of_another_vocabulary_are_refused(tmp_path):
     write_google_files(tmp_path)
     with pytest.raises(UserError, match=r"vocab_size = 3: the records in .* have the word \d+"):

@@ -1,12 +1,25 @@
 """The optimizer against Google's rules, step by step in float64."""
 
+import re
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import pretraining_config
-from bertjax.training.optimizer import Schedule, make_optimizer, make_schedule, matrices
+from bertjax.config import BertConfig, pretraining_config
+from bertjax.model.bert import BertForFeatureBasedTagging, BertForPreTraining
+from bertjax.training.optimizer import Schedule, make_optimizer, make_schedule
+
+TINY = BertConfig(
+    vocab_size=100,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=16,
+)
 
 PARAMS = {
     "dense": {"kernel": np.array([[0.5, -1.0], [2.0, 0.1]]), "bias": np.array([0.3, -0.2])},
@@ -101,10 +114,55 @@ def test_learning_rate_of_the_paper():
     assert float(Schedule(1.0, 0, 10)(0)) == 1.0
 
 
-def test_what_decays():
-    marked = matrices(PARAMS)
-    assert marked == {
-        "dense": {"kernel": True, "bias": False},
-        "norm": {"scale": False, "bias": False},
-        "word": {"embedding": True},
+ENCODER = {
+    "bert/embeddings/word/embedding", "bert/embeddings/position/embedding", "bert/embeddings/token_type/embedding",
+    "bert/encoder/layers/attention/query_key_value/kernel", "bert/encoder/layers/attention/output/kernel",
+    "bert/encoder/layers/intermediate/kernel", "bert/encoder/layers/output/kernel",
+}  # fmt: skip
+LSTM = {
+    f"lstm/{direction}_{layer}/{gate}/kernel"
+    for direction in ("forward", "backward") for layer in (0, 1)
+    for gate in ("ii", "if", "ig", "io", "hi", "hf", "hg", "ho")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "model, inputs, decays, also_left_alone",
+    [
+        (
+            BertForPreTraining(TINY),
+            4,
+            ENCODER | {"bert/pooler/dense/kernel", "masked_lm/dense/kernel", "next_sentence/dense/kernel"},
+            set(),
+        ),
+        (
+            BertForFeatureBasedTagging(TINY, labels=3, layers="weighted_sum_all", lstm_size=8, lstm_layers=2),
+            3,
+            ENCODER | LSTM | {"classifier/dense/kernel"},
+            {"layer_weights", "layer_scale"},  # which are not Google's; to decay them would be to prefer equal weights
+        ),
+    ],
+    ids=["pre-training", "LSTM"],
+)
+def test_what_decays(model, inputs, decays, also_left_alone):
+    """Google leaves out what has LayerNorm or bias in its name. Without a gradient nothing but decay moves a param."""
+    ids = jnp.zeros((1, 8), jnp.int32)
+    abstract = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), *[ids] * inputs)["params"])
+    optimizer = make_optimizer(pretraining_config().optimizer)
+
+    @jax.jit
+    def update(params):
+        gradient = jax.tree.map(jnp.zeros_like, params)
+        return optimizer.update(gradient, optimizer.init(params), params, learning_rate=0.5)[0]
+
+    updates = update(jax.tree.map(lambda x: np.ones(x.shape, np.float32), abstract))
+    moved = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.unique(update)
+        for path, update in jax.tree_util.tree_leaves_with_path(updates)
     }
+    assert {name for name, values in moved.items() if (values != 0).all()} == decays
+    assert all(np.allclose(moved[name], -0.5 * 0.01) for name in decays)
+    left_alone = {name for name, values in moved.items() if (values == 0).all()}
+    assert left_alone == moved.keys() - decays
+    google = {name for name in left_alone if re.search(r"norm/(scale|bias)$|bias$", name)}
+    assert left_alone - google == also_left_alone and len(google) > 10
