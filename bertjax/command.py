@@ -27,7 +27,7 @@ def define_config_flag() -> _Config:
     flags.DEFINE_string(
         "config",
         None,
-        f"An experiment: {', '.join(experiment.shipped())}, NAME:ARGUMENT as in glue:mrpc, or the path of a Python"
+        f"An experiment: {', '.join(experiment.shipped())}, NAME:ARGUMENT as in small:mini, or the path of a Python"
         " file. --config.x.y=VALUE overrides a field.",
     )
     return _config

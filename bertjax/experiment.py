@@ -1,6 +1,7 @@
 """Experiments: found by name or path, loaded, and their fields overridden from the command line.
 
-An override is `--config.data.dupe_factor=5` or `--config.stages.short.steps=100`, its value as the field's type reads it.
+An override is `--config.data.dupe_factor=5` or `--config.stages.short.steps=100`; the type of the field decides how its
+value is read.
 Whatever is wrong is a `UserError` that shows what was typed and says what would be right.
 """
 
@@ -32,7 +33,7 @@ def shipped() -> dict[str, pathlib.Path]:
 
 
 def name(experiment: str) -> str:
-    """ "glue-mrpc" of "glue:mrpc" and of "path/to/glue.py:mrpc"."""
+    """ "small-mini" of "small:mini" and of "path/to/small.py:mini"."""
     path, _, argument = experiment.partition(":")
     return "-".join(filter(None, [pathlib.Path(path).stem, argument]))
 
@@ -86,7 +87,7 @@ def _experiment(argv: list[str]) -> str:
 
 
 def load(experiment: str) -> ConfigDict:
-    """The locked config of "quickstart", "glue:mrpc", "path/to/file.py" or "path/to/file.py:argument"."""
+    """The locked config of "quickstart", "small:mini", "path/to/file.py" or "path/to/file.py:argument"."""
     name, colon, argument = experiment.partition(":")
     try:
         config = _call_get_config(_find(name), [argument] if colon else [])

@@ -53,7 +53,7 @@ def fill_masks(source, texts: list[str]) -> None:
 
     if "masked_lm" not in source.params:
         raise UserError(
-            f"{source.path}: has no masked-LM head to fill a [MASK] with; bertjax.extract gives its features"
+            f"{source.path}: has no masked-LM head to fill a [MASK] with; bertjax.extract writes hidden states"
         )
     model, params = BertForPreTraining(source.config), jax.device_put(source.params)  # once, not with every text
     for filled in fill_mask.fill_masks(model, params, source.tokenizer, texts, _TOP_K.value):

@@ -14,7 +14,8 @@ from bertjax.sharding.mesh import Batch
 
 # Lengths that batches come in. Each costs a compilation; the more there are, the less is padding.
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-WINDOW = 16  # batches among which examples of similar length are put together
+WINDOW = 16  # batches, at most, among which examples of similar length are put together
+LEAST_WINDOWS = 4  # of an epoch: with one, examples of similar length would meet in the same batch in every epoch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,20 +93,21 @@ def steps_per_epoch(examples: int, batch_size: int) -> int:
 class TrainingOrder:
     """Which examples are in the batch of a step.
 
-    Every epoch is a permutation of all examples, cut into windows of `WINDOW` batches, of which the last ends with the
-    epoch. Within a window examples of similar length share a batch, and the batches are in random order. Where the
+    Every epoch is a permutation of all examples, cut into windows of batches, of which the last ends with the epoch.
+    Within a window examples of similar length share a batch, and the batches are in random order. Where the
     examples do not fill the last batch of an epoch, some batch of its last window is filled up with rows of padding.
     """
 
     def __init__(self, examples: Examples, batch_size: int, seed: int, longest: int):
         self._examples, self._batch_size, self._seed, self._longest = examples, batch_size, seed, longest
-        self._steps_per_epoch = steps_per_epoch(len(examples), batch_size)
+        self.steps_per_epoch = steps_per_epoch(len(examples), batch_size)
+        self.window_steps = max(1, min(WINDOW, self.steps_per_epoch // LEAST_WINDOWS))
         self._epoch, self._window = functools.lru_cache(2)(self._epoch), functools.lru_cache(2)(self._window)
 
     def rows(self, step: int) -> np.ndarray:
         """`[batch_size]`: the examples of the step after `step` updates; -1 is padding."""
-        epoch, batch = divmod(step, self._steps_per_epoch)
-        return self._window(epoch, batch // WINDOW)[batch % WINDOW]
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        return self._window(epoch, batch // self.window_steps)[batch % self.window_steps]
 
     def length(self, step: int) -> int:
         """The length that the sequences of the step are padded to."""
@@ -122,7 +124,7 @@ class TrainingOrder:
 
     def _window(self, epoch: int, number: int) -> np.ndarray:
         """`[batches, batch_size]`"""
-        size = WINDOW * self._batch_size
+        size = self.window_steps * self._batch_size
         rows = self._epoch(epoch)[number * size : (number + 1) * size]
         rows = rows[np.argsort(self._examples.lengths[rows], kind="stable")]
         rng = np.random.default_rng([self._seed, 1, epoch, number])

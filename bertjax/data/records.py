@@ -83,14 +83,18 @@ def write_manifest(folder: epath.PathLike, manifest: dict) -> None:
 
 
 def check_recipe(manifest: dict, recipe: dict, folder: epath.PathLike) -> None:
-    """Raises `UserError` where records were prepared with another recipe than the config's."""
-    for name, value in recipe.items():
-        made_with = manifest["recipe"].get(name)
-        if made_with != value:
-            raise UserError(
-                f"config.data.{name} = {value!r}: the records in {folder} were prepared with {made_with!r}; delete the "
-                f"folder to prepare them anew, or take another --workdir"
-            )
+    """Raises `UserError` where records were prepared with another recipe than the config's, with the flags that fit."""
+    prepared = manifest["recipe"]
+    if wrong := {name: prepared.get(name) for name, value in recipe.items() if prepared.get(name) != value}:
+        name, made_with = next(iter(wrong.items()))
+        flags = " ".join(
+            f"--config.data.{field}={','.join(value) if isinstance(value, list) else value}"
+            for field, value in wrong.items()
+        )
+        raise UserError(
+            f"config.data.{name} = {recipe[name]!r}: the records in {folder} were prepared with {made_with!r}; set "
+            f"{flags}, or prepare others in another folder"
+        )
 
 
 def require_folder(folder: epath.PathLike) -> epath.Path:

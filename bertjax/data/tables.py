@@ -1,4 +1,4 @@
-"""Labelled data as rows of named columns: TSV as GLUE has it, CSV, JSON lines, and TFDS."""
+"""Labelled data as rows of named columns: TSV, CSV, JSON lines, and TensorFlow Datasets."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ def read_table(path: epath.PathLike, names: Sequence[str] = (), drop_ragged: boo
     """The rows of a .tsv, .csv or .jsonl file, and how many were dropped.
 
     Args:
-      path: a .tsv has a row a line and knows no quotation marks, as GLUE's; a .csv is as RFC 4180 has it.
+      path: a .tsv has a row a line and no quoting; a .csv follows RFC 4180.
       names: of the columns, where the file has no line with them.
       drop_ragged: leave out rows with a wrong number of columns. Otherwise they are an error.
 
@@ -122,7 +122,7 @@ def _row(values: dict, where: str) -> Row:
 
 
 def read_tfds(path: str, split: str) -> list[Row]:
-    """The examples of a split of TensorFlow Datasets, such as "tfds:glue/mrpc"; class labels by their names.
+    """The examples of a split of TensorFlow Datasets, "tfds:NAME"; class labels by their names.
 
     Raises `UserError` where it cannot be had.
     """

@@ -162,5 +162,25 @@ def test_records_in_the_workdir_must_have_the_configs_recipe(corpus_file, tmp_pa
     assert folder == tmp_path / "records" and pieces.vocab_size == 150
     assert find_or_prepare(config, tmp_path)[1].fingerprint == pieces.fingerprint
     config.data.dupe_factor = 9
-    with pytest.raises(UserError, match=r"config.data.dupe_factor = 9: .* were prepared with 3; delete"):
+    with pytest.raises(UserError, match=r"config.data.dupe_factor = 9: .* were prepared with 3; set --config"):
+        find_or_prepare(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "field, value, before", [("seed", 5, 0), ("language", "de", "'en'"), ("masked_lm_prob", 0.1, 0.15)]
+)
+def test_given_records_must_have_the_configs_recipe(records_folder, tmp_path, field, value, before):
+    config = tiny_config(records=records_folder)
+    find_or_prepare(config, tmp_path)  # whatever the seed of the training
+    config.seed, config.data[field] = 7, value
+    flag = f"set --config.data.{field}={before}".replace("'", "")
+    with pytest.raises(UserError, match=rf"config.data.{field} = {value!r}: .* prepared with {before}; {flag}, or"):
+        find_or_prepare(config, tmp_path)
+
+
+def test_a_corpus_need_not_be_named_with_records_but_must_be_theirs(records_folder, corpus_file, tmp_path):
+    config = tiny_config(corpus_file, records_folder)
+    find_or_prepare(config, tmp_path)
+    config.data.corpus = "other.txt"
+    with pytest.raises(UserError, match=r"config.data.corpus = \['other.txt'\]: the records in"):
         find_or_prepare(config, tmp_path)

@@ -1,0 +1,164 @@
+"""A task that is defined outside of the package is trained, resumed, searched, predicted with and converted."""
+
+import json
+import os
+import pathlib
+import re
+
+import pytest
+
+from bertjax import tasks
+from bertjax.config import UserError, fine_tuning_config
+from bertjax.interop import pretrained
+from bertjax.tasks.finetuning import FineTuning
+from bertjax.tasks.launch import launch
+from bertjax.training import checkpoint as checkpoints
+from bertjax.training.logging import read_metrics
+from tests.tasks import own_task
+from tests.test_commands import ROOT
+from tests.test_commands import run as command
+
+SEA = "ship sail harbour"  # two words with an s
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    tasks.register("letter", own_task.TASK)
+    yield
+    del tasks._registered["letter"]
+
+
+def config_for(checkpoint, **fields):
+    config = fine_tuning_config("letter", letter="s")
+    config.data.path, config.init_checkpoint = "made up", str(checkpoint)
+    config.update(dict(batch_size=32, epochs=6.0, max_seq_length=16, log_every_steps=4), **fields)
+    config.optimizer.learning_rate = 3e-3
+    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    tasks.validate(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint, tmp_path_factory):
+    """The workdir of a run that was stopped in its third epoch, and resumed."""
+    workdir, batches = tmp_path_factory.mktemp("own") / "run", FineTuning.batches
+    config = config_for(checkpoint)
+    config.checkpoint.every_steps = 6
+
+    def stopped(self, start):
+        for step, batch in enumerate(batches(self, start), start):
+            if step == 20:
+                raise KeyboardInterrupt
+            yield batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FineTuning, "batches", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            launch(config, workdir)
+    assert checkpoints.steps(workdir)[-1] == 18
+    launch(config_for(checkpoint), workdir)
+    return workdir
+
+
+def test_it_is_trained_and_resumed(trained):
+    assert max(line.get("eval/accuracy", 0) for line in read_metrics(trained)) > 0.9
+    assert "accuracy" in (trained / "report.txt").read_text() and "margin 0.25" in (trained / "report.txt").read_text()
+
+
+def test_its_own_fields_are_checked(trained, checkpoint):
+    config = config_for(checkpoint)
+    config.data.letter = "st"
+    with pytest.raises(UserError, match=r"config.data.letter = 'st': one letter"):
+        tasks.validate(config)
+    config.data.letter = "w"
+    with pytest.raises(UserError, match=r"config.data.letter = 'w': .* holds a run with 's'; take another --workdir"):
+        launch(config, trained)
+    config.task = "lettre"
+    with pytest.raises(UserError, match=r"config.task = 'lettre': choose one of pretraining, glue, .*, letter"):
+        tasks.validate(config)
+
+
+def test_more_epochs_extend_a_finished_run(trained, checkpoint, capsys):
+    """As more steps extend a finished pre-training."""
+    launch(config_for(checkpoint), trained)
+    assert capsys.readouterr().out.startswith("finished before: 48 steps")
+    launch(config_for(checkpoint, epochs=7.0), trained)
+    text = capsys.readouterr().out
+    assert "going on with other settings than before: epochs = 7.0 (was 6.0)" in text and "from step 48 on" in text
+    assert checkpoints.steps(trained)[-1] == 56 and read_metrics(trained)[-1]["step"] == 56
+    launch(config_for(checkpoint, epochs=7.0), trained)
+    assert capsys.readouterr().out.startswith("finished before: 56 steps")
+
+
+def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):
+    """As an installed package would bring it: predict runs in a process of its own, where nobody registers anything."""
+    package = tmp_path / "site/own-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[bertjax.tasks]\nletter = tests.tasks.own_task:TASK\n")
+    path = os.pathsep.join([str(ROOT), str(tmp_path / "site")])
+    result = command("predict", f"--checkpoint={trained}", SEA, "wave net oven", cwd=tmp_path, PYTHONPATH=path)
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [
+        {"text": SEA, "label": "with", "letter": "s", "margin": 0.25},
+        {"text": "wave net oven", "label": "without", "letter": "s", "margin": 0.25},
+    ]
+    result = command("predict", f"--checkpoint={trained}", SEA, cwd=tmp_path)  # without the package
+    assert result.returncode == 1 and "error: config.task = 'letter': choose one of" in result.stderr
+
+
+def test_it_is_converted_there_and_back(trained, tmp_path):
+    pretrained.convert(trained, tmp_path / "ours", "bertjax")
+    before, after = ([*own_task.predict(pretrained.read(path), [(SEA,)])] for path in (trained, tmp_path / "ours"))
+    assert before == after
+    line = pretrained.convert(trained, tmp_path / "hf", "huggingface")
+    assert "left out, for which BertForSequenceClassification has no place: margin = 0.25" in line
+    assert pretrained.read(tmp_path / "hf").labels == ("without", "with")
+
+
+def test_a_converted_workdir_is_not_trained_on(trained, checkpoint, tmp_path):
+    pretrained.convert(trained, tmp_path / "ours", "bertjax")
+    with pytest.raises(UserError, match=r"holds params without the optimizer's state, .*--config.init_checkpoint="):
+        launch(config_for(checkpoint), tmp_path / "ours")
+
+
+def test_another_optimizer_is_refused_and_nothing_is_overwritten(trained, checkpoint):
+    before = (trained / "config.json").read_text()
+    config = config_for(checkpoint, epochs=9.0)
+    config.optimizer.name = "lamb"
+    with pytest.raises(UserError, match=r"config.optimizer.name = 'lamb': .* holds a run with 'adam'; take another"):
+        launch(config, trained)
+    assert (trained / "config.json").read_text() == before
+
+
+def test_the_config_is_written_only_when_the_run_was_restored(trained, checkpoint, monkeypatch):
+    def fails(*_):
+        raise UserError("torn")
+
+    before = (trained / "config.json").read_text()
+    monkeypatch.setattr(checkpoints.Checkpoints, "restore", fails)
+    with pytest.raises(UserError, match="torn"):
+        launch(config_for(checkpoint, epochs=9.0), trained)
+    assert (trained / "config.json").read_text() == before
+
+
+def test_it_is_searched(checkpoint, tmp_path):
+    launch(config_for(checkpoint, sweep="paper"), tmp_path / "run")
+    rows = (tmp_path / "run/sweep.md").read_text().splitlines()
+    assert len(rows) == 6 and rows[-1].startswith("best: runs/learning_rate=0.003, accuracy ")
+    assert next(own_task.predict(pretrained.read(tmp_path / "run"), [(SEA,)]))["label"] == "with"
+
+
+def test_other_rooms_know_no_task_by_name():
+    """Names of TF1's variables are Google's; a record's "features" are TensorFlow's."""
+    words = "|".join(name for name in tasks.FINE_TUNING if name != "features")
+    named = re.compile(rf"(?<!cls/)\b({words})\b|[\"']features[\"']", re.IGNORECASE)
+    package, hits = ROOT / "bertjax", []
+    rooms = ("", "training", "data", "interop", "model", "planner", "sharding", "text")
+    files = [path for room in rooms for path in (package / room).glob("*.py")]
+    assert len(files) > 40
+    for path in files:
+        for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
+            if named.search(line) and "Summary.Value(tag=" not in line:
+                hits.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not hits, "\n".join(hits)
