@@ -20,7 +20,6 @@ import time
 
 import numpy as np
 
-from bertjax import tasks
 from bertjax.tasks import objectives, validate
 from experiments import glue, ner, squad
 
@@ -120,7 +119,7 @@ def train_ours(config, dataset, workdir, mesh, program):
     config.eval.every_steps = task.total_steps
     program = program or make_program(task, config, mesh)
     initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
-    _, scores = train(task, config, workdir, mesh, initialize, program)
+    scores = train(task, config, workdir, mesh, initialize, program).scores.scores
     rates = [line["train/sequences_per_second"] for line in read_metrics(workdir) if "train/loss" in line]
     return scores, config.batch_size / float(np.median(rates)), program
 
@@ -191,7 +190,7 @@ def train_theirs(name: str, config, dataset, mesh):
     groups = [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": others, "weight_decay": 0}]
     optimizer = torch.optim.AdamW(groups, lr=config.optimizer.learning_rate, eps=config.optimizer.epsilon)
     longest = config.model.max_position_embeddings
-    order, steps = TrainingOrder(train, config.batch_size, config.seed, longest), count_steps(config, dataset)
+    order, steps = TrainingOrder(train, config.batch_size, config.seed, longest), count_steps(config, len(train))
     schedule = make_schedule(config.optimizer, steps)
     model.train()
     ends = [time.monotonic()]
@@ -271,8 +270,9 @@ def main() -> None:
     results = [json.loads(line) for line in arguments.output.open()] if arguments.output.exists() else []
     done = {(result["task"], result["seed"], result["by"]) for result in results}
 
-    from bertjax.interop import pretrained
     from bertjax.sharding.mesh import make_mesh, use_cpu_cores
+    from bertjax.tasks import finetuning
+    from bertjax.training import workdir
 
     def keep(**result):
         results.append(result)
@@ -290,30 +290,29 @@ def main() -> None:
                 continue
             config = make_config(name, arguments.weights, folder)
             use_cpu_cores(config, config.batch_size)
-            pretrained.adopt_model(config)
+            finetuning.adopt(config, None)
             mesh, program = make_mesh(config), None
-            tokenizer = pretrained.require_tokenizer(config)
-            dataset = tasks.get(config.task).load(config, tokenizer)
+            material = finetuning.load_material(config, folder, None)
+            dataset = material.dataset
             print("\n".join(dataset.notes), flush=True)
             check_same_ids(name, config, dataset, arguments.weights)
             for _, seed, by in wanted:
                 config = make_config(name, arguments.weights, folder)
-                pretrained.adopt_model(config)
+                finetuning.adopt(config, None)
                 config.seed = seed
                 began = time.monotonic()
                 if by == "transformers":
                     scores, seconds = train_theirs(name, config, dataset, mesh)
                     keep(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=time.monotonic() - began)
                     continue
-                compiled, workdir = program is None, folder / f"{name}-{seed}"
-                scores, seconds, program = train_ours(config, dataset, workdir, mesh, program)
+                compiled, run_folder = program is None, folder / f"{name}-{seed}"
+                scores, seconds, program = train_ours(config, dataset, run_folder, mesh, program)
                 took = time.monotonic() - began
                 more = {}
                 if seed == seeds[0]:
-                    from bertjax.training import run_folder
-
-                    run_folder.write_config(workdir, config, tokenizer, dataset.objective.architecture, dataset.labels)
-                    more["exported"] = same_when_exported(name, config, dataset, workdir, folder / f"{name}-exported")
+                    workdir.write(run_folder, finetuning.record_of(config, material), material.tokenizer)
+                    exported = folder / f"{name}-exported"
+                    more["exported"] = same_when_exported(name, config, dataset, run_folder, exported)
                 keep(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=took, compiled=compiled, **more)
     print(table(results))
 
