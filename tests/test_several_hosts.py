@@ -76,7 +76,9 @@ def is_silent(stdout: str) -> bool:
 def params_of(workdir) -> dict[str, np.ndarray]:
     return {
         jax.tree_util.keystr(path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.read_params(workdir))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(
+            checkpoint.read_params(workdir, checkpoint.steps(workdir)[-1])
+        )
     }
 
 

@@ -256,8 +256,8 @@ def _end_report(trained: Trained) -> str:
     if trained.best is None or trained.best_step == int(trained.state.step):
         return report(trained.scores)
     return (
-        f"{report(trained.best)}, at step {trained.best_step}, the best, which predict and convert use\n"
-        f"at the end: {report(trained.scores)}"
+        f"{report(trained.best)} (best checkpoint, step {trained.best_step}; predict and convert use it)\n"
+        f"{report(trained.scores)} (last step, {int(trained.state.step)})"
     )
 
 

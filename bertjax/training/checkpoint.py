@@ -80,16 +80,16 @@ def _finite(scores: Scores) -> Scores:
 
 
 def best_of(found: dict[int, Scores]) -> int | None:
-    """The step with the best score, the first of equals; None where no step has one.
+    """The step with the best score, the latest of equals; None where no step has one.
 
-    Compared are steps that were measured on the same data as the newest.
+    Only steps that were measured on the same data as the newest are compared.
     """
     comparable = {step: scores for step, scores in sorted(found.items()) if scores.score is not None}
     if not comparable:
         return None
     newest = comparable[max(comparable)].measured_on
     comparable = {step: scores for step, scores in comparable.items() if scores.measured_on == newest}
-    return max(comparable, key=lambda step: comparable[step].score)
+    return max(comparable, key=lambda step: (comparable[step].score, step))
 
 
 def best_step(workdir: epath.PathLike) -> int | None:
