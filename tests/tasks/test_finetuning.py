@@ -420,7 +420,7 @@ def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint,
     shutil.copytree(workdir, tmp_path / "run")
     (tmp_path / "run/report.txt").unlink()  # as if it had been stopped before its end
     config = fine_tuning_config("glue", name="sst2")
-    config.update(dict(init_checkpoint=str(checkpoint), max_seq_length=32))
+    config.update(dict(init_checkpoint=str(checkpoint), max_seq_length=32, batch_size=16, epochs=5.0))
     before = (tmp_path / "run/config.json").read_text()
     stored = json.loads(before)
     (tmp_path / "run/config.json").write_text(json.dumps(stored | {"labels": ["no", "yes"]}))
