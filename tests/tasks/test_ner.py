@@ -113,7 +113,7 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     source = pretrained.read(tmp_path / "run")
     assert source.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
     sentences = ner.read(tmp_path / "eng.testa")
-    found = [result["tags"] for result in ner.predict(source, [" ".join(s.words) for s in sentences], 32)]
+    found = [result["tags"] for result in ner.predict(source, [(" ".join(s.words),) for s in sentences])]
     assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9  # without the neighbours' context
 
 

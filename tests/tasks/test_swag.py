@@ -48,8 +48,8 @@ def test_a_tiny_run_learns_to_choose(checkpoint, tmp_path):
     assert source.architecture == "BertForMultipleChoice"
     with (tmp_path / "val.csv").open() as file:
         rows = list(csv.DictReader(file))
-    choices = [(row["sent1"], [f"{row['sent2']} {row[name]}" for name in swag.ENDINGS]) for row in rows]
-    results = list(swag.predict(source, choices, 32))
+    texts = [(row["sent1"], *(f"{row['sent2']} {row[name]}" for name in swag.ENDINGS)) for row in rows]
+    results = list(swag.predict(source, texts))
     right = [result["choice"] == int(row["label"]) for result, row in zip(results, rows)]
     assert sum(right) / len(right) == pytest.approx(accuracy)
     assert all(sum(result["probabilities"]) == pytest.approx(1) for result in results)
