@@ -157,7 +157,7 @@ def find(path: epath.PathLike) -> Place:
         default = "best" if is_fine_tuned and checkpoint.best_step(path) is not None else "latest"
         return Place("bertjax", path, step=checkpoint.choose_step(path, which or default))
     if which:
-        raise UserError(f"{chosen[0]}: @{which} is for the workdir of a run, which {str(path)!r} is not")
+        raise UserError(f"@{which} is for the workdir of a run, which {str(path)!r} is not")
     if (path / huggingface.CONFIG).exists() and "task" in huggingface.read_json(path / huggingface.CONFIG):
         raise UserError(f"{path}: a run that has saved no checkpoint yet")
     has_tf1 = (path / f"{tf1.PREFIX}.index").exists() and not list(path.glob("*.safetensors"))

@@ -13,7 +13,7 @@ from bertjax.training import checkpoint, workdir
 from bertjax.training.loop import Trained, train
 from bertjax.training.step import Program
 from bertjax.training.task import Task
-from bertjax.training.workdir import Record
+from bertjax.training.workdir import Difference, Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +80,8 @@ def run(
     # Is there an earlier run, and is it the same?
     steps = checkpoint.steps(folder)
     before = workdir.require(folder) if steps else None
-    if before is not None:
-        others = workdir.differences(before, Record(config))
-        workdir.refuse(folder, [difference for difference in others if difference.field == "task"])
+    if before is not None and before.config.task != config.task:
+        workdir.refuse(folder, [Difference("task", before.config.task, config.task, is_fatal=True)])
     kind.adopt(config, before)
     changed = []
     if before is not None:

@@ -1,9 +1,11 @@
 """A task that is defined outside of the package is trained, resumed, searched, predicted with and converted."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import re
+import shutil
 
 import pytest
 
@@ -13,6 +15,7 @@ from bertjax.interop import pretrained
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint as checkpoints
+from bertjax.training import workdir
 from bertjax.training.logging import read_metrics
 from tests.tasks import own_task
 from tests.test_commands import ROOT
@@ -32,7 +35,7 @@ def config_for(checkpoint, **fields):
     config = fine_tuning_config("letter", letter="s")
     config.data.path, config.init_checkpoint = "made up", str(checkpoint)
     config.update(dict(batch_size=32, epochs=6.0, max_seq_length=16, log_every_steps=4), **fields)
-    config.optimizer.learning_rate = 3e-3
+    config.optimizer.learning_rate, config.checkpoint.keep = 3e-3, 3
     config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     tasks.validate(config)
     return config
@@ -41,7 +44,7 @@ def config_for(checkpoint, **fields):
 @pytest.fixture(scope="module")
 def trained(checkpoint, tmp_path_factory):
     """The workdir of a run that was stopped in its third epoch, and resumed."""
-    workdir, batches = tmp_path_factory.mktemp("own") / "run", FineTuning.batches
+    folder, batches = tmp_path_factory.mktemp("own") / "run", FineTuning.batches
     config = config_for(checkpoint)
     config.checkpoint.every_steps = 6
 
@@ -54,15 +57,41 @@ def trained(checkpoint, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FineTuning, "batches", stopped)
         with pytest.raises(KeyboardInterrupt):
-            launch(config, workdir)
-    assert checkpoints.steps(workdir)[-1] == 18
-    launch(config_for(checkpoint), workdir)
-    return workdir
+            launch(config, folder)
+    assert checkpoints.steps(folder)[-1] == 18
+    launch(config_for(checkpoint), folder)
+    return folder
 
 
 def test_it_is_trained_and_resumed(trained):
     assert max(line.get("eval/accuracy", 0) for line in read_metrics(trained)) > 0.9
     assert "accuracy" in (trained / "report.txt").read_text() and "margin 0.25" in (trained / "report.txt").read_text()
+
+
+def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(trained, tmp_path):
+    """Fine-tuning's; the latest of pre-training, whose scores at different lengths say nothing."""
+    steps, best = checkpoints.steps(trained), checkpoints.best_step(trained)
+    shutil.copytree(trained, tmp_path / "run")
+    first = steps[0]
+    for step in (first, steps[-1]):
+        score = 2.0 if step == first else 0.0
+        checkpoints.write_scores(tmp_path / "run", step, checkpoints.Scores({"accuracy": score}, score, decided={}))
+    assert len(steps) > 1 and pretrained.read(trained).path == f"{trained}@{best}"
+    for path, step in (("run", first), ("run@best", first), ("run@latest", steps[-1]), (f"run@{steps[-1]}", steps[-1])):
+        assert pretrained.find(tmp_path / path).step == step
+    chosen, other = (pretrained.read(tmp_path / path).params["bert"]["pooler"] for path in ("run", "run@latest"))
+    assert (chosen["dense"]["kernel"] != other["dense"]["kernel"]).any()
+    record = workdir.require(tmp_path / "run")
+    workdir.write(tmp_path / "run", dataclasses.replace(record, architecture=""), None)  # as of pre-training
+    assert pretrained.find(tmp_path / "run").step == steps[-1]
+    with pytest.raises(UserError, match=rf"run@9: no such checkpoint; there are {first}, "):
+        pretrained.read(tmp_path / "run@9")
+    for step in steps:
+        (tmp_path / f"run/checkpoints/{step}/scores.json").unlink(missing_ok=True)
+    with pytest.raises(UserError, match=r"run@best: none of its checkpoints has a score; take @latest"):
+        pretrained.read(tmp_path / "run@best")
+    with pytest.raises(UserError, match=r"@best is for the workdir of a run, which .*nowhere' is not"):
+        pretrained.read(tmp_path / "nowhere@best")
 
 
 def test_its_own_fields_are_checked(trained, checkpoint):

@@ -1,16 +1,18 @@
 """The pre-training task: its loss, its scores against their definitions, its stages, its inputs."""
 
 import itertools
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
 from bertjax.config import UserError
+from bertjax.data import records
 from bertjax.data.pipeline import heldout_batches
 from bertjax.data.records import find_records
 from bertjax.data.tf import tf
-from bertjax.tasks import fill_mask
+from bertjax.tasks import fill_mask, pretraining
 from bertjax.tasks.pretraining import Pretraining, find_or_prepare, report
 from bertjax.text import tokenizer
 from bertjax.training.step import make_program
@@ -176,6 +178,28 @@ def test_given_records_must_have_the_configs_recipe(records_folder, tmp_path, fi
     flag = f"set --config.data.{field}={before}".replace("'", "")
     with pytest.raises(UserError, match=rf"config.data.{field} = {value!r}: .* prepared with {before}; {flag}, or"):
         find_or_prepare(config, tmp_path)
+
+
+def test_records_without_a_manifest_are_counted_once(records_folder, tmp_path, monkeypatch):
+    """By the first host; later runs, and the other hosts, read the counts from the workdir."""
+    shutil.copytree(records_folder, tmp_path / "theirs")
+    (tmp_path / "theirs/manifest.json").unlink()
+    config, counted = tiny_config(records=tmp_path / "theirs"), []
+    config.tokenizer.path = str(records_folder / "vocab.txt")
+
+    def count(path, _real=records.count_records):
+        counted.append(path)
+        return _real(path)
+
+    monkeypatch.setattr(records, "count_records", count)
+    totals = []
+    for _ in range(2):
+        opened = pretraining.KIND.open(config, tmp_path / "run", None)
+        totals.append([files.total for files in (*opened.task._train, *opened.task._heldout)])
+    files = list((tmp_path / "theirs").rglob("*.tfrecord"))
+    assert sorted(counted) == sorted(map(str, files))  # each once
+    own = Pretraining(tiny_config(records=records_folder), opened.mesh, records_folder)
+    assert totals == 2 * [[files.total for files in (*own._train, *own._heldout)]]
 
 
 def test_a_corpus_need_not_be_named_with_records_but_must_be_theirs(records_folder, corpus_file, tmp_path):
