@@ -197,7 +197,7 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
 
 
 TOKENIZERS = {
-    "no WordPiece": ({"model": {"type": "BPE", "vocab": {}}, "normalizer": None}, "is no WordPiece tokenizer"),
+    "no WordPiece": ({"model": {"type": "BPE", "vocab": {}}, "normalizer": None}, "is not a BERT WordPiece tokenizer"),
     "gaps": ({"model": {"vocab": {"a": 0, "b": 2}}}, "the ids in .* have gaps"),
     "added": ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<user>"}]}, r"adds tokens .*\(<user>\)"),
     "accents": ({"model": {"vocab": {"a": 0}}, "normalizer": {"type": "BertNormalizer", "lowercase": True,
