@@ -91,18 +91,18 @@ def window_size(files: RecordSet, lane: int, lanes: int) -> int:
 def lane_spans(files: RecordSet, lane: int, lanes: int, seed: int, start: int) -> Iterator[tuple[str, int, int]]:
     """Yields (path, first record, number of records) in reading order, starting with the window of record `start`."""
     own = lane_range(files, lane, lanes)
-    pieces, before = [], 0
+    spans, before = [], 0
     for path, count in zip(files.paths, files.counts):
         first, last = max(own.start, before), min(own.stop, before + count)
         if first < last:
-            pieces.append((path, first - before, last - first))
+            spans.append((path, first - before, last - first))
         before += count
 
     window = window_size(files, lane, lanes)
     epoch, skip = divmod(start - start % window, len(own))
     while True:
-        for i in np.random.default_rng([seed, lane, 0, epoch]).permutation(len(pieces)):
-            path, first, count = pieces[i]
+        for i in np.random.default_rng([seed, lane, 0, epoch]).permutation(len(spans)):
+            path, first, count = spans[i]
             if skip < count:
                 yield path, first + skip, count - skip
             skip = max(0, skip - count)

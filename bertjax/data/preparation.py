@@ -82,18 +82,18 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     if (output / records.MANIFEST).exists():
         raise UserError(f"{output} already contains finished records; delete the folder, or choose another")
     began = time.time()
-    pieces = tokenizer_of(config)
+    tokenizer = tokenizer_of(config)
     output.mkdir(parents=True, exist_ok=True)
-    pieces.save(output)
+    tokenizer.save(output)
 
     is_local = "://" not in str(output)
-    for left in output.glob("spill-*") if is_local else ():  # from a killed run
-        left.rmtree()
+    for leftover in output.glob("spill-*") if is_local else ():  # from a killed run
+        leftover.rmtree()
     with tempfile.TemporaryDirectory(prefix="spill-", dir=output if is_local else None) as spill:
         job = Job(
             stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in stages_of(config)),
             data=config.data.to_dict(),
-            tokenizer=dict(kind=pieces.kind, path=str(output / pieces.filename), lowercase=pieces.lowercase),
+            tokenizer=dict(kind=tokenizer.kind, path=str(output / tokenizer.filename), lowercase=tokenizer.lowercase),
             spill=spill,
             output=str(output),
         )
@@ -105,10 +105,10 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     manifest = {
         "recipe": recipe_of(config),
         "tokenizer": dict(
-            kind=pieces.kind,
-            lowercase=pieces.lowercase,
-            vocab_size=pieces.vocab_size,
-            fingerprint=pieces.fingerprint,
+            kind=tokenizer.kind,
+            lowercase=tokenizer.lowercase,
+            vocab_size=tokenizer.vocab_size,
+            fingerprint=tokenizer.fingerprint,
         ),
         "corpus": dict(sorted(totals.items())),
         "sets": sets,
@@ -314,10 +314,10 @@ def _spill_path(spill: str, stage: Stage, number: int) -> str:
 
 
 def _spill_block(block: Block) -> Spilled:
-    job, pieces = _worker.job, _worker.tokenizer
+    job, tokenizer = _worker.job, _worker.tokenizer
     data = job.data
     texts = [sentences.split(d, data["language"], data["split_sentences"]) for d in block.documents]
-    ids = iter(pieces.encode_ids([sentence for text in texts for sentence in text]))
+    ids = iter(tokenizer.encode_ids([sentence for text in texts for sentence in text]))
     documents = [[sentence for _ in text if (sentence := next(ids))] for text in texts]
     documents = [document for document in documents if document]
     stats = dict(
@@ -330,7 +330,7 @@ def _spill_block(block: Block) -> Spilled:
     for stage in job.stages:
         rng = np.random.default_rng([data["seed"], stage.length, block.number])
         copies = data["dupe_factor"] if block.split == "train" else 1
-        rows = _masked_rows(documents, copies, stage, job, pieces, rng) if len(documents) > 1 else []
+        rows = _masked_rows(documents, copies, stage, job, tokenizer, rng) if len(documents) > 1 else []
         rows = np.array(rows, _row_type(stage))
         buckets = rng.integers(BUCKETS, size=len(rows))
         rows[np.argsort(buckets, kind="stable")].tofile(_spill_path(job.spill, stage, block.number))
@@ -338,21 +338,21 @@ def _spill_block(block: Block) -> Spilled:
     return Spilled(block.split, block.number, stats, bucket_sizes)
 
 
-def _masked_rows(documents, copies: int, stage: Stage, job: Job, pieces: tokenizer.Tokenizer, rng) -> list[tuple]:
-    continues_word = pieces.continues_word if job.data["do_whole_word_mask"] else None
+def _masked_rows(documents, copies: int, stage: Stage, job: Job, tokenizer: tokenizer.Tokenizer, rng) -> list[tuple]:
+    continues_word = tokenizer.continues_word if job.data["do_whole_word_mask"] else None
     rows = []
     for _ in range(copies):
         for index in range(len(documents)):
             for pair in make_pairs(
                 documents, index, rng, length=stage.length, short_seq_prob=job.data["short_seq_prob"]
             ):
-                ids, special = _assemble(pair, pieces)
+                ids, special = _assemble(pair, tokenizer)
                 masking = mask_tokens(
                     ids,
                     special,
                     rng,
-                    vocab_size=pieces.vocab_size,
-                    mask_id=pieces.mask_id,
+                    vocab_size=tokenizer.vocab_size,
+                    mask_id=tokenizer.mask_id,
                     masked_lm_prob=job.data["masked_lm_prob"],
                     max_predictions_per_seq=stage.predictions,
                     continues_word=continues_word,
@@ -360,7 +360,7 @@ def _masked_rows(documents, copies: int, stage: Stage, job: Job, pieces: tokeniz
                 free = stage.predictions - len(masking.positions)
                 rows.append(
                     (
-                        np.pad(masking.ids, (0, stage.length - len(ids)), constant_values=pieces.pad_id),
+                        np.pad(masking.ids, (0, stage.length - len(ids)), constant_values=tokenizer.pad_id),
                         len(ids),
                         len(pair.first) + 2,
                         np.pad(masking.positions, (0, free)),
@@ -372,9 +372,9 @@ def _masked_rows(documents, copies: int, stage: Stage, job: Job, pieces: tokeniz
     return rows
 
 
-def _assemble(pair: Pair, pieces: tokenizer.Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+def _assemble(pair: Pair, tokenizer: tokenizer.Tokenizer) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ids of [CLS] A [SEP] B [SEP], and booleans that mark the special tokens; both `[tokens]`."""
-    ids = np.array([pieces.cls_id, *pair.first, pieces.sep_id, *pair.second, pieces.sep_id])
+    ids = np.array([tokenizer.cls_id, *pair.first, tokenizer.sep_id, *pair.second, tokenizer.sep_id])
     special = np.zeros(len(ids), bool)
     special[[0, len(pair.first) + 1, -1]] = True
     return ids, special
@@ -413,17 +413,17 @@ def _shards_of(job: Job, stage: Stage, split: str, blocks: list[Spilled]) -> lis
     if not blocks:
         return []
     sizes = np.array([block.bucket_sizes[stage] for block in blocks])  # [blocks, BUCKETS]
-    number, least = 1, MIN_TRAIN_SHARDS if split == "train" else 1
-    while number < least or (number < BUCKETS and sizes.sum() * _row_type(stage).itemsize > number * SHARD_BYTES):
-        number *= 2
+    count, least = 1, MIN_TRAIN_SHARDS if split == "train" else 1
+    while count < least or (count < BUCKETS and sizes.sum() * _row_type(stage).itemsize > count * SHARD_BYTES):
+        count *= 2
     ends = np.cumsum(sizes, axis=1)
     shards = []
-    for i in range(number):
-        low, high = i * BUCKETS // number, (i + 1) * BUCKETS // number
+    for i in range(count):
+        low, high = i * BUCKETS // count, (i + 1) * BUCKETS // count
         first, last = ends[:, low] - sizes[:, low], ends[:, high - 1]
         shards.append(
             Shard(
-                path=f"{records.set_folder(stage.length)}/{split}-{i:05d}-of-{number:05d}.tfrecord",
+                path=f"{records.set_folder(stage.length)}/{split}-{i:05d}-of-{count:05d}.tfrecord",
                 stage=stage,
                 seed=(job.data["seed"], stage.length, SPLITS.index(split), i),
                 slices=[(b.number, int(a), int(z - a)) for b, a, z in zip(blocks, first, last) if z > a],

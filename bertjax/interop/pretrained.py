@@ -95,12 +95,12 @@ def read(path: epath.PathLike) -> Pretrained:
     else:
         config = tf1.read_config(place.folder / tf1.CONFIG)
         params, ignored = tf1.read_params(place.prefix, config)
-    pieces = read_tokenizer(path)
-    if pieces is not None and pieces.vocab_size > config.vocab_size:
+    found = read_tokenizer(path)
+    if found is not None and found.vocab_size > config.vocab_size:
         raise UserError(
-            f"{place.folder}: its tokenizer has {pieces.vocab_size} pieces, its model only {config.vocab_size}"
+            f"{place.folder}: its tokenizer has {found.vocab_size} pieces, its model only {config.vocab_size}"
         )
-    return Pretrained(str(place), place.format, config, params, pieces, ignored, **known)
+    return Pretrained(str(place), place.format, config, params, found, ignored, **known)
 
 
 def read_config(path: epath.PathLike) -> BertConfig:
@@ -209,9 +209,9 @@ def adopt(config) -> None:
         flags = " ".join(f"--config.model.{field}={size}" for field, size in wrong.items())
         raise UserError(f"config.model.{name} = {config.model[name]}: {path} has {value}; set {flags}")
     config.model.update(hidden_act=theirs.hidden_act, layer_norm_eps=theirs.layer_norm_eps)
-    if config.tokenizer.path or config.data.records or (pieces := read_tokenizer(path)) is None:
+    if config.tokenizer.path or config.data.records or (found := read_tokenizer(path)) is None:
         return
-    config.tokenizer.update(kind=pieces.kind, path=str(_tokenizer_file(find(path).folder)), lowercase=pieces.lowercase)
+    config.tokenizer.update(kind=found.kind, path=str(_tokenizer_file(find(path).folder)), lowercase=found.lowercase)
 
 
 def adopt_model(config, theirs: BertConfig, source: str) -> None:

@@ -40,8 +40,8 @@ class MaskedLanguageModelHead(nn.Module):
         logits = jnp.einsum(
             "...d,vd->...v", hidden, word_embeddings.astype(self.dtype), preferred_element_type=jnp.float32
         )
-        is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
-        return jnp.where(is_word, logits + bias, jnp.finfo(jnp.float32).min)
+        is_piece = jnp.arange(config.padded_vocab_size) < config.vocab_size
+        return jnp.where(is_piece, logits + bias, jnp.finfo(jnp.float32).min)
 
 
 class NextSentenceHead(nn.Module):

@@ -7,7 +7,7 @@ from bertjax.sharding.topology import GIB, Accelerator
 
 LEFT_OUT = (
     "estimated step: the compiler's cycle estimate for computation, divided by the chip's clock. It excludes network\n"
-    "time (see the transfers), copies between memories and waiting for data: a real step takes longer."
+    "time (see the collectives), copies between memories and waiting for data: a real step takes longer."
 )
 
 
@@ -38,7 +38,7 @@ def as_json(plans: list[StagePlan]) -> str:
 
 
 def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_hour: float | None = None) -> str:
-    """A table for a terminal: one column per stage, then the transfers, then the total over all stages."""
+    """A table for a terminal: one column per stage, then the collectives, then the total over all stages."""
     name = accelerator.name + (f", {accelerator.slices} slices" if accelerator.slices > 1 else "")
     rows: list[tuple[str, list[str]]] = [
         (f"{name}: {accelerator.chips} chips", [f"stage {p.stage}" for p in plans]),
@@ -61,7 +61,7 @@ def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_ho
     lines = [f"{title:<{left}}  " + "  ".join(f"{cell:>{width}}" for cell in cells) for title, cells in rows]
     lines.append("")
     for p in plans:
-        lines += [f"transfers of stage {p.stage}, per step:"] if p.collectives else []
+        lines += [f"collectives of stage {p.stage}, per step:"] if p.collectives else []
         for c in p.collectives:
             where = f"over {' and '.join(c.axes)}, {c.count} of them, {'in the loop' if c.in_loop else 'once'}"
             lines.append(f"  {c.kind:<18} {c.dtype:<5} {_bytes(c.bytes):>10}  {where}")

@@ -28,14 +28,14 @@ def join(timeout: float) -> int:
     """
     if jax.distributed.is_initialized():
         return jax.process_index()
-    coordinator, number, count, local_devices = _find_processes(timeout)
+    coordinator, index, count, local_devices = _find_processes(timeout)
     if count == 1:
         return 0
-    _roll_call(coordinator, number, count, timeout)
+    _roll_call(coordinator, index, count, timeout)
     jax.distributed.initialize(
-        coordinator, count, number, local_devices, initialization_timeout=60, shutdown_timeout_seconds=30
+        coordinator, count, index, local_devices, initialization_timeout=60, shutdown_timeout_seconds=30
     )
-    return number
+    return index
 
 
 def leave() -> None:
@@ -78,12 +78,12 @@ def _find_processes(timeout: float) -> tuple[str, int, int, list[int] | None]:
     """Returns host 0's address and port, this process's index, the number of processes, and its GPUs (None: all)."""
     given = [os.environ.get(name) for name in VARIABLES]
     if all(given):
-        coordinator, count, number = given
+        coordinator, count, index = given
         port = coordinator.rpartition(":")[2] if ":" in coordinator else ""
         is_port = port.isdigit() and 0 < int(port) < 2**16
-        if not (count.isdigit() and number.isdigit() and int(number) < int(count) and is_port):
+        if not (count.isdigit() and index.isdigit() and int(index) < int(count) and is_port):
             raise UserError(f"{', '.join(VARIABLES)} = {given}: must be host:port, a count, and an index below it")
-        return coordinator, int(number), int(count), None
+        return coordinator, int(index), int(count), None
     if any(given[1:]):
         raise UserError(f"{' and '.join(n for n, value in zip(VARIABLES, given) if not value)}: not set; set all three")
 
@@ -96,7 +96,7 @@ def _find_processes(timeout: float) -> tuple[str, int, int, list[int] | None]:
     try:
         from jax._src.clusters import ClusterEnv
 
-        coordinator, count, number, local_devices = ClusterEnv.auto_detect_unset_distributed_params(
+        coordinator, count, index, local_devices = ClusterEnv.auto_detect_unset_distributed_params(
             given[0], None, None, None, None, int(timeout)
         )
     except RuntimeError as error:  # from Kubernetes, for example
@@ -107,25 +107,25 @@ def _find_processes(timeout: float) -> tuple[str, int, int, list[int] | None]:
         raise UserError(
             f"JAX {jax.__version__} cannot detect the hosts of this run; set {', '.join(VARIABLES)} ({alone})"
         ) from None
-    if count is None or number is None:
+    if count is None or index is None:
         if given[0]:
             raise UserError(f"{' and '.join(VARIABLES[1:])}: not set; set all three")
         return "", 0, 1, None
     # JAX assumes one GPU per Slurm task. The only task of a node uses all its GPUs.
     if os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0] == "1":
         local_devices = None
-    return coordinator, number, count, local_devices
+    return coordinator, index, count, local_devices
 
 
-def _roll_call(coordinator: str, number: int, count: int, timeout: float) -> None:
+def _roll_call(coordinator: str, index: int, count: int, timeout: float) -> None:
     """Waits until all hosts have reported to host 0, on the port next to JAX's."""
     host, port = coordinator.rsplit(":", 1)
     port = int(port) + 1 if int(port) < 65_535 else int(port) - 1
     deadline = time.monotonic() + timeout
-    if number == 0:
+    if index == 0:
         _collect_reports(socket.AF_INET6 if host.startswith("[") else socket.AF_INET, port, count, timeout, deadline)
     else:
-        _report(host.strip("[]"), port, number, timeout, deadline)
+        _report(host.strip("[]"), port, index, timeout, deadline)
 
 
 def _collect_reports(family: socket.AddressFamily, port: int, count: int, timeout: float, deadline: float) -> None:
@@ -136,8 +136,8 @@ def _collect_reports(family: socket.AddressFamily, port: int, count: int, timeou
         raise UserError(f"port {port} of host 0 cannot be used: {error.strerror}; is another run active?") from None
     try:
         with server:
-            while len(connections) < count - 1 and (left := deadline - time.monotonic()) > 0:
-                server.settimeout(left)
+            while len(connections) < count - 1 and (remaining := deadline - time.monotonic()) > 0:
+                server.settimeout(remaining)
                 try:
                     connection, _ = server.accept()
                     connection.settimeout(5)
@@ -148,7 +148,7 @@ def _collect_reports(family: socket.AddressFamily, port: int, count: int, timeou
                     connections[int(reported)] = connection
                 if len(connections) == count - 1:  # some may have exited while they waited
                     connections = {i: connection for i, connection in connections.items() if not _is_closed(connection)}
-        missing = [number for number in range(1, count) if number not in connections]
+        missing = [index for index in range(1, count) if index not in connections]
         message = f"{_hosts(missing)} of {count} did not report within {timeout:.0f} seconds" if missing else "all here"
         for connection in connections.values():
             connection.sendall(f"{message}\n".encode())
@@ -171,12 +171,12 @@ def _is_closed(connection: socket.socket) -> bool:
         connection.settimeout(5)
 
 
-def _report(host: str, port: int, number: int, timeout: float, deadline: float) -> None:
+def _report(host: str, port: int, index: int, timeout: float, deadline: float) -> None:
     answer = ""
     while time.monotonic() < deadline and not answer:
         try:
             with socket.create_connection((host, port), timeout=5) as connection:
-                connection.sendall(f"{number}\n".encode())
+                connection.sendall(f"{index}\n".encode())
                 connection.settimeout(timeout + 5)  # from here on, host 0 enforces the timeout
                 answer = connection.makefile().readline().strip()
         except OSError:  # host 0 is not listening yet
@@ -187,7 +187,7 @@ def _report(host: str, port: int, number: int, timeout: float, deadline: float) 
         raise UserError(f"{answer}; start the same command on every host")
 
 
-def _hosts(numbers: list[int]) -> str:
+def _hosts(indices: list[int]) -> str:
     """ "hosts 1, 3 and 40 more"."""
-    named = ", ".join(map(str, numbers[:16])) + (f" and {len(numbers) - 16} more" if len(numbers) > 16 else "")
-    return f"host{'s' if len(numbers) > 1 else ''} {named}"
+    named = ", ".join(map(str, indices[:16])) + (f" and {len(indices) - 16} more" if len(indices) > 16 else "")
+    return f"host{'s' if len(indices) > 1 else ''} {named}"

@@ -74,9 +74,9 @@ def make_mesh(config, devices=None) -> Mesh:
                     f"config.model.{field} = {config.model[field]}: must be a multiple of the {size} devices "
                     f"that config.mesh = {dict(config.mesh)} splits it over"
                 )
-    if (words := bert_config(config).padded_vocab_size) % sizes["tensor"]:
+    if (vocab_rows := bert_config(config).padded_vocab_size) % sizes["tensor"]:
         raise UserError(
-            f"config.mesh.tensor = {sizes['tensor']}: must divide the {words} rows of the word embeddings "
+            f"config.mesh.tensor = {sizes['tensor']}: must divide the {vocab_rows} rows of the word embeddings "
             f"(model.vocab_size, rounded up to a multiple of 128)"
         )
     # Auto: the Explicit default rejects Linen's logical constraints, which are hints to the partitioner.
