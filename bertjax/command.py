@@ -1,4 +1,4 @@
-"""What the commands share: flags in; for a user's mistake one clear line out, and a non-zero exit."""
+"""Shared code of the commands: flags, and one-line errors with a non-zero exit code for users' mistakes."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ flags.disclaim_key_flags()  # --config is listed in the --help of each command t
 
 
 class _Config:
-    """What `define_config_flag` returns: `value` is the config once `run` has parsed the flags."""
+    """The result of `define_config_flag`; `value` is the config after `run` has parsed the flags."""
 
     value: ml_collections.ConfigDict
 
@@ -34,17 +34,17 @@ def define_config_flag() -> _Config:
 
 
 def experiment_name() -> str:
-    """The experiment's name for a folder: "small-mini" of --config=small:mini."""
+    """Returns the experiment's name for use as a folder: "small-mini" for --config=small:mini."""
     return experiment.name(flags.FLAGS.config)
 
 
 def run(main: Callable[[list[str]], None]) -> None:
-    """Parses the flags and runs `main(positional arguments)`."""
+    """Parses the flags, runs `main(positional arguments)`, and exits with one line on a user's mistake."""
 
     def guarded(argv):
         from absl import logging
 
-        logging.set_verbosity(logging.ERROR)  # libraries' chatter
+        logging.set_verbosity(logging.ERROR)  # silences libraries
         main(argv[1:])
 
     signal.signal(signal.SIGTERM, _terminate)
@@ -69,7 +69,7 @@ def define_checkpoint_flag() -> flags.FlagHolder:
 
 
 def read_lines(name: str | None) -> list[str]:
-    """The lines of the file that --input names; none where it names none."""
+    """Returns the lines of the file that --input names; none if it is not set."""
     from etils import epath
 
     if name is None:
@@ -84,7 +84,7 @@ def read_lines(name: str | None) -> list[str]:
 
 
 def keep_compiled() -> None:
-    """Has JAX keep what it compiles for the next process: in JAX_COMPILATION_CACHE_DIR, or below the home folder."""
+    """Turns on JAX's persistent compilation cache, in JAX_COMPILATION_CACHE_DIR or ~/.cache/bertjax/compiled."""
     import jax
 
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
@@ -98,10 +98,10 @@ def _terminate(*_):
 def _parse(argv: list[str]) -> list[str]:
     options = argv[: argv.index("--")] if "--" in argv else argv
     if {"-h", "-help", "--help", "--helpshort"} & set(options):
-        _, _, own_flags = flags.FLAGS.main_module_help().partition(":\n")  # without the name of the file
+        _, _, own_flags = flags.FLAGS.main_module_help().partition(":\n")  # without the file name
         print(f"{sys.modules['__main__'].__doc__.strip()}\n\nFlags:\n{own_flags}", flush=True)
         sys.exit(0)
-    flags.FLAGS.set_gnu_getopt()  # flags may follow texts
+    flags.FLAGS.set_gnu_getopt()  # flags may follow positional arguments
     try:
         argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
         if "config" in flags.FLAGS:

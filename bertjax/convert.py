@@ -1,6 +1,6 @@
 """Converts a checkpoint: python -m bertjax.convert --source=PATH --output=DIR --format=huggingface
 
-The source is a run's workdir, a Hugging Face folder or Google's bert_model.ckpt; so is the output.
+Source and output are a run's workdir, a Hugging Face folder or Google's bert_model.ckpt.
 """
 
 from absl import flags
@@ -8,10 +8,10 @@ from absl import flags
 from bertjax import command
 
 _SOURCE = flags.DEFINE_string("source", None, "A run's workdir, a Hugging Face folder, or Google's bert_model.ckpt.")
-_OUTPUT = flags.DEFINE_string("output", None, "Folder to write; it must be new or empty.")
-_FORMAT = flags.DEFINE_enum("format", None, ["bertjax", "huggingface", "tf1"], "What to write.")
+_OUTPUT = flags.DEFINE_string("output", None, "Folder to write; must be new or empty.")
+_FORMAT = flags.DEFINE_enum("format", None, ["bertjax", "huggingface", "tf1"], "Format to write.")
 _ARCHITECTURE = flags.DEFINE_string(
-    "architecture", "", "For huggingface: the class of transformers to write for; by default the one that keeps all."
+    "architecture", "", "For huggingface: the transformers class; by default the one that keeps the most weights."
 )
 flags.mark_flags_as_required(["source", "output", "format"])
 
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.config import UserError
 
     if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; say --source=, --output= and --format=")
+        raise UserError(f"unexpected argument {arguments[0]!r}; use --source=, --output= and --format=")
 
     from bertjax.interop import pretrained
 

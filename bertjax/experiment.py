@@ -1,8 +1,7 @@
-"""Experiments: found by name or path, loaded, and their fields overridden from the command line.
+"""Loads experiments by name or path, and applies overrides from the command line.
 
 An override is `--config.data.dupe_factor=5` or `--config.stages.short.steps=100`; the type of the field decides how its
-value is read.
-Whatever is wrong is a `UserError` that shows what was typed and says what would be right.
+value is parsed. Every mistake raises a `UserError` that quotes the argument and names the remedy.
 """
 
 import ast
@@ -25,7 +24,7 @@ _FLAG = re.compile(r"--?(?P<no>no)?config(\.(?P<field>[^=]+))?(=(?P<value>.*))?"
 
 
 def shipped() -> dict[str, pathlib.Path]:
-    """Name -> file of the experiments that come with bertjax: in the installed package, or in the checkout."""
+    """Returns name -> file of bertjax's own experiments, in the installed package or in the checkout."""
     package = pathlib.Path(__file__).parent
     inside = package / "experiments"
     folder = inside if inside.is_dir() else package.parent / "experiments"
@@ -33,13 +32,13 @@ def shipped() -> dict[str, pathlib.Path]:
 
 
 def name(experiment: str) -> str:
-    """ "small-mini" of "small:mini" and of "path/to/small.py:mini"."""
+    """Returns "small-mini" for "small:mini" and for "path/to/small.py:mini"."""
     path, _, argument = experiment.partition(":")
     return "-".join(filter(None, [pathlib.Path(path).stem, argument]))
 
 
 def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
-    """The config that `--config` and the overrides in `argv` ask for, and `argv` without the overrides."""
+    """Returns the config that `--config` and the overrides in `argv` specify, and `argv` without the overrides."""
     argv, texts = _split_at_dashes(argv)
     config, rest, overridden = load(_experiment(argv)), [], set()
     arguments = iter(argv)
@@ -58,10 +57,10 @@ def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
             elif value is None:
                 value = next(arguments, "--")
                 if value.startswith("--"):
-                    raise UserError(f"a value is missing, such as --{field.name}={_in_shell(field.value)}")
+                    raise UserError(f"a value is missing, such as --{field.name}={_quoted(field.value)}")
                 argument += f" {value}"
             parsed = field.parse(value)
-            if field.kind is tuple and field.name in overridden:  # each adds to those before
+            if field.kind is tuple and field.name in overridden:  # repeated overrides of a tuple append to it
                 parsed = field.value + parsed
             field.set(parsed)
         except UserError as error:
@@ -76,7 +75,7 @@ def _split_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _experiment(argv: list[str]) -> str:
-    """What `--config` was given, the last one if there are several."""
+    """Returns the value of the last `--config`."""
     found = None
     for argument, following in zip(argv, [*argv[1:], ""]):
         if (match := _FLAG.fullmatch(argument)) and not match["field"] and not match["no"]:
@@ -87,7 +86,7 @@ def _experiment(argv: list[str]) -> str:
 
 
 def load(experiment: str) -> ConfigDict:
-    """The locked config of "quickstart", "small:mini", "path/to/file.py" or "path/to/file.py:argument"."""
+    """Loads and locks the config of "quickstart", "small:mini", "path/to/file.py" or "path/to/file.py:argument"."""
     name, colon, argument = experiment.partition(":")
     try:
         config = _call_get_config(_find(name), [argument] if colon else [])
@@ -102,7 +101,7 @@ def _find(name: str) -> str:
     if name in shipped():
         return str(shipped()[name])
     what = "a folder" if pathlib.Path(name).is_dir() else "no such file"
-    raise UserError(f"{what}, and no experiment of that name{_guess(shipped(), pathlib.Path(name).stem)}")
+    raise UserError(f"{what}, and no experiment of that name{_suggest(shipped(), pathlib.Path(name).stem)}")
 
 
 def _call_get_config(path: str, arguments: list[str]) -> ConfigDict:
@@ -138,7 +137,7 @@ def _line(error: Exception, path: str) -> str:
 
 @dataclasses.dataclass
 class Field:
-    """One value of a config: `holder[key]`, called `name`, of type `kind`."""
+    """One value of a config: `holder[key]`, with full name `name` and type `kind`."""
 
     name: str
     holder: ConfigDict
@@ -156,25 +155,25 @@ class Field:
             raise UserError(" ".join(str(error).split())) from None
 
     def parse(self, text: str):
-        """`text` as a value of the field's type. Raises `UserError` where it is none."""
+        """Parses `text` as a value of the field's type. Raises `UserError` if it is invalid."""
         if self.kind in (str, int, float, bool):
-            return {str: str, int: _whole_number, float: _number, bool: _truth}[self.kind](text)
-        if self.kind is not tuple:  # such as data.corpus, a string or a list
+            return {str: str, int: _integer, float: _float, bool: _boolean}[self.kind](text)
+        if self.kind is not tuple:  # such as data.corpus, which is a string or a list
             return _literal(text)
         parsed = _literal(text)
         if isinstance(parsed, str) and text.startswith(("(", "['", '["')):
-            raise UserError(f"not a tuple; write --{self.name}={_in_shell(self.value)}")
+            raise UserError(f"not a tuple; write --{self.name}={_quoted(self.value)}")
         parsed = tuple(parsed) if isinstance(parsed, tuple | list) else (parsed,)
         if self.value and not all(isinstance(item, type(self.value[0])) for item in parsed):
-            raise UserError(f"a tuple of {type(self.value[0]).__name__}; write --{self.name}={_in_shell(self.value)}")
+            raise UserError(f"a tuple of {type(self.value[0]).__name__}; write --{self.name}={_quoted(self.value)}")
         return parsed
 
 
 def find_field(config: ConfigDict, path: str) -> Field:
-    """The field at `path`, such as "data.dupe_factor". Raises `UserError` that says what fields there are."""
+    """Finds the field at `path`, such as "data.dupe_factor". Raises `UserError` with the existing fields."""
     example = "--config.model.vocab_size=8000"
     try:
-        keys = _split(ast.parse(path, mode="eval").body)
+        keys = _path_keys(ast.parse(path, mode="eval").body)
     except (SyntaxError, ValueError):
         raise UserError(f"not the name of a field; an override looks like {example}") from None
     holder, value, name = None, config, "config"
@@ -182,7 +181,7 @@ def find_field(config: ConfigDict, path: str) -> Field:
         holder = value
         if isinstance(holder, ConfigDict):
             if key not in holder:
-                raise UserError(f"{name} has no field {key!r}{_guess(holder, str(key))}")
+                raise UserError(f"{name} has no field {key!r}{_suggest(holder, str(key))}")
             name += f".{key}"
         elif isinstance(holder, tuple | list):
             if not (isinstance(key, int) and -len(holder) <= key < len(holder)):
@@ -201,20 +200,20 @@ def find_field(config: ConfigDict, path: str) -> Field:
     return Field(name, holder, keys[-1], holder.get_type(keys[-1]))
 
 
-def _split(node: ast.expr) -> list[str | int]:
-    """["stages", 0, "steps"] of the expression stages[0].steps."""
+def _path_keys(node: ast.expr) -> list[str | int]:
+    """Returns ["stages", 0, "steps"] for the expression stages[0].steps."""
     match node:
         case ast.Name(name):
             return [name]
         case ast.Attribute(inner, name):
-            return [*_split(inner), name]
+            return [*_path_keys(inner), name]
         case ast.Subscript(inner, index):
-            return [*_split(inner), ast.literal_eval(index)]
+            return [*_path_keys(inner), ast.literal_eval(index)]
     raise ValueError(node)
 
 
-def _guess(names: Iterable[str], wrong: str) -> str:
-    """What was meant in place of `wrong`, and what else there is."""
+def _suggest(names: Iterable[str], wrong: str) -> str:
+    """Suggests names close to `wrong`, and lists the others."""
     close = difflib.get_close_matches(wrong, list(names), cutoff=0.7)
     others = [name for name in names if name not in close]
     if not close:
@@ -223,11 +222,11 @@ def _guess(names: Iterable[str], wrong: str) -> str:
     return f"; did you mean {' or '.join(close)}? There are also {', '.join(others[:10])}{etc}"
 
 
-def _in_shell(value) -> str:
+def _quoted(value) -> str:
     return f'"{value}"' if isinstance(value, tuple) else str(value)
 
 
-def _whole_number(text: str) -> int:
+def _integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -239,14 +238,14 @@ def _whole_number(text: str) -> int:
     raise UserError(f"not a whole number (int){remedy}")
 
 
-def _number(text: str) -> float:
+def _float(text: str) -> float:
     try:
         return float(fractions.Fraction(text)) if "/" in text else float(text)
     except (ValueError, ZeroDivisionError):
         raise UserError("not a number (float), such as 0.005, 1e-4 or 1/200") from None
 
 
-def _truth(text: str) -> bool:
+def _boolean(text: str) -> bool:
     if text.lower() not in ("true", "t", "1", "false", "f", "0"):
         raise UserError("neither True nor False")
     return text.lower() in ("true", "t", "1")

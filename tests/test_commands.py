@@ -220,7 +220,7 @@ BAD = {
     "argument": (base("train", "--config.data.corpus=x.txt"), "unexpected argument 'train'"),
     "no corpus": (base(), "config.data.corpus = None: say where the text is"),
     "missing corpus": (base("--config.data.corpus=nowhere.txt"), "data.corpus: no file or folder 'nowhere.txt'"),
-    "empty corpus": (base("--config.data.corpus=empty.txt"), "data.corpus: 'empty.txt' holds no text"),
+    "empty corpus": (base("--config.data.corpus=empty.txt"), "data.corpus: 'empty.txt' contains no text"),
     "heads": (
         base("--config.model.hidden_size=100", "--config.data.corpus=x"),
         "multiple of model.num_attention_heads",

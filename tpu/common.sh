@@ -1,5 +1,5 @@
-# shellcheck shell=bash disable=SC2034 # what is set here is read elsewhere
-# What the scripts share: flags, messages, and the few ways in which they call gcloud. Not a command.
+# shellcheck shell=bash disable=SC2034 # variables set here are read by the scripts
+# Shared code of the scripts: flags, messages, and gcloud calls. Not a command.
 
 set -euo pipefail
 
@@ -9,21 +9,21 @@ source "$HERE/env.sh"
 WORKDIR="${BUCKET%/}/runs/$RUN"
 TEMPORARY=$(mktemp -d)
 trap 'rm -rf "$TEMPORARY"' EXIT
-exec 3>&1 # where commands are shown, also from inside $(...)
+exec 3>&1 # for printing commands, also from inside $(...)
 : "${DRY_RUN:=}"
 
 say() { [ -n "$DRY_RUN" ] || echo "$(date '+%F %T') $TPU_NAME: $*"; }
 error() { echo "error: $*" >&2; }
 die() { error "$@"; exit 1; }
 
-# parse "--flags --of this --script" "$@": sets DRY_RUN, FLAGS and ARGS (what comes after --, where that is allowed).
+# parse "--flags --of --this --script" "$@": sets DRY_RUN, FLAGS and, if -- is allowed, ARGS (the arguments after --).
 parse() {
   local allowed=" --dry-run $1 "
   shift
   FLAGS=" " ARGS=()
   while [ $# -gt 0 ]; do
     case $1 in --help | -h) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;; esac # the comment at the top
-    case $allowed in *" $1 "*) ;; *) die "unknown argument $1; ${0##*/} --help says what there is" ;; esac
+    case $allowed in *" $1 "*) ;; *) die "unknown argument $1; see ${0##*/} --help" ;; esac
     case $1 in
       --) shift; ARGS=("$@"); break ;;
       --dry-run) export DRY_RUN=1 ;;
@@ -35,7 +35,7 @@ parse() {
 
 flag() { case $FLAGS in *" $1 "*) ;; *) return 1 ;; esac; }
 
-# require NAME...: of what must be set in env.sh; checks the rest of it as well.
+# require NAME...: fails unless these variables of env.sh are set and valid; also checks SLICES and gcloud.
 require() {
   local name
   for name in "$@"; do
@@ -50,7 +50,7 @@ require() {
     die "gcloud is not installed: see https://cloud.google.com/sdk/docs/install"
 }
 
-# quote WORD...: as a shell reads them back.
+# quote WORD...: quotes words for a shell.
 quote() {
   local word space=
   for word in "$@"; do
@@ -63,7 +63,7 @@ quote() {
   done
 }
 
-# ask COMMAND...: runs it; with --dry-run shows it instead. run: shows it in either case.
+# ask COMMAND...: runs it, or with --dry-run prints it instead. run: prints it in both cases.
 ask() { if [ -n "$DRY_RUN" ]; then show "$@"; else "$@"; fi; }
 run() { show "$@"; [ -n "$DRY_RUN" ] || "$@"; }
 show() { { [ -n "$DRY_RUN" ] || printf '+ '; quote "$@"; echo; } >&3; }
@@ -83,13 +83,13 @@ nodes() {
 
 # on_node ask|run NODE WORKER COMMAND
 on_node() {
-  # A VM that is taken away closes no connection: without these, ssh would wait for it for hours.
+  # A preempted VM does not close its connections: without these flags, ssh would wait for hours.
   # shellcheck disable=SC2086 # several flags
   tpus "$1" tpu-vm ssh "$2" --worker="$3" --command="$4" \
     --ssh-flag=-oConnectTimeout=30 --ssh-flag=-oServerAliveInterval=15 $SSH_FLAGS </dev/null
 }
 
-# on_workers ask|run COMMAND: on all workers at the same time. Fails where one cannot be reached or the command fails.
+# on_workers ask|run COMMAND: runs it on all workers in parallel. Fails if one cannot be reached or the command fails.
 on_workers() {
   local node jobs='' job status=0
   for node in $(nodes); do
@@ -101,17 +101,17 @@ on_workers() {
   return "$status"
 }
 
-# worker ask|run ARGUMENTS...: worker.sh ARGUMENTS on all workers.
+# worker ask|run ARGUMENTS...: runs worker.sh ARGUMENTS on all workers.
 worker() {
   local how=$1
   shift
   on_workers "$how" "bash bertjax/code/tpu/worker.sh $(quote "$@")"
 }
 
-# The different states of the workers' runs (worker.sh, status), such as "exit:0 running". Fails where a worker is lost.
+# Prints the distinct states of the workers (worker.sh status), such as "exit:0 running". Fails if a worker is lost.
 worker_states() {
   local lines
-  # shellcheck disable=SC2016 # the worker's name; where worker.sh is missing, the VM is new
+  # shellcheck disable=SC2016 # $HOSTNAME expands on the worker; a VM without worker.sh is new
   lines=$(on_workers ask 'bash bertjax/code/tpu/worker.sh status 2>/dev/null || echo "bertjax-worker $HOSTNAME new"') ||
     return 1
   awk '$1 == "bertjax-worker" { print $3 }' <<<"$lines" | sort -u | tr '\n' ' ' | sed 's/ $//'
@@ -120,19 +120,19 @@ worker_states() {
 refuse_while_running() {
   local states
   states=$(worker_states 2>"$TEMPORARY/errors") ||
-    die "not all workers of $TPU_NAME can be reached: $(last_line); tpu/watch.sh --once says how it is"
+    die "not all workers of $TPU_NAME can be reached: $(last_line); tpu/watch.sh --once shows its state"
   case " $states " in
-    *" running "*) die "a run is going on on $TPU_NAME: follow it with tpu/watch.sh, end it with tpu/stop.sh" ;;
+    *" running "*) die "a run is active on $TPU_NAME: follow it with tpu/watch.sh, stop it with tpu/stop.sh" ;;
   esac
 }
 
-# What gcloud had to say, in one line.
+# Prints gcloud's last error in one line.
 last_line() { grep -E 'ERROR|error|failed' "$TEMPORARY/errors" | tail -n 1 || tail -n 1 "$TEMPORARY/errors"; }
 
-# describe KIND NAME FORMAT: one value; NONE where there is no such thing. Fails, in one line, where gcloud cannot tell.
+# describe KIND NAME FORMAT: prints one value, or NONE if the resource does not exist. Fails with one line if gcloud fails.
 describe() {
   local attempt
-  for attempt in 1 2 3 4; do # networks come and go
+  for attempt in 1 2 3 4; do # network errors are transient
     tpus ask "$1" describe "$2" --format="value($3)" 2>"$TEMPORARY/errors" && return
     case $(<"$TEMPORARY/errors") in
       *NOT_FOUND* | *"not found"*) echo NONE; return ;;
@@ -151,7 +151,7 @@ node_states() {
   for node in $(nodes); do describe tpu-vm "$node" state || echo '?'; done | sort -u | tr '\n' ' ' | sed 's/ $//'
 }
 
-# pack FILE: the code as it is now, changes included.
+# pack FILE: archives the checkout, including uncommitted changes.
 pack() {
   COPYFILE_DISABLE=1 ask tar -czf "$1" --exclude=__pycache__ -C "${HERE%/*}" \
     README.md pyproject.toml setup.py bertjax experiments tpu

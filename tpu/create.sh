@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Asks for the TPU of tpu/env.sh as a queued resource, and waits until it is there.
+# Requests the TPU of tpu/env.sh as a queued resource, and waits until it is active.
 #
 # Usage: tpu/create.sh [--dry-run]
 #
-# Training BERT-base on a fresh v5litepod-16 is three commands, after ZONE, BUCKET and RECORDS are set in tpu/env.sh:
+# To train BERT-base on a new v5litepod-16, set ZONE, BUCKET and RECORDS in tpu/env.sh and run:
 #   tpu/create.sh && tpu/setup.sh && tpu/run.sh
-# Ctrl-C ends the waiting, not the request: the same command waits on. Exits with 75 where trying again later may help.
+# Ctrl-C stops waiting but keeps the request; run the command again to keep waiting. Exits with 75 if a retry may help.
 
 source "$(dirname "$0")/common.sh"
 parse "" "$@"
@@ -19,7 +19,7 @@ if [ -z "$runtime" ]; then
     v6e-*) runtime=v2-alpha-tpuv6e ;;
     v[234]-*) runtime=tpu-ubuntu2204-base ;;
     tpu7x-*) die "ACCELERATOR=$ACCELERATOR: Google offers TPU7x on GKE only; with access to it here, set RUNTIME_VERSION" ;;
-    *) die "ACCELERATOR=$ACCELERATOR: not known; set RUNTIME_VERSION as well (https://cloud.google.com/tpu/docs/runtimes)" ;;
+    *) die "ACCELERATOR=$ACCELERATOR: unknown; set RUNTIME_VERSION as well (https://cloud.google.com/tpu/docs/runtimes)" ;;
   esac
 fi
 flags=(--accelerator-type="$ACCELERATOR" --runtime-version="$runtime")
@@ -35,11 +35,11 @@ case $PROVISIONING in
   *) die "PROVISIONING=$PROVISIONING: choose one of spot, on-demand, reserved" ;;
 esac
 
-# explain WHAT-GCLOUD-SAID: ends with one line and a remedy.
+# explain MESSAGE: exits with one line and a remedy if gcloud's message is about quota or capacity.
 explain() {
   case $1 in
     *[Qq]uota*)
-      die "the quota for $ACCELERATOR ($PROVISIONING) in $ZONE does not suffice: ask for more at" \
+      die "the quota for $ACCELERATOR ($PROVISIONING) in $ZONE is too small: request more at" \
         "https://console.cloud.google.com/iam-admin/quotas, or choose another ZONE or ACCELERATOR ($1)"
       ;;
     *capacity* | *RESOURCE_EXHAUSTED* | *"available resources"*)
@@ -72,10 +72,10 @@ while :; do
       exit 75
       ;;
     SUSPENDING | SUSPENDED)
-      error "$TPU_NAME was preempted: remove it with tpu/delete.sh and try again, or use tpu/keep.sh, which does"
+      error "$TPU_NAME was preempted: remove it with tpu/delete.sh and try again, or use tpu/keep.sh, which does both"
       exit 75
       ;;
-    NONE) die "$TPU_NAME was deleted meanwhile" ;;
+    NONE) die "$TPU_NAME was deleted while waiting" ;;
   esac
   sleep "$POLL_SECONDS"
 done

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Deletes the queued resource and its TPU VMs, with all that lies on them. Never touches the bucket.
+# Deletes the queued resource and its TPU VMs with their disks. Never touches the bucket.
 #
 # Usage: tpu/delete.sh [--yes] [--dry-run]
 #
-# --yes: does not ask.
+# --yes: do not ask for confirmation.
 
 source "$(dirname "$0")/common.sh"
 parse "--yes" "$@"
 require ZONE
 
 if ! flag --yes && [ -z "$DRY_RUN" ]; then
-  printf 'Delete %s in %s, and end what runs there? [y/N] ' "$TPU_NAME" "$ZONE"
+  printf 'Delete %s in %s, and end all runs on it? [y/N] ' "$TPU_NAME" "$ZONE"
   read -r answer || answer=
   case $answer in y | Y | yes) ;; *) die "not deleted" ;; esac
 fi
 if ! tpus run queued-resources delete "$TPU_NAME" --force 2>"$TEMPORARY/errors"; then
   case $(<"$TEMPORARY/errors") in
-    *NOT_FOUND* | *"not found"*) say "is not there" ;;
+    *NOT_FOUND* | *"not found"*) say "does not exist" ;;
     *) die "$TPU_NAME could not be deleted: $(last_line)" ;;
   esac
 fi

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Keeps the run of tpu/env.sh going until it is done: creates the TPU, sets it up, starts the run, and does so again
-# after a preemption. Leave it running on a machine that stays awake; started again, it takes up what it finds.
+# Keeps the run of tpu/env.sh going until it is done: creates the TPU, sets it up, starts the run, and repeats this
+# after a preemption. Leave it running on a machine that stays awake. It can be restarted at any time.
 #
 # Usage: tpu/keep.sh [--delete-when-done] [--dry-run] [-- --config.anything=VALUE ...]
 #
-# A run that fails is restarted up to $MAX_RESTARTS times without a new checkpoint in between. tpu/stop.sh ends both.
-# The code is that of the moment when keep.sh was started.
+# Restarts a failed run up to $MAX_RESTARTS times without a new checkpoint in between. tpu/stop.sh stops both the run
+# and keep.sh. Uses the code as of the start of keep.sh.
 
 source "$(dirname "$0")/common.sh"
 parse "--delete-when-done --" "$@"
@@ -18,7 +18,7 @@ start() { "$HERE/run.sh" -- ${ARGS[@]+"${ARGS[@]}"}; }
 launch() { "$HERE/setup.sh" && start; }
 remove() { "$HERE/delete.sh" --yes; }
 
-if [ -n "$DRY_RUN" ]; then # without a TPU to look at: the first round, and what follows a preemption
+if [ -n "$DRY_RUN" ]; then # without a TPU: show the first round, and the steps after a preemption
   "$HERE/create.sh"
   launch
   worker_states
@@ -26,7 +26,7 @@ if [ -n "$DRY_RUN" ]; then # without a TPU to look at: the first round, and what
   exit
 fi
 
-# One word on how things are: none, queued, gone, wait; and, where the TPU is there: new, running, lost, failed, ...
+# Prints the state in one word: none, queued, gone, wait; if the TPU is active: new, running, lost, stopped, done, failed.
 look() {
   local states
   case $(queue_state || true) in
@@ -46,7 +46,7 @@ look() {
   case " $states " in
     " running " | " exit:0 running ") echo running ;;
     " running stopped ") echo wait ;;
-    *" running "*) echo lost ;; # of some workers; the others wait for them
+    *" running "*) echo lost ;; # only some workers run, and wait for the others
     *" stopped "*) echo stopped ;;
     " exit:0 ") echo "done" ;;
     *" new "*) echo new ;;
@@ -54,7 +54,7 @@ look() {
   esac
 }
 
-# Ends after too many failures in a row; a checkpoint between two of them starts the count again.
+# Exits after too many failures in a row; a new checkpoint resets the count.
 failures=0 checkpoints=
 count_failure() {
   local now
@@ -69,7 +69,7 @@ create_and_launch() {
   "$HERE/create.sh" || code=$?
   case $code in
     0) launch || count_failure "it could not be started" ;;
-    75) ;; # the next look tells
+    75) ;; # decided at the next check
     *) count_failure "the TPU cannot be created" ;;
   esac
 }
@@ -77,14 +77,14 @@ create_and_launch() {
 before='' misses=0
 while :; do
   now=$(look)
-  # What ended before we came may have been another run; one that is done says so when it is started again.
+  # A run that ended before keep.sh started may be another one; a finished run says so when it is started again.
   if [ -z "$before" ]; then case $now in "done" | stopped | failed) now=new ;; esac; fi
   [ "$now" = "$before" ] || say "$now"
   before=$now
   [ "$now" = lost ] || misses=0
   case $now in
     none | queued) create_and_launch ;;
-    gone) # preempted; nothing of it can be used again
+    gone) # preempted; it cannot be reused
       if remove; then create_and_launch; fi
       ;;
     new) launch || count_failure "it could not be started" ;;
@@ -94,18 +94,18 @@ while :; do
         misses=0
         count_failure "a worker is lost"
         worker run end "$STOP_SECONDS" --force || say "a worker does not answer"
-        launch || remove || true # what cannot be restarted is replaced
+        launch || remove || true # if it cannot be restarted, replace the TPU
       fi
       ;;
     failed)
       worker ask log 20 || true
       count_failure "see the log above"
-      start || say "could not be started; looking again"
+      start || say "could not be started; checking again"
       ;;
-    stopped) say "$RUN was stopped by tpu/stop.sh; tpu/run.sh or keep.sh after it goes on"; exit ;;
+    stopped) say "$RUN was stopped by tpu/stop.sh; tpu/run.sh resumes it"; exit ;;
     "done")
       say "$RUN is done: $WORKDIR"
-      if flag --delete-when-done; then remove; else say "the TPU still costs; tpu/delete.sh removes it"; fi
+      if flag --delete-when-done; then remove; else say "the TPU still costs money; tpu/delete.sh deletes it"; fi
       exit
       ;;
   esac

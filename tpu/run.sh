@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts the run of tpu/env.sh on all workers and returns; it goes on without this machine. Once more after it ended:
+# Starts the run of tpu/env.sh on all workers and returns; the run does not need this machine. If it was started before,
 # it resumes from the last checkpoint in $BUCKET/runs/$RUN.
 #
 # Usage: tpu/run.sh [--dry-run] [-- --config.anything=VALUE ...]
@@ -10,5 +10,5 @@ require ZONE BUCKET RECORDS
 
 refuse_while_running
 worker run start "--config=$CONFIG" "--workdir=$WORKDIR" "--config.data.records=$RECORDS" ${ARGS[@]+"${ARGS[@]}"} ||
-  die "the run could not be started on all workers of $TPU_NAME (after a failed setup: tpu/setup.sh); end it with tpu/stop.sh"
-say "$RUN runs; tpu/watch.sh follows it"
+  die "the run could not be started on all workers of $TPU_NAME (after a failed setup: tpu/setup.sh); stop it with tpu/stop.sh"
+say "$RUN is running; tpu/watch.sh follows it"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Puts this checkout, as it is now, on all workers with a Python of its own, and counts the chips. Can be repeated.
+# Copies this checkout to all workers, installs it in a virtual environment, and counts the chips. Can be repeated.
 #
 # Usage: tpu/setup.sh [--dry-run]
 #
-# Copied are bertjax/, experiments/ and tpu/. CODE_ARCHIVE=FILE takes them from there (keep.sh does).
+# Copies bertjax/, experiments/, tpu/ and the files for pip, or the archive CODE_ARCHIVE=FILE (set by keep.sh).
 
 source "$(dirname "$0")/common.sh"
 parse "" "$@"
@@ -19,9 +19,9 @@ for node in $(nodes); do
   # shellcheck disable=SC2086 # several flags
   tpus run tpu-vm scp "$archive" "$node:bertjax.tar.gz" --worker=all \
     --scp-flag=-oConnectTimeout=30 --scp-flag=-oServerAliveInterval=15 $SSH_FLAGS ||
-    die "the code cannot be copied to $node; where gcloud asks for ssh-add, do as it says"
+    die "the code cannot be copied to $node; if gcloud asks for ssh-add, follow its instructions"
 done
 on_workers run 'rm -rf bertjax/code && mkdir -p bertjax/code && tar -xzf bertjax.tar.gz -C bertjax/code' ||
   die "the code cannot be unpacked on all workers of $TPU_NAME"
 worker run install || die "bertjax cannot be installed on all workers of $TPU_NAME; see above"
-worker run check || die "the workers of $TPU_NAME do not find each other, or no chips; see above"
+worker run check || die "the workers of $TPU_NAME do not find each other or their chips; see above"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Shows how the TPU and the run are, then follows the first worker's log until Ctrl-C, which the run does not feel.
+# Prints the states of the TPU and the run, then follows the first worker's log until Ctrl-C, which does not stop the run.
 #
 # Usage: tpu/watch.sh [--once] [--dry-run]
 #
-# --once: shows the last lines of the log and returns.
+# --once: prints the last lines of the log and returns.
 
 source "$(dirname "$0")/common.sh"
 parse "--once" "$@"

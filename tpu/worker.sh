@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What happens on a worker; the other scripts call it there over ssh. Everything lies in ~/bertjax:
+# Runs on a worker, called by the other scripts over ssh. All files are in ~/bertjax:
 # code/, venv/, run.log, run.pid, run.exit (the exit code), run.stopped (by stop.sh), run.lock (held while it runs).
 #
 # Usage: worker.sh install | check | start ARGUMENTS... | status | log LINES | stop|end SECONDS [--force]
@@ -9,17 +9,17 @@ cd "$(dirname "$0")/../.."
 
 fail() { echo "error: $HOSTNAME: $*" >&2; exit 1; }
 
-# The lock goes with its last holder, however that ends, so that a process number of before a reboot misleads nobody.
-running() { ! flock -n -s run.lock true; } # shared: two who look do not see each other
+# The kernel releases the lock when its last holder exits, so a stale run.pid from before a reboot does no harm.
+running() { ! flock -n -s run.lock true; } # shared, so that concurrent checks do not conflict
 
 install() {
-  # The images carry Python 3.10. Newer ones let pip install for the user only when told so.
+  # The images have Python 3.10. Newer Pythons need PIP_BREAK_SYSTEM_PACKAGES for pip install --user.
   [ -x ~/.local/bin/uv ] || PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv
   [ -x venv/bin/python ] || ~/.local/bin/uv venv --quiet --python 3.12 venv
   ~/.local/bin/uv pip install --quiet --python venv/bin/python -e 'code[tpu]'
 }
 
-# All workers must do this at the same time.
+# Must run on all workers at the same time.
 check() {
   cd code
   ../venv/bin/python -c '
@@ -32,11 +32,11 @@ if number == 0:
 }
 
 start() {
-  if running; then fail "a run is going on here"; fi
+  if running; then fail "a run is active here"; fi
   [ -x venv/bin/python ] || fail "not set up"
   rm -f run.pid run.exit run.stopped
   echo "=== $(date -u +%FT%TZ): $*" >>run.log
-  # In a session of its own, without our input and output, it outlives the connection.
+  # A separate session without our input and output outlives the connection.
   # shellcheck disable=SC2016
   setsid flock -w 5 run.lock bash -c '
     cd code
@@ -61,13 +61,13 @@ status() {
   elif [ -s run.exit ]; then
     state=exit:$(<run.exit)
   elif [ -e run.pid ]; then
-    state=vanished # killed, or the machine was started again
+    state=vanished # killed, or the machine was rebooted
   fi
   echo "bertjax-worker $HOSTNAME $state"
 }
 
 stop() {
-  if running; then touch run.stopped; fi # the user's wish, which keep.sh heeds
+  if running; then touch run.stopped; fi # tells keep.sh not to restart the run
   end "$@"
 }
 
@@ -79,9 +79,9 @@ end() {
     running || return 0
     sleep 0.1
   done
-  [ "${2:-}" = --force ] || fail "the run has not ended after $1 seconds"
+  [ "${2:-}" = --force ] || fail "the run has not stopped after $1 seconds"
   kill -KILL "$(<run.pid)" || true
-  flock --wait 10 run.lock true # the shell around it writes run.exit
+  flock --wait 10 run.lock true # wait for the surrounding shell to write run.exit
 }
 
 log() { tail -n "$1" run.log | sed "s/^/$HOSTNAME: /"; }

@@ -1,4 +1,4 @@
-"""`data.corpus` -> documents: text files, TensorFlow Datasets and Python's own documentation, one after another."""
+"""Reads the documents of `data.corpus`: text files, TensorFlow Datasets and Python's own documentation."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from bertjax.text.documents import Document
 
 
 def read_documents(sources: Sequence[str]) -> Iterator[Document]:
-    """The documents of all sources, in order. Raises `UserError` for a source that is missing, empty or damaged."""
+    """Yields the documents of all sources, in order. Raises `UserError` if one is missing, empty or damaged."""
     for source in sources:
         if source == "pydoc":
             yield from python_docs.read_documents()
@@ -20,7 +20,7 @@ def read_documents(sources: Sequence[str]) -> Iterator[Document]:
 
 
 def _read_tfds(name: str) -> Iterator[Document]:
-    """The `text` feature of a data set's train split, in the order of its files."""
+    """Yields the `text` feature of a dataset's train split, in file order."""
     import tensorflow_datasets as tfds
 
     import bertjax.data.tf  # noqa: F401  keeps TensorFlow off accelerators
@@ -28,11 +28,11 @@ def _read_tfds(name: str) -> Iterator[Document]:
     try:
         builder = tfds.builder(name)
         builder.download_and_prepare()
-    except Exception as error:  # the library raises many kinds; each means that this name cannot be had
+    except Exception as error:  # the library raises many types; each means that the dataset is unavailable
         reason = str(error).strip().split("\n")[0]
-        raise UserError(f"data.corpus: TensorFlow Datasets cannot give {name!r} ({reason})") from None
+        raise UserError(f"data.corpus: TensorFlow Datasets cannot load {name!r} ({reason})") from None
     if "text" not in builder.info.features:
-        raise UserError(f"data.corpus: {name!r} has no feature 'text', but {', '.join(builder.info.features)}")
+        raise UserError(f"data.corpus: {name!r} has no feature 'text'; it has {', '.join(builder.info.features)}")
     dataset = builder.as_dataset(split="train", shuffle_files=False)
     for number, example in enumerate(dataset.as_numpy_iterator()):
         if lines := documents.text_lines(example["text"].decode()):
@@ -40,6 +40,6 @@ def _read_tfds(name: str) -> Iterator[Document]:
 
 
 def is_heldout(document: Document, fraction: float, seed: int) -> bool:
-    """Whether a document is kept out of training. Its text decides, so that a copy of it goes the same way."""
+    """Returns whether a document is held out. A hash of its text decides, so all copies land in the same split."""
     digest = hashlib.blake2b("\n".join(document.lines).encode(), digest_size=8, salt=seed.to_bytes(8, "big")).digest()
     return int.from_bytes(digest, "big") < fraction * 2**64

@@ -1,6 +1,7 @@
-"""Tokenized examples of a task -> batches, like lengths together, so that short inputs do not pay for long ones.
+"""Batches the tokenized examples of a task, grouped by length to reduce padding.
 
-All in memory and in NumPy. The batch of a step is a function of (seed, step, examples), whatever the number of hosts.
+Everything is in memory, in NumPy. The batch of a step is a function of (seed, step, examples) and does not depend on
+the number of hosts.
 """
 
 import dataclasses
@@ -12,22 +13,22 @@ import numpy as np
 
 from bertjax.sharding.mesh import Batch
 
-# Lengths that batches come in. Each costs a compilation; the more there are, the less is padding.
+# Lengths that batches are padded to. Each costs a compilation; more lengths mean less padding.
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-WINDOW = 16  # batches, at most, among which examples of similar length are put together
-LEAST_WINDOWS = 4  # of an epoch: with one, examples of similar length would meet in the same batch in every epoch
+WINDOW = 16  # batches, at most, within which examples are sorted by length
+LEAST_WINDOWS = 4  # per epoch: with one, the same examples would share a batch in every epoch
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Inputs, and what is to be learnt of each.
+    """Tokenized inputs and their labels.
 
     Args:
-      input_ids: of each sequence, `[length]`; those of an example with `choices` stand one after another.
-      token_types: likewise; 0 in sentence A, 1 in sentence B.
-      labels: one for each example: a number, an array of fixed size, or with `per_token` one of the sequence's length,
-        in which -1 is nothing to be learnt. None where they are not known.
-      choices: sequences an example; 0: one, and batches have no dimension for it.
+      input_ids: one `[length]` array per sequence; the sequences of an example with `choices` are consecutive.
+      token_types: like `input_ids`; 0 in sentence A, 1 in sentence B.
+      labels: one per example: a number, an array of fixed size or, with `per_token`, a `[length]` array in which -1
+        marks tokens without a label. None if the labels are unknown.
+      choices: sequences per example; 0 means one, and batches have no choices dimension.
     """
 
     input_ids: list[np.ndarray]
@@ -41,17 +42,17 @@ class Examples:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """`[examples]`; of the longest choice."""
+        """`[examples]`: length of each example in tokens; of its longest choice."""
         lengths = np.array([len(ids) for ids in self.input_ids], np.int64)
         return lengths.reshape(len(self), self.choices).max(1) if self.choices else lengths
 
     def batch(self, rows: np.ndarray, length: int) -> Batch:
         """`input_ids`, `input_mask`, `token_types` `[rows, length]` or `[rows, choices, length]`; `labels`, `weights`.
 
-        Row -1 is padding, all of it; it weighs nothing.
+        A row of -1 is all padding, with weight 0.
         """
         choices, weights = max(1, self.choices), (rows >= 0).astype(np.float32)
-        sequences = (rows[:, None] * choices + np.arange(choices)).ravel()  # below 0: of padding
+        sequences = (rows[:, None] * choices + np.arange(choices)).ravel()  # negative: padding
 
         def padded(arrays, fill=0):
             out = np.full((len(sequences), length), fill, np.int32)
@@ -81,21 +82,21 @@ class Examples:
 
 
 def padded_length(length: int, longest: int) -> int:
-    """The length of a batch whose longest sequence has `length` tokens; `longest` is the most there can be."""
+    """Returns the padded length of a batch whose longest sequence has `length` tokens; at most `longest`."""
     return min(longest, next((size for size in LENGTHS if size >= length), longest))
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
-    """The last batch of an epoch may be smaller than the others."""
+    """Returns the number of batches per epoch; the last one may be partial."""
     return math.ceil(examples / batch_size)
 
 
 class TrainingOrder:
-    """Which examples are in the batch of a step.
+    """Assigns examples to the batches of training.
 
-    Every epoch is a permutation of all examples, cut into windows of batches, of which the last ends with the epoch.
-    Within a window examples of similar length share a batch, and the batches are in random order. Where the
-    examples do not fill the last batch of an epoch, some batch of its last window is filled up with rows of padding.
+    Each epoch is a random permutation of all examples, cut into windows of several batches; the last window may be
+    shorter. Within a window, examples of similar length share a batch and the batches are in random order. If the
+    examples do not fill the last batch of an epoch, a random batch of its last window gets the padding rows.
     """
 
     def __init__(self, examples: Examples, batch_size: int, seed: int, longest: int):
@@ -105,17 +106,17 @@ class TrainingOrder:
         self._epoch, self._window = functools.lru_cache(2)(self._epoch), functools.lru_cache(2)(self._window)
 
     def rows(self, step: int) -> np.ndarray:
-        """`[batch_size]`: the examples of the step after `step` updates; -1 is padding."""
+        """`[batch_size]`: the examples of step `step`, counted from 0; -1 is padding."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         return self._window(epoch, batch // self.window_steps)[batch % self.window_steps]
 
     def length(self, step: int) -> int:
-        """The length that the sequences of the step are padded to."""
+        """Returns the length that the sequences of the step are padded to."""
         rows = self.rows(step)
         return padded_length(int(self._examples.lengths[rows[rows >= 0]].max()), self._longest)
 
     def batches(self, steps: range, rows: np.ndarray) -> Iterator[Batch]:
-        """The batches of `steps`; of each only `rows` of it."""
+        """Yields the batches of `steps`, restricted to `rows` of each batch."""
         for step in steps:
             yield self._examples.batch(self.rows(step)[rows], self.length(step))
 
@@ -123,21 +124,21 @@ class TrainingOrder:
         return np.random.default_rng([self._seed, 0, number]).permutation(len(self._examples))
 
     def _window(self, epoch: int, number: int) -> np.ndarray:
-        """`[batches, batch_size]`"""
+        """`[batches, batch_size]`: the examples of a window of an epoch; -1 is padding."""
         size = self.window_steps * self._batch_size
         rows = self._epoch(epoch)[number * size : (number + 1) * size]
         rows = rows[np.argsort(self._examples.lengths[rows], kind="stable")]
         rng = np.random.default_rng([self._seed, 1, epoch, number])
         batches = math.ceil(len(rows) / self._batch_size)
         missing = batches * self._batch_size - len(rows)
-        # The padding ends a random batch: always in the last one, it would go with the longest examples.
+        # A random batch gets the padding: in the last one, it would always accompany the longest examples.
         end = (1 + rng.integers(batches)) * self._batch_size - missing
         rows = np.insert(rows, end, np.full(missing, -1)).reshape(batches, self._batch_size)
         return rows[rng.permutation(batches)]
 
 
 def evaluation_batches(examples: Examples, batch_size: int, longest: int) -> Iterator[tuple[np.ndarray, int]]:
-    """(rows `[batch_size]`, length) of batches with every example once, the longest first; -1 fills up the last."""
+    """Yields (rows `[batch_size]`, length) so that each example occurs once, longest first; -1 pads the last batch."""
     order = np.argsort(-examples.lengths, kind="stable")
     for first in range(0, len(order), batch_size):
         rows = order[first : first + batch_size]

@@ -1,4 +1,4 @@
-"""The next-sentence task: documents -> pairs of segments (create_pretraining_data.py, Google)."""
+"""Makes the segment pairs of next-sentence prediction (Google's create_pretraining_data.py)."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ Sentence = Sequence[int]
 
 
 class Pair(NamedTuple):
-    """Segments A and B, at least one token each; with [CLS] and two [SEP] they fill at most the sequence."""
+    """Segments A and B, of at least one token each; with [CLS] and two [SEP] they fit the sequence length."""
 
     first: list[int]
     second: list[int]
@@ -24,11 +24,12 @@ def make_pairs(
     length: int,
     short_seq_prob: float = 0.1,
 ) -> Iterator[Pair]:
-    """Pairs of segments that use up `documents[index]`, as Google's create_instances_from_document makes them.
+    """Yields segment pairs that cover `documents[index]`, as Google's create_instances_from_document does.
 
-    Sentences are gathered until they fill a sequence, then split at a random place. Half of the time, and whenever
-    only one sentence was gathered, B is replaced by text from a random place of another document, and the sentences
-    that this sets free are used again. `documents` are of non-empty sentences, and at least two.
+    Gathers sentences until they fill a sequence of `length` tokens, then splits them at a random sentence boundary.
+    With probability 0.5, and always if there is only one sentence, takes B from a random position in another document
+    instead; the sentences that this frees go into the next pair. `documents` holds at least two documents, and no
+    empty sentences.
     """
     document = documents[index]
     max_tokens = length - 3
@@ -54,7 +55,7 @@ def make_pairs(
 
 
 def _random_segment(document: Sequence[Sentence], target: int, rng) -> list[int]:
-    """Consecutive sentences from a random one on, until there are `target` tokens, and at least one sentence."""
+    """Joins sentences, starting at a random one, until there are `target` tokens; at least one sentence."""
     segment = []
     for sentence in document[int(rng.integers(len(document))) :]:
         segment.extend(sentence)
@@ -64,10 +65,10 @@ def _random_segment(document: Sequence[Sentence], target: int, rng) -> list[int]
 
 
 def _truncate(first: list[int], second: list[int], max_tokens: int, rng) -> tuple[list[int], list[int]]:
-    """Takes single tokens off the longer segment, each from its front or its back by a coin (truncate_seq_pair)."""
+    """Removes tokens from the longer segment, each from front or back at random (Google's truncate_seq_pair)."""
     excess = max(0, len(first) + len(second) - max_tokens)
     keep_first, keep_second = len(first), len(second)
-    # Down to equal lengths the longer one gives all; from there on they take turns, B first.
+    # The longer segment loses tokens until both are equally long; then they alternate, B first.
     difference = keep_first - keep_second
     lead = min(excess, abs(difference))
     keep_first -= lead if difference > 0 else 0
@@ -80,7 +81,7 @@ def _truncate(first: list[int], second: list[int], max_tokens: int, rng) -> tupl
 def _cut(segment: list[int], keep: int, rng) -> list[int]:
     if keep == len(segment):
         return segment
-    front = int(rng.binomial(len(segment) - keep, 0.5))  # so many coins fell on "front"
+    front = int(rng.binomial(len(segment) - keep, 0.5))  # tokens removed from the front
     return segment[front : front + keep]
 
 

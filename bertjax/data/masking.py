@@ -1,4 +1,4 @@
-"""The masked-LM task: which tokens are hidden, and behind what (Devlin et al. 2019, section 3.1)."""
+"""Masks tokens for masked-language-model training (Devlin et al. 2019, section 3.1)."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Masking(NamedTuple):
-    """A sequence with hidden tokens `[length]`; `positions` and `labels` `[predictions]`, by rising position."""
+    """Masked token ids `[length]`; `positions` and `labels` `[predictions]` in ascending order of position."""
 
     ids: np.ndarray
     positions: np.ndarray
@@ -24,16 +24,16 @@ def mask_tokens(
     max_predictions_per_seq: int = 20,
     continues_word: np.ndarray | None = None,
 ) -> Masking:
-    """Hides `masked_lm_prob` of the tokens, at least one and at most `max_predictions_per_seq`.
+    """Selects `masked_lm_prob` of the tokens, at least one and at most `max_predictions_per_seq`, and masks them.
 
-    Of the hidden tokens 80 % become [MASK], 10 % a random piece and 10 % stay (create_masked_lm_predictions in
-    create_pretraining_data.py, which also counts the special tokens into the 15 % but never hides one).
+    Of the selected tokens 80 % become [MASK], 10 % a random piece, and 10 % keep their id. As in Google's
+    create_masked_lm_predictions, special tokens count towards the total length but are never selected.
 
     Args:
       ids: `[length]`, without padding.
-      special: `[length]` booleans: [CLS] and [SEP].
-      continues_word: `[vocab_size]` booleans. Where given, all pieces of a word are hidden together, and a word that
-        would not fit under the limit is passed over.
+      special: `[length]` booleans: True at [CLS] and [SEP].
+      continues_word: `[vocab_size]` booleans. If given, masks whole words: all pieces of a word are selected together,
+        and words that would exceed the limit are skipped.
     """
     candidates = np.flatnonzero(~special)
     wanted = min(max_predictions_per_seq, max(1, round(len(ids) * masked_lm_prob)))
@@ -51,8 +51,8 @@ def mask_tokens(
 
 
 def _choose_words(candidates, continues, wanted: int, rng) -> np.ndarray:
-    """Positions of whole words in random order, as many as fit into `wanted`."""
-    follows = np.diff(candidates, prepend=-2) == 1  # a word does not reach across a special token
+    """Returns the positions of randomly chosen whole words, at most `wanted` positions."""
+    follows = np.diff(candidates, prepend=-2) == 1  # a special token ends a word
     words = np.split(candidates, np.flatnonzero(~(continues & follows)))[1:]
     chosen = []
     for i in rng.permutation(len(words)):

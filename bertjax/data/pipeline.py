@@ -1,9 +1,9 @@
-"""Records -> batches. The batch of a step is a function of (seed, step, records), whatever the number of hosts.
+"""Reads records into batches. The batch of a step is a function of (seed, step, records), for any number of hosts.
 
-The records of a set are one long list, cut into `lanes` ranges of equal size. Each lane fills the same rows of every
-batch and walks its own range: the files of an epoch in random order, their records shuffled in windows. Order and
-windows come from generators that are seeded by (seed, lane, epoch or window), so that any step can be computed without
-the steps before it. A host takes the lanes of the rows that it needs, and so opens only the files of these ranges.
+The records of a set form one list, divided into `lanes` ranges of equal size. Each lane fills the same rows of every
+batch and reads its own range: its files in random order in each epoch, their records shuffled in windows. File order
+and shuffling come from generators seeded with (seed, lane, epoch or window), so any step can be computed without the
+steps before it. A host reads only the lanes of its rows, and so opens only the files in their ranges.
 """
 
 import math
@@ -17,7 +17,7 @@ from bertjax.data.records import RecordSet
 from bertjax.sharding.mesh import Batch
 
 MAX_LANES = 64
-SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together, across the end of an epoch if need be
+SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs
 
 
 def train_batches(
@@ -30,16 +30,16 @@ def train_batches(
     start: int = 0,
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
-    """The batches of steps `start`, `start + 1`, ..., without end; of each only `rows` (rising), or all of it.
+    """Yields the batches of steps `start`, `start + 1`, ...; if `rows` (ascending) is given, only these rows.
 
-    A batch is that of `records.features`, `[rows, ...]`, with `next_sentence_labels` and `next_sentence_weights` (all
-    1) of shape `[rows]`. Raises `UserError` where there are too few records.
+    A batch holds the arrays of `records.features`, `[rows, ...]`, except that `next_sentence_labels` and the added
+    `next_sentence_weights` (all 1) are `[rows]`. Raises `UserError` if there are fewer records than lanes.
     """
     lanes = math.gcd(batch_size, MAX_LANES)
     if files.total < lanes:
         raise UserError(
-            f"{files.total} training records are too few for config.batch_size = {batch_size}: add text, raise "
-            f"data.dupe_factor, or make the batch smaller"
+            f"{files.total} training records are too few for config.batch_size = {batch_size}: add text, increase "
+            f"data.dupe_factor, or reduce the batch size"
         )
     from bertjax.data.tf import tf
 
@@ -47,7 +47,7 @@ def train_batches(
     rows = np.arange(batch_size) if rows is None else rows
     own = np.unique(rows // width)
     dataset = _lanes(files, own, lanes, seed, start * width, width).batch(len(own) * width)
-    if len(rows) < len(own) * width:  # other hosts have the rest of a lane
+    if len(rows) < len(own) * width:  # other hosts use the remaining rows of a lane
         read = (own[:, None] * width + np.arange(width)).ravel()
         wanted = np.searchsorted(read, rows)
         dataset = dataset.map(lambda serialized: tf.gather(serialized, wanted))
@@ -55,7 +55,7 @@ def train_batches(
 
 
 def _lanes(files: RecordSet, own: np.ndarray, lanes: int, seed: int, start: int, width: int):
-    """The serialized records of some lanes, `width` of each in turn, from the `start`-th record of each lane on."""
+    """Interleaves the serialized records of the lanes `own`, `width` at a time, from record `start` of each lane."""
     from bertjax.data.tf import tf
 
     def lane_dataset(lane):
@@ -80,7 +80,7 @@ def _lanes(files: RecordSet, own: np.ndarray, lanes: int, seed: int, start: int,
 
 
 def lane_range(files: RecordSet, lane: int, lanes: int) -> range:
-    """Which records of the set are a lane's."""
+    """Returns the indices of a lane's records in the set."""
     return range(lane * files.total // lanes, (lane + 1) * files.total // lanes)
 
 
@@ -89,20 +89,20 @@ def window_size(files: RecordSet, lane: int, lanes: int) -> int:
 
 
 def lane_spans(files: RecordSet, lane: int, lanes: int, seed: int, start: int) -> Iterator[tuple[str, int, int]]:
-    """(path, first record, number of records) to read one after another, from the window of record `start` on."""
+    """Yields (path, first record, number of records) in reading order, starting with the window of record `start`."""
     own = lane_range(files, lane, lanes)
-    pieces, before = [], 0
+    spans, before = [], 0
     for path, count in zip(files.paths, files.counts):
         first, last = max(own.start, before), min(own.stop, before + count)
         if first < last:
-            pieces.append((path, first - before, last - first))
+            spans.append((path, first - before, last - first))
         before += count
 
     window = window_size(files, lane, lanes)
     epoch, skip = divmod(start - start % window, len(own))
     while True:
-        for i in np.random.default_rng([seed, lane, 0, epoch]).permutation(len(pieces)):
-            path, first, count = pieces[i]
+        for i in np.random.default_rng([seed, lane, 0, epoch]).permutation(len(spans)):
+            path, first, count = spans[i]
             if skip < count:
                 yield path, first + skip, count - skip
             skip = max(0, skip - count)
@@ -110,7 +110,7 @@ def lane_spans(files: RecordSet, lane: int, lanes: int, seed: int, start: int) -
 
 
 def window_orders(files: RecordSet, lane: int, lanes: int, seed: int, start: int) -> Iterator[np.ndarray]:
-    """The order of the records within each window, from the window of record `start` on."""
+    """Yields the permutation of each window `[window_size]`, starting with the window of record `start`."""
     size = window_size(files, lane, lanes)
     window = start // size
     while True:
@@ -127,9 +127,9 @@ def heldout_batches(
     max_sequences: int,
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
-    """Batches that go once through the first `max_sequences` records, in order; of each only `rows`, or all of it.
+    """Yields batches of the first `max_sequences` records, once and in order; if `rows` is given, only these rows.
 
-    The last batch is filled up with rows of zeros; they weigh nothing.
+    The last batch is padded with rows of zeros, which have weight 0.
     """
     from bertjax.data.tf import tf
 

@@ -1,8 +1,10 @@
-"""Corpus -> pre-masked TFRecords, with several processes and bounded memory, the same bytes whatever their number.
+"""Converts a corpus to pre-masked TFRecords in several processes, with bounded memory.
 
-First pass: blocks of documents are tokenized, cut into pairs and masked, each by one worker with a generator of its
-own, and spilled to disk as arrays, sorted into random buckets. Second pass: the buckets of a shard are gathered from
-all blocks, shuffled and written as TFRecords. A worker never holds more than one block or one shard.
+The output does not depend on the number of processes, byte for byte.
+
+First pass: workers tokenize blocks of documents, make pairs and mask them, with one random generator per block, and
+spill the sequences to disk as arrays, sorted into random buckets. Second pass: workers gather the buckets of a shard
+from all blocks, shuffle them and write TFRecords. A worker never holds more than one block or one shard.
 """
 
 import collections
@@ -32,11 +34,11 @@ from bertjax.text import sentences, tokenizer
 from bertjax.text.documents import Document
 
 BLOCK_CHARACTERS = 2_000_000
-BLOCK_DOCUMENTS = 16  # at least: a random next sentence comes from another document of the block
-BIG_BLOCK_CHARACTERS = 16_000_000  # of which two documents are enough
-BUCKETS = 1024  # and the most shards that there can be
+BLOCK_DOCUMENTS = 16  # at least: a random next segment comes from another document of the block
+BIG_BLOCK_CHARACTERS = 16_000_000  # a block of this size needs only two documents
+BUCKETS = 1024  # also the maximum number of shards
 SHARD_BYTES = 64 << 20
-MIN_TRAIN_SHARDS = 8  # so that every host of a small pod has files of its own
+MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
 SPLITS = ("train", "heldout")
 RECIPE_FIELDS = (
     "seed", "language", "split_sentences", "heldout_fraction", "dupe_factor", "masked_lm_prob", "short_seq_prob",
@@ -45,7 +47,7 @@ RECIPE_FIELDS = (
 
 
 class Stage(NamedTuple):
-    """One set of records: those of one length."""
+    """The sequence length and predictions per sequence of one set of records."""
 
     length: int
     predictions: int
@@ -53,7 +55,7 @@ class Stage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """All that a worker needs to know."""
+    """The settings that a worker needs."""
 
     stages: tuple[Stage, ...]
     data: dict  # config.data
@@ -63,34 +65,35 @@ class Job:
 
 
 def recipe_of(config) -> dict:
-    """The part of a config that decides what the records are, besides tokenizer and lengths."""
+    """Returns the config fields that determine the records, besides tokenizer and lengths."""
     return {"corpus": list(corpus_sources(config)), **{name: config.data[name] for name in RECIPE_FIELDS}}
 
 
 def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     """Writes the records of every stage of `config`, the tokenizer and the manifest to `output`; returns the manifest.
 
-    The tokenizer is that of `config.tokenizer.path`, or learnt from the training documents where that is empty.
-    Only a finished run leaves a manifest; what a broken one left behind is written over.
+    Loads the tokenizer from `config.tokenizer.path`, or learns it from the training documents if the path is empty.
+    Writes the manifest last; overwrites the output of an interrupted run. Raises `UserError` if `output` already has a
+    manifest or the corpus has too few documents.
     """
     if workers < 1:
         raise UserError(f"--workers={workers}: must be at least 1")
     output = epath.Path(output)
     if (output / records.MANIFEST).exists():
-        raise UserError(f"{output} holds finished records already; delete the folder, or name another")
+        raise UserError(f"{output} already contains finished records; delete the folder, or choose another")
     began = time.time()
-    pieces = tokenizer_of(config)
+    tokenizer = tokenizer_of(config)
     output.mkdir(parents=True, exist_ok=True)
-    pieces.save(output)
+    tokenizer.save(output)
 
     is_local = "://" not in str(output)
-    for left in output.glob("spill-*") if is_local else ():  # by a run that was killed
-        left.rmtree()
+    for leftover in output.glob("spill-*") if is_local else ():  # from a killed run
+        leftover.rmtree()
     with tempfile.TemporaryDirectory(prefix="spill-", dir=output if is_local else None) as spill:
         job = Job(
             stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in stages_of(config)),
             data=config.data.to_dict(),
-            tokenizer=dict(kind=pieces.kind, path=str(output / pieces.filename), lowercase=pieces.lowercase),
+            tokenizer=dict(kind=tokenizer.kind, path=str(output / tokenizer.filename), lowercase=tokenizer.lowercase),
             spill=spill,
             output=str(output),
         )
@@ -102,10 +105,10 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     manifest = {
         "recipe": recipe_of(config),
         "tokenizer": dict(
-            kind=pieces.kind,
-            lowercase=pieces.lowercase,
-            vocab_size=pieces.vocab_size,
-            fingerprint=pieces.fingerprint,
+            kind=tokenizer.kind,
+            lowercase=tokenizer.lowercase,
+            vocab_size=tokenizer.vocab_size,
+            fingerprint=tokenizer.fingerprint,
         ),
         "corpus": dict(sorted(totals.items())),
         "sets": sets,
@@ -115,8 +118,8 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     characters = totals["train_characters"] + totals["heldout_characters"]
     written = sum(sum(files[split].values()) for files in sets.values() for split in SPLITS)
     print(
-        f"prepared {written:,} records of {totals['train_documents']:,} documents, and of "
-        f"{totals['heldout_documents']:,} held out: {characters / 1e6:.1f} M characters in {seconds:.0f} s, "
+        f"prepared {written:,} records from {totals['train_documents']:,} training and "
+        f"{totals['heldout_documents']:,} held-out documents: {characters / 1e6:.1f} M characters in {seconds:.0f} s, "
         f"{characters / 1e6 / seconds:.2f} M/s",
         flush=True,
     )
@@ -124,7 +127,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
 
 
 def tokenizer_of(config) -> tokenizer.Tokenizer:
-    """The tokenizer of a config, learnt where it gives no path. Its size must be the model's."""
+    """Loads the tokenizer of a config, or learns it if the config gives no path. Its size must match the model's."""
     if not config.tokenizer.path:
         return learn_tokenizer(config)
     loaded = tokenizer.load(config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase)
@@ -133,7 +136,7 @@ def tokenizer_of(config) -> tokenizer.Tokenizer:
 
 
 def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) -> None:
-    """Raises `UserError` where the model is not of the size of its tokenizer. Published ones may have rows to spare."""
+    """Raises `UserError` unless model and tokenizer have the same size. Published models may have unused rows."""
     spare = config.model.vocab_size - loaded.vocab_size
     if spare < 0 or (spare > 0 and not config.init_checkpoint):
         raise UserError(
@@ -143,7 +146,7 @@ def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) 
 
 
 def learn_tokenizer(config) -> tokenizer.Tokenizer:
-    """A vocabulary of `model.vocab_size` pieces from the documents that are not held out."""
+    """Learns a vocabulary of `model.vocab_size` pieces from the documents that are not held out."""
 
     def texts() -> Iterator[str]:
         for document in corpus.read_documents(corpus_sources(config)):
@@ -151,7 +154,7 @@ def learn_tokenizer(config) -> tokenizer.Tokenizer:
                 yield from sentences.split(document, config.data.language, config.data.split_sentences)
 
     if config.tokenizer.kind == "wordpiece" and config.tokenizer.lowercase and config.data.language != "en":
-        print("lower case, and no accents: --config.tokenizer.lowercase=False keeps every letter as it is", flush=True)
+        print("text is lower-cased and accents are stripped; --config.tokenizer.lowercase=False keeps both", flush=True)
     return tokenizer.learn(config.tokenizer.kind, texts, config.model.vocab_size, config.tokenizer.lowercase)
 
 
@@ -160,12 +163,12 @@ def _check_documents(config, totals: dict) -> None:
     if train < 2:
         raise UserError(
             f"data.corpus: {', '.join(corpus_sources(config))} gives {train} document{'s' * (train != 1)} for training;"
-            f" next sentences need at least two (a blank line ends a document)"
+            f" next-sentence prediction needs at least two (a blank line ends a document)"
         )
     if config.data.heldout_fraction and heldout < 2:
         raise UserError(
             f"config.data.heldout_fraction = {config.data.heldout_fraction}: of {train + heldout} documents it holds "
-            f"out {heldout}, and next sentences need two; make it larger, or 0 to hold out none"
+            f"out {heldout}, but next-sentence prediction needs two; increase it, or set it to 0"
         )
 
 
@@ -183,14 +186,14 @@ _worker: _Worker  # of this process
 
 def _start_worker(job: Job) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for a worker that was started later than the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # in case the pool starts this worker later
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = _Worker(job, tokenizer.load(**job.tokenizer))
 
 
 @contextlib.contextmanager
 def _worker_pool(workers: int, job: Job) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    """A process pool that is torn down at once when something fails. Spawned: a fork would copy JAX's threads."""
+    """A process pool that kills its workers on an error. Spawns them, because forking is unsafe with JAX's threads."""
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (job,))
     try:
@@ -198,7 +201,7 @@ def _worker_pool(workers: int, job: Job) -> Iterator[concurrent.futures.ProcessP
             for _ in range(workers):  # each submission starts a worker while none is idle
                 pool.submit(int)
         yield pool
-    except BaseException as error:  # nobody waits for the blocks under way
+    except BaseException as error:  # do not wait for unfinished blocks
         for process in list((pool._processes or {}).values()):
             process.kill()
         if isinstance(error, concurrent.futures.process.BrokenProcessPool):
@@ -210,8 +213,8 @@ def _worker_pool(workers: int, job: Job) -> Iterator[concurrent.futures.ProcessP
 
 @contextlib.contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """Ctrl-C goes to every process of the terminal, but is the parent's to answer. Processes inherit ignoring it."""
-    if threading.current_thread() is not threading.main_thread():  # which alone can set handlers
+    """Ignores Ctrl-C while workers start, so that they inherit this: the terminal sends it to all processes."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -222,7 +225,7 @@ def _ignoring_interrupts() -> Iterator[None]:
 
 
 def _in_order(pool, function: Callable, items: Iterable, ahead: int) -> Iterator:
-    """`function` of each item, in their order, with at most `ahead` under way: the items are not read all at once."""
+    """Yields `function(item)` in order, with at most `ahead` items submitted at a time."""
     running = collections.deque()
     for item in items:
         running.append(pool.submit(function, item))
@@ -242,7 +245,7 @@ class Block(NamedTuple):
 
 
 class Spilled(NamedTuple):
-    """A block that is on disk: what was in it, and how many sequences lie in each bucket of each stage."""
+    """A block on disk: its statistics, and for each stage the number of sequences per bucket `[BUCKETS]`."""
 
     split: str
     number: int
@@ -261,9 +264,9 @@ def _spill_blocks(config, pool, ahead: int) -> tuple[dict, list[Spilled]]:
 
 
 def _blocks(config) -> Iterator[Block]:
-    """The corpus in pieces of at least `BLOCK_CHARACTERS` and `BLOCK_DOCUMENTS`, of the two splits apart.
+    """Yields the corpus in blocks of at least `BLOCK_CHARACTERS` and `BLOCK_DOCUMENTS`, separately for each split.
 
-    A full block is held back until the next one of its split is full, so that it can take in a short last one.
+    Buffers a full block until the next one of its split is full, so that it can absorb a last block that is too short.
     """
     held = {split: [] for split in SPLITS}
     growing = {split: [] for split in SPLITS}
@@ -291,16 +294,16 @@ def _blocks(config) -> Iterator[Block]:
 
 @functools.cache
 def _row_type(stage: Stage) -> np.dtype:
-    """A masked sequence on disk, without what can be derived."""
+    """The format of a masked sequence on disk; omits what can be derived."""
     numbers = np.int32
     return np.dtype(
         [
             ("ids", numbers, (stage.length,)),
-            ("size", numbers),  # tokens
-            ("first_size", numbers),  # tokens of [CLS] A [SEP]
+            ("size", numbers),  # number of tokens
+            ("first_size", numbers),  # tokens in [CLS] A [SEP]
             ("positions", numbers, (stage.predictions,)),
             ("labels", numbers, (stage.predictions,)),
-            ("masked", numbers),  # predictions
+            ("masked", numbers),  # number of predictions
             ("is_random_next", numbers),
         ]
     )
@@ -311,10 +314,10 @@ def _spill_path(spill: str, stage: Stage, number: int) -> str:
 
 
 def _spill_block(block: Block) -> Spilled:
-    job, pieces = _worker.job, _worker.tokenizer
+    job, tokenizer = _worker.job, _worker.tokenizer
     data = job.data
     texts = [sentences.split(d, data["language"], data["split_sentences"]) for d in block.documents]
-    ids = iter(pieces.encode_ids([sentence for text in texts for sentence in text]))
+    ids = iter(tokenizer.encode_ids([sentence for text in texts for sentence in text]))
     documents = [[sentence for _ in text if (sentence := next(ids))] for text in texts]
     documents = [document for document in documents if document]
     stats = dict(
@@ -327,7 +330,7 @@ def _spill_block(block: Block) -> Spilled:
     for stage in job.stages:
         rng = np.random.default_rng([data["seed"], stage.length, block.number])
         copies = data["dupe_factor"] if block.split == "train" else 1
-        rows = _masked_rows(documents, copies, stage, job, pieces, rng) if len(documents) > 1 else []
+        rows = _masked_rows(documents, copies, stage, job, tokenizer, rng) if len(documents) > 1 else []
         rows = np.array(rows, _row_type(stage))
         buckets = rng.integers(BUCKETS, size=len(rows))
         rows[np.argsort(buckets, kind="stable")].tofile(_spill_path(job.spill, stage, block.number))
@@ -335,21 +338,21 @@ def _spill_block(block: Block) -> Spilled:
     return Spilled(block.split, block.number, stats, bucket_sizes)
 
 
-def _masked_rows(documents, copies: int, stage: Stage, job: Job, pieces: tokenizer.Tokenizer, rng) -> list[tuple]:
-    continues_word = pieces.continues_word if job.data["do_whole_word_mask"] else None
+def _masked_rows(documents, copies: int, stage: Stage, job: Job, tokenizer: tokenizer.Tokenizer, rng) -> list[tuple]:
+    continues_word = tokenizer.continues_word if job.data["do_whole_word_mask"] else None
     rows = []
     for _ in range(copies):
         for index in range(len(documents)):
             for pair in make_pairs(
                 documents, index, rng, length=stage.length, short_seq_prob=job.data["short_seq_prob"]
             ):
-                ids, special = _assemble(pair, pieces)
+                ids, special = _assemble(pair, tokenizer)
                 masking = mask_tokens(
                     ids,
                     special,
                     rng,
-                    vocab_size=pieces.vocab_size,
-                    mask_id=pieces.mask_id,
+                    vocab_size=tokenizer.vocab_size,
+                    mask_id=tokenizer.mask_id,
                     masked_lm_prob=job.data["masked_lm_prob"],
                     max_predictions_per_seq=stage.predictions,
                     continues_word=continues_word,
@@ -357,7 +360,7 @@ def _masked_rows(documents, copies: int, stage: Stage, job: Job, pieces: tokeniz
                 free = stage.predictions - len(masking.positions)
                 rows.append(
                     (
-                        np.pad(masking.ids, (0, stage.length - len(ids)), constant_values=pieces.pad_id),
+                        np.pad(masking.ids, (0, stage.length - len(ids)), constant_values=tokenizer.pad_id),
                         len(ids),
                         len(pair.first) + 2,
                         np.pad(masking.positions, (0, free)),
@@ -369,9 +372,9 @@ def _masked_rows(documents, copies: int, stage: Stage, job: Job, pieces: tokeniz
     return rows
 
 
-def _assemble(pair: Pair, pieces: tokenizer.Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """[CLS] A [SEP] B [SEP], and which of these tokens are special."""
-    ids = np.array([pieces.cls_id, *pair.first, pieces.sep_id, *pair.second, pieces.sep_id])
+def _assemble(pair: Pair, tokenizer: tokenizer.Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids of [CLS] A [SEP] B [SEP], and booleans that mark the special tokens; both `[tokens]`."""
+    ids = np.array([tokenizer.cls_id, *pair.first, tokenizer.sep_id, *pair.second, tokenizer.sep_id])
     special = np.zeros(len(ids), bool)
     special[[0, len(pair.first) + 1, -1]] = True
     return ids, special
@@ -384,11 +387,11 @@ class Shard(NamedTuple):
     path: str  # relative to the output folder
     stage: Stage
     seed: tuple[int, ...]
-    slices: list[tuple[int, int, int]]  # (block, first row, rows) that belong to it
+    slices: list[tuple[int, int, int]]  # (block, first row, number of rows)
 
 
 def _write_shards(job: Job, blocks: list[Spilled], pool, ahead: int) -> dict:
-    """Writes all sets of records; returns the manifest's "sets": files and how many records each holds."""
+    """Writes all sets of records; returns the manifest's "sets", with the number of records per file."""
     sets = {
         str(stage.length): {"max_predictions_per_seq": stage.predictions, **{split: {} for split in SPLITS}}
         for stage in job.stages
@@ -410,17 +413,17 @@ def _shards_of(job: Job, stage: Stage, split: str, blocks: list[Spilled]) -> lis
     if not blocks:
         return []
     sizes = np.array([block.bucket_sizes[stage] for block in blocks])  # [blocks, BUCKETS]
-    number, least = 1, MIN_TRAIN_SHARDS if split == "train" else 1
-    while number < least or (number < BUCKETS and sizes.sum() * _row_type(stage).itemsize > number * SHARD_BYTES):
-        number *= 2
+    count, least = 1, MIN_TRAIN_SHARDS if split == "train" else 1
+    while count < least or (count < BUCKETS and sizes.sum() * _row_type(stage).itemsize > count * SHARD_BYTES):
+        count *= 2
     ends = np.cumsum(sizes, axis=1)
     shards = []
-    for i in range(number):
-        low, high = i * BUCKETS // number, (i + 1) * BUCKETS // number
+    for i in range(count):
+        low, high = i * BUCKETS // count, (i + 1) * BUCKETS // count
         first, last = ends[:, low] - sizes[:, low], ends[:, high - 1]
         shards.append(
             Shard(
-                path=f"{records.set_folder(stage.length)}/{split}-{i:05d}-of-{number:05d}.tfrecord",
+                path=f"{records.set_folder(stage.length)}/{split}-{i:05d}-of-{count:05d}.tfrecord",
                 stage=stage,
                 seed=(job.data["seed"], stage.length, SPLITS.index(split), i),
                 slices=[(b.number, int(a), int(z - a)) for b, a, z in zip(blocks, first, last) if z > a],
@@ -442,7 +445,7 @@ def _write_shard(shard: Shard) -> int:
 
 
 def _features(row: np.void) -> dict[str, np.ndarray]:
-    """A row as the features of a record."""
+    """Converts a row to the features of a record."""
     token, prediction = np.arange(len(row["ids"])), np.arange(len(row["positions"]))
     return {
         "input_ids": row["ids"],

@@ -1,4 +1,4 @@
-"""TFRecords of pre-masked sequences in Google BERT's format, and the manifest that stands beside them."""
+"""TFRecords of pre-masked sequences in Google BERT's format, and the manifest stored with them."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ MANIFEST = "manifest.json"
 
 
 def features(length: int, max_predictions_per_seq: int) -> dict[str, tuple[int, type]]:
-    """Size and type of each feature of a record, under the names of create_pretraining_data.py."""
+    """Returns the size and type of each feature of a record, named as in Google's create_pretraining_data.py."""
     return {
         "input_ids": (length, np.int64),
         "input_mask": (length, np.int64),
@@ -29,7 +29,7 @@ def features(length: int, max_predictions_per_seq: int) -> dict[str, tuple[int, 
 
 @dataclasses.dataclass(frozen=True)
 class RecordSet:
-    """TFRecord files of sequences of one length, and how many each holds. In this order they are one long list."""
+    """TFRecord files with sequences of one length, and the number of records in each. The order of files is fixed."""
 
     paths: tuple[str, ...]
     counts: tuple[int, ...]
@@ -62,7 +62,7 @@ def set_folder(length: int) -> str:
 
 
 def read_manifest(folder: epath.PathLike) -> dict | None:
-    """The manifest of a folder of records; None where there is none (records of others have none)."""
+    """Returns the manifest of a folder of records; None if it has none, as records from Google's code do."""
     path = epath.Path(folder) / MANIFEST
     if not path.exists():
         return None
@@ -74,16 +74,16 @@ def read_manifest(folder: epath.PathLike) -> dict | None:
 
 
 def _damaged(path):
-    raise UserError(f"{path}: not a manifest that bertjax.prepare wrote; prepare the records again")
+    raise UserError(f"{path}: not a manifest written by bertjax.prepare; prepare the records again")
 
 
 def write_manifest(folder: epath.PathLike, manifest: dict) -> None:
-    """Last of all: a folder with a manifest is complete."""
+    """Writes the manifest. Call this last: a folder with a manifest is complete."""
     write_whole(epath.Path(folder) / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 def check_recipe(manifest: dict, recipe: dict, folder: epath.PathLike) -> None:
-    """Raises `UserError` where records were prepared with another recipe than the config's, with the flags that fit."""
+    """Raises `UserError` if the records were prepared with another recipe; names the flags that match them."""
     prepared = manifest["recipe"]
     if wrong := {name: prepared.get(name) for name, value in recipe.items() if prepared.get(name) != value}:
         name, made_with = next(iter(wrong.items()))
@@ -93,15 +93,15 @@ def check_recipe(manifest: dict, recipe: dict, folder: epath.PathLike) -> None:
         )
         raise UserError(
             f"config.data.{name} = {recipe[name]!r}: the records in {folder} were prepared with {made_with!r}; set "
-            f"{flags}, or prepare others in another folder"
+            f"{flags}, or prepare new records in another folder"
         )
 
 
 def require_folder(folder: epath.PathLike) -> epath.Path:
-    """Raises `UserError` where it is none."""
+    """Returns the folder. Raises `UserError` if it does not exist."""
     folder = epath.Path(folder)
     if not folder.is_dir():
-        raise UserError(f"config.data.records: no folder {str(folder)!r}; bertjax.prepare makes one")
+        raise UserError(f"config.data.records: no folder {str(folder)!r}; create it with bertjax.prepare")
     return folder
 
 
@@ -114,20 +114,20 @@ def find_records(
     *,
     counts: epath.PathLike | None = None,
 ) -> RecordSet | None:
-    """The records of `split` ("train" or "heldout") of one length. None where nothing is held out.
+    """Returns the records of `split` ("train" or "heldout") for one length; None if no records are held out.
 
-    Files of others (no manifest) lie in the folder or in its subfolder `length<N>`; those with "heldout" in their
-    name are held out. Their records are counted, which reads the files. `counts` is a JSON file that keeps the numbers
-    for the next time: a file that is still of the same size is not read again.
+    Files without a manifest are expected in the folder or in its subfolder `length<N>`; a name that contains "heldout"
+    marks held-out files. Counting their records reads the files. `counts` is a JSON file that caches the counts: a file
+    of unchanged size is not read again.
 
-    Raises `UserError` where there are none, or not all of them, or where they are of another length or vocabulary.
+    Raises `UserError` if there are no files, if some are missing, or if they have another length or vocabulary.
     """
     folder = require_folder(folder)
     if manifest := read_manifest(folder):
         found = manifest["sets"].get(str(length))
         if not found:
             have = ", ".join(manifest["sets"])
-            raise UserError(f"config.stages: the records in {folder} are of length {have}, not {length}; prepare these")
+            raise UserError(f"config.stages: the records in {folder} have length {have}, not {length}; prepare them")
         if found["max_predictions_per_seq"] != max_predictions_per_seq:
             raise UserError(
                 f"config.stages: max_predictions_per_seq = {max_predictions_per_seq}, but the records of length "
@@ -155,7 +155,7 @@ def find_records(
 
 
 def parse(serialized, length: int, max_predictions_per_seq: int):
-    """`[batch]` serialized examples -> the arrays of `features`, integers as int32. Runs inside tf.data."""
+    """Parses `[batch]` serialized examples into the arrays of `features`, integers as int32. Runs inside tf.data."""
     from bertjax.data.tf import tf
 
     sizes = features(length, max_predictions_per_seq)
@@ -167,7 +167,7 @@ def parse(serialized, length: int, max_predictions_per_seq: int):
 
 
 def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_size: int | None = None) -> None:
-    """Raises `UserError` where the first record of a file is not what the config says."""
+    """Raises `UserError` if the first record of a file does not match the config."""
     import google.protobuf.message
 
     from bertjax.data.tf import tf
@@ -177,28 +177,28 @@ def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_siz
     except tf.errors.DataLossError:
         raise UserError(f"{path}: not a TFRecord file, or damaged") from None
     if first is None:
-        raise UserError(f"{path}: holds no records")
+        raise UserError(f"{path}: contains no records")
     try:
         found = tf.train.Example.FromString(first).features.feature
     except google.protobuf.message.DecodeError:
-        raise UserError(f"{path}: its records are no tf.train.Examples") from None
+        raise UserError(f"{path}: its records are not tf.train.Examples") from None
     for name, (size, _) in features(length, max_predictions_per_seq).items():
         values = found[name].float_list.value or found[name].int64_list.value
         if len(values) != size:
             field = "max_predictions_per_seq" if name.startswith("masked") else "length"
             raise UserError(
                 f"config.stages: {field} = {size}, but {name} in {path} has {len(values)} values; "
-                f"set it to that, or prepare the records again"
+                f"set it to that value, or prepare the records again"
             )
     if vocab_size and (largest := max(found["input_ids"].int64_list.value)) >= vocab_size:
         raise UserError(
-            f"config.model.vocab_size = {vocab_size}: the records in {path} have the word {largest}; they were made "
+            f"config.model.vocab_size = {vocab_size}: the records in {path} contain token id {largest}; they were made "
             f"with another vocabulary"
         )
 
 
 def count_records(path: str) -> int:
-    """How many records a file holds. Raises `UserError` where it is damaged."""
+    """Counts the records of a file. Raises `UserError` if it is damaged."""
     from bertjax.data.tf import tf
 
     try:
@@ -209,7 +209,7 @@ def count_records(path: str) -> int:
 
 
 def _count_all(paths: list[str], counts: epath.PathLike | None) -> tuple[int, ...]:
-    """How many records each file holds, read from `counts` where that knows a file of the same size."""
+    """Counts the records of each file, or takes the count from `counts` if the file size has not changed."""
     known = _read_counts(counts) if counts is not None else {}
     sizes = {path: epath.Path(path).stat().length for path in paths}
     missing = [path for path in paths if path not in known or known[path]["bytes"] != sizes[path]]
@@ -220,7 +220,7 @@ def _count_all(paths: list[str], counts: epath.PathLike | None) -> tuple[int, ..
 
 
 def _read_counts(path: epath.PathLike) -> dict[str, dict[str, int]]:
-    """{path: {"bytes": size, "records": number}}; empty where the file is missing, damaged or something else."""
+    """Returns {path: {"bytes": size, "records": count}}; empty if the file is missing or invalid."""
     path = epath.Path(path)
     try:
         known = json.loads(path.read_text()) if path.exists() else {}

@@ -1,4 +1,4 @@
-"""Labelled data as rows of named columns: TSV, CSV, JSON lines, and TensorFlow Datasets."""
+"""Reads labelled data as rows of named columns from TSV, CSV, JSON Lines and TensorFlow Datasets."""
 
 import csv
 import io
@@ -13,25 +13,26 @@ from bertjax.config import UserError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 csv.field_size_limit(2**31 - 1)  # a whole document may be one cell
-TFDS = "tfds:"  # what a `config.data.path` begins with that is no folder
+TFDS = "tfds:"  # prefix of a `config.data.path` that names a TensorFlow dataset
 
 
 class Row(NamedTuple):
-    """The columns of an example, and where it stands, for messages: "FILE:LINE"."""
+    """The columns of an example and its location for error messages, "FILE:LINE"."""
 
     columns: dict[str, str]
     where: str
 
 
 def read_table(path: epath.PathLike, names: Sequence[str] = (), drop_ragged: bool = False) -> tuple[list[Row], int]:
-    """The rows of a .tsv, .csv or .jsonl file, and how many were dropped.
+    """Returns the rows of a .tsv, .csv or .jsonl file, and the number of dropped rows.
 
     Args:
-      path: a .tsv has a row a line and no quoting; a .csv follows RFC 4180.
-      names: of the columns, where the file has no line with them.
-      drop_ragged: leave out rows with a wrong number of columns. Otherwise they are an error.
+      path: a .tsv has one row per line and no quoting; a .csv follows RFC 4180.
+      names: of the columns, if the file has no header line.
+      drop_ragged: drop rows with a wrong number of columns instead of raising an error.
 
-    Raises `UserError`: no such file, no row, a row of a wrong number of columns, not UTF-8, not JSON.
+    Raises `UserError` if the file is missing, has no rows, a row with a wrong number of columns or two columns of one
+    name, or is not UTF-8, CSV or JSON.
     """
     path = epath.Path(path)
     text = read_text(path)
@@ -45,7 +46,7 @@ def read_table(path: epath.PathLike, names: Sequence[str] = (), drop_ragged: boo
 
 
 def find_table(folder: str, name: str) -> epath.Path:
-    """NAME.csv, NAME.tsv or NAME.jsonl in the folder `config.data.path`. Raises `UserError` where it is not one."""
+    """Finds NAME.csv, NAME.tsv or NAME.jsonl in `config.data.path`. Raises `UserError` unless exactly one exists."""
     found = [path for suffix in SUFFIXES if (path := epath.Path(folder) / (name + suffix)).exists()]
     if len(found) != 1:
         which = f"both {found[0].name} and {found[1].name}" if found else f"no {name}.csv, {name}.tsv or {name}.jsonl"
@@ -54,7 +55,7 @@ def find_table(folder: str, name: str) -> epath.Path:
 
 
 def read_text(path: epath.PathLike) -> str:
-    """Raises `UserError` where there is no such file, or it is not UTF-8."""
+    """Returns the content of a file. Raises `UserError` if it does not exist or is not UTF-8."""
     path = epath.Path(path)
     if not path.is_file():
         raise UserError(f"no file {path}")
@@ -82,7 +83,7 @@ def _separated_rows(path, text: str, names: Sequence[str], drop_ragged: bool) ->
 
 
 def _tsv_lines(text: str):
-    # Not splitlines, which knows more ends of a line than a TSV does.
+    # Not splitlines, which also splits at line separators that are valid inside a TSV cell.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip("\r"):
             yield number, line.rstrip("\r").split("\t")
@@ -110,21 +111,21 @@ def _json_rows(path, text: str) -> list[Row]:
         except json.JSONDecodeError as error:
             raise UserError(f"{path}:{number}: not JSON ({error})") from None
         if not isinstance(value, dict):
-            raise UserError(f"{path}:{number}: not a JSON object with the columns as names")
+            raise UserError(f"{path}:{number}: not a JSON object that maps column names to values")
         rows.append(_row(value, f"{path}:{number}"))
     return rows
 
 
 def _row(values: dict, where: str) -> Row:
-    """What is no text is JSON; what is null is not there."""
+    """Encodes values other than strings as JSON, and omits null values."""
     present = {name: value for name, value in values.items() if value is not None}
     return Row({k: v if isinstance(v, str) else json.dumps(v) for k, v in present.items()}, where)
 
 
 def read_tfds(path: str, split: str) -> list[Row]:
-    """The examples of a split of TensorFlow Datasets, "tfds:NAME"; class labels by their names.
+    """Returns the examples of a split of the TensorFlow dataset "tfds:NAME"; class labels become their names.
 
-    Raises `UserError` where it cannot be had.
+    Raises `UserError` if the dataset cannot be loaded.
     """
     import tensorflow_datasets as tfds
 
@@ -135,9 +136,9 @@ def read_tfds(path: str, split: str) -> list[Row]:
         builder = tfds.builder(name)
         builder.download_and_prepare()
         dataset = builder.as_dataset(split=split, shuffle_files=False)
-    except Exception as error:  # the library raises many kinds; each means that this cannot be had
+    except Exception as error:  # the library raises many types; each means that the dataset is unavailable
         reason = str(error).strip().split("\n")[0]
-        raise UserError(f"config.data.path: TensorFlow Datasets cannot give {name!r}, {split} ({reason})") from None
+        raise UserError(f"config.data.path: TensorFlow Datasets cannot load {name!r}, {split} ({reason})") from None
 
     def plain(feature, value):
         if isinstance(feature, tfds.features.Sequence):
@@ -156,7 +157,7 @@ def read_tfds(path: str, split: str) -> list[Row]:
 
 
 def column(row: Row, name: str) -> str:
-    """Raises `UserError` where the row has no such column."""
+    """Returns the value of a column. Raises `UserError` if the row has no such column."""
     if name not in row.columns:
         raise UserError(f"{row.where}: no column {name!r}; there are {', '.join(row.columns)}")
     return row.columns[name]

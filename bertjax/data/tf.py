@@ -1,4 +1,4 @@
-"""TensorFlow as this package uses it: for tf.data and TFRecords, quiet, and never on an accelerator."""
+"""Imports TensorFlow for tf.data and TFRecords: without its log output, and without access to accelerators."""
 
 import os
 

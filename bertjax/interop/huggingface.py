@@ -1,11 +1,11 @@
-"""Hugging Face folders: config.json, safetensors in one file or several, and the tokenizer beside them."""
+"""Hugging Face folders: config.json, safetensors in one or several files, and the tokenizer."""
 
 import contextlib
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
 
-import ml_dtypes  # noqa: F401  by which NumPy knows bfloat16
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 from etils import epath
 
@@ -19,10 +19,10 @@ REQUIRED = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings",
 )  # fmt: skip
-# Names of one activation in transformers, and ours.
+# Activations: name in transformers -> our name.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "relu": "relu"}
 
-# What each class of transformers holds besides the encoder: the beginnings of Google's variables.
+# Parts of each transformers class besides the encoder, as prefixes of Google's variables.
 ARCHITECTURES = {
     "BertModel": ("bert/pooler/",),
     "BertForMaskedLM": ("cls/predictions/",),
@@ -42,7 +42,7 @@ FINE_TUNED_NAMES = {
 
 
 def read_config(path: epath.Path) -> BertConfig:
-    """A `BertConfig` from Hugging Face's config.json. Raises `UserError` for what is not a BERT encoder."""
+    """Reads a `BertConfig` from Hugging Face's config.json. Raises `UserError` if it is not a BERT encoder."""
     fields = read_json(path)
     kind = fields.get("model_type", "bert")
     if kind != "bert":
@@ -64,27 +64,27 @@ def read_config(path: epath.Path) -> BertConfig:
 
 
 def read_head(path: epath.Path) -> tuple[str, tuple[str, ...]]:
-    """(architecture, names of the labels) of a config.json; empty where it does not say, or of an unknown class."""
+    """Returns (architecture, label names) of a config.json; each is empty if absent, or if the class is unknown."""
     fields = read_json(path)
     architecture = next(iter(fields.get("architectures") or ()), "")
     names = fields.get("id2label") or {}
     try:
         labels = tuple(str(names[key]) for key in sorted(names, key=int))
     except (TypeError, ValueError):
-        raise UserError(f"{path}: id2label is not an object with a name for each number") from None
+        raise UserError(f"{path}: id2label is not an object that maps numbers to names") from None
     return architecture if architecture in ARCHITECTURES else "", labels
 
 
 def bert_config(path: epath.Path, fields: dict) -> BertConfig:
-    """The fields that are BERT's. Raises `UserError` where one that has no default is missing, or is no number."""
+    """Builds a `BertConfig` from a JSON object. Raises `UserError` if a field is missing or has an invalid value."""
     names = BertConfig.__dataclass_fields__
     for name in REQUIRED:
         if name not in fields:
-            raise UserError(f"{path}: {name} is missing; a BERT's config needs it")
+            raise UserError(f"{path}: {name} is missing; a BERT config needs it")
     for name, field in names.items():
         value, numbers = fields.get(name, field.default), (int, float) if field.type is float else (field.type,)
         if type(value) not in numbers or (field.type is int and value < 1):
-            raise UserError(f"{path}: {name} is {value!r}, which is no {field.type.__name__} that a BERT could have")
+            raise UserError(f"{path}: {name} is {value!r}, which is not a valid {field.type.__name__}")
     if fields["hidden_size"] % fields["num_attention_heads"]:
         raise UserError(
             f"{path}: hidden_size {fields['hidden_size']} is not a multiple of num_attention_heads "
@@ -106,13 +106,13 @@ def read_json(path: epath.Path) -> dict:
 
 
 def huggingface_name(variable: str) -> str:
-    """Google's variable -> the name of its tensor in transformers' classes with a head."""
+    """Maps Google's variable to its tensor name in transformers' classes with a head."""
     if variable in FINE_TUNED_NAMES:
         return FINE_TUNED_NAMES[variable]
     name = variable.replace("layer_", "layer.").replace("/", ".")
     for end, theirs in (
         ("_embeddings", "_embeddings.weight"),
-        (".kernel", ".weight"),  # transposed: see `is_transposed`
+        (".kernel", ".weight"),  # also transposed, see `is_transposed`
         (".gamma", ".weight"),
         (".beta", ".bias"),
         (".output_weights", ".weight"),
@@ -124,15 +124,15 @@ def huggingface_name(variable: str) -> str:
 
 
 def is_transposed(variable: str) -> bool:
-    """Dense kernels: Google keeps `[inputs, outputs]`, PyTorch `[outputs, inputs]`."""
+    """True for dense kernels: Google stores `[inputs, outputs]`, PyTorch `[outputs, inputs]`."""
     return variable.endswith("/kernel")
 
 
 def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]]:
-    """Our params from a folder's safetensors, and the names of the tensors that are none of BERT's.
+    """Returns our params from a folder's safetensors, and the names of ignored tensors, which are not part of BERT.
 
-    Encoders with and without the prefix `bert.`, LayerNorms with `gamma` and `beta`, weights in half precision, and
-    decoders that are stored beside the word embeddings they are tied to are all read.
+    Accepts encoders with and without the prefix `bert.`, LayerNorms with `gamma` and `beta`, weights in half precision,
+    and redundant copies of the tied decoder. Raises `UserError` if tensors are missing or contradict each other.
     """
     known = {huggingface_name(variable): variable for variable in (*variable_shapes(config), *FINE_TUNED_NAMES)}
     variables, ignored, stored = {}, [], {}
@@ -140,7 +140,7 @@ def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]
         plain = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         variable = known.get(plain) or known.get(f"bert.{plain}")
         if variable in variables:
-            raise UserError(f"{folder}: {name} is there twice, under another name too")
+            raise UserError(f"{folder}: {name} occurs twice, under two names")
         if variable and tensor.dtype.kind in "iub":
             raise UserError(f"{folder}: {name} is of type {tensor.dtype}; quantized weights are not supported")
         if variable:
@@ -157,9 +157,7 @@ def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]
                 f"{folder}: cls.predictions.decoder.bias differs from cls.predictions.bias; BERT has one bias"
             )
     if "weight" in stored and WORDS in variables and not np.array_equal(stored["weight"], variables[WORDS]):
-        raise UserError(
-            f"{folder}: cls.predictions.decoder.weight differs from the word embeddings; BERT's are one and the same"
-        )
+        raise UserError(f"{folder}: cls.predictions.decoder.weight differs from the word embeddings; BERT ties them")
     check_variables(variables, config, str(folder))
     return to_params(variables, config), ignored
 
@@ -173,12 +171,12 @@ def _tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
                 for name in file.keys():
                     yield name, file.get_tensor(name)
         except (safetensors.SafetensorError, OSError) as error:
-            raise UserError(f"{path}: damaged or cut off ({error}); copy it again") from None
+            raise UserError(f"{path}: damaged or truncated ({error}); copy it again") from None
 
 
 @contextlib.contextmanager
 def _local(path: epath.Path) -> Iterator[epath.Path]:
-    """A file of this machine's with the same content: the library that reads it knows no object stores."""
+    """Yields a local copy of a remote file, or the file itself: safetensors cannot read object stores."""
     if "://" not in str(path):
         yield path
         return
@@ -193,7 +191,7 @@ def _weight_files(folder: epath.Path) -> list[epath.Path]:
     if index.exists():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
-            raise UserError(f"{index}: no weight_map that says which tensor is in which file")
+            raise UserError(f"{index}: no weight_map from tensors to files")
         files = sorted(set(weight_map.values()))
         for name in files:
             if not (folder / name).exists():
@@ -202,8 +200,8 @@ def _weight_files(folder: epath.Path) -> list[epath.Path]:
     pickles = [p.name for p in folder.iterdir() if p.name.endswith((".bin", ".pt", ".pth"))]
     if pickles:
         raise UserError(
-            f"{folder / pickles[0]}: a pickle, which runs whatever code is in it when opened; bertjax opens none. "
-            f"If you trust it, load it with transformers and save_pretrained() it, which writes {WEIGHTS}"
+            f"{folder / pickles[0]}: a pickle, which can run arbitrary code when opened; bertjax opens none. "
+            f"If you trust it, load it with transformers and call save_pretrained(), which writes {WEIGHTS}"
         )
     raise UserError(f"{folder}: no {WEIGHTS} and no {INDEX}")
 
@@ -213,10 +211,10 @@ FINE_TUNED_HEADS = ("output_", "cls/squad/")
 
 
 def choose_architecture(variables: dict, stated: str = "") -> str:
-    """The class of transformers for what is there: a fine-tuned head's, otherwise the one that keeps the most.
+    """Chooses the transformers class for these variables: that of a fine-tuned head, or the one that keeps the most.
 
-    `stated`: what the checkpoint calls itself. That decides between classes with the same head, but not against weights
-    that are there: bert-base-uncased calls itself a `BertForMaskedLM` and holds all of a `BertForPreTraining`.
+    `stated`: the architecture that the checkpoint states. It decides between classes with the same fine-tuned head, but
+    not otherwise: bert-base-uncased states `BertForMaskedLM` although it has all weights of `BertForPreTraining`.
     """
     present = {part for part in HEADS if any(name.startswith(part) for name in variables)}
     if stated and present & set(ARCHITECTURES[stated]) & set(FINE_TUNED_HEADS):
@@ -225,7 +223,7 @@ def choose_architecture(variables: dict, stated: str = "") -> str:
     kept = {
         name: (bool(set(FINE_TUNED_HEADS) & set(ARCHITECTURES[name])), len(ARCHITECTURES[name])) for name in fitting
     }
-    return max(fitting, key=kept.get, default="BertModel")  # the first of equals
+    return max(fitting, key=kept.get, default="BertModel")  # the first one in a tie
 
 
 def write(
@@ -236,10 +234,10 @@ def write(
     architecture: str = "",
     labels: Sequence[str] = (),
 ) -> list[str]:
-    """Writes what `architecture.from_pretrained(folder)` of transformers reads; "" is `choose_architecture`.
+    """Writes a folder for transformers' `architecture.from_pretrained(folder)`; "" means `choose_architecture`.
 
-    `labels`: names of the rows of a classifier. Returns the parts that the class has no place for, which are left out.
-    Raises `UserError` where the params lack what the class has.
+    `labels`: names of a classifier's rows. Returns the names of variables that the class does not have; they are left
+    out. Raises `UserError` if the class has parts that the params lack.
     """
     import safetensors.numpy
 
@@ -247,15 +245,15 @@ def write(
     variables = to_variables(params, config)
     architecture = architecture or choose_architecture(variables)
     wanted = ARCHITECTURES[architecture]
-    for part in wanted if architecture != "BertModel" else ():  # whose pooler transformers can do without
+    for part in wanted if architecture != "BertModel" else ():  # transformers accepts it without a pooler
         if not any(name.startswith(part) for name in variables):
             fitting = choose_architecture(variables)
             raise UserError(
-                f"--architecture={architecture}: it has {part.rstrip('/_')}, which the checkpoint lacks; take {fitting}"
+                f"--architecture={architecture}: it has {part.rstrip('/_')}, which the checkpoint lacks; use {fitting}"
             )
     rows = len(variables["output_bias"]) if "output_" in wanted else 0
     if architecture == "BertForMultipleChoice" and rows != 1:
-        raise UserError(f"--architecture={architecture}: it has one score a choice, but this classifier {rows} labels")
+        raise UserError(f"--architecture={architecture}: one score per choice, but this classifier has {rows} labels")
     if labels and (len(labels) != rows or len(set(labels)) != rows) and rows:
         raise UserError(f"the checkpoint names {len(set(labels))} labels, but its classifier has {rows} rows")
     tensors, left_out = {}, []
@@ -292,7 +290,7 @@ def _config_json(config: BertConfig, architecture: str) -> dict:
 
 
 def write_tokenizer(folder: epath.Path, config: BertConfig, tokenizer: Tokenizer) -> None:
-    """tokenizer.json and tokenizer_config.json, from which `AutoTokenizer` makes the same ids."""
+    """Writes tokenizer.json and tokenizer_config.json, with which `AutoTokenizer` gives the same ids."""
     write_whole(folder / "tokenizer.json", tokenizer.to_huggingface())
     names = ("pad", "unk", "cls", "sep", "mask")
     special = {f"{name}_token": tokenizer.pieces[getattr(tokenizer, f"{name}_id")] for name in names}

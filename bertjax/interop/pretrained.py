@@ -1,4 +1,4 @@
-"""A checkpoint of anybody's, in our terms: a Hugging Face folder, Google's TF1 checkpoint, or a workdir of ours."""
+"""Reads checkpoints of any supported format: a bertjax workdir, a Hugging Face folder, or Google's TF1 checkpoint."""
 
 import dataclasses
 import re
@@ -19,7 +19,7 @@ from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import Record
 
 FORMATS = ("bertjax", "huggingface", "tf1")
-BEST_RUN = "best"  # in the workdir of a search: which of its runs is the best, such as "runs/seed=1"
+BEST_RUN = "best"  # file in the workdir of a search with the path of its best run, such as "runs/seed=1"
 SIZES = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings", "type_vocab_size",
@@ -28,14 +28,14 @@ SIZES = (
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """Params (NumPy, float32, our layout; heads may be missing), the model they are of, and its tokenizer.
+    """A checkpoint: params (NumPy, float32, our layout; heads may be missing), model config and tokenizer.
 
     Args:
-      ignored: names in the files that are nothing of BERT's.
-      architecture: the class of transformers that it is, where that is known.
-      labels: of a classifier.
-      settings: the config of the run it comes from; empty for a checkpoint of others.
-      decided: numbers chosen on the dev set, such as the threshold of "no answer".
+      ignored: names of arrays in the files that are not part of BERT.
+      architecture: the class of transformers, if known.
+      labels: names of a classifier's labels.
+      settings: the config of the run; empty for other formats.
+      decided: values tuned on the dev set, such as the "no answer" threshold.
     """
 
     path: str
@@ -51,18 +51,18 @@ class Pretrained:
 
     @property
     def head(self) -> dict:
-        """What the model needs besides; `config.head` of a run of ours."""
+        """Returns the `config.head` of a bertjax run: the settings of the model on top of BERT."""
         return dict(self.settings.get("head", {}))
 
     @property
     def max_seq_length(self) -> int:
-        """As it was trained where that is known, otherwise as long as it has positions for."""
+        """The sequence length it was fine-tuned with, if known; otherwise the number of positions."""
         return self.settings.get("max_seq_length", self.config.max_position_embeddings)
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a checkpoint lies: `step` of a workdir of ours, `prefix` of a TF1 checkpoint."""
+    """The location of a checkpoint: `step` in a bertjax workdir, or `prefix` of a TF1 checkpoint."""
 
     format: str
     folder: epath.Path
@@ -74,10 +74,10 @@ class Place:
 
 
 def read(path: epath.PathLike) -> Pretrained:
-    """Reads a checkpoint of any of the `FORMATS`. Raises `UserError` where there is none, or it is not whole.
+    """Reads a checkpoint of any of the `FORMATS`. Raises `UserError` if it is missing or incomplete.
 
-    Of a run of ours, the best checkpoint of fine-tuning and the latest of pre-training, unless the path ends in
-    "@best", "@latest" or "@STEP".
+    From a bertjax run, reads the best checkpoint after fine-tuning and the latest after pre-training, unless the path
+    ends in "@best", "@latest" or "@STEP".
     """
     place = find(path)
     known: dict = {}
@@ -95,16 +95,16 @@ def read(path: epath.PathLike) -> Pretrained:
     else:
         config = tf1.read_config(place.folder / tf1.CONFIG)
         params, ignored = tf1.read_params(place.prefix, config)
-    pieces = read_tokenizer(path)
-    if pieces is not None and pieces.vocab_size > config.vocab_size:
+    found = read_tokenizer(path)
+    if found is not None and found.vocab_size > config.vocab_size:
         raise UserError(
-            f"{place.folder}: its tokenizer has {pieces.vocab_size} pieces, its model only {config.vocab_size}"
+            f"{place.folder}: its tokenizer has {found.vocab_size} pieces, its model only {config.vocab_size}"
         )
-    return Pretrained(str(place), place.format, config, params, pieces, ignored, **known)
+    return Pretrained(str(place), place.format, config, params, found, ignored, **known)
 
 
 def read_config(path: epath.PathLike) -> BertConfig:
-    """The model of a checkpoint, without reading its arrays."""
+    """Reads the model config of a checkpoint, without its arrays."""
     place = find(path)
     if place.format == "bertjax":
         return bert_config(workdir.require(place.folder).config)
@@ -113,7 +113,7 @@ def read_config(path: epath.PathLike) -> BertConfig:
 
 
 def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
-    """The tokenizer that a checkpoint brings: of ours, or `tokenizer.model`, `tokenizer.json` or `vocab.txt`."""
+    """Reads the tokenizer of a checkpoint: of our run, or `tokenizer.model`, `tokenizer.json` or `vocab.txt`."""
     place = find(path)
     if place.format == "bertjax":
         return workdir.load_tokenizer(place.folder, workdir.require(place.folder))
@@ -127,9 +127,9 @@ def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
 
 
 def require_tokenizer(config) -> Tokenizer:
-    """That of `config.tokenizer`, or else of `config.init_checkpoint`, for the model that has been adopted from it.
+    """Returns the tokenizer of `config.tokenizer`, or else that of `config.init_checkpoint`; call after `adopt_model`.
 
-    Raises `UserError` where there is none, or it is not one for this model.
+    Raises `UserError` if there is none, or if it does not fit the model.
     """
     if path := config.tokenizer.path:
         found = tokenizer.load(config.tokenizer.kind, path, config.tokenizer.lowercase)
@@ -139,14 +139,14 @@ def require_tokenizer(config) -> Tokenizer:
         return found
     if (found := read_tokenizer(config.init_checkpoint)) is None:
         raise UserError(
-            f"config.tokenizer.path = '': {config.init_checkpoint} brings no vocabulary; name the vocab.txt it was "
+            f"config.tokenizer.path = '': {config.init_checkpoint} has no vocabulary; name the vocab.txt it was "
             f"trained with"
         )
     return found
 
 
 def find(path: epath.PathLike) -> Place:
-    """Where a checkpoint lies. Raises `UserError` where there is none."""
+    """Locates a checkpoint. Raises `UserError` if there is none."""
     path, which = epath.Path(path), ""
     if (chosen := checkpoint.WHICH.fullmatch(str(path))) and not path.exists():
         path, which = epath.Path(chosen[1]), chosen[2]
@@ -157,9 +157,9 @@ def find(path: epath.PathLike) -> Place:
         default = "best" if is_fine_tuned and checkpoint.best_step(path) is not None else "latest"
         return Place("bertjax", path, step=checkpoint.choose_step(path, which or default))
     if which:
-        raise UserError(f"@{which} is for the workdir of a run, which {str(path)!r} is not")
+        raise UserError(f"@{which} needs the workdir of a run, but {str(path)!r} is not one")
     if (path / huggingface.CONFIG).exists() and "task" in huggingface.read_json(path / huggingface.CONFIG):
-        raise UserError(f"{path}: a run that has saved no checkpoint yet")
+        raise UserError(f"{path}: a run that has not saved a checkpoint yet")
     has_tf1 = (path / f"{tf1.PREFIX}.index").exists() and not list(path.glob("*.safetensors"))
     if (path / huggingface.CONFIG).exists() and not has_tf1:
         return Place("huggingface", path)
@@ -178,9 +178,9 @@ def _tokenizer_file(folder: epath.Path) -> epath.Path | None:
 
 
 def _is_uncased(folder: epath.Path, vocabulary: epath.Path) -> bool:
-    """As tokenizer_config.json says. Without one: a vocabulary without a capital letter is an uncased one.
+    """Reads `do_lower_case` from tokenizer_config.json; without it, a vocabulary without capital letters is uncased.
 
-    Raises `UserError` for what the vocabulary alone does not say and our WordPiece does not do.
+    Raises `UserError` for tokenizer settings that our WordPiece does not support.
     """
     if (folder / "added_tokens.json").exists():
         known = set(tokenizer.load("wordpiece", vocabulary).pieces)
@@ -200,8 +200,8 @@ def _is_uncased(folder: epath.Path, vocabulary: epath.Path) -> bool:
 
 
 def adopt(config) -> None:
-    """Sets what `config.init_checkpoint` decides: activation, LayerNorm's epsilon and, where the config names neither
-    tokenizer nor records, the tokenizer. Raises `UserError` where the sizes of the model differ."""
+    """Takes activation and LayerNorm epsilon from `config.init_checkpoint`; also its tokenizer, if the config names no
+    tokenizer and no records. Raises `UserError` if the model sizes differ."""
     path = config.init_checkpoint
     theirs = read_config(path)
     if wrong := {name: getattr(theirs, name) for name in SIZES if config.model[name] != getattr(theirs, name)}:
@@ -209,15 +209,15 @@ def adopt(config) -> None:
         flags = " ".join(f"--config.model.{field}={size}" for field, size in wrong.items())
         raise UserError(f"config.model.{name} = {config.model[name]}: {path} has {value}; set {flags}")
     config.model.update(hidden_act=theirs.hidden_act, layer_norm_eps=theirs.layer_norm_eps)
-    if config.tokenizer.path or config.data.records or (pieces := read_tokenizer(path)) is None:
+    if config.tokenizer.path or config.data.records or (found := read_tokenizer(path)) is None:
         return
-    config.tokenizer.update(kind=pieces.kind, path=str(_tokenizer_file(find(path).folder)), lowercase=pieces.lowercase)
+    config.tokenizer.update(kind=found.kind, path=str(_tokenizer_file(find(path).folder)), lowercase=found.lowercase)
 
 
 def adopt_model(config, theirs: BertConfig, source: str) -> None:
-    """Sets all of the model but dropout to that of a checkpoint, for fine-tuning, which only adds to it.
+    """Takes all model fields except dropout from a checkpoint, for fine-tuning.
 
-    Raises `UserError` where the config asks for other sizes, or for longer sequences than the model has positions for.
+    Raises `UserError` if the config sets other sizes, or `max_seq_length` exceeds the model's positions.
     """
     default = BertConfig()
     for name in SIZES:
@@ -233,27 +233,27 @@ def adopt_model(config, theirs: BertConfig, source: str) -> None:
 
 
 def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:
-    """Says how many pieces differ from a checkpoint's own. Raises `UserError` where it is more than a tenth: a few
-    replaced ones, such as `[unused1]`, learn something new; a vocabulary of another order makes nonsense."""
+    """Prints how many pieces differ from the checkpoint's tokenizer. Raises `UserError` if more than a tenth do: a few
+    replaced pieces, such as `[unused1]`, are fine; another vocabulary would invalidate the embeddings."""
     theirs = read_tokenizer(path)
     if theirs is None or theirs.fingerprint == ours.fingerprint:
         return
     different = sum(a != b for a, b in zip(ours.pieces, theirs.pieces))
     if not different and ours.lowercase != theirs.lowercase:
         raise UserError(f"config.tokenizer.lowercase = {ours.lowercase}: {path} was trained with {theirs.lowercase}")
-    said = f"{different} of the first {len(theirs.pieces)} pieces of the tokenizer are not those of {path}"
+    message = f"{different} of the first {len(theirs.pieces)} pieces of the tokenizer are not those of {path}"
     if different > 0.1 * len(theirs.pieces):
-        raise UserError(f"config.init_checkpoint: {said}; use its tokenizer, also for records")
+        raise UserError(f"config.init_checkpoint: {message}; use its tokenizer, also for records")
     if jax.process_index() == 0:
-        print(said, flush=True)
+        print(message, flush=True)
 
 
 def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -> dict:
-    """Puts what a checkpoint has in the places of `params`, laid out as they are, and says what that was.
+    """Replaces `params` by those of a checkpoint, with the same shardings, and prints what was loaded.
 
-    `encoder_only`: not the output layers, which may have been learnt for something else.
+    `encoder_only`: does not load the output layers, which may belong to another task.
 
-    Raises `UserError` where a shape differs.
+    Raises `UserError` if a shape differs.
     """
     pretrained = read(path)
     ours = flattened(params)
@@ -264,7 +264,7 @@ def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -
         if ours[name].shape != theirs[name].shape:
             raise UserError(
                 f"config.init_checkpoint = {str(path)!r}: {name} has shape {theirs[name].shape}, but the model of this "
-                f"config {ours[name].shape}"
+                f"config has {ours[name].shape}"
             )
     loaded = {name: jax.device_put(theirs[name], x.sharding) if name in theirs else x for name, x in ours.items()}
     if jax.process_index() == 0:
@@ -279,7 +279,7 @@ def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -
 
 
 def convert(source: epath.PathLike, output: epath.PathLike, to: str, architecture: str = "") -> str:
-    """Writes `source` to the folder `output` in one of the `FORMATS`; returns one line that says what was done."""
+    """Writes `source` to the folder `output` in one of the `FORMATS`; returns a one-line summary."""
     output = epath.Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output={output}: exists and is not empty; name a new folder")
@@ -289,7 +289,7 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         known = ", ".join(huggingface.ARCHITECTURES)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
     pretrained, left_out = read(source), []
-    if pretrained.head and to != "bertjax":  # the model above a frozen BERT, for which nobody else has a class
+    if pretrained.head and to != "bertjax":  # the BiLSTM on a frozen BERT, which other formats cannot represent
         left_out = sorted(pretrained.params.keys() - {"bert"})
         encoder = {"bert": pretrained.params["bert"]}
         pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=())
@@ -312,16 +312,16 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
             checkpoint.write_scores(output, 0, Scores({}, decided=pretrained.decided))
         workdir.write(output, Record(config, pretrained.architecture, pretrained.labels), pretrained.tokenizer)
     size = count_parameters(pretrained.params, pretrained.config)
-    said = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
+    parts = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
     if left_out:
-        said.append(f"left out, for which {architecture or 'it'} has no place: {', '.join(left_out[:8])}")
+        parts.append(f"left out, for which {architecture or 'it'} has no place: {', '.join(left_out[:8])}")
     if pretrained.tokenizer is None:
-        said.append("no tokenizer was found beside it")
+        parts.append("no tokenizer was found beside it")
     if pretrained.ignored:
-        said.append(f"left out, not of BERT's: {', '.join(pretrained.ignored[:8])}")
-    return "; ".join(said)
+        parts.append(f"ignored, not part of BERT: {', '.join(pretrained.ignored[:8])}")
+    return "; ".join(parts)
 
 
 def flattened(params: dict) -> dict:
-    """Arrays by path: "bert/pooler/dense/kernel"."""
+    """Flattens params to arrays by path, such as "bert/pooler/dense/kernel"."""
     return flax.traverse_util.flatten_dict(params, sep="/")

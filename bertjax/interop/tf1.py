@@ -1,4 +1,4 @@
-"""Google's TF1 checkpoints: `bert_model.ckpt.index` and `.data-*`, `bert_config.json` and `vocab.txt` beside them."""
+"""Google's TF1 checkpoints: `bert_model.ckpt.index` and `.data-*`, with `bert_config.json` and `vocab.txt`."""
 
 import json
 
@@ -12,12 +12,12 @@ from bertjax.interop.variables import FINE_TUNED, check_variables, to_params, to
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, PREFIX = "bert_config.json", "bert_model.ckpt"
-# Of the optimizer (`.../adam_m`, `.../adam_v`, LAMB's too) and the step: no part of the model.
+# Suffixes of the optimizer's variables (Adam's and LAMB's moments), which are not part of the model.
 OPTIMIZER = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v")
 
 
 def read_config(path: epath.Path) -> BertConfig:
-    """A `BertConfig` from bert_config.json. Google's "gelu" is the tanh form, which Hugging Face calls gelu_new."""
+    """Reads a `BertConfig` from bert_config.json; Google's "gelu" is the tanh form (Hugging Face: gelu_new)."""
     fields = read_json(path)
     known = {"gelu": fields.get("gelu_form", "gelu_new"), "gelu_new": "gelu_new", "relu": "relu"}
     activation = known.get(str(fields.get("hidden_act", "gelu")))
@@ -28,7 +28,7 @@ def read_config(path: epath.Path) -> BertConfig:
 
 
 def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]]:
-    """Our params from a checkpoint, and the names of the variables that are none of BERT's."""
+    """Returns our params from a checkpoint, and the names of ignored variables, which are not part of BERT."""
     from bertjax.data.tf import tf
 
     try:
@@ -61,7 +61,7 @@ def write(folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: T
     if config.hidden_act != "relu":
         fields["hidden_act"] = "gelu"
     if config.hidden_act == "gelu":
-        fields["gelu_form"] = "gelu"  # read by bertjax: Google's code knows the tanh form only
+        fields["gelu_form"] = "gelu"  # for bertjax; Google's code ignores it and uses the tanh form
     if config.layer_norm_eps != 1e-12:
         fields["layer_norm_eps"] = config.layer_norm_eps
     write_whole(folder / CONFIG, json.dumps(fields, indent=2) + "\n")

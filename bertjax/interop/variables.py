@@ -1,6 +1,6 @@
-"""Our params <-> arrays under the names of Google's TF1 variables (modeling.py, run_pretraining.py).
+"""Converts our params to and from Google's TF1 variables (modeling.py, run_pretraining.py).
 
-Hugging Face's names follow Google's, so both foreign formats are read and written through these.
+Hugging Face's names follow Google's, so both formats are read and written through these variables.
 """
 
 import flax.traverse_util
@@ -12,7 +12,7 @@ LAYERS = "bert/encoder/layers"
 QUERY_KEY_VALUE = f"{LAYERS}/attention/query_key_value"
 WORDS = "bert/embeddings/word_embeddings"
 
-# Our path -> Google's variable. The arrays differ in shape only, but for what `to_params` says.
+# Our path -> Google's variable. The arrays differ in shape only, except for the transposed `OUTPUT_WEIGHTS`.
 SINGLE = {
     "bert/embeddings/word/embedding": WORDS,
     "bert/embeddings/position/embedding": "bert/embeddings/position_embeddings",
@@ -35,7 +35,7 @@ SINGLE = {
 }
 OUTPUT_WEIGHTS = ("next_sentence/dense/kernel", "classifier/dense/kernel", "spans/dense/kernel")  # Google's: transposed
 
-# The same within a layer: `bert/encoder/layers/PATH` holds all layers, `bert/encoder/layer_N/VARIABLE` one.
+# Within a layer: our `bert/encoder/layers/PATH` stacks all layers, Google's `bert/encoder/layer_N/VARIABLE` is one.
 LAYER = {
     "attention/output/kernel": "attention/output/dense/kernel",
     "attention/output/bias": "attention/output/dense/bias",
@@ -51,7 +51,7 @@ LAYER = {
 
 
 def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    """Every variable of a pre-trained BERT, with its shape as Google stores it."""
+    """Returns the variables of a pre-trained BERT with the shapes in which Google stores them."""
     hidden, inner = config.hidden_size, config.intermediate_size
     shapes = {
         WORDS: (config.vocab_size, hidden),
@@ -87,14 +87,14 @@ def _norm(name: str, size: int) -> dict:
     return {f"{name}/gamma": (size,), f"{name}/beta": (size,)}
 
 
-# What a checkpoint may lack, each as a whole. The rest is the encoder, without which it is no BERT.
+# Parts that a checkpoint may lack, each as a whole. The rest is the encoder, which is required.
 OPTIONAL = ("bert/pooler/", "cls/predictions/", "cls/seq_relationship/")
-# What fine-tuning adds: as many rows as there are labels.
+# Variables that fine-tuning adds, with one row per label.
 FINE_TUNED = ("output_weights", "output_bias", "cls/squad/output_weights", "cls/squad/output_bias")
 
 
 def check_variables(variables: dict[str, np.ndarray], config: BertConfig, source: str) -> None:
-    """Raises `UserError` where a variable is missing, or not of the shape that the checkpoint's own config gives it."""
+    """Raises `UserError` if a variable is missing or does not have the shape that the checkpoint's config implies."""
     present = tuple(part for part in OPTIONAL if any(name.startswith(part) for name in variables))
     for name, shape in variable_shapes(config).items():
         if name not in variables:
@@ -114,7 +114,7 @@ def check_variables(variables: dict[str, np.ndarray], config: BertConfig, source
 
 
 def to_params(variables: dict[str, np.ndarray], config: BertConfig) -> dict:
-    """Variables -> our params, float32, as far as they are there. See `check_variables`."""
+    """Converts variables to our params in float32; absent parts stay absent. See `check_variables`."""
 
     def stacked(variable: str, *shape: int) -> np.ndarray:
         layers = [variables[f"bert/encoder/layer_{i}/{variable}"] for i in range(config.num_hidden_layers)]
@@ -139,7 +139,7 @@ def to_params(variables: dict[str, np.ndarray], config: BertConfig) -> dict:
 
 
 def to_variables(params: dict, config: BertConfig) -> dict[str, np.ndarray]:
-    """Our params -> variables, as far as they are there; those of heads that have no place in them are left out."""
+    """Converts our params to variables; omits absent parts, and heads that Google's format does not have."""
     flat = {path: np.asarray(x) for path, x in flax.traverse_util.flatten_dict(params, sep="/").items()}
     variables = {
         name: flat[path].T if path in OUTPUT_WEIGHTS else flat[path] for path, name in SINGLE.items() if path in flat

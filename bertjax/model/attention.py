@@ -1,4 +1,4 @@
-"""Multi-head self-attention (Vaswani et al. 2017, section 3.2) among the tokens of one segment."""
+"""Multi-head self-attention (Vaswani et al. 2017, section 3.2), restricted to tokens of the same segment."""
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,7 @@ class Dense(nn.Module):
 
 
 def layer_norm(config: BertConfig, dtype, **kwargs) -> nn.LayerNorm:
-    """LayerNorm over the last axis; statistics in float32, in two passes (one pass loses digits)."""
+    """LayerNorm over the last axis; float32 statistics in two passes (a single pass loses precision)."""
     return nn.LayerNorm(
         epsilon=config.layer_norm_eps,
         dtype=dtype,
@@ -40,15 +40,15 @@ def layer_norm(config: BertConfig, dtype, **kwargs) -> nn.LayerNorm:
 
 
 def same_segment(segments: jax.Array) -> jax.Array:
-    """Which token may look at which: `[batch, length]` segments -> `[batch, 1, length, length]` booleans.
+    """Attention mask: `[batch, length]` segments -> `[batch, 1, length, length]` booleans.
 
-    Segment 0 is padding. It sees itself, so that no row of the softmax is empty; nothing else sees it.
+    Segment 0 is padding. Padding attends to padding, so that no row of the softmax is empty; no other token does.
     """
     return (segments[:, :, None] == segments[:, None, :])[:, None]
 
 
 class SelfAttention(nn.Module):
-    """softmax(Q K^T / sqrt(d)) V, its dropout on the probabilities, and the output projection."""
+    """softmax(Q K^T / sqrt(d)) V with dropout on the probabilities, then the output projection."""
 
     config: BertConfig
     dtype: jnp.dtype

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019): the encoder with pooler, the model that is pre-trained, and those that are fine-tuned."""
+"""BERT (Devlin et al. 2019): the encoder with pooler, and the models for pre-training and fine-tuning."""
 
 import flax.linen as nn
 import jax
@@ -14,7 +14,7 @@ from bertjax.model.hidden_states import HIDDEN_STATES, combine, count_layers
 class BertModel(nn.Module):
     """Token ids -> hidden states of the last layer `[batch, length, hidden]` and pooled output `[batch, hidden]`.
 
-    `dtype` is that of the activations; params are float32.
+    `dtype` is the type of the activations; params are float32.
     """
 
     config: BertConfig
@@ -31,16 +31,16 @@ class BertModel(nn.Module):
         return hidden, self.pooler(hidden)
 
     def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
-        """Hidden states without the pooled output. All arguments are `[batch, length]` integers.
+        """Returns the last hidden states `[batch, length, hidden]` only. Inputs are `[batch, length]` integers.
 
         Args:
-          input_ids: words.
-          segments: tokens attend within their segment only. 0 is padding; Google's `input_mask` is the case of one
-            segment. Several examples can share a row as segments 1, 2, ...
+          input_ids: token ids.
+          segments: tokens attend only within their segment. 0 is padding, so Google's `input_mask` is one segment.
+            Several examples can share a row as segments 1, 2, ...
           token_types: 0 in sentence A, 1 in sentence B (Google's `segment_ids`).
-          positions: indices into the position table; 0, 1, ..., length - 1 where None.
-          dropout_keys: `[batch]` random keys, one for each row; None: no dropout.
-          every_layer: `[layers + 1, batch, length, hidden]`, the embeddings first, instead of the last layer.
+          positions: indices into the position embeddings; None: 0, 1, ..., length - 1.
+          dropout_keys: `[batch]` random keys, one per row; None: no dropout.
+          every_layer: return `[layers + 1, batch, length, hidden]`, the embeddings first.
         """
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
@@ -51,7 +51,7 @@ class BertModel(nn.Module):
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with the masked-LM head at the masked positions only, and the next-sentence head."""
+    """BERT with the masked-LM head, at the masked positions only, and the next-sentence head."""
 
     config: BertConfig
     dtype: jnp.dtype = jnp.float32
@@ -68,7 +68,7 @@ class BertForPreTraining(nn.Module):
         return self._masked_lm(hidden, masked_positions), self.next_sentence(pooled)
 
     def masked_lm_logits(self, input_ids, segments, token_types, masked_positions):
-        """The first of these two alone, without dropout: pooler and next-sentence head need no params."""
+        """Returns the masked-LM logits only, without dropout; needs no params for pooler and next-sentence head."""
         return self._masked_lm(self.bert.encode(input_ids, segments, token_types), masked_positions)
 
     def _masked_lm(self, hidden, masked_positions):
@@ -77,9 +77,9 @@ class BertForPreTraining(nn.Module):
 
 
 class BertForSequenceClassification(nn.Module):
-    """Labels of whole inputs, from the pooled output: `[batch, labels]` logits.
+    """Classifies whole inputs from the pooled output: `[batch, labels]` logits.
 
-    One label: a regression, or the score of one choice among several inputs.
+    A single label is a regression, or the score of one choice in multiple choice.
     """
 
     config: BertConfig
@@ -97,7 +97,7 @@ class BertForSequenceClassification(nn.Module):
 
 
 class BertForTokenClassification(nn.Module):
-    """A label for each token: `[batch, length, labels]` logits."""
+    """Classifies each token: `[batch, length, labels]` logits."""
 
     config: BertConfig
     labels: int
@@ -114,7 +114,7 @@ class BertForTokenClassification(nn.Module):
 
 
 class BertForQuestionAnswering(nn.Module):
-    """Where an answer starts and where it ends: `[batch, length, 2]` logits."""
+    """Predicts the start and the end of an answer span: `[batch, length, 2]` logits."""
 
     config: BertConfig
     dtype: jnp.dtype = jnp.float32
@@ -122,7 +122,7 @@ class BertForQuestionAnswering(nn.Module):
 
     def setup(self):
         self.bert = BertModel(self.config, self.dtype, self.remat)
-        self.spans = Classifier(self.config, 2, dropout=False)  # run_squad.create_model has none
+        self.spans = Classifier(self.config, 2, dropout=False)  # as in run_squad.create_model
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None):
         hidden = self.bert.encode(input_ids, segments, token_types, dropout_keys=dropout_keys)
@@ -130,13 +130,13 @@ class BertForQuestionAnswering(nn.Module):
 
 
 class BertForFeatureBasedTagging(nn.Module):
-    """A label for each token, `[batch, length, labels]` logits, by a BiLSTM over a frozen BERT.
+    """Classifies each token with a BiLSTM over a frozen BERT: `[batch, length, labels]` logits.
 
-    The feature-based approach of section 5.3; BERT has no dropout here.
+    The feature-based approach of section 5.3; BERT runs without dropout.
 
     Args:
-      layers: one of `HIDDEN_STATES`.
-      lstm_size: of each direction.
+      layers: a key of `HIDDEN_STATES`.
+      lstm_size: size of each direction.
     """
 
     config: BertConfig
@@ -161,7 +161,7 @@ class BertForFeatureBasedTagging(nn.Module):
         return self.classifier(self.lstm(features, segments, dropout_keys), dropout_keys)
 
     def features(self, states):
-        """`[layers + 1, batch, length, hidden]` -> `[batch, length, width]`: what the BiLSTM sees."""
+        """Combines `[layers + 1, batch, length, hidden]` into the BiLSTM's input `[batch, length, width]`."""
         weights = None
         if HIDDEN_STATES[self.layers].combine == "weighted_sum":
             weights = self.layer_scale * nn.softmax(self.layer_weights)
@@ -169,9 +169,9 @@ class BertForFeatureBasedTagging(nn.Module):
 
 
 def cast_encoder(params: dict, dtype) -> dict:
-    """Kernels and tables of the encoder in the type that its modules compute in, which changes no result.
+    """Casts the encoder's kernels and embeddings to its compute type, which does not change any result.
 
-    The heads', where some compute in float32, stay as they are; so do biases and LayerNorm.
+    Leaves out the heads, some of which compute in float32, and all biases and LayerNorm params.
     """
 
     def cast(path, leaf):
@@ -181,7 +181,7 @@ def cast_encoder(params: dict, dtype) -> dict:
 
 
 def count_parameters(params, config: BertConfig) -> int:
-    """Trainable numbers as papers count them: without the rows that only pad the vocabulary."""
+    """Counts the parameters as papers do: without the rows that pad the vocabulary."""
     padding = config.padded_vocab_size - config.vocab_size
 
     def count(path, leaf):
@@ -194,7 +194,7 @@ def count_parameters(params, config: BertConfig) -> int:
 
 
 def lstm_flops(model: BertForFeatureBasedTagging, batch: int, length: int) -> int:
-    """Matrix-multiply FLOPs of one forward pass through what stands on BERT there."""
+    """Matrix-multiply FLOPs of one forward pass through BiLSTM and classifier, without BERT."""
     size, width = model.lstm_size, model.config.hidden_size
     if HIDDEN_STATES[model.layers].combine == "concat":
         width *= count_layers(model.layers, model.config)
@@ -204,10 +204,10 @@ def lstm_flops(model: BertForFeatureBasedTagging, batch: int, length: int) -> in
 
 
 def forward_flops(config: BertConfig, batch: int, length: int, predictions: int) -> int:
-    """Matrix-multiply FLOPs of one forward pass (2 per multiply-add), with `predictions` masked tokens a sequence.
+    """Matrix-multiply FLOPs of one forward pass (2 per multiply-add), with `predictions` masked tokens per sequence.
 
-    Counted, not measured: XLA's cost analysis counts the body of a scan once. Lookups, norms and softmax are left
-    out, as is usual for model FLOP utilisation (Chowdhery et al. 2022, appendix B). A training step costs three times.
+    Computed analytically: XLA's cost analysis counts the body of a scan once. Excludes lookups, norms and softmax, as
+    is usual for model FLOPs utilisation (Chowdhery et al. 2022, appendix B). A training step costs three times as many.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices

@@ -1,4 +1,4 @@
-"""Dropout whose masks belong to the rows of a batch: the same on any mesh, and in any number of microbatches."""
+"""Dropout with a mask per batch row, so that the mesh and the number of microbatches do not change it."""
 
 import math
 
@@ -7,20 +7,20 @@ import jax.numpy as jnp
 
 
 def row_keys(key: jax.Array, rows: jax.Array) -> jax.Array:
-    """A key for each row `[rows]` of a global batch, from that of the step."""
+    """Derives keys `[rows]` from the key of a step and the indices `[rows]` of rows in the global batch."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
 
 def fold_in(keys: jax.Array | None, number: int | jax.Array) -> jax.Array | None:
-    """The keys of a layer, or of one of its dropouts; None stays None."""
+    """Derives the keys `[rows]` of a layer, or of one of its dropout sites; None stays None."""
     return None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, number)
 
 
 def dropout(x: jax.Array, rate: float, keys: jax.Array | None) -> jax.Array:
-    """Zeroes each number of x `[rows, ...]` with probability `rate`, and scales the others up. None: no dropout.
+    """Zeroes each element of x `[rows, ...]` with probability `rate` and scales up the rest; `keys` None: no dropout.
 
-    `keys` `[rows]` must come from `jax.random.fold_in` or `split`, as those of `row_keys` and `fold_in` do. Keys that
-    are numbered by hand (words 0, 1, 2, ...) give masks that are correlated; see `_bits`.
+    `keys` `[rows]` must come from `jax.random.fold_in` or `split`, as those of `row_keys` and `fold_in` do. Keys with
+    consecutive data (0, 1, 2, ...) give correlated masks; see `_bits`.
     """
     if keys is None or rate == 0:
         return x
@@ -29,12 +29,12 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None) -> jax.Array:
 
 
 def _bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """32 random bits for each index: a hash of the index and a key's two words.
+    """32 random bits for each index: a hash of the index and the key's two 32-bit words.
 
-    With jax.random.bits, which spends twenty rounds on a number, dropout takes a quarter of BERT-base's step on a TPU.
-    These are two rounds of multiplying and folding (the constants are Wellons's lowbias32). They mix the index well,
-    but the key's words little: the first one only permutes the indices, and the second one goes through one round.
-    So the words have to be random numbers already, as Threefry makes them in `jax.random.fold_in`.
+    With jax.random.bits, which takes twenty rounds per number, dropout takes a quarter of BERT-base's step on a TPU.
+    This hash has two multiply-xorshift rounds (with the constants of Wellons's lowbias32). It mixes the index well but
+    the key poorly: the first word only permutes the indices, and the second goes through one round. So the words must
+    already be random, as Threefry makes them in `jax.random.fold_in`.
     """
     first, second = jax.random.key_data(key)
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

@@ -18,7 +18,7 @@ ACTIVATIONS = {
 
 
 class Embedding(nn.Module):
-    """A table with `rows` vectors of `hidden_size` numbers, looked up by their index."""
+    """A `[rows, hidden_size]` embedding table."""
 
     config: BertConfig
     dtype: jnp.dtype
@@ -31,14 +31,14 @@ class Embedding(nn.Module):
         self.embedding = self.param("embedding", init, (self.rows, self.config.hidden_size))
 
     def __call__(self, ids):
-        # Whole on every device while rows are looked up: the compiler splits lookups badly, or not at all.
+        # Replicated for the lookup: the compiler partitions lookups badly, or not at all.
         table = nn.with_logical_constraint(self.embedding, (None, None))
-        # float32: the gradient of a frequent word is a sum over thousands of tokens, which bfloat16 would cut short.
+        # float32: the gradient of a frequent token sums thousands of terms, which loses precision in bfloat16.
         return jnp.take(table.astype(jnp.float32), ids, axis=0).astype(self.dtype)
 
 
 class Embeddings(nn.Module):
-    """Word + position + token-type embeddings, LayerNorm, dropout."""
+    """Sums word, position and token-type embeddings, then applies LayerNorm and dropout."""
 
     config: BertConfig
     dtype: jnp.dtype
@@ -58,11 +58,11 @@ class Embeddings(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a two-layer feed-forward net, each with dropout, residual and LayerNorm after it."""
+    """Self-attention and a two-layer feed-forward network, each followed by dropout, residual sum and LayerNorm."""
 
     config: BertConfig
     dtype: jnp.dtype
-    every_layer: bool = False  # also give x as an output of the scan
+    every_layer: bool = False  # also return x as an output of the scan
 
     @nn.compact
     def __call__(self, x, number, segments, dropout_keys):
@@ -89,11 +89,11 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, x, segments, dropout_keys=None, *, every_layer: bool = False):
-        """The last layer's `[batch, length, hidden]`; with `every_layer` all of them, stacked in front."""
+        """The last layer's `[batch, length, hidden]`, or with `every_layer` all `[layers, batch, length, hidden]`."""
         layer = EncoderLayer
         if self.remat != "none":
             policy = jax.checkpoint_policies.checkpoint_dots if self.remat == "dots" else None
-            layer = nn.remat(layer, prevent_cse=False, policy=policy)  # inside a scan nothing can be merged back
+            layer = nn.remat(layer, prevent_cse=False, policy=policy)  # not needed inside a scan
         layers = nn.scan(
             layer,
             variable_axes={"params": 0},
@@ -102,6 +102,6 @@ class Encoder(nn.Module):
             length=self.config.num_hidden_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(self.config, self.dtype, every_layer, name="layers")
-        numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0: the embeddings' dropout
+        numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
         last, each = layers(x, numbers, segments, dropout_keys)
         return each if every_layer else last

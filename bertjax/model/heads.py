@@ -1,4 +1,4 @@
-"""What stands on top of the encoder: one small module per output that is learnt."""
+"""The heads on top of the encoder."""
 
 import functools
 
@@ -12,7 +12,7 @@ from bertjax.model.encoder import ACTIVATIONS
 
 
 class Pooler(nn.Module):
-    """tanh(W h) of the first token: `[batch, length, hidden]` -> `[batch, hidden]`."""
+    """tanh(W h + b) of the first token: `[batch, length, hidden]` -> `[batch, hidden]`."""
 
     config: BertConfig
     dtype: jnp.dtype
@@ -24,7 +24,7 @@ class Pooler(nn.Module):
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Dense, activation, LayerNorm, then the transposed word embeddings and a bias of its own."""
+    """Dense, activation, LayerNorm, then a decoder tied to the word embeddings, with its own bias."""
 
     config: BertConfig
     dtype: jnp.dtype
@@ -40,8 +40,8 @@ class MaskedLanguageModelHead(nn.Module):
         logits = jnp.einsum(
             "...d,vd->...v", hidden, word_embeddings.astype(self.dtype), preferred_element_type=jnp.float32
         )
-        is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
-        return jnp.where(is_word, logits + bias, jnp.finfo(jnp.float32).min)
+        is_piece = jnp.arange(config.padded_vocab_size) < config.vocab_size
+        return jnp.where(is_piece, logits + bias, jnp.finfo(jnp.float32).min)
 
 
 class NextSentenceHead(nn.Module):
@@ -55,7 +55,7 @@ class NextSentenceHead(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Dropout, then `[..., hidden]` -> float32 `[..., labels]`: what fine-tuning adds (section 4 of the paper)."""
+    """The fine-tuning head: dropout, then `[..., hidden]` -> float32 `[..., labels]` (section 4 of the paper)."""
 
     config: BertConfig
     labels: int
@@ -64,15 +64,15 @@ class Classifier(nn.Module):
     @nn.compact
     def __call__(self, hidden, dropout_keys=None):
         if self.dropout:
-            keys = fold_in(dropout_keys, self.config.num_hidden_layers + 1)  # those before are the encoder's
+            keys = fold_in(dropout_keys, self.config.num_hidden_layers + 1)  # lower ones are the encoder's
             hidden = dropout(hidden, self.config.hidden_dropout_prob, keys)
         return Dense(self.config, jnp.float32, (self.labels,), ("embed", None), name="dense")(hidden)
 
 
 class BiLSTM(nn.Module):
-    """Long short-term memory in both directions, in layers: `[batch, length, width]` -> `[batch, length, 2 * size]`.
+    """A stack of bidirectional LSTM layers: `[batch, length, width]` -> `[batch, length, 2 * size]`.
 
-    Dropout stands before each layer. What is padding, segment 0 at the end of a row, is not read.
+    Applies dropout before each layer. Ignores padding, which is segment 0 at the end of a row.
     """
 
     config: BertConfig
@@ -92,7 +92,7 @@ class BiLSTM(nn.Module):
             bias_init=_unsplit(nn.initializers.zeros),
         )
         for layer in range(self.layers):
-            keys = fold_in(dropout_keys, self.config.num_hidden_layers + 2 + layer)  # Classifier has the one before
+            keys = fold_in(dropout_keys, self.config.num_hidden_layers + 2 + layer)  # Classifier uses the one before
             x = dropout(x, self.config.hidden_dropout_prob, keys)
             both = nn.Bidirectional(nn.RNN(cell(name=f"forward_{layer}")), nn.RNN(cell(name=f"backward_{layer}")))
             x = both(x, seq_lengths=lengths)
@@ -100,7 +100,7 @@ class BiLSTM(nn.Module):
 
 
 def _unsplit(init):
-    """An initializer of arrays that no mesh axis divides while a step computes."""
+    """Wraps an initializer so that no mesh axis partitions its arrays in compute."""
 
     def boxed(key, shape, dtype=jnp.float32):
         return nn.with_logical_partitioning(init, (None,) * len(shape))(key, shape, dtype)

@@ -1,4 +1,4 @@
-"""Which hidden states serve as features (Devlin et al. 2019, section 5.3 and table 7)."""
+"""Selects and combines hidden states as features (Devlin et al. 2019, section 5.3 and table 7)."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ from bertjax.config import BertConfig, UserError
 
 
 class HiddenStates(NamedTuple):
-    """A choice among the `[layers + 1, ...]` states, the embeddings first, and what is made of several of them."""
+    """Selects from the `[layers + 1, ...]` hidden states, embeddings first, and says how to combine them."""
 
     layers: slice
-    combine: str  # concat | sum | weighted_sum: with learnt weights, as ELMo's (Peters et al. 2018, equation 1)
+    combine: str  # concat | sum | weighted_sum (with learnt weights, as in ELMo: Peters et al. 2018, equation 1)
 
 
 HIDDEN_STATES = {
@@ -32,18 +32,18 @@ WITHOUT_WEIGHTS = tuple(name for name, choice in HIDDEN_STATES.items() if choice
 
 
 def count_layers(name: str, config: BertConfig) -> int:
-    """How many states a choice takes of a model."""
+    """Returns the number of hidden states that the choice `name` selects."""
     return len(range(config.num_hidden_layers + 1)[HIDDEN_STATES[name].layers])
 
 
 def check_layers(name: str, config: BertConfig, field: str) -> None:
-    """Raises `UserError` where the model has too few layers; `field` is where the user chose them."""
+    """Raises `UserError` if the model has too few layers; `field` is the config field or flag to name."""
     if name.endswith("last_four") and config.num_hidden_layers < 4:
         raise UserError(f"{field} = {name!r}: the model has {config.num_hidden_layers} layers only")
 
 
 def combine(states: jax.Array, name: str, weights: jax.Array | None = None) -> jax.Array:
-    """`[layers + 1, batch, length, hidden]`, and of a weighted sum `[chosen layers]` -> `[batch, length, width]`."""
+    """Combines `[layers + 1, batch, length, hidden]` into `[batch, length, width]`; `weights` is `[count_layers]`."""
     choice = HIDDEN_STATES[name]
     states = states[choice.layers]
     if choice.combine == "concat":

@@ -1,4 +1,4 @@
-"""Reading the text of a compiled program: how long the compiler thinks that it takes, and what crosses the network."""
+"""Parses the text of a compiled program for the compiler's cycle estimates and its collectives."""
 
 import dataclasses
 import math
@@ -20,18 +20,18 @@ _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of transfer between devices, along the same axes and in the same type."""
+    """The collectives of a step that have the same kind, mesh axes, type and loop status, added up."""
 
     kind: str
-    axes: tuple[str, ...]  # of the mesh, along which devices take part
+    axes: tuple[str, ...]  # of the mesh, along which the devices communicate
     dtype: str
-    bytes: int  # of the whole arrays that are gathered or summed, in all of a step
-    count: int  # transfers in a step
-    in_loop: bool  # over layers or microbatches
+    bytes: int  # of the whole arrays that are gathered or summed, per step
+    count: int  # of collectives per step
+    in_loop: bool  # inside a loop over layers or microbatches
 
 
 class HloModule:
-    """The computations of a compiled program, each with how often a step runs it."""
+    """The computations of a compiled program, and how often a step runs each of them."""
 
     def __init__(self, text: str):
         self._lines: dict[str, list[str]] = {}
@@ -47,7 +47,7 @@ class HloModule:
         self._walk(self._entry, 1)
 
     def _walk(self, name: str, times: int) -> None:
-        # The least, where several call it: a transfer that is spread over the steps of a loop is still one transfer.
+        # The minimum over all callers: a collective that is spread over the iterations of a loop counts once.
         if times >= self._times.get(name, math.inf):
             return
         self._times[name] = times
@@ -59,11 +59,11 @@ class HloModule:
                     self._walk(called, times)
 
     def _trip_count(self, condition: str) -> int:
-        """Of a loop that counts up from 0 to a constant, as those of `lax.scan` do."""
+        """Returns the trip count of a loop from 0 to a constant, such as those of `lax.scan`."""
         return max(map(int, re.findall(r" constant\((\d+)\)", "\n".join(self._lines[condition]))), default=1)
 
     def estimated_cycles(self) -> int:
-        """The compiler's estimates of its instructions, added up; the body of a loop as often as it runs."""
+        """Sums the compiler's cycle estimates over all instructions; a loop body counts once per iteration."""
         return self._cycles(self._entry)
 
     def _cycles(self, name: str) -> int:
@@ -75,7 +75,7 @@ class HloModule:
         return total
 
     def collectives(self, mesh_shape: dict[str, int]) -> list[Collective]:
-        """What crosses the network in a step; the largest first."""
+        """Returns the collectives of a step, the largest first."""
         seen: dict[tuple, tuple] = {}
         for name, times in self._times.items():
             for line in self._lines.get(name, ()):
@@ -85,7 +85,7 @@ class HloModule:
                 if not axes:
                     continue
                 channel = re.search(r"channel_id=(\d+)", line)
-                key = (kind, channel[1] if channel else line)  # pieces of one transfer share its channel
+                key = (kind, channel[1] if channel else line)  # parts of one collective share its channel
                 if key not in seen or times < seen[key][0]:
                     ways = math.prod(mesh_shape[axis] for axis in axes)
                     seen[key] = (times, axes, _arrays(found[1], kind, found[3] is not None, ways))
@@ -101,9 +101,9 @@ class HloModule:
 
 
 def _arrays(shape: str, kind: str, is_start: bool, ways: int) -> dict[str, int]:
-    """Bytes by type of the arrays that a collective with this result gathers or sums."""
+    """Returns the bytes, by type, of the arrays that a collective with this result shape gathers or sums."""
     arrays = [(dtype, math.prod(map(int, filter(None, sizes.split(","))))) for dtype, sizes in _ARRAY.findall(shape)]
-    if is_start and kind == "all-gather":  # the result is (what goes in, what comes out)
+    if is_start and kind == "all-gather":  # the result is (inputs, outputs)
         arrays = arrays[len(arrays) // 2 :]
     totals: dict[str, int] = {}
     for dtype, size in arrays:
@@ -113,14 +113,14 @@ def _arrays(shape: str, kind: str, is_start: bool, ways: int) -> dict[str, int]:
 
 
 def _axes(line: str, mesh_shape: dict[str, int]) -> tuple[str, ...]:
-    """The axes of the mesh along which the devices of a collective's groups differ."""
+    """Returns the mesh axes along which a collective communicates."""
     group = _first_group(line, math.prod(mesh_shape.values()))
     coordinates = np.unravel_index(np.array(group), tuple(mesh_shape.values()))
     return tuple(axis for axis, places in zip(mesh_shape, coordinates) if len(set(places.tolist())) > 1)
 
 
 def _first_group(line: str, devices: int) -> Sequence[int]:
-    """The first of `replica_groups` (or of the pairs of a permutation), in any of the notations that XLA has."""
+    """Parses the first of `replica_groups` (or of a permutation's pairs), in any of XLA's notations."""
     if explicit := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line):
         return _ints(explicit[1])
     if iota := re.search(rf"replica_groups=\[(\d+),(\d+)\]<={_IOTA}", line):
@@ -133,7 +133,7 @@ def _first_group(line: str, devices: int) -> Sequence[int]:
         return last.reshape(-1, math.prod(sizes[name] for name in along))[0].tolist()
     if "replica_groups={}" in line:
         return range(devices)
-    raise ValueError(f"who takes part in this transfer? {line[:500]}")
+    raise ValueError(f"unknown notation of replica groups: {line[:500]}")
 
 
 _IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"  # [4,2]T(1,0): 0, 1, ..., 7 in that shape, transposed
@@ -149,5 +149,5 @@ def _ints(text: str) -> tuple[int, ...]:
 
 
 def total_bytes(collectives: Iterable[Collective], **fields) -> int:
-    """Of those with these fields."""
+    """Sums the bytes of the collectives whose fields have the given values."""
     return sum(c.bytes for c in collectives if all(getattr(c, name) == value for name, value in fields.items()))

@@ -1,4 +1,4 @@
-"""What a config costs on a TPU that is not there: its real steps, compiled by the TPU's own compiler."""
+"""Plans a config for a TPU without the hardware: compiles its train and evaluation steps with libtpu."""
 
 import concurrent.futures
 import copy
@@ -24,7 +24,7 @@ from bertjax.training.step import Hyperparameters, make_program
 
 
 class OutOfMemory(Exception):
-    """The compiler's own verdict. `needed`: bytes of HBM a JAX device; None where the compiler does not say."""
+    """The compiler ran out of HBM. `needed`: bytes per JAX device; None if the compiler does not report it."""
 
     def __init__(self, message: str):
         super().__init__(message)
@@ -37,7 +37,7 @@ class OutOfMemory(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class StagePlan:
-    """One stage of a config on an accelerator. Memory is that of a chip, in bytes."""
+    """The plan of one stage of a config on an accelerator. All memory sizes are bytes per chip."""
 
     stage: int
     steps: int
@@ -46,18 +46,18 @@ class StagePlan:
     length: int
     params_bytes: int  # at rest
     optimizer_bytes: int
-    hbm_used_bytes: int | None  # of the train step or the evaluation, whichever needs more; None: more than there is
+    hbm_used_bytes: int | None  # maximum of train and evaluation step; None: out of memory, amount unknown
     hbm_available_bytes: int
     flops_per_step: int
     estimated_step_seconds: float | None
     peak_flops: float  # of all chips
     collectives: list[hlo.Collective]
     compile_seconds: float
-    out_of_memory: str = ""  # the compiler's words
+    out_of_memory: str = ""  # the compiler's message; empty if the stage fits
 
     @property
     def activations_bytes(self) -> int:
-        """All but params and optimizer state: activations, gathered weights, gradients, the program."""
+        """HBM without params and optimizer state: activations, gathered weights, gradients, the program."""
         return self.hbm_used_bytes - self.params_bytes - self.optimizer_bytes
 
     @property
@@ -72,18 +72,18 @@ class StagePlan:
 
 
 def plan(config, accelerator: Accelerator, stages: list[int] | None = None) -> list[StagePlan]:
-    """Compiles the train and the evaluation step of each stage (or of some). Raises `UserError` where config and
-    accelerator do not fit together; running out of memory is a result, not an error."""
+    """Compiles the train and evaluation steps of all stages, or of `stages`. Raises `UserError` if the config does not
+    suit the accelerator; running out of memory is a result, not an error."""
     stages = list(range(len(stages_of(config)))) if stages is None else stages
     builder = _Builder(config, accelerator)
-    # XLA compiles without Python's lock, and mostly on one core.
+    # XLA releases the GIL while it compiles, and uses mostly one core.
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
         compiled = [[pool.submit(_compile, lowered) for lowered in builder.lower(number)] for number in stages]
     return [builder.read(number, *(future.result() for future in pair)) for number, pair in zip(stages, compiled)]
 
 
 def settings_that_fit(config, accelerator: Accelerator, stages: list[int]) -> Iterator[dict]:
-    """Settings that save memory, from the cheapest on, as far as the compiler finds that the stages fit with them."""
+    """Yields settings that save memory and with which, according to the compiler, the stages fit; cheapest first."""
     for settings in _candidates(config, accelerator):
         changed = copy.deepcopy(config)
         for name, value in settings.items():
@@ -91,7 +91,7 @@ def settings_that_fit(config, accelerator: Accelerator, stages: list[int]) -> It
             (changed[section] if section else changed)[field] = value
         try:
             results = plan(changed, accelerator, stages)
-        except UserError:  # the batch does not divide, say
+        except UserError:  # for example, the batch size is not divisible
             continue
         if all(result.fits for result in results):
             yield settings
@@ -100,10 +100,10 @@ def settings_that_fit(config, accelerator: Accelerator, stages: list[int]) -> It
 def _candidates(config, accelerator: Accelerator) -> Iterator[dict]:
     stronger = ("dots", "full")[("none", "dots", "full").index(config.remat) :]
     yield from ({"remat": remat} for remat in stronger)
-    pieces = config.microbatches
-    while config.batch_size % (2 * pieces) == 0 and pieces < 64:
-        pieces *= 2
-        yield {"remat": "full", "microbatches": pieces}
+    microbatches = config.microbatches
+    while config.batch_size % (2 * microbatches) == 0 and microbatches < 64:
+        microbatches *= 2
+        yield {"remat": "full", "microbatches": microbatches}
     devices = accelerator.devices()
     ways = make_mesh(config, devices).shape["fsdp"]
     while ways < len(devices) // accelerator.slices:
@@ -113,7 +113,7 @@ def _candidates(config, accelerator: Accelerator) -> Iterator[dict]:
 
 @dataclasses.dataclass(frozen=True)
 class _Compiled:
-    memory: int  # bytes a device
+    memory: int  # bytes per device
     cycles: int
     module: hlo.HloModule
     seconds: float
@@ -140,7 +140,7 @@ def _compile(lowered) -> _Compiled | OutOfMemory:
 
 
 class _Builder:
-    """Programs of a config for an accelerator."""
+    """Lowers the steps of a config for an accelerator, and reads the compiled results."""
 
     def __init__(self, config, accelerator: Accelerator):
         self._config, self._accelerator = config, accelerator
@@ -149,7 +149,7 @@ class _Builder:
         self._program = make_program(self._task, config, self._mesh)
 
     def lower(self, number: int):
-        """The train step and the evaluation step of a stage."""
+        """Lowers the train step and the evaluation step of a stage."""
         task, config = self._task, self._config
         number_on_all = functools.partial(jax.ShapeDtypeStruct, (), sharding=replicated(self._mesh))
         schedule = Schedule(number_on_all(jnp.float32), number_on_all(jnp.int32), number_on_all(jnp.int32))

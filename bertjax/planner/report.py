@@ -1,4 +1,4 @@
-"""A plan for people, and for machines."""
+"""Formats plans as tables and as JSON."""
 
 import json
 
@@ -6,13 +6,13 @@ from bertjax.planner.plan import StagePlan
 from bertjax.sharding.topology import GIB, Accelerator
 
 LEFT_OUT = (
-    "estimated step: the compiler's cycles for what it computes, at the chip's clock. It leaves out the network (see\n"
-    "the transfers), copies between memories, and waiting for data: a real step takes longer."
+    "estimated step: the compiler's cycle estimate for computation, divided by the chip's clock. It excludes network\n"
+    "time (see the collectives), copies between memories and waiting for data: a real step takes longer."
 )
 
 
 def as_json(plans: list[StagePlan]) -> str:
-    """A list with one object a stage; null where a stage does not fit and so is not known."""
+    """A list with one object per stage; values that are unknown because the stage does not fit are null."""
     return json.dumps(
         [
             {
@@ -38,7 +38,7 @@ def as_json(plans: list[StagePlan]) -> str:
 
 
 def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_hour: float | None = None) -> str:
-    """For a terminal: a column for each stage, then the transfers, then the whole recipe."""
+    """A table for a terminal: one column per stage, then the collectives, then the total over all stages."""
     name = accelerator.name + (f", {accelerator.slices} slices" if accelerator.slices > 1 else "")
     rows: list[tuple[str, list[str]]] = [
         (f"{name}: {accelerator.chips} chips", [f"stage {p.stage}" for p in plans]),
@@ -61,7 +61,7 @@ def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_ho
     lines = [f"{title:<{left}}  " + "  ".join(f"{cell:>{width}}" for cell in cells) for title, cells in rows]
     lines.append("")
     for p in plans:
-        lines += [f"transfers of stage {p.stage}, a step:"] if p.collectives else []
+        lines += [f"collectives of stage {p.stage}, per step:"] if p.collectives else []
         for c in p.collectives:
             where = f"over {' and '.join(c.axes)}, {c.count} of them, {'in the loop' if c.in_loop else 'once'}"
             lines.append(f"  {c.kind:<18} {c.dtype:<5} {_bytes(c.bytes):>10}  {where}")
@@ -70,14 +70,14 @@ def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_ho
         cost, hours = "", days * 24 * accelerator.chips
         if price_per_chip_hour is not None:
             cost = f", {hours:,.0f} chip-hours at {price_per_chip_hour:g}: ${hours * price_per_chip_hour:,.0f}"
-        lines += ["", f"the recipe: {days:,.2f} days of {accelerator.chips} chips{cost}"]
+        lines += ["", f"all stages: {days:,.2f} days of {accelerator.chips} chips{cost}"]
     return "\n".join([*lines, "", LEFT_OUT])
 
 
 def out_of_memory(plans: list[StagePlan], settings: dict | None) -> str:
-    """One line for the stages that do not fit: by how much, and with which settings all of them do."""
+    """One line that says by how much each stage exceeds the memory, and with which settings all of them fit."""
     if settings is None:
-        remedy = "nothing that was tried is enough (remat, microbatches, fsdp); take more chips or a smaller batch_size"
+        remedy = "no setting tried (remat, microbatches, fsdp) is enough; use more chips or a smaller batch_size"
     else:
         remedy = "it fits with " + " ".join(f"--config.{name}={value}" for name, value in settings.items())
     return "; ".join([*map(_missing, plans), remedy])
@@ -88,7 +88,7 @@ def _missing(plan: StagePlan) -> str:
     if plan.hbm_used_bytes is not None:
         by = (
             f" by {_gib(plan.hbm_used_bytes - plan.hbm_available_bytes)} (needs {_gib(plan.hbm_used_bytes)} of "
-            f"{_gib(plan.hbm_available_bytes)} a chip)"
+            f"{_gib(plan.hbm_available_bytes)} per chip)"
         )
     return f"stage {plan.stage} (length {plan.length}) runs out of memory{by}"
 

@@ -1,4 +1,4 @@
-"""Several hosts that train together: who takes part, and waiting for all of them."""
+"""Multi-host training: finds the hosts of a run, and synchronizes them."""
 
 import contextlib
 import os
@@ -18,34 +18,34 @@ VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def join(timeout: float) -> int:
-    """Connects this process with those on the other hosts, if there are any, and returns its number.
+    """Connects this process to those on the other hosts, if any, and returns its index.
 
-    Must come before JAX touches a device.
+    Call this before JAX initializes a device.
 
-    Hosts are found by themselves on TPU pods, Slurm and the like; elsewhere the environment says where they are:
-    `VARIABLES`. Raises `UserError` where a host is missing after `timeout` seconds. JAX alone would wait as well, but
-    abort without a word about who is missing.
+    JAX detects the hosts of TPU pods, Slurm and similar clusters; elsewhere the environment variables `VARIABLES` name
+    them. Raises `UserError` with the missing hosts if some do not report within `timeout` seconds; JAX alone would
+    abort without naming them.
     """
     if jax.distributed.is_initialized():
         return jax.process_index()
-    coordinator, number, count, local_devices = _who_takes_part(timeout)
+    coordinator, index, count, local_devices = _find_processes(timeout)
     if count == 1:
         return 0
-    _roll_call(coordinator, number, count, timeout)
+    _roll_call(coordinator, index, count, timeout)
     jax.distributed.initialize(
-        coordinator, count, number, local_devices, initialization_timeout=60, shutdown_timeout_seconds=30
+        coordinator, count, index, local_devices, initialization_timeout=60, shutdown_timeout_seconds=30
     )
-    return number
+    return index
 
 
 def leave() -> None:
-    """Waits until all are done: JAX aborts a process whose companions have ended half a minute before it."""
+    """Waits for all hosts to finish: JAX aborts a process if the others have exited half a minute before it."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("leaving")
 
 
 def check_shared(workdir: epath.PathLike) -> None:
-    """Raises `UserError` where the hosts of a run do not see the same folder."""
+    """Raises `UserError` unless all hosts of a run share `workdir`."""
     if jax.process_count() == 1:
         return
     mark = epath.Path(workdir) / f".shared-{multihost_utils.broadcast_one_to_all(secrets.randbits(30))}"
@@ -57,14 +57,14 @@ def check_shared(workdir: epath.PathLike) -> None:
         mark.unlink()
     if not seen.all():
         raise UserError(
-            f"--workdir={workdir}: host {seen.argmin()} does not see what host 0 writes there; take a folder that all "
+            f"--workdir={workdir}: host {seen.argmin()} does not see what host 0 writes there; use a folder that all "
             f"hosts share, such as gs://BUCKET/RUN"
         )
 
 
 @contextlib.contextmanager
 def first_before_others(name: str) -> Iterator[None]:
-    """The first host goes through the block before the others, which find what it left; also where it fails."""
+    """Context manager: host 0 runs the block before the other hosts do, which can use its output; also if it fails."""
     if jax.process_index() > 0:
         multihost_utils.sync_global_devices(name)
     try:
@@ -74,82 +74,82 @@ def first_before_others(name: str) -> Iterator[None]:
             multihost_utils.sync_global_devices(name)
 
 
-def _who_takes_part(timeout: float) -> tuple[str, int, int, list[int] | None]:
-    """The first host's address and port, the number of this process, how many there are, and its GPUs (None: all)."""
+def _find_processes(timeout: float) -> tuple[str, int, int, list[int] | None]:
+    """Returns host 0's address and port, this process's index, the number of processes, and its GPUs (None: all)."""
     given = [os.environ.get(name) for name in VARIABLES]
     if all(given):
-        coordinator, count, number = given
+        coordinator, count, index = given
         port = coordinator.rpartition(":")[2] if ":" in coordinator else ""
         is_port = port.isdigit() and 0 < int(port) < 2**16
-        if not (count.isdigit() and number.isdigit() and int(number) < int(count) and is_port):
-            raise UserError(f"{', '.join(VARIABLES)} = {given}: must be host:port, a number, and one below it")
-        return coordinator, int(number), int(count), None
+        if not (count.isdigit() and index.isdigit() and int(index) < int(count) and is_port):
+            raise UserError(f"{', '.join(VARIABLES)} = {given}: must be host:port, a count, and an index below it")
+        return coordinator, int(index), int(count), None
     if any(given[1:]):
         raise UserError(f"{' and '.join(n for n, value in zip(VARIABLES, given) if not value)}: not set; set all three")
 
-    # The coordinator alone is JAX's own way to say where it is on a cluster that JAX knows.
+    # The coordinator alone is allowed: on clusters that JAX detects, it overrides JAX's choice.
     workers = os.environ.get("TPU_WORKER_HOSTNAMES")
     if workers and "," not in workers and "MEGASCALE_COORDINATOR_ADDRESS" not in os.environ:
-        return "", 0, 1, None  # one TPU VM (Colab's, say), where JAX would look for others
+        return "", 0, 1, None  # a single TPU VM, such as Colab's, where JAX would look for others
 
-    # What jax.distributed.initialize() does first; it has no public name.
+    # The first step of jax.distributed.initialize(), which is not public.
     try:
         from jax._src.clusters import ClusterEnv
 
-        coordinator, count, number, local_devices = ClusterEnv.auto_detect_unset_distributed_params(
+        coordinator, count, index, local_devices = ClusterEnv.auto_detect_unset_distributed_params(
             given[0], None, None, None, None, int(timeout)
         )
-    except RuntimeError as error:  # of Kubernetes, say
+    except RuntimeError as error:  # from Kubernetes, for example
         reason = str(error).splitlines()[0]
         raise UserError(f"the hosts of this cluster cannot be found ({reason}); set {', '.join(VARIABLES)}") from None
     except (ImportError, AttributeError, TypeError):
-        alone = "127.0.0.1:8476, 1 and 0 for this machine alone"
+        alone = "for a single machine: 127.0.0.1:8476, 1 and 0"
         raise UserError(
-            f"JAX {jax.__version__} does not say which hosts take part; set {', '.join(VARIABLES)} ({alone})"
+            f"JAX {jax.__version__} cannot detect the hosts of this run; set {', '.join(VARIABLES)} ({alone})"
         ) from None
-    if count is None or number is None:
+    if count is None or index is None:
         if given[0]:
             raise UserError(f"{' and '.join(VARIABLES[1:])}: not set; set all three")
         return "", 0, 1, None
-    # JAX takes a task of Slurm's to be one GPU's. The only task of a node has all the GPUs there.
+    # JAX assumes one GPU per Slurm task. The only task of a node uses all its GPUs.
     if os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0] == "1":
         local_devices = None
-    return coordinator, number, count, local_devices
+    return coordinator, index, count, local_devices
 
 
-def _roll_call(coordinator: str, number: int, count: int, timeout: float) -> None:
-    """Returns on every host when all have reported to the first, on the port next to JAX's."""
+def _roll_call(coordinator: str, index: int, count: int, timeout: float) -> None:
+    """Waits until all hosts have reported to host 0, on the port next to JAX's."""
     host, port = coordinator.rsplit(":", 1)
     port = int(port) + 1 if int(port) < 65_535 else int(port) - 1
     deadline = time.monotonic() + timeout
-    if number == 0:
-        _call(socket.AF_INET6 if host.startswith("[") else socket.AF_INET, port, count, timeout, deadline)
+    if index == 0:
+        _collect_reports(socket.AF_INET6 if host.startswith("[") else socket.AF_INET, port, count, timeout, deadline)
     else:
-        _report(host.strip("[]"), port, number, timeout, deadline)
+        _report(host.strip("[]"), port, index, timeout, deadline)
 
 
-def _call(family: socket.AddressFamily, port: int, count: int, timeout: float, deadline: float) -> None:
+def _collect_reports(family: socket.AddressFamily, port: int, count: int, timeout: float, deadline: float) -> None:
     connections: dict[int, socket.socket] = {}
     try:
         server = socket.create_server(("", port), family=family, backlog=count)
     except OSError as error:
-        raise UserError(f"port {port} of the first host cannot be used: {error.strerror}; is a run going on?") from None
+        raise UserError(f"port {port} of host 0 cannot be used: {error.strerror}; is another run active?") from None
     try:
         with server:
-            while len(connections) < count - 1 and (left := deadline - time.monotonic()) > 0:
-                server.settimeout(left)
+            while len(connections) < count - 1 and (remaining := deadline - time.monotonic()) > 0:
+                server.settimeout(remaining)
                 try:
                     connection, _ = server.accept()
                     connection.settimeout(5)
                     reported = connection.makefile().readline().strip()
-                except (OSError, UnicodeDecodeError):  # nobody, or somebody else
+                except (OSError, UnicodeDecodeError):  # a timeout, or an unrelated client
                     continue
                 if reported.isdigit() and 0 < int(reported) < count:
                     connections[int(reported)] = connection
-                if len(connections) == count - 1:  # some may have been stopped while they waited
+                if len(connections) == count - 1:  # some may have exited while they waited
                     connections = {i: connection for i, connection in connections.items() if not _is_closed(connection)}
-        missing = [number for number in range(1, count) if number not in connections]
-        message = f"{_these(missing)} of {count} did not report within {timeout:.0f} seconds" if missing else "all here"
+        missing = [index for index in range(1, count) if index not in connections]
+        message = f"{_hosts(missing)} of {count} did not report within {timeout:.0f} seconds" if missing else "all here"
         for connection in connections.values():
             connection.sendall(f"{message}\n".encode())
     finally:
@@ -163,7 +163,7 @@ def _is_closed(connection: socket.socket) -> bool:
     connection.settimeout(0)
     try:
         return not connection.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:  # open, and silent
+    except BlockingIOError:  # open, no data
         return False
     except OSError:
         return True
@@ -171,15 +171,15 @@ def _is_closed(connection: socket.socket) -> bool:
         connection.settimeout(5)
 
 
-def _report(host: str, port: int, number: int, timeout: float, deadline: float) -> None:
+def _report(host: str, port: int, index: int, timeout: float, deadline: float) -> None:
     answer = ""
     while time.monotonic() < deadline and not answer:
         try:
             with socket.create_connection((host, port), timeout=5) as connection:
-                connection.sendall(f"{number}\n".encode())
-                connection.settimeout(timeout + 5)  # from here on the first host's clock decides
+                connection.sendall(f"{index}\n".encode())
+                connection.settimeout(timeout + 5)  # from here on, host 0 enforces the timeout
                 answer = connection.makefile().readline().strip()
-        except OSError:  # not there yet
+        except OSError:  # host 0 is not listening yet
             time.sleep(0.2)
     if not answer:
         raise UserError(f"host 0 ({host}:{port}) cannot be reached within {timeout:.0f} seconds; is it running?")
@@ -187,7 +187,7 @@ def _report(host: str, port: int, number: int, timeout: float, deadline: float) 
         raise UserError(f"{answer}; start the same command on every host")
 
 
-def _these(numbers: list[int]) -> str:
+def _hosts(indices: list[int]) -> str:
     """ "hosts 1, 3 and 40 more"."""
-    named = ", ".join(map(str, numbers[:16])) + (f" and {len(numbers) - 16} more" if len(numbers) > 16 else "")
-    return f"host{'s' if len(numbers) > 1 else ''} {named}"
+    named = ", ".join(map(str, indices[:16])) + (f" and {len(indices) - 16} more" if len(indices) > 16 else "")
+    return f"host{'s' if len(indices) > 1 else ''} {named}"

@@ -1,4 +1,4 @@
-"""The device mesh, and how batches and params lie on it."""
+"""Builds the device mesh, and places batches and params on it."""
 
 import contextlib
 import ctypes
@@ -16,14 +16,14 @@ from bertjax.config import UserError, bert_config
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import available_cores
 
-Batch = dict[str, np.ndarray]  # `[rows, ...]` of each input and label
+Batch = dict[str, np.ndarray]  # name -> `[rows, ...]`, inputs and labels
 
 
 def use_cpu_cores(config, batch_size: int) -> None:
-    """Where there is nothing but a CPU: a device for each core, as far as they can share a batch evenly.
+    """Configures JAX with one CPU device per core, or as many as divide a batch evenly.
 
-    XLA runs most of a program on one thread a device; this is what occupies the others. Must come before anything
-    else asks JAX for its devices, and leaves alone what the user has set.
+    XLA runs most of a program on one thread per device, so a single device would leave cores idle. Call this before
+    anything else asks JAX for its devices. Does nothing if the user has set `mesh.data` or the number of devices.
     """
     if config.mesh.data != -1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
@@ -31,15 +31,15 @@ def use_cpu_cores(config, batch_size: int) -> None:
     cores = max(1, available_cores() // share)
     rows = batch_size // config.microbatches // config.mesh.fsdp
     ways = max(n for n in range(1, cores + 1) if rows % n == 0)
-    with contextlib.suppress(RuntimeError):  # devices were asked for before, in a notebook, say
+    with contextlib.suppress(RuntimeError):  # JAX has initialized its devices already, as in a notebook
         jax.config.update("jax_num_cpu_devices", ways * share)
     _keep_freed_memory()
 
 
 def _keep_freed_memory() -> None:
-    """Has glibc keep the buffers that XLA frees after every step, for the next one; elsewhere does nothing.
+    """Makes glibc keep the buffers that XLA frees after each step; does nothing with other C libraries.
 
-    Otherwise they go back to the kernel, and come again as pages to be zeroed: a fifth of a small model's step.
+    Otherwise they return to the kernel and come back as pages that must be zeroed: a fifth of a small model's step.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -48,21 +48,21 @@ def _keep_freed_memory() -> None:
 
 
 def make_mesh(config, devices=None) -> Mesh:
-    """A mesh with axes data, fsdp and tensor. Raises `UserError` where config and devices do not fit together."""
+    """Builds a mesh with axes data, fsdp and tensor. Raises `UserError` if the config does not fit the devices."""
     devices = jax.devices() if devices is None else devices
     sizes = dict(config.mesh)
     given = math.prod(size for size in sizes.values() if size != -1)
     if -1 in sizes.values() and len(devices) % given == 0:
         sizes = {axis: len(devices) // given if size == -1 else size for axis, size in sizes.items()}
     if math.prod(sizes.values()) != len(devices):
-        raise UserError(f"config.mesh = {dict(config.mesh)}: does not multiply to the {len(devices)} devices here")
+        raise UserError(f"config.mesh = {dict(config.mesh)}: does not multiply to the {len(devices)} devices")
 
     rows = config.batch_size // config.microbatches
     ways = sizes["data"] * sizes["fsdp"]
     if rows % ways:
         raise UserError(
-            f"config.batch_size = {config.batch_size}: each of the {config.microbatches} microbatches must be a "
-            f"multiple of the {ways} devices that share it (mesh.data * mesh.fsdp)"
+            f"config.batch_size = {config.batch_size}: the size of each of the {config.microbatches} microbatches must "
+            f"be a multiple of the {ways} devices that share it (mesh.data * mesh.fsdp)"
         )
     for size, fields in (
         (sizes["tensor"], ("num_attention_heads", "intermediate_size")),
@@ -74,27 +74,27 @@ def make_mesh(config, devices=None) -> Mesh:
                     f"config.model.{field} = {config.model[field]}: must be a multiple of the {size} devices "
                     f"that config.mesh = {dict(config.mesh)} splits it over"
                 )
-    if (words := bert_config(config).padded_vocab_size) % sizes["tensor"]:
+    if (vocab_rows := bert_config(config).padded_vocab_size) % sizes["tensor"]:
         raise UserError(
-            f"config.mesh.tensor = {sizes['tensor']}: must divide the {words} rows of the word embeddings "
+            f"config.mesh.tensor = {sizes['tensor']}: must divide the {vocab_rows} rows of the word embeddings "
             f"(model.vocab_size, rounded up to a multiple of 128)"
         )
-    # Auto: Linen's logical constraints are hints to the partitioner, which the Explicit default refuses.
+    # Auto: the Explicit default rejects Linen's logical constraints, which are hints to the partitioner.
     return Mesh(_arrange(tuple(sizes.values()), devices), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def _arrange(shape: tuple[int, int, int], devices) -> np.ndarray:
-    """Devices in the shape of the mesh, neighbours in it being neighbours in the network.
+    """Arranges devices in the shape of the mesh, so that neighbours in the mesh are neighbours in the network.
 
-    Several slices lie side by side along `data`: only the gradients' sum, once a step, has to cross between them.
+    Slices are connected along `data` only: just the sum of gradients, once per step, crosses between them.
     """
-    # Of TPUs only: the slices of GPUs are hosts, between which fsdp may reach.
+    # TPUs only: a GPU's slice index is that of its host, and fsdp may span hosts.
     slices = len({getattr(device, "slice_index", 0) if device.platform == "tpu" else 0 for device in devices})
     if slices == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     if shape[0] % slices:
         raise UserError(
-            f"config.mesh.data = {shape[0]}: must be a multiple of the {slices} slices, which only data may connect"
+            f"config.mesh.data = {shape[0]}: must be a multiple of the {slices} slices; only data may span slices"
         )
     return mesh_utils.create_hybrid_device_mesh(
         (shape[0] // slices, *shape[1:]), (slices, 1, 1), devices, allow_split_physical_axes=True
@@ -102,7 +102,7 @@ def _arrange(shape: tuple[int, int, int], devices) -> np.ndarray:
 
 
 def compute_dtype(config, mesh: Mesh) -> jnp.dtype:
-    """Of activations: `config.dtype`; "auto" is bfloat16 where the hardware has it."""
+    """Returns the type of activations: `config.dtype`; "auto" means float32 on CPUs and bfloat16 elsewhere."""
     if config.dtype == "auto":
         return jnp.dtype(jnp.float32 if mesh.devices.flat[0].platform == "cpu" else jnp.bfloat16)
     return jnp.dtype(config.dtype)
@@ -117,14 +117,15 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def param_shardings(abstract_params, mesh: Mesh):
-    """`NamedSharding`s for a tree of logically partitioned (still boxed) params."""
+    """Returns the `NamedSharding`s of a tree of logically partitioned (still boxed) params."""
     return nn.logical_to_mesh_sharding(nn.get_partition_spec(abstract_params), mesh, RULES)
 
 
 def split_over_data(sharding: NamedSharding, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> NamedSharding:
-    """Divides a param with these logical axes among the devices along `data` as well, where one of its sizes allows.
+    """Partitions a param with these logical axes along `data` as well, if one of its dimensions is divisible.
 
-    In the first dimension that nothing splits yet, so that the parts are contiguous; in `layers` only if in no other.
+    Takes the first dimension that is not partitioned yet, so that the parts are contiguous; `layers` only if there is
+    no other.
     """
     ways, part = sharding.mesh.shape["data"], sharding.shard_shape(shape)
     free = [i for i, size in enumerate(shape) if part[i] == size and size % ways == 0]
@@ -136,19 +137,19 @@ def split_over_data(sharding: NamedSharding, axes: tuple[str | None, ...], shape
 
 
 def local_copy(arrays, mesh: Mesh):
-    """Arrays that are spread over the mesh -> whole ones on a device of this host; all hosts have to take part."""
+    """Gathers arrays from the mesh to a device of this host. All hosts must call this together."""
     whole = jax.jit(lambda x: x, out_shardings=replicated(mesh))(arrays)
     return jax.tree.map(lambda x: x.addressable_data(0), whole)
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """The rows of a batch that this host's devices work on, rising: those that it has to read."""
+    """Returns the indices of the batch rows that this host's devices process and it must read, ascending."""
     indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     return np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices]))
 
 
 def put_batch(batch: dict, mesh: Mesh, batch_size: int) -> dict:
-    """This host's `local_rows` of a batch -> global arrays on the mesh. Does not wait for the copy."""
+    """Makes global arrays on the mesh from this host's `local_rows` of a batch. Does not wait for the copy."""
     sharding, own = batch_sharding(mesh), local_rows(mesh, batch_size)
 
     def put(rows):

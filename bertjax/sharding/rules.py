@@ -1,7 +1,7 @@
-"""Which mesh axis each logical axis of the model lies on."""
+"""Maps the logical axes of the model to mesh axes."""
 
-# Modules name logical axes; only this table knows the mesh. An axis that another dimension of the same array already
-# took is not used twice: activations are [batch, length, embed], so "embed" stays whole there although params split it.
+# Modules name logical axes; only this table knows the mesh. A mesh axis is used once per array: activations are
+# [batch, length, embed], where "batch" takes fsdp, so "embed" is not partitioned there, although it is in params.
 RULES = (
     ("batch", ("data", "fsdp")),
     ("length", None),
@@ -13,5 +13,5 @@ RULES = (
     ("layers", None),
 )
 
-# The same among the devices of one index along `data`, where the batch already is that index's.
+# The rules among devices with the same index along `data`, which share one part of the batch.
 RULES_WITHIN_DATA = (("batch", "fsdp"), *RULES[1:])

@@ -1,4 +1,4 @@
-"""What is known about the hardware, and descriptions of TPUs that are not there."""
+"""Hardware data, and descriptions of TPU topologies to compile for without the hardware."""
 
 import dataclasses
 import importlib.util
@@ -13,15 +13,15 @@ GIB = 1 << 30
 class Generation:
     """A generation of TPUs."""
 
-    kind: str  # how `device.device_kind` begins
+    kind: str  # prefix of `device.device_kind`
     libtpu_name: str
-    counts_cores: bool  # gcloud's number counts TensorCores, two a chip, rather than chips
-    devices_per_chip: int  # JAX devices: one a TensorCore, or one a chip whose cores work as one
-    peak_flops: float  # dense bfloat16 FLOP/s a chip (vendor's data sheets)
-    hbm_bytes: float  # a chip's memory, as far as the compiler may use it: its own out-of-memory errors say so
-    clock: float  # cycles/s of a TensorCore: its peak over what its matrix units do in a cycle
+    counts_cores: bool  # gcloud's number counts TensorCores (two per chip) instead of chips
+    devices_per_chip: int  # JAX devices: one per TensorCore, or one per chip whose cores act as one
+    peak_flops: float  # dense bfloat16 FLOP/s per chip (vendor's data sheets)
+    hbm_bytes: float  # memory per chip that the compiler may use, according to its out-of-memory errors
+    clock: float  # cycles/s of a TensorCore: its peak FLOP/s / its matrix units' FLOPs per cycle
     dimensions: int  # of the network: 2 or 3
-    chips: tuple[int, ...]  # sizes of a slice that gcloud has
+    chips: tuple[int, ...]  # slice sizes that gcloud offers
 
 
 _PLANES = (1, 4, 8, 16, 32, 64, 128, 256)
@@ -38,7 +38,7 @@ GENERATIONS = {
     "tpu7x": Generation("TPU7x", "tpu7x", True, 2, 2307e12, 2 * 94.75 * GIB, 2.2e9, 3, (*_CUBES, 4096)),
 }
 
-# The same peak of GPUs, without sparsity, by the start of `device.device_kind`; longer names first.
+# Dense bfloat16 peak FLOP/s of GPUs, without sparsity, by prefix of `device.device_kind`; longer prefixes first.
 GPU_PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100 PCIe": 756e12,
@@ -53,15 +53,15 @@ GPU_PEAK_FLOPS = {
 
 
 def available_cores() -> int:
-    """CPU cores that this process may use; a container may have fewer than the machine."""
+    """Returns the number of CPU cores that this process may use; a container may have fewer than the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def peak_flops(device) -> float | None:
-    """Peak FLOP/s of a JAX device, or None where it is not known (a CPU, say)."""
+    """Returns the peak FLOP/s of a JAX device; None if unknown, as for CPUs."""
     kind = device.device_kind
     tpus = [g for g in GENERATIONS.values() if kind.startswith(g.kind)]
-    if tpus:  # "TPU v5 lite" begins with "TPU v5", a v5p
+    if tpus:  # "TPU v5 lite" also starts with "TPU v5", which is a v5p
         generation = max(tpus, key=lambda g: len(g.kind))
         return generation.peak_flops / generation.devices_per_chip
     return next((peak for start, peak in GPU_PEAK_FLOPS.items() if kind.startswith(start)), None)
@@ -69,7 +69,7 @@ def peak_flops(device) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """What gcloud calls an accelerator type: `chips` of one generation in each of `slices`."""
+    """An accelerator type of gcloud: `chips` of one generation in total, in `slices` of equal size."""
 
     name: str
     generation: Generation
@@ -78,20 +78,20 @@ class Accelerator:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Chips of a slice along each dimension of its network: 2x4, 2x2x1, 2x2x4, 4x4x8, ..."""
+        """Chips per slice along each dimension of its network: 2x4, 2x2x1, 2x2x4, 4x4x8, ..."""
         power, dimensions = (self.chips // self.slices).bit_length() - 1, self.generation.dimensions
         sizes = [1 << (power + i) // dimensions for i in range(dimensions)]
         return tuple(sorted(sizes, key=lambda size: size == 1))
 
     def devices(self) -> list:
-        """JAX devices to compile for. Raises `UserError` where libtpu, which knows them, is not installed."""
+        """Returns JAX devices to compile for. Raises `UserError` if libtpu is not installed."""
         if importlib.util.find_spec("libtpu") is None:
             raise UserError("libtpu is not installed: pip install -e '.[aot]' (it needs Linux, but no TPU)")
-        # libtpu would look for the machine that it runs on, and complain.
+        # Without these, libtpu queries the metadata of the machine it runs on, and logs errors.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", self.name)
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is taken, so nobody is in the way
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # safe: no TPU is used
 
         from jax.experimental import topologies
 
@@ -105,7 +105,7 @@ class Accelerator:
 
 
 def accelerator(name: str, slices: int = 1) -> Accelerator:
-    """ "v5litepod-16", as gcloud says. Raises `UserError` with the known names for any other."""
+    """Parses gcloud's name, such as "v5litepod-16". Raises `UserError` with the known names for an unknown one."""
     prefix, _, number = name.rpartition("-")
     generation = GENERATIONS.get(prefix)
     if generation is None:

@@ -1,4 +1,4 @@
-"""Text files -> documents: .txt and .jsonl, plain or compressed, in folders, by globs, on gs://."""
+"""Reads documents from .txt and .jsonl files, plain or compressed, given as files, folders or globs, also on gs://."""
 
 import dataclasses
 import glob
@@ -19,22 +19,22 @@ COMPRESSIONS = {
     ".zst": lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True),
 }
 SUFFIXES = (".txt", ".jsonl")
-MAX_DOCUMENT_CHARACTERS = 20_000_000  # a worker holds whole documents; the longest books have a quarter of that
-READABLE = "read are .txt and .jsonl, plain or as .gz, .xz, .zst"
+MAX_DOCUMENT_CHARACTERS = 20_000_000  # workers hold whole documents; the longest books have a quarter of that
+READABLE = "supported are .txt and .jsonl, plain or as .gz, .xz, .zst"
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """Consecutive text. `lines` are its paragraphs, or its sentences; `source` says where it stands."""
+    """Consecutive text. `lines` are its paragraphs or sentences; `source` is its location for messages, "FILE:LINE"."""
 
     source: str
     lines: list[str]
 
 
 def read_documents(source: str) -> Iterator[Document]:
-    """Documents of a file, a folder (recursively) or a glob, in the order of the sorted paths.
+    """Yields the documents of a file, a folder (recursively) or a glob, in the order of the sorted paths.
 
-    Raises `UserError` with file and line for what cannot be read, and where there is no document at all.
+    Raises `UserError` with file and line if text cannot be read, and if there are no documents.
     """
     found = False
     for path in find_files(source):
@@ -43,11 +43,11 @@ def read_documents(source: str) -> Iterator[Document]:
             found = True
             yield document
     if not found:
-        raise UserError(f"data.corpus: {source!r} holds no text; {READABLE}")
+        raise UserError(f"data.corpus: {source!r} contains no text; {READABLE}")
 
 
 def find_files(source: str) -> list[epath.Path]:
-    """The corpus files that `source` names, sorted. Raises `UserError` where there is none."""
+    """Returns the corpus files that `source` names, sorted. Raises `UserError` if there are none."""
     path = epath.Path(source)
     if any(character in source for character in "*?[") and not path.exists():
         files = [p for p in _glob(source) if _suffixes(p)[0] in SUFFIXES and p.is_file()]
@@ -73,7 +73,7 @@ def _glob(pattern: str) -> list[epath.Path]:
         return list(epath.Path(f"{scheme}://{bucket}").glob(rest))
     except NotImplementedError as error:
         raise UserError(
-            f"data.corpus: {pattern!r}: {error}; name a folder, which is read with all that is in it"
+            f"data.corpus: {pattern!r}: {error}; name a folder instead, which is read recursively"
         ) from None
 
 
@@ -86,7 +86,7 @@ def _walk(folder: epath.Path) -> Iterator[epath.Path]:
 
 
 def _suffixes(path: epath.Path) -> tuple[str, str]:
-    """(".txt", ".gz") of "a.txt.gz"; (".txt", "") of "a.txt"."""
+    """Returns (".txt", ".gz") for "a.txt.gz" and (".txt", "") for "a.txt"."""
     name, compression = path.name.lower(), ""
     for suffix in COMPRESSIONS:
         if name.endswith(suffix):
@@ -95,7 +95,7 @@ def _suffixes(path: epath.Path) -> tuple[str, str]:
 
 
 def _read_lines(path: epath.Path) -> Iterator[tuple[int, str]]:
-    """(line number from 1, line without its end), decompressed and decoded."""
+    """Yields (line number from 1, line without its line ending), decompressed and decoded."""
     compression = _suffixes(path)[1]
     number = 0
     try:
@@ -108,7 +108,7 @@ def _read_lines(path: epath.Path) -> Iterator[tuple[int, str]]:
         bad = error.object[error.start]
         raise UserError(
             f"{path}:{number}: byte {error.start + 1} of the line, 0x{bad:02x}, is not UTF-8; "
-            f"convert the file (iconv -f latin1 -t utf-8, say)"
+            f"convert the file (for example with iconv -f latin1 -t utf-8)"
         ) from None
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
         raise UserError(f"{path}: damaged or not {compression} ({error}); download or compress it again") from None
@@ -117,7 +117,7 @@ def _read_lines(path: epath.Path) -> Iterator[tuple[int, str]]:
 
 
 def _split_lines(file) -> Iterator[bytes]:
-    """Lines of a binary stream, some of which (zstandard's) cannot iterate over lines themselves."""
+    """Yields the lines of a binary stream; zstandard's streams cannot iterate over lines."""
     rest = b""
     while chunk := file.read(1 << 20):
         lines = (rest + chunk).split(b"\n")
@@ -128,7 +128,7 @@ def _split_lines(file) -> Iterator[bytes]:
 
 
 def _read_txt(path: epath.Path) -> Iterator[Document]:
-    """A blank line ends a document."""
+    """Yields the documents of a text file; a blank line ends a document."""
     lines, start, characters = [], 1, 0
     for number, line in _read_lines(path):
         if line := line.strip():
@@ -149,13 +149,13 @@ def _read_txt(path: epath.Path) -> Iterator[Document]:
 
 
 def _read_jsonl(path: epath.Path) -> Iterator[Document]:
-    """Each line is an object, its `text` a document."""
+    """Yields the field `text` of the object in each line as a document."""
     for number, line in _read_lines(path):
         if not line.strip():
             continue
         try:
             text = json.loads(line)["text"]
-            text.encode()  # "\\ud800" is JSON, but no character
+            text.encode()  # "\\ud800" is valid JSON, but not a character
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             text = None
         if not isinstance(text, str):
@@ -165,5 +165,5 @@ def _read_jsonl(path: epath.Path) -> Iterator[Document]:
 
 
 def text_lines(text: str) -> list[str]:
-    """The lines of a text that are not blank."""
+    """Returns the lines of a text that are not blank, stripped."""
     return [line for part in text.splitlines() if (line := part.strip())]

@@ -1,4 +1,4 @@
-"""A corpus that every Python installation carries: its language reference and the docstrings of its libraries."""
+"""Reads a corpus that comes with every Python installation: the language reference and the libraries' docstrings."""
 
 import functools
 import importlib.metadata
@@ -11,21 +11,21 @@ from collections.abc import Iterator
 
 from bertjax.text.documents import Document
 
-# A string at the start of a file, or where a line has just ended in a colon. 18 times as fast as the ast module.
+# A string at the start of a file or after a line that ends in a colon. 18 times as fast as the ast module.
 DOCSTRING = re.compile(r'(?:\A|:[ \t]*(?:#[^\n]*)?\n)\s*[rRuU]?"""(.*?)"""', re.DOTALL)
 
-MAX_CHARACTERS = 5_000_000  # of prose altogether; enough for a demonstration, and read in seconds
-MAX_CHARACTERS_PER_PACKAGE = 350_000  # so that no library drowns the others
+MAX_CHARACTERS = 5_000_000  # of prose in total; enough for a demonstration, and read in seconds
+MAX_CHARACTERS_PER_PACKAGE = 350_000  # so that no package dominates the corpus
 MIN_WORDS_PER_DOCUMENT = 50
 
 
-@functools.cache  # a corpus is read several times, this one from thousands of files
+@functools.cache  # a run reads its corpus several times, and this one has thousands of files
 def read_documents() -> tuple[Document, ...]:
-    """`pydoc_data.topics`, and the docstrings of each module of the standard library and of the installed packages.
+    """Returns `pydoc_data.topics` and the docstrings of the standard library and of the installed packages.
 
-    A document is one topic or one module. Modules are read, never imported; what is not prose (examples, tables,
-    signatures) is left out, and so are modules of few words. The same installation gives the same documents in the
-    same order: a shuffled one, so that neighbours are about different things.
+    A document is one topic or one module. Modules are read as text, never imported. Skips text that is not prose
+    (examples, tables, signatures) and modules with few words. The same installation gives the same documents in the
+    same order, shuffled so that adjacent documents are unrelated.
     """
     documents = list(_find_documents())
     random.Random(0).shuffle(documents)
@@ -45,7 +45,7 @@ def _find_documents() -> Iterator[Document]:
         paths = [pathlib.Path(distributions[name].locate_file(f)) for f in files if f.suffix == ".py"]
         groups.append((str(p), docstrings(p)) for p in paths)
 
-    seen = set()  # libraries repeat whole docstrings
+    seen = set()  # lines; libraries repeat whole docstrings
     for group in groups:
         taken = 0
         for source, texts in group:
@@ -63,7 +63,7 @@ def _find_documents() -> Iterator[Document]:
 
 
 def docstrings(path: pathlib.Path) -> list[str]:
-    """The docstrings of a Python file, in the order in which they stand; none where it cannot be read."""
+    """Returns the docstrings of a Python file in file order; none if it cannot be read."""
     try:
         return DOCSTRING.findall(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -71,7 +71,7 @@ def docstrings(path: pathlib.Path) -> list[str]:
 
 
 def prose(text: str) -> list[str]:
-    """The paragraphs of a docstring that read like English, each as one line."""
+    """Returns the paragraphs of a docstring that look like prose, each as one line."""
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text))
     lines = (" ".join(paragraph.split()) for paragraph in paragraphs)
     return [line for line in lines if _is_prose(line)]

@@ -1,4 +1,4 @@
-"""Documents -> sentences, with the library sentencex."""
+"""Splits documents into sentences with the sentencex library."""
 
 import sentencex
 
@@ -9,9 +9,9 @@ MAX_SENTENCE_CHARACTERS = 100_000
 
 
 def split(document: Document, language: str = "en", split_lines: bool = True) -> list[str]:
-    """The sentences of a document. Without `split_lines` each of its lines already is one.
+    """Returns the sentences of a document. With `split_lines=False`, each line is one sentence.
 
-    Raises `UserError` for a sentence of more than `MAX_SENTENCE_CHARACTERS`: such a thing is not language.
+    Raises `UserError` for a sentence of more than `MAX_SENTENCE_CHARACTERS`, which is probably not text.
     """
     sentences = []
     for line in document.lines:

@@ -1,4 +1,4 @@
-"""Sentences -> ids: WordPiece (the library tokenizers) and SentencePiece, behind one interface."""
+"""Tokenizes text: WordPiece (with the tokenizers library) and SentencePiece, behind one interface."""
 
 import abc
 import collections
@@ -15,31 +15,31 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.files import write_whole
 
-# Letters in a learnt WordPiece vocabulary: those of a language, not every emoji ever typed. Chinese needs thousands to
-# cover what SentencePiece covers too.
+# Limits the single characters in a learnt WordPiece vocabulary, to leave out rare ones such as emoji. Chinese needs
+# thousands of characters to reach the same coverage as SentencePiece.
 MAX_ALPHABET, COVERAGE = 1000, 0.9995
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
-# Words of their own to BERT's normalizer.
+# BERT's normalizer makes each of these a separate word.
 IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class Encoding(NamedTuple):
-    """Ids of one text, and the range of its characters that each stands for."""
+    """The ids of a text, and for each id the range of characters (start, end) that it covers."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
 
 
 class Tokenizer(abc.ABC):
-    """What both kinds can do.
+    """The interface of both kinds of tokenizer.
 
-    Special pieces never come out of a text: a "[SEP]" that somebody wrote is encoded as the characters it is made of.
+    Encoding never produces special pieces from text: a literal "[SEP]" is encoded character by character.
     """
 
     kind: str
-    filename: str  # under which `save` writes it
-    lowercase: bool = True  # of WordPiece; a SentencePiece model knows for itself
+    filename: str  # that `save` writes
+    lowercase: bool = True  # for WordPiece only; a SentencePiece model includes its normalization
 
     def __init__(self, pieces: Sequence[str], path: str, aliases: dict[str, str] | None = None):
         self.pieces = list(pieces)
@@ -58,20 +58,20 @@ class Tokenizer(abc.ABC):
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the same text could get other ids."""
+        """A hash that changes if the same text may be encoded differently."""
         return hashlib.sha256(self._definition()).hexdigest()[:16]
 
     @property
     @abc.abstractmethod
     def continues_word(self) -> np.ndarray:
-        """`[vocab_size]` booleans: does this piece continue the word of the piece before it?"""
+        """`[vocab_size]` booleans: True if the piece continues the word of the previous piece."""
 
     @abc.abstractmethod
     def encode(self, text: str) -> Encoding: ...
 
     @abc.abstractmethod
     def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids alone, of many texts: faster than `encode`."""
+        """Encodes many texts to ids without offsets; faster than `encode`."""
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -81,13 +81,13 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def to_huggingface(self) -> str:
-        """The content of a tokenizer.json that gives the same ids, and puts [CLS] and [SEP] around them."""
+        """Returns the content of a tokenizer.json that gives the same ids and adds [CLS] and [SEP]."""
 
     @abc.abstractmethod
     def _definition(self) -> bytes: ...
 
     def encode_with_masks(self, text: str) -> list[int]:
-        """Ids of a text in which "[MASK]" stands for the masked word."""
+        """Returns the ids of a text in which each "[MASK]" becomes the mask token."""
         ids = []
         for part in re.split(r"(\[MASK\])", text):
             ids.extend([self.mask_id] if part == "[MASK]" else self.encode(part).ids if part.strip() else [])
@@ -107,7 +107,7 @@ class WordPiece(Tokenizer):
 
     @classmethod
     def load(cls, path: epath.PathLike, lowercase: bool) -> "WordPiece":
-        """Reads a `vocab.txt`; or Hugging Face's tokenizer.json, which knows itself whether it lower-cases."""
+        """Reads a `vocab.txt`, or a Hugging Face tokenizer.json, whose own lower-casing overrides `lowercase`."""
         if str(path).endswith(".json"):
             return cls(*_read_huggingface(path), str(path))
         try:
@@ -121,8 +121,8 @@ class WordPiece(Tokenizer):
         from tokenizers import trainers
 
         tokenizer = _new_wordpiece(lowercase, {"[UNK]": 0})
-        # The library numbers "##" letters in the order in which it meets them, which differs from run to run, and the
-        # numbers break ties. Named beforehand as special tokens, they are fixed, and so is everything learnt.
+        # The library numbers "##" characters by first occurrence, which differs from run to run, and breaks ties by
+        # these numbers. Passing them as special tokens fixes their order and makes the vocabulary reproducible.
         alphabet = _alphabet(texts(), tokenizer.normalizer)
         inside = [letter for letter in alphabet if not IDEOGRAPH.match(letter)]
         trainer = trainers.WordPieceTrainer(
@@ -133,7 +133,7 @@ class WordPiece(Tokenizer):
             initial_alphabet=alphabet,
             show_progress=False,
         )
-        # A word costs the trainer the square of its length. Cut after every 100 letters, none costs too much.
+        # The trainer's cost is quadratic in the length of a word, so words are split after every 100 characters.
         cut = re.compile(rf"\S{{{MAX_WORD_LETTERS}}}")
         tokenizer.train_from_iterator((cut.sub(r"\g<0> ", text) for text in texts()), trainer)
         vocabulary = tokenizer.get_vocab()
@@ -179,7 +179,7 @@ def _new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
 
 
 def _with_special_pieces(tokenizer, ours: Tokenizer) -> str:
-    """The JSON of a tokenizer of the library, with BERT's special pieces and the places where they go."""
+    """Returns the JSON of a tokenizers-library tokenizer with BERT's special pieces and template added."""
     from tokenizers import processors
 
     cls, sep = ours.pieces[ours.cls_id], ours.pieces[ours.sep_id]
@@ -194,13 +194,13 @@ def _with_special_pieces(tokenizer, ours: Tokenizer) -> str:
 
 
 def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
-    """Pieces and lower-casing of a BERT's tokenizer.json."""
+    """Returns the pieces of a BERT's tokenizer.json, and whether it lower-cases."""
     try:
         content = json.loads(_read(path))
         model, normalizer = content["model"], content["normalizer"] or {}
         vocabulary = model["vocab"]
         if model.get("type", "WordPiece") != "WordPiece" or normalizer.get("type") != "BertNormalizer":
-            raise UserError(f"tokenizer.path: {path} is no WordPiece tokenizer of a BERT, but {model.get('type')}")
+            raise UserError(f"tokenizer.path: {path} is not a BERT WordPiece tokenizer, but {model.get('type')}")
         pieces = sorted(vocabulary, key=vocabulary.get)
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
         raise UserError(f"tokenizer.path: {path} is not a tokenizer.json") from None
@@ -209,7 +209,7 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
     added = [token["content"] for token in content.get("added_tokens", ()) if token["content"] not in vocabulary]
     if added:
         raise UserError(
-            f"tokenizer.path: {path} adds tokens that are no pieces ({', '.join(added[:3])}), which is not supported"
+            f"tokenizer.path: {path} adds tokens to its vocabulary ({', '.join(added[:3])}), which is not supported"
         )
     lowercase, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
     if strips is not None and strips != lowercase:
@@ -220,7 +220,7 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
 
 
 def _alphabet(texts: Iterable[str], normalizer) -> list[str]:
-    """The `MAX_ALPHABET` most frequent letters of the normalized texts, or those that make up `COVERAGE`; sorted."""
+    """Returns the most frequent normalized characters, sorted: `MAX_ALPHABET`, or more if `COVERAGE` needs more."""
     raw = collections.Counter()
     for text in texts:
         raw.update(text)
@@ -260,7 +260,7 @@ class SentencePiece(Tokenizer):
     def learn(cls, texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) -> "SentencePiece":
         import sentencepiece
 
-        sentencepiece.set_random_generator_seed(0)  # it samples where there are more than input_sentence_size
+        sentencepiece.set_random_generator_seed(0)  # it samples if there are more than input_sentence_size sentences
 
         model = io.BytesIO()
         try:
@@ -272,7 +272,7 @@ class SentencePiece(Tokenizer):
                 character_coverage=0.9995,
                 normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
                 input_sentence_size=2_000_000,
-                max_sentence_length=1 << 20,  # bytes; it leaves longer ones out without a word
+                max_sentence_length=1 << 20,  # bytes; it silently drops longer ones
                 pad_id=0,
                 unk_id=1,
                 bos_id=-1,
@@ -280,7 +280,7 @@ class SentencePiece(Tokenizer):
                 pad_piece="[PAD]",
                 unk_piece="[UNK]",
                 control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-                num_threads=16,  # the sums, and so the pieces, depend on it
+                num_threads=16,  # fixed: the floating-point sums, and so the pieces, depend on it
                 minloglevel=2,
             )
         except RuntimeError as error:
@@ -303,7 +303,7 @@ class SentencePiece(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         words, text = [], []
-        for i in ids:  # special pieces would vanish in the library's decoder
+        for i in ids:  # the library's decoder drops special pieces
             if self._processor.is_control(int(i)) or self._processor.is_unknown(int(i)):
                 words += [self._processor.decode(text), self.pieces[i]]
                 text = []
@@ -343,14 +343,14 @@ KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece)}
 
 
 def load(kind: str, path: epath.PathLike, lowercase: bool = True) -> Tokenizer:
-    """The tokenizer in a `vocab.txt` or `.model` file. Raises `UserError` where it cannot serve."""
+    """Loads a tokenizer from a `vocab.txt`, `tokenizer.json` or `.model` file. Raises `UserError` if it is invalid."""
     return WordPiece.load(path, lowercase) if kind == "wordpiece" else SentencePiece.load(path)
 
 
 def learn(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool = True) -> Tokenizer:
-    """A vocabulary of exactly `vocab_size` pieces from the texts that `texts()` yields, twice.
+    """Learns exactly `vocab_size` pieces from the texts that `texts()` yields; calls it up to twice.
 
-    The same texts give the same vocabulary. Raises `UserError` where they cannot give that many pieces.
+    The same texts give the same vocabulary. Raises `UserError` if the texts do not yield that many pieces.
     """
     tokenizer = KINDS[kind].learn(texts, vocab_size, lowercase)
     if tokenizer.vocab_size != vocab_size:
@@ -359,7 +359,7 @@ def learn(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int, lowerc
 
 
 def _wrong_size(wanted: int, given: int) -> str:
-    remedy = "or less, or add text" if given < wanted else "or more: so many its letters alone take"
+    remedy = "or less, or add text" if given < wanted else "or more: its single characters alone need that many"
     return f"config.model.vocab_size = {wanted}: this corpus gives {given} pieces; set it to that {remedy}"
 
 

@@ -300,7 +300,7 @@ def test_two_big_documents_make_a_block(monkeypatch):
 
 
 def test_finished_records_and_a_vocabulary_of_another_size_are_refused(corpus_file, records_folder, tmp_path):
-    with pytest.raises(UserError, match="holds finished records already"):
+    with pytest.raises(UserError, match="already contains finished records"):
         preparation.prepare(tiny_config(corpus_file), records_folder)
     config = tiny_config(corpus_file)
     config.tokenizer.path = str(records_folder / "vocab.txt")

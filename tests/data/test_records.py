@@ -108,7 +108,7 @@ def test_damaged_empty_and_missing_files_are_named(tmp_path):
     with pytest.raises(UserError, match="not a TFRecord file"):
         records.find_records(tmp_path, 8, 2, "train")
     path.write_bytes(b"")
-    with pytest.raises(UserError, match="holds no records"):
+    with pytest.raises(UserError, match="contains no records"):
         records.find_records(tmp_path, 8, 2, "train")
 
 
@@ -180,13 +180,13 @@ def test_without_a_file_of_counts_none_is_written(tmp_path, counted):
 
 def test_records_of_another_vocabulary_are_refused(tmp_path):
     write_google_files(tmp_path)
-    with pytest.raises(UserError, match=r"vocab_size = 3: the records in .* have the word \d+"):
+    with pytest.raises(UserError, match=r"vocab_size = 3: the records in .* contain token id \d+"):
         records.find_records(tmp_path, 8, 2, "train", vocab_size=3)
 
 
 def test_our_own_records_are_checked_by_their_manifest(records_folder, tmp_path):
     assert records.find_records(records_folder, 32, 5, "train").total > 100
-    with pytest.raises(UserError, match="are of length 32, 64, not 128"):
+    with pytest.raises(UserError, match="have length 32, 64, not 128"):
         records.find_records(records_folder, 128, 20, "train")
     with pytest.raises(UserError, match=r"max_predictions_per_seq = 7, but .* with 5"):
         records.find_records(records_folder, 32, 7, "train")

@@ -125,7 +125,7 @@ def test_sentences_and_questions(provide, pieces):
 
 
 def test_what_the_library_does_not_have():
-    with pytest.raises(UserError, match=r"config.data.path: TensorFlow Datasets cannot give 'no_such_set', train"):
+    with pytest.raises(UserError, match=r"config.data.path: TensorFlow Datasets cannot load 'no_such_set', train"):
         read_tfds("tfds:no_such_set", "train")
 
 

@@ -127,12 +127,12 @@ def edit(path, **changes):
 DAMAGES = {
     "cut off": (
         lambda f: (f / "model.safetensors").write_bytes((GOLDEN / "model.safetensors").read_bytes()[:50_000]),
-        "model.safetensors: damaged or cut off",
+        "model.safetensors: damaged or truncated",
     ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors and no model.safetensors.index"),
     "pickle": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
-        r"pytorch_model.bin: a pickle, which runs whatever code .* save_pretrained\(\)",
+        r"pytorch_model.bin: a pickle, which can run arbitrary code .* save_pretrained\(\)",
     ),
     "missing shard": (
         lambda f: (
@@ -144,7 +144,7 @@ DAMAGES = {
         "model-00001-of-00002.safetensors: missing, but listed in",
     ),
     "no field": (lambda f: edit(f / "config.json", hidden_size=None), "config.json: hidden_size is missing"),
-    "no number": (lambda f: edit(f / "config.json", hidden_size="many"), "hidden_size is 'many', which is no int"),
+    "no number": (lambda f: edit(f / "config.json", hidden_size="many"), "hidden_size is 'many', which is not a valid"),
     "not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: not JSON"),
     "roberta": (lambda f: edit(f / "config.json", model_type="roberta"), "model_type 'roberta'.*supported: bert"),
     "distilbert": (lambda f: edit(f / "config.json", model_type="distilbert"), "supported: bert"),
@@ -197,7 +197,7 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
 
 
 TOKENIZERS = {
-    "no WordPiece": ({"model": {"type": "BPE", "vocab": {}}, "normalizer": None}, "is no WordPiece tokenizer"),
+    "no WordPiece": ({"model": {"type": "BPE", "vocab": {}}, "normalizer": None}, "is not a BERT WordPiece tokenizer"),
     "gaps": ({"model": {"vocab": {"a": 0, "b": 2}}}, "the ids in .* have gaps"),
     "added": ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<user>"}]}, r"adds tokens .*\(<user>\)"),
     "accents": ({"model": {"vocab": {"a": 0}}, "normalizer": {"type": "BertNormalizer", "lowercase": True,

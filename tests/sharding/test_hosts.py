@@ -23,11 +23,11 @@ def test_a_machine_by_itself_waits_for_nobody(alone, monkeypatch):
     [
         (("", "2", "0"), "JAX_COORDINATOR_ADDRESS: not set; set all three"),
         (("host:1234", "2", ""), "JAX_PROCESS_ID: not set; set all three"),
-        (("host", "2", "0"), "must be host:port, a number, and one below it"),
-        (("host:1234", "2", "2"), "must be host:port, a number, and one below it"),
+        (("host", "2", "0"), "must be host:port, a count, and an index below it"),
+        (("host:1234", "2", "2"), "must be host:port, a count, and an index below it"),
         (("host:1234", "", ""), "JAX_NUM_PROCESSES and JAX_PROCESS_ID: not set; set all three"),
-        (("host:port", "2", "0"), "must be host:port, a number, and one below it"),
-        (("host:1234", "two", "0"), "must be host:port, a number, and one below it"),
+        (("host:port", "2", "0"), "must be host:port, a count, and an index below it"),
+        (("host:1234", "two", "0"), "must be host:port, a count, and an index below it"),
     ],
 )
 def test_half_a_description_of_the_hosts_is_refused(alone, monkeypatch, values, message):
@@ -40,5 +40,5 @@ def test_half_a_description_of_the_hosts_is_refused(alone, monkeypatch, values, 
 def test_another_jax_that_does_not_say_who_takes_part(alone, monkeypatch):
     """What is asked has no public name; guessing that nobody else does would train a pod's hosts one by one."""
     monkeypatch.delattr("jax._src.clusters.ClusterEnv.auto_detect_unset_distributed_params")
-    with pytest.raises(UserError, match=r"does not say which hosts take part; set JAX_COORDINATOR_ADDRESS"):
+    with pytest.raises(UserError, match=r"cannot detect the hosts of this run; set JAX_COORDINATOR_ADDRESS"):
         hosts.join(timeout=1)

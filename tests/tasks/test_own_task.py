@@ -90,7 +90,7 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
         (tmp_path / f"run/checkpoints/{step}/scores.json").unlink(missing_ok=True)
     with pytest.raises(UserError, match=r"run@best: none of its checkpoints has a score; take @latest"):
         pretrained.read(tmp_path / "run@best")
-    with pytest.raises(UserError, match=r"@best is for the workdir of a run, which .*nowhere' is not"):
+    with pytest.raises(UserError, match=r"@best needs the workdir of a run, but '.*nowhere' is not one"):
         pretrained.read(tmp_path / "nowhere@best")
 
 

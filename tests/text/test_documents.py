@@ -57,8 +57,8 @@ def test_sources_name_file_and_line(tmp_path):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.txt", b"", "holds no text"),
-        ("a.txt", b" \n\n \n", "holds no text"),
+        ("a.txt", b"", "contains no text"),
+        ("a.txt", b" \n\n \n", "contains no text"),
         ("a.txt", b"fine\ncaf\xe9 au lait\n", r"a.txt:2: byte 4 of the line, 0xe9, is not UTF-8"),
         ("a.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', r"a.jsonl:2: not a JSON object"),
         ("a.jsonl", b"[1, 2]\n", r"a.jsonl:1: not a JSON object"),
@@ -89,7 +89,7 @@ def test_missing_files_and_empty_folders_are_named(tmp_path):
     for source in (tmp_path / "none.txt", tmp_path / "*.txt", tmp_path):
         with pytest.raises(UserError, match=r"data.corpus: no (file|text files)"):
             lines_of(source)
-    with pytest.raises(UserError, match=r"TensorFlow Datasets cannot give 'no_such_set_of_text'"):
+    with pytest.raises(UserError, match=r"TensorFlow Datasets cannot load 'no_such_set_of_text'"):
         list(read_documents(["tfds:no_such_set_of_text"]))
 
 
@@ -98,7 +98,7 @@ def test_a_tensorflow_dataset_is_read():
 
     with tfds.testing.mock_data(num_examples=3):
         documents = list(read_documents(["tfds:wikipedia/20230601.en"]))
-        with pytest.raises(UserError, match=r"'mnist' has no feature 'text', but image, label"):
+        with pytest.raises(UserError, match=r"'mnist' has no feature 'text'; it has image, label"):
             list(read_documents(["tfds:mnist"]))
     assert [d.source for d in documents] == [f"tfds:wikipedia/20230601.en example {i}" for i in range(3)]
     assert all(line.strip() for d in documents for line in d.lines)

@@ -121,7 +121,7 @@ def test_chinese_gets_all_its_letters():
     texts = ["".join(letters[i : i + 50]) for i in range(0, 2000, 25)]
     learnt = tokenizer.learn("wordpiece", lambda: texts * 2, 2004)  # all but the last 0.05 %
     assert len(set(letters) & set(learnt.pieces)) == 1999
-    with pytest.raises(UserError, match=r"gives 2004 pieces; set it to that or more: so many its letters alone take"):
+    with pytest.raises(UserError, match=r"gives 2004 pieces; set it to that or more: its single characters alone need"):
         tokenizer.learn("wordpiece", lambda: texts * 2, 1000)
 
 

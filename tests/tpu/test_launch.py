@@ -269,14 +269,14 @@ def test_a_second_run_is_refused(cloud):
         cloud(script)
     before = len(cloud.deeds)
     assert "tpu/watch.sh" in cloud.error("run")
-    assert "a run is going on" in cloud.error("setup")
+    assert "a run is active" in cloud.error("setup")
     assert len(cloud.deeds) == before
     # Nor does a worker itself start a second one.
     home = cloud.homes()[0]
     second = subprocess.run(
         ["bash", home / "bertjax/code/tpu/worker.sh", "start"], capture_output=True, text=True, cwd=home
     )
-    assert second.returncode == 1 and "a run is going on here" in second.stderr
+    assert second.returncode == 1 and "a run is active here" in second.stderr
 
 
 def test_stop_saves_and_run_goes_on(cloud):
@@ -311,7 +311,7 @@ def test_delete_asks(cloud):
     assert cloud.deeds == ["create"]
     cloud("delete", stdin="y\n")
     assert cloud.deeds == ["create", "delete"] and "--force" in cloud.calls[-1]
-    assert "is not there" in cloud("delete", "--yes")
+    assert "does not exist" in cloud("delete", "--yes")
 
 
 def test_keep_alone_does_it_all(cloud):
