@@ -259,6 +259,13 @@ def test_the_latest_checkpoints_and_the_best_are_kept(train_toy, tmp_path):
     assert (result.best_step, result.best.score, result.scores.score) == (4, 5, 2)
 
 
+def test_what_the_last_evaluation_makes_superfluous_goes_too(train_toy, tmp_path):
+    train_toy(
+        Toy(toy_config(), scores=[1, 5, 4, 3, 6]), eval=dict(every_steps=2), checkpoint=dict(every_steps=1, keep=1)
+    )
+    assert checkpoint.steps(tmp_path) == [10]
+
+
 def test_the_best_checkpoint_survives_a_restart(train_toy, tmp_path):
     """Scores are read back, and what was the best before is still compared with what comes."""
     task = Toy(toy_config(), scores=[1, 5])
