@@ -1,8 +1,8 @@
 """Compiles a config for a TPU, without the TPU: python -m bertjax.compile --config=experiments/large.py \\
 --topology=v5litepod-16
 
-Prints memory per chip, FLOPs, collectives, and the compiler's estimate of the step time for each stage. If
-a stage does not fit, tries settings until it does. Needs libtpu: pip install -e '.[aot]'.
+Prints memory per chip, FLOPs, collectives, and the compiler's estimate of the step time for each stage. If a stage
+does not fit, tries settings until it does. Needs libtpu: pip install -e '.[aot]'.
 """
 
 import signal

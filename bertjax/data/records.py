@@ -29,7 +29,7 @@ def features(length: int, max_predictions_per_seq: int) -> dict[str, tuple[int, 
 
 @dataclasses.dataclass(frozen=True)
 class RecordSet:
-    """TFRecord files with sequences of one length, and the number of records in each. The order of files is fixed."""
+    """TFRecord files with sequences of one length, and their record counts; in this order they form one list."""
 
     paths: tuple[str, ...]
     counts: tuple[int, ...]

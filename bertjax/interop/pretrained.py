@@ -289,7 +289,7 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         known = ", ".join(huggingface.ARCHITECTURES)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
     pretrained, left_out = read(source), []
-    if pretrained.head and to != "bertjax":  # the BiLSTM on a frozen BERT, which other formats cannot represent
+    if pretrained.head and to != "bertjax":  # other formats have no class for the model on top of BERT
         left_out = sorted(pretrained.params.keys() - {"bert"})
         encoder = {"bert": pretrained.params["bert"]}
         pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=())

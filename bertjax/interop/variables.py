@@ -12,7 +12,7 @@ LAYERS = "bert/encoder/layers"
 QUERY_KEY_VALUE = f"{LAYERS}/attention/query_key_value"
 WORDS = "bert/embeddings/word_embeddings"
 
-# Our path -> Google's variable. The arrays differ in shape only, except for the transposed `OUTPUT_WEIGHTS`.
+# Our path -> Google's variable. The arrays differ in shape only, except for transposition and padding in `to_params`.
 SINGLE = {
     "bert/embeddings/word/embedding": WORDS,
     "bert/embeddings/position/embedding": "bert/embeddings/position_embeddings",

@@ -93,7 +93,7 @@ class Encoder(nn.Module):
         layer = EncoderLayer
         if self.remat != "none":
             policy = jax.checkpoint_policies.checkpoint_dots if self.remat == "dots" else None
-            layer = nn.remat(layer, prevent_cse=False, policy=policy)  # not needed inside a scan
+            layer = nn.remat(layer, prevent_cse=False, policy=policy)  # a scan body needs no CSE guard
         layers = nn.scan(
             layer,
             variable_axes={"params": 0},

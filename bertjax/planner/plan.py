@@ -53,7 +53,7 @@ class StagePlan:
     peak_flops: float  # of all chips
     collectives: list[hlo.Collective]
     compile_seconds: float
-    out_of_memory: str = ""  # the compiler's message; empty if the stage fits
+    out_of_memory: str = ""  # the compiler's message; empty if it compiled
 
     @property
     def activations_bytes(self) -> int:

@@ -111,7 +111,7 @@ def _find_processes(timeout: float) -> tuple[str, int, int, list[int] | None]:
         if given[0]:
             raise UserError(f"{' and '.join(VARIABLES[1:])}: not set; set all three")
         return "", 0, 1, None
-    # JAX assumes one GPU per Slurm task. The only task of a node uses all its GPUs.
+    # JAX assumes one GPU per Slurm task, but the only task of a node uses all its GPUs.
     if os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0] == "1":
         local_devices = None
     return coordinator, index, count, local_devices

@@ -38,7 +38,7 @@ GENERATIONS = {
     "tpu7x": Generation("TPU7x", "tpu7x", True, 2, 2307e12, 2 * 94.75 * GIB, 2.2e9, 3, (*_CUBES, 4096)),
 }
 
-# Dense bfloat16 peak FLOP/s of GPUs, without sparsity, by prefix of `device.device_kind`; longer prefixes first.
+# Dense bfloat16 (T4, V100: float16) peak FLOP/s of GPUs, by prefix of `device.device_kind`; longer prefixes first.
 GPU_PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100 PCIe": 756e12,
