@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import resource_tracker
 from typing import NamedTuple
 
 import numpy as np
@@ -186,7 +187,7 @@ _worker: _Worker  # of this process
 
 def _start_worker(job: Job) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # in case the pool starts this worker later
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until now it was blocked
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = _Worker(job, tokenizer.load(**job.tokenizer))
 
@@ -197,7 +198,7 @@ def _worker_pool(workers: int, job: Job) -> Iterator[concurrent.futures.ProcessP
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (job,))
     try:
-        with _ignoring_interrupts():
+        with _holding_interrupts():
             for _ in range(workers):  # each submission starts a worker while none is idle
                 pool.submit(int)
         yield pool
@@ -212,16 +213,20 @@ def _worker_pool(workers: int, job: Job) -> Iterator[concurrent.futures.ProcessP
 
 
 @contextlib.contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Ignores Ctrl-C while workers start, so that they inherit this: the terminal sends it to all processes."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
+def _holding_interrupts() -> Iterator[None]:
+    """Blocks SIGINT while workers start, so that they inherit this: a terminal sends Ctrl-C to all processes.
+
+    This process receives a Ctrl-C of that time afterwards; workers ignore it for good once they run `_start_worker`.
+    """
+    if threading.current_thread() is not threading.main_thread():  # the main thread would receive it all the same
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # it would unblock the signal when it starts with the first worker
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _in_order(pool, function: Callable, items: Iterable, ahead: int) -> Iterator:

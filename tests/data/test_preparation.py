@@ -240,14 +240,15 @@ def test_what_a_killed_run_left_is_cleared_away(corpus_file, tmp_path, in_proces
 
 
 def processes(session: int) -> dict[int, tuple[str, int]]:
-    """(command line, mask of ignored signals) of the living processes of a session."""
+    """(command line, mask of ignored and blocked signals) of the living processes of a session."""
     found = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             state, _, _, own_session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(own_session) == session and state != "Z":
                 status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-                found[int(folder.name)] = ((folder / "cmdline").read_text(), int(status["SigIgn"], 16))
+                masked = int(status["SigIgn"], 16) | int(status["SigBlk"], 16)
+                found[int(folder.name)] = ((folder / "cmdline").read_text(), masked)
         except (FileNotFoundError, ProcessLookupError):  # it has just ended
             continue
     return found
@@ -255,7 +256,7 @@ def processes(session: int) -> dict[int, tuple[str, int]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_ctrl_c_is_the_parents_to_answer(tmp_path):
-    """A terminal sends it to all processes. Workers ignore it from their start, so that none prints a traceback."""
+    """A terminal sends it to all processes. No worker ever hears it, so that none prints a traceback."""
     (tmp_path / "text.txt").write_text(make_corpus(20_000))
     (tmp_path / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, "the"]))
     options = ["data.corpus=text.txt", "tokenizer.path=vocab.txt", "model.vocab_size=6"]

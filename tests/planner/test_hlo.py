@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertjax.planner.hlo import Collective, Program
+from bertjax.planner.hlo import Collective, HloModule
 
 MESH = {"data": 2, "fsdp": 4, "tensor": 2}
 
@@ -44,11 +44,11 @@ ENTRY %main (param: f32[8]) -> f32[8] {
 
 
 def test_cycles_count_a_loop_as_often_as_it_runs():
-    assert Program(TEXT).estimated_cycles() == 1000 + 12 * (100 + 3 * 10)
+    assert HloModule(TEXT).estimated_cycles() == 1000 + 12 * (100 + 3 * 10)
 
 
 def test_transfers_are_counted_once_each_with_axes_and_bytes():
-    found = set(Program(TEXT).collectives(MESH))
+    found = set(HloModule(TEXT).collectives(MESH))
     assert found == {
         # Begun before the loop and carried on in it: one transfer.
         Collective("all-gather", ("fsdp",), "bf16", 32 * 8 * 2, 1, False),
@@ -71,5 +71,5 @@ def test_transfers_are_counted_once_each_with_axes_and_bytes():
 )
 def test_who_takes_part(groups, axes):
     text = "ENTRY %main (p: f32[8]) -> f32[8] {\n  %x = f32[8] all-reduce(%p), replica_groups=" + groups + "\n}\n"
-    (found,) = Program(text).collectives(MESH)
+    (found,) = HloModule(text).collectives(MESH)
     assert found.axes == axes
