@@ -20,11 +20,10 @@ from bertjax.model.bert import cast_encoder
 from bertjax.sharding.mesh import Batch, compute_dtype, local_rows, make_mesh
 from bertjax.tasks.objectives import Objective, apply, make_predictor
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training import workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
 from bertjax.training.run import Kind, Run
-from bertjax.training.workdir import Record
+from bertjax.training.workdir import Record, load_tokenizer, tokenizer_entry
 
 SEPARATOR = " ||| "  # between the parts of a text for predict
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
@@ -204,23 +203,23 @@ def adopt(config, before: Record | None) -> None:
     tasks.validate(config)  # now that the model is known
 
 
-def load_material(config, folder: epath.Path, before: Record | None) -> Material:
+def load_material(config, workdir: epath.Path, before: Record | None) -> Material:
     """Raises `UserError` for what is wrong in the files of the data, or where there is no vocabulary."""
     initialize = None
     if before is not None:
-        tokenizer = workdir.load_tokenizer(folder, before)
+        tokenizer = load_tokenizer(workdir, before)
     else:
         tokenizer = pretrained.require_tokenizer(config)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
     return Material(tokenizer, tasks.get(config.task).load(config, tokenizer), initialize)
 
 
-def open_run(config, folder: epath.Path, before: Record | None, material: Material | None = None) -> Run:
+def open_run(config, workdir: epath.Path, before: Record | None, material: Material | None = None) -> Run:
     """`material`: where it is loaded already."""
     mesh = make_mesh(config)
     notes = []
     if material is None:
-        material = load_material(config, folder, before)
+        material = load_material(config, workdir, before)
         notes += material.dataset.notes
     dataset, record = material.dataset, record_of(config, material)
     task = FineTuning(config, mesh, dataset)
@@ -237,7 +236,7 @@ def record_of(config, material: Material) -> Record:
         config.copy_and_resolve_references(),
         architecture=dataset.objective.architecture,
         labels=dataset.labels,
-        tokenizer=workdir.tokenizer_entry(material.tokenizer),
+        tokenizer=tokenizer_entry(material.tokenizer),
         train_examples=len(dataset.train),
     )
 

@@ -34,11 +34,10 @@ from bertjax.sharding.topology import available_cores
 from bertjax.tasks import fill_mask
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training import workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
 from bertjax.training.run import Kind, Run
-from bertjax.training.workdir import Record
+from bertjax.training.workdir import Record, tokenizer_entry
 
 RECORD_COUNTS = "record_counts.json"  # in the workdir
 UNIGRAM_SEQUENCES = 65_536  # training sequences whose masked words make the unigram baseline
@@ -245,29 +244,29 @@ def _adopt(config, before: Record | None) -> None:
         config.model.update(hidden_act=model.hidden_act, layer_norm_eps=model.layer_norm_eps)
 
 
-def _open(config, folder: epath.Path, before: Record | None) -> Run:
+def _open(config, workdir: epath.Path, before: Record | None) -> Run:
     mesh = make_mesh(config)
-    records, pieces = find_or_prepare(config, folder)
+    records, tokenizer = find_or_prepare(config, workdir)
     initialize = None
     if config.init_checkpoint and before is None:
-        pretrained.check_tokenizer(config.init_checkpoint, pieces)
+        pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
-    fill_mask.check(config.eval.fill_masks, pieces, config.model.max_position_embeddings)
+    fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
-        task = Pretraining(config, mesh, records, counts=folder / RECORD_COUNTS)
+        task = Pretraining(config, mesh, records, counts=workdir / RECORD_COUNTS)
     notes = []
     if (warmup := config.optimizer.warmup_steps) >= task.total_steps:
         notes = [f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does"]
-    record = Record(config, tokenizer=workdir.tokenizer_entry(pieces))
+    record = Record(config, tokenizer=tokenizer_entry(tokenizer))
 
     def end_report(trained: Trained) -> str:
         params = local_copy(trained.state.params, mesh)  # all hosts have to take part
         if jax.process_index():
             return ""
-        filled = fill_mask.fill_masks(task.model, params, pieces, config.eval.fill_masks)
+        filled = fill_mask.fill_masks(task.model, params, tokenizer, config.eval.fill_masks)
         return "\n".join([report(trained.scores), *map(fill_mask.describe, filled)])
 
-    return Run(config, mesh, task, record, pieces, initialize, notes, end_report)
+    return Run(config, mesh, task, record, tokenizer, initialize, notes, end_report)
 
 
 KIND = Kind(
@@ -275,12 +274,12 @@ KIND = Kind(
 )
 
 
-def find_or_prepare(config, run_folder: epath.Path) -> tuple[epath.Path, Tokenizer]:
+def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]:
     """The folder of a run's records and their tokenizer; prepares them in the workdir where config names none.
 
     Raises `UserError` where there are none, or they and the config do not belong together.
     """
-    folder = require_folder(config.data.records) if config.data.records else run_folder / "records"
+    folder = require_folder(config.data.records) if config.data.records else workdir / "records"
     manifest = read_manifest(folder)
     if manifest is None and not config.data.records:
         if jax.process_count() > 1:

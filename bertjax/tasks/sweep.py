@@ -23,12 +23,12 @@ from bertjax.interop.pretrained import BEST_RUN
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import finetuning
 from bertjax.tasks.finetuning import Material, count_steps
-from bertjax.training import checkpoint, workdir
+from bertjax.training import checkpoint
 from bertjax.training.loop import Diverged
 from bertjax.training.run import Run
 from bertjax.training.run import run as run_one
 from bertjax.training.step import Program, make_program
-from bertjax.training.workdir import Difference, Record
+from bertjax.training.workdir import CONFIG, Difference, Record, differences, read_record, refuse, require_record
 from bertjax.validation import value_of
 
 RUNS, RESULT, SUMMARY = "runs", "result.json", "sweep.md"
@@ -115,7 +115,7 @@ def _cell(value) -> str:
 def refuse_search(folder: epath.Path) -> None:
     """Raises `UserError` where a workdir holds a search, for a single run."""
     if (folder / RUNS).exists():
-        raise UserError(f"{folder}: holds a search, and this is a single run; take another --workdir")
+        raise UserError(f"{folder}: holds a search, and this is a single run; choose another --workdir")
 
 
 def run(config, folder: epath.Path) -> None:
@@ -123,8 +123,8 @@ def run(config, folder: epath.Path) -> None:
 
     A run that failed is followed by up to `config.restarts` others with other seeds, and stays in the table.
     """
-    if (folder / workdir.CONFIG).exists():
-        raise UserError(f"{folder}: holds a single run, and this is a search; take another --workdir")
+    if (folder / CONFIG).exists():
+        raise UserError(f"{folder}: holds a single run, and this is a search; choose another --workdir")
     is_first, programs, results = jax.process_index() == 0, {}, []
     finetuning.adopt(config, None)
     planned = trials(config)  # now that the model is known
@@ -192,19 +192,19 @@ def check_others(folder: epath.Path, config, material: Material) -> None:
     """Raises `UserError` where runs lie there that cannot be compared with these: only what is searched may differ."""
     now, identity = finetuning.record_of(config, material), tasks.get(config.task).identity
     fields, searched = fields_of(config), {*ORDER, *(name for settings in parse(config) for name in settings)}
-    for path in sorted((folder / RUNS).glob(f"*/{workdir.CONFIG}")):
+    for path in sorted((folder / RUNS).glob(f"*/{CONFIG}")):
         named = {part.partition("=")[0] for part in path.parent.name.split(",")}
         may_differ = {fields.get(name) for name in searched | named}
-        found = workdir.differences(workdir.require(path.parent), now, identity)
+        found = differences(require_record(path.parent), now, identity)
         _refuse(path.parent, [difference for difference in found if difference.field not in may_differ])
 
 
 def _refuse(folder: epath.Path, found: list[Difference]) -> None:
     """Raises `UserError` where there is any difference."""
-    workdir.refuse(folder, [difference for difference in found if difference.field in ("labels", "tokenizer")])
+    refuse(folder, [difference for difference in found if difference.field in ("labels", "tokenizer")])
     if found:
         changed = "; ".join(map(str, found))
-        raise UserError(f"{folder}: made with other settings, {changed}; take another --workdir")
+        raise UserError(f"{folder}: made with other settings, {changed}; choose another --workdir")
 
 
 def best(results: list[Result], metric: str) -> Result:
@@ -258,8 +258,8 @@ def _with(config, settings: dict):
 
 def read_result(folder: epath.Path, settings: dict, trial) -> Result | None:
     """What a finished run came to; None where it has not finished. Raises `UserError` if it had other settings."""
-    if (before := workdir.read(folder)) is not None:
-        _refuse(folder, workdir.differences(before, Record(trial)))
+    if (before := read_record(folder)) is not None:
+        _refuse(folder, differences(before, Record(trial)))
     path = folder / RESULT
     return Result(settings, **json.loads(path.read_text())) if path.exists() else None
 

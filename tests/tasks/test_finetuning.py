@@ -82,8 +82,8 @@ def test_a_finished_run_says_so(tuned, checkpoint, capsys):
     folder, workdir = tuned
     run(config_for(folder, checkpoint, log_every_steps=7, seed=3), workdir)
     said = capsys.readouterr().out
-    assert said.startswith(f"finished before: 76 steps, in {workdir}\ndev: accuracy") and "seed = 3 (was 0)" in said
-    with pytest.raises(UserError, match=r"is at step 76, past the config's 38; take another --workdir"):
+    assert said.startswith(f"already finished: 76 steps, in {workdir}\ndev: accuracy") and "seed = 3 (was 0)" in said
+    with pytest.raises(UserError, match=r"is at step 76, past the config's 38; choose another --workdir"):
         run(config_for(folder, checkpoint, epochs=2.0), workdir)
     with pytest.raises(UserError, match=r"config.data.name = 'cola': .* holds a run with 'sst2'"):
         run(config_for(folder, checkpoint, name="cola"), workdir)
@@ -425,12 +425,12 @@ def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint,
     stored = json.loads(before)
     (tmp_path / "run/config.json").write_text(json.dumps(stored | {"labels": ["no", "yes"]}))
     config.data.path = str(folder)
-    with pytest.raises(UserError, match=r"holds a run with the labels no, yes, but the data has 0, 1; take another"):
+    with pytest.raises(UserError, match=r"holds a run with the labels no, yes, but the data has 0, 1; choose another"):
         launch(config, tmp_path / "run")
 
     other = pretraining_config()
     other.data.corpus, other.init_checkpoint = str(folder / "test.tsv"), str(checkpoint)
-    with pytest.raises(UserError, match=r"config.task = 'pretraining': .* holds a run with 'glue'; take another"):
+    with pytest.raises(UserError, match=r"config.task = 'pretraining': .* holds a run with 'glue'; choose another"):
         launch(other, tmp_path / "run")
 
     WordPiece([*SPECIAL_PIECES, *(f"word{i}" for i in range(500))], lowercase=True).save(tmp_path)
