@@ -110,9 +110,7 @@ def common_config() -> ml_collections.ConfigDict:
     )
     config.log_every_steps = 100
     config.eval = ml_collections.ConfigDict(dict(every_steps=10_000))
-    config.checkpoint = ml_collections.ConfigDict(
-        dict(every_steps=5_000, keep=3)
-    )  # keep: the latest; the best is kept as well
+    config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep=3))  # keeps the latest 3 and the best
     return config
 
 
@@ -140,9 +138,7 @@ def pretraining_config() -> ml_collections.ConfigDict:
     )
     config.optimizer.warmup_steps = 10_000
     config.eval.max_sequences = 8192
-    config.eval.fill_masks = (
-        "the man went to the [MASK] to buy a [MASK] of milk .",
-    )  # filled and printed after training
+    config.eval.fill_masks = ("the man went to the [MASK] to buy a [MASK] of milk .",)  # printed after training
     return config.lock()
 
 

@@ -54,21 +54,12 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     """
     require(config.task == "pretraining", "task", config.task, "this command is for pre-training")
     _validate_common(config)
-    require(
-        config.optimizer.warmup_steps >= 0,
-        "optimizer.warmup_steps",
-        config.optimizer.warmup_steps,
-        "must be at least 0",
-    )
+    warmup, masked = config.optimizer.warmup_steps, config.data.masked_lm_prob
+    require(warmup >= 0, "optimizer.warmup_steps", warmup, "must be at least 0")
     positive(config, "eval.every_steps", "eval.max_sequences", "data.dupe_factor")
     share(config, "data.short_seq_prob", "data.heldout_fraction")
     _seed(config, "data.seed")
-    require(
-        0 < config.data.masked_lm_prob <= 0.5,
-        "data.masked_lm_prob",
-        config.data.masked_lm_prob,
-        "must be above 0 and at most 0.5",
-    )
+    require(0 < masked <= 0.5, "data.masked_lm_prob", masked, "must be above 0 and at most 0.5")
     _validate_stages(config)
     for text in config.eval.fill_masks:
         require("[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")

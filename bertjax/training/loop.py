@@ -176,7 +176,7 @@ def _begin(task: Task, config, workdir, program: Program, checkpoints: Checkpoin
         return 0, state if initialize is None else state.replace(params=initialize(state.params))
     if start < task.total_steps:
         raise UserError(
-            f"{workdir} holds params without the optimizer's state and cannot be resumed; start a new run from them "
+            f"{workdir} holds params without the optimizer's state, which cannot be resumed; start a new run from them "
             f"with --config.init_checkpoint={workdir} and another --workdir"
         )
     return start, state.replace(step=state.step + start, params=checkpoints.restore_params(start, program.state.params))

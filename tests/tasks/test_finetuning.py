@@ -238,7 +238,7 @@ def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
     result = command("predict", f"--checkpoint={workdir}", "ship ||| sail ||| net", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr.startswith(
-        "error: 'ship ||| sail ||| net': this checkpoint wants texts, or pairs as \"A ||| B\""
+        "error: 'ship ||| sail ||| net': this checkpoint expects texts, or pairs as \"A ||| B\""
     )
 
 
@@ -381,7 +381,7 @@ def test_every_task_of_glue_reads_its_own_files(glue_folder, name):
         logits = [np.eye(3)[label] if names else np.array([label])]
         assert score in split.score(logits) and (score != "accuracy" or split.score(logits)[score] == 1)
     if name == "qqp":
-        assert dataset.notes[0] == "1 lines dropped, which have a wrong number of columns"
+        assert dataset.notes[0] == "1 lines with a wrong number of columns dropped"
 
 
 def test_tables_of_the_users_own(tmp_path):
@@ -397,7 +397,7 @@ def test_tables_of_the_users_own(tmp_path):
     with pytest.raises(UserError, match=r"dev.csv:2: unknown label 'maybe'; expected one of no, yes"):
         classify.load(config, tokenizer())
     (tmp_path / "dev.csv").write_text("a,b,same\nship,oven,\n")
-    with pytest.raises(UserError, match=r"dev.csv:2: same is empty; leave out what has no label"):
+    with pytest.raises(UserError, match=r"dev.csv:2: same is empty; remove rows without a label"):
         classify.load(config, tokenizer())
     for name in ("train", "dev"):
         (tmp_path / f"{name}.csv").unlink()
