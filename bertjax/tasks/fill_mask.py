@@ -22,9 +22,9 @@ class Filled:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def _likeliest(model: BertForPreTraining, params, batch, positions, words: int, top_k: int):
+def _most_likely(model: BertForPreTraining, params, batch, positions, vocab_size: int, top_k: int):
     logits = model.apply({"params": params}, **batch, masked_positions=positions, method="masked_lm_logits")
-    return jax.lax.top_k(jax.nn.softmax(logits)[..., :words], top_k)
+    return jax.lax.top_k(jax.nn.softmax(logits)[..., :vocab_size], top_k)
 
 
 def fill_masks(
@@ -49,7 +49,7 @@ def fill_masks(
         }
         masked_positions = jnp.asarray(np.pad(positions, (0, width - len(positions)))[None], jnp.int32)
         probabilities, words = jax.device_get(
-            _likeliest(model, params, batch, masked_positions, tokenizer.vocab_size, top_k)
+            _most_likely(model, params, batch, masked_positions, tokenizer.vocab_size, top_k)
         )
         yield Filled(
             text,

@@ -137,18 +137,18 @@ def read(path: epath.PathLike) -> list[Sentence]:
     if not sentences:
         raise UserError(f"{path}: no sentence in it")
     if not document:
-        return [dataclasses.replace(sentence, document=number) for number, sentence in enumerate(sentences)]
+        return [dataclasses.replace(sentence, document=index) for index, sentence in enumerate(sentences)]
     return sentences
 
 
 def read_examples(path: str, split: str) -> list[Sentence]:
     """Reads the sentences of "tfds:conll2003", each as its own document: it has no document boundaries."""
     sentences = []
-    for number, row in enumerate(read_tfds(path, split)):
+    for index, row in enumerate(read_tfds(path, split)):
         words, tags = (json.loads(column(row, name)) for name in ("tokens", "ner"))
         if wrong := [tag for tag in tags if not is_bio(tag)]:
             raise UserError(f"{row.where}: the tag is {wrong[0]!r}, expected O, B-type or I-type")
-        sentences.append(Sentence(tuple(words), to_bio(tags), number, (row.where,) * len(words)))
+        sentences.append(Sentence(tuple(words), to_bio(tags), index, (row.where,) * len(words)))
     return sentences
 
 
@@ -242,7 +242,7 @@ def predict(
     """Yields, per text, its whitespace-separated words and their tags."""
     labels = source.labels or tuple(f"LABEL_{i}" for i in range(len(source.params["classifier"]["dense"]["bias"])))
     sentences = [
-        Sentence(tuple(text.split()), (labels[0],) * len(text.split()), number) for number, (text,) in enumerate(texts)
+        Sentence(tuple(text.split()), (labels[0],) * len(text.split()), index) for index, (text,) in enumerate(texts)
     ]
     examples = encode(sentences, labels, source.tokenizer, source.max_seq_length, with_context=False)
     logits = objectives.predict(objective(len(labels)), source, examples)

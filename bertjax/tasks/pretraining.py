@@ -77,10 +77,10 @@ class Pretraining:
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         first, own = 0, local_rows(self.mesh, self.config.batch_size)
-        for number, end in enumerate(self._stage_ends):
+        for index, end in enumerate(self._stage_ends):
             if start_step < end:
                 start = max(start_step, first)
-                yield from itertools.islice(self._stage_batches(number, start - first, own), end - start)
+                yield from itertools.islice(self._stage_batches(index, start - first, own), end - start)
             first = end
 
     def normalize(self, batch: dict) -> dict:
@@ -120,12 +120,12 @@ class Pretraining:
         the first `eval.max_sequences` held-out sequences of the stage of `step`; losses of different lengths are not
         compared.
         """
-        number = next(i for i, end in enumerate(self._stage_ends) if step <= end)
-        if self._heldout[number] is None:
+        index = next(i for i, end in enumerate(self._stage_ends) if step <= end)
+        if self._heldout[index] is None:
             return None
-        stage = self._stages[number]
+        stage = self._stages[index]
         batches = pipeline.heldout_batches(
-            self._heldout[number],
+            self._heldout[index],
             stage.length,
             stage.max_predictions_per_seq,
             batch_size=self.eval_batch_size,
@@ -182,10 +182,10 @@ class Pretraining:
 
     # Implementation.
 
-    def _stage_batches(self, number: int, start: int, rows) -> Iterator[Batch]:
-        stage = self._stages[number]
+    def _stage_batches(self, index: int, start: int, rows) -> Iterator[Batch]:
+        stage = self._stages[index]
         return pipeline.train_batches(
-            self._train[number],
+            self._train[index],
             stage.length,
             stage.max_predictions_per_seq,
             batch_size=self.config.batch_size,
