@@ -81,7 +81,9 @@ def fields_of(config) -> dict[str, str]:
 
 def _parsed(kind: type, value: str):
     if kind is bool:
-        return {"True": True, "False": False}.get(value) if value in ("True", "False") else int("not a boolean")
+        if value not in ("True", "False"):
+            raise ValueError(value)
+        return value == "True"
     return kind(value)
 
 
@@ -142,7 +144,7 @@ def run(config, workdir: epath.Path) -> None:
         result = read_result(trial_workdir, settings, trial)
         if result is None:
             if is_first:
-                print(f"trial {name_of(settings)}, {len(queue)} more", flush=True)
+                print(f"trial {name_of(settings)} ({len(queue)} remaining)", flush=True)
             result = _run_trial(trial, trial_workdir, settings, material, programs)
         results.append(result)
         if is_first:
