@@ -119,7 +119,7 @@ def test_sentences_and_questions(provide, pieces):
     shifted = [{**SQUAD[0], "answers": dict(text=["ship"], answer_start=[3])}]
     with (
         provide(shifted),
-        pytest.raises(UserError, match=r"tfds:squad/v1.1, train: question q1: 'ship', its"),
+        pytest.raises(UserError, match=r"tfds:squad/v1.1, train: question q1: its answer 'ship'"),
     ):
         squad.read_examples("tfds:squad/v1.1", "train")
 
