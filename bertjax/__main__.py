@@ -1,14 +1,14 @@
-"""The command `bertjax`, also `python -m bertjax`: its subcommands are the modules beside it.
+"""The command `bertjax`, also `python -m bertjax`. Each subcommand runs a module as `python -m bertjax.MODULE` does.
 
-Nothing is imported but the module that is asked for, and it runs as with `python -m bertjax.MODULE`.
+Imports only the module of the subcommand.
 """
 
 import runpy
 import sys
 
 COMMANDS = {  # name: (module, what it does)
-    "train": ("main", "pre-trains or fine-tunes BERT as an experiment says"),
-    "prepare": ("prepare", "writes a corpus as pre-masked TFRecords"),
+    "train": ("main", "pre-trains or fine-tunes BERT as configured by an experiment"),
+    "prepare": ("prepare", "converts a corpus to pre-masked TFRecords"),
     "vocabulary": ("vocabulary", "learns a vocabulary from a corpus"),
     "compile": ("compile", "compiles an experiment for a TPU without the TPU: memory, time, cost"),
     "predict": ("predict", "fills masks, or applies a fine-tuned model to texts"),
@@ -26,7 +26,7 @@ def main() -> None:
         print("\n".join(lines), flush=True)
     elif name in COMMANDS:
         del sys.argv[1]
-        # As __main__, with its own docstring and flags: absl asks for those.
+        # As __main__, because absl reads its docstring and flags.
         runpy.run_module(f"bertjax.{COMMANDS[name][0]}", run_name="__main__", alter_sys=True)
     else:
         import difflib

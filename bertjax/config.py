@@ -1,7 +1,7 @@
-"""The defaults and the named model sizes.
+"""Default configs and published model sizes.
 
-A config is an `ml_collections.ConfigDict`, locked, so that a misspelt field is an error. An experiment starts from
-`pretraining_config()` or `fine_tuning_config()` and says only what differs. `tasks.validate` checks it before any file
+A config is a locked `ml_collections.ConfigDict`, so that a misspelt field is an error. An experiment starts from
+`pretraining_config()` or `fine_tuning_config()` and sets only what differs. `tasks.validate` checks it before any file
 or device is touched.
 """
 
@@ -13,19 +13,19 @@ from ml_collections import config_dict
 
 
 class UserError(Exception):
-    """A mistake that the user can mend. The commands print its one line and exit; nobody sees a traceback."""
+    """A mistake that the user can fix. The commands print its one-line message and exit without a traceback."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """The shape of a BERT. Field names are those of Google's and Hugging Face's `bert_config.json`."""
+    """The architecture of a BERT model. Fields are named as in Google's `bert_config.json` and Hugging Face's."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    hidden_act: str = "gelu_new"  # the tanh form, as Google's modeling.gelu; Hugging Face's "gelu" is the erf form
+    hidden_act: str = "gelu_new"  # the tanh form, as in Google's modeling.gelu; Hugging Face's "gelu" is the erf form
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
@@ -39,7 +39,7 @@ class BertConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the word embedding table: `vocab_size` rounded up to whole TPU lanes of 128."""
+        """Rows of the word embedding table: `vocab_size` rounded up to a multiple of 128, the lanes of a TPU."""
         return -(-self.vocab_size // 128) * 128
 
 
@@ -55,7 +55,7 @@ SIZES = {
 
 
 def model_size(name: str) -> dict:
-    """The `config.model` fields of a published size. Raises `UserError` for a name that is not in `SIZES`."""
+    """Returns the `config.model` fields of a published size. Raises `UserError` if the name is not in `SIZES`."""
     if name not in SIZES:
         raise UserError(f"unknown model size {name!r}: choose one of {', '.join(SIZES)}")
     layers, hidden, heads = SIZES[name]
@@ -63,42 +63,42 @@ def model_size(name: str) -> dict:
 
 
 def stage(steps: int, length: int, max_predictions_per_seq: int) -> ml_collections.ConfigDict:
-    """One stage of pre-training: `steps` updates on sequences of `length` tokens."""
+    """Returns one stage of pre-training: `steps` updates on sequences of `length` tokens."""
     return ml_collections.ConfigDict(dict(steps=steps, length=length, max_predictions_per_seq=max_predictions_per_seq))
 
 
 def named_stages(**stages: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """`config.stages`: the stages by name, so that a flag can say `--config.stages.short.steps=1000`."""
+    """Returns `config.stages`: the stages by name, for flags such as `--config.stages.short.steps=1000`."""
     return ml_collections.ConfigDict(stages)
 
 
 def stages_of(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
-    """The stages in the order in which they run: short sequences before long ones (Devlin et al. 2019, A.2)."""
+    """Returns the stages in the order of training: short sequences before long ones (Devlin et al. 2019, A.2)."""
     return sorted(config.stages.values(), key=lambda stage: stage.length)
 
 
 def common_config() -> ml_collections.ConfigDict:
-    """What pre-training and fine-tuning share; an unlocked config."""
+    """Returns the fields that pre-training and fine-tuning share, unlocked."""
     config = ml_collections.ConfigDict()
     config.task = ""
-    config.seed = 0  # of initial weights, order of examples, dropout
-    config.batch_size = 256  # sequences a step, over all devices and hosts
-    config.microbatches = 1  # a batch is worked through in this many pieces, their gradients summed
+    config.seed = 0  # for initial weights, order of examples, dropout
+    config.batch_size = 256  # sequences per step, over all devices and hosts
+    config.microbatches = 1  # splits the batch into this many parts and sums their gradients, to save memory
     config.model = ml_collections.ConfigDict(dataclasses.asdict(BertConfig()))
-    config.init_checkpoint = ""  # start from these weights instead of random ones
+    config.init_checkpoint = ""  # initialize from this checkpoint instead of randomly
     config.dtype = "auto"  # of activations: bfloat16 on TPU and GPU, float32 on CPU; params are always float32
-    config.grad_dtype = "float32"  # in which devices sum their gradients; bfloat16 halves the traffic
+    config.grad_dtype = "float32"  # in which gradients are summed across devices; bfloat16 halves the traffic
     config.remat = "none"  # what the backward pass recomputes to save memory: none | dots | full
-    config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: the devices that are left
-    config.hosts_timeout = 300  # seconds that a run of several hosts waits for all of them to start
+    config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: the remaining devices
+    config.hosts_timeout = 300  # seconds to wait for all hosts of a run to start
 
-    # Text -> ids. An empty path: pre-training learns a vocabulary of model.vocab_size from data.corpus, or takes that
-    # of data.records; fine-tuning takes that of init_checkpoint.
+    # Text -> ids. With an empty path, pre-training learns a vocabulary of model.vocab_size from data.corpus, or uses
+    # that of data.records; fine-tuning uses that of init_checkpoint.
     config.tokenizer = ml_collections.ConfigDict(dict(kind="wordpiece", path="", lowercase=True))
 
     config.optimizer = ml_collections.ConfigDict(
         dict(
-            name="adam",  # with decoupled weight decay; lamb for batches of thousands
+            name="adam",  # adam (with decoupled weight decay) | lamb, for batches of thousands
             learning_rate=1e-4,
             beta1=0.9,
             beta2=0.999,
@@ -110,7 +110,7 @@ def common_config() -> ml_collections.ConfigDict:
     )
     config.log_every_steps = 100
     config.eval = ml_collections.ConfigDict(dict(every_steps=10_000))
-    config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep=3))  # the best one is kept as well
+    config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep=3))  # keeps the latest 3 and the best
     return config
 
 
@@ -118,19 +118,19 @@ def pretraining_config() -> ml_collections.ConfigDict:
     """BERT-base pre-training as published (Devlin et al. 2019, appendix A.2), without a corpus."""
     config = common_config()
     config.task = "pretraining"
-    # 90 % of the steps at length 128, the rest at 512. 77 = ceil(0.15 * 512): no masked token is ever cut off.
+    # 90 % of the steps at length 128, the rest at 512. 77 = ceil(0.15 * 512), so that no prediction is dropped.
     config.stages = named_stages(short=stage(900_000, 128, 20), long=stage(100_000, 512, 77))
 
-    # Ids -> records. Names as in Google's create_pretraining_data.py, where it has one.
+    # Ids -> records. Field names as in Google's create_pretraining_data.py, if it has them.
     config.data = ml_collections.ConfigDict(
         dict(
             corpus=config_dict.placeholder(object),  # file, folder, glob, gs://..., tfds:NAME, pydoc, or a list
-            records="",  # folder of TFRecords; empty: prepared from data.corpus in the workdir
-            seed=0,  # of the records: which documents are held out, pairs, masks; config.seed is that of training
+            records="",  # folder of TFRecords; empty: prepare them from data.corpus in the workdir
+            seed=0,  # for the records: held-out documents, pairs, masks; config.seed is for training
             language="en",  # of the corpus, for the sentence splitter: an ISO 639-1 code
-            split_sentences=True,  # False: every line of the corpus already is one sentence
-            heldout_fraction=0.005,  # of the documents; kept out of training and of the learnt vocabulary
-            dupe_factor=10,  # times that each document is used, masked differently
+            split_sentences=True,  # False: each line of the corpus is one sentence
+            heldout_fraction=0.005,  # of the documents; excluded from training and from the learnt vocabulary
+            dupe_factor=10,  # copies of each document, masked differently
             masked_lm_prob=0.15,
             short_seq_prob=0.1,
             do_whole_word_mask=False,
@@ -138,31 +138,31 @@ def pretraining_config() -> ml_collections.ConfigDict:
     )
     config.optimizer.warmup_steps = 10_000
     config.eval.max_sequences = 8192
-    config.eval.fill_masks = ("the man went to the [MASK] to buy a [MASK] of milk .",)  # shown when training is done
+    config.eval.fill_masks = ("the man went to the [MASK] to buy a [MASK] of milk .",)  # printed after training
     return config.lock()
 
 
 def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     """Fine-tuning as published (Devlin et al. 2019, appendix A.3), without data and checkpoint.
 
-    The model, but for dropout, and the tokenizer are those of `init_checkpoint`. `data`: the task's own fields of
+    The model (except dropout) and the tokenizer come from `init_checkpoint`. `data` are the task's own fields of
     `config.data`, besides `data.path`.
     """
     config = common_config()
     config.task = task
     config.batch_size = 32
     config.epochs = 3.0
-    config.max_seq_length = 128  # longer inputs are cut
-    config.data = ml_collections.ConfigDict(dict(path="", **data))  # the folder of the data, or tfds:NAME
+    config.max_seq_length = 128  # longer inputs are truncated
+    config.data = ml_collections.ConfigDict(dict(path="", **data))  # a folder, or tfds:NAME
     config.optimizer.learning_rate = 2e-5
     config.optimizer.warmup_proportion = 0.1  # of the steps
-    # Without it the first steps are far too long, which is why BERT-large often learnt nothing (Mosbach et al. 2021).
+    # Without it, the first updates are far too large, and BERT-large often fails to train (Mosbach et al. 2021).
     config.optimizer.bias_correction = True
     config.log_every_steps = 50
     config.eval.every_steps = 0  # 0: after every epoch
     config.checkpoint.update(every_steps=1000, keep=1)
-    config.sweep = ""  # "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2": all of these, one by one
-    config.restarts = 0  # of a sweep's run that learnt nothing, with other seeds
+    config.sweep = ""  # grid search: "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2"
+    config.restarts = 0  # of a sweep: repetitions of a failed trial, with other seeds
     return config.lock()
 
 
@@ -171,12 +171,12 @@ def bert_config(config: ml_collections.ConfigDict) -> BertConfig:
 
 
 def total_steps(config: ml_collections.ConfigDict) -> int:
-    """Of all stages of pre-training."""
+    """Returns the number of steps of all stages of pre-training."""
     return sum(stage.steps for stage in stages_of(config))
 
 
 def corpus_sources(config: ml_collections.ConfigDict) -> tuple[str, ...]:
-    """`data.corpus` as a tuple: it may be one string, several in one with commas (a flag), or a list."""
+    """Returns `data.corpus` as a tuple. It may be a string, several separated by commas (from a flag), or a list."""
     corpus = config.data.corpus or ()
     parts = corpus.split(",") if isinstance(corpus, str) else corpus
     if not isinstance(parts, Sequence) or not all(isinstance(p, str) for p in parts):

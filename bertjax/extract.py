@@ -1,8 +1,8 @@
-"""Texts -> hidden states: python -m bertjax.extract --checkpoint=PATH --layers=concat_last_four --input=TEXTS.txt \\
+"""Extracts hidden states: python -m bertjax.extract --checkpoint=PATH --layers=concat_last_four --input=TEXTS.txt \\
 --output=FILE.npz
 
-Writes `hidden` [texts, length, width] and `mask` [texts, length], 1 where there is a token. PATH is any checkpoint that
-bertjax.predict takes.
+Writes `hidden` [texts, length, width] and `mask` [texts, length]: 1 for tokens, 0 for padding. PATH is any checkpoint
+that bertjax.predict takes.
 """
 
 import io
@@ -12,11 +12,11 @@ from absl import flags
 from bertjax import command
 
 _CHECKPOINT = command.define_checkpoint_flag()
-_INPUT = flags.DEFINE_string("input", None, "File with a text a line, besides those on the command line.")
+_INPUT = flags.DEFINE_string("input", None, "File with one text per line, in addition to those on the command line.")
 _LAYERS = flags.DEFINE_string(
     "layers", "concat_last_four", "embeddings, second_to_last, last, sum_last_four, concat_last_four or sum_all."
 )
-_OUTPUT = flags.DEFINE_string("output", None, "The .npz file.")
+_OUTPUT = flags.DEFINE_string("output", None, "The .npz file to write.")
 flags.mark_flags_as_required(["checkpoint", "output"])
 
 
@@ -26,7 +26,9 @@ def main(texts: list[str]) -> None:
 
     if _LAYERS.value not in WITHOUT_WEIGHTS:
         raise UserError(f"--layers={_LAYERS.value}: choose one of {', '.join(WITHOUT_WEIGHTS)}")
-    texts = texts + command.read_lines(_INPUT.value)  # empty ones too: a row of the output is a line of the input
+    texts = texts + command.read_lines(
+        _INPUT.value
+    )  # including empty lines: each line of the input has a row in the output
     if not texts:
         raise UserError("no text: give one on the command line or a file with --input")
 
@@ -41,14 +43,14 @@ def main(texts: list[str]) -> None:
     command.keep_compiled()
     source = pretrained.read(_CHECKPOINT.value)
     if source.tokenizer is None:
-        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; put its vocab.txt there")
+        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt")
     check_layers(_LAYERS.value, source.config, "--layers")
-    model, params = BertModel(source.config), jax.device_put(source.params["bert"])  # once, not with every batch
+    model, params = BertModel(source.config), jax.device_put(source.params["bert"])  # once, not per batch
     hidden, mask, cut = extract(model, params, source.tokenizer, texts, _LAYERS.value)
     content = io.BytesIO()
     np.savez(content, hidden=hidden, mask=mask)
     write_whole(_OUTPUT.value, content.getvalue())
-    note = f"; {cut} of them cut to {source.config.max_position_embeddings} tokens" if cut else ""
+    note = f"; {cut} of them truncated to {source.config.max_position_embeddings} tokens" if cut else ""
     shape = ", ".join(map(str, hidden.shape))
     print(f"hidden [{shape}] and mask of {len(texts)} texts in {_OUTPUT.value}{note}", flush=True)
 

@@ -1,7 +1,7 @@
 """Trains BERT: python -m bertjax.main --config=experiments/quickstart.py
 
-The config says everything; --config.x.y=VALUE overrides a field. Records and vocabulary are prepared from the corpus
-where the config names none. The same command goes on where it stopped.
+The config is a complete experiment; --config.x.y=VALUE overrides a field. If the config names no records, they and the
+vocabulary are prepared from the corpus. The same command resumes a run that was stopped.
 """
 
 from absl import flags
@@ -9,7 +9,7 @@ from absl import flags
 from bertjax import command
 
 _CONFIG = command.define_config_flag()
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; by default runs/NAME-OF-THE-EXPERIMENT.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; by default runs/EXPERIMENT.")
 flags.mark_flag_as_required("config")
 
 

@@ -1,9 +1,9 @@
-"""Uses a checkpoint: python -m bertjax.predict --checkpoint=PATH "the man went to the [MASK]"
+"""Predicts with a checkpoint: python -m bertjax.predict --checkpoint=PATH "the man went to the [MASK]"
 
-Prints the likeliest words for each [MASK] of each text, with probabilities; with a fine-tuned checkpoint a JSON object
-for each text: its label, its tags, the answer or the choice. " ||| " separates the parts of a text. PATH is a run's
-workdir, a Hugging Face folder, or Google's bert_model.ckpt. A workdir stands for its best checkpoint after
-fine-tuning and its latest one after pre-training; PATH@best, PATH@latest or PATH@STEP choose another.
+With a pre-trained checkpoint, prints the most likely words for each [MASK] of each text, with probabilities. With a
+fine-tuned one, prints a JSON object per text: its label, tags, answer or choice. " ||| " separates the parts of a text.
+PATH is a run's workdir, a Hugging Face folder, or Google's bert_model.ckpt. From a workdir, uses the best checkpoint
+after fine-tuning and the latest after pre-training; PATH@best, PATH@latest or PATH@STEP choose another.
 """
 
 import json
@@ -13,9 +13,9 @@ from absl import flags
 from bertjax import command
 
 _CHECKPOINT = command.define_checkpoint_flag()
-_INPUT = flags.DEFINE_string("input", None, "File with a text a line, besides those on the command line.")
-_JSON = flags.DEFINE_bool("json", False, "For filled masks, too, one JSON object a line: text, and masks with words.")
-_TOP_K = flags.DEFINE_integer("top_k", 5, "Words for each mask.", lower_bound=1)
+_INPUT = flags.DEFINE_string("input", None, "File with one text per line, in addition to those on the command line.")
+_JSON = flags.DEFINE_bool("json", False, "Print filled masks as one JSON object per text: text, masks with words.")
+_TOP_K = flags.DEFINE_integer("top_k", 5, "Number of words per mask.", lower_bound=1)
 flags.mark_flag_as_required("checkpoint")
 
 
@@ -32,14 +32,16 @@ def main(texts: list[str]) -> None:
 
     source = pretrained.read(_CHECKPOINT.value)
     if source.tokenizer is None:
-        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; put its vocab.txt there")
+        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt")
     task = of_checkpoint(source.settings.get("task", ""), source.architecture)
     if task is None:
         fill_masks(source, texts)
         return
     parts = task.inputs.split(texts)
     if not source.params.keys() - {"bert", "masked_lm", "next_sentence"}:
-        raise UserError(f"{source.path}: calls itself a {source.architecture}, but has no weights of an output layer")
+        raise UserError(
+            f"{source.path}: its architecture is {source.architecture}, but it has no weights for the output layer"
+        )
     for text, result in zip(texts, task.predict(source, parts)):
         print(json.dumps({"text": text, **result}, ensure_ascii=False), flush=True)
 
@@ -52,10 +54,8 @@ def fill_masks(source, texts: list[str]) -> None:
     from bertjax.tasks import fill_mask
 
     if "masked_lm" not in source.params:
-        raise UserError(
-            f"{source.path}: has no masked-LM head to fill a [MASK] with; bertjax.extract writes hidden states"
-        )
-    model, params = BertForPreTraining(source.config), jax.device_put(source.params)  # once, not with every text
+        raise UserError(f"{source.path}: no masked-LM head to fill a [MASK]; bertjax.extract writes hidden states")
+    model, params = BertForPreTraining(source.config), jax.device_put(source.params)  # once, not per text
     for filled in fill_mask.fill_masks(model, params, source.tokenizer, texts, _TOP_K.value):
         if _JSON.value:
             masks = [[{"word": word, "probability": p} for word, p in words] for words in filled.masks]

@@ -1,7 +1,7 @@
-"""Predictions for a benchmark's test set: python -m bertjax.submit --checkpoint=WORKDIR --input=TEST --output=FILE
+"""Predicts a benchmark's test set: python -m bertjax.submit --checkpoint=WORKDIR --input=TEST --output=FILE
 
-The checkpoint is the workdir of a run on the benchmark's training set, the input the benchmark's own file, and the
-output what its server takes.
+The checkpoint is the workdir of a run on the benchmark's training set, the input is the benchmark's test file, and the
+output is the file that its server expects.
 """
 
 from absl import flags
@@ -9,7 +9,7 @@ from absl import flags
 from bertjax import command
 
 _CHECKPOINT = command.define_checkpoint_flag()
-_INPUT = flags.DEFINE_string("input", None, "The test set, as the benchmark distributes it.")
+_INPUT = flags.DEFINE_string("input", None, "The test file, as the benchmark distributes it.")
 _OUTPUT = flags.DEFINE_string("output", None, "The file to write.")
 flags.mark_flags_as_required(["checkpoint", "input", "output"])
 
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.config import UserError
 
     if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; say --checkpoint=, --input= and --output=")
+        raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --input= and --output=")
 
     from bertjax.files import write_whole
     from bertjax.interop import pretrained

@@ -1,7 +1,7 @@
-"""Checks of a config that need no file and no device: field, value and remedy in one line.
+"""Checks a config without touching files or devices. An error names the field, its value and the remedy.
 
-What all runs share, pre-training and fine-tuning each check here; a fine-tuning task checks its own fields in its own
-module, with the same four functions. `tasks.validate` does all of it.
+This module checks the fields of pre-training and of all fine-tuning tasks. A fine-tuning task checks its own fields in
+its module, with the helpers below. `tasks.validate` runs all checks.
 """
 
 from collections.abc import Sequence
@@ -41,24 +41,25 @@ def share(config, *fields: str) -> None:
 
 
 def value_of(config, field: str):
-    """The value of a field such as "optimizer.learning_rate"."""
+    """Returns the value of a field such as "optimizer.learning_rate"."""
     for name in field.split("."):
         config = config[name]
     return config
 
 
 def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
-    """Raises `UserError` for a config that is not one of pre-training, or not a valid one.
+    """Raises `UserError` if a config is not a valid config of pre-training.
 
-    `with_data`: the config also has to say where the text or the records are.
+    `with_data`: also require the text or the records.
     """
     require(config.task == "pretraining", "task", config.task, "this command is for pre-training")
     _validate_common(config)
-    require(config.optimizer.warmup_steps >= 0, "optimizer.warmup_steps", config.optimizer.warmup_steps, "at least 0")
+    warmup, masked = config.optimizer.warmup_steps, config.data.masked_lm_prob
+    require(warmup >= 0, "optimizer.warmup_steps", warmup, "must be at least 0")
     positive(config, "eval.every_steps", "eval.max_sequences", "data.dupe_factor")
     share(config, "data.short_seq_prob", "data.heldout_fraction")
     _seed(config, "data.seed")
-    require(0 < config.data.masked_lm_prob <= 0.5, "data.masked_lm_prob", config.data.masked_lm_prob, "0 < p <= 0.5")
+    require(0 < masked <= 0.5, "data.masked_lm_prob", masked, "must be above 0 and at most 0.5")
     _validate_stages(config)
     for text in config.eval.fill_masks:
         require("[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
@@ -66,18 +67,18 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
         not with_data or bool(config.data.records) or bool(corpus_sources(config)),
         "data.corpus",
         config.data.corpus,
-        "say where the text is (files, a folder, a glob, gs://..., tfds:NAME, pydoc), or set data.records",
+        "say where the text is (files, a folder, a glob, gs://..., tfds:NAME, pydoc) or set data.records",
     )
 
 
 def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
-    """Raises `UserError` for what every fine-tuning task needs; `with_data` as for pre-training."""
+    """Raises `UserError` if a field that all fine-tuning tasks share is invalid; `with_data`: also require the data."""
     _validate_common(config)
     share(config, "optimizer.warmup_proportion")
     require(config.epochs > 0, "epochs", config.epochs, "must be above 0")
     require(config.max_seq_length >= 8, "max_seq_length", config.max_seq_length, "must be at least 8")
     require(config.restarts >= 0, "restarts", config.restarts, "must be at least 0")
-    one = f'is for a search; for one run give --config.sweep="seed={config.seed}" too'
+    one = f'applies to searches only; for a single run also set --config.sweep="seed={config.seed}"'
     require(bool(config.sweep) or not config.restarts, "restarts", config.restarts, one)
     require(config.eval.every_steps >= 0, "eval.every_steps", config.eval.every_steps, "must be at least 0")
     if with_data:
@@ -111,17 +112,17 @@ def _validate_common(config) -> None:
     for name in ("learning_rate", "epsilon", "max_grad_norm"):
         require(config.optimizer[name] > 0, f"optimizer.{name}", config.optimizer[name], "must be above 0")
 
-    model, batch, pieces = config.model, config.batch_size, config.microbatches
+    model, batch, microbatches = config.model, config.batch_size, config.microbatches
     require(
         model.hidden_size % model.num_attention_heads == 0,
         "model.hidden_size",
         model.hidden_size,
         f"must be a multiple of model.num_attention_heads = {model.num_attention_heads}",
     )
-    require(batch % pieces == 0, "batch_size", batch, f"must be a multiple of microbatches = {pieces}")
+    require(batch % microbatches == 0, "batch_size", batch, f"must be a multiple of microbatches = {microbatches}")
 
     for axis, size in config.mesh.items():
-        require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the devices left")
+        require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the remaining devices")
     require(list(config.mesh.values()).count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
 
 
@@ -132,19 +133,19 @@ def _seed(config, field: str) -> None:
 
 def _validate_stages(config) -> None:
     stages, limit = config.stages, config.model.max_position_embeddings
-    remedy = "must be one stage or more, by name: named_stages(short=stage(steps, length, max_predictions_per_seq))"
+    remedy = "must be one or more named stages: named_stages(short=stage(steps, length, max_predictions_per_seq))"
     is_named = isinstance(stages, ml_collections.ConfigDict) and len(stages) > 0
     is_valid = is_named and all(isinstance(stage, ml_collections.ConfigDict) for stage in stages.values())
     require(is_valid, "stages", stages.to_dict() if hasattr(stages, "to_dict") else stages, remedy)
     lengths = [stage.length for stage in stages.values()]
-    require(len(set(lengths)) == len(lengths), "stages", lengths, "each stage needs a length of its own")
+    require(len(set(lengths)) == len(lengths), "stages", lengths, "each stage needs a different length")
     for name, stage in stages.items():
         steps, length, predictions = (f"stages.{name}.{x}" for x in ("steps", "length", "max_predictions_per_seq"))
         require(stage.steps >= 1, steps, stage.steps, "must be at least 1")
         require(stage.length >= 8, length, stage.length, "must be at least 8")
         longer = f"longer than the position table, model.max_position_embeddings = {limit}"
         require(stage.length <= limit, length, stage.length, longer)
-        # No round-off: the paper's own 20 predictions of 128 tokens are 15.6 %.
+        # Rounded down: 19 predictions of 128 tokens (19.2) are enough; the paper has 20, which are 15.6 %.
         needed = int(config.data.masked_lm_prob * stage.length)
         require(
             stage.max_predictions_per_seq >= needed,

@@ -63,7 +63,7 @@ def test_main_goes_from_text_to_filled_masks(trained):
 def test_a_finished_run_says_so_at_once(trained):
     folder, result = trained
     again = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder, timeout=30)
-    assert again.returncode == 0 and again.stdout.startswith("finished before: 10 steps")
+    assert again.returncode == 0 and again.stdout.startswith("already finished: 10 steps")
     assert again.stdout.split("\n")[1:] == result.stdout.split("\n")[-len(again.stdout.split("\n")) + 1 :]
 
 
@@ -142,7 +142,7 @@ def test_prepare_stops_at_once_and_leaves_nothing_behind(number, tmp_path):
 def test_a_finished_run_tells_which_settings_it_was_not_trained_with(trained):
     folder, _ = trained
     again = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY, "--config.seed=5"), cwd=folder)
-    assert "trained with other settings than these: seed = 5 (was 0)" in again.stdout
+    assert "this run was trained with other settings: seed = 5 (was 0)" in again.stdout
 
 
 def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
@@ -172,7 +172,7 @@ def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
     assert "started from hf (huggingface): 26 of 26 arrays loaded" in first.stdout, first.stderr
     shutil.rmtree(tmp_path / "hf")
     again = run("main", *arguments, cwd=tmp_path)
-    assert again.returncode == 0 and "finished before: 10 steps" in again.stdout, again.stderr
+    assert again.returncode == 0 and "already finished: 10 steps" in again.stdout, again.stderr
     longer = run("main", *arguments, "--config.stages.long.steps=5", cwd=tmp_path)
     assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
 

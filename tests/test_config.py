@@ -77,7 +77,11 @@ def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
         ("optimizer.warmup_proportion", 1.5, "config.optimizer.warmup_proportion = 1.5"),
         ("data.name", "mrcp", "config.data.name = 'mrcp': choose one of cola, sst2, mrpc"),
         ("eval.every_steps", -1, "config.eval.every_steps = -1"),
-        ("restarts", 3, 'config.restarts = 3: is for a search; for one run give --config.sweep="seed=0" too'),
+        (
+            "restarts",
+            3,
+            'config.restarts = 3: applies to searches only; for a single run also set --config.sweep="seed=0"',
+        ),
     ],
 )
 def test_mistakes_in_fine_tuning(field, value, message):
@@ -139,8 +143,8 @@ def test_the_papers_recipe():
         ("model.hidden_dropout_prob", 1.0, "config.model.hidden_dropout_prob = 1.0"),
         ("batch_size", 0, "config.batch_size = 0: must be at least 1"),
         ("microbatches", 3, "config.batch_size = 256: must be a multiple of microbatches = 3"),
-        ("stages", named_stages(), "config.stages = .*must be one stage or more"),
-        ("stages", named_stages(short=3), r"config.stages = .*must be one stage or more"),
+        ("stages", named_stages(), "config.stages = .*must be one or more named stages"),
+        ("stages", named_stages(short=3), r"config.stages = .*must be one or more named stages"),
         ("seed", 2**64, "config.seed = 18446744073709551616: must be at least 0 and below"),
         ("data.seed", -1, "config.data.seed = -1: must be at least 0 and below"),
         ("data.corpus", 5, "config.data.corpus = 5: must be a string"),
@@ -156,7 +160,7 @@ def test_the_papers_recipe():
         ),
         ("stages", named_stages(only=stage(5, 128, 129)), "more than the sequence's 128 tokens"),
         ("stages", named_stages(only=stage(0, 128, 20)), "config.stages.only.steps = 0"),
-        ("stages", named_stages(a=stage(5, 128, 20), b=stage(5, 128, 20)), "each stage needs a length of its own"),
+        ("stages", named_stages(a=stage(5, 128, 20), b=stage(5, 128, 20)), "each stage needs a different length"),
         ("data.masked_lm_prob", 0.0, "config.data.masked_lm_prob = 0.0"),
         ("data.heldout_fraction", 1.5, "config.data.heldout_fraction = 1.5"),
         ("data.corpus", None, "config.data.corpus = None: say where the text is"),

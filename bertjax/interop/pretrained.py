@@ -82,7 +82,7 @@ def read(path: epath.PathLike) -> Pretrained:
     place = find(path)
     known: dict = {}
     if place.format == "bertjax":
-        record = workdir.require(place.folder)
+        record = workdir.require_record(place.folder)
         config = bert_config(record.config)
         params, ignored = checkpoint.read_params(place.folder, place.step), []
         scores = checkpoint.read_scores(place.folder, place.step)
@@ -107,7 +107,7 @@ def read_config(path: epath.PathLike) -> BertConfig:
     """Reads the model config of a checkpoint, without its arrays."""
     place = find(path)
     if place.format == "bertjax":
-        return bert_config(workdir.require(place.folder).config)
+        return bert_config(workdir.require_record(place.folder).config)
     module = huggingface if place.format == "huggingface" else tf1
     return module.read_config(place.folder / module.CONFIG)
 
@@ -116,7 +116,7 @@ def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
     """Reads the tokenizer of a checkpoint: of our run, or `tokenizer.model`, `tokenizer.json` or `vocab.txt`."""
     place = find(path)
     if place.format == "bertjax":
-        return workdir.load_tokenizer(place.folder, workdir.require(place.folder))
+        return workdir.load_tokenizer(place.folder, workdir.require_record(place.folder))
     folder = place.folder
     file = _tokenizer_file(folder)
     if file is None:
@@ -153,7 +153,7 @@ def find(path: epath.PathLike) -> Place:
     if (best := path / BEST_RUN).is_file():  # of a search
         path = path / best.read_text().strip()
     if (path / checkpoint.FOLDER).is_dir():
-        is_fine_tuned = bool(workdir.require(path).architecture)
+        is_fine_tuned = bool(workdir.require_record(path).architecture)
         default = "best" if is_fine_tuned and checkpoint.best_step(path) is not None else "latest"
         return Place("bertjax", path, step=checkpoint.choose_step(path, which or default))
     if which:
@@ -310,7 +310,7 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         checkpoint.write_params(output, pretrained.params)
         if pretrained.decided:
             checkpoint.write_scores(output, 0, Scores({}, decided=pretrained.decided))
-        workdir.write(output, Record(config, pretrained.architecture, pretrained.labels), pretrained.tokenizer)
+        workdir.write_record(output, Record(config, pretrained.architecture, pretrained.labels), pretrained.tokenizer)
     size = count_parameters(pretrained.params, pretrained.config)
     parts = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
     if left_out:

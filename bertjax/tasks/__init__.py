@@ -1,6 +1,6 @@
-"""What BERT learns: `pretraining`, and the tasks that it is fine-tuned for, each of them one module with a `TASK`.
+"""The registry of tasks: `pretraining`, and the fine-tuning tasks, each a module with a `TASK`.
 
-This registry knows names only. A task's module is imported when somebody asks for it.
+The registry holds only names; `get` imports the module of a task.
 """
 
 import importlib
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 PRETRAINING = "pretraining"
 FINE_TUNING = ("glue", "classify", "squad", "ner", "tag", "swag", "features")
-ENTRY_POINTS = "bertjax.tasks"  # under which an installed package names tasks of its own, for all commands
+ENTRY_POINTS = "bertjax.tasks"  # group in which installed packages register tasks
 _registered: dict[str, "FineTuningTask"] = {}
 
 
 def register(name: str, task: "FineTuningTask") -> None:
-    """Makes a task known in this process, as `config.task = name`; an experiment's file may do it."""
+    """Registers a task in this process, for `config.task = name`; an experiment's file may call this."""
     _registered[name] = task
 
 
 def names() -> tuple[str, ...]:
-    """Of all fine-tuning tasks."""
+    """Returns the names of all fine-tuning tasks."""
     installed = (point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS))
     return tuple(dict.fromkeys((*FINE_TUNING, *_registered, *installed)))
 
 
 def get(name: str) -> "FineTuningTask":
-    """Raises `UserError` for a name that is not in `names()`."""
+    """Returns a fine-tuning task. Raises `UserError` if the name is not in `names()`."""
     if name in _registered:
         return _registered[name]
     if name in FINE_TUNING:
@@ -42,9 +42,9 @@ def get(name: str) -> "FineTuningTask":
 
 
 def of_checkpoint(name: str, architecture: str) -> "FineTuningTask | None":
-    """The task of a checkpoint: the one that it was trained for, or else the first with its output layer.
+    """Returns the task of a checkpoint: by its name if known, otherwise the first task with its architecture.
 
-    None where it has no output layer of a task. Raises `UserError` where it is of a task that nobody has registered.
+    Returns None if it is not a fine-tuned checkpoint. Raises `UserError` if its task is not registered.
     """
     if name and name != PRETRAINING:
         return get(name)
@@ -52,9 +52,9 @@ def of_checkpoint(name: str, architecture: str) -> "FineTuningTask | None":
 
 
 def validate(config, with_data: bool = True) -> None:
-    """Checks what can be known without touching a file or a device. Raises `UserError`: field, value, remedy.
+    """Checks a config without touching files or devices. Raises `UserError` with field, value and remedy.
 
-    `with_data`: the config also has to say where its data are.
+    `with_data`: also require the location of the data.
     """
     if config.task == PRETRAINING:
         validate_pretraining(config, with_data)

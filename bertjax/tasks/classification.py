@@ -1,4 +1,4 @@
-"""Labels, or numbers, of texts and pairs of texts: what GLUE's tasks and the user's own tables have in common."""
+"""Classification and regression of texts and pairs of texts, shared by GLUE and the user's own tables."""
 
 import dataclasses
 from collections import Counter
@@ -16,16 +16,16 @@ from bertjax.tasks.finetuning import Dataset, InputForm, Split
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import Tokenizer
 
-# Scores by the names that they have in metrics.jsonl, of labels and guesses `[examples]`: class numbers, or for the
-# correlations numbers.
-SCORES: dict[str, Callable] = {
+# Metrics by name, as in metrics.jsonl: functions of labels and predictions `[examples]`, which are class indices, or
+# numbers for the correlations.
+METRICS: dict[str, Callable] = {
     "accuracy": metrics.accuracy,
     "f1": metrics.f1,
     "matthews": metrics.matthews,
     "pearson": metrics.pearson,
     "spearman": metrics.spearman,
-    "macro_f1": lambda labels, guesses: float(
-        np.mean([metrics.f1(labels, guesses, c) for c in np.union1d(labels, guesses)])
+    "macro_f1": lambda labels, predictions: float(
+        np.mean([metrics.f1(labels, predictions, c) for c in np.union1d(labels, predictions)])
     ),
 }
 
@@ -35,7 +35,7 @@ INPUTS = InputForm(range(1, 3), 'texts, or pairs as "A ||| B"')
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Which columns of a table are the texts and the label."""
+    """The names of the columns with the texts and the label."""
 
     first: str
     second: str = ""
@@ -44,7 +44,7 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Labelled rows; `suffix` goes on the names of their scores."""
+    """Labelled rows; `suffix` is appended to the names of their metrics."""
 
     rows: Sequence[Row]
     columns: Columns
@@ -55,18 +55,19 @@ def dataset(
     train: Table,
     dev: Sequence[Table],
     labels: Sequence[str],
-    scores: Sequence[str],
+    metric_names: Sequence[str],
     tokenizer: Tokenizer,
     max_seq_length: int,
     notes: Sequence[str] = (),
 ) -> Dataset:
-    """A data set of labelled texts.
+    """Makes a dataset of labelled texts.
 
     Args:
-      labels: the classes; none: the labels are numbers.
-      scores: names in `SCORES`; the first is the one by which runs are compared.
+      labels: the classes; empty for regression.
+      metric_names: keys of `METRICS`; the first ranks runs.
 
-    Raises `UserError` for a missing column, an unknown label, a number that is none: file, line, what was expected.
+    Raises `UserError` with file, line and the expected value for a missing column, an unknown label or a value that is
+    not a number.
     """
     notes, splits = list(notes), []
     for table in (train, *dev):
@@ -74,7 +75,7 @@ def dataset(
         splits.append(examples)
         if cut:
             name = "training" if table is train else f"dev{table.suffix}"
-            notes.append(f"{cut} of {len(examples)} {name} examples cut to {max_seq_length} tokens")
+            notes.append(f"{cut} of {len(examples)} {name} examples truncated to {max_seq_length} tokens")
     if labels:
         counts = Counter(splits[0].labels.tolist())
         notes.append(
@@ -83,22 +84,29 @@ def dataset(
             + (f" and {len(labels) - 12} more labels" if len(labels) > 12 else "")
         )
     dev_splits = [
-        Split(examples, _scorer(examples.labels, scores, table.suffix, is_class=bool(labels)))
+        Split(examples, _scorer(examples.labels, metric_names, table.suffix, is_class=bool(labels)))
         for table, examples in zip(dev, splits[1:])
     ]
     objective = objectives.classification(len(labels)) if labels else objectives.regression()
     gold = splits[1].labels
-    baseline = max((SCORES[scores[0]](gold, np.full(len(gold), i)) for i in range(len(labels))), default=0.0)
-    if scores[0] in ("matthews", "spearman"):  # those of a constant and a little noise are within this mostly
+    baseline = max((METRICS[metric_names[0]](gold, np.full(len(gold), i)) for i in range(len(labels))), default=0.0)
+    if metric_names[0] in ("matthews", "spearman"):  # two standard errors of an uninformative prediction
         baseline = 2 / len(gold) ** 0.5
-    more_metrics = [name + table.suffix for table in dev for name in scores][1:]
+    more_metrics = [name + table.suffix for table in dev for name in metric_names][1:]
     return Dataset(
-        objective, tuple(labels), splits[0], tuple(dev_splits), scores[0], tuple(notes), baseline, tuple(more_metrics)
+        objective,
+        tuple(labels),
+        splits[0],
+        tuple(dev_splits),
+        metric_names[0],
+        tuple(notes),
+        baseline,
+        tuple(more_metrics),
     )
 
 
 def encode(table: Table, labels: Sequence[str], tokenizer: Tokenizer, max_seq_length: int) -> tuple[Examples, int]:
-    """The examples of a table, and how many were cut."""
+    """Encodes a table; returns the examples and how many of them were truncated."""
     columns = table.columns
     firsts = [column(row, columns.first) for row in table.rows]
     seconds = [column(row, columns.second) for row in table.rows] if columns.second else None
@@ -108,7 +116,7 @@ def encode(table: Table, labels: Sequence[str], tokenizer: Tokenizer, max_seq_le
 
 
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
-    """For each text, or pair, `label` and `probabilities` by label, or of a regression `score`; `cut` where it was."""
+    """Yields, per text or pair, `label` and `probabilities` by label, or `score` for regression; `cut` if truncated."""
     firsts, seconds = [text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
     rows = source.params["classifier"]["dense"]["bias"].shape[0]
     objective = objectives.classification(rows) if rows > 1 else objectives.regression()
@@ -143,7 +151,7 @@ def _value(row: Row, name: str, labels: Sequence[str]) -> int | float:
 
 def _scorer(labels: np.ndarray, names: Sequence[str], suffix: str, is_class: bool) -> Callable:
     def score(logits: list[np.ndarray]) -> dict[str, float]:
-        guesses = np.stack(logits).argmax(-1) if is_class else np.stack(logits)[:, 0]
-        return {name + suffix: SCORES[name](labels, guesses) for name in names}
+        predictions = np.stack(logits).argmax(-1) if is_class else np.stack(logits)[:, 0]
+        return {name + suffix: METRICS[name](labels, predictions) for name in names}
 
     return score

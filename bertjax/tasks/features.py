@@ -1,4 +1,4 @@
-"""Tags of words by the feature-based approach (Devlin et al. 2019, section 5.3): BERT is frozen, a BiLSTM is learnt."""
+"""Tagging with the feature-based approach (Devlin et al. 2019, section 5.3): a BiLSTM on top of a frozen BERT."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ ARCHITECTURE = "BertForFeatureBasedTagging"  # transformers has no such class
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
-    """The files of `tasks.ner`. Raises `UserError` for what is missing or wrong in them."""
+    """Loads the files of `tasks.ner`. Raises `UserError` for missing or invalid files."""
     dataset = ner.load(config, tokenizer)
     return dataclasses.replace(dataset, objective=tagging(len(dataset.labels)))
 
@@ -28,10 +28,10 @@ def validate(config) -> None:
 
 
 def tagging(labels: int) -> Objective:
-    """As `objectives.tagging`; the model's `layers`, `lstm_size` and `lstm_layers` are those of `config.head`."""
+    """Like `objectives.tagging`; `config.head` sets the model's `layers`, `lstm_size` and `lstm_layers`."""
 
     def flops(model: BertForFeatureBasedTagging, sequences: int, length: int) -> int:
-        # No gradient goes back through BERT.
+        # BERT has no backward pass.
         return forward_flops(model.config, sequences, length, 0) + 3 * lstm_flops(model, sequences, length)
 
     make_model = functools.partial(BertForFeatureBasedTagging, labels=labels)

@@ -1,4 +1,4 @@
-"""The likeliest words behind each [MASK] of a text."""
+"""Predicts the most likely words for each [MASK] of a text."""
 
 import dataclasses
 import functools
@@ -15,30 +15,30 @@ from bertjax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """A text, and for each of its masks the likeliest (piece, probability), best first."""
+    """A text and, for each of its masks, the most likely (piece, probability) pairs, best first."""
 
     text: str
     masks: list[list[tuple[str, float]]]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def _likeliest(model: BertForPreTraining, params, batch, positions, words: int, top_k: int):
+def _most_likely(model: BertForPreTraining, params, batch, positions, vocab_size: int, top_k: int):
     logits = model.apply({"params": params}, **batch, masked_positions=positions, method="masked_lm_logits")
-    return jax.lax.top_k(jax.nn.softmax(logits)[..., :words], top_k)
+    return jax.lax.top_k(jax.nn.softmax(logits)[..., :vocab_size], top_k)
 
 
 def fill_masks(
     model: BertForPreTraining, params, tokenizer: Tokenizer, texts: Iterable[str], top_k: int = 5
 ) -> Iterator[Filled]:
-    """Fills the masks of each text by itself.
+    """Yields each text with its masks filled.
 
-    Raises `UserError` for a text without one, or too long for the model, before the first is filled.
+    Raises `UserError`, before filling any, if a text has no mask or is too long for the model.
     """
     top_k = min(top_k, tokenizer.vocab_size)
     longest = model.config.max_position_embeddings
     for text, ids in [(text, _encode(text, tokenizer, longest)) for text in texts]:
         positions = np.flatnonzero(np.array(ids) == tokenizer.mask_id)
-        # Few shapes, so that few are compiled: the next power of two.
+        # Pads to powers of two to limit compilations.
         length = min(longest, max(16, 1 << (len(ids) - 1).bit_length()))
         width = 1 << (len(positions) - 1).bit_length()
         row = np.pad(ids, (0, length - len(ids)), constant_values=tokenizer.pad_id)[None]
@@ -47,8 +47,10 @@ def fill_masks(
             "segments": jnp.asarray(np.arange(length)[None] < len(ids), jnp.int32),
             "token_types": jnp.zeros((1, length), jnp.int32),
         }
-        asked = jnp.asarray(np.pad(positions, (0, width - len(positions)))[None], jnp.int32)
-        probabilities, words = jax.device_get(_likeliest(model, params, batch, asked, tokenizer.vocab_size, top_k))
+        masked_positions = jnp.asarray(np.pad(positions, (0, width - len(positions)))[None], jnp.int32)
+        probabilities, words = jax.device_get(
+            _most_likely(model, params, batch, masked_positions, tokenizer.vocab_size, top_k)
+        )
         yield Filled(
             text,
             [
@@ -59,7 +61,7 @@ def fill_masks(
 
 
 def check(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> None:
-    """Raises `UserError` where a text is not for `fill_masks`."""
+    """Raises `UserError` if `fill_masks` would reject a text."""
     for text in texts:
         _encode(text, tokenizer, longest)
 
@@ -67,14 +69,14 @@ def check(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> None:
 def _encode(text: str, tokenizer: Tokenizer, longest: int) -> list[int]:
     ids = [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
     if tokenizer.mask_id not in ids:
-        raise UserError(f"no [MASK] in {text[:60]!r}: write one where a word is to be found")
+        raise UserError(f"no [MASK] in {text[:60]!r}: write [MASK] in place of a word")
     if len(ids) > longest:
         raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {longest} positions")
     return ids
 
 
 def describe(filled: Filled) -> str:
-    """One line for the text, one for each of its masks."""
+    """Formats the text and each of its masks, one line each."""
     lines = [filled.text]
     for number, words in enumerate(filled.masks, 1):
         lines.append(f"  [MASK] {number}: " + ", ".join(f"{word} {probability:.1%}" for word, probability in words))

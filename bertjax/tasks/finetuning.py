@@ -1,4 +1,4 @@
-"""Fine-tuning (Devlin et al. 2019, section 4 and appendix A.3): one output layer more, and all params are trained."""
+"""Fine-tuning (Devlin et al. 2019, section 4 and appendix A.3): adds an output layer and trains all params."""
 
 import dataclasses
 import functools
@@ -20,49 +20,50 @@ from bertjax.model.bert import cast_encoder
 from bertjax.sharding.mesh import Batch, compute_dtype, local_rows, make_mesh
 from bertjax.tasks.objectives import Objective, apply, make_predictor
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training import workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
 from bertjax.training.run import Kind, Run
-from bertjax.training.workdir import Record
+from bertjax.training.workdir import Record, load_tokenizer, tokenizer_entry
 
-SEPARATOR = " ||| "  # between the parts of a text for predict
+SEPARATOR = " ||| "  # between the parts of an input text
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
 
 
 @dataclasses.dataclass(frozen=True)
 class InputForm:
-    """The parts of a text for predict: how many there may be, and how to write them."""
+    """The input format of predict: the allowed numbers of parts of a text, and a description for messages."""
 
     parts: range
     usage: str
 
     def split(self, texts: Sequence[str]) -> list[tuple[str, ...]]:
-        """The parts of each text. Raises `UserError` unless all have the same allowed number, none of them empty."""
+        """Splits texts. Raises `UserError` unless all have the same, allowed number of parts and no part is empty."""
         divided = [tuple(text.split(SEPARATOR)) for text in texts]
         for text, parts in zip(texts, divided):
             if len(parts) != len(divided[0]) or len(parts) not in self.parts or not all(map(str.strip, parts)):
-                raise UserError(f"{text[:60]!r}: this checkpoint wants {self.usage}, all texts alike, no part empty")
+                raise UserError(
+                    f"{text[:60]!r}: this checkpoint expects {self.usage}, the same number of non-empty parts in each"
+                )
         return divided
 
 
 @dataclasses.dataclass(frozen=True)
 class FineTuningTask:
-    """All that the package needs to know about one thing that BERT is fine-tuned for.
+    """A fine-tuning task: everything that the package needs to know about it.
 
-    Each module of `tasks/` that is one has it as `TASK`. A task of your own needs `tasks.register` besides, or an entry
-    point of the group "bertjax.tasks".
+    Each task module in `tasks/` defines one as `TASK`. Register your own with `tasks.register`, or as an entry point of
+    the group "bertjax.tasks".
 
     Args:
-      architecture: the class of transformers with the same output layer.
-      inputs: the texts that `predict` takes.
-      load: (config, tokenizer) -> the tokenized data. Raises `UserError` for what is missing or wrong in the files.
-      predict: (checkpoint, texts as tuples of their parts) -> for each an object for JSON. `checkpoint.settings` is the
-        config of the run, empty where it is a checkpoint of others.
-      validate: (config) -> raises `UserError` for wrong values of the task's own fields.
-      identity: names of the fields that must be alike in all runs of a workdir, besides `task`: "data.name", say.
-      submission: (checkpoint, path of the test set) -> content of the file that a benchmark takes, and a line about it.
-      paper_sweep: the settings that `config.sweep = "paper"` stands for.
+      architecture: the transformers class with the same output layer.
+      inputs: the input format of `predict`.
+      load: (config, tokenizer) -> the tokenized data. Raises `UserError` for missing or invalid files.
+      predict: (checkpoint, texts as tuples of parts) -> one JSON object per text. `checkpoint.settings` is the config
+        of the run, empty for other formats.
+      validate: (config) -> None. Raises `UserError` for invalid values of the task's own fields.
+      identity: fields that, besides `task`, cannot change within a workdir, such as "data.name".
+      submission: (checkpoint, path of the test set) -> content of the benchmark's submission file, and a summary line.
+      paper_sweep: the settings of `config.sweep = "paper"`.
     """
 
     architecture: str
@@ -77,13 +78,13 @@ class FineTuningTask:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Examples to evaluate on.
+    """Examples to evaluate on, and functions of their outputs.
 
     Args:
-      score: what `read` made of the logits -> {name: number}.
-      decide: the same -> numbers that were chosen on these examples, which predict needs: a threshold, say.
-      files: the same -> {name: content} of files for the workdir.
-      read: logits of the examples -> answers, where these are not the logits themselves.
+      score: (outputs) -> {metric: score}.
+      decide: (outputs) -> values tuned on these examples that predict needs, such as a threshold.
+      files: (outputs) -> {name: content} of files for the workdir.
+      read: (logits, one array per example) -> outputs; by default the logits.
     """
 
     examples: Examples
@@ -95,13 +96,13 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A task's data, tokenized.
+    """The tokenized data of a task.
 
     Args:
-      labels: names of the rows of the output layer; none where they have no names.
-      metric: the score by which runs are compared; higher is better. `more_metrics`: others for a search's table.
-      baseline: what always giving the same answer, or nearly so, would score by it at most.
-      notes: lines to print about what was read.
+      labels: names of the rows of the output layer; empty if they have none.
+      metric: name of the metric that ranks runs; higher is better. `more_metrics`: others for a search's table.
+      baseline: upper bound of the score of a constant, or nearly constant, prediction.
+      notes: lines to print about the data.
     """
 
     objective: Objective
@@ -115,12 +116,12 @@ class Dataset:
 
 
 def count_steps(config, train_examples: int) -> int:
-    """The steps of a run. The last batch of an epoch may be smaller, as in transformers' Trainer."""
+    """Returns the total steps of a run. The last batch of an epoch may be smaller, as in transformers' Trainer."""
     return max(1, round(config.epochs * steps_per_epoch(train_examples, config.batch_size)))
 
 
 class FineTuning:
-    """The `Task` of a data set. `config` is validated, and its model that of the checkpoint."""
+    """The `Task` of a dataset. `config` is validated, with the model of the checkpoint."""
 
     def __init__(self, config, mesh: Mesh, dataset: Dataset):
         self.config, self.mesh, self.dataset = config, mesh, dataset
@@ -133,7 +134,7 @@ class FineTuning:
             dataset.train, config.batch_size, config.seed, longest=config.model.max_position_embeddings
         )
         self._predict = make_predictor(self.model, mesh, config.batch_size // config.microbatches)
-        self._found: list = []  # what the last evaluation read, by dev split
+        self._outputs: list = []  # of the last evaluation, per dev split
 
     def init_params(self, key):
         ids = jnp.zeros((1, 8), jnp.int32)
@@ -150,24 +151,24 @@ class FineTuning:
         return cast_encoder(params, self.model.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
-        losses, right = self.dataset.objective.loss(apply(self.model, params, batch, dropout_keys), batch)
+        losses, correct = self.dataset.objective.loss(apply(self.model, params, batch, dropout_keys), batch)
         weights = batch["weights"]
         tokens = batch["input_mask"].sum().astype(jnp.float32)
-        return (weights * losses).sum(), {"accuracy": (weights * right).sum(), "tokens": tokens}
+        return (weights * losses).sum(), {"accuracy": (weights * correct).sum(), "tokens": tokens}
 
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores:
-        scores, decided, self._found = {}, {}, []
+        scores, decided, self._outputs = {}, {}, []
         for split in self.dataset.dev:
-            found = split.read(self._predict(params, split.examples, after_batch))
-            scores |= split.score(found)
-            decided |= split.decide(found)
-            self._found.append(found)
+            outputs = split.read(self._predict(params, split.examples, after_batch))
+            scores |= split.score(outputs)
+            decided |= split.decide(outputs)
+            self._outputs.append(outputs)
         return Scores(scores, scores[self.dataset.metric], decided=decided)
 
     def files(self) -> dict[str, str]:
         named = {}
-        for split, found in zip(self.dataset.dev, self._found):
-            named |= split.files(found)
+        for split, outputs in zip(self.dataset.dev, self._outputs):
+            named |= split.files(outputs)
         return named
 
     def flops(self, start: int, stop: int) -> int:
@@ -183,12 +184,12 @@ class FineTuning:
         return np.array([self._order.length(step) for step in range(self.total_steps)])
 
 
-# A run of fine-tuning, for `training.run`.
+# Fine-tuning as a `Kind` of run, for `training.run`.
 
 
 @dataclasses.dataclass(frozen=True)
 class Material:
-    """What the runs of a search share: the tokenizer and the data; and for a new run its initial weights."""
+    """What the trials of a search share: tokenizer, data and, for new runs, the function that loads initial params."""
 
     tokenizer: Tokenizer
     dataset: Dataset
@@ -196,48 +197,48 @@ class Material:
 
 
 def adopt(config, before: Record | None) -> None:
-    """Sets all of the model but dropout: to that of an earlier run, or of `init_checkpoint`."""
+    """Sets the model, except dropout, to that of the earlier run or of `init_checkpoint`."""
     if before is None:
         pretrained.adopt_model(config, pretrained.read_config(config.init_checkpoint), config.init_checkpoint)
-    else:  # also where the checkpoint that it was started from is gone
+    else:  # does not need `init_checkpoint`, which may be gone
         pretrained.adopt_model(config, bert_config(before.config), "the run in this workdir")
     tasks.validate(config)  # now that the model is known
 
 
-def load_material(config, folder: epath.Path, before: Record | None) -> Material:
-    """Raises `UserError` for what is wrong in the files of the data, or where there is no vocabulary."""
+def load_material(config, workdir: epath.Path, before: Record | None) -> Material:
+    """Loads tokenizer and data. Raises `UserError` for missing or invalid files, or if there is no vocabulary."""
     initialize = None
     if before is not None:
-        tokenizer = workdir.load_tokenizer(folder, before)
+        tokenizer = load_tokenizer(workdir, before)
     else:
         tokenizer = pretrained.require_tokenizer(config)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
     return Material(tokenizer, tasks.get(config.task).load(config, tokenizer), initialize)
 
 
-def open_run(config, folder: epath.Path, before: Record | None, material: Material | None = None) -> Run:
-    """`material`: where it is loaded already."""
+def open_run(config, workdir: epath.Path, before: Record | None, material: Material | None = None) -> Run:
+    """Opens a run. `material`: loaded already, as for the trials of a search."""
     mesh = make_mesh(config)
     notes = []
     if material is None:
-        material = load_material(config, folder, before)
+        material = load_material(config, workdir, before)
         notes += material.dataset.notes
     dataset, record = material.dataset, record_of(config, material)
     task = FineTuning(config, mesh, dataset)
-    # After every epoch, unless the config says otherwise.
+    # By default, after every epoch.
     config.eval.every_steps = config.eval.every_steps or steps_per_epoch(len(dataset.train), config.batch_size)
 
     return Run(config, mesh, task, record, material.tokenizer, material.initialize, notes, _end_report)
 
 
 def record_of(config, material: Material) -> Record:
-    """What to write beside the checkpoints of a run."""
+    """Makes the record of a run."""
     dataset = material.dataset
     return Record(
         config.copy_and_resolve_references(),
         architecture=dataset.objective.architecture,
         labels=dataset.labels,
-        tokenizer=workdir.tokenizer_entry(material.tokenizer),
+        tokenizer=tokenizer_entry(material.tokenizer),
         train_examples=len(dataset.train),
     )
 
@@ -252,7 +253,7 @@ KIND = Kind(
 
 
 def _end_report(trained: Trained) -> str:
-    """The scores of the best checkpoint, and those at the end where that is another one."""
+    """Formats the scores of the best checkpoint and, if it is not the last, of the last."""
     if trained.best is None or trained.best_step == int(trained.state.step):
         return report(trained.scores)
     return (
@@ -262,10 +263,10 @@ def _end_report(trained: Trained) -> str:
 
 
 def report(scores: Scores) -> str:
-    """The scores on the dev set for a person: shares as percentages, as in papers."""
+    """Formats the scores on the dev set, multiplied by 100 as in papers, and the tuned values."""
 
     def text(name: str, value: float | None, factor: int = 100) -> str:
-        return f"{name} none" if value is None else f"{name} {factor * value:.2f}"
+        return f"{name} undefined" if value is None else f"{name} {factor * value:.2f}"
 
     numbers = [text(name, value) for name, value in scores.scores.items()]
     numbers += [text(name, value, factor=1) for name, value in scores.decided.items()]

@@ -1,4 +1,4 @@
-"""GLUE (Wang et al. 2019): its tasks, their files as gluebenchmark.com or TFDS has them, and their scores."""
+"""GLUE (Wang et al. 2019): its tasks, their files from gluebenchmark.com or TFDS, and their metrics."""
 
 import dataclasses
 
@@ -18,24 +18,25 @@ ENTAILMENT = ("entailment", "not_entailment")
 
 @dataclasses.dataclass(frozen=True)
 class GlueTask:
-    """One task of GLUE: its files, labels and scores.
+    """One task of GLUE: its files, labels and metrics.
 
     Args:
-      folder: in the distribution.
-      columns: of train.tsv and dev.tsv; `tfds`: the same in TFDS.
-      labels: classes; none: the label is a number. `tfds_labels`: their names in TFDS, in the same order.
-      scores: GLUE's own, of which the first compares runs.
-      names: of the columns of a file that does not name them.
+      folder: its folder in the distribution.
+      columns: columns of train.tsv and dev.tsv; `tfds`: columns in TFDS.
+      labels: the classes; empty for regression. `tfds_labels`: their names in TFDS, in the same order.
+      metrics: GLUE's metrics; the first ranks runs.
+      names: column names of files without a header.
+      dev: file and TFDS split of each dev set; `suffixes` of the names of their metrics.
     """
 
     folder: str
     columns: Columns
     tfds: Columns
     labels: tuple[str, ...]
-    scores: tuple[str, ...]
+    metrics: tuple[str, ...]
     tfds_labels: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    dev: tuple[tuple[str, str], ...] = (("dev.tsv", "validation"),)  # file, and split of TFDS
+    dev: tuple[tuple[str, str], ...] = (("dev.tsv", "validation"),)
     suffixes: tuple[str, ...] = ("",)
 
 
@@ -72,24 +73,24 @@ TASKS = {
     ),
     "rte": GlueTask("RTE", PAIR, PAIR, ENTAILMENT, ("accuracy",), ENTAILMENT),
     "wnli": GlueTask("WNLI", PAIR, PAIR, ("0", "1"), ("accuracy",), ("not_entailment", "entailment")),
-    # The diagnostics have no training data: what is learnt from MNLI is asked, and where they are labelled scored.
+    # The diagnostics have no training data: trains on MNLI, and also evaluates on the diagnostics if they have labels.
     "ax": dataclasses.replace(MNLI, folder="AX"),
 }  # fmt: skip
-DIAGNOSTICS = "diagnostic-full.tsv"  # with labels; its texts' columns are Premise and Hypothesis
+DIAGNOSTICS = "diagnostic-full.tsv"  # has labels, unlike the test file
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
-    """The data set that `config.data` names. Raises `UserError` for what is missing or wrong in its files."""
+    """Loads the dataset `config.data.name`. Raises `UserError` for missing or invalid files."""
     task, notes = TASKS[config.data.name], []
     if config.data.path.startswith(TFDS):
         tables = [_tfds(config.data.path, split, task, suffix) for split, suffix in _tfds_splits(task)]
         dropped = 0
         if task.folder == "AX":
-            notes.append(f"no labelled diagnostics in {config.data.path}: scored on MNLI's dev sets alone")
+            notes.append(f"no labelled diagnostics in {config.data.path}: evaluates on MNLI's dev sets only")
     else:
         folder = find_folder(config.data.path, "MNLI" if task.folder == "AX" else task.folder)
         files = [("train.tsv", "")] + [(file, suffix) for (file, _), suffix in zip(task.dev, task.suffixes)]
-        # QQP as it is distributed has a few lines that lack columns.
+        # The distributed files of QQP have a few lines with missing columns.
         read = [read_table(folder / file, task.names, drop_ragged=task.folder == "QQP") for file, _ in files]
         tables = [Table(rows, task.columns, suffix) for (rows, _), (_, suffix) in zip(read, files)]
         dropped = sum(count for _, count in read)
@@ -98,29 +99,29 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
                 rows, _ = read_table(folder / DIAGNOSTICS)
                 tables.append(Table(rows, Columns("Premise", "Hypothesis", "Label"), "_diagnostics"))
             else:
-                notes.append(f"no {folder / DIAGNOSTICS}: scored on MNLI's dev sets alone")
-    notes += [f"{dropped} lines dropped, which have a wrong number of columns"] if dropped else []
-    scores = task.scores if task.folder != "AX" else ("accuracy", "matthews")
-    return classification.dataset(tables[0], tables[1:], task.labels, scores, tokenizer, config.max_seq_length, notes)
+                notes.append(f"no {folder / DIAGNOSTICS}: evaluates on MNLI's dev sets only")
+    notes += [f"{dropped} lines with a wrong number of columns dropped"] if dropped else []
+    names = task.metrics if task.folder != "AX" else ("accuracy", "matthews")
+    return classification.dataset(tables[0], tables[1:], task.labels, names, tokenizer, config.max_seq_length, notes)
 
 
 def submission(source: Pretrained, path: str) -> tuple[str, str]:
-    """GLUE's submission for the test set in `path`, lines of index and prediction, and a line about it."""
+    """Returns GLUE's submission file for the test set in `path`, lines of index and prediction, and a summary."""
     task = TASKS[source.settings.data.name]
     rows, _ = read_table(path)
     names = [name for name in (task.columns.first, task.columns.second) if name]
     texts = [tuple(column(row, name) for name in names) for row in rows]
     lines, cut = ["index\tprediction"], 0
-    for number, guess in enumerate(classification.predict(source, texts)):
-        cut += "cut" in guess
-        value = guess["label"] if task.labels else f"{min(5, max(0, guess['score'])):.3f}"
-        lines.append(f"{rows[number].columns.get('index', number)}\t{value}")
-    note = f", {cut} of them from texts cut to {source.max_seq_length} tokens," if cut else ""
+    for index, prediction in enumerate(classification.predict(source, texts)):
+        cut += "cut" in prediction
+        value = prediction["label"] if task.labels else f"{min(5, max(0, prediction['score'])):.3f}"
+        lines.append(f"{rows[index].columns.get('index', index)}\t{value}")
+    note = f", {cut} of them from texts truncated to {source.max_seq_length} tokens," if cut else ""
     return "\n".join(lines) + "\n", f"{len(rows)} predictions{note}"
 
 
 def find_folder(path: str, name: str) -> epath.Path:
-    """The folder of a task: `path`, or the one of its name in it."""
+    """Returns the folder with train.tsv: `path/name` or `path`. Raises `UserError` if there is none."""
     candidates = (epath.Path(path) / name, epath.Path(path))
     for folder in candidates:
         if (folder / "train.tsv").exists():

@@ -1,4 +1,4 @@
-"""Starts what a config says on all hosts: pre-training, fine-tuning, or a search over fine-tuning runs."""
+"""Launches a config on all hosts: pre-training, fine-tuning, or a search over fine-tuning runs."""
 
 from etils import epath
 
@@ -8,7 +8,7 @@ from bertjax.sharding.mesh import use_cpu_cores
 
 
 def launch(config, workdir: epath.PathLike) -> None:
-    """Trains what a validated config says in `workdir`, and prints the scores. A finished run says so at once."""
+    """Trains a validated config in `workdir` and prints the report; a finished run only prints its report."""
     batch_size = config.batch_size
     if config.get("sweep"):  # checked before any device is touched
         from bertjax.tasks import sweep

@@ -1,4 +1,4 @@
-"""The scores of the tasks: GLUE's, entities as CoNLL counts them, answers as SQuAD counts them. No JAX in here."""
+"""The metrics of the tasks, in NumPy: GLUE's, CoNLL's entity F1, SQuAD's exact match and F1."""
 
 import re
 import string
@@ -12,35 +12,35 @@ ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def accuracy(labels, predictions) -> float:
-    """The share, 0 to 1, of predictions [n] that equal their labels [n]."""
+    """Returns the fraction of predictions [n] that equal their labels [n], 0 to 1."""
     labels, predictions = _pair(labels, predictions)
     return float((labels == predictions).mean())
 
 
 def f1(labels, predictions, positive=1) -> float:
-    """F1 of the class `positive`, 0 to 1, of labels and predictions [n]; 0.0 where neither has it."""
+    """Returns the F1 of the class `positive`, 0 to 1, for labels and predictions [n]; 0.0 if neither contains it."""
     labels, predictions = _pair(labels, predictions)
     found, wanted = predictions == positive, labels == positive
     return _f1((found & wanted).sum(), found.sum(), wanted.sum())
 
 
 def matthews(labels, predictions) -> float:
-    """Matthews' correlation, -1 to 1, of classes [n], two or more; 0.0 where all labels or all predictions are one.
+    """Returns Matthews' correlation, -1 to 1, of classes [n]; 0.0 if all labels or all predictions are equal.
 
-    For more than two it is Gorodkin's R_K (2004), as in scikit-learn.
+    For more than two classes it is Gorodkin's R_K (2004), as in scikit-learn.
     """
     labels, predictions = _pair(labels, predictions)
-    # Floats: the products outgrow int64.
+    # Floats: the products overflow int64.
     wanted, found = np.array([[(x == c).sum() for c in np.union1d(labels, predictions)] for x in (labels, predictions)])
-    n, right = float(len(labels)), float((labels == predictions).sum())
+    n, correct = float(len(labels)), float((labels == predictions).sum())
     spread = (n * n - float(wanted @ wanted)) * (n * n - float(found @ found))
-    return (n * right - float(wanted @ found)) / spread**0.5 if spread else 0.0
+    return (n * correct - float(wanted @ found)) / spread**0.5 if spread else 0.0
 
 
 def pearson(labels, scores) -> float:
-    """Pearson's correlation, -1 to 1, of numbers [n]; NaN, as in SciPy, where one side is constant or holds a NaN."""
+    """Returns Pearson's correlation, -1 to 1, of numbers [n]; NaN, as in SciPy, if a side is constant or has a NaN."""
     pair = [x.astype(np.float64) for x in _pair(labels, scores)]
-    # Asked of the numbers themselves: less their rounded mean, equal ones need not be 0.
+    # Before subtracting the mean: it is rounded, so constants need not become 0.
     if any((x == x[0]).all() for x in pair):
         return float("nan")
     x, y = [(x - x.mean()) / np.linalg.norm(x - x.mean()) for x in pair]
@@ -48,9 +48,9 @@ def pearson(labels, scores) -> float:
 
 
 def spearman(labels, scores) -> float:
-    """Spearman's correlation, -1 to 1, of numbers [n]: Pearson's of the ranks, equal numbers sharing their mean rank.
+    """Returns Spearman's correlation, -1 to 1, of numbers [n]: Pearson's of the ranks; ties share their mean rank.
 
-    NaN where Pearson's is.
+    NaN if Pearson's is.
     """
     return pearson(*(_ranks(x.astype(np.float64)) for x in _pair(labels, scores)))
 
@@ -70,22 +70,22 @@ def _pair(labels, predictions) -> tuple[np.ndarray, np.ndarray]:
     return labels, predictions
 
 
-def _f1(right, found, wanted) -> float:
-    """The harmonic mean of right / found and right / wanted; 0.0 where nothing was found or wanted."""
-    return float(2 * right / (found + wanted)) if found + wanted else 0.0
+def _f1(correct, found, wanted) -> float:
+    """Returns the harmonic mean of correct / found and correct / wanted; 0.0 if both are 0."""
+    return float(2 * correct / (found + wanted)) if found + wanted else 0.0
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """The entities (type, first, end) of a sentence's tags, where end is one past the last word.
+    """Returns the entities (type, first, end) of a sentence's tags; `end` is one past the last word.
 
-    Tags are O, B-type and I-type, read as CoNLL's conlleval and seqeval's default mode do: leniently, so that IOB1
-    and IOB2 (BIO) are both understood. B- begins an entity, and so does I- unless the word before has its type.
+    Tags are O, B-type and I-type. Parses them leniently, as CoNLL's conlleval and seqeval's default mode do, so that
+    IOB1 and IOB2 (BIO) both work: B- starts an entity, and so does I- unless the previous word has its type.
     """
     found, before = [], ""
     for i, tag in enumerate(tags):
         kind, _, type_ = tag.partition("-")
         if tag != "O" and (kind not in ("B", "I") or not type_):
-            raise ValueError(f"the tag {tag!r} is none of O, B-type, I-type")
+            raise ValueError(f"invalid tag {tag!r}; expected one of O, B-type, I-type")
         if kind == "I" and type_ == before:
             found[-1] = (type_, found[-1][1], i + 1)
         elif kind != "O":
@@ -95,9 +95,9 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1, 0 to 1, of the entities of all sentences' tags, pooled (micro).
+    """Returns precision, recall and F1, 0 to 1, of the entities of all sentences, micro-averaged.
 
-    An entity is right if its type and both ends are. 0.0 where there are no entities to divide by.
+    An entity is correct if its type and both ends are. 0.0 if the denominator is 0.
     """
     return _overlap(*_all_entities(gold, predicted))
 
@@ -105,14 +105,14 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
 def entity_scores_by_type(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, dict[str, float]]:
-    """`entity_scores` of each type of entity by itself, the types sorted."""
+    """Returns `entity_scores` per entity type, with types sorted."""
     wanted, found = _all_entities(gold, predicted)
     types = sorted({entity[1] for entity in wanted | found})
     return {t: _overlap({e for e in wanted if e[1] == t}, {e for e in found if e[1] == t}) for t in types}
 
 
 def _all_entities(gold, predicted) -> tuple[set[tuple], set[tuple]]:
-    """The entities (sentence, type, first, end) of both."""
+    """Returns the entities (sentence, type, first, end) of both sides."""
     if [len(tags) for tags in gold] != [len(tags) for tags in predicted]:
         raise ValueError("gold and predicted tags are not of the same words")
     if not len(gold):
@@ -122,34 +122,34 @@ def _all_entities(gold, predicted) -> tuple[set[tuple], set[tuple]]:
 
 
 def _overlap(wanted: set, found: set) -> dict[str, float]:
-    right = len(wanted & found)
+    correct = len(wanted & found)
     return {
-        "precision": right / len(found) if found else 0.0,
-        "recall": right / len(wanted) if wanted else 0.0,
-        "f1": _f1(right, len(found), len(wanted)),
+        "precision": correct / len(found) if found else 0.0,
+        "recall": correct / len(wanted) if wanted else 0.0,
+        "f1": _f1(correct, len(found), len(wanted)),
     }
 
 
 def normalize_answer(text: str) -> str:
-    """SQuAD's form for comparing: lower case, no ASCII punctuation, no articles, single spaces."""
-    # In this order: an article may be inside punctuation, and only whole words are articles.
+    """Normalizes an answer as SQuAD does: lower case, no ASCII punctuation, no articles, single spaces."""
+    # In this order: an article may be surrounded by punctuation, and only whole words are articles.
     return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
 def exact_match(gold_texts: Sequence[str], prediction: str, version: str = "v2.0") -> int:
-    """1 if the prediction is one of the gold answers after `normalize_answer`, otherwise 0.
+    """Returns 1 if the prediction equals a gold answer after `normalize_answer`, otherwise 0.
 
-    As in evaluate-v2.0.py, gold answers of which nothing is left do not count; if there is no other, or none at all,
-    the right prediction is the empty one. In evaluate-v1.1.py they count as any other.
+    As in evaluate-v2.0.py, gold answers that normalize to "" are ignored; if no other remains, the empty prediction is
+    correct. evaluate-v1.1.py does not ignore them.
     """
     return int(normalize_answer(prediction) in _answers(gold_texts, version))
 
 
 def token_f1(gold_texts: Sequence[str], prediction: str, version: str = "v2.0") -> float:
-    """F1, 0 to 1, of the prediction's words against those of the gold answer that it is nearest to.
+    """Returns the F1, 0 to 1, of the prediction's words against the gold answer with the highest F1.
 
-    Words are counted as often as they occur, in any order, after `normalize_answer`. An empty prediction or gold
-    answer scores 1 if both are (in evaluate-v1.1.py 0), otherwise 0; gold answers as for `exact_match`.
+    Words are compared as multisets after `normalize_answer`. If the prediction or the gold answer is empty, the F1 is
+    1 if both are (0 in evaluate-v1.1.py), otherwise 0. Gold answers are filtered as in `exact_match`.
     """
     found = normalize_answer(prediction).split()
     if not found and version == "v1.1":
@@ -170,13 +170,12 @@ def _token_f1(wanted: list[str], found: list[str]) -> float:
 def squad_scores(
     golds: dict[str, Sequence[str]], predictions: dict[str, str], version: str = "v2.0"
 ) -> dict[str, float]:
-    """The means over the questions, in percent, of "exact_match" and "f1"; golds are a question's answers, [] for none.
+    """Returns the means of "exact_match" and "f1" over the questions, in percent, as evaluate-v1.1.py or -v2.0.py do.
 
-    Where questions have no answer, also the means over those ("no_answer_exact_match", "no_answer_f1") and over the
-    rest ("has_answer_..."). A question without a prediction scores 0, as in evaluate-v1.1.py; 2.0 leaves it out.
-
-    All else is evaluate-v1.1.py's or evaluate-v2.0.py's, which differ for answers of nothing but articles and
-    punctuation.
+    `golds` are the answers of each question, [] if it has none. If there are such questions, also returns the means
+    over them ("no_answer_exact_match", "no_answer_f1") and over the others ("has_answer_..."). A question without a
+    prediction scores 0, as in evaluate-v1.1.py; evaluate-v2.0.py skips it. The versions differ for answers that consist
+    only of articles and punctuation.
     """
     if not golds:
         raise ValueError("nothing to score")
@@ -196,24 +195,24 @@ def squad_scores(
 def best_null_threshold(
     golds: dict[str, Sequence[str]], predictions: dict[str, str], null_odds: dict[str, float]
 ) -> tuple[float, float, float]:
-    """(threshold, F1, exact match) in percent: the best that taking back unsure predictions can give.
+    """Tunes the threshold of "no answer"; returns (threshold, best F1, best exact match), the scores in percent.
 
-    A prediction is taken back, to the empty one, where its null_odds > threshold. The threshold is the lowest of those
-    with the best F1; the exact match is the best of any threshold, as evaluate-v2.0.py tunes it by itself, so that at
-    this one it can be lower. That script's greedy search splits questions of equal odds; here both scores are
-    `squad_scores`' for a threshold. Questions without a prediction score 0 with every threshold.
+    A prediction is replaced by the empty one if its null_odds > threshold. The threshold is the lowest with the best
+    F1. The exact match is the best of any threshold, tuned independently as in evaluate-v2.0.py, so it can be lower at
+    the returned threshold. That script's greedy search splits questions with equal odds; here both scores equal those
+    of `squad_scores` for a threshold. Questions without a prediction score 0 at every threshold.
     """
     asked = [name for name in golds if name in predictions]
     if not asked:
         raise ValueError("nothing to score")
     asked.sort(key=lambda name: null_odds[name])
     kept = _points({name: golds[name] for name in asked}, predictions, "v2.0")
-    taken_back = _points({name: golds[name] for name in asked}, dict.fromkeys(asked, ""), "v2.0")
-    # Row i: the first i are kept. The first threshold keeps none.
-    totals = taken_back.sum(0) + np.concatenate([np.zeros((1, 2)), np.cumsum(kept - taken_back, 0)])
+    emptied = _points({name: golds[name] for name in asked}, dict.fromkeys(asked, ""), "v2.0")
+    # Row i: the scores if the first i are kept. The first threshold keeps none.
+    totals = emptied.sum(0) + np.concatenate([np.zeros((1, 2)), np.cumsum(kept - emptied, 0)])
     odds = np.array([float(null_odds[name]) for name in asked])
     thresholds = np.concatenate([odds[:1] - 1, odds])
-    # Equal odds are kept together.
+    # Questions with equal odds are kept together.
     last = np.append(thresholds[1:] != thresholds[:-1], True)
     percent, thresholds = 100 * totals[last] / len(golds), thresholds[last]
     best = percent[:, 1].argmax()
@@ -221,7 +220,7 @@ def best_null_threshold(
 
 
 def _points(golds: dict[str, Sequence[str]], predictions: dict[str, str], version: str) -> np.ndarray:
-    """[questions, 2]: exact match and F1 of each question, 0 to 1."""
+    """Returns [questions, 2]: exact match and F1 of each question, 0 to 1."""
     points = [
         [score(texts, predictions[name], version) if name in predictions else 0 for score in (exact_match, token_f1)]
         for name, texts in golds.items()

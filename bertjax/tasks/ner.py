@@ -1,6 +1,6 @@
-"""Tags of words, such as CoNLL-2003's named entities (Devlin et al. 2019, section 5.3).
+"""Tagging of words, such as CoNLL-2003's named entities (Devlin et al. 2019, section 5.3).
 
-The first piece of a word has its tag, and neighbouring sentences of a document are read together.
+The first piece of a word carries its tag. Neighbouring sentences of a document share a sequence as context.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.objectives import Objective
 from bertjax.text.tokenizer import Tokenizer
 
-INPUTS = InputForm(range(1, 2), "texts, with blanks between words")
+INPUTS = InputForm(range(1, 2), "texts with spaces between words")
 DOCUMENT = "-DOCSTART-"
 FILES = {"train": ("eng.train", "train.txt", "train.conll"), "dev": ("eng.testa", "dev.txt", "valid.txt", "dev.conll")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
-    """Words and their tags, in BIO; `document` is the number of the document they stand in.
+    """Words and their tags; entity tags are BIO. `document` is the index of the document.
 
     `where`: FILE:LINE of each word, for messages.
     """
@@ -39,7 +39,7 @@ class Sentence:
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
-    """Training and dev files of the folder. Raises `UserError` for what is missing or wrong in them."""
+    """Loads the training and dev files of the folder. Raises `UserError` for missing or invalid files."""
     path = config.data.path
     if path.startswith(TFDS):
         train, dev = (read_examples(path, split) for split in ("train", "dev"))
@@ -48,7 +48,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     found = dataset(train, dev, tag_names(train), tokenizer, config.max_seq_length, config.data.document_context)
     for name, sentences in (("training", train), ("dev", dev)):
         if config.data.document_context and sentences[-1].document == len(sentences) - 1:
-            note = f"every {name} sentence by itself: no {DOCUMENT} says which belong to a document"
+            note = f"no {DOCUMENT} lines: no document context for the {name} sentences"
             found = dataclasses.replace(found, notes=(*found.notes, note))
     return found
 
@@ -61,7 +61,7 @@ def dataset(
     max_seq_length: int,
     with_context: bool,
 ) -> Dataset:
-    """A data set of tagged sentences. Entities are scored where tags are BIO, otherwise the words that are right."""
+    """Makes a dataset of tagged sentences. The metric is entity F1 if all tags are BIO, otherwise the word accuracy."""
     examples, dev_examples = (encode(side, labels, tokenizer, max_seq_length, with_context) for side in (train, dev))
     has_entities = all(map(is_bio, labels))
 
@@ -78,7 +78,7 @@ def dataset(
         f"{len(dev)} dev sentences in {len(dev_examples)}"
     ]
     if unread := unread_words((*train, *dev), tokenizer, max_seq_length - 2):
-        notes.append(f"{unread} words are not read in full: they have no pieces, or too many")
+        notes.append(f"{unread} words truncated or replaced by [UNK]: they have too many pieces, or none")
     metric, tags = "f1" if has_entities else "accuracy", Counter(tag for sentence in dev for tag in sentence.tags)
     baseline = 0.0 if has_entities else max(tags.values()) / tags.total()
     more_metrics = ("precision", "recall") if has_entities else ()
@@ -95,6 +95,7 @@ def dataset(
 
 
 def find_file(folder: str, name: str) -> epath.Path:
+    """Returns the file of a split. Raises `UserError` if there is none."""
     for file in FILES[name]:
         if (path := epath.Path(folder) / file).exists():
             return path
@@ -102,11 +103,11 @@ def find_file(folder: str, name: str) -> epath.Path:
 
 
 def read(path: epath.PathLike) -> list[Sentence]:
-    """A file as CoNLL has it: a word a line, its tag in the last column, IOB1 or BIO; blank lines between sentences.
+    """Reads a CoNLL file: one word per line, its tag (IOB1 or BIO) in the last column; blank lines between sentences.
 
-    Documents begin with lines of -DOCSTART-; where there are none every sentence is one.
+    -DOCSTART- lines separate documents; without any, each sentence is a document.
 
-    Raises `UserError`: file and line, and what was expected.
+    Raises `UserError` with file, line and the expected value.
     """
     sentences, words, tags, where, document, columns = [], [], [], [], 0, 0
 
@@ -117,7 +118,7 @@ def read(path: epath.PathLike) -> list[Sentence]:
             cells.clear()
 
     for number, line in enumerate(read_text(path).split("\n"), 1):
-        cells = line.strip(" \t\r").replace("\t", " ").split(" ")  # not at the blanks that a word may have in it
+        cells = line.strip(" \t\r").replace("\t", " ").split(" ")  # not split(): words may contain other whitespace
         cells = [cell for cell in cells if cell]
         if not cells or cells[0] == DOCUMENT:
             close()
@@ -136,28 +137,29 @@ def read(path: epath.PathLike) -> list[Sentence]:
     if not sentences:
         raise UserError(f"{path}: no sentence in it")
     if not document:
-        return [dataclasses.replace(sentence, document=number) for number, sentence in enumerate(sentences)]
+        return [dataclasses.replace(sentence, document=index) for index, sentence in enumerate(sentences)]
     return sentences
 
 
 def read_examples(path: str, split: str) -> list[Sentence]:
-    """Sentences as "tfds:conll2003" has them, each by itself: it does not say where documents begin."""
+    """Reads the sentences of "tfds:conll2003", each as its own document: it has no document boundaries."""
     sentences = []
-    for number, row in enumerate(read_tfds(path, split)):
+    for index, row in enumerate(read_tfds(path, split)):
         words, tags = (json.loads(column(row, name)) for name in ("tokens", "ner"))
         if wrong := [tag for tag in tags if not is_bio(tag)]:
             raise UserError(f"{row.where}: the tag is {wrong[0]!r}, expected O, B-type or I-type")
-        sentences.append(Sentence(tuple(words), to_bio(tags), number, (row.where,) * len(words)))
+        sentences.append(Sentence(tuple(words), to_bio(tags), index, (row.where,) * len(words)))
     return sentences
 
 
 def is_bio(tag: str) -> bool:
+    """Returns whether a tag is O, B-type or I-type."""
     kind, _, type_ = tag.partition("-")
     return tag == "O" or (kind in ("B", "I") and bool(type_))
 
 
 def to_bio(tags: Sequence[str]) -> tuple[str, ...]:
-    """IOB1 or BIO -> BIO, in which every entity begins with B."""
+    """Converts IOB1 or BIO to BIO, in which each entity starts with B."""
     out = ["O"] * len(tags)
     for type_, first, end in metrics.entities(tags):
         out[first:end] = [f"B-{type_}", *[f"I-{type_}"] * (end - first - 1)]
@@ -165,7 +167,7 @@ def to_bio(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def tag_names(sentences: Sequence[Sentence]) -> tuple[str, ...]:
-    """O, then B and I of every type there is."""
+    """Returns O, then B and I of each entity type."""
     types = sorted({tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O"})
     return ("O", *(f"{kind}-{type_}" for type_ in types for kind in "BI"))
 
@@ -173,14 +175,14 @@ def tag_names(sentences: Sequence[Sentence]) -> tuple[str, ...]:
 def encode(
     sentences: Sequence[Sentence], labels: Sequence[str], tokenizer: Tokenizer, max_seq_length: int, with_context: bool
 ) -> Examples:
-    """Sequences that cover every word once, in order. The label of a word is at its first piece, -1 at all others.
+    """Encodes sequences that contain each word once, in order. The first piece of a word has its label, others have -1.
 
-    With context, sentences of a document share a sequence as long as they fit. What is longer than a sequence by itself
-    is divided between words.
+    With context, consecutive sentences of a document share a sequence while they fit. A sentence that is longer than a
+    sequence is split between words.
 
-    Raises `UserError` for a tag that is not among `labels`.
+    Raises `UserError` for a tag that is not in `labels`.
     """
-    numbers = {label: i for i, label in enumerate(labels)}
+    indices = {label: i for i, label in enumerate(labels)}
     pieces = iter(_pieces([word for sentence in sentences for word in sentence.words], tokenizer, max_seq_length - 2))
     input_ids, all_labels, ids, marks, document = [], [], [], [], None
 
@@ -192,7 +194,7 @@ def encode(
         marks.clear()
 
     for sentence in sentences:
-        if unknown := [i for i, tag in enumerate(sentence.tags) if tag not in numbers]:
+        if unknown := [i for i, tag in enumerate(sentence.tags) if tag not in indices]:
             place, tag = sentence.where[unknown[0]], sentence.tags[unknown[0]]
             raise UserError(f"{place}: the tag {tag!r} is not in the training file: {', '.join(labels)}")
         words = [next(pieces) for _ in sentence.words]
@@ -204,34 +206,32 @@ def encode(
             if len(ids) + len(word) > max_seq_length - 2:
                 close()
             ids.extend(word)
-            marks.extend([numbers[tag], *[-1] * (len(word) - 1)])
+            marks.extend([indices[tag], *[-1] * (len(word) - 1)])
     close()
     return Examples(input_ids, [np.zeros_like(x) for x in input_ids], all_labels, per_token=True)
 
 
-def _pieces(words: Sequence[str], tokenizer: Tokenizer, most: int) -> list[list[int]]:
-    """The pieces of each word, at least one and at most so many."""
-    return [ids[:most] or [tokenizer.unk_id] for ids in tokenizer.encode_ids(words)]
+def _pieces(words: Sequence[str], tokenizer: Tokenizer, limit: int) -> list[list[int]]:
+    """Returns the ids of each word's pieces, at least one and at most `limit`."""
+    return [ids[:limit] or [tokenizer.unk_id] for ids in tokenizer.encode_ids(words)]
 
 
-def unread_words(sentences: Sequence[Sentence], tokenizer: Tokenizer, most: int) -> int:
-    """How many words have no piece at all, or more than there can be in a sequence."""
-    different = Counter(word for sentence in sentences for word in sentence.words)
+def unread_words(sentences: Sequence[Sentence], tokenizer: Tokenizer, limit: int) -> int:
+    """Returns the number of words with no piece, or more than `limit`."""
+    counts = Counter(word for sentence in sentences for word in sentence.words)
     return sum(
-        count
-        for ids, count in zip(tokenizer.encode_ids(list(different)), different.values())
-        if not 0 < len(ids) <= most
+        count for ids, count in zip(tokenizer.encode_ids(list(counts)), counts.values()) if not 0 < len(ids) <= limit
     )
 
 
 def read_tags(
     sentences: Sequence[Sentence], labels: Sequence[str], examples: Examples, logits: Sequence[np.ndarray]
 ) -> list[list[str]]:
-    """The likeliest tag of each word of each sentence."""
+    """Returns the most likely tag of each word of each sentence."""
     found = iter(
-        int(guess)
+        int(index)
         for marks, scores in zip(examples.labels, logits)
-        for guess in scores.argmax(-1)[np.asarray(marks) >= 0]
+        for index in scores.argmax(-1)[np.asarray(marks) >= 0]
     )
     return [[labels[next(found)] for _ in sentence.words] for sentence in sentences]
 
@@ -239,10 +239,10 @@ def read_tags(
 def predict(
     source: Pretrained, texts: Sequence[tuple[str, ...]], objective: Callable[[int], Objective] = objectives.tagging
 ) -> Iterator[dict]:
-    """For each text its words, which are what blanks separate, with their tags."""
+    """Yields, per text, its whitespace-separated words and their tags."""
     labels = source.labels or tuple(f"LABEL_{i}" for i in range(len(source.params["classifier"]["dense"]["bias"])))
     sentences = [
-        Sentence(tuple(text.split()), (labels[0],) * len(text.split()), number) for number, (text,) in enumerate(texts)
+        Sentence(tuple(text.split()), (labels[0],) * len(text.split()), index) for index, (text,) in enumerate(texts)
     ]
     examples = encode(sentences, labels, source.tokenizer, source.max_seq_length, with_context=False)
     logits = objectives.predict(objective(len(labels)), source, examples)

@@ -1,4 +1,4 @@
-"""What an output layer is for: its model, its loss, and its logits for any number of examples."""
+"""The objectives of fine-tuning: model, loss, and prediction of logits."""
 
 import dataclasses
 import functools
@@ -27,13 +27,13 @@ PREDICTION_BATCH = 32
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What an output layer is for.
+    """The model and the loss of a kind of output layer.
 
     Args:
-      architecture: the class of transformers with the same layer.
-      make_model: (BertConfig, dtype=, remat=, **config.head where there is one) -> module.
-      loss: (logits, batch) -> (losses, right guesses), both of the shape of the batch's weights.
-      frozen: parts of the model that are not trained.
+      architecture: the transformers class with the same output layer.
+      make_model: (BertConfig, dtype=, remat=, **config.head) -> module.
+      loss: (logits, batch) -> (losses, whether each prediction is correct), both of the shape of the batch's weights.
+      frozen: top-level keys of the params that are not trained.
       flops: (module, sequences, length) -> model FLOPs of a training step.
     """
 
@@ -47,13 +47,13 @@ class Objective:
 
 
 def classification(labels: int) -> Objective:
-    """`[batch]` labels."""
+    """Labels are `[batch]` class indices."""
     make_model = functools.partial(BertForSequenceClassification, labels=labels)
     return Objective("BertForSequenceClassification", make_model, _cross_entropy)
 
 
 def regression() -> Objective:
-    """`[batch]` numbers; the squared error, as in transformers. "Right" is what is off by less than a half."""
+    """Labels are `[batch]` numbers. The loss is the squared error, as in transformers; errors below 0.5 are correct."""
 
     def loss(logits, batch):
         error = logits[:, 0] - batch["labels"]
@@ -64,24 +64,24 @@ def regression() -> Objective:
 
 
 def tagging(labels: int) -> Objective:
-    """`[batch, length]` labels; those of weight 0 are nobody's."""
+    """Labels are `[batch, length]` class indices; those with weight 0 are ignored."""
     make_model = functools.partial(BertForTokenClassification, labels=labels)
     return Objective("BertForTokenClassification", make_model, _cross_entropy)
 
 
 def spans() -> Objective:
-    """`[batch, 2]` first and last token of an answer; the mean of both losses (run_squad.model_fn_builder)."""
+    """Labels are `[batch, 2]`, first and last token. The loss is the mean of both (run_squad.model_fn_builder)."""
 
     def loss(logits, batch):
         logits = mask_padding(logits, batch["input_mask"])
-        losses, right = _cross_entropy(jnp.swapaxes(logits, 1, 2), batch)
-        return losses.mean(-1), right.all(-1)
+        losses, correct = _cross_entropy(jnp.swapaxes(logits, 1, 2), batch)
+        return losses.mean(-1), correct.all(-1)
 
     return Objective("BertForQuestionAnswering", BertForQuestionAnswering, loss)
 
 
 def choice() -> Objective:
-    """`[batch]` numbers of the right one among several sequences, each of which gets a score."""
+    """Labels are the `[batch]` indices of the correct sequence among several, each of which has one logit."""
     make_model = functools.partial(BertForSequenceClassification, labels=1)
     return Objective("BertForMultipleChoice", make_model, _cross_entropy)
 
@@ -92,12 +92,12 @@ def _cross_entropy(logits, batch):
 
 
 def mask_padding(logits: jax.Array, input_mask: jax.Array) -> jax.Array:
-    """`[batch, length, 2]`, `[batch, length]` -> logits by which no answer begins or ends in padding."""
+    """Sets logits `[batch, length, 2]` to the minimum where `input_mask` `[batch, length]` is 0."""
     return jnp.where(input_mask[..., None] > 0, logits, jnp.finfo(jnp.float32).min)
 
 
 def apply(model: nn.Module, params, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
-    """The model's logits for a batch; `[batch, choices]` where a row has several sequences."""
+    """Computes the logits of a batch; `[batch, choices]` if a row has several sequences."""
     inputs = [batch[name] for name in ("input_ids", "input_mask", "token_types")]
     rows, *choices, length = inputs[0].shape
     if choices:
@@ -109,14 +109,14 @@ def apply(model: nn.Module, params, batch: dict, dropout_keys: jax.Array | None 
 
 
 class Predictor:
-    """Logits of examples, whatever their number and lengths."""
+    """Computes the logits of examples, in batches."""
 
     def __init__(self, model: nn.Module, mesh: Mesh, batch_size: int):
         self._mesh, self._batch_size, self._longest = mesh, batch_size, model.config.max_position_embeddings
         self._apply = jax.jit(functools.partial(apply, model), out_shardings=replicated(mesh))
 
     def __call__(self, params, examples: Examples, after_batch: Callable[[], None] = lambda: None) -> list[np.ndarray]:
-        """For each example its logits, on every host; those of tokens as many as it has tokens."""
+        """Returns the logits of each example, on every host; logits per token without those of padding."""
         outputs: list = [None] * len(examples)
         own = local_rows(self._mesh, self._batch_size)
         examples = dataclasses.replace(examples, labels=None)
@@ -132,12 +132,12 @@ class Predictor:
         return outputs
 
 
-make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # so that the runs of a sweep compile it once
+make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # compiled once for all trials of a search
 
 
 def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray]:
-    """Logits by a checkpoint (`interop.pretrained.Pretrained`) of this objective, computed on one device."""
+    """Returns the logits of each example by a checkpoint (`interop.pretrained.Pretrained`), using one device."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = objective.make_model(source.config, **source.head)
-    params = jax.device_put(source.params, replicated(mesh))  # once, not with every batch
+    params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
     return Predictor(model, mesh, PREDICTION_BATCH)(params, examples)

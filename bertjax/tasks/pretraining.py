@@ -34,24 +34,23 @@ from bertjax.sharding.topology import available_cores
 from bertjax.tasks import fill_mask
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training import workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
 from bertjax.training.run import Kind, Run
-from bertjax.training.workdir import Record
+from bertjax.training.workdir import Record, tokenizer_entry
 
 RECORD_COUNTS = "record_counts.json"  # in the workdir
-UNIGRAM_SEQUENCES = 65_536  # training sequences whose masked words make the unigram baseline
+UNIGRAM_SEQUENCES = 65_536  # training sequences that the unigram baseline is estimated from
 
 
 class Pretraining:
-    """The `Task` of BERT's pre-training, its stages one after another.
+    """The `Task` of pre-training, with its stages in sequence.
 
     Args:
       config: a validated config.
       mesh: the mesh that `evaluate` runs on.
-      records: folder of TFRecords. None where a subclass brings `batches` and `evaluate` of its own.
-      counts: file for the numbers of records of files without a manifest, so that they are counted once.
+      records: folder of TFRecords; None if `batches` and `evaluate` are unused (the planner) or overridden.
+      counts: file that caches the record counts of a folder without a manifest.
     """
 
     frozen = ()
@@ -60,9 +59,9 @@ class Pretraining:
         self.config, self.mesh = config, mesh
         self.model = BertForPreTraining(bert_config(config), compute_dtype(config, mesh), config.remat)
         self.total_steps, self._stages = total_steps(config), stages_of(config)
-        self.eval_batch_size = config.batch_size // config.microbatches  # what the memory is sure to have room for
+        self.eval_batch_size = config.batch_size // config.microbatches  # fits in memory, because a microbatch does
         if records is not None:
-            import bertjax.data.tf  # noqa: F401  before TensorBoard's writer imports TensorFlow as it is
+            import bertjax.data.tf  # noqa: F401  configures TensorFlow before TensorBoard's writer imports it
 
             shapes = [(s.length, s.max_predictions_per_seq) for s in self._stages]
             find = functools.partial(find_records, records, vocab_size=config.model.vocab_size, counts=counts)
@@ -70,7 +69,7 @@ class Pretraining:
             self._heldout = [find(*shape, split="heldout") for shape in shapes]
         self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
 
-    # What the loop asks for.
+    # The interface of `Task`.
 
     def init_params(self, key):
         ids = jnp.zeros((1, 8), jnp.int32)
@@ -78,17 +77,17 @@ class Pretraining:
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         first, own = 0, local_rows(self.mesh, self.config.batch_size)
-        for number, end in enumerate(self._stage_ends):
+        for index, end in enumerate(self._stage_ends):
             if start_step < end:
                 start = max(start_step, first)
-                yield from itertools.islice(self._stage_batches(number, start - first, own), end - start)
+                yield from itertools.islice(self._stage_batches(index, start - first, own), end - start)
             first = end
 
     def normalize(self, batch: dict) -> dict:
         words, pairs = batch["masked_lm_weights"], batch["next_sentence_weights"]
         return {
             **batch,
-            "masked_lm_weights": words / (words.sum() + 1e-5),  # as run_pretraining.get_masked_lm_output
+            "masked_lm_weights": words / (words.sum() + 1e-5),  # as in run_pretraining.get_masked_lm_output
             "next_sentence_weights": pairs / pairs.sum(),
         }
 
@@ -114,19 +113,19 @@ class Pretraining:
         )
 
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
-        """Held-out losses and accuracies, each beside what it must beat; None where nothing is held out.
+        """Returns losses and accuracies on held-out data, with their baselines; None if there is no held-out data.
 
-        `unigram_loss`: words guessed by their frequency in training, on the same masked words. `mlm_majority` and
-        `nsp_majority`: the accuracy of always saying the most frequent word, or class. Measured on the first
-        `eval.max_sequences` held-out sequences of the stage that `step` ends in; losses of different lengths are not
+        `unigram_loss` is the loss of predicting the training frequencies of words, on the same masked words.
+        `mlm_majority` and `nsp_majority` are the accuracies of predicting the most frequent word and class. Evaluates
+        the first `eval.max_sequences` held-out sequences of the stage of `step`; losses of different lengths are not
         compared.
         """
-        number = next(i for i, end in enumerate(self._stage_ends) if step <= end)
-        if self._heldout[number] is None:
+        index = next(i for i, end in enumerate(self._stage_ends) if step <= end)
+        if self._heldout[index] is None:
             return None
-        stage = self._stages[number]
+        stage = self._stages[index]
         batches = pipeline.heldout_batches(
-            self._heldout[number],
+            self._heldout[index],
             stage.length,
             stage.max_predictions_per_seq,
             batch_size=self.eval_batch_size,
@@ -158,7 +157,7 @@ class Pretraining:
         return {}
 
     def abstract_batch(self, stage: int, batch_size: int) -> dict:
-        """Shapes, types and shardings of the batches of a stage."""
+        """Returns the shapes, types and shardings of the batches of a stage."""
         length, predictions = self._stages[stage].length, self._stages[stage].max_predictions_per_seq
         shapes = {name: ((size,), dtype) for name, (size, dtype) in features(length, predictions).items()}
         shapes |= {"next_sentence_labels": ((), np.int64), "next_sentence_weights": ((), np.float32)}
@@ -181,12 +180,12 @@ class Pretraining:
             total, first = total + 3 * steps * forward, end
         return total
 
-    # How it does it.
+    # Implementation.
 
-    def _stage_batches(self, number: int, start: int, rows) -> Iterator[Batch]:
-        stage = self._stages[number]
+    def _stage_batches(self, index: int, start: int, rows) -> Iterator[Batch]:
+        stage = self._stages[index]
         return pipeline.train_batches(
-            self._train[number],
+            self._train[index],
             stage.length,
             stage.max_predictions_per_seq,
             batch_size=self.config.batch_size,
@@ -214,10 +213,10 @@ class Pretraining:
 
     @functools.cached_property
     def _unigram_log_probabilities(self) -> np.ndarray:
-        """`[vocab_size]` float32, of the masked words of the first training sequences; each counted once more."""
+        """`[vocab_size]` float32, from the masked words of the first training sequences, with add-one smoothing."""
         sequences = min(UNIGRAM_SEQUENCES, self._train[0].total)
         counts = np.zeros(self.model.config.vocab_size, np.int64)
-        every_row = self._stage_batches(0, start=0, rows=None)  # also on each of several hosts
+        every_row = self._stage_batches(0, start=0, rows=None)  # all rows on every host
         for batch in itertools.islice(every_row, max(1, sequences // self.config.batch_size)):
             counts += np.bincount(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0], minlength=len(counts))
         counts = counts + 1
@@ -225,49 +224,49 @@ class Pretraining:
 
 
 def _weighted(logits, labels, weights) -> tuple[jax.Array, jax.Array]:
-    """Weighted sums of the cross-entropy and of the right guesses."""
+    """Returns the weighted sums of the cross-entropy and of the correct predictions."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    right = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0] >= logits.max(-1)  # on CPU, argmax is slow
-    return (weights * losses).sum(), (weights * right).sum()
+    correct = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0] >= logits.max(-1)  # argmax is slow on CPU
+    return (weights * losses).sum(), (weights * correct).sum()
 
 
-# A run of pre-training, for `training.run`.
+# Pre-training as a `Kind` of run, for `training.run`.
 
 
 def _adopt(config, before: Record | None) -> None:
-    """Sets what `init_checkpoint` decides: activation, LayerNorm's epsilon, perhaps the tokenizer."""
+    """Sets the fields that `init_checkpoint` determines: activation, LayerNorm epsilon and, if unset, the tokenizer."""
     if not config.init_checkpoint:
         return
     if before is None:
         pretrained.adopt(config)
-    else:  # also where the checkpoint that it was started from is gone
+    else:  # does not need `init_checkpoint`, which may be gone
         model = before.config.model
         config.model.update(hidden_act=model.hidden_act, layer_norm_eps=model.layer_norm_eps)
 
 
-def _open(config, folder: epath.Path, before: Record | None) -> Run:
+def _open(config, workdir: epath.Path, before: Record | None) -> Run:
     mesh = make_mesh(config)
-    records, pieces = find_or_prepare(config, folder)
+    records, tokenizer = find_or_prepare(config, workdir)
     initialize = None
     if config.init_checkpoint and before is None:
-        pretrained.check_tokenizer(config.init_checkpoint, pieces)
+        pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
-    fill_mask.check(config.eval.fill_masks, pieces, config.model.max_position_embeddings)
+    fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
-        task = Pretraining(config, mesh, records, counts=folder / RECORD_COUNTS)
+        task = Pretraining(config, mesh, records, counts=workdir / RECORD_COUNTS)
     notes = []
     if (warmup := config.optimizer.warmup_steps) >= task.total_steps:
         notes = [f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does"]
-    record = Record(config, tokenizer=workdir.tokenizer_entry(pieces))
+    record = Record(config, tokenizer=tokenizer_entry(tokenizer))
 
     def end_report(trained: Trained) -> str:
-        params = local_copy(trained.state.params, mesh)  # all hosts have to take part
+        params = local_copy(trained.state.params, mesh)  # all hosts must call this
         if jax.process_index():
             return ""
-        filled = fill_mask.fill_masks(task.model, params, pieces, config.eval.fill_masks)
+        filled = fill_mask.fill_masks(task.model, params, tokenizer, config.eval.fill_masks)
         return "\n".join([report(trained.scores), *map(fill_mask.describe, filled)])
 
-    return Run(config, mesh, task, record, pieces, initialize, notes, end_report)
+    return Run(config, mesh, task, record, tokenizer, initialize, notes, end_report)
 
 
 KIND = Kind(
@@ -275,29 +274,31 @@ KIND = Kind(
 )
 
 
-def find_or_prepare(config, run_folder: epath.Path) -> tuple[epath.Path, Tokenizer]:
-    """The folder of a run's records and their tokenizer; prepares them in the workdir where config names none.
+def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]:
+    """Returns the folder of the records and their tokenizer; prepares them in the workdir if the config names none.
 
-    Raises `UserError` where there are none, or they and the config do not belong together.
+    Raises `UserError` if they are missing or do not match the config.
     """
-    folder = require_folder(config.data.records) if config.data.records else run_folder / "records"
+    folder = require_folder(config.data.records) if config.data.records else workdir / "records"
     manifest = read_manifest(folder)
     if manifest is None and not config.data.records:
         if jax.process_count() > 1:
-            raise UserError("config.data.records = '': several hosts need records; run bertjax.prepare once, on one")
+            raise UserError(
+                "config.data.records = '': runs on several hosts need records; run bertjax.prepare on one host first"
+            )
         print(f"preparing {', '.join(corpus_sources(config))} in {folder}", flush=True)
         manifest = preparation.prepare(config, folder, workers=available_cores())
     elif manifest is not None:
         if not config.data.records and jax.process_index() == 0:
             print(f"found prepared records in {folder}", flush=True)
         recipe = preparation.recipe_of(config)
-        if not recipe["corpus"]:  # the config leaves it to the records
+        if not recipe["corpus"]:  # the config does not set it
             del recipe["corpus"]
         check_recipe(manifest, recipe, folder)
     if manifest is None and not config.tokenizer.path:
         raise UserError(
-            f"config.tokenizer.path = '': the records in {folder} have no manifest; name the vocabulary they were "
-            f"made with"
+            f"config.tokenizer.path = '': the records in {folder} have no manifest; set the vocabulary that they "
+            f"were made with"
         )
     return folder, _tokenizer_of_records(config, folder, manifest)
 
@@ -311,17 +312,18 @@ def _tokenizer_of_records(config, folder: epath.Path, manifest: dict | None) -> 
     loaded = tokenizer.load(kind, path, lowercase)
     if manifest and loaded.fingerprint != made_with["fingerprint"]:
         raise UserError(
-            f"config.tokenizer: the records in {folder} were made with another one ({made_with['kind']}, lowercase = "
-            f"{made_with['lowercase']}, {made_with['vocab_size']} pieces); leave tokenizer.path empty to use theirs"
+            f"config.tokenizer: the records in {folder} were made with another tokenizer ({made_with['kind']}, "
+            f"lowercase = {made_with['lowercase']}, {made_with['vocab_size']} pieces); leave tokenizer.path empty to "
+            f"use theirs"
         )
     preparation.check_vocab_size(config, loaded, path)
     return loaded
 
 
 def report(scores: Scores | None) -> str:
-    """The held-out scores for a person, each beside its baseline."""
+    """Formats the held-out scores, each with its baseline."""
     if scores is None:
-        return "nothing was held out, so nothing is scored"
+        return "no held-out data, so no scores"
     loss, unigram, accuracy, majority, nsp_accuracy, nsp_majority = (
         scores.scores[name]
         for name in ("mlm_loss", "unigram_loss", "mlm_accuracy", "mlm_majority", "nsp_accuracy", "nsp_majority")

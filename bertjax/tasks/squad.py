@@ -1,7 +1,7 @@
-"""SQuAD 1.1 and 2.0: the answer to a question as a span of a paragraph (Devlin et al. 2019, sections 4.2 and 4.3).
+"""SQuAD 1.1 and 2.0: answers to questions as spans of a paragraph (Devlin et al. 2019, sections 4.2 and 4.3).
 
-A paragraph that is too long is read through several windows, each with the question before it; an answer is looked for
-in all of them. Sizes and rules are those of Google's run_squad.py.
+A long paragraph is split into overlapping windows, each preceded by the question; the answer is the best span of all
+windows. Sizes and rules are those of Google's run_squad.py.
 """
 
 import collections
@@ -26,13 +26,13 @@ from bertjax.validation import one_of, positive, require
 
 VERSIONS = ("v1.1", "v2.0")
 N_BEST, MAX_ANSWER_TOKENS = 20, 30
-THRESHOLD = "null_threshold"  # the odds above which there is no answer, as tuned on the dev set of v2.0
-NO_SPAN = float(np.finfo(np.float32).max)  # the odds of no answer where there is no other; a number in JSON too
+THRESHOLD = "null_threshold"  # null odds above which the answer is empty, tuned on the dev set of v2.0
+NO_SPAN = float(np.finfo(np.float32).max)  # null odds if no span was found; finite, for JSON
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One question; `starts` are characters of `context`. No answers: it has none, or it is not known."""
+    """A question; `starts` are character offsets in `context`. `answers` is empty if there are none or unknown."""
 
     name: str
     text: str
@@ -43,13 +43,13 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """A part of a paragraph behind its question.
+    """A part of a paragraph, as it is encoded after its question.
 
     Args:
-      question: its index.
-      first: token of the sequence that the paragraph's part begins with.
-      offsets: `[tokens, 2]` of the part: the characters of the paragraph that each stands for.
-      is_best: `[tokens]` booleans: no other window shows this token with more on both sides of it.
+      question: index of the question.
+      first: index in the sequence of the first token of the part.
+      offsets: `[tokens, 2]`: start and end characters in the paragraph of each token of the part.
+      is_best: `[tokens]` booleans: whether this window shows the token with the most context (see `best_windows`).
     """
 
     question: int
@@ -59,9 +59,9 @@ class Window:
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
-    """train-v*.json and dev-v*.json of the folder, or both splits of TFDS.
+    """Loads train-v*.json and dev-v*.json of the folder, or the splits of TFDS.
 
-    Raises `UserError` for what is missing or wrong in the files.
+    Raises `UserError` for missing or invalid files.
     """
     data = config.data
     if data.path.startswith(TFDS):
@@ -69,19 +69,19 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     else:
         train, dev = (read(find_file(data.path, name, data.version)) for name in ("train", "dev"))
     if data.version == "v1.1" and not all(question.answers for question in (*train, *dev)):
-        raise UserError("config.data.version = 'v1.1': the data has questions without an answer; take squad.py:v2.0")
+        raise UserError("config.data.version = 'v1.1': the data has questions without an answer; use squad.py:v2.0")
     sizes = dict(
         max_seq_length=config.max_seq_length, doc_stride=data.doc_stride, max_query_length=data.max_query_length
     )
     encoded = encode(train, tokenizer, **sizes, with_labels=True)
     dev_examples, dev_windows, dev_cut, *_ = encode(dev, tokenizer, **sizes, with_labels=False)
     notes = encoded.notes(train, data.max_query_length)
-    notes += (f"{dev_cut} dev questions cut to {data.max_query_length} tokens",) if dev_cut else ()
+    notes += (f"{dev_cut} dev questions truncated to {data.max_query_length} tokens",) if dev_cut else ()
     golds = {question.name: question.answers for question in dev}
     has_unanswerable = data.version == "v2.0"
 
     def answers_of(found: dict) -> tuple[dict[str, str], float | None]:
-        """The answer to each question, "" where there is none, and the odds above which that is so."""
+        """Returns the answer to each question, "" for no answer, and for v2.0 the tuned threshold."""
         texts = {name: best[0]["text"] if best else "" for name, (best, _) in found.items()}
         if not has_unanswerable:
             return texts, None
@@ -105,12 +105,13 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         return {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
 
     split = Split(dev_examples, score, decide, files, functools.partial(answers, dev, dev_windows))
-    unanswerable = sum(not question.answers for question in dev) / len(dev)  # scored 1 by never answering
+    unanswerable = sum(not question.answers for question in dev) / len(dev)  # the share that "no answer" gets right
     more = ("exact_match",)
     return Dataset(objectives.spans(), (), encoded.examples, (split,), "f1", notes, unanswerable, more)
 
 
 def find_file(folder: str, name: str, version: str) -> epath.Path:
+    """Returns the file of a split. Raises `UserError` if there is none."""
     path = epath.Path(folder) / f"{name}-{version}.json"
     if not path.exists():
         raise UserError(f"config.data.path = {folder!r}: no {path.name} in it")
@@ -118,7 +119,7 @@ def find_file(folder: str, name: str, version: str) -> epath.Path:
 
 
 def read(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
-    """Raises `UserError` where the file is none of SQuAD's, or an answer is not where it says."""
+    """Reads a SQuAD file. Raises `UserError` if its format is invalid, or an answer is not at its `answer_start`."""
     questions = []
     try:
         content = json.loads(read_text(path))
@@ -146,7 +147,7 @@ def read(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
 
 
 def read_examples(path: str, split: str) -> list[Question]:
-    """Questions as "tfds:squad/v1.1" and "tfds:squad/v2.0" have them."""
+    """Reads a split of "tfds:squad/v1.1" or "tfds:squad/v2.0"."""
     questions = []
     for row in read_tfds(path, split):
         given = json.loads(column(row, "answers"))
@@ -158,12 +159,12 @@ def read_examples(path: str, split: str) -> list[Question]:
 
 def _text(value) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 
 def _checked(path: epath.PathLike, questions: list[Question]) -> list[Question]:
-    """Raises `UserError` where there is no question, or an answer is not where it says."""
+    """Returns the questions. Raises `UserError` for no questions, duplicate ids or misplaced answers."""
     if not questions:
         raise UserError(f"{path}: no question in it")
     seen = set()
@@ -174,19 +175,20 @@ def _checked(path: epath.PathLike, questions: list[Question]) -> list[Question]:
         for text, start in zip(question.answers, question.starts):
             if question.context[start : start + len(text)] != text:
                 raise UserError(
-                    f"{path}: question {question.name}: {text!r}, its answer, is not at character {start} of its "
+                    f"{path}: question {question.name}: its answer {text!r} is not at character {start} of the "
                     f"paragraph"
                 )
     return questions
 
 
 class Encoded(NamedTuple):
-    """The windows of questions, as examples and as what is known of them.
+    """The encoded windows of questions.
 
     Args:
-      cut: questions that were too long.
-      exact: first answers that are some tokens of their paragraph, neither more nor less.
-      apart: first answers that no window shows whole.
+      examples: one per window.
+      cut: number of questions that were truncated.
+      exact: number of first answers that start and end at token boundaries.
+      apart: number of first answers that no window contains in full.
     """
 
     examples: Examples
@@ -196,15 +198,15 @@ class Encoded(NamedTuple):
     apart: int
 
     def notes(self, questions: Sequence[Question], max_query_length: int) -> tuple[str, ...]:
-        """Lines to print."""
+        """Returns lines to print."""
         answerable = sum(bool(question.answers) for question in questions)
         lines = [f"{len(questions)} training questions, {answerable} with an answer, in {len(self.windows)} windows"]
         if within := answerable - self.exact:
-            lines.append(f"{within} answers begin or end within a token, which is learnt whole")
+            lines.append(f"{within} answers start or end within a token; training uses the whole token")
         if self.apart:
-            lines.append(f"{self.apart} answers are in no window whole, and are learnt as none")
+            lines.append(f'{self.apart} answers do not fit in any window; training uses "no answer"')
         if self.cut:
-            lines.append(f"{self.cut} questions cut to {max_query_length} tokens")
+            lines.append(f"{self.cut} questions truncated to {max_query_length} tokens")
         return tuple(lines)
 
 
@@ -216,13 +218,13 @@ def encode(
     max_query_length: int,
     with_labels: bool,
 ) -> Encoded:
-    """The windows of all questions.
+    """Encodes the windows of all questions.
 
-    Labels `[2]` are the first and the last token of the first answer; both 0, which is [CLS], in a window without it.
+    Labels `[2]` are the first and last token of the first answer; both are 0 ([CLS]) if the window does not contain it.
     """
     asked = tokenizer.encode_ids([question.text for question in questions])
     input_ids, token_types, labels, windows, exact, apart = [], [], [], [], 0, 0
-    for number, (question, query, paragraph) in enumerate(zip(questions, asked, _paragraphs(questions, tokenizer))):
+    for index, (question, query, paragraph) in enumerate(zip(questions, asked, _paragraphs(questions, tokenizer))):
         query = query[:max_query_length]
         first, room = len(query) + 2, max_seq_length - len(query) - 3
         offsets = np.array(paragraph.offsets, np.int32).reshape(-1, 2)
@@ -238,7 +240,7 @@ def encode(
             input_ids.append(np.array([tokenizer.cls_id, *query, tokenizer.sep_id, *ids, tokenizer.sep_id], np.int32))
             token_types.append(np.repeat(np.array([0, 1], np.int32), [first, len(ids) + 1]))
             part = slice(start, start + len(ids))
-            windows.append(Window(number, first, offsets[part], best[part] == which))
+            windows.append(Window(index, first, offsets[part], best[part] == which))
             inside = answer is not None and start <= answer[0] and answer[1] < start + len(ids)
             held = held or inside
             labels.append([answer[0] - start + first, answer[1] - start + first] if inside else [0, 0])
@@ -249,7 +251,7 @@ def encode(
 
 
 def _paragraphs(questions: Sequence[Question], tokenizer: Tokenizer) -> Iterable[Encoding]:
-    """The paragraph of each question; those that follow one another are encoded once."""
+    """Yields the encoded paragraph of each question; encodes it once for consecutive questions about it."""
     before, encoding = None, None
     for question in questions:
         if question.context is not before:
@@ -258,7 +260,7 @@ def _paragraphs(questions: Sequence[Question], tokenizer: Tokenizer) -> Iterable
 
 
 def window_starts(tokens: int, room: int, stride: int) -> list[int]:
-    """First tokens of the windows of a paragraph, each of `room` tokens at most."""
+    """Returns the first tokens of the windows of a paragraph, which have at most `room` tokens each."""
     starts = [0]
     while starts[-1] + room < tokens:
         starts.append(starts[-1] + min(room, stride))
@@ -266,7 +268,10 @@ def window_starts(tokens: int, room: int, stride: int) -> list[int]:
 
 
 def best_windows(tokens: int, starts: Sequence[int], room: int) -> np.ndarray:
-    """`[tokens]`: for each the window in which its shorter side is longest (run_squad._check_is_max_context)."""
+    """`[tokens]`: index of the window with the most context for each token (run_squad._check_is_max_context).
+
+    The context of a token is the smaller number of tokens on either side; longer windows win ties.
+    """
     position = np.arange(tokens)
     scores = []
     for start in starts:
@@ -278,7 +283,7 @@ def best_windows(tokens: int, starts: Sequence[int], room: int) -> np.ndarray:
 
 
 def token_span(offsets: np.ndarray, start: int, length: int) -> tuple[int, int] | None:
-    """First and last token that have characters of `[start, start + length)`; None: there are none."""
+    """Returns the first and last token that overlap characters `[start, start + length)`; None if none do."""
     inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < start + length))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
@@ -286,10 +291,10 @@ def token_span(offsets: np.ndarray, start: int, length: int) -> tuple[int, int] 
 def answers(
     questions: Sequence[Question], windows: Sequence[Window], logits: Sequence[np.ndarray]
 ) -> dict[str, tuple[list[dict], float]]:
-    """For each question its best answers, best first, and how much likelier than the first no answer is (a logarithm).
+    """Returns, per question, its best answers, best first, and its null odds.
 
-    Each answer has `text`, `start` and `end` characters, `probability` among them, and `score`. `logits`: of each
-    window `[tokens, 2]`.
+    An answer has `text`, `start` and `end` characters, `probability` among the best answers, and `score`. The null odds
+    are the score of "no answer" minus that of the best answer. `logits` are `[tokens, 2]` per window.
     """
     found: dict[int, list] = collections.defaultdict(list)
     null: dict[int, float] = {}
@@ -297,24 +302,24 @@ def answers(
         null[window.question] = min(null.get(window.question, np.inf), float(scores[0].sum()))
         found[window.question] += _spans(window, scores)
     result = {}
-    for number, question in enumerate(questions):
+    for index, question in enumerate(questions):
         best, seen = [], set()
-        for score, start, end in sorted(found[number], reverse=True):
+        for score, start, end in sorted(found[index], reverse=True):
             text = question.context[start:end]
             if text not in seen and len(best) < N_BEST:
                 seen.add(text)
                 best.append({"text": text, "start": start, "end": end, "score": score})
-        if not best:  # nothing to read, or no likely end behind a likely start
+        if not best:  # an empty paragraph, or no likely end after a likely start
             result[question.name] = ([], NO_SPAN)
             continue
         for answer, share in zip(best, softmax([answer["score"] for answer in best])):
             answer["probability"] = float(share)
-        result[question.name] = (best, null[number] - best[0]["score"])
+        result[question.name] = (best, null[index] - best[0]["score"])
     return result
 
 
 def _spans(window: Window, scores: np.ndarray) -> list[tuple[float, int, int]]:
-    """(score, first character, end) of the likeliest answers in a window."""
+    """Returns (score, start, end) of the most likely answers in a window, in characters of the paragraph."""
     start, end = (scores[window.first : window.first + len(window.offsets), side] for side in (0, 1))
     spans = []
     for i in np.argsort(-start, kind="stable")[:N_BEST]:
@@ -327,9 +332,10 @@ def _spans(window: Window, scores: np.ndarray) -> list[tuple[float, int, int]]:
 
 
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
-    """For each question and its paragraph `answer`, the characters `start` to `end`, `probability` among the best, and
-    `null_odds`; where these are above the threshold that was tuned on the dev set the answer is empty: there is none.
-    `cut`: the question was."""
+    """Yields, per question, `answer`, `start` and `end` characters, `probability`, `null_odds`, and `cut` if truncated.
+
+    The answer is empty if the null odds exceed the threshold that was tuned on the dev set.
+    """
     questions = [Question(str(i), question, context) for i, (question, context) in enumerate(texts)]
     threshold = source.decided.get(THRESHOLD, np.inf)
     sizes = _sizes(source)
@@ -348,7 +354,7 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
 
 
 def submission(source: Pretrained, path: str) -> tuple[str, str]:
-    """SQuAD's predictions.json for the questions of a file of its form, and a line about it."""
+    """Returns SQuAD's predictions.json for the questions in a file of SQuAD's format, and a summary."""
     questions, threshold = read(path, with_answers=False), source.decided.get(THRESHOLD, np.inf)
     found = _answers_by(source, questions, _sizes(source))
     texts = {name: best[0]["text"] if best and null <= threshold else "" for name, (best, null) in found.items()}
@@ -357,7 +363,7 @@ def submission(source: Pretrained, path: str) -> tuple[str, str]:
 
 
 def _sizes(source: Pretrained) -> dict[str, int]:
-    """Those of the run that the checkpoint is of; run_squad.py's where that is not known."""
+    """Returns the sizes of the checkpoint's run, or those of run_squad.py if unknown."""
     longest, data = source.max_seq_length, source.settings.get("data", {})
     return dict(
         max_seq_length=longest,
@@ -375,7 +381,9 @@ def validate(config) -> None:
     query, longest = config.data.max_query_length, config.max_seq_length
     one_of(config, "data.version", VERSIONS)
     positive(config, "data.doc_stride")
-    require(1 <= query <= longest - 8, "data.max_query_length", query, f"1 to max_seq_length - 8 = {longest - 8}")
+    require(
+        1 <= query <= longest - 8, "data.max_query_length", query, f"must be 1 to max_seq_length - 8 = {longest - 8}"
+    )
 
 
 TASK = FineTuningTask(

@@ -1,4 +1,4 @@
-"""SWAG: which of four endings follows (Devlin et al. 2019, section 4.4)."""
+"""SWAG: choosing the correct one of four endings (Devlin et al. 2019, section 4.4)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +19,7 @@ ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
-    """train.csv and val.csv of the folder. Raises `UserError` for what is missing or wrong in them."""
+    """Loads train.csv and val.csv of the folder. Raises `UserError` for missing or invalid files."""
     splits, notes = [], []
     for name, split in (("train.csv", "train"), ("val.csv", "validation")):
         rows = _read(config.data.path, name, split)
@@ -27,7 +27,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         examples, cut = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
         splits.append(examples)
         if cut.any():
-            notes.append(f"{cut.sum()} of {len(rows)} examples of {name} cut to {config.max_seq_length} tokens")
+            notes.append(f"{cut.sum()} of {len(rows)} examples of {name} truncated to {config.max_seq_length} tokens")
     train, dev = splits
 
     def score(logits: list[np.ndarray]) -> dict[str, float]:
@@ -51,7 +51,7 @@ def _label(row: Row) -> int:
 
 
 def _read(folder: str, name: str, split: str) -> list[Row]:
-    """A file, or a split of such as "tfds:huggingface:swag/regular", whose columns have the same names."""
+    """Reads a file, or a split of e.g. "tfds:huggingface:swag/regular", which has the same column names."""
     if folder.startswith(TFDS):
         return read_tfds(folder, split)
     path = epath.Path(folder) / name
@@ -66,7 +66,10 @@ def encode(
     tokenizer: Tokenizer,
     max_seq_length: int,
 ) -> tuple[Examples, np.ndarray]:
-    """(sentence, its possible continuations), as many of each -> examples, and booleans: something of it was cut."""
+    """Encodes (sentence, endings) pairs; returns the examples and `[examples]` booleans: whether any was truncated.
+
+    All must have the same number of endings.
+    """
     count = len(choices[0][1])
     firsts = [sentence for sentence, _ in choices for _ in range(count)]
     seconds = [ending for _, endings in choices for ending in endings]
@@ -76,8 +79,9 @@ def encode(
 
 
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
-    """For each sentence the `choice` among its continuations, counted from 0, and the `probabilities` of all; `cut`
-    where one of them was. All have the same number of continuations.
+    """Yields, per sentence, the index `choice` of the best ending, the `probabilities` of all, and `cut` if truncated.
+
+    All sentences must have the same number of endings.
     """
     choices = [(sentence, endings) for sentence, *endings in texts]
     examples, cut = encode(choices, None, source.tokenizer, source.max_seq_length)

@@ -1,4 +1,4 @@
-"""The user's own tagged words: CSV or TSV with a word a row, or JSON lines with a sentence a row."""
+"""Tagging of the user's own data: CSV or TSV with one word per row, or JSON lines with one sentence per row."""
 
 import itertools
 import json
@@ -14,23 +14,29 @@ from bertjax.text.tokenizer import Tokenizer
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
-    """Tags are those of the training file. Raises `UserError` for what is missing or wrong in the files."""
+    """Loads the tables; the labels are the training tags. Raises `UserError` for missing or invalid files."""
     data = config.data
     train, dev = (read(find_table(data.path, name), data.words, data.tags, data.sentence) for name in ("train", "dev"))
     tags = {tag for sentence in train for tag in sentence.tags}
     has_entities = all(map(ner.is_bio, tags))
     if not has_entities and any(ner.is_bio(tag) and tag != "O" for tag in tags):
         place, odd = next((p, t) for s in train for p, t in zip(s.where, s.tags) if not ner.is_bio(t))
-        raise UserError(f"{place}: the tag is {odd!r}, but others are as B-type or I-type; all must be, or O")
+        raise UserError(
+            f"{place}: the tag is {odd!r}, but other tags are B-type or I-type; use O, B-type and I-type for all"
+        )
     labels = ner.tag_names(train) if has_entities else tuple(sorted(tags))
     return ner.dataset(train, dev, labels, tokenizer, config.max_seq_length, with_context=False)
 
 
 def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentence]:
-    """The sentences of a table with these columns; `sentence` is the same, or empty after the first, in all rows of
-    one; JSON lines have none.
+    """Reads the sentences of a table.
 
-    Tags that are IOB1 become BIO. Raises `UserError`: file and line, and what was expected.
+    Args:
+      words, tags: names of the columns; in JSON lines, fields with lists.
+      sentence: name of the column that identifies the sentence of a row; empty means the same as in the row before.
+        Not used for JSON lines.
+
+    Converts IOB1 tags to BIO. Raises `UserError` with file, line and the expected value.
     """
     rows, _ = read_table(path)
     if path.suffix == ".jsonl":
@@ -42,18 +48,18 @@ def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentenc
     for its_words, its_tags, where in found:
         for word, tag, place in zip(its_words, its_tags, where):
             if not word.strip() or not tag.strip():
-                raise UserError(f"{place}: the word is {word!r} and its tag {tag!r}, expected both")
+                raise UserError(f"{place}: the word is {word!r} and its tag {tag!r}, both must be set")
     if all(ner.is_bio(tag) for _, its_tags, _ in found for tag in its_tags):
         found = [(its_words, ner.to_bio(its_tags), where) for its_words, its_tags, where in found]
     return [Sentence(its_words, its_tags, i, where) for i, (its_words, its_tags, where) in enumerate(found)]
 
 
 def _sentence(row: Row, words: str, tags: str) -> tuple[tuple, tuple, tuple]:
-    """(words, tags, places) of a row that has a whole sentence."""
+    """Returns (words, tags, places) of a row with a whole sentence."""
     its_words, its_tags = _list(row, words), _list(row, tags)
     if len(its_words) != len(its_tags) or not its_words:
         raise UserError(
-            f"{row.where}: {len(its_words)} words and {len(its_tags)} tags, expected as many, and one at least"
+            f"{row.where}: {len(its_words)} words and {len(its_tags)} tags, expected equal numbers, at least one"
         )
     return tuple(its_words), tuple(its_tags), (row.where,) * len(its_words)
 
@@ -64,7 +70,7 @@ def _list(row: Row, name: str) -> list[str]:
     except json.JSONDecodeError:
         value = None
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-        raise UserError(f"{row.where}: {name} is no list of strings")
+        raise UserError(f"{row.where}: {name} is not a list of strings")
     return value
 
 

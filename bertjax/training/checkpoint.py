@@ -1,7 +1,7 @@
-"""Checkpoints of a run, with Orbax: written in the background, the latest few and the best one kept.
+"""Orbax checkpoints of a run, written in the background; keeps the latest few and the best one.
 
-`WORKDIR/checkpoints/STEP` holds `params`, `rest` (step and optimizer state), and, once the step has been evaluated,
-`scores.json`: what predict and convert need to know of that evaluation, and what decides which checkpoint is the best.
+`WORKDIR/checkpoints/STEP` holds `params`, `rest` (step and optimizer state) and, once the step has been evaluated,
+`scores.json`, which predict and convert read and which determines the best checkpoint.
 """
 
 import dataclasses
@@ -20,18 +20,18 @@ from bertjax.files import write_whole
 from bertjax.training.state import TrainState
 
 FOLDER, SCORES = "checkpoints", "scores.json"
-WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # of a path: "runs/mrpc@best", "runs/mrpc@75"
+WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # a path with a choice of checkpoint: "runs/mrpc@best", "runs/mrpc@75"
 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """An evaluation, as it is kept beside a checkpoint.
+    """The results of an evaluation, stored beside its checkpoint.
 
     Args:
-      scores: numbers by name.
-      score: the one by which checkpoints are compared, higher is better; None: not comparable.
-      measured_on: scores are compared only where this is the same (the length of the sequences, say).
-      decided: numbers that the evaluation chose, for predict: the threshold of "no answer", say.
+      scores: values by metric name.
+      score: the value that ranks checkpoints, higher is better; None if they cannot be ranked.
+      measured_on: scores are comparable only if this is equal, such as the sequence length.
+      decided: values tuned by the evaluation that predict needs, such as the "no answer" threshold.
     """
 
     scores: dict[str, float | None]
@@ -41,36 +41,36 @@ class Scores:
 
 
 def folder_of(workdir: epath.PathLike) -> epath.Path:
-    """`WORKDIR/checkpoints`, absolute as Orbax wants it."""
+    """Returns `WORKDIR/checkpoints` as an absolute path, which Orbax requires."""
     folder = epath.Path(workdir) / FOLDER
     return folder if "://" in str(workdir) else folder.absolute()
 
 
 def steps(workdir: epath.PathLike) -> list[int]:
-    """The steps of the finished checkpoints of a run, rising."""
+    """Returns the steps of the finished checkpoints of a run, ascending."""
     folder = folder_of(workdir)
     return sorted(ocp.utils.checkpoint_steps(folder)) if folder.exists() else []
 
 
 def read_scores(workdir: epath.PathLike, step: int) -> Scores | None:
-    """None where the step has not been evaluated."""
+    """Returns the scores of a step; None if it has not been evaluated. Raises `UserError` if the file is damaged."""
     path = folder_of(workdir) / str(step) / SCORES
     if not path.exists():
         return None
     try:
         return Scores(**json.loads(path.read_text()))
     except (ValueError, TypeError):
-        raise UserError(f"{path}: damaged; delete it, and the step counts as not evaluated") from None
+        raise UserError(f"{path}: damaged; delete it to mark the step as not evaluated") from None
 
 
 def write_scores(workdir: epath.PathLike, step: int, scores: Scores) -> None:
-    """Beside a finished checkpoint."""
+    """Writes the scores of a finished checkpoint."""
     text = json.dumps(dataclasses.asdict(_finite(scores)), indent=1)
     write_whole(folder_of(workdir) / str(step) / SCORES, text + "\n")
 
 
 def _finite(scores: Scores) -> Scores:
-    """With None for what is not a number, which JSON cannot say and nothing can be compared with."""
+    """Replaces NaN and infinity by None: JSON cannot represent them, and they cannot be ranked."""
 
     def finite(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None
@@ -80,9 +80,9 @@ def _finite(scores: Scores) -> Scores:
 
 
 def best_of(found: dict[int, Scores]) -> int | None:
-    """The step with the best score, the latest of equals; None where no step has one.
+    """Returns the step with the best score, the latest on a tie; None if no step has a score.
 
-    Only steps that were measured on the same data as the newest are compared.
+    Compares only steps with the same `measured_on` as the latest one.
     """
     comparable = {step: scores for step, scores in sorted(found.items()) if scores.score is not None}
     if not comparable:
@@ -93,7 +93,7 @@ def best_of(found: dict[int, Scores]) -> int | None:
 
 
 def best_step(workdir: epath.PathLike) -> int | None:
-    """`best_of` the checkpoints of a run."""
+    """Returns the step of the best checkpoint of a run, by `best_of`."""
     return best_of(_read_all_scores(workdir))
 
 
@@ -102,14 +102,14 @@ def _read_all_scores(workdir: epath.PathLike) -> dict[int, Scores]:
 
 
 def is_resumable(workdir: epath.PathLike, step: int) -> bool:
-    """Whether a checkpoint has all that training needs, not the params alone."""
+    """Returns whether training can resume from a checkpoint: it has the optimizer state, not only params."""
     return (folder_of(workdir) / str(step) / "rest").exists()
 
 
 class Checkpoints(PreservationPolicy):
-    """The checkpoints of a run while it trains.
+    """The checkpoints of a run during training.
 
-    All hosts know all scores, so that they agree on which checkpoints to delete without a look at the disk.
+    Every host holds all scores, so that the hosts agree on which checkpoints to delete without reading them.
     """
 
     def __init__(self, workdir: epath.PathLike, keep: int):
@@ -120,7 +120,7 @@ class Checkpoints(PreservationPolicy):
         )
 
     def should_preserve(self, checkpoints, *, context) -> list[bool]:
-        """Orbax asks, with every save, which checkpoints to keep: the latest ones, and the best."""
+        """Tells Orbax, on every save, which checkpoints to keep: the latest few and the best."""
         del context
         kept = self._kept([info.step for info in checkpoints])
         return [info.step in kept for info in checkpoints]
@@ -132,14 +132,14 @@ class Checkpoints(PreservationPolicy):
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, params_only: bool = False) -> None:
-        """Begins to save; returns as soon as the arrays are copied."""
+        """Starts saving; returns once the arrays are copied."""
         items = {"params": ocp.args.StandardSave(state.params)}
         if not params_only:
             items["rest"] = ocp.args.StandardSave({"step": state.step, "opt_state": state.opt_state})
-        self._manager.save(step, args=ocp.args.Composite(**items), force=True)  # when to save is the loop's to say
+        self._manager.save(step, args=ocp.args.Composite(**items), force=True)  # the loop decides when to save
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """The state of a step, laid out as `abstract` says, on whatever mesh it was saved."""
+        """Restores the state of a step with the shardings of `abstract`, whatever mesh it was saved on."""
         rest = {"step": abstract.step, "opt_state": abstract.opt_state}
         restored = self._manager.restore(
             step,
@@ -150,23 +150,23 @@ class Checkpoints(PreservationPolicy):
         return TrainState(restored.rest["step"], restored.params, restored.rest["opt_state"])
 
     def restore_params(self, step: int, abstract: dict) -> dict:
-        """The params alone."""
+        """Restores only the params."""
         return self._manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(abstract))).params
 
     def scores(self, step: int | None) -> Scores | None:
-        """None where the step has not been evaluated."""
+        """Returns the scores of a step; None if it has not been evaluated."""
         return self._scores.get(step)
 
     def best_step(self) -> int | None:
-        """None where no checkpoint has a score."""
+        """Returns the step of the best checkpoint; None if none has a score."""
         return best_of(self._scores)
 
     def would_be_best(self, step: int, scores: Scores) -> bool:
-        """Whether a checkpoint with these scores is the best of all."""
+        """Returns whether a checkpoint with these scores would be the best."""
         return best_of({**self._scores, step: _finite(scores)}) == step
 
     def add_scores(self, step: int, scores: Scores) -> Scores:
-        """Keeps the evaluation of a step beside its checkpoint, for which it waits; returns it as it is kept."""
+        """Waits for the checkpoint of the step, then stores the scores beside it; returns them as stored."""
         self._manager.wait_until_finished()
         self._scores[step] = _finite(scores)
         if jax.process_index() == 0:
@@ -174,7 +174,7 @@ class Checkpoints(PreservationPolicy):
         return self._scores[step]
 
     def close(self) -> None:
-        """Waits for what is being written, and deletes what Orbax would delete with the next save."""
+        """Waits for pending writes, and deletes the checkpoints that Orbax would delete on the next save."""
         self._manager.wait_until_finished()
         steps = list(self._manager.all_steps())
         for step in sorted(set(steps) - self._kept(steps)):
@@ -183,7 +183,7 @@ class Checkpoints(PreservationPolicy):
 
 
 def choose_step(workdir: epath.PathLike, which: str) -> int:
-    """The step of the "latest" or the "best" checkpoint, or a number. Raises `UserError` where there is none."""
+    """Returns the step of the "latest" or "best" checkpoint, or a given step. Raises `UserError` if it is missing."""
     found = steps(workdir)
     if not found:
         raise UserError(f"no finished checkpoint in {epath.Path(workdir) / FOLDER}")
@@ -191,7 +191,7 @@ def choose_step(workdir: epath.PathLike, which: str) -> int:
         return found[-1]
     if which == "best":
         if (best := best_step(workdir)) is None:
-            raise UserError(f"{workdir}@best: none of its checkpoints has a score; take @latest")
+            raise UserError(f"{workdir}@best: none of its checkpoints has a score; use @latest")
         return best
     if int(which) not in found:
         raise UserError(f"{workdir}@{which}: no such checkpoint; there are {', '.join(map(str, found))}")
@@ -199,7 +199,7 @@ def choose_step(workdir: epath.PathLike, which: str) -> int:
 
 
 def read_params(workdir: epath.PathLike, step: int) -> dict:
-    """The params of a checkpoint, as NumPy arrays. Raises `UserError` where they cannot be read."""
+    """Reads the params of a checkpoint as NumPy arrays. Raises `UserError` if they cannot be read."""
     path = folder_of(workdir) / str(step) / "params"
     with ocp.PyTreeCheckpointer() as checkpointer:
         try:
@@ -211,7 +211,7 @@ def read_params(workdir: epath.PathLike, step: int) -> dict:
 
 
 def write_params(workdir: epath.PathLike, params: dict) -> None:
-    """Params alone, as the checkpoint of step 0: something to start from or to predict with, not to resume."""
+    """Writes params alone as the checkpoint of step 0, to initialize from or predict with, but not to resume."""
     path = folder_of(workdir) / "0" / "params"
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path, params)

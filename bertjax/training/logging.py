@@ -1,4 +1,4 @@
-"""Where a run's numbers go: a progress bar or plain lines, TensorBoard, and metrics.jsonl."""
+"""Logs the metrics of a run: a progress bar or plain lines, TensorBoard, and metrics.jsonl."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from etils import epath
 from bertjax.files import write_whole
 
 METRICS = "metrics.jsonl"
-UPLOAD_SECONDS = 30  # between two writes of a whole file to an object store
+UPLOAD_SECONDS = 30  # between uploads of the whole file to an object store
 
 
 def read_metrics(workdir: epath.PathLike) -> list[dict]:
-    """The lines of `metrics.jsonl`; a last line that was cut off by a crash is left out."""
+    """Returns the lines of `metrics.jsonl`, without a last line that a crash cut off."""
     path = epath.Path(workdir) / METRICS
     lines = []
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -30,8 +30,8 @@ def read_metrics(workdir: epath.PathLike) -> list[dict]:
 class MetricsWriter:
     """Appends to `WORKDIR/metrics.jsonl` and to TensorBoard's `WORKDIR/tensorboard`.
 
-    A resumed run first drops the lines after `start_step`, which it writes again. It does not repeat a line that is
-    there, such as that of an evaluation after which it was stopped at once.
+    A resumed run first drops the lines after `start_step`, which it will write again. It does not write a line twice,
+    such as that of an evaluation at `start_step`.
     """
 
     def __init__(self, workdir: epath.PathLike, start_step: int):
@@ -54,7 +54,7 @@ class MetricsWriter:
 
         if all((step, name) in self._there for name in metrics):
             return
-        # NaN is not JSON.
+        # JSON has no NaN.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         line = json.dumps({"step": step, **finite}) + "\n"
         self._text += line
@@ -67,7 +67,7 @@ class MetricsWriter:
         self._tensorboard.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
 
     def flush(self) -> None:
-        """Makes sure that a later run finds all lines."""
+        """Uploads all lines, so that a resumed run finds them."""
         if self._is_remote:
             write_whole(self._path, self._text)
             self._written = time.monotonic()
@@ -78,12 +78,12 @@ class MetricsWriter:
 
 
 class Progress:
-    """A bar on a terminal, otherwise a line whenever `report` is called."""
+    """A progress bar on a terminal; elsewhere, one line per call of `report`."""
 
     def __init__(self, total_steps: int, start_step: int):
         self._total = total_steps
         self._bar = None
-        if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns:  # 0: a terminal of no known size
+        if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns:  # 0: unknown terminal size
             self._bar = tqdm.tqdm(
                 total=total_steps,
                 initial=start_step,
@@ -103,7 +103,7 @@ class Progress:
             print(f"step {step}/{self._total} {text}", flush=True)
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """Prints a line, above the bar."""
         tqdm.tqdm.write(text) if self._bar is not None else print(text, flush=True)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Progress:
 
 
 def describe(metrics: dict[str, float], seconds_left: float) -> str:
-    """`train/...` metrics as one line for a person."""
+    """Formats `train/...` metrics as one line."""
     parts = []
     for name, value in metrics.items():
         name = name.removeprefix("train/")
@@ -128,6 +128,7 @@ def describe(metrics: dict[str, float], seconds_left: float) -> str:
 
 
 def duration(seconds: float) -> str:
+    """Formats as H:MM:SS, or M:SS below an hour."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,4 +1,4 @@
-"""The one training loop. It knows batches, losses and scores, and no task by name."""
+"""The training loop, shared by all tasks."""
 
 import collections
 import contextlib
@@ -24,11 +24,11 @@ from bertjax.training.step import Program, make_program, put_hyperparameters
 from bertjax.training.stop import stop_signals
 from bertjax.training.task import Task
 
-STEPS_IN_FLIGHT = 2  # that the host may run ahead of the devices
+STEPS_IN_FLIGHT = 2  # steps that the host may run ahead of the devices
 
 
 class Trained(NamedTuple):
-    """A run at its end. Scores are None where nothing is held out; `best` is the evaluation of the best checkpoint."""
+    """The result of training. `scores` (last step) and `best` (best checkpoint) are None without held-out data."""
 
     state: TrainState
     scores: Scores | None
@@ -37,7 +37,7 @@ class Trained(NamedTuple):
 
 
 class Diverged(UserError):
-    """The loss of a step is not a number."""
+    """The loss or the gradient norm of a step is not finite."""
 
 
 def train(
@@ -54,13 +54,13 @@ def train(
     """Trains to `task.total_steps`, from the latest checkpoint in `workdir` if there is one.
 
     Args:
-      initialize: replaces params of a new run, which are random, by others.
-      program: that of an earlier run, where it would be the same.
-      begun: called with the first step once the state is there, restored or new, and before it is trained.
-      resumable_at_end: the last checkpoint has the optimizer's state too, so that more steps can follow.
+      initialize: (random params) -> initial params of a new run.
+      program: a program to reuse instead of compiling.
+      begun: called with the start step once the state is restored or initialized, before training.
+      resumable_at_end: saves the optimizer state with the last checkpoint too, so that training can be extended.
 
-    Ctrl-C and SIGTERM save a checkpoint and raise `KeyboardInterrupt`. Raises `Diverged` where the loss, or the norm of
-    its gradients, is not a number.
+    On Ctrl-C or SIGTERM, saves a checkpoint and raises `KeyboardInterrupt`. Raises `Diverged` if the loss or the
+    gradient norm is not finite.
     """
     # State: restored, imported or random.
     program = program or make_program(task, config, mesh)
@@ -70,13 +70,13 @@ def train(
     start, state = _begin(task, config, workdir, program, checkpoints, initialize)
     begun(start)
 
-    # Where numbers go: from the first host only.
+    # Logging, on the first host only.
     workdir, is_first = epath.Path(workdir), jax.process_index() == 0
     writer = MetricsWriter(workdir, start) if is_first else None
     progress = Progress(task.total_steps, start) if is_first else None
     peak = peak_flops(mesh.devices.flat[0])
     scores = checkpoints.scores(start)
-    pending: list[dict] = []  # metrics of the steps since the last report, still on the devices
+    pending: list[dict] = []  # metrics since the last report, still on the devices
     clock = time.monotonic()
 
     def report(step: int) -> None:
@@ -88,7 +88,7 @@ def train(
         means = {f"train/{name}": float(np.mean([m[name] for m in fetched])) for name in fetched[0]}
         tokens = means.pop("train/tokens")
         for offset, metrics in enumerate(fetched):
-            # Either one makes all params NaN.
+            # Either makes all params NaN.
             if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
                 raise Diverged(_diverged(first + offset, metrics, float(schedule(first + offset)), workdir))
         rate = task.flops(first, step) / seconds
@@ -106,13 +106,13 @@ def train(
         return step == task.total_steps or (step > 0 and step % config.eval.every_steps == 0)
 
     def evaluate(step: int) -> None:
-        """Scores a step whose checkpoint is saved, or being saved. A signal ends it; resumed, the run repeats it."""
+        """Evaluates a step after its save has started. A signal aborts the evaluation; the resumed run repeats it."""
         nonlocal clock, scores
         began = time.monotonic()
 
         def after_batch():
             if stops_now():
-                raise KeyboardInterrupt(f"stopped at step {step}, while it was evaluated")
+                raise KeyboardInterrupt(f"stopped at step {step}, during evaluation")
 
         if (found := task.evaluate(program.gather(state.params), step, after_batch)) is not None:
             if is_first:
@@ -120,7 +120,7 @@ def train(
                     write_whole(workdir / name, content)
                 numbers = {**found.scores, **found.decided}
                 writer.write(step, {f"eval/{name}": value for name, value in numbers.items()})
-                progress.say(f"step {step} held out: " + ", ".join(f"{k} {v:.4f}" for k, v in numbers.items()))
+                progress.say(f"step {step} eval: " + ", ".join(f"{k} {v:.4f}" for k, v in numbers.items()))
             scores = checkpoints.add_scores(step, found)
         clock += time.monotonic() - began
 
@@ -130,11 +130,11 @@ def train(
             stop_signals() as stops_now,
             contextlib.closing(_on_devices(task.batches(start), mesh, config.batch_size)) as batches,
         ):
-            if evaluates_at(start) and scores is None:  # stopped before it was done
+            if evaluates_at(start) and scores is None:  # the run was stopped before the evaluation finished
                 evaluate(start)
             for step in range(start + 1, task.total_steps + 1):
                 batch = next(batches)
-                with jax.transfer_guard("disallow"):  # nothing may go to or from the host unasked
+                with jax.transfer_guard("disallow"):  # no implicit transfers to or from the host
                     state, metrics = program.train_step(state, batch, hyperparameters)
                 pending.append(metrics)
                 if len(pending) > STEPS_IN_FLIGHT:
@@ -145,7 +145,7 @@ def train(
                 stops, evaluates = stops_now(), evaluates_at(step)
                 saves = stops or evaluates or step % config.checkpoint.every_steps == 0
                 if saves or step % config.log_every_steps == 0:
-                    report(step)  # before a checkpoint: nothing that is not a number is ever saved
+                    report(step)  # before saving: raises if the loss is not finite
                 if saves:
                     params_only = step == task.total_steps and not resumable_at_end
                     checkpoints.save(step, state, params_only)
@@ -165,10 +165,10 @@ def train(
 
 
 def _begin(task: Task, config, workdir, program: Program, checkpoints: Checkpoints, initialize):
-    """The step that a run begins at, and its state there."""
+    """Returns the start step and the state, restored or initialized."""
     start = checkpoints.latest_step()
     if start is not None and start > task.total_steps:
-        raise UserError(f"{workdir} is at step {start}, past the config's {task.total_steps}; take another --workdir")
+        raise UserError(f"{workdir} is at step {start}, past the config's {task.total_steps}; choose another --workdir")
     if start is not None and is_resumable(workdir, start):
         return start, checkpoints.restore(start, program.state)
     state = program.init(jax.random.key(config.seed))
@@ -183,7 +183,7 @@ def _begin(task: Task, config, workdir, program: Program, checkpoints: Checkpoin
 
 
 def _on_devices(batches: Iterator[Batch], mesh: Mesh, batch_size: int) -> Iterator[dict]:
-    """Copies batches to the devices one ahead of the step that needs them."""
+    """Copies batches to the devices, one step ahead of their use."""
     ahead = collections.deque()
     with contextlib.closing(batches):
         for batch in batches:
@@ -196,6 +196,6 @@ def _on_devices(batches: Iterator[Batch], mesh: Mesh, batch_size: int) -> Iterat
 def _diverged(step: int, metrics: dict, learning_rate: float, workdir) -> str:
     return (
         f"training diverged: the loss of step {step + 1} is {metrics['loss']} (gradient norm "
-        f"{metrics['grad_norm']:.3g}, learning rate {learning_rate:.3g}); lower config.optimizer.learning_rate or warm "
-        f"up for longer. The checkpoints in {workdir} are from before"
+        f"{metrics['grad_norm']:.3g}, learning rate {learning_rate:.3g}); lower config.optimizer.learning_rate or "
+        f"lengthen the warm-up. The checkpoints in {workdir} are from earlier steps"
     )

@@ -1,4 +1,4 @@
-"""Adam with decoupled weight decay, as google-research/bert's optimization.py has it; LAMB for large batches."""
+"""Adam with decoupled weight decay, as in google-research/bert's optimization.py; LAMB for large batches."""
 
 from typing import NamedTuple
 
@@ -8,10 +8,10 @@ import optax
 
 
 class Schedule(NamedTuple):
-    """Linear warm-up, then linear decay to 0. Its numbers are data to a compiled step, so that many runs share one.
+    """Linear warm-up, then linear decay to 0. A compiled step takes its fields as inputs, so that runs can share it.
 
-    The decay counts from step 0 (optimization.create_optimizer), so the peak is never quite reached: just after warm-up
-    the rate is `peak * (1 - warmup_steps / total_steps)`.
+    The decay counts from step 0 (optimization.create_optimizer), so the peak is never quite reached: right after
+    warm-up the rate is `peak * (1 - warmup_steps / total_steps)`.
     """
 
     peak: float
@@ -25,14 +25,14 @@ class Schedule(NamedTuple):
 
 
 def make_schedule(config, total_steps: int) -> Schedule:
-    """The learning rates of `config.optimizer`, whose warm-up is a number of steps or a share of them all."""
+    """Makes the schedule of `config.optimizer`, with `warmup_steps` or a `warmup_proportion` of all steps."""
     if "warmup_proportion" in config:
         return Schedule(config.learning_rate, int(config.warmup_proportion * total_steps), total_steps)
     return Schedule(config.learning_rate, config.warmup_steps, total_steps)
 
 
 def scale_by_given_learning_rate() -> optax.GradientTransformationExtraArgs:
-    """Last of a chain: `update` wants the rate of the step as `learning_rate`."""
+    """The last transformation of a chain; `update` takes the learning rate of the step as `learning_rate`."""
 
     def update(updates, state, params=None, *, learning_rate, **_):
         del params
@@ -48,7 +48,7 @@ class AdamState(NamedTuple):
 
 
 def scale_by_adam(beta1: float, beta2: float, epsilon: float, bias_correction: bool) -> optax.GradientTransformation:
-    """Adam's update. Google's optimizer has no bias correction, which optax's own cannot leave out."""
+    """Adam's update. Google's optimizer has no bias correction; optax's Adam cannot turn it off."""
 
     def init(params):
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -68,19 +68,19 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: float, bias_correction: b
 
 
 def matrices(params):
-    """True for kernels and embeddings, which weight decay applies to; False for biases and LayerNorm."""
+    """Marks kernels and embeddings, which are decayed, True; biases and LayerNorm False."""
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in ("kernel", "embedding"), params)
 
 
 def scale_by_trust_ratio() -> optax.GradientTransformation:
-    """LAMB's layerwise step (You et al. 2020, algorithm 2): scales the update of a matrix to the size of the matrix.
+    """LAMB's trust ratio (You et al. 2020, algorithm 2): scales the update of each matrix to the norm of the matrix.
 
-    Each matrix of each layer by itself, query, key and value too, although they are stacked in one array. Biases and
-    LayerNorm are left alone, as in the authors' code.
+    Treats each layer, and each of query, key and value, as a matrix of its own, although they are stacked in one
+    array. Leaves biases and LayerNorm unscaled, as in the authors' code.
     """
 
     def norms(path, x):
-        """Of each matrix that is stacked in `x`, in a shape that broadcasts against it."""
+        """Returns the norm of each matrix stacked in `x`, in a shape that broadcasts against it."""
         names = [key.key for key in path]
         stacked = [0] if "layers" in names else []
         if "query_key_value" in names:  # [layers, embed, 3, heads, kv]
@@ -101,7 +101,7 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
 
 
 def make_optimizer(config) -> optax.GradientTransformationExtraArgs:
-    """The optimizer of `config.optimizer`; its `update` wants a `learning_rate` as well."""
+    """Makes the optimizer of `config.optimizer`; its `update` also takes `learning_rate`."""
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         scale_by_adam(config.beta1, config.beta2, config.epsilon, config.bias_correction),

@@ -1,4 +1,4 @@
-"""A run from a config to its report: one sequence for pre-training, for fine-tuning, and for each run of a search."""
+"""Executes a run, from config to report: pre-training, fine-tuning, or a trial of a search."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,11 +9,20 @@ from jax.sharding import Mesh
 
 from bertjax.config import UserError
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.training import checkpoint, workdir
+from bertjax.training import checkpoint
 from bertjax.training.loop import Trained, train
 from bertjax.training.step import Program
 from bertjax.training.task import Task
-from bertjax.training.workdir import Difference, Record
+from bertjax.training.workdir import (
+    Difference,
+    Record,
+    differences,
+    read_report,
+    refuse,
+    require_record,
+    write_record,
+    write_report,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +30,11 @@ class Run:
     """A run that is ready to train.
 
     Args:
-      config: with all that data and checkpoint decide filled in.
-      record: what to write beside the checkpoints.
-      initialize: params that replace the random ones of a new run; None: they stay random.
-      notes: lines to print before it begins.
-      report: (what `train` returned) -> the text that tells how it ended; all hosts call it, the first prints it.
+      config: complete, with the fields that the data and the checkpoint determine.
+      record: is written beside the checkpoints.
+      initialize: (random params) -> initial params of a new run; None keeps the random params.
+      notes: lines to print before training.
+      report: (result of `train`) -> text of the report. All hosts call it; the first prints it.
     """
 
     config: object
@@ -40,14 +49,13 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What pre-training and fine-tuning do each in their own way.
+    """The functions in which pre-training and fine-tuning differ. `record` is that of the run to resume, or None.
 
     Args:
-      identity: (config) -> names of the fields that say which task it is.
-      adopt: (config, record of an earlier run or None) sets what the beginning decides: the record of the run that goes
-        on, otherwise `config.init_checkpoint`.
-      total_steps: (config, record or None) -> steps of the whole run; None: not known before the data are read.
-      open: (config, workdir, record or None) -> the run.
+      identity: (config) -> names of the fields that identify the task.
+      adopt: (config, record) sets the config fields that the record or else `config.init_checkpoint` determines.
+      total_steps: (config, record) -> total steps; None if unknown before the data is read.
+      open: (config, workdir, record) -> the run.
     """
 
     identity: Callable[[object], tuple[str, ...]]
@@ -59,65 +67,65 @@ class Kind:
 def run(
     kind: Kind,
     config,
-    folder: epath.Path,
+    workdir: epath.Path,
     make_program: Callable[[Run], Program | None] = lambda run: None,
     is_trial: bool = False,
 ) -> Trained | None:
-    """Trains what a validated config says in `folder`, from where an earlier run was stopped, and prints the report.
+    """Trains a validated config in `workdir`, resuming an earlier run if there is one, and prints the report.
 
     Args:
-      make_program: (run) -> its compiled program, where that of another run serves.
-      is_trial: one of a search, which is not resumed once it has ended.
+      make_program: (run) -> a program to reuse; None to compile one.
+      is_trial: a trial of a search, which cannot be extended once it has finished.
 
-    Returns what `train` returned; None where the run had finished before.
-    Raises `UserError` where the folder holds something else.
+    Returns the result of `train`; None if the run had already finished.
+    Raises `UserError` if the workdir holds an incompatible run.
     """
 
     def say(*lines: str) -> None:
         if jax.process_index() == 0 and lines:
             print("\n".join(lines), flush=True)
 
-    # Is there an earlier run, and is it the same?
-    steps = checkpoint.steps(folder)
-    before = workdir.require(folder) if steps else None
+    # Compare with the earlier run, if any.
+    steps = checkpoint.steps(workdir)
+    before = require_record(workdir) if steps else None
     if before is not None and before.config.task != config.task:
-        workdir.refuse(folder, [Difference("task", before.config.task, config.task, is_fatal=True)])
+        refuse(workdir, [Difference("task", before.config.task, config.task, is_fatal=True)])
     kind.adopt(config, before)
     changed = []
     if before is not None:
-        changed = workdir.differences(before, Record(config), kind.identity(config))
-        workdir.refuse(folder, changed)
+        changed = differences(before, Record(config), kind.identity(config))
+        refuse(workdir, changed)
 
-        # Has it finished?
+        # Stop if it has finished.
         total = kind.total_steps(config, before)
         if total is not None and steps[-1] > total:
-            raise UserError(f"{folder} is at step {steps[-1]}, past the config's {total}; take another --workdir")
-        if steps[-1] == total and (finished := workdir.read_report(folder)) is not None:
-            say(f"finished before: {total} steps, in {folder}", finished)
+            raise UserError(f"{workdir} is at step {steps[-1]}, past the config's {total}; choose another --workdir")
+        if steps[-1] == total and (finished := read_report(workdir)) is not None:
+            say(f"already finished: {total} steps, in {workdir}", finished)
             if changed:
                 settings = "; ".join(map(str, changed))
-                say(f"trained with other settings than these: {settings}. For a new run take another --workdir")
+                say(f"this run was trained with other settings: {settings}. For a new run choose another --workdir")
             return None
 
     # Data and model.
-    opened = kind.open(config, folder, before)
+    opened = kind.open(config, workdir, before)
     if before is not None:
-        workdir.refuse(folder, workdir.differences(before, opened.record, kind.identity(config)))
+        refuse(workdir, differences(before, opened.record, kind.identity(config)))
     say(*opened.notes)
     if changed:
-        say(f"going on with other settings than before: {'; '.join(map(str, changed))}")
+        say(f"resuming with changed settings: {'; '.join(map(str, changed))}")
 
     def begun(step: int) -> None:
-        """Only what was restored, or is new, is written down."""
+        """Writes the record only once the state has been restored or initialized."""
         if jax.process_index() == 0:
-            workdir.write(folder, opened.record, opened.tokenizer)
-        say(f"training in {folder}" + (f", from step {step} on" if step else ""))
+            write_record(workdir, opened.record, opened.tokenizer)
+        say(f"training in {workdir}" + (f", from step {step}" if step else ""))
 
-    # Train, and report.
+    # Train and report.
     trained = train(
         opened.task,
         opened.config,
-        folder,
+        workdir,
         opened.mesh,
         opened.initialize,
         make_program(opened),
@@ -126,6 +134,6 @@ def run(
     )
     text = opened.report(trained)
     if jax.process_index() == 0:
-        workdir.write_report(folder, text)
+        write_report(workdir, text)
     say(text)
     return trained

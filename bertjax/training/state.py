@@ -1,7 +1,7 @@
-"""What a training run is at a step: params, optimizer state, step. Nothing else is needed to go on.
+"""The training state: step, params and optimizer state, which is all that is needed to resume.
 
-Every device keeps its share of the params and of the optimizer's moments only, and updates that (weight-update
-sharding, Xu et al. 2020). A step begins by gathering what it computes with, and ends by scattering the gradients' sum.
+Each device stores and updates only its shard of the params and of the optimizer's moments (weight-update sharding,
+Xu et al. 2020). A step starts by gathering the params and ends by reduce-scattering the gradients.
 """
 
 import dataclasses
@@ -27,19 +27,19 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where the arrays of a run lie."""
+    """The shardings of the arrays of a run."""
 
-    state: TrainState  # of `NamedSharding`s: at rest, between steps
-    compute: dict  # of `NamedSharding`s: params while a step, or an evaluation, computes with them
+    state: TrainState  # of `NamedSharding`s: between steps
+    compute: dict  # of `NamedSharding`s: params during a step or an evaluation
 
 
 def learnt(params: dict, frozen: Sequence[str]) -> dict:
-    """Params without those parts that stay as they are, of which no gradient is taken and no moment kept."""
+    """Returns the params without the frozen parts, which have no gradients and no moments."""
     return {name: part for name, part in params.items() if name not in frozen}
 
 
 def make_layout(init_params, optimizer: optax.GradientTransformation, mesh: Mesh, frozen: Sequence[str] = ()) -> Layout:
-    """The layout of a run. `init_params(key)` gives logically partitioned params."""
+    """Makes the layout of a run. `init_params(key)` returns logically partitioned params."""
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     abstract = nn.meta.unbox(boxed)
     compute = param_shardings(boxed, mesh)
@@ -63,7 +63,7 @@ def make_layout(init_params, optimizer: optax.GradientTransformation, mesh: Mesh
 def make_init(
     init_params, optimizer: optax.GradientTransformation, layout: Layout, frozen: Sequence[str] = ()
 ) -> Callable[[jax.Array], TrainState]:
-    """A compiled function: key -> the state of step 0, with random params. Each device makes only its own part."""
+    """Returns a compiled function: key -> the state of step 0, with random params. Each device makes only its shard."""
 
     def init(key):
         params = nn.meta.unbox(init_params(key))
@@ -73,6 +73,6 @@ def make_init(
 
 
 def abstract_state(init: Callable[[jax.Array], TrainState], layout: Layout) -> TrainState:
-    """Shapes, types and shardings of what `init` gives, without its numbers."""
+    """Returns the shapes, types and shardings of the state that `init` returns."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout.state)

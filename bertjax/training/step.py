@@ -1,4 +1,4 @@
-"""The compiled step of training: what `train` runs, the same for all tasks."""
+"""The compiled training step, the same for all tasks."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,20 +19,20 @@ from bertjax.training.task import Task
 
 
 class Hyperparameters(NamedTuple):
-    """What the compiled step takes as data, so that runs that differ in nothing else share it."""
+    """Inputs of the compiled step, so that runs that differ only in these share it."""
 
     seed: int
     schedule: Schedule
 
 
 class Program(NamedTuple):
-    """A task's compiled functions. It holds for every task of the same model, loss and batch shapes."""
+    """The compiled functions of a task; reusable for tasks with the same model, loss and batch shapes."""
 
     layout: Layout
     init: Callable  # key -> the state of step 0
-    state: TrainState  # the shapes, types and shardings of a state
-    train_step: Callable  # (state, batch, hyperparameters) -> (state, metrics); reuses the memory of the state
-    gather: Callable  # params at rest -> params as `task.evaluate` takes them
+    state: TrainState  # shapes, types and shardings
+    train_step: Callable  # (state, batch, hyperparameters) -> (state, metrics); donates the state
+    gather: Callable  # stored params -> params for `task.evaluate`
 
 
 def make_program(task: Task, config, mesh: Mesh) -> Program:
@@ -49,16 +49,16 @@ def make_program(task: Task, config, mesh: Mesh) -> Program:
 
 
 def put_hyperparameters(seed: int, schedule: Schedule, mesh: Mesh) -> Hyperparameters:
-    """Hyperparameters on the devices."""
-    numbers = Schedule(np.float32(schedule.peak), np.int32(schedule.warmup_steps), np.int32(schedule.total_steps))
-    return jax.device_put(Hyperparameters(np.int32(seed), numbers), replicated(mesh))
+    """Copies the hyperparameters to the devices."""
+    fields = Schedule(np.float32(schedule.peak), np.int32(schedule.warmup_steps), np.int32(schedule.total_steps))
+    return jax.device_put(Hyperparameters(np.int32(seed), fields), replicated(mesh))
 
 
 def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbatches: int, grad_dtype: str):
-    """The update of one step.
+    """Compiles the training step.
 
-    The dropout of a row depends on (seed, step, row of the batch) only. Each group of devices along `data` sums up the
-    gradients of its own rows; then, once a step and in `grad_dtype`, these sums cross the network.
+    The dropout of a row depends only on (seed, step, row of the batch). Each index along `data` sums the gradients of
+    its own rows; these sums are then reduced across the network, once per step, in `grad_dtype`.
     """
     ways, frozen = mesh.shape["data"], task.frozen
 
@@ -70,19 +70,19 @@ def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbat
         return grads, {"loss": loss, **metrics}
 
     def accumulated_gradients(params, batch, keys):
-        # Every microbatch takes its rows from all devices, so that none has to move: [rows] -> [pieces, rows / pieces].
-        pieces = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), (batch, keys))
+        # Each microbatch takes rows from all devices, so that none move: [rows] -> [microbatches, rows / microbatches].
+        parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), (batch, keys))
 
-        def add(total, piece):
-            return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, gradients(params, *piece)), None
+        def add(total, part):
+            return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, gradients(params, *part)), None
 
-        shapes = jax.eval_shape(gradients, params, *jax.tree.map(lambda x: x[0], pieces))
+        shapes = jax.eval_shape(gradients, params, *jax.tree.map(lambda x: x[0], parts))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
-        return jax.lax.scan(add, zeros, pieces)[0]
+        return jax.lax.scan(add, zeros, parts)[0]
 
     def sum_over_data(grads, sharding):
-        """`[ways, ...]` -> `[...]`, of which each device gets what it keeps of the param."""
-        # Not jnp.sum, which would add bfloat16 up, and send it, as float32.
+        """Sums `[ways, ...]` to `[...]`, sharded like the stored param."""
+        # Not jnp.sum: it would sum, and send, bfloat16 as float32.
         total = jax.lax.reduce(grads.astype(grad_dtype), jnp.zeros([], grad_dtype), jax.lax.add, (0,))
         return jax.lax.with_sharding_constraint(total, sharding).astype(jnp.float32)
 

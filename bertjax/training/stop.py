@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM (what a TPU VM gets before it is taken away): a step after which every host stops."""
+"""Stops all hosts after the same step on Ctrl-C or SIGTERM, which a TPU VM receives before preemption."""
 
 import contextlib
 import itertools
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.experimental import multihost_utils
 
-# Of all steps in this process, whichever run they are of: JAX agrees on one of them after which everybody stops.
+# Counts the steps of all runs in this process; JAX makes the hosts agree on one of them to stop after.
 _asked = itertools.count(1)
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """`stops()`, to be asked once after each step: whether to end with it. A second Ctrl-C stops at once.
+    """Yields a function to call once after each step; it returns whether to stop. A second Ctrl-C stops at once.
 
-    With several hosts a signal to one of them stops them all, after the same step.
+    With several hosts, a signal to one of them stops them all after the same step.
     """
     received = []
 
@@ -25,15 +25,15 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(number)
-        if several:  # it is SIGTERM that JAX tells the other hosts of
+        if several:  # JAX propagates SIGTERM to the other hosts
             os.kill(os.getpid(), signal.SIGTERM)
 
     several = jax.process_count() > 1
-    # JAX has a handler of its own for SIGTERM then, beyond Python's knowledge.
+    # With several hosts, JAX handles SIGTERM itself, outside of Python.
     numbers = (signal.SIGINT,) if several else (signal.SIGINT, signal.SIGTERM)
     try:
         before = {number: signal.signal(number, note) for number in numbers}
-    except ValueError:  # not the main thread (a notebook's, a test's): leave signals alone
+    except ValueError:  # not in the main thread, where signals cannot be handled
         before = {}
     try:
         yield lambda: multihost_utils.reached_preemption_sync_point(next(_asked)) if several else bool(received)

@@ -1,4 +1,4 @@
-"""What the training loop knows of a task, and no more."""
+"""The interface between the training loop and a task."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -10,37 +10,37 @@ from bertjax.training.checkpoint import Scores
 
 
 class Task(Protocol):
-    """What is learnt: pre-training, or any fine-tuning task."""
+    """Pre-training, or a fine-tuning task."""
 
     total_steps: int
-    frozen: tuple[str, ...]  # parts of the params, by their name at the top, that are not trained
+    frozen: tuple[str, ...]  # top-level keys of the params that are not trained
 
     def init_params(self, key: jax.Array) -> dict:
-        """Random params, logically partitioned."""
+        """Returns random params, logically partitioned."""
 
     def batches(self, start_step: int) -> Iterator[Batch]:
-        """This host's rows of the batches of `start_step`, `start_step + 1`, ..."""
+        """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""
 
     def normalize(self, batch: dict) -> dict:
-        """Scales a whole batch's weights so that the losses of its microbatches add up to the loss of the batch."""
+        """Scales the weights of a global batch so that the losses of its microbatches sum to the loss of the batch."""
 
     def cast(self, params: dict) -> dict:
-        """Params in the types that `loss` and `evaluate` compute with: what travels between devices."""
+        """Casts params to the types that `loss` and `evaluate` compute with, before they are gathered."""
 
     def loss(self, params: dict, batch: dict, dropout_keys: jax.Array | None) -> tuple[jax.Array, dict]:
-        """Loss, and metrics that add up likewise; among them `tokens`, the number of real ones.
+        """Returns the loss and metrics, all sums over rows; the metric `tokens` is the number of non-padding tokens.
 
-        `params` are cast. `dropout_keys` are random keys, one for each row of the batch; None: no dropout.
+        `params` are cast. `dropout_keys` `[rows]` are random keys; None turns dropout off.
         """
 
     def evaluate(self, params: dict, step: int, after_batch: Callable[[], None]) -> Scores | None:
-        """Scores on held-out data after `step` updates; None where there is none. `params` are cast.
+        """Evaluates on held-out data after `step` updates; returns None if there is none. `params` are cast.
 
-        Calls `after_batch` between batches, on all hosts alike; it raises where the run is to stop.
+        All hosts call `after_batch` after each batch; it raises if the run must stop.
         """
 
     def files(self) -> dict[str, str]:
-        """Name and content of files that the last evaluation makes for the workdir: predictions, say."""
+        """Returns {name: content} of files for the workdir from the last evaluation, such as predictions."""
 
     def flops(self, start: int, stop: int) -> int:
-        """Model FLOPs of the steps from `start` to before `stop`."""
+        """Returns the model FLOPs of steps `start` to `stop - 1`."""

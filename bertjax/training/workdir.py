@@ -1,6 +1,6 @@
-"""What a workdir says about its run: `config.json`, the tokenizer, and `report.txt` at the end.
+"""The record of a run in its workdir: `config.json`, the tokenizer and, once the run has finished, `report.txt`.
 
-`config.json` is read once, into a `Record`, and two records are compared in one place.
+`Record` holds the content of `config.json`; `differences` compares two records.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, REPORT = "config.json", "report.txt"
-# What decides the result of a run; the rest (mesh, logging, remat, ...) may change without a word.
+# The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
 DECISIVE = ("task", "seed", "batch_size", "epochs", "max_seq_length", "stages", "data", "head", "optimizer", "model",
             "init_checkpoint")  # fmt: skip
 MODEL_MAY_CHANGE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
@@ -25,15 +25,14 @@ MODEL_MAY_CHANGE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "init
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What `config.json` says.
+    """The content of `config.json`.
 
     Args:
-      config: of the run, locked.
-      architecture: of a fine-tuned output layer, the class of transformers; empty otherwise.
-      labels: names of the rows of that layer; None: not known yet.
-      tokenizer: `kind`, `lowercase` and `fingerprint` of the tokenizer beside it; None: there is none, or it is not
-        known yet.
-      train_examples: of fine-tuning, which epochs and batch size turn into steps; 0: not known.
+      config: the config of the run, locked.
+      architecture: the transformers class of a fine-tuned model; empty after pre-training.
+      labels: names of the rows of the output layer; None if not known yet.
+      tokenizer: `kind`, `lowercase` and `fingerprint` of the run's tokenizer; None if there is none, or not known yet.
+      train_examples: number of training examples of fine-tuning, which determines the total steps; 0 if unknown.
     """
 
     config: ml_collections.ConfigDict
@@ -44,7 +43,7 @@ class Record:
 
 
 class Difference(NamedTuple):
-    """A field in which a run would go on otherwise than it was begun; fatal where it cannot."""
+    """A field in which two records differ; a fatal difference prevents resuming."""
 
     field: str
     old: object
@@ -55,8 +54,8 @@ class Difference(NamedTuple):
         return f"{self.field} = {self.new!r} (was {self.old!r})"
 
 
-def read(workdir: epath.PathLike) -> Record | None:
-    """The record of a workdir; None where it has none. Raises `UserError` where it is damaged."""
+def read_record(workdir: epath.PathLike) -> Record | None:
+    """Reads the record of a workdir; None if it has none. Raises `UserError` if it is damaged."""
     path = epath.Path(workdir) / CONFIG
     if not path.exists():
         return None
@@ -65,7 +64,7 @@ def read(workdir: epath.PathLike) -> Record | None:
         beside = {name: content.pop(name) for name in ("architecture", "labels", "train_examples") if name in content}
         used_tokenizer = content.pop("used_tokenizer", None)
         config = (pretraining_config() if content["task"] == "pretraining" else common_config()).unlock()
-        if config.task:  # what it was trained with decides, not today's names of the stages
+        if config.task:  # replaces the default stages instead of merging with them
             config.stages = ml_collections.ConfigDict(content.pop("stages"))
         config.update(content)
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -75,34 +74,34 @@ def read(workdir: epath.PathLike) -> Record | None:
     return Record(config.lock(), tokenizer=used_tokenizer, **beside)
 
 
-def require(workdir: epath.PathLike) -> Record:
-    """The record of a workdir. Raises `UserError` where it has none."""
-    record = read(workdir)
+def require_record(workdir: epath.PathLike) -> Record:
+    """Reads the record of a workdir. Raises `UserError` if it has none."""
+    record = read_record(workdir)
     if record is None:
         raise UserError(f"no {epath.Path(workdir) / CONFIG}: {str(workdir)!r} is not the workdir of a run")
     return record
 
 
-def write(workdir: epath.PathLike, record: Record, pieces: Tokenizer | None) -> None:
-    """Writes the record, and beside it the tokenizer, so that the folder alone is enough to use the model."""
+def write_record(workdir: epath.PathLike, record: Record, tokenizer: Tokenizer | None) -> None:
+    """Writes the record and the tokenizer; with the checkpoints, they are all that is needed to use the model."""
     content = json.loads(record.config.to_json_best_effort())
     if record.architecture:
         content |= {"architecture": record.architecture, "labels": list(record.labels or ())}
     if record.train_examples:
         content["train_examples"] = record.train_examples
-    if pieces is not None:
-        pieces.save(workdir)
-        content["used_tokenizer"] = tokenizer_entry(pieces)
+    if tokenizer is not None:
+        tokenizer.save(workdir)
+        content["used_tokenizer"] = tokenizer_entry(tokenizer)
     write_whole(epath.Path(workdir) / CONFIG, json.dumps(content, indent=1) + "\n")
 
 
-def tokenizer_entry(pieces: Tokenizer) -> dict:
-    """`Record.tokenizer`."""
-    return {"kind": pieces.kind, "lowercase": pieces.lowercase, "fingerprint": pieces.fingerprint}
+def tokenizer_entry(tokenizer: Tokenizer) -> dict:
+    """Returns the value of `Record.tokenizer`."""
+    return {"kind": tokenizer.kind, "lowercase": tokenizer.lowercase, "fingerprint": tokenizer.fingerprint}
 
 
 def load_tokenizer(workdir: epath.PathLike, record: Record) -> Tokenizer | None:
-    """The tokenizer of a run; None where it was converted from a checkpoint without one."""
+    """Loads the tokenizer of a run; None if it was converted from a checkpoint without one."""
     if record.tokenizer is None:
         return None
     kind = record.tokenizer["kind"]
@@ -110,10 +109,11 @@ def load_tokenizer(workdir: epath.PathLike, record: Record) -> Tokenizer | None:
 
 
 def differences(before: Record, now: Record, identity: Sequence[str] = ()) -> list[Difference]:
-    """All decisive fields of `now` that `before` has otherwise; what one of them does not know is not compared.
+    """Returns the decisive fields in which two records differ. Labels and tokenizer that one lacks are not compared.
 
-    `identity`: fields that say which task it is, besides `task`. They, the model, the optimizer's kind, labels and
-    tokenizer cannot change within a workdir.
+    Args:
+      identity: fields that, besides `task`, identify the task. A difference in them, the model's size, the optimizer's
+        name, the labels or the tokenizer is fatal.
     """
     fixed = {"task", "optimizer.name", *identity}
     old, new = _leaves(before.config), _leaves(now.config)
@@ -130,7 +130,7 @@ def differences(before: Record, now: Record, identity: Sequence[str] = ()) -> li
 
 
 def refuse(workdir: epath.PathLike, found: Sequence[Difference]) -> None:
-    """Raises `UserError` for the first fatal difference."""
+    """Raises `UserError` if a difference is fatal."""
     for difference in found:
         if difference.is_fatal:
             raise UserError(_refusal(workdir, difference))
@@ -139,17 +139,17 @@ def refuse(workdir: epath.PathLike, found: Sequence[Difference]) -> None:
 def _refusal(workdir: epath.PathLike, difference: Difference) -> str:
     field, old, new, _ = difference
     if field == "tokenizer":
-        return f"{workdir} holds a run with another vocabulary than this; take another --workdir"
+        return f"{workdir} holds a run with another vocabulary; choose another --workdir"
     if field == "labels":
         return (
-            f"{workdir} holds a run with the labels {', '.join(old[:8])}, but the data has {', '.join(new[:8])}; take "
-            f"another --workdir"
+            f"{workdir} holds a run with the labels {', '.join(old[:8])}, but the data has {', '.join(new[:8])}; "
+            f"choose another --workdir"
         )
-    return f"config.{field} = {new!r}: {workdir} holds a run with {old!r}; take another --workdir"
+    return f"config.{field} = {new!r}: {workdir} holds a run with {old!r}; choose another --workdir"
 
 
 def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
-    """The decisive fields and their values, as JSON has them."""
+    """Returns the decisive fields by dotted name, with JSON values."""
     content, leaves = json.loads(config.to_json_best_effort()), {}
 
     def walk(name: str, value) -> None:
@@ -166,7 +166,7 @@ def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
 
 
 def read_report(workdir: epath.PathLike) -> str | None:
-    """None where the run has not come to its end."""
+    """Returns the report of a run; None if it has not finished."""
     path = epath.Path(workdir) / REPORT
     return path.read_text().rstrip("\n") if path.exists() else None
 

@@ -102,7 +102,7 @@ def test_sentences_and_questions(provide, pieces):
         config.data.path = "tfds:conll2003"
         dataset = tasks.get(config.task).load(config, pieces)
         assert len(dataset.train) == 1 and dataset.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
-        assert dataset.notes[-1].startswith("every dev sentence by itself")
+        assert dataset.notes[-1].startswith("no -DOCSTART- lines")
     assert sentence.words == ("EU", "rejects", "Britain") and sentence.tags == ("B-ORG", "O", "B-LOC")
     with provide(SQUAD):
         (question,) = squad.read_examples("tfds:squad/v1.1", "train")
@@ -119,7 +119,7 @@ def test_sentences_and_questions(provide, pieces):
     shifted = [{**SQUAD[0], "answers": dict(text=["ship"], answer_start=[3])}]
     with (
         provide(shifted),
-        pytest.raises(UserError, match=r"tfds:squad/v1.1, train: question q1: 'ship', its"),
+        pytest.raises(UserError, match=r"tfds:squad/v1.1, train: question q1: its answer 'ship'"),
     ):
         squad.read_examples("tfds:squad/v1.1", "train")
 

@@ -82,8 +82,8 @@ def test_a_finished_run_says_so(tuned, checkpoint, capsys):
     folder, workdir = tuned
     run(config_for(folder, checkpoint, log_every_steps=7, seed=3), workdir)
     said = capsys.readouterr().out
-    assert said.startswith(f"finished before: 76 steps, in {workdir}\ndev: accuracy") and "seed = 3 (was 0)" in said
-    with pytest.raises(UserError, match=r"is at step 76, past the config's 38; take another --workdir"):
+    assert said.startswith(f"already finished: 76 steps, in {workdir}\ndev: accuracy") and "seed = 3 (was 0)" in said
+    with pytest.raises(UserError, match=r"is at step 76, past the config's 38; choose another --workdir"):
         run(config_for(folder, checkpoint, epochs=2.0), workdir)
     with pytest.raises(UserError, match=r"config.data.name = 'cola': .* holds a run with 'sst2'"):
         run(config_for(folder, checkpoint, name="cola"), workdir)
@@ -238,7 +238,7 @@ def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
     result = command("predict", f"--checkpoint={workdir}", "ship ||| sail ||| net", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr.startswith(
-        "error: 'ship ||| sail ||| net': this checkpoint wants texts, or pairs as \"A ||| B\""
+        "error: 'ship ||| sail ||| net': this checkpoint expects texts, or pairs as \"A ||| B\""
     )
 
 
@@ -381,7 +381,7 @@ def test_every_task_of_glue_reads_its_own_files(glue_folder, name):
         logits = [np.eye(3)[label] if names else np.array([label])]
         assert score in split.score(logits) and (score != "accuracy" or split.score(logits)[score] == 1)
     if name == "qqp":
-        assert dataset.notes[0] == "1 lines dropped, which have a wrong number of columns"
+        assert dataset.notes[0] == "1 lines with a wrong number of columns dropped"
 
 
 def test_tables_of_the_users_own(tmp_path):
@@ -397,7 +397,7 @@ def test_tables_of_the_users_own(tmp_path):
     with pytest.raises(UserError, match=r"dev.csv:2: unknown label 'maybe'; expected one of no, yes"):
         classify.load(config, tokenizer())
     (tmp_path / "dev.csv").write_text("a,b,same\nship,oven,\n")
-    with pytest.raises(UserError, match=r"dev.csv:2: same is empty; leave out what has no label"):
+    with pytest.raises(UserError, match=r"dev.csv:2: same is empty; remove rows without a label"):
         classify.load(config, tokenizer())
     for name in ("train", "dev"):
         (tmp_path / f"{name}.csv").unlink()
@@ -425,12 +425,12 @@ def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint,
     stored = json.loads(before)
     (tmp_path / "run/config.json").write_text(json.dumps(stored | {"labels": ["no", "yes"]}))
     config.data.path = str(folder)
-    with pytest.raises(UserError, match=r"holds a run with the labels no, yes, but the data has 0, 1; take another"):
+    with pytest.raises(UserError, match=r"holds a run with the labels no, yes, but the data has 0, 1; choose another"):
         launch(config, tmp_path / "run")
 
     other = pretraining_config()
     other.data.corpus, other.init_checkpoint = str(folder / "test.tsv"), str(checkpoint)
-    with pytest.raises(UserError, match=r"config.task = 'pretraining': .* holds a run with 'glue'; take another"):
+    with pytest.raises(UserError, match=r"config.task = 'pretraining': .* holds a run with 'glue'; choose another"):
         launch(other, tmp_path / "run")
 
     WordPiece([*SPECIAL_PIECES, *(f"word{i}" for i in range(500))], lowercase=True).save(tmp_path)

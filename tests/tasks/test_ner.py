@@ -85,7 +85,7 @@ def test_without_documents_every_sentence_stands_by_itself(tmp_path, pieces):
     config.data.path = str(tmp_path)
     dataset = ner.load(config, pieces)
     assert len(dataset.train) == 3
-    assert dataset.notes[-1] == "every dev sentence by itself: no -DOCSTART- says which belong to a document"
+    assert dataset.notes[-1] == "no -DOCSTART- lines: no document context for the dev sentences"
     (tmp_path / "dev.txt").write_text("ship O\nsail O\nnet I-MISC\n")
     with pytest.raises(UserError, match=r"dev.txt:3: the tag 'B-MISC' is not in the training file"):
         ner.load(config, pieces)
@@ -176,11 +176,11 @@ def test_tables_of_the_users_own(tmp_path, pieces):
     for content, message in (
         (
             '{"w": ["ship", ""], "t": ["NOUN", "VERB"]}',
-            r"dev.jsonl:1: the word is '' and its tag 'VERB', expected both",
+            r"dev.jsonl:1: the word is '' and its tag 'VERB', both must be set",
         ),
-        ('{"w": ["ship"], "t": ["NOUN", "VERB"]}', r"dev.jsonl:1: 1 words and 2 tags, expected as many"),
-        ('{"w": "ship", "t": ["NOUN"]}', r"dev.jsonl:1: w is no list of strings"),
-        ('{"w": "[ship", "t": ["NOUN"]}', r"dev.jsonl:1: w is no list of strings"),
+        ('{"w": ["ship"], "t": ["NOUN", "VERB"]}', r"dev.jsonl:1: 1 words and 2 tags, expected equal numbers"),
+        ('{"w": "ship", "t": ["NOUN"]}', r"dev.jsonl:1: w is not a list of strings"),
+        ('{"w": "[ship", "t": ["NOUN"]}', r"dev.jsonl:1: w is not a list of strings"),
         ('{"words": ["ship"], "t": ["NOUN"]}', r"dev.jsonl:1: no column 'w'; there are words, t"),
         ('{"w": ["ship"], "t": ["DET"]}', r"dev.jsonl:1: the tag 'DET' is not in the training file: NOUN, VERB"),
     ):
@@ -194,9 +194,9 @@ def test_one_odd_tag_is_said_and_does_not_change_the_score(tmp_path, pieces):
     for content, message in (
         (
             "1,ship,B-LOC\n2,sail,O\n2,rose,b-LOC\n",
-            r"train.csv:4: the tag is 'b-LOC', but others are as B-type",
+            r"train.csv:4: the tag is 'b-LOC', but other tags are B-type",
         ),
-        ("1,ship,B-LOC\n,,\n2,rose,O\n", r"train.csv:3: the word is '' and its tag '', expected both"),
+        ("1,ship,B-LOC\n,,\n2,rose,O\n", r"train.csv:3: the word is '' and its tag '', both must be set"),
     ):
         (tmp_path / "train.csv").write_text("s,w,t\n" + content)
         with pytest.raises(UserError, match=message):

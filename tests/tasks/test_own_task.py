@@ -81,14 +81,14 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
         assert pretrained.find(tmp_path / path).step == step
     chosen, other = (pretrained.read(tmp_path / path).params["bert"]["pooler"] for path in ("run", "run@latest"))
     assert (chosen["dense"]["kernel"] != other["dense"]["kernel"]).any()
-    record = workdir.require(tmp_path / "run")
-    workdir.write(tmp_path / "run", dataclasses.replace(record, architecture=""), None)  # as of pre-training
+    record = workdir.require_record(tmp_path / "run")
+    workdir.write_record(tmp_path / "run", dataclasses.replace(record, architecture=""), None)  # as of pre-training
     assert pretrained.find(tmp_path / "run").step == steps[-1]
     with pytest.raises(UserError, match=rf"run@9: no such checkpoint; there are {first}, "):
         pretrained.read(tmp_path / "run@9")
     for step in steps:
         (tmp_path / f"run/checkpoints/{step}/scores.json").unlink(missing_ok=True)
-    with pytest.raises(UserError, match=r"run@best: none of its checkpoints has a score; take @latest"):
+    with pytest.raises(UserError, match=r"run@best: none of its checkpoints has a score; use @latest"):
         pretrained.read(tmp_path / "run@best")
     with pytest.raises(UserError, match=r"@best needs the workdir of a run, but '.*nowhere' is not one"):
         pretrained.read(tmp_path / "nowhere@best")
@@ -100,7 +100,7 @@ def test_its_own_fields_are_checked(trained, checkpoint):
     with pytest.raises(UserError, match=r"config.data.letter = 'st': one letter"):
         tasks.validate(config)
     config.data.letter = "w"
-    with pytest.raises(UserError, match=r"config.data.letter = 'w': .* holds a run with 's'; take another --workdir"):
+    with pytest.raises(UserError, match=r"config.data.letter = 'w': .* holds a run with 's'; choose another --workdir"):
         launch(config, trained)
     config.task = "lettre"
     with pytest.raises(UserError, match=r"config.task = 'lettre': choose one of pretraining, glue, .*, letter"):
@@ -110,13 +110,13 @@ def test_its_own_fields_are_checked(trained, checkpoint):
 def test_more_epochs_extend_a_finished_run(trained, checkpoint, capsys):
     """As more steps extend a finished pre-training."""
     launch(config_for(checkpoint), trained)
-    assert capsys.readouterr().out.startswith("finished before: 48 steps")
+    assert capsys.readouterr().out.startswith("already finished: 48 steps")
     launch(config_for(checkpoint, epochs=7.0), trained)
     text = capsys.readouterr().out
-    assert "going on with other settings than before: epochs = 7.0 (was 6.0)" in text and "from step 48 on" in text
+    assert "resuming with changed settings: epochs = 7.0 (was 6.0)" in text and "from step 48" in text
     assert checkpoints.steps(trained)[-1] == 56 and read_metrics(trained)[-1]["step"] == 56
     launch(config_for(checkpoint, epochs=7.0), trained)
-    assert capsys.readouterr().out.startswith("finished before: 56 steps")
+    assert capsys.readouterr().out.startswith("already finished: 56 steps")
 
 
 def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):
@@ -155,7 +155,7 @@ def test_another_optimizer_is_refused_and_nothing_is_overwritten(trained, checkp
     before = (trained / "config.json").read_text()
     config = config_for(checkpoint, epochs=9.0)
     config.optimizer.name = "lamb"
-    with pytest.raises(UserError, match=r"config.optimizer.name = 'lamb': .* holds a run with 'adam'; take another"):
+    with pytest.raises(UserError, match=r"config.optimizer.name = 'lamb': .* holds a run with 'adam'; choose another"):
         launch(config, trained)
     assert (trained / "config.json").read_text() == before
 

@@ -139,7 +139,7 @@ def test_masks_are_filled_best_first(task, params, records_folder):
     "field, value, message",
     [
         ("tokenizer.lowercase", False, None),
-        ("tokenizer.path", "other.txt", r"made with another one \(wordpiece, lowercase = True, 150 pieces\)"),
+        ("tokenizer.path", "other.txt", r"made with another tokenizer \(wordpiece, lowercase = True, 150 pieces\)"),
         ("model.vocab_size", 200, r"vocab_size = 200: the tokenizer .*vocab.txt has 150 pieces"),
         ("data.records", "elsewhere", "config.tokenizer.path = '': the records in .*elsewhere have no manifest"),
     ],

@@ -64,7 +64,7 @@ def test_every_label_is_the_answer_in_the_text(pieces):
     encoded = squad.encode([inside], pieces, **SIZES, with_labels=True)
     assert encoded.exact == 0 and encoded.notes([inside], 5) == (
         "1 training questions, 1 with an answer, in 1 windows",
-        "1 answers begin or end within a token, which is learnt whole",
+        "1 answers start or end within a token; training uses the whole token",
     )
 
 
@@ -192,14 +192,14 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
             squad_file([Question("q7", "ship?", "a ship", ("ship",), ("x",))], "1.1"),
             r"format at the first question: Val",
         ),
-        (squad_file([Question("q7", None, "a ship")], "2.0"), r"at the first question: TypeError None is no text"),
+        (squad_file([Question("q7", None, "a ship")], "2.0"), r"at the first question: TypeError None is not a string"),
         ('{"data": [{"paragraphs": [{"context": "a", "qas": ["q7"]}]}]}', r"at the first question: AttributeError"),
         (
             squad_file([Question("q7", "ship?", "a ship")], "1.1").replace("true", "false"),
             r"format after question q7: KeyError 'an answer, or is_impossible'",
         ),
         ('{"date": []}', r"not in SQuAD's format at the first question: KeyError 'data'"),
-        (squad_file([Question("q7", "ship?", "a ship", ("sail",), (2,))], "1.1"), r"question q7: 'sail', its answer"),
+        (squad_file([Question("q7", "ship?", "a ship", ("sail",), (2,))], "1.1"), r"question q7: its answer 'sail'"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):

@@ -36,9 +36,9 @@ def test_the_papers_search_is_24_runs():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("rate=1", r"config.sweep = 'rate=1': 'rate=1' is not understood; give fields"),
+        ("rate=1", r"config.sweep = 'rate=1': 'rate=1' is not understood; write"),
         ("seed", r"'seed' is not understood"),
-        ("epochs=two", r"'two' are not values for epochs"),
+        ("epochs=two", r"'two': invalid values for epochs"),
     ],
 )
 def test_a_search_that_is_not_understood(text, message):
@@ -116,11 +116,11 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
         len(trained) == 6 and pretrained.read(tmp_path / "run").path.startswith(str(kept)) and checkpoints.steps(kept)
     )
     other = config_for(tmp_path, checkpoint, sweep="learning_rate=3e-3 epochs=5 seed=0", max_seq_length=24)
-    with pytest.raises(UserError, match=r"seed=0: made with other settings, max_seq_length = 24 \(was 16\); take"):
+    with pytest.raises(UserError, match=r"seed=0: trained with other settings, max_seq_length = 24 \(was 16\); choose"):
         launch(other, tmp_path / "run")
-    with pytest.raises(UserError, match=r"holds a search, and this is a single run; take another --workdir"):
+    with pytest.raises(UserError, match=r"holds a search, and this is a single run; choose another --workdir"):
         launch(config_for(tmp_path, checkpoint, max_seq_length=16), tmp_path / "run")
-    with pytest.raises(UserError, match=r"holds a single run, and this is a search; take another --workdir"):
+    with pytest.raises(UserError, match=r"holds a single run, and this is a search; choose another --workdir"):
         launch(wider, kept)
 
 
@@ -149,7 +149,7 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
 def written(kind, config, folder, *_, **more):
     """As a run that ended at once."""
     opened = kind.open(config, folder, None)
-    workdir.write(folder, opened.record, opened.tokenizer)
+    workdir.write_record(folder, opened.record, opened.tokenizer)
     return scored(1.0)
 
 
@@ -162,7 +162,9 @@ def test_searches_on_different_data_do_not_share_a_workdir(checkpoint, tmp_path,
     monkeypatch.setattr(sweep, "run_one", written)
     launch(config_for(tmp_path, checkpoint, sweep="seed=0"), tmp_path / "run")
     launch(config_for(tmp_path, checkpoint, sweep="epochs=2 seed=1"), tmp_path / "run")
-    with pytest.raises(UserError, match=r"epochs=2,seed=1: made with other settings, data.path = .*; take another"):
+    with pytest.raises(
+        UserError, match=r"epochs=2,seed=1: trained with other settings, data.path = .*; choose another"
+    ):
         launch(config_for(other, checkpoint, sweep="seed=2"), tmp_path / "run")
 
 

@@ -323,7 +323,7 @@ def test_a_signal_during_an_evaluation_ends_it(train_toy, tmp_path):
         raise AssertionError("the evaluation went on")
 
     task.evaluate = interrupted
-    with pytest.raises(KeyboardInterrupt, match="stopped at step 5, while it was evaluated"):
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 5, during evaluation"):
         train_toy(task)
     assert checkpoint.steps(tmp_path) == [5] and evaluated_steps(tmp_path) == []
     train_toy(Toy(toy_config()))

@@ -19,8 +19,8 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     config = fine_tuning_config("squad", version="v2.0", doc_stride=16)
     config.optimizer.learning_rate = 3e-5
     record = Record(config, "BertForQuestionAnswering", ("a", "b"), workdir.tokenizer_entry(pieces("ship")), 42)
-    workdir.write(tmp_path, record, pieces("ship"))
-    again = workdir.require(tmp_path)
+    workdir.write_record(tmp_path, record, pieces("ship"))
+    again = workdir.require_record(tmp_path)
     assert again == record and again.config.data.doc_stride == 16 and again.config.is_locked
     assert workdir.differences(record, again) == []
 
@@ -28,16 +28,16 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
 def test_the_stages_of_a_run_are_read_by_their_own_names(tmp_path):
     config = tiny_config("text.txt")
     config.stages = named_stages(only=stage(6, 32, 5))
-    workdir.write(tmp_path, Record(config), None)
-    assert list(workdir.require(tmp_path).config.stages) == ["only"]
+    workdir.write_record(tmp_path, Record(config), None)
+    assert list(workdir.require_record(tmp_path).config.stages) == ["only"]
 
 
 def test_the_tokenizer_that_was_used_is_the_one_that_is_loaded(tmp_path):
     """Also where the config, which names none, says something else than the records that were trained on."""
     cased, config = pieces("Paris", "paris", lowercase=False), tiny_config("text.txt")
     assert config.tokenizer.lowercase
-    workdir.write(tmp_path, Record(config), cased)
-    assert workdir.load_tokenizer(tmp_path, workdir.require(tmp_path)).encode("Paris").ids == [5]
+    workdir.write_record(tmp_path, Record(config), cased)
+    assert workdir.load_tokenizer(tmp_path, workdir.require_record(tmp_path)).encode("Paris").ids == [5]
 
 
 def test_every_difference_is_found_with_its_field_and_both_values(tmp_path):
@@ -58,9 +58,9 @@ def test_every_difference_is_found_with_its_field_and_both_values(tmp_path):
 @pytest.mark.parametrize(
     "field, value, message",
     [
-        ("model.num_hidden_layers", 3, "config.model.num_hidden_layers = 3: RUN holds a run with 2; take another"),
-        ("optimizer.name", "lamb", "config.optimizer.name = 'lamb': RUN holds a run with 'adam'; take another"),
-        ("data.language", "de", "config.data.language = 'de': RUN holds a run with 'en'; take another"),
+        ("model.num_hidden_layers", 3, "config.model.num_hidden_layers = 3: RUN holds a run with 2; choose another"),
+        ("optimizer.name", "lamb", "config.optimizer.name = 'lamb': RUN holds a run with 'adam'; choose another"),
+        ("data.language", "de", "config.data.language = 'de': RUN holds a run with 'en'; choose another"),
     ],
 )
 def test_what_cannot_change_within_a_workdir_is_refused(field, value, message):
@@ -88,9 +88,9 @@ def test_labels_and_vocabulary_are_compared_where_both_are_known():
 def test_a_damaged_config_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=r"config.json: damaged"):
-        workdir.read(tmp_path)
+        workdir.read_record(tmp_path)
     with pytest.raises(UserError, match="is not the workdir of a run"):
-        workdir.require(tmp_path / "elsewhere")
+        workdir.require_record(tmp_path / "elsewhere")
 
 
 def test_a_workdir_in_a_bucket_stays_there():
