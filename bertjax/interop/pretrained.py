@@ -19,6 +19,7 @@ from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import Record
 
 FORMATS = ("bertjax", "huggingface", "tf1")
+WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # a path with a choice of checkpoint: "runs/mrpc@best", "runs/mrpc@75"
 BEST_RUN = "best"  # file in the workdir of a search with the path of its best run, such as "runs/seed=1"
 SIZES = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -148,7 +149,7 @@ def require_tokenizer(config) -> Tokenizer:
 def find(path: epath.PathLike) -> Place:
     """Locates a checkpoint. Raises `UserError` if there is none."""
     path, which = epath.Path(path), ""
-    if (chosen := checkpoint.WHICH.fullmatch(str(path))) and not path.exists():
+    if (chosen := WHICH.fullmatch(str(path))) and not path.exists():
         path, which = epath.Path(chosen[1]), chosen[2]
     if (best := path / BEST_RUN).is_file():  # of a search
         path = path / best.read_text().strip()

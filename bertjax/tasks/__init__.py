@@ -48,6 +48,8 @@ def of_checkpoint(name: str, architecture: str) -> "FineTuningTask | None":
     """
     if name and name != PRETRAINING:
         return get(name)
+    if not architecture:
+        return None
     return next((task for task in map(get, names()) if task.architecture == architecture), None)
 
 

@@ -5,24 +5,18 @@ from etils import epath
 from bertjax import tasks
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import use_cpu_cores
+from bertjax.tasks import finetuning, pretraining, sweep
+from bertjax.training.run import run
 
 
 def launch(config, workdir: epath.PathLike) -> None:
     """Trains a validated config in `workdir` and prints the report; a finished run only prints its report."""
-    batch_size = config.batch_size
-    if config.get("sweep"):  # checked before any device is touched
-        from bertjax.tasks import sweep
-
-        batch_size = sweep.shared_batch_size(config)
+    workdir, is_search = epath.Path(workdir), bool(config.get("sweep"))
+    batch_size = sweep.shared_batch_size(config) if is_search else config.batch_size
     hosts.join(config.hosts_timeout)
-    use_cpu_cores(config, batch_size)
+    use_cpu_cores(config, batch_size)  # before anything asks JAX for its devices
     hosts.check_shared(workdir)
-    workdir = epath.Path(workdir)
-
-    from bertjax.tasks import finetuning, pretraining, sweep
-    from bertjax.training.run import run
-
-    if config.get("sweep"):
+    if is_search:
         sweep.run(config, workdir)
     else:
         sweep.refuse_search(workdir)

@@ -257,7 +257,7 @@ def _open(config, workdir: epath.Path, before: Record | None) -> Run:
     notes = []
     if (warmup := config.optimizer.warmup_steps) >= task.total_steps:
         notes = [f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does"]
-    record = Record(config, tokenizer=tokenizer_entry(tokenizer))
+    record = Record(config.copy_and_resolve_references(), tokenizer=tokenizer_entry(tokenizer))
 
     def end_report(trained: Trained) -> str:
         params = local_copy(trained.state.params, mesh)  # all hosts must call this

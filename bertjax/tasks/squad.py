@@ -6,7 +6,6 @@ windows. Sizes and rules are those of Google's run_squad.py.
 
 import collections
 import dataclasses
-import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -58,6 +57,20 @@ class Window:
     is_best: np.ndarray
 
 
+class Answers(NamedTuple):
+    """The answers to the questions of a dev set.
+
+    Args:
+      found: `answers` of each question.
+      texts: the final answer to each question; "" for no answer.
+      threshold: of v2.0, the odds above which there is no answer.
+    """
+
+    found: dict[str, tuple[list[dict], float]]
+    texts: dict[str, str]
+    threshold: float | None
+
+
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """Loads train-v*.json and dev-v*.json of the folder, or the splits of TFDS.
 
@@ -80,31 +93,30 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     golds = {question.name: question.answers for question in dev}
     has_unanswerable = data.version == "v2.0"
 
-    def answers_of(found: dict) -> tuple[dict[str, str], float | None]:
-        """Returns the answer to each question, "" for no answer, and for v2.0 the tuned threshold."""
+    def read_logits(logits: list[np.ndarray]) -> Answers:
+        found, threshold = answers(dev, dev_windows, logits), None
         texts = {name: best[0]["text"] if best else "" for name, (best, _) in found.items()}
-        if not has_unanswerable:
-            return texts, None
-        odds = {name: null for name, (_, null) in found.items()}
-        threshold, _, _ = metrics.best_null_threshold(golds, texts, odds)
-        return {name: "" if odds[name] > threshold else text for name, text in texts.items()}, threshold
-
-    def score(found: dict) -> dict[str, float]:
-        texts, _ = answers_of(found)
-        return {name: value / 100 for name, value in metrics.squad_scores(golds, texts, data.version).items()}
-
-    def decide(found: dict) -> dict[str, float]:
-        _, threshold = answers_of(found)
-        return {} if threshold is None else {THRESHOLD: threshold}
-
-    def files(found: dict) -> dict[str, str]:
-        nbest = {name: best for name, (best, _) in found.items()}
-        written = {"predictions.json": answers_of(found)[0], "nbest_predictions.json": nbest}
         if has_unanswerable:
-            written["null_odds.json"] = {name: null for name, (_, null) in found.items()}
+            odds = {name: null for name, (_, null) in found.items()}
+            threshold, _, _ = metrics.best_null_threshold(golds, texts, odds)
+            texts = {name: "" if odds[name] > threshold else text for name, text in texts.items()}
+        return Answers(found, texts, threshold)
+
+    def score(answers: Answers) -> dict[str, float]:
+        scores = metrics.squad_scores(golds, answers.texts, data.version)
+        return {name: value / 100 for name, value in scores.items()}
+
+    def decide(answers: Answers) -> dict[str, float]:
+        return {THRESHOLD: answers.threshold} if has_unanswerable else {}
+
+    def files(answers: Answers) -> dict[str, str]:
+        nbest = {name: best for name, (best, _) in answers.found.items()}
+        written = {"predictions.json": answers.texts, "nbest_predictions.json": nbest}
+        if has_unanswerable:
+            written["null_odds.json"] = {name: null for name, (_, null) in answers.found.items()}
         return {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
 
-    split = Split(dev_examples, score, decide, files, functools.partial(answers, dev, dev_windows))
+    split = Split(dev_examples, score, decide, files, read_logits)
     unanswerable = sum(not question.answers for question in dev) / len(dev)  # the share that "no answer" gets right
     more = ("exact_match",)
     return Dataset(objectives.spans(), (), encoded.examples, (split,), "f1", notes, unanswerable, more)

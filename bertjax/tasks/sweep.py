@@ -54,7 +54,8 @@ def parse(config) -> list[dict]:
     """
     text, paper, searchable = config.sweep, tasks.get(config.task).paper_sweep, fields_of(config)
     values: dict[str, list] = {}
-    for word in text.replace("paper", paper).split():
+    words = [setting for word in text.split() for setting in (paper.split() if word == "paper" else [word])]
+    for word in words:
         name, _, given = word.partition("=")
         if not given or name not in searchable:
             raise UserError(
@@ -133,7 +134,7 @@ def run(config, workdir: epath.Path) -> None:
         make_mesh(trial)
     material = finetuning.load_material(config, workdir, None)
     dataset = material.dataset
-    if is_first:
+    if is_first and dataset.notes:
         print("\n".join(dataset.notes), flush=True)
     check_others(workdir, config, material)
 
@@ -176,8 +177,10 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     kind = dataclasses.replace(finetuning.KIND, open=functools.partial(finetuning.open_run, material=material))
     try:
         trained = run_one(kind, trial, workdir, program_of, is_trial=True)
-        # None: training had finished, but the result was not written.
-        scores = trained.best if trained else checkpoint.read_scores(workdir, checkpoint.best_step(workdir) or steps)
+        if trained is not None:
+            scores = trained.best or trained.scores
+        else:  # training had finished, but the result was not written
+            scores = checkpoint.read_scores(workdir, checkpoint.best_step(workdir) or steps)
         is_better = _number(scores.scores[dataset.metric]) > dataset.baseline + MARGIN
         result = Result(settings, scores.scores, failed=not is_better)
     except Diverged as error:

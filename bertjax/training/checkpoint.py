@@ -7,7 +7,6 @@
 import dataclasses
 import json
 import math
-import re
 
 import jax
 import numpy as np
@@ -20,7 +19,6 @@ from bertjax.files import write_whole
 from bertjax.training.state import TrainState
 
 FOLDER, SCORES = "checkpoints", "scores.json"
-WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # a path with a choice of checkpoint: "runs/mrpc@best", "runs/mrpc@75"
 
 
 @dataclasses.dataclass(frozen=True)

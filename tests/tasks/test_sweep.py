@@ -153,6 +153,15 @@ def written(kind, config, folder, *_, **more):
     return scored(1.0)
 
 
+def test_a_trial_whose_score_is_no_number_fails_and_does_not_end_the_search(checkpoint, tmp_path, monkeypatch):
+    """Such as the correlation of predictions that are all the same."""
+    scores = Scores({"accuracy": None}, None)
+    monkeypatch.setattr(sweep, "run_one", lambda *_, **more: Trained(None, scores, None, None))
+    write_sst2(tmp_path, train=48)
+    launch(config_for(tmp_path, checkpoint, sweep="seed=0"), tmp_path / "run")
+    assert "| 0.00 | 0.00 |  | 1 | 1 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
+
+
 def test_searches_on_different_data_do_not_share_a_workdir(checkpoint, tmp_path, monkeypatch):
     """The best of them all would be kept, and the others' checkpoints deleted."""
     write_sst2(tmp_path, train=48)
