@@ -2,16 +2,20 @@
 
 import os
 
+from tests.processes import QUICK_TO_COMPILE
+
 # Tests compile much and compute little: no time for optimizations.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
+        QUICK_TO_COMPILE,
         "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
     ]
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
+
+# Run after run the same small programs are compiled, and by the processes that tests start as well.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
 
 import importlib.util
 import random
@@ -22,9 +26,7 @@ import pytest
 from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.sharding.mesh import make_mesh
 
-# Run after run the same small programs are compiled.
-jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/bertjax/compiled"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 # Files that take a minute or more: begun first, or one worker would be left with the last of them.
 LONG = (

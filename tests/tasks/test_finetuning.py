@@ -21,8 +21,8 @@ from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS, one_device_mesh
-from tests.test_commands import ROOT
-from tests.test_commands import run as command
+from tests.processes import ROOT
+from tests.processes import run as command
 from tests.test_several_hosts import assert_same_run, finish, is_silent, start
 
 

@@ -15,8 +15,8 @@ from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint as checkpoints
 from bertjax.training.logging import read_metrics
 from tests.tasks import own_task
-from tests.test_commands import ROOT
-from tests.test_commands import run as command
+from tests.processes import ROOT
+from tests.processes import run as command
 
 SEA = "ship sail harbour"  # two words with an s
 
