@@ -17,6 +17,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Run after run the same small programs are compiled, and by the processes that tests start as well.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
 
+import concurrent.futures
+import contextlib
 import importlib.util
 import random
 
@@ -102,13 +104,43 @@ def tiny_config(corpus="", records=""):
     return config
 
 
+@contextlib.contextmanager
+def preparing_in_process():
+    """`prepare` without processes of its own, which take seconds to start."""
+    from bertjax.data import preparation
+    from bertjax.text import tokenizer
+
+    class Pool(concurrent.futures.Executor):
+        def submit(self, function, *arguments):
+            future = concurrent.futures.Future()
+            future.set_result(function(*arguments))
+            return future
+
+    @contextlib.contextmanager
+    def worker_pool(_, job):
+        preparation._worker = preparation._Worker(job, tokenizer.load(**job.tokenizer))
+        yield Pool()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "_worker_pool", worker_pool)
+        patch.setattr(preparation, "_worker", None, raising=False)
+        yield
+
+
+@pytest.fixture
+def in_process():
+    with preparing_in_process():
+        yield
+
+
 @pytest.fixture(scope="session")
 def records_folder(corpus_file, tmp_path_factory):
-    """Records of `tiny_config`, prepared by two workers."""
+    """Records of `tiny_config`."""
     from bertjax.data.preparation import prepare
 
     folder = tmp_path_factory.mktemp("records") / "out"
-    prepare(tiny_config(corpus_file), folder, workers=2)
+    with preparing_in_process():
+        prepare(tiny_config(corpus_file), folder)
     return folder
 
 

@@ -186,10 +186,7 @@ def _run(module: str) -> None:
 
 if __name__ == "__main__":
     os.environ.pop("PYTHONPATH", None)
-    import flax.linen
     import jax
-    import optax
-    import orbax.checkpoint
 
     import bertjax.data.preparation
     import bertjax.data.tf

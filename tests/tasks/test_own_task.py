@@ -14,9 +14,9 @@ from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint as checkpoints
 from bertjax.training.logging import read_metrics
-from tests.tasks import own_task
 from tests.processes import ROOT
 from tests.processes import run as command
+from tests.tasks import own_task
 
 SEA = "ship sail harbour"  # two words with an s
 
