@@ -21,7 +21,7 @@ def executed(tmp_path_factory):
         **environment_with(),
         "IPYTHONDIR": str(folder / "ipython"),
         "BERTJAX_NOTEBOOK_STEPS": "35",
-        "BERTJAX_NOTEBOOK_EPOCHS": "2",
+        "BERTJAX_NOTEBOOK_EPOCHS": "1",
         "BERTJAX_NOTEBOOK_CORPUS": str(folder / "text.txt"),
         "BERTJAX_NOTEBOOK_VOCABULARY": "150",
         "BERTJAX_NOTEBOOK_RUNS": str(folder / "runs"),
@@ -68,6 +68,6 @@ def test_it_fills_masks_and_fine_tunes(executed):
     assert "this function returns a [MASK] of strings" in filled and filled.count("%") == 5
     tuned = said(outputs["tune"])
     assert f"started from {runs / 'colab'}@35 (bertjax)" in tuned and "320 training examples" in tuned
-    assert "step 20/20 loss" in tuned and "dev: accuracy" in tuned
+    assert "step 10/10 loss" in tuned and "dev: accuracy" in tuned
     guesses = [json.loads(line) for line in said(outputs["compare"]).splitlines()]
     assert len(guesses) == 2 and {guess["label"] for guess in guesses} <= {"failure", "result"}
