@@ -21,6 +21,7 @@ import concurrent.futures
 import contextlib
 import importlib.util
 import random
+import signal
 
 import jax
 import pytest
@@ -30,18 +31,28 @@ from bertjax.sharding.mesh import make_mesh
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
-# Files that take a minute or more: begun first, or one worker would be left with the last of them.
+# A shell's background jobs ignore Ctrl-C, and so would the processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Files that take half a minute or more, longest first: or one worker would be left with the last of them.
 LONG = (
-    "test_commands.py",
-    "test_plan.py",
     "test_loop.py",
-    "test_several_hosts.py",
+    "test_plan.py",
     "test_finetuning.py",
+    "test_commands.py",
     "test_notebook.py",
-    "test_preparation.py",
-    "test_pretraining.py",
-    "test_pretrained.py",
+    "test_sweep.py",
+    "test_several_hosts.py",
     "test_features.py",
+    "test_squad.py",
+    "test_own_task.py",
+    "test_pretraining.py",
+    "test_ner.py",
+    "test_pretrained.py",
+    "test_bert.py",
+    "test_golden.py",
+    "test_swag.py",
+    "test_preparation.py",
 )
 
 

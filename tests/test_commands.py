@@ -107,7 +107,7 @@ def test_prepare_stops_at_once_and_leaves_nothing_behind(number, tmp_path):
     (tmp_path / "text.txt").write_text(20 * make_corpus(2_000))
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]))
     arguments = base("--config.data.corpus=text.txt", "--output=out", "--workers=2", *TINY)
-    arguments += ["--config.model.vocab_size=6", "--config.tokenizer.path=vocab.txt"]
+    arguments += ["--config.model.vocab_size=6", "--config.tokenizer.path=vocab.txt", "--config.data.dupe_factor=1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "bertjax.prepare", *arguments],
         stdout=subprocess.PIPE,
