@@ -191,13 +191,7 @@ BAD = {
         "error: --config=one.txt: not Python: line 1: invalid syntax",
     ),
     "long text to fill": (
-        base(
-            "--config.data.corpus=some.txt",
-            "--config.model.vocab_size=100",
-            *TINY,
-            "--config.eval.fill_masks=('the [MASK]" + " x" * 600 + "',)",
-            "--config.model.vocab_size=150",
-        ),
+        base("--config.data.records=RECORDS", *TINY, "--config.eval.fill_masks=('the [MASK]" + " x" * 600 + "',)"),
         "tokens, more than the model's 512 positions",
     ),
     "no such size": ([f"--config={ROOT}/experiments/small.py:huge"], "unknown model size 'huge'"),
@@ -226,12 +220,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_mistakes_get_one_clear_line(name, tmp_path):
+def test_mistakes_get_one_clear_line(name, trained, tmp_path):
     arguments, message = BAD[name]
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "one.txt").write_text("One document of one line.\n")
-    (tmp_path / "some.txt").write_text(make_corpus(80))
-    result = run("main", *arguments, cwd=tmp_path)
+    records = str(trained[0] / "run/records")
+    result = run("main", *(argument.replace("RECORDS", records) for argument in arguments), cwd=tmp_path)
     assert result.returncode != 0
     assert message in result.stderr and "Traceback" not in result.stderr
     assert result.stderr.count("error:") <= 1
