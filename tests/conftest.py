@@ -2,19 +2,26 @@
 
 import os
 
+from tests.processes import QUICK_TO_COMPILE
+
 # Tests compile much and compute little: no time for optimizations.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
+        QUICK_TO_COMPILE,
         "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
     ]
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+# Run after run the same small programs are compiled, and by the processes that tests start as well.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
+
+import concurrent.futures
+import contextlib
 import importlib.util
 import random
+import signal
 
 import jax
 import pytest
@@ -22,22 +29,30 @@ import pytest
 from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.sharding.mesh import make_mesh
 
-# Run after run the same small programs are compiled.
-jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/bertjax/compiled"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
-# Files that take a minute or more: begun first, or one worker would be left with the last of them.
+# A shell's background jobs ignore Ctrl-C, and so would the processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Files that take half a minute or more, longest first: or one worker would be left with the last of them.
 LONG = (
-    "test_commands.py",
-    "test_plan.py",
     "test_loop.py",
-    "test_several_hosts.py",
+    "test_plan.py",
     "test_finetuning.py",
+    "test_commands.py",
     "test_notebook.py",
-    "test_preparation.py",
-    "test_pretraining.py",
-    "test_pretrained.py",
+    "test_sweep.py",
+    "test_several_hosts.py",
     "test_features.py",
+    "test_squad.py",
+    "test_own_task.py",
+    "test_pretraining.py",
+    "test_ner.py",
+    "test_pretrained.py",
+    "test_bert.py",
+    "test_golden.py",
+    "test_swag.py",
+    "test_preparation.py",
 )
 
 
@@ -100,13 +115,43 @@ def tiny_config(corpus="", records=""):
     return config
 
 
+@contextlib.contextmanager
+def preparing_in_process():
+    """`prepare` without processes of its own, which take seconds to start."""
+    from bertjax.data import preparation
+    from bertjax.text import tokenizer
+
+    class Pool(concurrent.futures.Executor):
+        def submit(self, function, *arguments):
+            future = concurrent.futures.Future()
+            future.set_result(function(*arguments))
+            return future
+
+    @contextlib.contextmanager
+    def worker_pool(_, job):
+        preparation._worker = preparation._Worker(job, tokenizer.load(**job.tokenizer))
+        yield Pool()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "_worker_pool", worker_pool)
+        patch.setattr(preparation, "_worker", None, raising=False)
+        yield
+
+
+@pytest.fixture
+def in_process():
+    with preparing_in_process():
+        yield
+
+
 @pytest.fixture(scope="session")
 def records_folder(corpus_file, tmp_path_factory):
-    """Records of `tiny_config`, prepared by two workers."""
+    """Records of `tiny_config`."""
     from bertjax.data.preparation import prepare
 
     folder = tmp_path_factory.mktemp("records") / "out"
-    prepare(tiny_config(corpus_file), folder, workers=2)
+    with preparing_in_process():
+        prepare(tiny_config(corpus_file), folder)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
@@ -12,10 +11,9 @@ import time
 import numpy as np
 import pytest
 
+from bertjax.__main__ import COMMANDS
 from tests.conftest import make_corpus
-
-ROOT = pathlib.Path(__file__).parents[1]
-QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+from tests.processes import ROOT, environment_with, run, start
 
 # Small enough to train in seconds.
 TINY = [
@@ -28,13 +26,6 @@ TINY = [
 ]  # fmt: skip
 
 
-def run(module, *arguments, cwd, timeout=240, **environment):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu",
-                   "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **environment}  # fmt: skip
-    command = [sys.executable, "-m", f"bertjax.{module}", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout)
-
-
 def base(*arguments):
     return [f"--config={ROOT / 'experiments' / 'base.py'}", *arguments]
 
@@ -44,7 +35,7 @@ def trained(tmp_path_factory):
     """A folder in which `main` went from text to a finished run."""
     folder = tmp_path_factory.mktemp("stranger")
     (folder / "text.txt").write_text(make_corpus(80))
-    result = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder)
+    result = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder, fresh=True)
     assert result.returncode == 0, result.stderr
     return folder, result
 
@@ -62,7 +53,7 @@ def test_main_goes_from_text_to_filled_masks(trained):
 
 def test_a_finished_run_says_so_at_once(trained):
     folder, result = trained
-    again = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder, timeout=30)
+    again = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder)
     assert again.returncode == 0 and again.stdout.startswith("already finished: 10 steps")
     assert again.stdout.split("\n")[1:] == result.stdout.split("\n")[-len(again.stdout.split("\n")) + 1 :]
 
@@ -87,7 +78,8 @@ def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
     assert learnt.returncode == 0 and "learnt 150 pieces" in learnt.stdout, learnt.stderr
     assert (tmp_path / "words" / "vocab.txt").read_text() == (folder / "run" / "vocab.txt").read_text()
     words = "--config.tokenizer.path=words/vocab.txt"
-    prepared = run("prepare", *base(corpus, words, "--output=out", "--workers=1", *TINY), cwd=tmp_path)
+    arguments = base(corpus, words, "--output=out", "--workers=1", *TINY)
+    prepared = run("prepare", *arguments, cwd=tmp_path, fresh=True)
     assert prepared.returncode == 0 and "--config.data.records=out" in prepared.stdout, prepared.stderr
     ours, its = tmp_path / "out", folder / "run" / "records"
     files = [path.relative_to(its) for path in its.rglob("*.tfrecord")]
@@ -98,17 +90,13 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
     folder, _ = trained
     arguments = base(f"--config.data.records={folder}/run/records", "--workdir=stopped", *TINY,
                      "--config.stages.short.steps=100000", "--config.log_every_steps=1")  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "bertjax.main", *arguments]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
-    )
-    for line in process.stdout:
-        if line.startswith("step 3/"):
-            process.send_signal(signal.SIGINT)
-            break
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
+    process = start("main", *arguments, cwd=tmp_path, fresh=True)
+    while "\nstep 3/" not in process.stdout:
+        assert process.poll() is None, process.describe()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130, process.describe()
+    errors = process.stderr
     assert errors.startswith("error: stopped at step") and errors.count("\n") == 1  # no last words of TensorFlow's
     steps = sorted(int(path.name) for path in (tmp_path / "stopped" / "checkpoints").iterdir())
     assert steps and 3 <= steps[-1] < 1000
@@ -116,25 +104,24 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_prepare_stops_at_once_and_leaves_nothing_behind(number, tmp_path):
-    (tmp_path / "text.txt").write_text(make_corpus(40_000))
+    (tmp_path / "text.txt").write_text(20 * make_corpus(2_000))
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]))
     arguments = base("--config.data.corpus=text.txt", "--output=out", "--workers=2", *TINY)
-    arguments += ["--config.model.vocab_size=6", "--config.tokenizer.path=vocab.txt"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu"}
+    arguments += ["--config.model.vocab_size=6", "--config.tokenizer.path=vocab.txt", "--config.data.dupe_factor=1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "bertjax.prepare", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env=environment,
+        env=environment_with(),
         start_new_session=True,
     )
     while not list((tmp_path / "out").glob("spill-*/*")):  # the workers are at work
         assert process.poll() is None
         time.sleep(0.1)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    _, errors = process.communicate(timeout=60)  # closed by all who hold it: no worker is left
+    _, errors = process.communicate(timeout=300)  # closed by all who hold it: no worker is left
     assert process.returncode == 130 and errors.startswith("error: ") and errors.count("\n") == 1
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"vocab.txt"}
 
@@ -187,12 +174,13 @@ def test_extract_writes_hidden_states(trained, tmp_path):
         assert arrays["hidden"].shape == (2, 4, 32) and arrays["mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
 
 
-def test_help_answers_at_once(tmp_path):
-    for module in ("main", "prepare", "vocabulary", "predict", "convert"):
-        began = time.monotonic()
-        result = run(module, "--help", cwd=tmp_path)
-        assert "python -m bertjax." + module in result.stdout
-        assert time.monotonic() - began < 10  # a second on a quiet machine; far more with TensorFlow or JAX
+@pytest.mark.parametrize("module", sorted({module for module, _ in COMMANDS.values()}))
+def test_help_imports_no_more_than_it_needs(module, tmp_path):
+    """So that it answers at once."""
+    result = run(module, "--help", cwd=tmp_path, fresh=True, PYTHONPROFILEIMPORTTIME="1")
+    assert result.returncode == 0 and f"python -m bertjax.{module}" in result.stdout
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
+    assert {"absl", "bertjax"} <= imported and not imported & {"jax", "flax", "optax", "orbax", "tensorflow", "scipy"}
 
 
 BAD = {
@@ -203,13 +191,7 @@ BAD = {
         "error: --config=one.txt: not Python: line 1: invalid syntax",
     ),
     "long text to fill": (
-        base(
-            "--config.data.corpus=some.txt",
-            "--config.model.vocab_size=100",
-            *TINY,
-            "--config.eval.fill_masks=('the [MASK]" + " x" * 600 + "',)",
-            "--config.model.vocab_size=150",
-        ),
+        base("--config.data.records=RECORDS", *TINY, "--config.eval.fill_masks=('the [MASK]" + " x" * 600 + "',)"),
         "tokens, more than the model's 512 positions",
     ),
     "no such size": ([f"--config={ROOT}/experiments/small.py:huge"], "unknown model size 'huge'"),
@@ -238,12 +220,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_mistakes_get_one_clear_line(name, tmp_path):
+def test_mistakes_get_one_clear_line(name, trained, tmp_path):
     arguments, message = BAD[name]
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "one.txt").write_text("One document of one line.\n")
-    (tmp_path / "some.txt").write_text(make_corpus(80))
-    result = run("main", *arguments, cwd=tmp_path)
+    records = str(trained[0] / "run/records")
+    result = run("main", *(argument.replace("RECORDS", records) for argument in arguments), cwd=tmp_path)
     assert result.returncode != 0
     assert message in result.stderr and "Traceback" not in result.stderr
     assert result.stderr.count("error:") <= 1

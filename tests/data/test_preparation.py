@@ -1,6 +1,5 @@
 """Preparation from end to end: the same bytes for any number of workers, and nothing lost or leaked on the way."""
 
-import concurrent.futures
 import hashlib
 import itertools
 import os
@@ -20,7 +19,7 @@ from bertjax.data.corpus import is_heldout, read_documents
 from bertjax.data.pipeline import heldout_batches
 from bertjax.text import tokenizer
 from bertjax.text.documents import Document
-from tests.conftest import make_corpus, tiny_config
+from tests.conftest import make_corpus, preparing_in_process, tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -41,34 +40,14 @@ def everything(folder, length, predictions, split):
 
 
 def test_the_same_bytes_for_any_number_of_workers(corpus_file, records_folder, tmp_path, monkeypatch):
-    """Also with many small blocks, so that workers really take turns."""
-    preparation.prepare(tiny_config(corpus_file), tmp_path / "one", workers=1)
-    assert digest(tmp_path / "one") == digest(records_folder)
-
+    """In one process, and with two others and many small blocks, so that they really take turns."""
     monkeypatch.setattr(preparation, "BLOCK_CHARACTERS", 3000)
     blocks = list(preparation._blocks(tiny_config(corpus_file)))
     assert len(blocks) > 2 and min(len(b.documents) for b in blocks) >= min(16, len(blocks[-1].documents))
-    for workers in (1, 3):
-        preparation.prepare(tiny_config(corpus_file), tmp_path / f"blocks{workers}", workers=workers)
-    assert digest(tmp_path / "blocks1") == digest(tmp_path / "blocks3") != digest(records_folder)
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """Preparation without processes of its own, which take seconds to start."""
-
-    class Pool(concurrent.futures.Executor):
-        def submit(self, function, *arguments):
-            future = concurrent.futures.Future()
-            future.set_result(function(*arguments))
-            return future
-
-    def worker_pool(_, job):
-        worker = preparation._Worker(job, tokenizer.load(**job.tokenizer))
-        monkeypatch.setattr(preparation, "_worker", worker, raising=False)
-        return Pool()
-
-    monkeypatch.setattr(preparation, "_worker_pool", worker_pool)
+    with preparing_in_process():
+        preparation.prepare(tiny_config(corpus_file), tmp_path / "alone")
+    preparation.prepare(tiny_config(corpus_file), tmp_path / "two", workers=2)
+    assert digest(tmp_path / "alone") == digest(tmp_path / "two") != digest(records_folder)
 
 
 def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file, records_folder, tmp_path, in_process):
@@ -257,7 +236,7 @@ def processes(session: int) -> dict[int, tuple[str, int]]:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_ctrl_c_is_the_parents_to_answer(tmp_path):
     """A terminal sends it to all processes. No worker ever hears it, so that none prints a traceback."""
-    (tmp_path / "text.txt").write_text(make_corpus(20_000))
+    (tmp_path / "text.txt").write_text(20 * make_corpus(1_000))
     (tmp_path / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, "the"]))
     options = ["data.corpus=text.txt", "tokenizer.path=vocab.txt", "model.vocab_size=6"]
     process = subprocess.Popen(
@@ -271,14 +250,14 @@ def test_ctrl_c_is_the_parents_to_answer(tmp_path):
         start_new_session=True,
     )  # fmt: skip
     try:
-        workers, deadline = [], time.monotonic() + 60
+        workers, deadline = [], time.monotonic() + 300
         while len(workers) < 4:
             assert process.poll() is None and time.monotonic() < deadline, process.communicate()
             workers = [ignored for line, ignored in processes(process.pid).values() if "spawn_main" in line]
             time.sleep(0.01)
         assert all(ignored >> signal.SIGINT - 1 & 1 for ignored in workers), workers
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 130 and errors == "error: interrupted\n"
         while processes(process.pid):  # multiprocessing's resource tracker ends just after its parent
             assert time.monotonic() < deadline, processes(process.pid)

@@ -52,7 +52,7 @@ def test_loss_and_gradients(golden):
     names = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights",
              "next_sentence_labels")  # fmt: skip
     batch = {name: EXPECTED[name] for name in names} | {"next_sentence_weights": np.ones(3, np.float32)}
-    loss, gradients = jax.value_and_grad(lambda p: task.loss(p, task.normalize(batch))[0])(golden.params)
+    loss, gradients = jax.jit(jax.value_and_grad(lambda p: task.loss(p, task.normalize(batch))[0]))(golden.params)
     np.testing.assert_allclose(loss, EXPECTED["loss"], rtol=1e-5)
     for name, gradient in to_variables(gradients, golden.config).items():
         expected = EXPECTED[f"gradient {huggingface.huggingface_name(name)}"]

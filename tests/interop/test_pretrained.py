@@ -111,19 +111,26 @@ def test_a_vocabulary_with_rows_to_spare(golden, tmp_path):
     assert len(filled.masks[0]) == 27
 
 
+TEXTS = ["the captain saw a whale .", "storm", "the ship " * 30, "left and stayed near the harbour"]
+
+
+@pytest.fixture(scope="module")
+def five_layers(golden):
+    """(model, params, all hidden states `[layer, position, hidden]` of each text by itself)."""
+    model, tokenizer = BertModel(dataclasses.replace(golden.config, num_hidden_layers=5)), golden.tokenizer
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), *3 * [np.ones((1, 8), np.int32)])["params"])
+    encode = jax.jit(lambda *x: model.apply({"params": params}, *x, every_layer=True, method="encode")[:, 0])
+    ids = [np.array([[tokenizer.cls_id, *tokenizer.encode(t).ids[:22], tokenizer.sep_id]]) for t in TEXTS]
+    return model, params, [list(encode(x, np.ones_like(x), np.zeros_like(x))) for x in ids]
+
+
 @pytest.mark.parametrize("choice", WITHOUT_WEIGHTS)
-def test_hidden_states_are_the_layers_of_the_paper(golden, choice):
-    config = dataclasses.replace(golden.config, num_hidden_layers=5)
-    model, pieces = BertModel(config), golden.tokenizer
-    params = nn.meta.unbox(model.init(jax.random.key(0), *3 * [np.ones((1, 8), np.int32)])["params"])
-    texts = ["the captain saw a whale .", "storm", "the ship " * 30, "left and stayed near the harbour"]
-    hidden, mask, cut = extract(model, params, pieces, texts, choice)
-    assert cut == 1 and hidden.shape[:2] == mask.shape == (4, config.max_position_embeddings)
+def test_hidden_states_are_the_layers_of_the_paper(golden, five_layers, choice):
+    model, params, states = five_layers
+    hidden, mask, cut = extract(model, params, golden.tokenizer, TEXTS, choice)
+    assert cut == 1 and hidden.shape[:2] == mask.shape == (4, model.config.max_position_embeddings)
     assert mask.sum(1).tolist() == [8, 3, 24, 8]
-    for row, text in enumerate(texts):
-        ids = np.array([[pieces.cls_id, *pieces.encode(text).ids[:22], pieces.sep_id]])
-        inputs = (ids, np.ones_like(ids), np.zeros_like(ids))
-        layers = list(model.apply({"params": params}, *inputs, every_layer=True, method="encode")[:, 0])
+    for row, layers in enumerate(states):
         expected = {
             "embeddings": layers[0],
             "last": layers[5],
@@ -132,8 +139,9 @@ def test_hidden_states_are_the_layers_of_the_paper(golden, choice):
             "concat_last_four": np.concatenate(layers[2:], axis=-1),
             "sum_all": layers[1] + layers[2] + layers[3] + layers[4] + layers[5],
         }[choice]
-        np.testing.assert_allclose(hidden[row, : ids.size], expected, atol=1e-5)
-        assert not hidden[row, ids.size :].any()
+        length = len(expected)
+        np.testing.assert_allclose(hidden[row, :length], expected, atol=1e-5)
+        assert length == mask[row].sum() and not hidden[row, length:].any()
 
 
 def test_four_layers_of_a_model_of_two_are_refused(golden):

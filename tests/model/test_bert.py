@@ -1,6 +1,7 @@
 """The model: published sizes, what may see what, the heads, initial values, FLOPs."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -36,6 +37,16 @@ def tiny():
     # Weights that are large enough for every path to matter.
     keys = iter(jax.random.split(jax.random.key(2), 99))
     return model, jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), params)
+
+
+@functools.cache
+def compiled(model):
+    return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
+
+
+def forward(model, params, *inputs):
+    """`model.apply`, compiled: operation by operation it takes seconds. The same program serves all tests."""
+    return compiled(model)(params, *inputs)
 
 
 def inputs(rows=3, length=16, seed=0):
@@ -82,12 +93,12 @@ def test_padding_changes_nothing(tiny):
     model, params = tiny
     ids, segments, types = inputs()
     positions = np.array([[1, 5, 15]] * 3)
-    expected = model.apply({"params": params}, ids, segments, types, positions)
+    expected = forward(model, params, ids, segments, types, positions)
 
     def pad(x, value=0):
         return np.pad(x, ((0, 0), (0, 9)), constant_values=value)
 
-    padded = model.apply({"params": params}, pad(ids, 77), pad(segments), pad(types, 1), positions)
+    padded = forward(model, params, pad(ids, 77), pad(segments), pad(types, 1), positions)
     for a, b in zip(expected, padded):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
@@ -97,33 +108,31 @@ def test_packed_segments_do_not_see_each_other(tiny):
     _, params = tiny
     ids, _, types = inputs(rows=2, length=12)
     encoder = BertModel(TINY)
-    alone, _ = encoder.apply({"params": params["bert"]}, ids, np.ones_like(ids), types)
+    alone, _ = forward(encoder, params["bert"], ids, np.ones_like(ids), types)
     row = [np.concatenate(x)[None] for x in (ids, [[1] * 12, [2] * 12], types, [np.arange(12)] * 2)]
-    packed, _ = encoder.apply({"params": params["bert"]}, *row)
+    packed, _ = forward(encoder, params["bert"], *row)
     np.testing.assert_allclose(packed[0], np.concatenate(alone), atol=2e-5)
 
     changed = row[0].copy()
     changed[0, 15] = 5 if changed[0, 15] != 5 else 6
-    after, _ = encoder.apply({"params": params["bert"]}, changed, *row[1:])
+    after, _ = forward(encoder, params["bert"], changed, *row[1:])
     assert (after[0, :12] == packed[0, :12]).all() and (after[0, 12:] != packed[0, 12:]).any()
 
 
 def test_position_and_token_type_matter(tiny):
     _, params = tiny
     ids, segments, types = inputs()
-    hidden, _ = BertModel(TINY).apply({"params": params["bert"]}, ids, segments, types)
-    other, _ = BertModel(TINY).apply({"params": params["bert"]}, ids, segments, 1 - types)
-    moved, _ = BertModel(TINY).apply(
-        {"params": params["bert"]}, ids, segments, types, np.arange(3, 19)[None].repeat(3, 0)
-    )
+    hidden, _ = forward(BertModel(TINY), params["bert"], ids, segments, types)
+    other, _ = forward(BertModel(TINY), params["bert"], ids, segments, 1 - types)
+    moved, _ = forward(BertModel(TINY), params["bert"], ids, segments, types, np.arange(3, 19)[None].repeat(3, 0))
     assert abs(hidden - other).max() > 1e-3 and abs(hidden - moved).max() > 1e-3
 
 
 def test_masked_words_are_predicted_where_they_stand_and_padding_words_never(tiny):
     model, params = tiny
     ids, segments, types = inputs()
-    everywhere, _ = model.apply({"params": params}, ids, segments, types, np.arange(16)[None].repeat(3, 0))
-    some, _ = model.apply({"params": params}, ids, segments, types, np.array([[3, 9], [0, 15], [7, 7]]))
+    everywhere, _ = forward(model, params, ids, segments, types, np.arange(16)[None].repeat(3, 0))
+    some, _ = forward(model, params, ids, segments, types, np.array([[3, 9], [0, 15], [7, 7]]))
     np.testing.assert_allclose(some[1], everywhere[1, [0, 15]], atol=1e-5)
     assert everywhere.shape == (3, 16, 128)
     probabilities = jax.nn.softmax(everywhere)
@@ -137,7 +146,7 @@ def test_encoder_layer_against_numpy(tiny):
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params["bert"])
     one_layer = dataclasses.replace(TINY, num_hidden_layers=1)
     first = {**p, "encoder": {"layers": jax.tree.map(lambda x: x[:1], p["encoder"]["layers"])}}
-    hidden, pooled = BertModel(one_layer).apply({"params": first}, ids, segments, types)
+    hidden, pooled = forward(BertModel(one_layer), first, ids, segments, types)
 
     def norm(x, q):
         x = x - x.mean(-1, keepdims=True)
@@ -166,22 +175,22 @@ def test_encoder_layer_against_numpy(tiny):
     )
 
 
-@pytest.mark.parametrize("remat", ["dots", "full"])
-def test_recomputation_changes_no_gradient(tiny, remat):
+def test_recomputation_changes_no_gradient(tiny):
     model, params = tiny
     ids, segments, types = inputs()
 
     def gradient(model):
         def loss(params):
-            words, pairs = model.apply(
-                {"params": params}, ids, segments, types, ids % 16, jax.random.split(jax.random.key(3), len(ids))
-            )
+            keys = jax.random.split(jax.random.key(3), len(ids))
+            words, pairs = model.apply({"params": params}, ids, segments, types, ids % 16, keys)
             return jax.nn.logsumexp(words[..., :100]).sum() + pairs.sum()
 
         return jax.jit(jax.grad(loss))(params)
 
-    plain, recomputed = gradient(model), gradient(BertForPreTraining(TINY, remat=remat))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain, recomputed)
+    plain = gradient(model)
+    for remat in ("dots", "full"):
+        recomputed = gradient(BertForPreTraining(TINY, remat=remat))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain, recomputed)
 
 
 def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
@@ -191,7 +200,7 @@ def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
     keys = jax.random.split(jax.random.key(0), len(ids))
 
     def apply(rows, keys):
-        return model.apply({"params": params}, ids[rows], segments[rows], types[rows], ids[rows] % 16, keys)[0]
+        return forward(model, params, ids[rows], segments[rows], types[rows], ids[rows] % 16, keys)[0]
 
     rows = np.arange(len(ids))
     together = apply(rows, keys)
@@ -233,8 +242,8 @@ def test_dropout_drops_the_given_share_independently():
 def test_bfloat16_is_close_to_float32(tiny):
     model, params = tiny
     ids, segments, types = inputs()
-    exact = model.apply({"params": params}, ids, segments, types, ids % 16)[0][..., :100]
-    rough = BertForPreTraining(TINY, jnp.bfloat16).apply({"params": params}, ids, segments, types, ids % 16)[0]
+    exact = forward(model, params, ids, segments, types, ids % 16)[0][..., :100]
+    rough = forward(BertForPreTraining(TINY, jnp.bfloat16), params, ids, segments, types, ids % 16)[0]
     assert rough.dtype == jnp.float32
     error = np.linalg.norm(rough[..., :100] - exact) / np.linalg.norm(exact)
     assert 0 < error < 3e-2

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import subprocess
-import sys
 
 import flax.linen as nn
 import jax
@@ -22,6 +20,7 @@ from bertjax.training.optimizer import make_optimizer
 from bertjax.training.state import make_layout
 from experiments import small
 from tests.golden import make_hbm
+from tests.processes import ROOT, run
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden/hbm.json").read_text())
 
@@ -239,7 +238,7 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
         "    config.stages = named_stages(short=stage(10, 64, 10), long=stage(10, 128, 20))\n"
         "    config.batch_size = 8\n    return config\n"
     )
-    done = compile_command(f"--config={experiment}", "--topology=v6e-4", "--json")
+    done = run("compile", f"--config={experiment}", "--topology=v6e-4", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["stage"] for row in rows] == [0, 1]
@@ -250,11 +249,6 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
         }  # fmt: skip
         assert row["chips"] == 4 and row["batch_size"] == 8
         assert 0 < row["hbm_used_bytes"] < row["hbm_available_bytes"] and 0 < row["estimated_mfu"] < 1
-
-
-def compile_command(*arguments):
-    command = [sys.executable, "-m", "bertjax.compile", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +265,7 @@ def compile_command(*arguments):
 )  # fmt: skip
 @pytest.mark.tpu_aot
 def test_mistakes_get_one_line(flags, message):
-    done = compile_command("--config=experiments/base.py", *flags)
+    done = run("compile", "--config=experiments/base.py", *flags, cwd=ROOT)
     assert done.returncode == 1 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and message in done.stderr, done.stderr
 

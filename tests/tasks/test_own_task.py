@@ -17,9 +17,9 @@ from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint as checkpoints
 from bertjax.training import workdir
 from bertjax.training.logging import read_metrics
+from tests.processes import ROOT
+from tests.processes import run as command
 from tests.tasks import own_task
-from tests.test_commands import ROOT
-from tests.test_commands import run as command
 
 SEA = "ship sail harbour"  # two words with an s
 

@@ -1,16 +1,14 @@
 """The Colab notebook: run from its first cell to its last, small, on the CPU; and kept free of outputs."""
 
 import json
-import os
-import pathlib
 
 import nbclient
 import nbformat
 import pytest
 
 from tests.conftest import make_corpus
+from tests.processes import ROOT, environment_with
 
-ROOT = pathlib.Path(__file__).parents[2]
 NOTEBOOK = ROOT / "tpu" / "bertjax_tpu.ipynb"
 
 
@@ -20,14 +18,10 @@ def executed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebook")
     (folder / "text.txt").write_text(make_corpus(80))
     environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
+        **environment_with(),
         "IPYTHONDIR": str(folder / "ipython"),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0 "
-        "--xla_llvm_disable_expensive_passes=true",
         "BERTJAX_NOTEBOOK_STEPS": "35",
-        "BERTJAX_NOTEBOOK_EPOCHS": "2",
+        "BERTJAX_NOTEBOOK_EPOCHS": "1",
         "BERTJAX_NOTEBOOK_CORPUS": str(folder / "text.txt"),
         "BERTJAX_NOTEBOOK_VOCABULARY": "150",
         "BERTJAX_NOTEBOOK_RUNS": str(folder / "runs"),
@@ -74,6 +68,6 @@ def test_it_fills_masks_and_fine_tunes(executed):
     assert "this function returns a [MASK] of strings" in filled and filled.count("%") == 5
     tuned = said(outputs["tune"])
     assert f"started from {runs / 'colab'}@35 (bertjax)" in tuned and "320 training examples" in tuned
-    assert "step 20/20 loss" in tuned and "dev: accuracy" in tuned
+    assert "step 10/10 loss" in tuned and "dev: accuracy" in tuned
     guesses = [json.loads(line) for line in said(outputs["compare"]).splitlines()]
     assert len(guesses) == 2 and {guess["label"] for guess in guesses} <= {"failure", "result"}

@@ -1,0 +1,197 @@
+"""The package's commands in processes of their own.
+
+`run` and `start` fork them off one process that has imported JAX and TensorFlow already: a start costs milliseconds
+instead of seconds. What runs is the same, `python -m bertjax.MODULE` with its own flags, environment, folder and
+signals. `fresh=True` starts Python anew, as users do.
+"""
+
+import atexit
+import functools
+import json
+import os
+import pathlib
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+ROOT = pathlib.Path(__file__).parents[1]
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+class Process:
+    """A process whose stdout and stderr go to files, so that they can be read while it runs."""
+
+    def __init__(self, name: str, folder: pathlib.Path):
+        self.name, self._folder, self._fresh = name, folder, None
+        self._outputs = [folder / "stdout", folder / "stderr"]
+        for path in self._outputs:
+            path.touch()
+
+    @property
+    def stdout(self) -> str:
+        """Of the time until now."""
+        return self._outputs[0].read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._outputs[1].read_text()
+
+    def poll(self) -> int | None:
+        """The exit status, -N after signal N; None while it runs."""
+        if self._fresh:
+            return self._fresh.poll()
+        if (code := self._folder / "code").exists():
+            return int(code.read_text())
+        assert _forking().poll() is None, "the process that forks has died"
+        return None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait(self, timeout: float) -> int:
+        """The exit status. What has not ended after `timeout` seconds is killed, and shown."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                self.send_signal(signal.SIGKILL)
+                raise TimeoutError(f"not done after {timeout} seconds: {self.describe()}")
+            time.sleep(0.02)
+        return self.poll()
+
+    def describe(self) -> str:
+        """What it is doing, with its last lines."""
+        state = "still runs" if self.poll() is None else f"ended with status {self.poll()}"
+        return f"{self.name} {state}\n--- stdout\n{self.stdout[-1000:]}\n--- stderr\n{self.stderr[-3000:]}"
+
+
+def environment_with(**variables: str) -> dict[str, str]:
+    """For a process that computes on one CPU device, and keeps all that it compiles for the next."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **variables}  # fmt: skip
+
+
+def start(module: str, *arguments, cwd, fresh: bool = False, **environment) -> Process:
+    """Starts `python -m bertjax.MODULE` in folder `cwd`."""
+    environment = environment_with(**environment)
+    arguments = [*map(str, arguments)]
+    process = Process(" ".join([module, *arguments]), pathlib.Path(tempfile.mkdtemp(dir=_folder())))
+    if fresh:
+        stdout, stderr = (path.open("w") for path in process._outputs)
+        process._fresh = subprocess.Popen(
+            [sys.executable, "-m", f"bertjax.{module}", *arguments], stdin=subprocess.DEVNULL, stdout=stdout,
+            stderr=stderr, cwd=cwd, env=environment, start_new_session=True,
+        )  # fmt: skip
+        process.pid = process._fresh.pid
+        return process
+    request = dict(module=module, arguments=arguments, cwd=str(cwd), environment=environment)
+    parent = _forking()
+    parent.stdin.write(json.dumps({**request, "folder": str(process._folder)}) + "\n")
+    parent.stdin.flush()
+    process.pid = int(parent.stdout.readline())
+    return process
+
+
+def run(module: str, *arguments, cwd, timeout: float = 300, **more) -> subprocess.CompletedProcess:
+    """Waits for what `start` starts."""
+    process = start(module, *arguments, cwd=cwd, **more)
+    code = process.wait(timeout)
+    return subprocess.CompletedProcess([module, *arguments], code, process.stdout, process.stderr)
+
+
+@functools.cache
+def _folder() -> str:
+    folder = tempfile.TemporaryDirectory(prefix="bertjax-tests-")
+    atexit.register(folder.cleanup)
+    return folder.name
+
+
+@functools.cache
+def _forking() -> subprocess.Popen:
+    """Ends with the tests: its stdin is closed then."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.processes"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+
+
+# The process that forks. It computes nothing: JAX's and TensorFlow's threads, which no fork survives, start with that.
+
+
+def _serve() -> str:
+    """Answers requests; in each fork, returns the name of the module to run."""
+    running, requests = {}, b""
+    while True:
+        ready, _, _ = select.select([0], [], [], 0.02 if running else None)
+        if ready:
+            requests += (read := os.read(0, 65_536))
+            if not read:  # the tests have ended
+                for pid in running:
+                    os.kill(pid, signal.SIGKILL)
+                os._exit(0)
+        *lines, requests = requests.split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if (pid := os.fork()) == 0:
+                return _become(**request)
+            running[pid] = pathlib.Path(request["folder"])
+            os.write(1, b"%d\n" % pid)
+        for pid, folder in list(running.items()):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                (folder / "new").write_text(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+                (folder / "new").rename(folder / "code")
+                del running[pid]
+
+
+def _become(module: str, arguments: list[str], cwd: str, environment: dict[str, str], folder: str) -> str:
+    """Makes this fork what a process with these would be."""
+    for number, name in enumerate((os.devnull, f"{folder}/stdout", f"{folder}/stderr")):
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    sys.path[:] = [cwd, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *sys.path[1:]]
+    for name, value in jax.config.values.items():  # which were read from the environment of another process
+        given = environment.get(name.upper())
+        if given is not None and isinstance(value, str | float | int | None):
+            jax.config.update(name, given if value is None else type(value)(given))
+    return f"bertjax.{module}"
+
+
+def _run(module: str) -> None:
+    """Runs the module and ends as Python would, but for freeing all that was imported, which takes seconds."""
+    code = 1
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    os.environ.pop("PYTHONPATH", None)
+    import jax
+
+    import bertjax.data.preparation
+    import bertjax.data.tf
+    import bertjax.interop.pretrained
+    import bertjax.tasks.launch
+    import bertjax.tasks.pretraining  # noqa: F401
+
+    _run(_serve())
