@@ -1,10 +1,10 @@
 """Fine-tuning here and with transformers in PyTorch: the same weights, examples and hyperparameters, several seeds.
 
-Both sides of a seed begin with the same output layer, and see the same batches. What differs is the dropout's draws.
+For each seed both sides start from the same output layer and see the same batches; only the dropout masks differ.
 
 Command:  python -m experiments.benchmarks.beside_transformers --weights=DIR --data=DATA --output=results.jsonl
           DIR: a BERT in Hugging Face's format. DATA: the folder with glue/, conll2003/ and squad/.
-          Again: goes on where it was stopped, and prints the table of what there is.
+          The same command resumes, and prints the table of all results so far.
 Needs:    pip install torch transformers
 Hardware: 2 CPU cores, some hours
 Score:    see RESULTS.md
