@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import pathlib
 import re
+import sys
 import traceback
 from collections.abc import Iterable
 
@@ -59,6 +60,8 @@ def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
                 if value.startswith("--"):
                     raise UserError(f"a value is missing, such as --{field.name}={_quoted(field.value)}")
                 argument += f" {value}"
+            if field.name == "config.task":
+                raise UserError("an experiment is for one task; choose another --config")
             parsed = field.parse(value)
             if field.kind is tuple and field.name in overridden:  # repeated overrides of a tuple append to it
                 parsed = field.value + parsed
@@ -107,6 +110,9 @@ def _find(name: str) -> str:
 def _call_get_config(path: str, arguments: list[str]) -> ConfigDict:
     loader = importlib.machinery.SourceFileLoader("experiment", path)
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    folder = str(pathlib.Path(path).parent.absolute())
+    sys.path.insert(0, folder)  # modules beside the experiment: a task of its own
+    sys.modules[loader.name] = module
     try:
         loader.exec_module(module)
         if not callable(get_config := getattr(module, "get_config", None)):
@@ -123,6 +129,8 @@ def _call_get_config(path: str, arguments: list[str]) -> ConfigDict:
         raise UserError(f"not Python: {_line(error, path)}{error.msg}") from None
     except Exception as error:
         raise UserError(f"{_line(error, path)}{type(error).__name__}: {error}") from None
+    finally:
+        sys.path.remove(folder)
     if not isinstance(config, ConfigDict):
         raise UserError(f"get_config() returns {config!r} instead of a ConfigDict, such as pretraining_config()")
     return config
@@ -201,7 +209,7 @@ def find_field(config: ConfigDict, path: str) -> Field:
 
 
 def _path_keys(node: ast.expr) -> list[str | int]:
-    """Returns ["stages", 0, "steps"] for the expression stages[0].steps."""
+    """Returns ["stages", "short", "steps"] for the expression stages.short.steps; indices of tuples are integers."""
     match node:
         case ast.Name(name):
             return [name]

@@ -14,7 +14,7 @@ from bertjax import command
 _CHECKPOINT = command.define_checkpoint_flag()
 _INPUT = flags.DEFINE_string("input", None, "File with one text per line, in addition to those on the command line.")
 _LAYERS = flags.DEFINE_string(
-    "layers", "concat_last_four", "embeddings, second_to_last, last, sum_last_four, concat_last_four or sum_all."
+    "layers", "concat_last_four", "Which hidden states to write; the error for an unknown name lists them."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "The .npz file to write.")
 flags.mark_flags_as_required(["checkpoint", "output"])

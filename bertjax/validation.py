@@ -4,6 +4,7 @@ This module checks the fields of pre-training and of all fine-tuning tasks. A fi
 its module, with the helpers below. `tasks.validate` runs all checks.
 """
 
+import math
 from collections.abc import Sequence
 
 import ml_collections
@@ -75,7 +76,7 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
     """Raises `UserError` if a field that all fine-tuning tasks share is invalid; `with_data`: also require the data."""
     _validate_common(config)
     share(config, "optimizer.warmup_proportion")
-    require(config.epochs > 0, "epochs", config.epochs, "must be above 0")
+    require(0 < config.epochs < math.inf, "epochs", config.epochs, "must be above 0 and finite")
     require(config.max_seq_length >= 8, "max_seq_length", config.max_seq_length, "must be at least 8")
     require(config.restarts >= 0, "restarts", config.restarts, "must be at least 0")
     one = f'applies to searches only; for a single run also set --config.sweep="seed={config.seed}"'
@@ -110,7 +111,12 @@ def _validate_common(config) -> None:
     share(config, "model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
     share(config, "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay")
     for name in ("learning_rate", "epsilon", "max_grad_norm"):
-        require(config.optimizer[name] > 0, f"optimizer.{name}", config.optimizer[name], "must be above 0")
+        require(
+            0 < config.optimizer[name] < math.inf,
+            f"optimizer.{name}",
+            config.optimizer[name],
+            "must be above 0 and finite",
+        )
 
     model, batch, microbatches = config.model, config.batch_size, config.microbatches
     require(

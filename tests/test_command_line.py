@@ -208,9 +208,21 @@ def test_both_doors_say_the_same(tmp_path):
             assert "--config: An experiment: base, " in by_name.stdout and "--workdir: " in by_name.stdout
 
 
-@pytest.mark.parametrize("name", __main__.COMMANDS)
-def test_every_command_is_a_module(name):
-    assert (ROOT / "bertjax" / f"{__main__.COMMANDS[name][0]}.py").is_file()
+def test_the_task_of_an_experiment_cannot_be_overridden():
+    with pytest.raises(UserError, match=r"^--config.task=squad: an experiment is for one task"):
+        parse("--config=glue:mrpc", "--config.task=squad")
+
+
+def test_an_experiment_imports_the_modules_beside_it(tmp_path):
+    """A task of one's own, from any folder; `sys.path` stays as it was."""
+    (tmp_path / "neighbour.py").write_text("SIZE = 7\n")
+    (tmp_path / "own.py").write_text(
+        "from __future__ import annotations\nimport dataclasses\nfrom bertjax.config import pretraining_config\n"
+        "from neighbour import SIZE\n\n@dataclasses.dataclass\nclass Own:\n    size: int = SIZE\n\n"
+        "def get_config():\n    config = pretraining_config()\n    config.batch_size = Own().size\n    return config\n"
+    )
+    before = list(sys.path)
+    assert parse(f"--config={tmp_path / 'own.py'}")[0].batch_size == 7 and sys.path == before
 
 
 def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch):

@@ -73,6 +73,8 @@ def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
     "field, value, message",
     [
         ("epochs", 0.0, "config.epochs = 0.0: must be above 0"),
+        ("epochs", float("inf"), "config.epochs = inf: must be above 0"),
+        ("optimizer.learning_rate", float("inf"), "config.optimizer.learning_rate = inf: must be above 0"),
         ("max_seq_length", 4, "config.max_seq_length = 4: must be at least 8"),
         ("optimizer.warmup_proportion", 1.5, "config.optimizer.warmup_proportion = 1.5"),
         ("data.name", "mrcp", "config.data.name = 'mrcp': choose one of cola, sst2, mrpc"),

@@ -16,7 +16,7 @@ from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint, workdir
 from bertjax.training.checkpoint import Scores
-from bertjax.training.workdir import Record
+from bertjax.training.workdir import RunInfo
 
 FORMATS = ("bertjax", "huggingface", "tf1")
 WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # a path with a choice of checkpoint: "runs/mrpc@best", "runs/mrpc@75"
@@ -63,11 +63,12 @@ class Pretrained:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The location of a checkpoint: `step` in a bertjax workdir, or `prefix` of a TF1 checkpoint."""
+    """The location of a checkpoint: `step` of the run `info` in a bertjax workdir, or `prefix` of a TF1 checkpoint."""
 
     format: str
     folder: epath.Path
     step: int | None = None
+    info: RunInfo | None = None
     prefix: epath.Path | None = None
 
     def __str__(self) -> str:
@@ -83,11 +84,10 @@ def read(path: epath.PathLike) -> Pretrained:
     place = find(path)
     known: dict = {}
     if place.format == "bertjax":
-        record = workdir.require_record(place.folder)
-        config = bert_config(record.config)
+        info, config = place.info, bert_config(place.info.config)
         params, ignored = checkpoint.read_params(place.folder, place.step), []
         scores = checkpoint.read_scores(place.folder, place.step)
-        known = dict(architecture=record.architecture, labels=record.labels or (), settings=record.config)
+        known = dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
         known["decided"] = scores.decided if scores else {}
     elif place.format == "huggingface":
         config = huggingface.read_config(place.folder / huggingface.CONFIG)
@@ -96,7 +96,7 @@ def read(path: epath.PathLike) -> Pretrained:
     else:
         config = tf1.read_config(place.folder / tf1.CONFIG)
         params, ignored = tf1.read_params(place.prefix, config)
-    found = read_tokenizer(path)
+    found = _read_tokenizer(place)
     if found is not None and found.vocab_size > config.vocab_size:
         raise UserError(
             f"{place.folder}: its tokenizer has {found.vocab_size} pieces, its model only {config.vocab_size}"
@@ -108,16 +108,19 @@ def read_config(path: epath.PathLike) -> BertConfig:
     """Reads the model config of a checkpoint, without its arrays."""
     place = find(path)
     if place.format == "bertjax":
-        return bert_config(workdir.require_record(place.folder).config)
+        return bert_config(place.info.config)
     module = huggingface if place.format == "huggingface" else tf1
     return module.read_config(place.folder / module.CONFIG)
 
 
 def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
     """Reads the tokenizer of a checkpoint: of our run, or `tokenizer.model`, `tokenizer.json` or `vocab.txt`."""
-    place = find(path)
+    return _read_tokenizer(find(path))
+
+
+def _read_tokenizer(place: Place) -> Tokenizer | None:
     if place.format == "bertjax":
-        return workdir.load_tokenizer(place.folder, workdir.require_record(place.folder))
+        return workdir.load_tokenizer(place.folder, place.info)
     folder = place.folder
     file = _tokenizer_file(folder)
     if file is None:
@@ -154,9 +157,9 @@ def find(path: epath.PathLike) -> Place:
     if (best := path / BEST_RUN).is_file():  # of a search
         path = path / best.read_text().strip()
     if (path / checkpoint.FOLDER).is_dir():
-        is_fine_tuned = bool(workdir.require_record(path).architecture)
-        default = "best" if is_fine_tuned and checkpoint.best_step(path) is not None else "latest"
-        return Place("bertjax", path, step=checkpoint.choose_step(path, which or default))
+        info = workdir.require_info(path)
+        default = "best" if info.architecture and checkpoint.best_step(path) is not None else "latest"
+        return Place("bertjax", path, checkpoint.choose_step(path, which or default), info)
     if which:
         raise UserError(f"@{which} needs the workdir of a run, but {str(path)!r} is not one")
     if (path / huggingface.CONFIG).exists() and "task" in huggingface.read_json(path / huggingface.CONFIG):
@@ -311,7 +314,7 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         checkpoint.write_params(output, pretrained.params)
         if pretrained.decided:
             checkpoint.write_scores(output, 0, Scores({}, decided=pretrained.decided))
-        workdir.write_record(output, Record(config, pretrained.architecture, pretrained.labels), pretrained.tokenizer)
+        workdir.write_info(output, RunInfo(config, pretrained.architecture, pretrained.labels), pretrained.tokenizer)
     size = count_parameters(pretrained.params, pretrained.config)
     parts = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
     if left_out:

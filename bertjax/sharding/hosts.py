@@ -40,8 +40,13 @@ def join(timeout: float) -> int:
 
 def leave() -> None:
     """Waits for all hosts to finish: JAX aborts a process if the others have exited half a minute before it."""
+    wait_for_all("leaving")
+
+
+def wait_for_all(name: str) -> None:
+    """Waits until all hosts are here; `name` is the same on all of them."""
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("leaving")
+        multihost_utils.sync_global_devices(name)
 
 
 def check_shared(workdir: epath.PathLike) -> None:

@@ -3,6 +3,7 @@
 The registry holds only names; `get` imports the module of a task.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ _registered: dict[str, "FineTuningTask"] = {}
 
 def register(name: str, task: "FineTuningTask") -> None:
     """Registers a task in this process, for `config.task = name`; an experiment's file may call this."""
+    if name in (PRETRAINING, *FINE_TUNING):
+        raise UserError(f"task {name!r} is one of bertjax's own; register yours under another name")
     _registered[name] = task
 
 
@@ -37,7 +40,11 @@ def get(name: str) -> "FineTuningTask":
     if name in FINE_TUNING:
         return importlib.import_module(f"bertjax.tasks.{name}").TASK
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
-        return point.load()
+        try:
+            return point.load()
+        except Exception as error:  # of somebody else's code
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"task {name!r}: cannot load {point.value}, its entry point ({reason})") from None
     raise UserError(f"config.task = {name!r}: choose one of {', '.join((PRETRAINING, *names()))}")
 
 
@@ -48,9 +55,11 @@ def of_checkpoint(name: str, architecture: str) -> "FineTuningTask | None":
     """
     if name and name != PRETRAINING:
         return get(name)
-    if not architecture:
-        return None
-    return next((task for task in map(get, names()) if task.architecture == architecture), None)
+    for known in names() if architecture else ():
+        with contextlib.suppress(UserError):  # an entry point that does not load
+            if (task := get(known)).architecture == architecture:
+                return task
+    return None
 
 
 def validate(config, with_data: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Fine-tuning (Devlin et al. 2019, section 4 and appendix A.3): adds an output layer and trains all params."""
+"""Fine-tuning (Devlin et al. 2019, section 4 and appendix A.3): adds an output layer and trains it with the encoder."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
 from bertjax.training.run import Kind, Run
-from bertjax.training.workdir import Record, load_tokenizer, tokenizer_entry
+from bertjax.training.workdir import RunInfo, load_tokenizer, tokenizer_entry
 
 SEPARATOR = " ||| "  # between the parts of an input text
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
@@ -163,7 +163,8 @@ class FineTuning:
             scores |= split.score(outputs)
             decided |= split.decide(outputs)
             self._outputs.append(outputs)
-        return Scores(scores, scores[self.dataset.metric], decided=decided)
+        measured_on = f"{sum(len(split.examples) for split in self.dataset.dev)} dev examples"
+        return Scores(scores, scores[self.dataset.metric], measured_on, decided)
 
     def files(self) -> dict[str, str]:
         named = {}
@@ -196,7 +197,7 @@ class Material:
     initialize: Callable[[dict], dict] | None
 
 
-def adopt(config, before: Record | None) -> None:
+def adopt(config, before: RunInfo | None) -> None:
     """Sets the model, except dropout, to that of the earlier run or of `init_checkpoint`."""
     if before is None:
         pretrained.adopt_model(config, pretrained.read_config(config.init_checkpoint), config.init_checkpoint)
@@ -205,7 +206,7 @@ def adopt(config, before: Record | None) -> None:
     tasks.validate(config)  # now that the model is known
 
 
-def load_material(config, workdir: epath.Path, before: Record | None) -> Material:
+def load_material(config, workdir: epath.Path, before: RunInfo | None) -> Material:
     """Loads tokenizer and data. Raises `UserError` for missing or invalid files, or if there is no vocabulary."""
     initialize = None
     if before is not None:
@@ -216,25 +217,25 @@ def load_material(config, workdir: epath.Path, before: Record | None) -> Materia
     return Material(tokenizer, tasks.get(config.task).load(config, tokenizer), initialize)
 
 
-def open_run(config, workdir: epath.Path, before: Record | None, material: Material | None = None) -> Run:
+def open_run(config, workdir: epath.Path, before: RunInfo | None, material: Material | None = None) -> Run:
     """Opens a run. `material`: loaded already, as for the trials of a search."""
     mesh = make_mesh(config)
     notes = []
     if material is None:
         material = load_material(config, workdir, before)
         notes += material.dataset.notes
-    dataset, record = material.dataset, record_of(config, material)
+    dataset, info = material.dataset, info_of(config, material)
     task = FineTuning(config, mesh, dataset)
     # By default, after every epoch.
     config.eval.every_steps = config.eval.every_steps or steps_per_epoch(len(dataset.train), config.batch_size)
 
-    return Run(config, mesh, task, record, material.tokenizer, material.initialize, notes, _end_report)
+    return Run(config, mesh, task, info, material.tokenizer, material.initialize, notes, _end_report)
 
 
-def record_of(config, material: Material) -> Record:
-    """Makes the record of a run."""
+def info_of(config, material: Material) -> RunInfo:
+    """Makes the info of a run."""
     dataset = material.dataset
-    return Record(
+    return RunInfo(
         config.copy_and_resolve_references(),
         architecture=dataset.objective.architecture,
         labels=dataset.labels,
@@ -243,7 +244,7 @@ def record_of(config, material: Material) -> Record:
     )
 
 
-def _total_steps(config, before: Record | None) -> int | None:
+def _total_steps(config, before: RunInfo | None) -> int | None:
     return count_steps(config, before.train_examples) if before and before.train_examples else None
 
 

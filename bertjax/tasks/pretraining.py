@@ -37,7 +37,7 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
 from bertjax.training.run import Kind, Run
-from bertjax.training.workdir import Record, tokenizer_entry
+from bertjax.training.workdir import RunInfo, tokenizer_entry
 
 RECORD_COUNTS = "record_counts.json"  # in the workdir
 UNIGRAM_SEQUENCES = 65_536  # training sequences that the unigram baseline is estimated from
@@ -151,7 +151,7 @@ class Pretraining:
             "nsp_accuracy": sums["nsp_accuracy"] / pairs,
             "nsp_majority": max(sums["random_next"], pairs - sums["random_next"]) / pairs,
         }
-        return Scores(scores, -scores["mlm_loss"], measured_on=f"length {stage.length}")
+        return Scores(scores, -scores["mlm_loss"], measured_on=f"{round(pairs)} sequences of length {stage.length}")
 
     def files(self) -> dict[str, str]:
         return {}
@@ -233,7 +233,7 @@ def _weighted(logits, labels, weights) -> tuple[jax.Array, jax.Array]:
 # Pre-training as a `Kind` of run, for `training.run`.
 
 
-def _adopt(config, before: Record | None) -> None:
+def _adopt(config, before: RunInfo | None) -> None:
     """Sets the fields that `init_checkpoint` determines: activation, LayerNorm epsilon and, if unset, the tokenizer."""
     if not config.init_checkpoint:
         return
@@ -244,7 +244,7 @@ def _adopt(config, before: Record | None) -> None:
         config.model.update(hidden_act=model.hidden_act, layer_norm_eps=model.layer_norm_eps)
 
 
-def _open(config, workdir: epath.Path, before: Record | None) -> Run:
+def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     mesh = make_mesh(config)
     records, tokenizer = find_or_prepare(config, workdir)
     initialize = None
@@ -257,7 +257,7 @@ def _open(config, workdir: epath.Path, before: Record | None) -> Run:
     notes = []
     if (warmup := config.optimizer.warmup_steps) >= task.total_steps:
         notes = [f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does"]
-    record = Record(config.copy_and_resolve_references(), tokenizer=tokenizer_entry(tokenizer))
+    info = RunInfo(config.copy_and_resolve_references(), tokenizer=tokenizer_entry(tokenizer))
 
     def end_report(trained: Trained) -> str:
         params = local_copy(trained.state.params, mesh)  # all hosts must call this
@@ -266,7 +266,7 @@ def _open(config, workdir: epath.Path, before: Record | None) -> Run:
         filled = fill_mask.fill_masks(task.model, params, tokenizer, config.eval.fill_masks)
         return "\n".join([report(trained.scores), *map(fill_mask.describe, filled)])
 
-    return Run(config, mesh, task, record, tokenizer, initialize, notes, end_report)
+    return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report)
 
 
 KIND = Kind(

@@ -20,6 +20,7 @@ from bertjax import tasks
 from bertjax.config import UserError
 from bertjax.files import write_whole
 from bertjax.interop.pretrained import BEST_RUN
+from bertjax.sharding import hosts
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import finetuning
 from bertjax.tasks.finetuning import Material, count_steps
@@ -28,7 +29,7 @@ from bertjax.training.loop import Diverged
 from bertjax.training.run import Run
 from bertjax.training.run import run as run_one
 from bertjax.training.step import Program, make_program
-from bertjax.training.workdir import CONFIG, Difference, Record, differences, read_record, refuse, require_record
+from bertjax.training.workdir import CONFIG, Difference, RunInfo, differences, read_info, refuse, require_info
 from bertjax.validation import value_of
 
 RUNS, RESULT, SUMMARY = "runs", "result.json", "sweep.md"
@@ -148,6 +149,7 @@ def run(config, workdir: epath.Path) -> None:
                 print(f"trial {name_of(settings)} ({len(queue)} remaining)", flush=True)
             result = _run_trial(trial, trial_workdir, settings, material, programs)
         results.append(result)
+        hosts.wait_for_all("trial done")  # before its checkpoints may be deleted
         if is_first:
             keep_best(workdir, dataset.metric)
             write_whole(workdir / SUMMARY, table(results, (dataset.metric, *dataset.more_metrics)))
@@ -194,12 +196,12 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
 
 def check_others(workdir: epath.Path, config, material: Material) -> None:
     """Raises `UserError` if existing trials differ from these in more than the searched fields."""
-    now, identity = finetuning.record_of(config, material), tasks.get(config.task).identity
+    now, identity = finetuning.info_of(config, material), tasks.get(config.task).identity
     fields, searched = fields_of(config), {*ORDER, *(name for settings in parse(config) for name in settings)}
     for path in sorted((workdir / RUNS).glob(f"*/{CONFIG}")):
         named = {part.partition("=")[0] for part in path.parent.name.split(",")}
         may_differ = {fields.get(name) for name in searched | named}
-        found = differences(require_record(path.parent), now, identity)
+        found = differences(require_info(path.parent), now, identity)
         _refuse(path.parent, [difference for difference in found if difference.field not in may_differ])
 
 
@@ -262,8 +264,8 @@ def _with(config, settings: dict):
 
 def read_result(workdir: epath.Path, settings: dict, trial) -> Result | None:
     """Reads the result of a trial; None if it has not finished. Raises `UserError` if it had other settings."""
-    if (before := read_record(workdir)) is not None:
-        _refuse(workdir, differences(before, Record(trial)))
+    if (before := read_info(workdir)) is not None:
+        _refuse(workdir, differences(before, RunInfo(trial)))
     path = workdir / RESULT
     return Result(settings, **json.loads(path.read_text())) if path.exists() else None
 

@@ -104,6 +104,21 @@ def is_resumable(workdir: epath.PathLike, step: int) -> bool:
     return (folder_of(workdir) / str(step) / "rest").exists()
 
 
+def not_resumable(workdir: epath.PathLike) -> str:
+    """The error message for a workdir without the optimizer's state."""
+    return (
+        f"{workdir} holds params without the optimizer's state, which cannot be resumed; start a new run from them "
+        f"with --config.init_checkpoint={workdir} and another --workdir"
+    )
+
+
+class _Manager(ocp.CheckpointManager):
+    """Does not ask JAX about preemption: the training loop does, and JAX expects one increasing sequence of steps."""
+
+    def reached_preemption(self, step: int) -> bool:
+        return False
+
+
 class Checkpoints(PreservationPolicy):
     """The checkpoints of a run during training.
 
@@ -112,7 +127,7 @@ class Checkpoints(PreservationPolicy):
 
     def __init__(self, workdir: epath.PathLike, keep: int):
         self._workdir, self._keep, self._scores = workdir, keep, _read_all_scores(workdir)
-        self._manager = ocp.CheckpointManager(
+        self._manager = _Manager(
             folder_of(workdir),
             options=ocp.CheckpointManagerOptions(preservation_policy=self, cleanup_tmp_directories=True),
         )

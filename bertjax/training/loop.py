@@ -16,7 +16,7 @@ from bertjax.config import UserError
 from bertjax.files import write_whole
 from bertjax.sharding.mesh import Batch, put_batch
 from bertjax.sharding.topology import peak_flops
-from bertjax.training.checkpoint import Checkpoints, Scores, is_resumable
+from bertjax.training.checkpoint import Checkpoints, Scores, is_resumable, not_resumable
 from bertjax.training.logging import MetricsWriter, Progress
 from bertjax.training.optimizer import make_schedule
 from bertjax.training.state import TrainState
@@ -48,7 +48,7 @@ def train(
     initialize: Callable[[dict], dict] | None = None,
     program: Program | None = None,
     *,
-    begun: Callable[[int], None] = lambda step: None,
+    on_start: Callable[[int], None] = lambda step: None,
     resumable_at_end: bool = True,
 ) -> Trained:
     """Trains to `task.total_steps`, from the latest checkpoint in `workdir` if there is one.
@@ -56,7 +56,7 @@ def train(
     Args:
       initialize: (random params) -> initial params of a new run.
       program: a program to reuse instead of compiling.
-      begun: called with the start step once the state is restored or initialized, before training.
+      on_start: called with the start step once the state is restored or initialized, before training.
       resumable_at_end: saves the optimizer state with the last checkpoint too, so that training can be extended.
 
     On Ctrl-C or SIGTERM, saves a checkpoint and raises `KeyboardInterrupt`. Raises `Diverged` if the loss or the
@@ -67,8 +67,8 @@ def train(
     schedule = make_schedule(config.optimizer, task.total_steps)
     hyperparameters = put_hyperparameters(config.seed, schedule, mesh)
     checkpoints = Checkpoints(workdir, config.checkpoint.keep)
-    start, state = _begin(task, config, workdir, program, checkpoints, initialize)
-    begun(start)
+    start, state = _restore_or_initialize(task, config, workdir, program, checkpoints, initialize)
+    on_start(start)
 
     # Logging, on the first host only.
     workdir, is_first = epath.Path(workdir), jax.process_index() == 0
@@ -108,7 +108,7 @@ def train(
     def evaluate(step: int) -> None:
         """Evaluates a step after its save has started. A signal aborts the evaluation; the resumed run repeats it."""
         nonlocal clock, scores
-        began = time.monotonic()
+        started = time.monotonic()
 
         def after_batch():
             if stops_now():
@@ -122,7 +122,7 @@ def train(
                 writer.write(step, {f"eval/{name}": value for name, value in numbers.items()})
                 progress.say(f"step {step} eval: " + ", ".join(f"{k} {v:.4f}" for k, v in numbers.items()))
             scores = checkpoints.add_scores(step, found)
-        clock += time.monotonic() - began
+        clock += time.monotonic() - started
 
     # Training.
     try:
@@ -164,7 +164,7 @@ def train(
     return Trained(state, scores, best_step, checkpoints.scores(best_step))
 
 
-def _begin(task: Task, config, workdir, program: Program, checkpoints: Checkpoints, initialize):
+def _restore_or_initialize(task: Task, config, workdir, program: Program, checkpoints: Checkpoints, initialize):
     """Returns the start step and the state, restored or initialized."""
     start = checkpoints.latest_step()
     if start is not None and start > task.total_steps:
@@ -175,10 +175,7 @@ def _begin(task: Task, config, workdir, program: Program, checkpoints: Checkpoin
     if start is None:
         return 0, state if initialize is None else state.replace(params=initialize(state.params))
     if start < task.total_steps:
-        raise UserError(
-            f"{workdir} holds params without the optimizer's state, which cannot be resumed; start a new run from them "
-            f"with --config.init_checkpoint={workdir} and another --workdir"
-        )
+        raise UserError(not_resumable(workdir))
     return start, state.replace(step=state.step + start, params=checkpoints.restore_params(start, program.state.params))
 
 

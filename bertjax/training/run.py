@@ -15,12 +15,13 @@ from bertjax.training.step import Program
 from bertjax.training.task import Task
 from bertjax.training.workdir import (
     Difference,
-    Record,
+    RunInfo,
+    delete_report,
     differences,
     read_report,
     refuse,
-    require_record,
-    write_record,
+    require_info,
+    write_info,
     write_report,
 )
 
@@ -31,7 +32,7 @@ class Run:
 
     Args:
       config: complete, with the fields that the data and the checkpoint determine.
-      record: is written beside the checkpoints.
+      info: is written beside the checkpoints.
       initialize: (random params) -> initial params of a new run; None keeps the random params.
       notes: lines to print before training.
       report: (result of `train`) -> text of the report. All hosts call it; the first prints it.
@@ -40,7 +41,7 @@ class Run:
     config: object
     mesh: Mesh
     task: Task
-    record: Record
+    info: RunInfo
     tokenizer: Tokenizer
     initialize: Callable[[dict], dict] | None
     notes: list[str]
@@ -49,19 +50,19 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """The functions in which pre-training and fine-tuning differ. `record` is that of the run to resume, or None.
+    """The functions in which pre-training and fine-tuning differ. `info` is that of the run to resume, or None.
 
     Args:
       identity: (config) -> names of the fields that identify the task.
-      adopt: (config, record) sets the config fields that the record or else `config.init_checkpoint` determines.
-      total_steps: (config, record) -> total steps; None if unknown before the data is read.
-      open: (config, workdir, record) -> the run.
+      adopt: (config, info) sets the config fields that `info` or else `config.init_checkpoint` determines.
+      total_steps: (config, info) -> total steps; None if unknown before the data is read.
+      open: (config, workdir, info) -> the run.
     """
 
     identity: Callable[[object], tuple[str, ...]]
-    adopt: Callable[[object, Record | None], None]
-    total_steps: Callable[[object, Record | None], int | None]
-    open: Callable[[object, epath.Path, Record | None], Run]
+    adopt: Callable[[object, RunInfo | None], None]
+    total_steps: Callable[[object, RunInfo | None], int | None]
+    open: Callable[[object, epath.Path, RunInfo | None], Run]
 
 
 def run(
@@ -87,13 +88,14 @@ def run(
 
     # Compare with the earlier run, if any.
     steps = checkpoint.steps(workdir)
-    before = require_record(workdir) if steps else None
+    before = require_info(workdir) if steps else None
     if before is not None and before.config.task != config.task:
         refuse(workdir, [Difference("task", before.config.task, config.task, is_fatal=True)])
+    if before is not None and not is_trial and not checkpoint.is_resumable(workdir, steps[-1]):
+        raise UserError(checkpoint.not_resumable(workdir))
     kind.adopt(config, before)
-    changed = []
     if before is not None:
-        changed = differences(before, Record(config), kind.identity(config))
+        changed = differences(before, RunInfo(config), kind.identity(config))
         refuse(workdir, changed)
 
         # Stop if it has finished.
@@ -109,16 +111,17 @@ def run(
 
     # Data and model.
     opened = kind.open(config, workdir, before)
-    if before is not None:
-        refuse(workdir, differences(before, opened.record, kind.identity(config)))
+    changed = differences(before, opened.info, kind.identity(config)) if before is not None else []
+    refuse(workdir, changed)
     say(*opened.notes)
     if changed:
         say(f"resuming with changed settings: {'; '.join(map(str, changed))}")
 
-    def begun(step: int) -> None:
-        """Writes the record only once the state has been restored or initialized."""
+    def on_start(step: int) -> None:
+        """Writes `config.json` only once the state has been restored or initialized."""
         if jax.process_index() == 0:
-            write_record(workdir, opened.record, opened.tokenizer)
+            delete_report(workdir)  # of the run before it was extended
+            write_info(workdir, opened.info, opened.tokenizer)
         say(f"training in {workdir}" + (f", from step {step}" if step else ""))
 
     # Train and report.
@@ -129,7 +132,7 @@ def run(
         opened.mesh,
         opened.initialize,
         make_program(opened),
-        begun=begun,
+        on_start=on_start,
         resumable_at_end=not is_trial,
     )
     text = opened.report(trained)

@@ -1,6 +1,6 @@
-"""The record of a run in its workdir: `config.json`, the tokenizer and, once the run has finished, `report.txt`.
+"""What a workdir says about its run: `config.json`, the tokenizer and, once the run has finished, `report.txt`.
 
-`Record` holds the content of `config.json`; `differences` compares two records.
+`RunInfo` holds the content of `config.json`; `differences` compares two infos.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from bertjax.text.tokenizer import Tokenizer
 CONFIG, REPORT = "config.json", "report.txt"
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
 DECISIVE = ("task", "seed", "batch_size", "epochs", "max_seq_length", "stages", "data", "head", "optimizer", "model",
-            "init_checkpoint")  # fmt: skip
+            "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
 MODEL_MAY_CHANGE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class RunInfo:
     """The content of `config.json`.
 
     Args:
@@ -43,7 +43,7 @@ class Record:
 
 
 class Difference(NamedTuple):
-    """A field in which two records differ; a fatal difference prevents resuming."""
+    """A field in which two infos differ; a fatal difference prevents resuming."""
 
     field: str
     old: object
@@ -54,41 +54,41 @@ class Difference(NamedTuple):
         return f"{self.field} = {self.new!r} (was {self.old!r})"
 
 
-def read_record(workdir: epath.PathLike) -> Record | None:
-    """Reads the record of a workdir; None if it has none. Raises `UserError` if it is damaged."""
+def read_info(workdir: epath.PathLike) -> RunInfo | None:
+    """Reads what a workdir says about its run; None if it has none. Raises `UserError` if it is damaged."""
     path = epath.Path(workdir) / CONFIG
     if not path.exists():
         return None
     try:
         content = json.loads(path.read_text())
         beside = {name: content.pop(name) for name in ("architecture", "labels", "train_examples") if name in content}
-        used_tokenizer = content.pop("used_tokenizer", None)
-        config = (pretraining_config() if content["task"] == "pretraining" else common_config()).unlock()
-        if config.task:  # replaces the default stages instead of merging with them
+        used_tokenizer, _ = content.pop("used_tokenizer", None), content["model"]
+        config = (pretraining_config() if "stages" in content else common_config()).unlock()
+        if "stages" in content:  # replaces the default stages instead of merging with them
             config.stages = ml_collections.ConfigDict(content.pop("stages"))
         config.update(content)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{path}: damaged, or written by another version or program") from None
     if "labels" in beside:
         beside["labels"] = tuple(beside["labels"])
-    return Record(config.lock(), tokenizer=used_tokenizer, **beside)
+    return RunInfo(config.lock(), tokenizer=used_tokenizer, **beside)
 
 
-def require_record(workdir: epath.PathLike) -> Record:
-    """Reads the record of a workdir. Raises `UserError` if it has none."""
-    record = read_record(workdir)
-    if record is None:
+def require_info(workdir: epath.PathLike) -> RunInfo:
+    """As `read_info`. Raises `UserError` if it has none."""
+    info = read_info(workdir)
+    if info is None:
         raise UserError(f"no {epath.Path(workdir) / CONFIG}: {str(workdir)!r} is not the workdir of a run")
-    return record
+    return info
 
 
-def write_record(workdir: epath.PathLike, record: Record, tokenizer: Tokenizer | None) -> None:
-    """Writes the record and the tokenizer; with the checkpoints, they are all that is needed to use the model."""
-    content = json.loads(record.config.to_json_best_effort())
-    if record.architecture:
-        content |= {"architecture": record.architecture, "labels": list(record.labels or ())}
-    if record.train_examples:
-        content["train_examples"] = record.train_examples
+def write_info(workdir: epath.PathLike, info: RunInfo, tokenizer: Tokenizer | None) -> None:
+    """Writes `config.json` and the tokenizer; with the checkpoints, they are all that is needed to use the model."""
+    content = json.loads(info.config.to_json_best_effort())
+    if info.architecture:
+        content |= {"architecture": info.architecture, "labels": list(info.labels or ())}
+    if info.train_examples:
+        content["train_examples"] = info.train_examples
     if tokenizer is not None:
         tokenizer.save(workdir)
         content["used_tokenizer"] = tokenizer_entry(tokenizer)
@@ -96,20 +96,20 @@ def write_record(workdir: epath.PathLike, record: Record, tokenizer: Tokenizer |
 
 
 def tokenizer_entry(tokenizer: Tokenizer) -> dict:
-    """Returns the value of `Record.tokenizer`."""
+    """Returns the value of `RunInfo.tokenizer`."""
     return {"kind": tokenizer.kind, "lowercase": tokenizer.lowercase, "fingerprint": tokenizer.fingerprint}
 
 
-def load_tokenizer(workdir: epath.PathLike, record: Record) -> Tokenizer | None:
+def load_tokenizer(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
     """Loads the tokenizer of a run; None if it was converted from a checkpoint without one."""
-    if record.tokenizer is None:
+    if info.tokenizer is None:
         return None
-    kind = record.tokenizer["kind"]
-    return tokenizer.load(kind, epath.Path(workdir) / tokenizer.KINDS[kind].filename, record.tokenizer["lowercase"])
+    kind = info.tokenizer["kind"]
+    return tokenizer.load(kind, epath.Path(workdir) / tokenizer.KINDS[kind].filename, info.tokenizer["lowercase"])
 
 
-def differences(before: Record, now: Record, identity: Sequence[str] = ()) -> list[Difference]:
-    """Returns the decisive fields in which two records differ. Labels and tokenizer that one lacks are not compared.
+def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> list[Difference]:
+    """Returns the decisive fields in which two infos differ. Labels and tokenizer that one lacks are not compared.
 
     Args:
       identity: fields that, besides `task`, identify the task. A difference in them, the model's size, the optimizer's
@@ -122,6 +122,8 @@ def differences(before: Record, now: Record, identity: Sequence[str] = ()) -> li
         if old.get(field) != new.get(field):
             is_size = field.startswith("model.") and field.removeprefix("model.") not in MODEL_MAY_CHANGE
             found.append(Difference(field, old.get(field), new.get(field), is_size or field in fixed))
+    if 0 not in (before.train_examples, now.train_examples) and before.train_examples != now.train_examples:
+        found.append(Difference("train_examples", before.train_examples, now.train_examples, is_fatal=False))
     for field in ("labels", "tokenizer"):
         one, other = getattr(before, field), getattr(now, field)
         if one is not None and other is not None and one != other:
@@ -173,3 +175,8 @@ def read_report(workdir: epath.PathLike) -> str | None:
 
 def write_report(workdir: epath.PathLike, text: str) -> None:
     write_whole(epath.Path(workdir) / REPORT, text + "\n")
+
+
+def delete_report(workdir: epath.PathLike) -> None:
+    """Deletes the report of a run that is about to be extended."""
+    (epath.Path(workdir) / REPORT).unlink(missing_ok=True)

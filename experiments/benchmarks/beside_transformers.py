@@ -310,7 +310,7 @@ def main() -> None:
                 took = time.monotonic() - began
                 more = {}
                 if seed == seeds[0]:
-                    workdir.write_record(run_folder, finetuning.record_of(config, material), material.tokenizer)
+                    workdir.write_info(run_folder, finetuning.info_of(config, material), material.tokenizer)
                     exported = folder / f"{name}-exported"
                     more["exported"] = same_when_exported(name, config, dataset, run_folder, exported)
                 keep(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=took, compiled=compiled, **more)

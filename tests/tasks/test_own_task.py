@@ -1,16 +1,19 @@
 """A task that is defined outside of the package is trained, resumed, searched, predicted with and converted."""
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import pathlib
 import re
 import shutil
+import signal
 
 import pytest
 
 from bertjax import tasks
 from bertjax.config import UserError, fine_tuning_config
+from bertjax.data.examples import Examples
 from bertjax.interop import pretrained
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.launch import launch
@@ -81,8 +84,8 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
         assert pretrained.find(tmp_path / path).step == step
     chosen, other = (pretrained.read(tmp_path / path).params["bert"]["pooler"] for path in ("run", "run@latest"))
     assert (chosen["dense"]["kernel"] != other["dense"]["kernel"]).any()
-    record = workdir.require_record(tmp_path / "run")
-    workdir.write_record(tmp_path / "run", dataclasses.replace(record, architecture=""), None)  # as of pre-training
+    info = workdir.require_info(tmp_path / "run")
+    workdir.write_info(tmp_path / "run", dataclasses.replace(info, architecture=""), None)  # as of pre-training
     assert pretrained.find(tmp_path / "run").step == steps[-1]
     with pytest.raises(UserError, match=rf"run@9: no such checkpoint; there are {first}, "):
         pretrained.read(tmp_path / "run@9")
@@ -117,6 +120,48 @@ def test_more_epochs_extend_a_finished_run(trained, checkpoint, capsys):
     assert checkpoints.steps(trained)[-1] == 56 and read_metrics(trained)[-1]["step"] == 56
     launch(config_for(checkpoint, epochs=7.0), trained)
     assert capsys.readouterr().out.startswith("already finished: 56 steps")
+
+
+def test_an_extension_that_was_stopped_in_its_last_evaluation_is_not_finished(trained, checkpoint, tmp_path, capsys):
+    """The report of the shorter run is still there, and says nothing of the longer one."""
+    shutil.copytree(trained, tmp_path / "run")
+    config = config_for(checkpoint, epochs=8.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FineTuning, "evaluate", lambda *_: os.kill(os.getpid(), signal.SIGINT) or stop())
+        with pytest.raises(KeyboardInterrupt):
+            launch(config, tmp_path / "run")
+    assert checkpoints.steps(tmp_path / "run")[-1] == 64
+    capsys.readouterr()
+    launch(config_for(checkpoint, epochs=8.0), tmp_path / "run")
+    assert "already finished" not in capsys.readouterr().out
+    assert checkpoints.read_scores(tmp_path / "run", 64) is not None
+
+
+def stop():
+    raise KeyboardInterrupt
+
+
+def test_other_numbers_of_examples_are_noticed(trained, checkpoint, tmp_path, capsys, monkeypatch):
+    shutil.copytree(trained, tmp_path / "run")
+
+    def load(config, tokenizer):
+        dataset = own_task.load(config, tokenizer)
+        whole = (dataset.train.input_ids, dataset.train.token_types, dataset.train.labels)
+        return dataclasses.replace(dataset, train=Examples(*(part[:208] for part in whole)))
+
+    monkeypatch.setitem(tasks._registered, "letter", dataclasses.replace(own_task.TASK, load=load))
+    launch(config_for(checkpoint, epochs=9.0), tmp_path / "run")
+    assert "train_examples = 208 (was 240)" in capsys.readouterr().out
+
+
+def test_a_broken_entry_point_is_named_and_hurts_nobody_else(monkeypatch):
+    point = importlib.metadata.EntryPoint("theirs", "no.such.module:TASK", tasks.ENTRY_POINTS)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [point])
+    with pytest.raises(UserError, match=r"task 'theirs': cannot load no.such.module:TASK, .*ModuleNotFoundError"):
+        tasks.get("theirs")
+    assert tasks.of_checkpoint("", "BertModel") is None
+    with pytest.raises(UserError, match=r"task 'glue' is one of bertjax's own"):
+        tasks.register("glue", own_task.TASK)
 
 
 def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):

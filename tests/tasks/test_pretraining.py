@@ -74,7 +74,7 @@ def test_the_planner_is_told_the_shapes_of_the_real_batches(task):
 
 def test_baselines_are_what_they_say(task, params, records_folder):
     scores = task.evaluate(params, step=10)
-    assert scores.measured_on == "length 64" and scores.score == -scores.scores["mlm_loss"]
+    assert scores.measured_on == "40 sequences of length 64" and scores.score == -scores.scores["mlm_loss"]
     text, scores = report(scores), scores.scores
     found = find_records(records_folder, 64, 10, "heldout")
     batches = list(heldout_batches(found, 64, 10, batch_size=16, max_sequences=40))

@@ -149,7 +149,7 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
 def written(kind, config, folder, *_, **more):
     """As a run that ended at once."""
     opened = kind.open(config, folder, None)
-    workdir.write_record(folder, opened.record, opened.tokenizer)
+    workdir.write_info(folder, opened.info, opened.tokenizer)
     return scored(1.0)
 
 

@@ -7,7 +7,7 @@ import pytest
 from bertjax.config import UserError, fine_tuning_config, named_stages, stage
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint, workdir
-from bertjax.training.workdir import Record
+from bertjax.training.workdir import RunInfo
 from tests.conftest import tiny_config
 
 
@@ -18,33 +18,33 @@ def pieces(*words, lowercase=True):
 def test_a_record_is_read_as_it_was_written(tmp_path):
     config = fine_tuning_config("squad", version="v2.0", doc_stride=16)
     config.optimizer.learning_rate = 3e-5
-    record = Record(config, "BertForQuestionAnswering", ("a", "b"), workdir.tokenizer_entry(pieces("ship")), 42)
-    workdir.write_record(tmp_path, record, pieces("ship"))
-    again = workdir.require_record(tmp_path)
-    assert again == record and again.config.data.doc_stride == 16 and again.config.is_locked
-    assert workdir.differences(record, again) == []
+    info = RunInfo(config, "BertForQuestionAnswering", ("a", "b"), workdir.tokenizer_entry(pieces("ship")), 42)
+    workdir.write_info(tmp_path, info, pieces("ship"))
+    again = workdir.require_info(tmp_path)
+    assert again == info and again.config.data.doc_stride == 16 and again.config.is_locked
+    assert workdir.differences(info, again) == []
 
 
 def test_the_stages_of_a_run_are_read_by_their_own_names(tmp_path):
     config = tiny_config("text.txt")
     config.stages = named_stages(only=stage(6, 32, 5))
-    workdir.write_record(tmp_path, Record(config), None)
-    assert list(workdir.require_record(tmp_path).config.stages) == ["only"]
+    workdir.write_info(tmp_path, RunInfo(config), None)
+    assert list(workdir.require_info(tmp_path).config.stages) == ["only"]
 
 
 def test_the_tokenizer_that_was_used_is_the_one_that_is_loaded(tmp_path):
-    """Also where the config, which names none, says something else than the records that were trained on."""
+    """Also where the config, which names none, says something else than the infos that were trained on."""
     cased, config = pieces("Paris", "paris", lowercase=False), tiny_config("text.txt")
     assert config.tokenizer.lowercase
-    workdir.write_record(tmp_path, Record(config), cased)
-    assert workdir.load_tokenizer(tmp_path, workdir.require_record(tmp_path)).encode("Paris").ids == [5]
+    workdir.write_info(tmp_path, RunInfo(config), cased)
+    assert workdir.load_tokenizer(tmp_path, workdir.require_info(tmp_path)).encode("Paris").ids == [5]
 
 
 def test_every_difference_is_found_with_its_field_and_both_values(tmp_path):
-    before, config = Record(tiny_config("text.txt")), tiny_config("text.txt")
+    before, config = RunInfo(tiny_config("text.txt")), tiny_config("text.txt")
     config.seed, config.optimizer.learning_rate, config.log_every_steps = 7, 0.5, 1
     config.stages.long.steps, config.mesh.data, config.model.hidden_dropout_prob = 9, 2, 0.2
-    found = workdir.differences(before, Record(config))
+    found = workdir.differences(before, RunInfo(config))
     assert {str(difference) for difference in found} == {
         "seed = 7 (was 0)",
         "stages.long.steps = 9 (was 4)",
@@ -67,7 +67,7 @@ def test_what_cannot_change_within_a_workdir_is_refused(field, value, message):
     """The language, because it is named as what says which task it is."""
     config = tiny_config("text.txt")
     config.update_from_flattened_dict({field: value})
-    found = workdir.differences(Record(tiny_config("text.txt")), Record(config), identity=("data.language",))
+    found = workdir.differences(RunInfo(tiny_config("text.txt")), RunInfo(config), identity=("data.language",))
     with pytest.raises(UserError, match=message):
         workdir.refuse("RUN", found)
 
@@ -75,11 +75,11 @@ def test_what_cannot_change_within_a_workdir_is_refused(field, value, message):
 def test_labels_and_vocabulary_are_compared_where_both_are_known():
     config = tiny_config("text.txt")
     one, other = (workdir.tokenizer_entry(pieces(word)) for word in ("ship", "oven"))
-    assert workdir.differences(Record(config), Record(config, labels=("a",), tokenizer=one)) == []
+    assert workdir.differences(RunInfo(config), RunInfo(config, labels=("a",), tokenizer=one)) == []
     with pytest.raises(UserError, match="RUN holds a run with another vocabulary"):
-        workdir.refuse("RUN", workdir.differences(Record(config, tokenizer=one), Record(config, tokenizer=other)))
+        workdir.refuse("RUN", workdir.differences(RunInfo(config, tokenizer=one), RunInfo(config, tokenizer=other)))
     with pytest.raises(UserError, match="RUN holds a run with the labels a, b, but the data has b, a"):
-        before, now = Record(config, labels=("a", "b")), Record(config, labels=("b", "a"))
+        before, now = RunInfo(config, labels=("a", "b")), RunInfo(config, labels=("b", "a"))
         workdir.refuse("RUN", workdir.differences(before, now))
 
 
@@ -88,9 +88,9 @@ def test_labels_and_vocabulary_are_compared_where_both_are_known():
 def test_a_damaged_config_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=r"config.json: damaged"):
-        workdir.read_record(tmp_path)
+        workdir.read_info(tmp_path)
     with pytest.raises(UserError, match="is not the workdir of a run"):
-        workdir.require_record(tmp_path / "elsewhere")
+        workdir.require_info(tmp_path / "elsewhere")
 
 
 def test_a_workdir_in_a_bucket_stays_there():
