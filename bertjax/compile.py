@@ -1,4 +1,4 @@
-"""Compiles a config for a TPU, without the TPU: python -m bertjax.compile --config=experiments/large.py \\
+"""Compiles a config for a TPU, without the TPU: python -m bertjax.compile --config=large \\
 --topology=v5litepod-16
 
 Prints memory per chip, FLOPs, collectives, and the compiler's estimate of the step time for each stage. If a stage

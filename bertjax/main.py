@@ -1,4 +1,4 @@
-"""Trains BERT: python -m bertjax.main --config=experiments/quickstart.py
+"""Trains BERT: python -m bertjax.main --config=quickstart
 
 The config is a complete experiment; --config.x.y=VALUE overrides a field. If the config names no records, they and the
 vocabulary are prepared from the corpus. The same command resumes a run that was stopped.

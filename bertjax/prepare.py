@@ -1,4 +1,4 @@
-"""Converts a corpus to TFRecords: python -m bertjax.prepare --config=experiments/base.py --output=DIR --workers=8
+"""Converts a corpus to TFRecords: python -m bertjax.prepare --config=base --output=DIR --workers=8
 
 Writes the pre-masked records of every stage of the config in Google BERT's format, the tokenizer, and manifest.json.
 The same config gives the same bytes for any number of workers. Train on them with --config.data.records=DIR.

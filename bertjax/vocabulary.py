@@ -1,4 +1,4 @@
-"""Learns a vocabulary from a corpus: python -m bertjax.vocabulary --config=experiments/base.py --output=DIR
+"""Learns a vocabulary from a corpus: python -m bertjax.vocabulary --config=base --output=DIR
 
 Learns `config.model.vocab_size` pieces from `config.data.corpus` and writes DIR/vocab.txt, or DIR/tokenizer.model with
 --config.tokenizer.kind=sentencepiece. Use it with --config.tokenizer.path=FILE.

@@ -142,12 +142,12 @@ def test_two_hosts_go_on_where_one_stopped_stop_together_and_end_as_one_would_ha
 
 def test_hosts_that_are_missing_are_named(experiment, tmp_path):
     arguments = (f"--config={experiment}", f"--workdir={tmp_path}")
-    called = start(4, *arguments, "--config.hosts_timeout=8", numbers=(0, 2))
+    called = start(4, *arguments, "--config.hosts_timeout=15", numbers=(0, 2))
     alone = start(2, *arguments, "--config.hosts_timeout=2", numbers=(1,))
     for code, stdout, stderr in finish(called):
         assert code == 1 and is_silent(stdout), stdout
         assert stderr.strip() == (
-            "error: hosts 1, 3 of 4 did not report within 8 seconds; start the same command on every host"
+            "error: hosts 1, 3 of 4 did not report within 15 seconds; start the same command on every host"
         )
     ((code, _, stderr),) = finish(alone)
     assert code == 1 and "host 0 (127.0.0.1:" in stderr and "cannot be reached within 2 seconds" in stderr

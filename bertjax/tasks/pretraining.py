@@ -67,6 +67,7 @@ class Pretraining:
             find = functools.partial(find_records, records, vocab_size=config.model.vocab_size, counts=counts)
             self._train = [find(*shape, split="train") for shape in shapes]
             self._heldout = [find(*shape, split="heldout") for shape in shapes]
+        self._unigram: np.ndarray | None = None  # counted at the first evaluation
         self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
 
     # The interface of `Task`.
@@ -132,7 +133,7 @@ class Pretraining:
             max_sequences=self.config.eval.max_sequences,
             rows=local_rows(self.mesh, self.eval_batch_size),
         )
-        unigram = jax.device_put(self._unigram_log_probabilities, replicated(self.mesh))
+        unigram = jax.device_put(self._unigram_log_probabilities(after_batch), replicated(self.mesh))
         sums = collections.Counter()
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
             for batch in batches:
@@ -211,16 +212,18 @@ class Pretraining:
 
         return jax.jit(eval_step, out_shardings=replicated(self.mesh))
 
-    @functools.cached_property
-    def _unigram_log_probabilities(self) -> np.ndarray:
-        """`[vocab_size]` float32, from the masked words of the first training sequences, with add-one smoothing."""
-        sequences = min(UNIGRAM_SEQUENCES, self._train[0].total)
-        counts = np.zeros(self.model.config.vocab_size, np.int64)
-        every_row = self._stage_batches(0, start=0, rows=None)  # all rows on every host
-        for batch in itertools.islice(every_row, max(1, sequences // self.config.batch_size)):
-            counts += np.bincount(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0], minlength=len(counts))
-        counts = counts + 1
-        return np.log(counts / counts.sum()).astype(np.float32)
+    def _unigram_log_probabilities(self, after_batch: Callable[[], None]) -> np.ndarray:
+        """`[vocab_size]` float32, from the masked tokens of the first training sequences, with add-one smoothing."""
+        if self._unigram is None:
+            sequences = min(UNIGRAM_SEQUENCES, self._train[0].total)
+            counts = np.ones(self.model.config.vocab_size, np.int64)
+            all_rows = self._stage_batches(0, start=0, rows=None)  # on every host
+            for batch in itertools.islice(all_rows, max(1, sequences // self.config.batch_size)):
+                ids = batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
+                counts += np.bincount(ids, minlength=len(counts))
+                after_batch()
+            self._unigram = np.log(counts / counts.sum()).astype(np.float32)
+        return self._unigram
 
 
 def _weighted(logits, labels, weights) -> tuple[jax.Array, jax.Array]:
