@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> None:
     import os
 
     from bertjax.config import UserError
-    from bertjax.data.preparation import learn_tokenizer
+    from bertjax.data.vocabulary import learn_tokenizer
     from bertjax.validation import validate_pretraining
 
     if arguments:

@@ -119,7 +119,6 @@ def tiny_config(corpus="", records=""):
 def preparing_in_process():
     """`prepare` without processes of its own, which take seconds to start."""
     from bertjax.data import preparation
-    from bertjax.text import tokenizer
 
     class Pool(concurrent.futures.Executor):
         def submit(self, function, *arguments):
@@ -128,12 +127,13 @@ def preparing_in_process():
             return future
 
     @contextlib.contextmanager
-    def worker_pool(_, job):
-        preparation._worker = preparation._Worker(job, tokenizer.load(**job.tokenizer))
+    def worker_pool(_, start, *arguments):
+        start(*arguments)
         yield Pool()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "_worker_pool", worker_pool)
+        patch.setattr(preparation, "worker_pool", worker_pool)
+        patch.setenv("TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM", "true"))  # a worker sets it
         patch.setattr(preparation, "_worker", None, raising=False)
         yield
 

@@ -8,19 +8,12 @@ from all blocks, shuffle them and write TFRecords. A worker never holds more tha
 """
 
 import collections
-import concurrent.futures
-import concurrent.futures.process
-import contextlib
 import dataclasses
 import functools
-import multiprocessing
 import os
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import resource_tracker
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +21,10 @@ import tqdm
 from etils import epath
 
 from bertjax.config import UserError, corpus_sources, stages_of
-from bertjax.data import corpus, records
+from bertjax.data import corpus, records, vocabulary
 from bertjax.data.instances import Pair, make_pairs
 from bertjax.data.masking import mask_tokens
+from bertjax.data.workers import in_order, worker_pool
 from bertjax.text import sentences, tokenizer
 from bertjax.text.documents import Document
 
@@ -83,7 +77,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     if (output / records.MANIFEST).exists():
         raise UserError(f"{output} already contains finished records; delete the folder, or choose another")
     began = time.time()
-    tokenizer = tokenizer_of(config)
+    tokenizer = vocabulary.tokenizer_of(config)
     output.mkdir(parents=True, exist_ok=True)
     tokenizer.save(output)
 
@@ -98,7 +92,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
             spill=spill,
             output=str(output),
         )
-        with _worker_pool(workers, job) as pool:
+        with worker_pool(workers, _start_worker, job) as pool:
             totals, blocks = _spill_blocks(config, pool, 2 * workers)
             _check_documents(config, totals)
             sets = _write_shards(job, blocks, pool, 2 * workers)
@@ -125,38 +119,6 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
         flush=True,
     )
     return manifest
-
-
-def tokenizer_of(config) -> tokenizer.Tokenizer:
-    """Loads the tokenizer of a config, or learns it if the config gives no path. Its size must match the model's."""
-    if not config.tokenizer.path:
-        return learn_tokenizer(config)
-    loaded = tokenizer.load(config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase)
-    check_vocab_size(config, loaded, config.tokenizer.path)
-    return loaded
-
-
-def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) -> None:
-    """Raises `UserError` unless model and tokenizer have the same size. Published models may have unused rows."""
-    spare = config.model.vocab_size - loaded.vocab_size
-    if spare < 0 or (spare > 0 and not config.init_checkpoint):
-        raise UserError(
-            f"config.model.vocab_size = {config.model.vocab_size}: the tokenizer {path} has {loaded.vocab_size} pieces;"
-            f" set --config.model.vocab_size={loaded.vocab_size}"
-        )
-
-
-def learn_tokenizer(config) -> tokenizer.Tokenizer:
-    """Learns a vocabulary of `model.vocab_size` pieces from the documents that are not held out."""
-
-    def texts() -> Iterator[str]:
-        for document in corpus.read_documents(corpus_sources(config)):
-            if not corpus.is_heldout(document, config.data.heldout_fraction, config.data.seed):
-                yield from sentences.split(document, config.data.language, config.data.split_sentences)
-
-    if config.tokenizer.kind == "wordpiece" and config.tokenizer.lowercase and config.data.language != "en":
-        print("text is lower-cased and accents are stripped; --config.tokenizer.lowercase=False keeps both", flush=True)
-    return tokenizer.learn(config.tokenizer.kind, texts, config.model.vocab_size, config.tokenizer.lowercase)
 
 
 def _check_documents(config, totals: dict) -> None:
@@ -187,57 +149,8 @@ _worker: _Worker  # of this process
 
 def _start_worker(job: Job) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until now it was blocked
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = _Worker(job, tokenizer.load(**job.tokenizer))
-
-
-@contextlib.contextmanager
-def _worker_pool(workers: int, job: Job) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    """A process pool that kills its workers on an error. Spawns them, because forking is unsafe with JAX's threads."""
-    context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (job,))
-    try:
-        with _holding_interrupts():
-            for _ in range(workers):  # each submission starts a worker while none is idle
-                pool.submit(int)
-        yield pool
-    except BaseException as error:  # do not wait for unfinished blocks
-        for process in list((pool._processes or {}).values()):
-            process.kill()
-        if isinstance(error, concurrent.futures.process.BrokenProcessPool):
-            raise UserError("a worker process died, probably out of memory; try fewer --workers") from None
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _holding_interrupts() -> Iterator[None]:
-    """Blocks SIGINT while workers start, so that they inherit this: a terminal sends Ctrl-C to all processes.
-
-    This process receives a Ctrl-C of that time afterwards; workers ignore it for good once they run `_start_worker`.
-    """
-    if threading.current_thread() is not threading.main_thread():  # the main thread would receive it all the same
-        yield
-        return
-    resource_tracker.ensure_running()  # it would unblock the signal when it starts with the first worker
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _in_order(pool, function: Callable, items: Iterable, ahead: int) -> Iterator:
-    """Yields `function(item)` in order, with at most `ahead` items submitted at a time."""
-    running = collections.deque()
-    for item in items:
-        running.append(pool.submit(function, item))
-        if len(running) >= ahead:
-            yield running.popleft().result()
-    while running:
-        yield running.popleft().result()
 
 
 # First pass: documents -> blocks of masked sequences, on disk.
@@ -261,7 +174,7 @@ class Spilled(NamedTuple):
 def _spill_blocks(config, pool, ahead: int) -> tuple[dict, list[Spilled]]:
     totals, blocks = collections.Counter(), []
     with tqdm.tqdm(desc="preparing text", unit=" characters", unit_scale=True, disable=None, leave=False) as bar:
-        for spilled in _in_order(pool, _spill_block, _blocks(config), ahead):
+        for spilled in in_order(pool, _spill_block, _blocks(config), ahead):
             totals.update({f"{spilled.split}_{name}": count for name, count in spilled.stats.items()})
             blocks.append(spilled)
             bar.update(spilled.stats["characters"])
@@ -407,7 +320,7 @@ def _write_shards(job: Job, blocks: list[Spilled], pool, ahead: int) -> dict:
         for split in SPLITS:
             shards += _shards_of(job, stage, split, [block for block in blocks if block.split == split])
     with tqdm.tqdm(desc="writing shards", total=len(shards), disable=None, leave=False) as bar:
-        for shard, count in zip(shards, _in_order(pool, _write_shard, shards, ahead)):
+        for shard, count in zip(shards, in_order(pool, _write_shard, shards, ahead)):
             split = os.path.basename(shard.path).split("-")[0]
             sets[str(shard.stage.length)][split][shard.path] = count
             bar.update()

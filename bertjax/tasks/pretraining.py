@@ -14,7 +14,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.config import UserError, bert_config, corpus_sources, stages_of, total_steps
-from bertjax.data import pipeline, preparation
+from bertjax.data import pipeline, preparation, vocabulary
 from bertjax.data.records import check_recipe, features, find_records, read_manifest, require_folder
 from bertjax.interop import pretrained
 from bertjax.model.bert import BertForPreTraining, cast_encoder, forward_flops
@@ -319,7 +319,7 @@ def _tokenizer_of_records(config, folder: epath.Path, manifest: dict | None) -> 
             f"lowercase = {made_with['lowercase']}, {made_with['vocab_size']} pieces); leave tokenizer.path empty to "
             f"use theirs"
         )
-    preparation.check_vocab_size(config, loaded, path)
+    vocabulary.check_vocab_size(config, loaded, path)
     return loaded
 
 

@@ -1,0 +1,69 @@
+"""Worker processes that Ctrl-C does not reach, and their results in order."""
+
+import collections
+import concurrent.futures
+import concurrent.futures.process
+import contextlib
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import resource_tracker
+
+from bertjax.config import UserError
+
+
+@contextlib.contextmanager
+def worker_pool(workers: int, start: Callable, *arguments) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    """A process pool that kills its workers on an error; each worker first calls `start(*arguments)`.
+
+    Spawns the workers, because forking is unsafe with JAX's threads. Raises `UserError` if one of them dies.
+    """
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _ignore_interrupts, (start, *arguments))
+    try:
+        with _holding_interrupts():
+            for _ in range(workers):  # each submission starts a worker while none is idle
+                pool.submit(int)
+        yield pool
+    except BaseException as error:  # do not wait for unfinished work
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        if isinstance(error, concurrent.futures.process.BrokenProcessPool):
+            raise UserError("a worker process died, probably out of memory; try fewer --workers") from None
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _ignore_interrupts(start: Callable, *arguments) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked until now, see `_holding_interrupts`
+    start(*arguments)
+
+
+@contextlib.contextmanager
+def _holding_interrupts() -> Iterator[None]:
+    """Blocks SIGINT while workers start, so that they inherit this: a terminal sends Ctrl-C to all processes.
+
+    This process receives a Ctrl-C of that time afterwards; workers ignore it for good from `_ignore_interrupts` on.
+    """
+    if threading.current_thread() is not threading.main_thread():  # the main thread would receive it all the same
+        yield
+        return
+    resource_tracker.ensure_running()  # it would unblock the signal when it starts with the first worker
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def in_order(pool, function: Callable, items: Iterable, ahead: int) -> Iterator:
+    """Yields `function(item)` in order, with at most `ahead` items submitted at a time."""
+    running = collections.deque()
+    for item in items:
+        running.append(pool.submit(function, item))
+        if len(running) >= ahead:
+            yield running.popleft().result()
+    while running:
+        yield running.popleft().result()
