@@ -43,6 +43,9 @@ class BertConfig:
         return -(-self.vocab_size // 128) * 128
 
 
+# The fields that determine the shapes of the params.
+MODEL_SIZES = tuple(field.name for field in dataclasses.fields(BertConfig) if field.type is int)
+
 # (layers, hidden size, heads). base and large: Devlin et al. 2019, section 3; the others: Turc et al. 2019, table 1.
 SIZES = {
     "tiny": (2, 128, 2),

@@ -26,9 +26,7 @@ def main(texts: list[str]) -> None:
 
     if _LAYERS.value not in WITHOUT_WEIGHTS:
         raise UserError(f"--layers={_LAYERS.value}: choose one of {', '.join(WITHOUT_WEIGHTS)}")
-    texts = texts + command.read_lines(
-        _INPUT.value
-    )  # including empty lines: each line of the input has a row in the output
+    texts = texts + command.read_lines(_INPUT.value)  # also empty lines: row i of the output is line i of the input
     if not texts:
         raise UserError("no text: give one on the command line or a file with --input")
 
@@ -41,9 +39,7 @@ def main(texts: list[str]) -> None:
     from bertjax.tasks.extraction import extract
 
     command.keep_compiled()
-    source = pretrained.read(_CHECKPOINT.value)
-    if source.tokenizer is None:
-        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt")
+    source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
     check_layers(_LAYERS.value, source.config, "--layers")
     model, params = BertModel(source.config), jax.device_put(source.params["bert"])  # once, not per batch
     hidden, mask, cut = extract(model, params, source.tokenizer, texts, _LAYERS.value)

@@ -30,9 +30,7 @@ def main(texts: list[str]) -> None:
     from bertjax.interop import pretrained
     from bertjax.tasks import of_checkpoint
 
-    source = pretrained.read(_CHECKPOINT.value)
-    if source.tokenizer is None:
-        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt")
+    source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
     task = of_checkpoint(source.settings.get("task", ""), source.architecture)
     if task is None:
         fill_masks(source, texts)

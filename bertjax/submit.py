@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.tasks import of_checkpoint
 
     command.keep_compiled()
-    source = pretrained.read(_CHECKPOINT.value)
+    source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
     task = of_checkpoint(source.settings.get("task", ""), architecture="")
     if task is None or task.submission is None:
         raise UserError(f"{source.path}: must be the workdir of a run on a benchmark that takes submissions")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import ml_collections
 
-from bertjax.config import UserError, corpus_sources
+from bertjax.config import MODEL_SIZES, UserError, corpus_sources
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 OPTIMIZERS = ("adam", "lamb")
@@ -103,11 +103,7 @@ def _validate_common(config) -> None:
     positive(config, "batch_size", "microbatches", "log_every_steps", "hosts_timeout")
     positive(config, "checkpoint.every_steps", "checkpoint.keep")
     _seed(config, "seed")
-    sizes = (
-        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-        "max_position_embeddings", "type_vocab_size",
-    )  # fmt: skip
-    positive(config, *(f"model.{name}" for name in sizes))
+    positive(config, *(f"model.{name}" for name in MODEL_SIZES))
     share(config, "model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
     share(config, "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay")
     for name in ("learning_rate", "epsilon", "max_grad_norm"):

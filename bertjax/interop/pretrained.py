@@ -8,7 +8,7 @@ import jax
 import ml_collections
 from etils import epath
 
-from bertjax.config import BertConfig, UserError, bert_config, common_config
+from bertjax.config import MODEL_SIZES, BertConfig, UserError, bert_config, common_config
 from bertjax.interop import huggingface, tf1
 from bertjax.interop.variables import to_variables
 from bertjax.model.bert import count_parameters
@@ -21,10 +21,6 @@ from bertjax.training.workdir import RunInfo
 FORMATS = ("bertjax", "huggingface", "tf1")
 WHICH = re.compile(r"(.*)@(latest|best|\d+)")  # a path with a choice of checkpoint: "runs/mrpc@best", "runs/mrpc@75"
 BEST_RUN = "best"  # file in the workdir of a search with the path of its best run, such as "runs/seed=1"
-SIZES = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "max_position_embeddings", "type_vocab_size",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,19 +78,17 @@ def read(path: epath.PathLike) -> Pretrained:
     ends in "@best", "@latest" or "@STEP".
     """
     place = find(path)
-    known: dict = {}
+    config, known = _read_config(place), {}
     if place.format == "bertjax":
-        info, config = place.info, bert_config(place.info.config)
+        info = place.info
         params, ignored = checkpoint.read_params(place.folder, place.step), []
         scores = checkpoint.read_scores(place.folder, place.step)
         known = dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
         known["decided"] = scores.decided if scores else {}
     elif place.format == "huggingface":
-        config = huggingface.read_config(place.folder / huggingface.CONFIG)
         params, ignored = huggingface.read_params(place.folder, config)
         known["architecture"], known["labels"] = huggingface.read_head(place.folder / huggingface.CONFIG)
     else:
-        config = tf1.read_config(place.folder / tf1.CONFIG)
         params, ignored = tf1.read_params(place.prefix, config)
     found = _read_tokenizer(place)
     if found is not None and found.vocab_size > config.vocab_size:
@@ -104,9 +98,20 @@ def read(path: epath.PathLike) -> Pretrained:
     return Pretrained(str(place), place.format, config, params, found, ignored, **known)
 
 
+def read_with_tokenizer(path: epath.PathLike) -> Pretrained:
+    """As `read`. Also raises `UserError` if the checkpoint has no tokenizer."""
+    source = read(path)
+    if source.tokenizer is None:
+        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt")
+    return source
+
+
 def read_config(path: epath.PathLike) -> BertConfig:
     """Reads the model config of a checkpoint, without its arrays."""
-    place = find(path)
+    return _read_config(find(path))
+
+
+def _read_config(place: Place) -> BertConfig:
     if place.format == "bertjax":
         return bert_config(place.info.config)
     module = huggingface if place.format == "huggingface" else tf1
@@ -207,15 +212,16 @@ def adopt(config) -> None:
     """Takes activation and LayerNorm epsilon from `config.init_checkpoint`; also its tokenizer, if the config names no
     tokenizer and no records. Raises `UserError` if the model sizes differ."""
     path = config.init_checkpoint
-    theirs = read_config(path)
-    if wrong := {name: getattr(theirs, name) for name in SIZES if config.model[name] != getattr(theirs, name)}:
+    place = find(path)
+    theirs = _read_config(place)
+    if wrong := {name: getattr(theirs, name) for name in MODEL_SIZES if config.model[name] != getattr(theirs, name)}:
         name, value = next(iter(wrong.items()))
         flags = " ".join(f"--config.model.{field}={size}" for field, size in wrong.items())
         raise UserError(f"config.model.{name} = {config.model[name]}: {path} has {value}; set {flags}")
     config.model.update(hidden_act=theirs.hidden_act, layer_norm_eps=theirs.layer_norm_eps)
-    if config.tokenizer.path or config.data.records or (found := read_tokenizer(path)) is None:
+    if config.tokenizer.path or config.data.records or (found := _read_tokenizer(place)) is None:
         return
-    config.tokenizer.update(kind=found.kind, path=str(_tokenizer_file(find(path).folder)), lowercase=found.lowercase)
+    config.tokenizer.update(kind=found.kind, path=str(_tokenizer_file(place.folder)), lowercase=found.lowercase)
 
 
 def adopt_model(config, theirs: BertConfig, source: str) -> None:
@@ -224,7 +230,7 @@ def adopt_model(config, theirs: BertConfig, source: str) -> None:
     Raises `UserError` if the config sets other sizes, or `max_seq_length` exceeds the model's positions.
     """
     default = BertConfig()
-    for name in SIZES:
+    for name in MODEL_SIZES:
         if config.model[name] not in (getattr(default, name), getattr(theirs, name)):
             value = getattr(theirs, name)
             raise UserError(f"config.model.{name} = {config.model[name]}: {source} has {value}; leave it out")
@@ -233,7 +239,7 @@ def adopt_model(config, theirs: BertConfig, source: str) -> None:
             f"config.max_seq_length = {config.max_seq_length}: {source} has {theirs.max_position_embeddings} positions "
             f"only; set --config.max_seq_length={theirs.max_position_embeddings} or less"
         )
-    config.model.update({name: getattr(theirs, name) for name in (*SIZES, "hidden_act", "layer_norm_eps")})
+    config.model.update({name: getattr(theirs, name) for name in (*MODEL_SIZES, "hidden_act", "layer_norm_eps")})
 
 
 def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:

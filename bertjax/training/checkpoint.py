@@ -104,12 +104,15 @@ def is_resumable(workdir: epath.PathLike, step: int) -> bool:
     return (folder_of(workdir) / str(step) / "rest").exists()
 
 
-def not_resumable(workdir: epath.PathLike) -> str:
-    """The error message for a workdir without the optimizer's state."""
-    return (
-        f"{workdir} holds params without the optimizer's state, which cannot be resumed; start a new run from them "
-        f"with --config.init_checkpoint={workdir} and another --workdir"
-    )
+def check_resumable(workdir: epath.PathLike, step: int, total_steps: int | None) -> None:
+    """Raises `UserError` if training to `total_steps` (None if unknown) cannot resume from the checkpoint of `step`."""
+    if total_steps is not None and step > total_steps:
+        raise UserError(f"{workdir} is at step {step}, past the config's {total_steps}; choose another --workdir")
+    if step != total_steps and not is_resumable(workdir, step):
+        raise UserError(
+            f"{workdir} holds params without the optimizer's state, which cannot be resumed; start a new run from them "
+            f"with --config.init_checkpoint={workdir} and another --workdir"
+        )
 
 
 class _Manager(ocp.CheckpointManager):

@@ -16,7 +16,7 @@ from bertjax.config import UserError
 from bertjax.files import write_whole
 from bertjax.sharding.mesh import Batch, put_batch
 from bertjax.sharding.topology import peak_flops
-from bertjax.training.checkpoint import Checkpoints, Scores, is_resumable, not_resumable
+from bertjax.training.checkpoint import Checkpoints, Scores, check_resumable, is_resumable
 from bertjax.training.logging import MetricsWriter, Progress
 from bertjax.training.optimizer import make_schedule
 from bertjax.training.state import TrainState
@@ -167,15 +167,14 @@ def train(
 def _restore_or_initialize(task: Task, config, workdir, program: Program, checkpoints: Checkpoints, initialize):
     """Returns the start step and the state, restored or initialized."""
     start = checkpoints.latest_step()
-    if start is not None and start > task.total_steps:
-        raise UserError(f"{workdir} is at step {start}, past the config's {task.total_steps}; choose another --workdir")
-    if start is not None and is_resumable(workdir, start):
-        return start, checkpoints.restore(start, program.state)
+    if start is not None:
+        check_resumable(workdir, start, task.total_steps)
+        if is_resumable(workdir, start):
+            return start, checkpoints.restore(start, program.state)
     state = program.init(jax.random.key(config.seed))
     if start is None:
         return 0, state if initialize is None else state.replace(params=initialize(state.params))
-    if start < task.total_steps:
-        raise UserError(not_resumable(workdir))
+    # The end of a trial, whose last checkpoint has params only.
     return start, state.replace(step=state.step + start, params=checkpoints.restore_params(start, program.state.params))
 
 

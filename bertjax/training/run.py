@@ -7,7 +7,6 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config import UserError
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.loop import Trained, train
@@ -91,8 +90,6 @@ def run(
     before = require_info(workdir) if steps else None
     if before is not None and before.config.task != config.task:
         refuse(workdir, [Difference("task", before.config.task, config.task, is_fatal=True)])
-    if before is not None and not is_trial and not checkpoint.is_resumable(workdir, steps[-1]):
-        raise UserError(checkpoint.not_resumable(workdir))
     kind.adopt(config, before)
     if before is not None:
         changed = differences(before, RunInfo(config), kind.identity(config))
@@ -100,8 +97,7 @@ def run(
 
         # Stop if it has finished.
         total = kind.total_steps(config, before)
-        if total is not None and steps[-1] > total:
-            raise UserError(f"{workdir} is at step {steps[-1]}, past the config's {total}; choose another --workdir")
+        checkpoint.check_resumable(workdir, steps[-1], total)
         if steps[-1] == total and (finished := read_report(workdir)) is not None:
             say(f"already finished: {total} steps, in {workdir}", finished)
             if changed:

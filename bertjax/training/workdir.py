@@ -62,7 +62,9 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
     try:
         content = json.loads(path.read_text())
         beside = {name: content.pop(name) for name in ("architecture", "labels", "train_examples") if name in content}
-        used_tokenizer, _ = content.pop("used_tokenizer", None), content["model"]
+        used_tokenizer = content.pop("used_tokenizer", None)
+        if "model" not in content:
+            raise KeyError("model")
         config = (pretraining_config() if "stages" in content else common_config()).unlock()
         if "stages" in content:  # replaces the default stages instead of merging with them
             config.stages = ml_collections.ConfigDict(content.pop("stages"))

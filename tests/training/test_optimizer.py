@@ -8,18 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import BertConfig, pretraining_config
+from bertjax.config import bert_config, pretraining_config
 from bertjax.model.bert import BertForFeatureBasedTagging, BertForPreTraining
 from bertjax.training.optimizer import Schedule, make_optimizer, make_schedule
+from tests.conftest import tiny_config
 
-TINY = BertConfig(
-    vocab_size=100,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=16,
-)
+TINY = bert_config(tiny_config())
 
 PARAMS = {
     "dense": {"kernel": np.array([[0.5, -1.0], [2.0, 0.1]]), "bias": np.array([0.3, -0.2])},
