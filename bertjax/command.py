@@ -89,6 +89,7 @@ def keep_compiled() -> None:
 
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
     jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # many short compilations are seconds too
 
 
 def _terminate(*_):

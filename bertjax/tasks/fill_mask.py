@@ -5,7 +5,6 @@ import functools
 from collections.abc import Iterable, Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bertjax.config import UserError
@@ -43,11 +42,11 @@ def fill_masks(
         width = 1 << (len(positions) - 1).bit_length()
         row = np.pad(ids, (0, length - len(ids)), constant_values=tokenizer.pad_id)[None]
         batch = {
-            "input_ids": jnp.asarray(row, jnp.int32),
-            "segments": jnp.asarray(np.arange(length)[None] < len(ids), jnp.int32),
-            "token_types": jnp.zeros((1, length), jnp.int32),
+            "input_ids": row.astype(np.int32),
+            "segments": (np.arange(length)[None] < len(ids)).astype(np.int32),
+            "token_types": np.zeros((1, length), np.int32),
         }
-        masked_positions = jnp.asarray(np.pad(positions, (0, width - len(positions)))[None], jnp.int32)
+        masked_positions = np.pad(positions, (0, width - len(positions)))[None].astype(np.int32)
         probabilities, words = jax.device_get(
             _most_likely(model, params, batch, masked_positions, tokenizer.vocab_size, top_k)
         )

@@ -61,8 +61,6 @@ class Pretraining:
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self.eval_batch_size = config.batch_size // config.microbatches  # fits in memory, because a microbatch does
         if records is not None:
-            import bertjax.data.tf  # noqa: F401  configures TensorFlow before TensorBoard's writer imports it
-
             shapes = [(s.length, s.max_predictions_per_seq) for s in self._stages]
             find = functools.partial(find_records, records, vocab_size=config.model.vocab_size, counts=counts)
             self._train = [find(*shape, split="train") for shape in shapes]

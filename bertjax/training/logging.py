@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import socket
 import sys
 import time
 
@@ -27,6 +28,29 @@ def read_metrics(workdir: epath.PathLike) -> list[dict]:
     return lines
 
 
+class _GrowingFile:
+    """A file to append to. Object stores cannot append: there, the whole file is uploaded now and then."""
+
+    def __init__(self, path: epath.Path, content: bytes = b""):
+        self._path, self._content, self._is_remote = path, content, "://" in str(path)
+        self._uploaded = time.monotonic()
+        if not path.exists() or path.read_bytes() != content:
+            write_whole(path, content)
+
+    def write(self, more: bytes) -> None:
+        self._content += more
+        if not self._is_remote:
+            with self._path.open("ab") as file:
+                file.write(more)
+        elif time.monotonic() - self._uploaded > UPLOAD_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._is_remote:
+            write_whole(self._path, self._content)
+            self._uploaded = time.monotonic()
+
+
 class MetricsWriter:
     """Appends to `WORKDIR/metrics.jsonl` and to TensorBoard's `WORKDIR/tensorboard`.
 
@@ -35,18 +59,18 @@ class MetricsWriter:
     """
 
     def __init__(self, workdir: epath.PathLike, start_step: int):
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        # TensorBoard's own EventFileWriter imports TensorFlow, which takes seconds.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         workdir = epath.Path(workdir)
-        self._path = workdir / METRICS
         kept = [line for line in read_metrics(workdir) if line["step"] <= start_step]
-        self._text = "".join(json.dumps(line) + "\n" for line in kept)
-        if not self._path.exists() or self._path.read_text() != self._text:
-            write_whole(self._path, self._text)
+        self._lines = _GrowingFile(workdir / METRICS, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._there = {(line["step"], name) for line in kept for name in line}
-        self._is_remote = "://" in str(workdir)  # object stores cannot append
-        self._written = time.monotonic()
-        self._tensorboard = EventFileWriter(str(workdir / "tensorboard"))
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._events = _GrowingFile(workdir / "tensorboard" / name)
+        self._records = RecordWriter(self._events)
+        self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -56,25 +80,15 @@ class MetricsWriter:
             return
         # JSON has no NaN.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        line = json.dumps({"step": step, **finite}) + "\n"
-        self._text += line
-        if not self._is_remote:
-            with self._path.open("a") as file:
-                file.write(line)
-        elif time.monotonic() - self._written > UPLOAD_SECONDS:
-            self.flush()
+        self._lines.write((json.dumps({"step": step, **finite}) + "\n").encode())
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._tensorboard.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
+        event = Event(step=step, wall_time=time.time(), summary=Summary(value=values))
+        self._records.write(event.SerializeToString())
 
     def flush(self) -> None:
         """Uploads all lines, so that a resumed run finds them."""
-        if self._is_remote:
-            write_whole(self._path, self._text)
-            self._written = time.monotonic()
-
-    def close(self) -> None:
-        self.flush()
-        self._tensorboard.close()
+        self._lines.flush()
+        self._events.flush()
 
 
 class Progress:

@@ -159,7 +159,7 @@ def train(
         checkpoints.close()
         if is_first:
             progress.close()
-            writer.close()
+            writer.flush()
     best_step = checkpoints.best_step()
     return Trained(state, scores, best_step, checkpoints.scores(best_step))
 

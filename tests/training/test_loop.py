@@ -232,7 +232,7 @@ def test_a_resumed_run_drops_the_lines_it_will_write_again(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(text + '{"step": 7, "tra')
     writer = MetricsWriter(tmp_path, start_step=4)
     writer.write(6, {"train/loss": 2.0, "train/other": float("nan")})
-    writer.close()
+    writer.flush()
     lines = read_metrics(tmp_path)
     assert [line["step"] for line in lines] == [2, 4, 6]
     assert lines[-1]["train/loss"] == 2.0 and lines[-1]["train/other"] is None
@@ -243,9 +243,9 @@ def test_metrics_are_not_rewritten_where_nothing_is_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 2, "train/loss": 1.0}\n')
     before = path.stat()
-    MetricsWriter(tmp_path, start_step=2).close()
+    MetricsWriter(tmp_path, start_step=2).flush()
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    MetricsWriter(tmp_path, start_step=1).close()  # drops a line: a new file takes the place of the old one
+    MetricsWriter(tmp_path, start_step=1).flush()  # drops a line: a new file takes the place of the old one
     assert path.stat().st_ino != before.st_ino and path.read_text() == ""
 
 
