@@ -112,6 +112,7 @@ def common_config() -> ml_collections.ConfigDict:
         )
     )
     config.log_every_steps = 100
+    config.profile = ""  # START:STOP writes a trace of these steps, both included, to WORKDIR/profile
     config.eval = ml_collections.ConfigDict(dict(every_steps=10_000))
     config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep=3))  # keeps the latest 3 and the best
     return config

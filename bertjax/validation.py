@@ -103,6 +103,7 @@ def _validate_common(config) -> None:
     positive(config, "batch_size", "microbatches", "log_every_steps", "hosts_timeout")
     positive(config, "checkpoint.every_steps", "checkpoint.keep")
     _seed(config, "seed")
+    _profile(config.profile)
     positive(config, *(f"model.{name}" for name in MODEL_SIZES))
     share(config, "model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
     share(config, "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay")
@@ -126,6 +127,13 @@ def _validate_common(config) -> None:
     for axis, size in config.mesh.items():
         require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the remaining devices")
     require(list(config.mesh.values()).count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
+
+
+def _profile(steps: str) -> None:
+    start, _, stop = steps.partition(":")
+    is_valid = start.isdecimal() and stop.isdecimal() and 1 <= int(start) <= int(stop)
+    remedy = "write START:STOP, such as 20:24 for steps 20 to 24; the first step is 1, and STOP is not before START"
+    require(not steps or is_valid, "profile", steps, remedy)
 
 
 def _seed(config, field: str) -> None:

@@ -1,4 +1,4 @@
-"""Imports TensorFlow for tf.data and TFRecords: without its log output, without Keras, without access to accelerators."""
+"""Imports TensorFlow for tf.data and TFRecords: without log output, Keras, or access to accelerators."""
 
 import os
 
@@ -6,9 +6,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("ABSL_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-# TensorFlow imports Keras 3 at once, and with it matplotlib and scikit-learn if they are installed, which takes seconds.
-# With this setting it tries Keras 2 instead, a package that hardly anyone has. `tf.keras` reads the setting later, so it
-# is the user's Keras as ever.
+# TensorFlow imports Keras 3 at once, and with it matplotlib and scikit-learn if they are installed: seconds. With this
+# setting it tries Keras 2 instead, a package that hardly anyone has. `tf.keras` reads the setting only when it is used,
+# so it is the same Keras as ever.
 _keras_setting = os.environ.get("TF_USE_LEGACY_KERAS")
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 try:

@@ -19,8 +19,9 @@ from bertjax.model.bert import (
     forward_flops,
 )
 from bertjax.model.dropout import fold_in
-from bertjax.sharding.mesh import local_rows, put_batch, replicated
+from bertjax.sharding.mesh import local_rows, replicated
 from bertjax.sharding.rules import RULES
+from bertjax.sharding.streams import fetched, on_devices
 
 PREDICTION_BATCH = 32
 
@@ -121,9 +122,10 @@ class Predictor:
         own = local_rows(self._mesh, self._batch_size)
         examples = dataclasses.replace(examples, labels=None)
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
-            for rows, length in evaluation_batches(examples, self._batch_size, self._longest):
-                batch = examples.batch(rows[own], length)
-                logits = jax.device_get(self._apply(params, put_batch(batch, self._mesh, self._batch_size)))
+            order = list(evaluation_batches(examples, self._batch_size, self._longest))
+            batches = (examples.batch(rows[own], length) for rows, length in order)
+            on_mesh = on_devices(batches, self._mesh, self._batch_size)
+            for (rows, _), logits in zip(order, fetched(self._apply(params, batch) for batch in on_mesh)):
                 for row, output in zip(rows, logits):
                     if row >= 0:
                         is_per_token = output.ndim == 2

@@ -26,10 +26,10 @@ from bertjax.sharding.mesh import (
     local_copy,
     local_rows,
     make_mesh,
-    put_batch,
     replicated,
 )
 from bertjax.sharding.rules import RULES
+from bertjax.sharding.streams import fetched, on_devices
 from bertjax.sharding.topology import available_cores
 from bertjax.tasks import fill_mask
 from bertjax.text import tokenizer
@@ -134,9 +134,9 @@ class Pretraining:
         unigram = jax.device_put(self._unigram_log_probabilities(after_batch), replicated(self.mesh))
         sums = collections.Counter()
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
-            for batch in batches:
-                found = self.eval_step(params, put_batch(batch, self.mesh, self.eval_batch_size), unigram)
-                sums.update(jax.device_get(found))
+            on_mesh = on_devices(batches, self.mesh, self.eval_batch_size)
+            for found in fetched(self.eval_step(params, batch, unigram) for batch in on_mesh):
+                sums.update(found)
                 after_batch()
         sums = {name: float(value) for name, value in sums.items()}
 

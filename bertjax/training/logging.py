@@ -1,11 +1,14 @@
 """Logs the metrics of a run: a progress bar or plain lines, TensorBoard, and metrics.jsonl."""
 
+import collections
+import contextlib
 import json
 import math
 import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 
 import tqdm
 from etils import epath
@@ -89,6 +92,51 @@ class MetricsWriter:
         """Uploads all lines, so that a resumed run finds them."""
         self._lines.flush()
         self._events.flush()
+
+
+class Clocks:
+    """Measures where the wall time of this process goes: `data`, `checkpoints`, `evaluation`, and the rest, `steps`.
+
+    Each is the time that the host spends there. While it waits for `data`, devices may still work on a few steps, so
+    it is an upper bound of what reading costs. `checkpoints` is the time of copying the arrays to the host, and of
+    waiting for an earlier write; the write itself runs in the background. `steps` is everything else: compiling and
+    starting steps, and waiting for their results.
+    """
+
+    def __init__(self):
+        self.total = collections.Counter()  # seconds until the last lap
+        self._start_lap()
+
+    def _start_lap(self) -> None:
+        self._started, self._seconds = time.monotonic(), dict.fromkeys(("evaluation", "checkpoints", "data"), 0.0)
+
+    @contextlib.contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Context manager: counts the time of its block as `name`."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.monotonic() - started
+
+    def lap(self) -> dict[str, float]:
+        """Returns the seconds by name since the last call, and adds them to `total`."""
+        elapsed = time.monotonic() - self._started
+        seconds = {"steps": elapsed - sum(self._seconds.values()), **self._seconds}
+        self.total.update(seconds)
+        self._start_lap()
+        return seconds
+
+
+def shares(group: str, seconds: dict[str, float]) -> dict[str, float]:
+    """Returns the metrics `group/NAME`: each clock's share of all `seconds`."""
+    return {f"{group}/{name}": value / sum(seconds.values()) for name, value in seconds.items()}
+
+
+def describe_wall_time(seconds: dict[str, float]) -> str:
+    """Formats "wall time: 93.1% steps, 4.2% evaluation, 0.9% checkpoints, 1.8% waiting for data"."""
+    parts = [f"{value / sum(seconds.values()):.1%} {name}" for name, value in seconds.items()]
+    return "wall time: " + ", ".join(parts).replace(" data", " waiting for data")
 
 
 class Progress:

@@ -1,10 +1,8 @@
 """The training loop, shared by all tasks."""
 
-import collections
 import contextlib
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -14,17 +12,16 @@ from jax.sharding import Mesh
 
 from bertjax.config import UserError
 from bertjax.files import write_whole
-from bertjax.sharding.mesh import Batch, put_batch
+from bertjax.sharding.streams import STEPS_IN_FLIGHT, on_devices
 from bertjax.sharding.topology import peak_flops
 from bertjax.training.checkpoint import Checkpoints, Scores, check_resumable, is_resumable
-from bertjax.training.logging import MetricsWriter, Progress
+from bertjax.training.logging import Clocks, MetricsWriter, Progress, describe_wall_time, shares
 from bertjax.training.optimizer import make_schedule
+from bertjax.training.profile import profiled
 from bertjax.training.state import TrainState
 from bertjax.training.step import Program, make_program, put_hyperparameters
 from bertjax.training.stop import stop_signals
 from bertjax.training.task import Task
-
-STEPS_IN_FLIGHT = 2  # steps that the host may run ahead of the devices
 
 
 class Trained(NamedTuple):
@@ -77,63 +74,72 @@ def train(
     peak = peak_flops(mesh.devices.flat[0])
     scores = checkpoints.scores(start)
     pending: list[dict] = []  # metrics since the last report, still on the devices
-    clock = time.monotonic()
+    clocks = Clocks()
 
     def report(step: int) -> None:
         """Fetches the metrics of the steps since the last report, and logs their means."""
-        nonlocal clock
         fetched = jax.device_get(pending)
-        seconds, first = time.monotonic() - clock, step - len(pending)
+        first = step - len(pending)
         pending.clear()
+        seconds = clocks.lap()
         means = {f"train/{name}": float(np.mean([m[name] for m in fetched])) for name in fetched[0]}
         tokens = means.pop("train/tokens")
         for offset, metrics in enumerate(fetched):
             # Either makes all params NaN.
             if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
                 raise Diverged(_diverged(first + offset, metrics, float(schedule(first + offset)), workdir))
-        rate = task.flops(first, step) / seconds
+        training = seconds["steps"] + seconds["data"]
+        rate = task.flops(first, step) / training
         means["train/learning_rate"] = float(schedule(step - 1))
-        means["train/sequences_per_second"] = config.batch_size * len(fetched) / seconds
-        means["train/tokens_per_second"] = tokens * len(fetched) / seconds
+        means["train/sequences_per_second"] = config.batch_size * len(fetched) / training
+        means["train/tokens_per_second"] = tokens * len(fetched) / training
         if peak:
             means["train/mfu"] = rate / (peak * mesh.size)
         if is_first:
-            writer.write(step, means)
+            writer.write(step, {**means, **shares("wall", seconds)})
             progress.report(step, means, task.flops(step, task.total_steps) / rate)
-        clock = time.monotonic()
 
     def evaluates_at(step: int) -> bool:
         return step == task.total_steps or (step > 0 and step % config.eval.every_steps == 0)
 
     def evaluate(step: int) -> None:
         """Evaluates a step after its save has started. A signal aborts the evaluation; the resumed run repeats it."""
-        nonlocal clock, scores
-        started = time.monotonic()
+        nonlocal scores
 
         def after_batch():
             if stops_now():
                 raise KeyboardInterrupt(f"stopped at step {step}, during evaluation")
 
-        if (found := task.evaluate(program.gather(state.params), step, after_batch)) is not None:
-            if is_first:
+        with clocks.waiting("evaluation"):
+            found = task.evaluate(program.gather(state.params), step, after_batch)
+            if found is not None and is_first:
                 for name, content in task.files().items() if checkpoints.would_be_best(step, found) else ():
                     write_whole(workdir / name, content)
                 numbers = {**found.scores, **found.decided}
                 writer.write(step, {f"eval/{name}": value for name, value in numbers.items()})
                 progress.say(f"step {step} eval: " + ", ".join(f"{k} {v:.4f}" for k, v in numbers.items()))
-            scores = checkpoints.add_scores(step, found)
-        clock += time.monotonic() - started
+        if found is not None:
+            with clocks.waiting("checkpoints"):
+                scores = checkpoints.add_scores(step, found)
 
     # Training.
     try:
         with (
             stop_signals() as stops_now,
-            contextlib.closing(_on_devices(task.batches(start), mesh, config.batch_size)) as batches,
+            contextlib.closing(on_devices(task.batches(start), mesh, config.batch_size)) as batches,
+            profiled(
+                range(start + 1, task.total_steps + 1),
+                config.profile,
+                workdir,
+                finish=lambda: jax.block_until_ready(state),
+                say=progress.say if is_first else lambda text: None,
+            ) as steps,
         ):
             if evaluates_at(start) and scores is None:  # the run was stopped before the evaluation finished
                 evaluate(start)
-            for step in range(start + 1, task.total_steps + 1):
-                batch = next(batches)
+            for step in steps:
+                with clocks.waiting("data"):
+                    batch = next(batches)
                 with jax.transfer_guard("disallow"):  # no implicit transfers to or from the host
                     state, metrics = program.train_step(state, batch, hyperparameters)
                 pending.append(metrics)
@@ -148,7 +154,8 @@ def train(
                     report(step)  # before saving: raises if the loss is not finite
                 if saves:
                     params_only = step == task.total_steps and not resumable_at_end
-                    checkpoints.save(step, state, params_only)
+                    with clocks.waiting("checkpoints"):
+                        checkpoints.save(step, state, params_only)
                     if is_first:
                         writer.flush()
                 if stops:
@@ -156,10 +163,16 @@ def train(
                 if evaluates:
                     evaluate(step)
     finally:
-        checkpoints.close()
+        with clocks.waiting("checkpoints"):
+            checkpoints.close()
         if is_first:
             progress.close()
             writer.flush()
+    if is_first:
+        clocks.lap()
+        writer.write(task.total_steps, shares("wall_total", clocks.total))
+        writer.flush()
+        print(describe_wall_time(clocks.total), flush=True)
     best_step = checkpoints.best_step()
     return Trained(state, scores, best_step, checkpoints.scores(best_step))
 
@@ -176,17 +189,6 @@ def _restore_or_initialize(task: Task, config, workdir, program: Program, checkp
         return 0, state if initialize is None else state.replace(params=initialize(state.params))
     # The end of a trial, whose last checkpoint has params only.
     return start, state.replace(step=state.step + start, params=checkpoints.restore_params(start, program.state.params))
-
-
-def _on_devices(batches: Iterator[Batch], mesh: Mesh, batch_size: int) -> Iterator[dict]:
-    """Copies batches to the devices, one step ahead of their use."""
-    ahead = collections.deque()
-    with contextlib.closing(batches):
-        for batch in batches:
-            ahead.append(put_batch(batch, mesh, batch_size))
-            if len(ahead) > 1:
-                yield ahead.popleft()
-        yield from ahead
 
 
 def _diverged(step: int, metrics: dict, learning_rate: float, workdir) -> str:

@@ -366,7 +366,7 @@ def test_what_is_no_number_stops_the_run_and_is_not_saved(tmp_path, what):
 
 
 def test_the_loop_refuses_a_transfer_that_nobody_asked_for(train_toy, monkeypatch):
-    monkeypatch.setattr("bertjax.training.loop.put_batch", lambda batch, mesh, batch_size: batch)  # stays NumPy
+    monkeypatch.setattr("bertjax.sharding.streams.put_batch", lambda batch, mesh, batch_size: batch)  # stays NumPy
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train_toy(Toy(toy_config()))
 
