@@ -174,6 +174,10 @@ def test_the_papers_recipe():
         ("mesh.fsdp", -1, "only one axis can be -1"),
         ("remat", "some", "config.remat = 'some': choose one of none, dots, full"),
         ("dtype", "float16", "config.dtype = 'float16'"),
+        ("profile", "5:3", "config.profile = '5:3': write START:STOP, such as 20:24"),
+        ("profile", "0:3", "config.profile = '0:3': write START:STOP.* the first step is 1"),
+        ("profile", "5", "config.profile = '5': write START:STOP"),
+        ("profile", "5:-3", "config.profile = '5:-3': write START:STOP"),
     ],
 )
 def test_mistakes_name_field_value_and_remedy(field, value, message):

@@ -1,11 +1,13 @@
 """The loop: resume, microbatches, meshes, learning, NaN, what is written where."""
 
+import gzip
 import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 
 import flax.linen as nn
 import jax
@@ -21,6 +23,7 @@ from bertjax.training import checkpoint
 from bertjax.training.logging import MetricsWriter, read_metrics
 from bertjax.training.loop import train
 from bertjax.training.optimizer import make_schedule
+from bertjax.training.profile import profiled
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import one_device_mesh, tiny_config
 from tests.training.toy import Toy, toy_config
@@ -96,7 +99,19 @@ def test_metrics_are_written_once_for_every_step(straight_run):
     assert (first["step"], last["step"]) == (5, 10)
     assert {f"eval/{name}" for name in scores.scores} | {"step"} == last.keys()
     assert {"eval/unigram_loss", "eval/mlm_accuracy", "eval/nsp_accuracy"} <= last.keys()
-    assert list((workdir / "tensorboard").iterdir())
+    events = tensorboard_events(workdir)
+    assert [(step, value) for step, tag, value in events if tag == "train/loss"] == [
+        (line["step"], pytest.approx(line["train/loss"])) for line in train_lines
+    ]
+
+
+def tensorboard_events(workdir):
+    """(step, tag, value) of the events, as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    (path,) = (workdir / "tensorboard").iterdir()
+    events = LegacyEventFileLoader(str(path)).Load()
+    return [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value]
 
 
 def first_step(task, config, total_steps, program=None):
@@ -202,6 +217,13 @@ print("trained")
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.stdout.strip().endswith("trained"), result.stderr[-2000:]
+
+
+def test_what_pretraining_says_of_its_wall_time_adds_up(straight_run):
+    for line in read_metrics(straight_run[0]):
+        for group in ("wall", "wall_total"):
+            if shares := [value for name, value in line.items() if name.startswith(f"{group}/")]:
+                assert len(shares) == 4 and sum(shares) == pytest.approx(1) and min(shares) >= 0
 
 
 # What any task can show, with one that compiles in a moment.
@@ -405,3 +427,80 @@ def test_a_run_of_a_search_ends_with_params_alone(toy_program, tmp_path):
         again.state.params["dense"]["kernel"], checkpoint.read_params(tmp_path, 10)["dense"]["kernel"]
     )
     assert int(again.state.step) == 10
+
+
+# Where the time goes.
+
+
+class Slow(Toy):
+    """Waits for its data and in its evaluations."""
+
+    def batches(self, start_step):
+        for batch in super().batches(start_step):
+            time.sleep(0.02)
+            yield batch
+
+    def evaluate(self, params, step, after_batch):
+        time.sleep(0.3)
+        return super().evaluate(params, step, after_batch)
+
+
+def test_the_log_says_where_the_wall_time_goes(train_toy, tmp_path, capsys):
+    started = time.monotonic()
+    train_toy(Slow(toy_config()))
+    elapsed = time.monotonic() - started
+    lines = read_metrics(tmp_path)
+    reports, total = {line["step"]: line for line in lines if "train/loss" in line}, lines[-1]
+    assert reports[2]["wall/evaluation"] == 0 < reports[2]["wall/data"]
+    assert reports[6]["wall/evaluation"] > 0.4  # since step 5, after which the run has evaluated
+    assert reports[6]["train/sequences_per_second"] > 16 / 0.3  # the evaluation's 0.3 s are not counted
+    assert total["wall_total/evaluation"] * elapsed > 0.55 and total["wall_total/data"] * elapsed > 0.15
+    assert total["wall_total/checkpoints"] > 0.001
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed.startswith("wall time: ") and printed.endswith("% waiting for data")
+    assert f"{total['wall_total/evaluation']:.1%} evaluation" in printed
+
+
+def profiled_steps(workdir, name):
+    """The steps that a profile shows, and the names of its events."""
+    folder = workdir / "profile/plugins/profile" / name
+    assert sorted(path.name for path in folder.iterdir()) == ["host0.trace.json.gz", "host0.xplane.pb"]
+    data = jax.profiler.ProfileData.from_file(str(folder / "host0.xplane.pb"))
+    events = [event for plane in data.planes for line in plane.lines for event in line.events]
+    with gzip.open(folder / "host0.trace.json.gz") as file:
+        assert "train" in {event.get("name") for event in json.load(file)["traceEvents"]}
+    return sorted(dict(event.stats)["step_num"] for event in events if event.name == "train"), {e.name for e in events}
+
+
+def test_a_profile_shows_whole_steps_and_no_others(train_toy, tmp_path, capsys):
+    train_toy(Toy(toy_config()), profile="3:4")
+    steps, names = profiled_steps(tmp_path, "steps_3_4")
+    assert steps == [3, 4] and any("train_step" in name for name in names)
+    assert f"profile of steps 3 to 4 in {tmp_path / 'profile'}" in capsys.readouterr().out
+    assert int(train_toy(Toy(toy_config())).state.step) == 10
+
+
+def test_a_signal_closes_the_profile(train_toy, tmp_path):
+    task = Toy(toy_config())
+    stop_when(task, 5)
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 5"):
+        train_toy(task, profile="4:9")
+    assert profiled_steps(tmp_path, "steps_4_9")[0] == [4, 5]
+    train_toy(Toy(toy_config()), profile="4:9")  # resumed: the rest of them
+    assert profiled_steps(tmp_path, "steps_6_9")[0] == [6, 7, 8, 9]
+
+
+def test_a_run_that_resumes_behind_its_profile_says_so(train_toy, tmp_path, capsys):
+    task = Toy(toy_config())
+    stop_when(task, 5)
+    with pytest.raises(KeyboardInterrupt):
+        train_toy(task)
+    train_toy(Toy(toy_config()), profile="2:5")
+    assert "config.profile = '2:5': no profile, this process runs steps 6 to 10" in capsys.readouterr().out
+    assert not (tmp_path / "profile").exists()
+
+
+def test_without_a_profile_the_loop_iterates_over_a_plain_range(tmp_path):
+    """So that nothing is added to a step."""
+    with profiled(range(1, 10), "", tmp_path, pytest.fail, pytest.fail) as steps:
+        assert steps == range(1, 10)

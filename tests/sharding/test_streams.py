@@ -1,0 +1,40 @@
+"""What goes to the devices ahead of its use, and comes back behind it."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.sharding.streams import STEPS_IN_FLIGHT, fetched, on_devices
+from tests.conftest import one_device_mesh, tiny_config
+
+
+def test_results_are_fetched_in_order_while_more_are_under_way():
+    started = []
+
+    def results():
+        for number in range(7):
+            started.append(number)
+            yield {"x": jnp.full(2, number)}
+
+    seen = []
+    for number, result in enumerate(fetched(results())):
+        assert isinstance(result["x"], np.ndarray) and (result["x"] == number).all()
+        seen.append(len(started))
+    assert seen == [min(7, number + 1 + STEPS_IN_FLIGHT) for number in range(7)]
+
+
+def test_batches_are_on_the_devices_one_step_ahead_and_the_reader_is_closed():
+    read, closed = [], []
+
+    def batches():
+        try:
+            for number in range(5):
+                read.append(number)
+                yield {"x": np.full(4, number)}
+        finally:
+            closed.append(True)
+
+    stream = on_devices(batches(), one_device_mesh(tiny_config()), 4)
+    assert int(next(stream)["x"][0]) == 0 and read == [0, 1]
+    assert int(next(stream)["x"][0]) == 1 and read == [0, 1, 2]
+    stream.close()
+    assert closed and read == [0, 1, 2]
