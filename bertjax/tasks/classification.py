@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from scipy.special import softmax
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
@@ -129,7 +128,7 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
             continue
         yield {
             "label": names[int(logits.argmax())],
-            "probabilities": {name: float(p) for name, p in zip(names, softmax(logits))},
+            "probabilities": {name: float(p) for name, p in zip(names, metrics.softmax(logits))},
             **more,
         }
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from etils import epath
-from scipy.special import softmax
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
@@ -324,7 +323,7 @@ def answers(
         if not best:  # an empty paragraph, or no likely end after a likely start
             result[question.name] = ([], NO_SPAN)
             continue
-        for answer, share in zip(best, softmax([answer["score"] for answer in best])):
+        for answer, share in zip(best, metrics.softmax([answer["score"] for answer in best])):
             answer["probability"] = float(share)
         result[question.name] = (best, null[index] - best[0]["score"])
     return result

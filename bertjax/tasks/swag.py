@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from etils import epath
-from scipy.special import softmax
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
@@ -87,7 +86,7 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
     examples, cut = encode(choices, None, source.tokenizer, source.max_seq_length)
     for scores, was_cut in zip(objectives.predict(objectives.choice(), source, examples), cut):
         more = {"cut": True} if was_cut else {}
-        yield {"choice": int(scores.argmax()), "probabilities": softmax(scores).tolist(), **more}
+        yield {"choice": int(scores.argmax()), "probabilities": metrics.softmax(scores).tolist(), **more}
 
 
 TASK = FineTuningTask(

@@ -8,6 +8,7 @@ import random
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 import sklearn.metrics
 from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
@@ -40,6 +41,12 @@ def test_classes_are_scored_as_by_scikit_learn():
         np.testing.assert_allclose(ours, expected)
         inverse = [metrics.f1(1 - labels[:, i], 1 - predictions[:, i], positive=0) for i in range(100)]
         np.testing.assert_allclose(inverse, expected)
+
+
+def test_probabilities_are_those_of_scipy():
+    rng = np.random.default_rng(0)
+    for logits in (*rng.normal(size=(20, 7)).astype(np.float32), [1000.0, 0.0, -1000.0], [3.0]):
+        np.testing.assert_array_equal(metrics.softmax(logits), scipy.special.softmax(logits))
 
 
 def test_classes_by_hand():
