@@ -499,6 +499,14 @@ def test_a_run_that_resumes_behind_its_profile_says_so(train_toy, tmp_path, caps
     assert not (tmp_path / "profile").exists()
 
 
+def test_the_devices_are_finished_where_a_profile_begins_and_ends(tmp_path):
+    seen, finished = [], []
+    with profiled(range(1, 6), "2:3", tmp_path, lambda: finished.append(list(seen)), print) as steps:
+        for step in steps:
+            seen.append(step)
+    assert seen == [1, 2, 3, 4, 5] and finished == [[1], [1, 2, 3]]
+
+
 def test_without_a_profile_the_loop_iterates_over_a_plain_range(tmp_path):
     """So that nothing is added to a step."""
     with profiled(range(1, 10), "", tmp_path, pytest.fail, pytest.fail) as steps:
