@@ -108,7 +108,7 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     validate(config)
     launch(config, tmp_path / "run")
-    scores = read_metrics(tmp_path / "run")[-1]
+    scores = read_metrics(tmp_path / "run")[-2]
     assert scores["eval/f1"] > 0.9
     source = pretrained.read(tmp_path / "run")
     assert source.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
