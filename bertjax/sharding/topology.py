@@ -1,6 +1,7 @@
 """Hardware data, and descriptions of TPU topologies to compile for without the hardware."""
 
 import dataclasses
+import glob
 import importlib.util
 import os
 
@@ -19,6 +20,7 @@ class Generation:
     devices_per_chip: int  # JAX devices: one per TensorCore, or one per chip whose cores act as one
     peak_flops: float  # dense bfloat16 FLOP/s per chip (vendor's data sheets)
     hbm_bytes: float  # memory per chip that the compiler may use, according to its out-of-memory errors
+    hbm_bandwidth: float  # bytes/s per chip (vendor's data sheets)
     clock: float  # cycles/s of a TensorCore: its peak FLOP/s / its matrix units' FLOPs per cycle
     dimensions: int  # of the network: 2 or 3
     chips: tuple[int, ...]  # slice sizes that gcloud offers
@@ -29,13 +31,15 @@ _CUBES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 # Keys: gcloud's accelerator names without the number.
 GENERATIONS = {
-    "v2": Generation("TPU v2", "v2", True, 2, 45e12, 2 * 7.48 * GIB, 0.69e9, 2, (4, 16, 64, 128, 256)),
-    "v3": Generation("TPU v3", "v3", True, 2, 123e12, 2 * 15.48 * GIB, 0.94e9, 2, (4, 16, 32, 64, 128, 256, 512, 1024)),
-    "v4": Generation("TPU v4", "v4", True, 1, 275e12, 30.75 * GIB, 1.05e9, 3, _CUBES),
-    "v5litepod": Generation("TPU v5 lite", "v5e", False, 1, 197e12, 15.75 * GIB, 1.5e9, 2, _PLANES),
-    "v5p": Generation("TPU v5", "v5p", True, 1, 459e12, 95.74 * GIB, 1.75e9, 3, (*_CUBES, 4096)),
-    "v6e": Generation("TPU v6 lite", "v6e", False, 1, 918e12, 31.25 * GIB, 1.75e9, 2, _PLANES),
-    "tpu7x": Generation("TPU7x", "tpu7x", True, 2, 2307e12, 2 * 94.75 * GIB, 2.2e9, 3, (*_CUBES, 4096)),
+    "v2": Generation("TPU v2", "v2", True, 2, 45e12, 2 * 7.48 * GIB, 700e9, 0.69e9, 2, (4, 16, 64, 128, 256)),
+    "v3": Generation(
+        "TPU v3", "v3", True, 2, 123e12, 2 * 15.48 * GIB, 900e9, 0.94e9, 2, (4, 16, 32, 64, 128, 256, 512, 1024)
+    ),
+    "v4": Generation("TPU v4", "v4", True, 1, 275e12, 30.75 * GIB, 1228e9, 1.05e9, 3, _CUBES),
+    "v5litepod": Generation("TPU v5 lite", "v5e", False, 1, 197e12, 15.75 * GIB, 819e9, 1.5e9, 2, _PLANES),
+    "v5p": Generation("TPU v5", "v5p", True, 1, 459e12, 95.74 * GIB, 2765e9, 1.75e9, 3, (*_CUBES, 4096)),
+    "v6e": Generation("TPU v6 lite", "v6e", False, 1, 918e12, 31.25 * GIB, 1638e9, 1.75e9, 2, _PLANES),
+    "tpu7x": Generation("TPU7x", "tpu7x", True, 2, 2307e12, 2 * 94.75 * GIB, 7380e9, 2.2e9, 3, (*_CUBES, 4096)),
 }
 
 # Dense bfloat16 (T4, V100: float16) peak FLOP/s of GPUs, by prefix of `device.device_kind`; longer prefixes first.
@@ -55,6 +59,11 @@ GPU_PEAK_FLOPS = {
 def available_cores() -> int:
     """Returns the number of CPU cores that this process may use; a container may have fewer than the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def has_accelerator() -> bool:
+    """Returns whether this machine has a TPU or a GPU, without initializing JAX's devices."""
+    return any(glob.glob(f"/dev/{name}") for name in ("accel[0-9]*", "vfio/[0-9]*", "nvidia[0-9]*", "kfd"))
 
 
 def peak_flops(device) -> float | None:

@@ -12,9 +12,8 @@ from bertjax.training.run import run
 def launch(config, workdir: epath.PathLike) -> None:
     """Trains a validated config in `workdir` and prints the report; a finished run only prints its report."""
     workdir, is_search = epath.Path(workdir), bool(config.get("sweep"))
-    batch_size = sweep.shared_batch_size(config) if is_search else config.batch_size
     hosts.join(config.hosts_timeout)
-    use_cpu_cores(config, batch_size)  # before anything asks JAX for its devices
+    use_cpu_cores(config)  # before anything asks JAX for its devices
     hosts.check_shared(workdir)
     if is_search:
         sweep.run(config, workdir)

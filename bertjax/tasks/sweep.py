@@ -93,11 +93,6 @@ def _place(name: str) -> tuple[int, str]:
     return (ORDER.index(name) if name in ORDER else -1, name)
 
 
-def shared_batch_size(config) -> int:
-    """Returns the greatest common divisor of all trials' batch sizes, so that the same devices suit every trial."""
-    return math.gcd(*(trial.batch_size for _, trial in trials(config)))
-
-
 def trials(config) -> list[tuple[dict, object]]:
     """Returns (settings, config) of all trials of a search. Raises `UserError` if one is invalid."""
     planned = [(settings, _with(config, settings)) for settings in parse(config)]

@@ -289,7 +289,7 @@ def main() -> None:
             if not wanted:
                 continue
             config = make_config(name, arguments.weights, folder)
-            use_cpu_cores(config, config.batch_size)
+            use_cpu_cores(config)
             finetuning.adopt(config, None)
             mesh, program = make_mesh(config), None
             material = finetuning.load_material(config, folder, None)

@@ -1,0 +1,364 @@
+"""Seconds of a training step, here and with transformers on torch: the same shapes, in alternating rounds.
+
+A step is all of it: dropout .1, forward, backward, clipping by the global norm, AdamW. Ours is timed as the training
+loop runs it, from batches on the host, two steps in flight. Each side has a process of its own, so that neither sees
+the other's memory or threads; while one computes, the other waits. Batches are made up.
+
+Command:  python -m experiments.benchmarks.train_step
+          --cases=pretraining:small:8x128,finetuning:minilm:32x64 (kind:model:sequences x length) --output=steps.jsonl
+Needs:    for the comparison, pip install torch transformers; without them ours is timed alone. No TensorFlow.
+Hardware: CPU: float32, torch eager. GPU: bfloat16, torch.compile, SDPA, fused AdamW
+Score:    see RESULTS.md
+
+`rate` is what the machine's matrix products of these types reach, the best of some of BERT's shapes and both libraries;
+`MFU` is the share of it that the model's FLOPs are (those that ours counts; masked-LM logits at masked positions only).
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import importlib.util
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import pathlib
+import platform
+import re
+import statistics
+import time
+
+import numpy as np
+
+CASES = "pretraining:small:8x128,finetuning:minilm:32x16,finetuning:minilm:32x64,finetuning:minilm:32x128"
+MINILM = dict(num_hidden_layers=6, hidden_size=384, num_attention_heads=12, intermediate_size=1536, hidden_act="gelu")
+PRODUCTS = ((4096, 768, 3072), (4096, 3072, 768), (4096, 1024, 1024), (1024, 512, 2048), (8192, 1024, 4096))
+BATCHES = 8  # different ones, in turn
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    kind: str  # pretraining | finetuning
+    model: str  # minilm, or a key of `config.SIZES`
+    sequences: int
+    length: int
+    real: float  # share of tokens that are no padding
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.model} {self.sequences} x {self.length}"
+
+    def config(self):
+        from bertjax import config as configs
+
+        size = MINILM if self.model == "minilm" else configs.model_size(self.model)
+        if self.kind == "pretraining":
+            config = configs.pretraining_config()
+            config.stages = configs.named_stages(only=configs.stage(1000, self.length, math.ceil(0.15 * self.length)))
+        else:
+            config = configs.fine_tuning_config("classify")
+            config.epochs = 1000.0
+        config.model.update(size)
+        config.batch_size = self.sequences
+        return config
+
+    def lengths(self, rng) -> np.ndarray:
+        """Real tokens of each sequence: `real` of all, spread evenly around that; one sequence is full."""
+        least = max(4, round((2 * self.real - 1) * self.length))
+        lengths = np.linspace(least, self.length, self.sequences).round().astype(int)
+        return rng.permutation(lengths)
+
+    def batches(self) -> list[dict]:
+        rng, vocabulary = np.random.default_rng(0), 30522
+        return [self._batch(rng, vocabulary) for _ in range(BATCHES)]
+
+    def _batch(self, rng, vocabulary: int) -> dict:
+        shape, lengths = (self.sequences, self.length), self.lengths(rng)
+        mask = (np.arange(self.length) < lengths[:, None]).astype(np.int32)
+        batch = {"input_ids": rng.integers(1000, vocabulary, shape).astype(np.int32) * mask, "input_mask": mask}
+        types = (np.arange(self.length) >= lengths[:, None] // 2).astype(np.int32) * mask
+        labels, ones = rng.integers(0, 2, self.sequences).astype(np.int32), np.ones(self.sequences, np.float32)
+        if self.kind == "finetuning":
+            return {**batch, "token_types": types, "labels": labels, "weights": ones}
+        most = math.ceil(0.15 * self.length)
+        positions, weights = np.zeros((self.sequences, most), np.int32), np.zeros((self.sequences, most), np.float32)
+        for row, length in enumerate(lengths):
+            count = max(1, round(0.15 * length))
+            positions[row, :count] = np.sort(rng.choice(length, count, replace=False))
+            weights[row, :count] = 1
+        ids = rng.integers(1000, vocabulary, positions.shape).astype(np.int32)
+        batch |= {"segment_ids": types, "masked_lm_positions": positions, "masked_lm_ids": ids}
+        return {
+            **batch,
+            "masked_lm_weights": weights,
+            "next_sentence_labels": labels,
+            "next_sentence_weights": ones,
+        }
+
+
+class Ours:
+    def __init__(self, case: Case, options):
+        import jax
+
+        from bertjax.sharding.mesh import make_mesh, use_cpu_cores
+        from bertjax.training.optimizer import make_schedule
+        from bertjax.training.step import make_program, put_hyperparameters
+
+        self.config, self.case = case.config(), case
+        self.config.update_from_flattened_dict(dict(field.split("=", 1) for field in options.config))
+        use_cpu_cores(self.config)
+        self.mesh = make_mesh(self.config)
+        self.task = self._task()
+        program = make_program(self.task, self.config, self.mesh)
+        schedule = make_schedule(self.config.optimizer, self.task.total_steps)
+        self._hyperparameters = put_hyperparameters(0, schedule, self.mesh)
+        self._state, self._step = program.init(jax.random.key(0)), program.train_step
+        self._batches = itertools.cycle(case.batches())
+        self.type = self.task.model.compute.dtype
+        self.device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
+
+    def _task(self):
+        if self.case.kind == "pretraining":
+            from bertjax.tasks.pretraining import Pretraining
+
+            return Pretraining(self.config, self.mesh, records=None)
+        from bertjax.data.examples import Examples
+        from bertjax.tasks.finetuning import Dataset, FineTuning
+        from bertjax.tasks.objectives import classification
+
+        ids = [np.zeros(self.case.length, np.int32)] * self.case.sequences  # only their lengths are used
+        examples = Examples(ids, ids, [0] * len(ids))
+        return FineTuning(self.config, self.mesh, Dataset(classification(2), ("a", "b"), examples, (), "accuracy"))
+
+    def run(self, steps: int) -> None:
+        """The body of `training.loop.train` without reports."""
+        from bertjax.sharding.mesh import put_batch
+        from bertjax.training.loop import STEPS_IN_FLIGHT
+
+        pending, batch = [], put_batch(next(self._batches), self.mesh, self.config.batch_size)
+        for _ in range(steps):
+            ahead = put_batch(next(self._batches), self.mesh, self.config.batch_size)
+            self._state, metrics = self._step(self._state, batch, self._hyperparameters)
+            batch = ahead
+            pending.append(metrics["loss"])
+            if len(pending) > STEPS_IN_FLIGHT:
+                pending[-1 - STEPS_IN_FLIGHT].block_until_ready()
+        self._state.step.block_until_ready()
+        assert np.isfinite(pending[-1])
+
+    def product(self, m: int, k: int, n: int):
+        import jax
+        import jax.numpy as jnp
+
+        a, b = (jnp.ones(shape, self.type) for shape in ((m, k), (k, n)))
+        dot = jax.jit(jnp.dot)
+        return lambda: dot(a, b).block_until_ready()
+
+    def memory(self) -> int | None:
+        """Peak of the device's memory; None on a CPU, where it is the process's."""
+        import jax
+
+        return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+    def about(self) -> dict:
+        return {"flops": self.task.flops(0, 1), "device": self.device, "type": self.type}
+
+
+class Theirs:
+    def __init__(self, case: Case, options):
+        import torch
+        import transformers
+
+        self.cuda = torch.cuda.is_available()
+        self.device = torch.device("cuda" if self.cuda else "cpu")
+        torch.manual_seed(0)
+        model = case.config().model.to_dict()
+        if model["hidden_act"] == "gelu_new":
+            model["hidden_act"] = "gelu_pytorch_tanh"  # the same function, faster
+        config = transformers.BertConfig(**model, num_labels=2, attn_implementation="sdpa")
+        head = {"pretraining": "BertForPreTraining", "finetuning": "BertForSequenceClassification"}[case.kind]
+        self.model = getattr(transformers, head)(config).to(self.device).train()
+        self.params = list(self.model.parameters())
+        is_matrix = [p.ndim > 1 for p in self.params]
+        groups = [
+            {"params": list(itertools.compress(self.params, is_matrix)), "weight_decay": 0.01},
+            {"params": [p for p in self.params if p.ndim == 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-4, eps=1e-6, fused=self.cuda)
+        if options.compile == "yes" or (options.compile == "auto" and self.cuda):
+            self.model = torch.compile(self.model)
+        self._batches = itertools.cycle([self._translate(batch) for batch in case.batches()])
+
+    def _translate(self, batch: dict) -> dict:
+        """Their names, still on the host."""
+        import torch
+
+        names = {"input_ids": "input_ids", "input_mask": "attention_mask"}
+        names |= {"token_types": "token_type_ids", "segment_ids": "token_type_ids", "labels": "labels"}
+        names |= {"next_sentence_labels": "next_sentence_label"}
+        out = {theirs: torch.from_numpy(batch[ours]).long() for ours, theirs in names.items() if ours in batch}
+        if "masked_lm_ids" in batch:
+            labels, chosen = np.full(batch["input_ids"].shape, -100), batch["masked_lm_weights"] > 0
+            rows = np.nonzero(chosen)[0]
+            labels[rows, batch["masked_lm_positions"][chosen]] = batch["masked_lm_ids"][chosen]
+            out["labels"] = torch.from_numpy(labels).long()
+        return out
+
+    def run(self, steps: int) -> None:
+        import torch
+
+        for _ in range(steps):
+            batch = {name: x.to(self.device, non_blocking=True) for name, x in next(self._batches).items()}
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda):
+                loss = self.model(**batch).loss
+            self.optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.params, 1.0)
+            self.optimizer.step()
+        assert math.isfinite(loss.item())  # waits for the device
+
+    def product(self, m: int, k: int, n: int):
+        import torch
+
+        type_ = torch.bfloat16 if self.cuda else torch.float32
+        a, b = (torch.ones(shape, dtype=type_, device=self.device) for shape in ((m, k), (k, n)))
+
+        def run():
+            a @ b
+            if self.cuda:
+                torch.cuda.synchronize()
+
+        return run
+
+    def memory(self) -> int | None:
+        import torch
+
+        return torch.cuda.max_memory_allocated() if self.cuda else None
+
+    def about(self) -> dict:
+        return {}
+
+
+def serve(side: type, case: Case, options, pipe) -> None:
+    """A side's process: answers each (method, arguments) with its result and seconds."""
+    subject, refs = side(case, options), pathlib.Path("/proc/self/clear_refs")
+    subject.run(4)  # compiles
+    if refs.exists():
+        refs.write_text("5")  # forgets the peak of compiling
+
+    def steps(count: int) -> float:
+        began = time.perf_counter()
+        subject.run(count)
+        return (time.perf_counter() - began) / count
+
+    def flops_per_second(m: int, k: int, n: int) -> float:
+        product, times = subject.product(m, k, n), []
+        while len(times) < 3 or sum(times) < 0.3:
+            began = time.perf_counter()
+            product()
+            times.append(time.perf_counter() - began)
+        return 2 * m * k * n / min(times)
+
+    def memory() -> int:
+        peak = re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())
+        return subject.memory() or int(peak[1]) * 1024
+
+    methods = {f.__name__: f for f in (steps, flops_per_second, memory)} | {"about": subject.about}
+    while (request := pipe.recv()) is not None:
+        pipe.send(methods[request[0]](*request[1:]))
+
+
+class Side:
+    """The parent's end of a side's process."""
+
+    def __init__(self, side: type, case: Case, options):
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=serve, args=(side, case, options, theirs), daemon=True)
+        self._process.start()
+        theirs.close()  # or a side that dies would be waited for
+        self.times: list[float] = []
+
+    def __call__(self, *request):
+        self._pipe.send(request)
+        return self._pipe.recv()
+
+    def round(self, seconds: float) -> None:
+        estimate = statistics.median(self.times) if self.times else self("steps", 2)
+        self.times.append(self("steps", max(2, round(seconds / estimate))))
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self._process.join()
+
+
+def measure(case: Case, options, names: dict[str, type]) -> list[dict]:
+    """The results of each side, after alternating rounds."""
+    sides = {}
+    for name, side in names.items():
+        sides[name] = Side(side, case, options)
+        sides[name]("about")  # has compiled: never two at once
+    rate = max(side("flops_per_second", *shape) for shape in PRODUCTS for side in sides.values())
+    for _ in range(options.rounds):
+        for side in sides.values():
+            side.round(options.seconds)
+    about = sides["bertjax"]("about")
+    tokens = statistics.mean(int(batch["input_mask"].sum()) for batch in case.batches())
+    results = []
+    for name, side in sides.items():
+        seconds = statistics.median(side.times)
+        result = dict(case=case.name, by=name, seconds=seconds, least=min(side.times), most=max(side.times))
+        result |= dict(sequences_per_second=case.sequences / seconds, tokens_per_second=tokens / seconds)
+        result |= dict(mfu=about["flops"] / seconds / rate, rate=rate, memory=side("memory"), rounds=options.rounds)
+        # Of the rounds beside each other, so that what slows the machine for a while slows both.
+        ratios = [theirs / ours for ours, theirs in zip(sides["bertjax"].times, side.times)]
+        result |= dict(ratio=statistics.median(ratios), device=about["device"], type=about["type"])
+        results.append(result)
+        side.close()
+    return results
+
+
+def row(result: dict) -> str:
+    cells = [result["case"], result["by"], f"{1000 * result['seconds']:.1f}"]
+    cells += [f"{1000 * result['least']:.1f} - {1000 * result['most']:.1f}", f"{result['sequences_per_second']:.1f}"]
+    cells += [f"{result['tokens_per_second']:.0f}", f"{result['mfu']:.0%} of {result['rate'] / 1e12:.3f}"]
+    cells += [f"{result['memory'] / 2**30:.2f}", f"{result['ratio']:.2f}"]
+    return "| " + " | ".join(cells) + " |"
+
+
+COLUMNS = "step|by|ms, median|least - most|sequences/s|real tokens/s|MFU, of TFLOP/s|peak GiB|time / ours".split("|")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default=CASES)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a round; at least two steps")
+    parser.add_argument("--real", type=float, default=0.8, help="share of tokens that are no padding; at least .5")
+    parser.add_argument("--compile", default="auto", choices=("auto", "yes", "no"), help="torch.compile; auto: on GPU")
+    parser.add_argument("--only", default="", help="time this side only: bertjax or transformers")
+    parser.add_argument("--config", action="append", default=[], help="FIELD=VALUE of our config, such as remat=full")
+    parser.add_argument("--output", type=pathlib.Path, help="file to append JSON lines to")
+    options = parser.parse_args()
+
+    names = {"bertjax": Ours}
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers") and options.only != "bertjax":
+        names["transformers"] = Theirs
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")  # of a GPU, which both sides use
+    packages = [name for name in ("jax", "jaxlib", "flax", "torch", "transformers") if importlib.util.find_spec(name)]
+    about = dict(versions={name: importlib.metadata.version(name) for name in packages}, cores=os.cpu_count())
+    about |= dict(machine=platform.processor() or platform.machine(), date=time.strftime("%Y-%m-%d"))
+    print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|", flush=True)
+    for name in options.cases.split(","):
+        kind, model, shape = name.split(":")
+        case = Case(kind, model, *map(int, shape.split("x")), options.real)
+        for result in measure(case, options, names):
+            print(row(result), flush=True)
+            if options.output:
+                with options.output.open("a") as file:
+                    file.write(json.dumps({**result, "config": options.config, **about}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
