@@ -32,6 +32,7 @@ class BertConfig:
     type_vocab_size: int = 2
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
+    attention: str = "auto"  # how it is computed: auto (by chip and length) | xla | fused (one kernel, on TPUs)
 
     @property
     def head_size(self) -> int:
@@ -41,6 +42,15 @@ class BertConfig:
     def padded_vocab_size(self) -> int:
         """Rows of the word embedding table: `vocab_size` rounded up to a multiple of 128, the lanes of a TPU."""
         return -(-self.vocab_size // 128) * 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """How a model computes: changes its results by no more than rounding."""
+
+    dtype: str = "float32"  # of activations; params are float32
+    remat: str = "none"  # see `common_config`
+    chip: str = ""  # `device_kind` of the devices, for kernels; empty: none
 
 
 # The fields that determine the shapes of the params.
@@ -91,7 +101,9 @@ def common_config() -> ml_collections.ConfigDict:
     config.init_checkpoint = ""  # initialize from this checkpoint instead of randomly
     config.dtype = "auto"  # of activations: bfloat16 on TPU and GPU, float32 on CPU; params are always float32
     config.grad_dtype = "float32"  # in which gradients are summed across devices; bfloat16 halves the traffic
-    config.remat = "none"  # what the backward pass recomputes to save memory: none | dots | full
+    # What the backward pass recomputes to save memory: none | dots (all but matrix products) | full (whole layers);
+    # in pre-training also auto (as little as fits).
+    config.remat = "none"
     config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: the remaining devices
     config.hosts_timeout = 300  # seconds to wait for all hosts of a run to start
 

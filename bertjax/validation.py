@@ -14,7 +14,8 @@ from bertjax.config import MODEL_SIZES, UserError, corpus_sources
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 OPTIMIZERS = ("adam", "lamb")
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece")
-REMAT_POLICIES = ("none", "dots", "full")
+REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
+ATTENTION = ("auto", "xla", "fused")
 DTYPES = ("auto", "float32", "bfloat16")
 
 
@@ -95,8 +96,9 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
 def _validate_common(config) -> None:
     one_of(config, "tokenizer.kind", TOKENIZER_KINDS)
     one_of(config, "model.hidden_act", ACTIVATIONS)
+    one_of(config, "model.attention", ATTENTION)
     one_of(config, "optimizer.name", OPTIMIZERS)
-    one_of(config, "remat", REMAT_POLICIES)
+    one_of(config, "remat", (*REMAT_POLICIES, "auto") if config.task == "pretraining" else REMAT_POLICIES)
     one_of(config, "dtype", DTYPES)
     one_of(config, "grad_dtype", DTYPES[1:])
 

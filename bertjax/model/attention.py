@@ -1,42 +1,93 @@
 """Multi-head self-attention (Vaswani et al. 2017, section 3.2), restricted to tokens of the same segment."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config import BertConfig
+from bertjax.config import BertConfig, Compute
 from bertjax.model.dropout import dropout
+from bertjax.model.fused_attention import LONGEST, fused_attention
+from bertjax.model.fused_norm import can_add_norm, fused_add_norm
+from bertjax.model.kernels import LANES, has_kernels, parts_along
 
 
 class Dense(nn.Module):
-    """x W + b over the last `contracted` dimensions of x; `axes` are the logical axes of W, contracted ones first."""
+    """x W + b over the last dimension of x, which W sees as `inputs`; `axes` are the logical axes of W."""
 
     config: BertConfig
     dtype: jnp.dtype
+    inputs: tuple[int, ...]
     features: tuple[int, ...]
     axes: tuple[str | None, ...]
-    contracted: int = 1
 
-    @nn.compact
-    def __call__(self, x):
+    def setup(self):
         init = nn.initializers.truncated_normal(self.config.initializer_range)
-        shape = x.shape[-self.contracted :] + self.features
-        kernel = self.param("kernel", nn.with_logical_partitioning(init, self.axes), shape)
-        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[self.contracted :])
-        bias = self.param("bias", bias_init, self.features)
-        return jnp.tensordot(x, kernel.astype(self.dtype), self.contracted) + bias.astype(self.dtype)
+        kernel_init = nn.with_logical_partitioning(init, self.axes)
+        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[len(self.inputs) :])
+        self.kernel = self.param("kernel", kernel_init, self.inputs + self.features)
+        self.bias = self.param("bias", bias_init, self.features)
+
+    def __call__(self, x):
+        return self.product(x) + self.bias.astype(self.dtype)
+
+    def product(self, x):
+        """Returns x W."""
+        return jnp.tensordot(x, self.kernel.astype(self.dtype).reshape(-1, *self.features), 1)
 
 
-def layer_norm(config: BertConfig, dtype, **kwargs) -> nn.LayerNorm:
-    """LayerNorm over the last axis; float32 statistics in two passes (a single pass loses precision)."""
-    return nn.LayerNorm(
-        epsilon=config.layer_norm_eps,
-        dtype=dtype,
-        use_fast_variance=False,
-        scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed",)),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
-        **kwargs,
-    )
+class LayerNorm(nn.Module):
+    """LayerNorm over the last axis.
+
+    Statistics in float32 and two passes: a single pass loses precision.
+    """
+
+    config: BertConfig
+    compute: Compute
+
+    def setup(self):
+        size = (self.config.hidden_size,)
+        self.scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), size)
+        self.bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), size)
+
+    def __call__(self, x):
+        """`[..., hidden]` -> `[..., hidden]`."""
+        standardized = _standardize(x, self.config.layer_norm_eps)
+        return (standardized * self.scale + self.bias).astype(self.compute.dtype)
+
+    def of_sum(self, x, update, update_bias, dropout_keys):
+        """Normalizes x + dropout(update + update_bias): `[batch, length, hidden]`, keys `[batch]` or None."""
+        rate, epsilon, chip = self.config.hidden_dropout_prob, self.config.layer_norm_eps, self.compute.chip
+        if has_kernels(chip) and can_add_norm(*x.shape[1:]):
+            return fused_add_norm(x, update, update_bias, self.scale, self.bias, dropout_keys, rate, epsilon, chip)
+        return self(x + dropout(update + update_bias.astype(update.dtype), rate, dropout_keys))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _standardize(x, epsilon: float):
+    """Subtracts the mean over the last axis and divides by the standard deviation, in float32.
+
+    Its gradient in closed form needs x and two numbers per row; the derived one reads and keeps much more.
+    """
+    return _standardize_forward(x, epsilon)[0]
+
+
+def _standardize_forward(x, epsilon):
+    mean = x.astype(jnp.float32).mean(-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.square(x - mean).mean(-1, keepdims=True) + epsilon)
+    return (x - mean) * inverse, (x, mean, inverse)
+
+
+def _standardize_backward(epsilon, saved, grad):
+    del epsilon
+    x, mean, inverse = saved
+    y = (x - mean) * inverse
+    grad = grad - grad.mean(-1, keepdims=True) - y * (grad * y).mean(-1, keepdims=True)
+    return ((inverse * grad).astype(x.dtype),)
+
+
+_standardize.defvjp(_standardize_forward, _standardize_backward)
 
 
 def same_segment(segments: jax.Array) -> jax.Array:
@@ -51,23 +102,42 @@ class SelfAttention(nn.Module):
     """softmax(Q K^T / sqrt(d)) V with dropout on the probabilities, then the output projection."""
 
     config: BertConfig
-    dtype: jnp.dtype
+    compute: Compute
 
     @nn.compact
     def __call__(self, x, segments, dropout_keys=None):
-        """`x` `[batch, length, hidden]`, `segments` `[batch, length]` -> `[batch, length, hidden]`."""
-        config = self.config
-        heads, size = config.num_attention_heads, config.head_size
-        project = Dense(config, self.dtype, (3, heads, size), ("embed", None, "heads", "kv"), name="query_key_value")
-        query, key, value = jnp.moveaxis(project(x), 2, 0)
-        query = nn.with_logical_constraint(query, ("batch", "length", "heads", "kv"))
+        """Returns the output projection's product `[batch, length, hidden]`, and its bias, which is not added yet.
 
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) / jnp.sqrt(size)
-        scores = jnp.where(same_segment(segments), scores, jnp.finfo(jnp.float32).min)
-        probs = jax.nn.softmax(scores).astype(self.dtype)
-        probs = dropout(probs, config.attention_probs_dropout_prob, dropout_keys)
-        context = jnp.einsum("bhqk,bkhd->bqhd", probs, value)
+        `x` is `[batch, length, hidden]`, `segments` `[batch, length]`.
+        """
+        config, dtype = self.config, self.compute.dtype
+        hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
+        axes = ("embed", None, "heads", "kv")
+        project = Dense(config, dtype, (hidden,), (3, heads, size), axes, name="query_key_value")
+        rate = config.attention_probs_dropout_prob
+        if fuses(config, self.compute, x.shape[1]):
+            kernel, bias = project.kernel.astype(dtype), project.bias.astype(dtype)
+            context = fused_attention(x, kernel, bias, segments, dropout_keys, rate, self.compute.chip)
+        else:
+            context = plain_attention(project(x), segments, dropout_keys, rate)
+        output = Dense(config, dtype, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")
+        return output.product(context), output.bias
 
-        return Dense(config, self.dtype, (config.hidden_size,), ("heads", "kv", "embed"), contracted=2, name="output")(
-            context
-        )
+
+def plain_attention(query_key_value, segments, dropout_keys, rate: float):
+    """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments."""
+    query, key, value = jnp.moveaxis(query_key_value, 2, 0)
+    query = nn.with_logical_constraint(query, ("batch", "length", "heads", "kv"))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) / jnp.sqrt(query.shape[-1])
+    scores = jnp.where(same_segment(segments), scores, jnp.finfo(jnp.float32).min)
+    probs = dropout(jax.nn.softmax(scores).astype(query.dtype), rate, dropout_keys)
+    context = jnp.einsum("bhqk,bkhd->bqhd", probs, value)
+    return context.reshape(*context.shape[:2], -1)
+
+
+def fuses(config: BertConfig, compute: Compute, length: int) -> bool:
+    """Returns whether self-attention over `length` tokens runs as the fused kernel; other lengths and sizes cannot."""
+    width = config.hidden_size // parts_along("heads")  # of a device
+    if length % LANES or length > LONGEST or width % LANES or LANES % config.head_size:
+        return False
+    return config.attention == "fused" or (config.attention == "auto" and has_kernels(compute.chip))

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config import BertConfig
+from bertjax.config import BertConfig, Compute
 from bertjax.model.dropout import fold_in
 from bertjax.model.encoder import Embeddings, Encoder
 from bertjax.model.heads import BiLSTM, Classifier, MaskedLanguageModelHead, NextSentenceHead, Pooler
@@ -14,17 +14,16 @@ from bertjax.model.hidden_states import HIDDEN_STATES, combine, count_layers
 class BertModel(nn.Module):
     """Token ids -> hidden states of the last layer `[batch, length, hidden]` and pooled output `[batch, hidden]`.
 
-    `dtype` is the type of the activations; params are float32.
+    Params are float32.
     """
 
     config: BertConfig
-    dtype: jnp.dtype = jnp.float32
-    remat: str = "none"
+    compute: Compute = Compute()
 
     def setup(self):
-        self.embeddings = Embeddings(self.config, self.dtype)
-        self.encoder = Encoder(self.config, self.dtype, self.remat)
-        self.pooler = Pooler(self.config, self.dtype)
+        self.embeddings = Embeddings(self.config, self.compute)
+        self.encoder = Encoder(self.config, self.compute)
+        self.pooler = Pooler(self.config, self.compute.dtype)
 
     def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None):
         hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
@@ -54,12 +53,11 @@ class BertForPreTraining(nn.Module):
     """BERT with the masked-LM head, at the masked positions only, and the next-sentence head."""
 
     config: BertConfig
-    dtype: jnp.dtype = jnp.float32
-    remat: str = "none"
+    compute: Compute = Compute()
 
     def setup(self):
-        self.bert = BertModel(self.config, self.dtype, self.remat)
-        self.masked_lm = MaskedLanguageModelHead(self.config, self.dtype)
+        self.bert = BertModel(self.config, self.compute)
+        self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
         self.next_sentence = NextSentenceHead(self.config)
 
     def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None):
@@ -84,11 +82,10 @@ class BertForSequenceClassification(nn.Module):
 
     config: BertConfig
     labels: int
-    dtype: jnp.dtype = jnp.float32
-    remat: str = "none"
+    compute: Compute = Compute()
 
     def setup(self):
-        self.bert = BertModel(self.config, self.dtype, self.remat)
+        self.bert = BertModel(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels)
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None):
@@ -101,11 +98,10 @@ class BertForTokenClassification(nn.Module):
 
     config: BertConfig
     labels: int
-    dtype: jnp.dtype = jnp.float32
-    remat: str = "none"
+    compute: Compute = Compute()
 
     def setup(self):
-        self.bert = BertModel(self.config, self.dtype, self.remat)
+        self.bert = BertModel(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels)
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None):
@@ -117,11 +113,10 @@ class BertForQuestionAnswering(nn.Module):
     """Predicts the start and the end of an answer span: `[batch, length, 2]` logits."""
 
     config: BertConfig
-    dtype: jnp.dtype = jnp.float32
-    remat: str = "none"
+    compute: Compute = Compute()
 
     def setup(self):
-        self.bert = BertModel(self.config, self.dtype, self.remat)
+        self.bert = BertModel(self.config, self.compute)
         self.spans = Classifier(self.config, 2, dropout=False)  # as in run_squad.create_model
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None):
@@ -141,15 +136,14 @@ class BertForFeatureBasedTagging(nn.Module):
 
     config: BertConfig
     labels: int
-    dtype: jnp.dtype = jnp.float32
-    remat: str = "none"
+    compute: Compute = Compute()
     layers: str = "concat_last_four"
     lstm_size: int = 768
     lstm_layers: int = 2
 
     def setup(self):
-        self.bert = BertModel(self.config, self.dtype, self.remat)
-        self.lstm = BiLSTM(self.config, self.dtype, self.lstm_size, self.lstm_layers)
+        self.bert = BertModel(self.config, self.compute)
+        self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
         self.classifier = Classifier(self.config, self.labels)
         if HIDDEN_STATES[self.layers].combine == "weighted_sum":
             shape = (count_layers(self.layers, self.config),)

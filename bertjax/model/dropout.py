@@ -20,25 +20,35 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None) -> jax.Array:
     """Zeroes each element of x `[rows, ...]` with probability `rate` and scales up the rest; `keys` None: no dropout.
 
     `keys` `[rows]` must come from `jax.random.fold_in` or `split`, as those of `row_keys` and `fold_in` do. Keys with
-    consecutive data (0, 1, 2, ...) give correlated masks; see `_bits`.
+    consecutive data (0, 1, 2, ...) give correlated masks; see `hash_index`.
     """
     if keys is None or rate == 0:
         return x
-    kept = jax.vmap(lambda key: _bits(key, x.shape[1:]))(keys) >= jnp.uint32(rate * 2**32)
+    kept = jax.vmap(lambda key: _bits(key, x.shape[1:]))(keys) >= jnp.uint32(threshold(rate))
     return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
 
 
+def threshold(rate: float) -> int:
+    """Returns the number below which 32 random bits drop an element."""
+    return int(rate * 2**32)
+
+
 def _bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """32 random bits for each index: a hash of the index and the key's two 32-bit words.
+    """32 random bits for each index of an array: `hash_index` of its row-major index."""
+    first, second = jax.random.key_data(key)
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    index = sum(jax.lax.broadcasted_iota(jnp.uint32, shape, i) * jnp.uint32(s) for i, s in enumerate(strides))
+    return hash_index(index, first, second)
+
+
+def hash_index(index: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """32 random bits for each uint32 index: a hash of the index and the two uint32 words of a key.
 
     With jax.random.bits, which takes twenty rounds per number, dropout takes a quarter of BERT-base's step on a TPU.
     This hash has two multiply-xorshift rounds (with the constants of Wellons's lowbias32). It mixes the index well but
     the key poorly: the first word only permutes the indices, and the second goes through one round. So the words must
     already be random, as Threefry makes them in `jax.random.fold_in`.
     """
-    first, second = jax.random.key_data(key)
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    index = sum(jax.lax.broadcasted_iota(jnp.uint32, shape, i) * jnp.uint32(s) for i, s in enumerate(strides))
     x = index ^ first
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) + second

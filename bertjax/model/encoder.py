@@ -1,17 +1,27 @@
 """Embeddings and the stack of post-LayerNorm Transformer layers (Devlin et al. 2019, section 3)."""
 
 import functools
+import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config import BertConfig
-from bertjax.model.attention import Dense, SelfAttention, layer_norm
+from bertjax.config import BertConfig, Compute
+from bertjax.model.attention import Dense, LayerNorm, SelfAttention
 from bertjax.model.dropout import dropout, fold_in
+from bertjax.model.kernels import has_kernels
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    """x times the normal distribution function."""
+    if x.dtype == jnp.float32:  # 1 + erf takes a third of the time of erfc, which bfloat16 needs against cancellation
+        return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+    return nn.gelu(x, approximate=False)
+
 
 ACTIVATIONS = {
-    "gelu": functools.partial(nn.gelu, approximate=False),
+    "gelu": _gelu,
     "gelu_new": functools.partial(nn.gelu, approximate=True),
     "relu": nn.relu,
 }
@@ -41,15 +51,15 @@ class Embeddings(nn.Module):
     """Sums word, position and token-type embeddings, then applies LayerNorm and dropout."""
 
     config: BertConfig
-    dtype: jnp.dtype
+    compute: Compute
 
     def setup(self):
-        config = self.config
+        config, dtype = self.config, self.compute.dtype
 
-        self.word = Embedding(config, self.dtype, config.padded_vocab_size, "vocab")
-        self.position = Embedding(config, self.dtype, config.max_position_embeddings)
-        self.token_type = Embedding(config, self.dtype, config.type_vocab_size)
-        self.norm = layer_norm(config, self.dtype)
+        self.word = Embedding(config, dtype, config.padded_vocab_size, "vocab")
+        self.position = Embedding(config, dtype, config.max_position_embeddings)
+        self.token_type = Embedding(config, dtype, config.type_vocab_size)
+        self.norm = LayerNorm(config, self.compute)
 
     def __call__(self, input_ids, token_types, positions, dropout_keys=None):
         """Three `[batch, length]` integer arrays -> `[batch, length, hidden]`."""
@@ -61,21 +71,30 @@ class EncoderLayer(nn.Module):
     """Self-attention and a two-layer feed-forward network, each followed by dropout, residual sum and LayerNorm."""
 
     config: BertConfig
-    dtype: jnp.dtype
+    compute: Compute
     every_layer: bool = False  # also return x as an output of the scan
 
     @nn.compact
     def __call__(self, x, number, segments, dropout_keys):
-        config, dtype, rate = self.config, self.dtype, self.config.hidden_dropout_prob
+        config, dtype = self.config, self.compute.dtype
         keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(3)]
 
-        attended = SelfAttention(config, dtype, name="attention")(x, segments, keys[0])
-        x = layer_norm(config, dtype, name="attention_norm")(x + dropout(attended, rate, keys[1]))
+        attended, bias = SelfAttention(config, self.compute, name="attention")(x, segments, keys[0])
+        x = LayerNorm(config, self.compute, name="attention_norm").of_sum(x, attended, bias, keys[1])
 
-        inner = Dense(config, dtype, (config.intermediate_size,), ("embed", "mlp"), name="intermediate")(x)
-        inner = nn.with_logical_constraint(ACTIVATIONS[config.hidden_act](inner), ("batch", "length", "mlp"))
-        outer = Dense(config, dtype, (config.hidden_size,), ("mlp", "embed"), name="output")(inner)
-        x = layer_norm(config, dtype, name="output_norm")(x + dropout(outer, rate, keys[2]))
+        hidden, wide = (config.hidden_size,), (config.intermediate_size,)
+        inner = Dense(config, dtype, hidden, wide, ("embed", "mlp"), name="intermediate")(x)
+        output = Dense(config, dtype, wide, hidden, ("mlp", "embed"), name="output")
+
+        def project(output, inner):
+            inner = ACTIVATIONS[config.hidden_act](inner)
+            return output.product(nn.with_logical_constraint(inner, ("batch", "length", "mlp")))
+
+        if has_kernels(self.compute.chip):
+            # The backward pass recomputes the activation: on TPUs that is cheaper than to write it and read it again.
+            project = nn.remat(project, prevent_cse=False)
+        outer = project(output, inner)
+        x = LayerNorm(config, self.compute, name="output_norm").of_sum(x, outer, output.bias, keys[2])
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
         return x, x if self.every_layer else None
 
@@ -84,15 +103,14 @@ class Encoder(nn.Module):
     """`num_hidden_layers` layers, scanned: their params are stacked on a leading `layers` axis."""
 
     config: BertConfig
-    dtype: jnp.dtype
-    remat: str = "none"
+    compute: Compute
 
     @nn.compact
     def __call__(self, x, segments, dropout_keys=None, *, every_layer: bool = False):
         """The last layer's `[batch, length, hidden]`, or with `every_layer` all `[layers, batch, length, hidden]`."""
-        layer = EncoderLayer
-        if self.remat != "none":
-            policy = jax.checkpoint_policies.checkpoint_dots if self.remat == "dots" else None
+        layer, trains = EncoderLayer, dropout_keys is not None
+        if self.compute.remat != "none":
+            policy = jax.checkpoint_policies.checkpoint_dots if self.compute.remat == "dots" else None
             layer = nn.remat(layer, prevent_cse=False, policy=policy)  # a scan body needs no CSE guard
         layers = nn.scan(
             layer,
@@ -100,8 +118,10 @@ class Encoder(nn.Module):
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast, nn.broadcast),
             length=self.config.num_hidden_layers,
+            # On a CPU, a scan's copies for the backward pass take a tenth of a step.
+            unroll=self.config.num_hidden_layers if trains and self.compute.chip == "cpu" else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
-        )(self.config, self.dtype, every_layer, name="layers")
+        )(self.config, self.compute, every_layer, name="layers")
         numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
         last, each = layers(x, numbers, segments, dropout_keys)
         return each if every_layer else last

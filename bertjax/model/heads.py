@@ -5,8 +5,8 @@ import functools
 import flax.linen as nn
 import jax.numpy as jnp
 
-from bertjax.config import BertConfig
-from bertjax.model.attention import Dense, layer_norm
+from bertjax.config import BertConfig, Compute
+from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.encoder import ACTIVATIONS
 
@@ -20,26 +20,26 @@ class Pooler(nn.Module):
     @nn.compact
     def __call__(self, hidden):
         size = self.config.hidden_size
-        return jnp.tanh(Dense(self.config, self.dtype, (size,), ("embed", None), name="dense")(hidden[:, 0]))
+        return jnp.tanh(Dense(self.config, self.dtype, (size,), (size,), ("embed", None), name="dense")(hidden[:, 0]))
 
 
 class MaskedLanguageModelHead(nn.Module):
     """Dense, activation, LayerNorm, then a decoder tied to the word embeddings, with its own bias."""
 
     config: BertConfig
-    dtype: jnp.dtype
+    compute: Compute
 
     @nn.compact
     def __call__(self, hidden, word_embeddings):
         """`hidden` `[..., hidden]`, `word_embeddings` `[padded vocab, hidden]` -> float32 `[..., padded vocab]`."""
-        config = self.config
-        hidden = Dense(config, self.dtype, (config.hidden_size,), ("embed", None), name="dense")(hidden)
-        hidden = layer_norm(config, self.dtype, name="norm")(ACTIVATIONS[config.hidden_act](hidden))
+        config, dtype = self.config, self.compute.dtype
+        hidden = Dense(config, dtype, (config.hidden_size,), (config.hidden_size,), ("embed", None), name="dense")(
+            hidden
+        )
+        hidden = LayerNorm(config, self.compute, name="norm")(ACTIVATIONS[config.hidden_act](hidden))
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
         bias = self.param("bias", bias_init, (config.padded_vocab_size,))
-        logits = jnp.einsum(
-            "...d,vd->...v", hidden, word_embeddings.astype(self.dtype), preferred_element_type=jnp.float32
-        )
+        logits = jnp.einsum("...d,vd->...v", hidden, word_embeddings.astype(dtype), preferred_element_type=jnp.float32)
         is_piece = jnp.arange(config.padded_vocab_size) < config.vocab_size
         return jnp.where(is_piece, logits + bias, jnp.finfo(jnp.float32).min)
 
@@ -51,7 +51,7 @@ class NextSentenceHead(nn.Module):
 
     @nn.compact
     def __call__(self, pooled):
-        return Dense(self.config, jnp.float32, (2,), ("embed", None), name="dense")(pooled)
+        return Dense(self.config, jnp.float32, pooled.shape[-1:], (2,), ("embed", None), name="dense")(pooled)
 
 
 class Classifier(nn.Module):
@@ -66,7 +66,7 @@ class Classifier(nn.Module):
         if self.dropout:
             keys = fold_in(dropout_keys, self.config.num_hidden_layers + 1)  # lower ones are the encoder's
             hidden = dropout(hidden, self.config.hidden_dropout_prob, keys)
-        return Dense(self.config, jnp.float32, (self.labels,), ("embed", None), name="dense")(hidden)
+        return Dense(self.config, jnp.float32, hidden.shape[-1:], (self.labels,), ("embed", None), name="dense")(hidden)
 
 
 class BiLSTM(nn.Module):

@@ -17,7 +17,7 @@ from bertjax.data.examples import Examples, TrainingOrder, steps_per_epoch
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.model.bert import cast_encoder
-from bertjax.sharding.mesh import Batch, compute_dtype, local_rows, make_mesh
+from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
 from bertjax.tasks.objectives import Objective, apply, make_predictor
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
@@ -126,7 +126,7 @@ class FineTuning:
     def __init__(self, config, mesh: Mesh, dataset: Dataset):
         self.config, self.mesh, self.dataset = config, mesh, dataset
         self.model = dataset.objective.make_model(
-            bert_config(config), dtype=compute_dtype(config, mesh), remat=config.remat, **config.get("head", {})
+            bert_config(config), compute=compute_on(mesh, config), **config.get("head", {})
         )
         self.frozen = dataset.objective.frozen
         self.total_steps = count_steps(config, len(dataset.train))
@@ -148,7 +148,7 @@ class FineTuning:
         return {**batch, "weights": batch["weights"] / jnp.maximum(batch["weights"].sum(), 1)}
 
     def cast(self, params):
-        return cast_encoder(params, self.model.dtype)
+        return cast_encoder(params, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
         losses, correct = self.dataset.objective.loss(apply(self.model, params, batch, dropout_keys), batch)

@@ -4,11 +4,10 @@ import dataclasses
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import BertConfig, bert_config, fine_tuning_config, model_size
+from bertjax.config import BertConfig, Compute, bert_config, fine_tuning_config, model_size
 from bertjax.data.examples import Examples
 from bertjax.interop import huggingface, pretrained
 from bertjax.interop.variables import to_params, to_variables, variable_shapes
@@ -364,7 +363,7 @@ def test_bfloat16_is_close_to_float32():
     params = to_params(random_variables(config), config)
     batch = random_batch(config, batch=2, length=128, predictions=3)
     exact, _ = BertForPreTraining(config).apply({"params": params}, **batch)
-    rough, _ = BertForPreTraining(config, jnp.bfloat16).apply({"params": params}, **batch)
+    rough, _ = BertForPreTraining(config, Compute("bfloat16")).apply({"params": params}, **batch)
     words = slice(0, config.vocab_size)
     error = np.linalg.norm(rough[..., words] - exact[..., words]) / np.linalg.norm(exact[..., words])
     assert error < 3e-2

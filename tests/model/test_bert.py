@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import flax.linen as nn
 import jax
@@ -9,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import BertConfig, model_size
+from bertjax.config import BertConfig, Compute, model_size
+from bertjax.model.attention import LayerNorm
 from bertjax.model.bert import BertForPreTraining, BertModel, count_parameters, forward_flops
 from bertjax.model.dropout import dropout, fold_in, row_keys
+from bertjax.model.encoder import ACTIVATIONS
 
 TINY = BertConfig(
     vocab_size=100,
@@ -189,7 +192,7 @@ def test_recomputation_changes_no_gradient(tiny):
 
     plain = gradient(model)
     for remat in ("dots", "full"):
-        recomputed = gradient(BertForPreTraining(TINY, remat=remat))
+        recomputed = gradient(BertForPreTraining(TINY, Compute(remat=remat)))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain, recomputed)
 
 
@@ -243,7 +246,7 @@ def test_bfloat16_is_close_to_float32(tiny):
     model, params = tiny
     ids, segments, types = inputs()
     exact = forward(model, params, ids, segments, types, ids % 16)[0][..., :100]
-    rough = forward(BertForPreTraining(TINY, jnp.bfloat16), params, ids, segments, types, ids % 16)[0]
+    rough = forward(BertForPreTraining(TINY, Compute("bfloat16")), params, ids, segments, types, ids % 16)[0]
     assert rough.dtype == jnp.float32
     error = np.linalg.norm(rough[..., :100] - exact) / np.linalg.norm(exact)
     assert 0 < error < 3e-2
@@ -258,3 +261,49 @@ def test_flops_are_those_of_the_matrix_products():
     apply = jax.jit(lambda p: BertForPreTraining(config).apply({"params": p}, ids, ids, ids, positions))
     counted = apply.lower(params).compile().cost_analysis()["flops"]
     assert 1 <= counted / forward_flops(config, 4, 32, 5) < 1.1  # the rest: norms, softmax, GELU
+
+
+def test_layer_norm_and_its_gradient_are_flaxs():
+    """Flax derives the gradient from two passes over x; ours is in closed form."""
+    ours = LayerNorm(TINY, Compute())
+    theirs = nn.LayerNorm(epsilon=TINY.layer_norm_eps, use_fast_variance=False)
+    rng = np.random.default_rng(5)
+    x, grad = rng.normal(3, 2, (2, 4, 32)).astype(np.float32), rng.normal(size=(2, 4, 32)).astype(np.float32)
+    params = {name: rng.normal(size=32).astype(np.float32) for name in ("scale", "bias")}
+
+    def result(module):
+        out, back = jax.vjp(lambda params, x: module.apply({"params": params}, x), params, x)
+        return out, back(grad)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), result(ours), result(theirs))
+    half = LayerNorm(TINY, Compute("bfloat16"))
+    out, back = jax.vjp(lambda x: half.apply({"params": params}, x), jnp.bfloat16(x))
+    assert out.dtype == back(out)[0].dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.float32(out), result(ours)[0], atol=0.05)
+
+
+@pytest.mark.parametrize("dtype, absolute, relative", [(jnp.float32, 5e-7, 1e-6), (jnp.bfloat16, 1e-9, 0.2)])
+def test_gelu_is_exact_in_the_tails(dtype, absolute, relative):
+    x = jnp.linspace(-6, 6, 241).astype(dtype)
+    expected = [float(v) * 0.5 * math.erfc(-float(v) / math.sqrt(2)) for v in x]
+    np.testing.assert_allclose(np.float32(ACTIVATIONS["gelu"](x)), expected, atol=absolute, rtol=relative)
+
+
+def test_layers_that_are_unrolled_for_cpus_compute_the_same(tiny):
+    """Training on CPUs unrolls the scan over layers; elsewhere it stays a loop."""
+    _, params = tiny
+    keys = row_keys(jax.random.key(3), jnp.arange(3))
+
+    def lowered(chip):
+        model = BertForPreTraining(TINY, Compute(chip=chip))
+
+        def loss(params):
+            words, pairs = model.apply({"params": params}, *inputs(), np.array([[2], [3], [4]]), keys)
+            return words[..., :50].std() + pairs.std()
+
+        return jax.jit(jax.value_and_grad(loss)).lower(params)
+
+    looped, unrolled = lowered(""), lowered("cpu")
+    assert "dynamic_update_slice" in looped.as_text() and "dynamic_update_slice" not in unrolled.as_text()
+    before, after = (program.compile()(params) for program in (looped, unrolled))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), before, after)

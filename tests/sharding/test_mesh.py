@@ -1,14 +1,20 @@
 """Meshes: what fits, what is refused, and that no array is split in a way that the rules forbid."""
 
+import os
+import platform
+import subprocess
+import sys
+import types
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import UserError, bert_config
+from bertjax.config import Compute, UserError, bert_config
 from bertjax.model.bert import BertForPreTraining
-from bertjax.sharding.mesh import _arrange, local_rows, make_mesh, param_shardings, put_batch
+from bertjax.sharding.mesh import _arrange, compute_on, local_rows, make_mesh, param_shardings, put_batch
 from bertjax.sharding.topology import peak_flops
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.step import make_program
@@ -112,6 +118,20 @@ def test_batches_are_split_by_rows():
     assert local_rows(mesh, 16).tolist() == list(range(16))
 
 
+def test_what_computes_depends_on_the_chip():
+    def compute(platform, chip, attention="auto", dtype="auto"):
+        config = config_with()
+        config.dtype, config.model.attention = dtype, attention
+        device = types.SimpleNamespace(platform=platform, device_kind=chip)
+        return compute_on(types.SimpleNamespace(devices=np.array([device])), config)
+
+    assert compute("cpu", "cpu") == Compute("float32", "none", "cpu")
+    assert compute("tpu", "TPU v4") == Compute("bfloat16", "none", "TPU v4")
+    assert compute("gpu", "NVIDIA H100", dtype="float32").dtype == "float32"
+    with pytest.raises(UserError, match=r"config.model.attention = 'fused': the kernel is for TPUs; leave it at auto"):
+        compute("gpu", "NVIDIA H100", attention="fused")
+
+
 def test_peak_flops_are_known_by_kind():
     class Device:
         def __init__(self, kind):
@@ -121,3 +141,29 @@ def test_peak_flops_are_known_by_kind():
     assert peak_flops(Device("TPU v5p")) == 459e12
     assert peak_flops(Device("NVIDIA H200")) == 989e12
     assert peak_flops(jax.devices()[0]) is None
+
+
+@pytest.mark.parametrize("fsdp", [1, 2])
+def test_on_cpus_one_device_takes_all_cores_and_keeps_its_memory(fsdp):
+    """In a process of its own, for devices are configured once. Numbers of pages tell whether memory comes back."""
+    program = f"""
+import resource
+import jax, numpy as np
+from bertjax.config import pretraining_config
+from bertjax.sharding.mesh import use_cpu_cores
+
+config = pretraining_config()
+config.mesh.fsdp = {fsdp}
+use_cpu_cores(config)
+def pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(100 << 20, np.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(len(jax.devices()), [pages() for _ in range(4)][-1])
+"""
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    out = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    devices, pages = map(int, out.stdout.split())
+    assert devices == fsdp
+    if platform.libc_ver()[0] == "glibc":
+        assert pages < 100  # of 25,600 small ones

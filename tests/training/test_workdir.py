@@ -44,6 +44,7 @@ def test_every_difference_is_found_with_its_field_and_both_values(tmp_path):
     before, config = RunInfo(tiny_config("text.txt")), tiny_config("text.txt")
     config.seed, config.optimizer.learning_rate, config.log_every_steps = 7, 0.5, 1
     config.stages.long.steps, config.mesh.data, config.model.hidden_dropout_prob = 9, 2, 0.2
+    config.remat, config.model.attention = "full", "xla"  # change rounding only
     found = workdir.differences(before, RunInfo(config))
     assert {str(difference) for difference in found} == {
         "seed = 7 (was 0)",

@@ -1,0 +1,289 @@
+"""Self-attention as two TPU kernels: scores, mask, softmax and dropout never leave the chip.
+
+Each grid step takes some rows of the batch, and the heads that share 128 lanes. Scores are computed transposed, as
+`[keys, queries]`: then softmax reduces over sublanes, which needs no shuffles, and its statistics are rows. The
+backward kernel recomputes probabilities and dropout masks (a hash of row, head, query and key).
+"""
+
+import functools
+import itertools
+import math
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from bertjax.model.kernels import LANES, index_along, kept, kernel_call, on_mesh, words_of
+
+LONGEST = 2048  # tokens
+_MASKED = -1e30
+_PLANES = ("batch", None, "length", "heads")  # [batch, 3, length, heads * size]
+_PLANE = ("batch", "length", "heads")
+_ROWS = ("batch", None, None)
+_LOG_SUMS = ("batch", "heads", None, "length")
+
+
+def fused_attention(x, kernel, bias, segments, dropout_keys, rate: float, chip: str):
+    """Projects to queries, keys and values; softmax(Q K^T / sqrt(size)) V within segments, with dropout on the softmax.
+
+    The backward pass projects again: on TPUs that takes less time than to store three projections and read them back.
+
+    Args:
+      x: `[batch, length, hidden]`; length is a multiple of 128, at most `LONGEST`.
+      kernel, bias: `[hidden, 3, heads, size]`, `[3, heads, size]` of the projections. 128 is a multiple of size, and
+        heads * size on each device one of 128.
+      segments: `[batch, length]` int32; see `same_segment`.
+      dropout_keys: `[batch]`; None: no dropout.
+      rate: of dropout.
+      chip: `device_kind`.
+
+    Returns:
+      `[batch, length, heads * size]`.
+    """
+    hidden, _, heads, size = kernel.shape
+    attention = Attention(x.shape[1], size, 0.0 if dropout_keys is None else rate, chip)
+    kernel, bias = kernel.reshape(hidden, 3, heads * size), bias.reshape(3, heads * size)
+    return _attend(x, kernel, bias, segments, words_of(dropout_keys, len(x)), attention)
+
+
+class Attention(NamedTuple):
+    """What both kernels need to know."""
+
+    length: int
+    size: int  # of a head
+    rate: float
+    chip: str
+
+    @property
+    def heads(self) -> int:
+        """Heads of a grid step."""
+        return LANES // self.size
+
+    @property
+    def chunk(self) -> int:
+        """Queries (forward) or keys (backward) at a time: their scores have to fit on the chip."""
+        return math.gcd(self.length, 512 if self.length <= 1024 else 256)
+
+    @property
+    def scale(self) -> float:
+        """Of the scores, for powers of two instead of e."""
+        return math.log2(math.e) / math.sqrt(self.size)
+
+    def rows(self, batch: int) -> int:
+        """Rows of the batch of a grid step."""
+        return math.gcd(batch, max(1, 1024 // self.length))
+
+    def call(self, kernel, batch: int, width: int, name: str, **options):
+        rows = self.rows(batch)
+        blocks = {
+            "words": pl.BlockSpec((rows, 1, 3), lambda i, j: (i, 0, 0)),
+            "row": pl.BlockSpec((rows, 1, self.length), lambda i, j: (i, 0, 0)),
+            "column": pl.BlockSpec((rows, self.length, 1), lambda i, j: (i, 0, 0)),
+            "plane": pl.BlockSpec((rows, self.length, LANES), lambda i, j: (i, 0, j)),
+            "planes": pl.BlockSpec((3 * rows, self.length, LANES), lambda i, j: (i, 0, j)),
+            "bias": pl.BlockSpec((1, 3, LANES), lambda i, j: (i, 0, j)),
+            "log_sums": pl.BlockSpec((rows, self.heads, 1, self.length), lambda i, j: (i, j, 0, 0)),
+        }
+        for specs in ("in_specs", "out_specs"):
+            options[specs] = [blocks[block] for block in options[specs]]
+        grid = (batch // rows, width // LANES)
+        body = functools.partial(kernel, self, rows)
+        return kernel_call(body, grid=grid, chip=self.chip, name=name, **options)
+
+    def kept(self, words_ref, row: int, head: int, first_key: int, first_query: int, shape):
+        """`[keys, queries]` booleans: the probabilities that dropout keeps."""
+        words = words_ref[row]  # the third is the device's first head
+        head = words[:, 2:].astype(jnp.int32) + (pl.program_id(1) * self.heads + head)
+        start = (head * self.length + first_query) * self.length + first_key
+        return kept(words, start, (1, self.length), shape, self.rate)
+
+
+def _with_first_head(words, heads: int):
+    """`[batch, 1, 2]` words of keys -> `[batch, 1, 3]`, with the number of the first of this device's heads."""
+    first = jnp.full((len(words), 1, 1), index_along("heads") * heads, jnp.uint32)
+    return jnp.concatenate([words, first], axis=-1)
+
+
+def attention_forward(planes, segments, words, attention: Attention):
+    """Runs the forward kernel.
+
+    Args:
+      planes: `[batch, 3, length, heads * size]` queries, keys and values.
+      segments: `[batch, length]` int32.
+      words: `[batch, 1, 2]` uint32 of the dropout keys.
+
+    Returns:
+      The context `[batch, length, heads * size]`, and for each query the logarithm, to base 2, of its softmax's
+      denominator `[batch, heads, 1, length]`.
+    """
+
+    def run(planes, segments, words):
+        batch, _, length, width = planes.shape
+        call = attention.call(
+            _forward_kernel,
+            batch,
+            width,
+            "attention_forward",
+            in_specs=["words", "row", "column", "planes"],
+            out_specs=["plane", "log_sums"],
+            out_shape=[
+                jax.ShapeDtypeStruct((batch, length, width), planes.dtype),
+                jax.ShapeDtypeStruct((batch, width // attention.size, 1, length), jnp.float32),
+            ],
+        )
+        words = _with_first_head(words, width // attention.size)
+        return call(words, segments[:, None, :], segments[:, :, None], planes.reshape(-1, length, width))
+
+    axes = (_PLANES, ("batch", "length"), _ROWS)
+    return on_mesh(run, axes, (_PLANE, _LOG_SUMS))(planes, segments, words)
+
+
+def attention_backward(planes, segments, words, context, log_sums, of_context, attention: Attention):
+    """Runs the backward kernel: the gradients of the planes, and their sums `[n, 3, heads * size]` over some tokens."""
+
+    def run(planes, segments, words, context, log_sums, of_context):
+        batch, _, length, width = planes.shape
+        call = attention.call(
+            _backward_kernel,
+            batch,
+            width,
+            "attention_backward",
+            in_specs=["words", "row", "column", "planes", "plane", "log_sums", "plane"],
+            out_specs=["planes", "bias"],
+            out_shape=[
+                jax.ShapeDtypeStruct((3 * batch, length, width), planes.dtype),
+                jax.ShapeDtypeStruct((batch // attention.rows(batch), 3, width), jnp.float32),
+            ],
+            scratch_shapes=[pltpu.VMEM((LANES, length), jnp.float32)],
+        )
+        words, flat = _with_first_head(words, width // attention.size), planes.reshape(-1, length, width)
+        of_planes, of_bias = call(
+            words, segments[:, None, :], segments[:, :, None], flat, context, log_sums, of_context
+        )
+        return of_planes.reshape(planes.shape), of_bias
+
+    axes = (_PLANES, ("batch", "length"), _ROWS, _PLANE, _LOG_SUMS, _PLANE)
+    run_on_mesh = on_mesh(run, axes, (_PLANES, ("batch", None, "heads")))
+    return run_on_mesh(planes, segments, words, context, log_sums, of_context)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(x, kernel, bias, segments, words, attention: Attention):
+    return _attend_forward(x, kernel, bias, segments, words, attention)[0]
+
+
+def _project(x, kernel):
+    """`[batch, length, hidden]` -> `[batch, 3, length, heads * size]`."""
+    return nn.with_logical_constraint(jnp.einsum("ble,enf->bnlf", x, kernel), _PLANES)
+
+
+def _attend_forward(x, kernel, bias, segments, words, attention: Attention):
+    planes = _project(x, kernel) + bias[:, None, :]
+    context, log_sums = attention_forward(planes, segments, words, attention)
+    return context, (x, kernel, bias, segments, words, context, log_sums)
+
+
+def _attend_backward(attention: Attention, saved, of_context):
+    x, kernel, bias, *others = saved
+    product, of_product = jax.vjp(_project, x, kernel)
+    of_planes, of_bias = attention_backward(product + bias[:, None, :], *others, of_context, attention)
+    return *of_product(of_planes), of_bias.sum(0).astype(bias.dtype), None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _forward_kernel(attention: Attention, rows, words_ref, row_ref, column_ref, planes_ref, context_ref, log_sums_ref):
+    size, chunk, dtype = attention.size, attention.chunk, planes_ref.dtype
+    for row, first in itertools.product(range(rows), range(0, attention.length, chunk)):
+        at = pl.ds(first, chunk)
+        same = column_ref[row] == row_ref[row, :, at]
+        queries = _transposed(planes_ref[3 * row, at, :])
+        keys, values = planes_ref[3 * row + 1], _transposed(planes_ref[3 * row + 2])
+        outputs = []
+        for head in range(attention.heads):
+            scores = _dot(keys, _only(head, size, queries).astype(dtype))
+            scores = jnp.where(same, scores, _MASKED) * attention.scale
+            most = scores.max(0, keepdims=True)
+            probs = jnp.exp2(scores - most)
+            sums = probs.sum(0, keepdims=True)
+            if attention.rate:
+                probs = jnp.where(attention.kept(words_ref, row, head, 0, first, probs.shape), probs, _ZERO)
+            own = values[head * size : (head + 1) * size].astype(dtype)
+            outputs.append(_dot(own, probs.astype(dtype)) * (1 / (sums * (1 - attention.rate))))
+            log_sums_ref[row, head, :, at] = most + jnp.log2(sums)
+        context_ref[row, at, :] = jnp.concatenate(outputs).T.astype(dtype)
+
+
+def _backward_kernel(
+    attention: Attention, rows, words_ref, row_ref, column_ref, planes_ref, context_ref, log_sums_ref, of_context_ref,
+    of_planes_ref, of_bias_ref, of_queries_ref,
+):  # fmt: skip
+    size, chunk, dtype = attention.size, attention.chunk, planes_ref.dtype
+    scale, keep = 1 / math.sqrt(size), 1 - attention.rate
+    of_bias_ref[...] = jnp.zeros_like(of_bias_ref)
+
+    def write(row, which, at, gradient):
+        of_planes_ref[3 * row + which, at, :] = gradient.astype(dtype)
+        of_bias_ref[0, which : which + 1] += gradient.sum(0, keepdims=True)
+
+    for row in range(rows):
+        queries, of_context = planes_ref[3 * row], of_context_ref[row]
+        queries_t, of_context_t = _transposed(queries), _transposed(of_context)
+        products = of_context_t * _transposed(context_ref[row])
+        for first in range(0, attention.length, chunk):
+            at = pl.ds(first, chunk)
+            same = column_ref[row, at, :] == row_ref[row]
+            keys, values = planes_ref[3 * row + 1, at, :], planes_ref[3 * row + 2, at, :]
+            keys_t = _transposed(keys)
+            of_queries, of_keys, of_values = [], [], []
+            for head in range(attention.heads):
+                own = slice(head * size, (head + 1) * size)
+                scores = _dot(keys, _only(head, size, queries_t).astype(dtype))
+                scores = jnp.where(same, scores, _MASKED) * attention.scale
+                probs = dropped = jnp.exp2(scores - log_sums_ref[row, head])
+                of_probs = _dot(values, (_only(head, size, of_context_t) * (1 / keep)).astype(dtype))
+                if attention.rate:
+                    mask = attention.kept(words_ref, row, head, first, 0, probs.shape)
+                    dropped, of_probs = jnp.where(mask, probs, _ZERO), jnp.where(mask, of_probs, _ZERO)
+                # The softmax's sum of probs * of_probs over keys equals that of context * of_context over a head.
+                of_scores = (probs * (of_probs - products[own].sum(0, keepdims=True))).astype(dtype)
+                of_values.append(_dot(dropped.astype(dtype), of_context))
+                of_keys.append(_dot(of_scores, queries))
+                of_queries.append(_dot(keys_t[own].astype(dtype), of_scores))
+            write(row, 1, at, _own_lanes(of_keys, size) * scale)
+            write(row, 2, at, _own_lanes(of_values, size) * (1 / keep))
+            part = jnp.concatenate(of_queries)
+            of_queries_ref[...] = part if first == 0 else of_queries_ref[...] + part
+        write(row, 0, slice(None), (of_queries_ref[...] * scale).T)
+
+
+# libtpu 0.0.42 miscompiles for v5e: selects of packed bfloat16, hence float32; and products with an operand that was
+# selected against +0.0, of which it makes masked products.
+_ZERO = -0.0
+
+
+def _dot(a, b):
+    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def _transposed(x):
+    return x.astype(jnp.float32).T
+
+
+def _only(head: int, size: int, x):
+    """Zeroes the rows of other heads in `[128, n]`. A product over 128 rows costs as much as one over 64."""
+    row = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    return jnp.where((row >= head * size) & (row < (head + 1) * size), x, _ZERO)
+
+
+def _own_lanes(parts, size: int):
+    """Merges `[n, 128]` of each head, of which only its own lanes are meant."""
+    lane = jax.lax.broadcasted_iota(jnp.int32, parts[0].shape, 1)
+    merged = parts[0]
+    for head, part in enumerate(parts[1:], 1):
+        merged = jnp.where(lane >= head * size, part, merged)
+    return merged
