@@ -12,7 +12,7 @@ def get_config():
     config = pretraining_config()
     config.model.update(model_size("large"))
     config.batch_size, config.microbatches = 32_768, 4
-    config.remat = "full"
+    config.remat = "auto"
     config.stages = named_stages(short=stage(14_063, 128, 20), long=stage(1_562, 512, 77))  # nine tenths at length 128
     config.optimizer.update(name="lamb", learning_rate=5e-3, warmup_steps=3_125, bias_correction=True)
     return config

@@ -11,5 +11,5 @@ from bertjax.config import model_size, pretraining_config
 def get_config():
     config = pretraining_config()
     config.model.update(model_size("large"))
-    config.remat = "full"
+    config.remat = "auto"
     return config

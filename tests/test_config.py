@@ -72,6 +72,7 @@ def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
 @pytest.mark.parametrize(
     "field, value, message",
     [
+        ("remat", "auto", "config.remat = 'auto': choose one of none, dots, full"),
         ("epochs", 0.0, "config.epochs = 0.0: must be above 0"),
         ("epochs", float("inf"), "config.epochs = inf: must be above 0"),
         ("optimizer.learning_rate", float("inf"), "config.optimizer.learning_rate = inf: must be above 0"),
@@ -172,7 +173,8 @@ def test_the_papers_recipe():
         ("optimizer.learning_rate", -1.0, "config.optimizer.learning_rate = -1.0: must be above 0"),
         ("mesh.data", 0, "config.mesh.data = 0"),
         ("mesh.fsdp", -1, "only one axis can be -1"),
-        ("remat", "some", "config.remat = 'some': choose one of none, dots, full"),
+        ("remat", "some", "config.remat = 'some': choose one of none, dots, full, auto"),
+        ("model.attention", "flash", "config.model.attention = 'flash': choose one of auto, xla, fused"),
         ("dtype", "float16", "config.dtype = 'float16'"),
         ("profile", "5:3", "config.profile = '5:3': write START:STOP, such as 20:24"),
         ("profile", "0:3", "config.profile = '0:3': write START:STOP.* the first step is 1"),

@@ -15,6 +15,10 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _CALLED = re.compile(r"(?:calls|to_apply|called_computations)=\{?%?([\w.\-]+)")
 _COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
+_KERNEL = re.compile(
+    r' = (.*?) custom-call\(.*custom_call_target="tpu_custom_call", operand_layout_constraints=(\{.*?\}\}).*?'
+    r"(\w+)\)*/pallas_call"
+)
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
 
@@ -28,6 +32,21 @@ class Collective:
     bytes: int  # of the whole arrays that are gathered or summed, per step
     count: int  # of collectives per step
     in_loop: bool  # inside a loop over layers or microbatches
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel of ours, about which the compiler knows nothing."""
+
+    name: str
+    bytes: int  # that one call reads and writes
+    times: int = 1  # that a step calls it
+
+
+def kernel_of(line: str) -> Kernel | None:
+    """Returns the kernel that an instruction calls; None if it is another instruction."""
+    found = _KERNEL.search(line)
+    return found and Kernel(found[3], sum(_bytes(found[1]).values()) + sum(_bytes(found[2]).values()))
 
 
 class HloModule:
@@ -74,6 +93,10 @@ class HloModule:
                 total += self._trip_count(loop[1]) * self._cycles(loop[2])
         return total
 
+    def kernels(self) -> list[Kernel]:
+        found = ((kernel_of(line), times) for name, times in self._times.items() for line in self._lines.get(name, ()))
+        return [dataclasses.replace(kernel, times=times) for kernel, times in found if kernel]
+
     def collectives(self, mesh_shape: dict[str, int]) -> list[Collective]:
         """Returns the collectives of a step, the largest first."""
         seen: dict[tuple, tuple] = {}
@@ -102,13 +125,17 @@ class HloModule:
 
 def _arrays(shape: str, kind: str, is_start: bool, ways: int) -> dict[str, int]:
     """Returns the bytes, by type, of the arrays that a collective with this result shape gathers or sums."""
+    halves = is_start and kind == "all-gather"  # the result is (inputs, outputs)
+    return {dtype: size * (ways if kind == "reduce-scatter" else 1) for dtype, size in _bytes(shape, halves).items()}
+
+
+def _bytes(shape: str, second_half: bool = False) -> dict[str, int]:
+    """Returns the bytes, by type, of the arrays of a shape, or of their second half."""
     arrays = [(dtype, math.prod(map(int, filter(None, sizes.split(","))))) for dtype, sizes in _ARRAY.findall(shape)]
-    if is_start and kind == "all-gather":  # the result is (inputs, outputs)
-        arrays = arrays[len(arrays) // 2 :]
     totals: dict[str, int] = {}
-    for dtype, size in arrays:
+    for dtype, size in arrays[len(arrays) // 2 :] if second_half else arrays:
         if dtype in BYTES:
-            totals[dtype] = totals.get(dtype, 0) + size * BYTES[dtype] * (ways if kind == "reduce-scatter" else 1)
+            totals[dtype] = totals.get(dtype, 0) + size * BYTES[dtype]
     return totals
 
 

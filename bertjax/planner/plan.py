@@ -3,7 +3,6 @@
 import concurrent.futures
 import copy
 import dataclasses
-import functools
 import math
 import re
 import time
@@ -13,14 +12,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config import UserError, stages_of
+from bertjax.config import UserError, bert_config, stages_of
 from bertjax.planner import hlo
+from bertjax.planner.kernels import kernel_seconds
 from bertjax.sharding.mesh import make_mesh, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import GIB, Accelerator, available_cores
-from bertjax.tasks.pretraining import Pretraining
-from bertjax.training.optimizer import Schedule
-from bertjax.training.step import Hyperparameters, make_program
+from bertjax.tasks.pretraining import Pretraining, remat_candidates
+from bertjax.training.step import abstract_hyperparameters, make_program
+from bertjax.validation import REMAT_POLICIES
 
 
 class OutOfMemory(Exception):
@@ -52,6 +52,7 @@ class StagePlan:
     estimated_step_seconds: float | None
     peak_flops: float  # of all chips
     collectives: list[hlo.Collective]
+    remat: str
     compile_seconds: float
     out_of_memory: str = ""  # the compiler's message; empty if it compiled
 
@@ -73,13 +74,23 @@ class StagePlan:
 
 def plan(config, accelerator: Accelerator, stages: list[int] | None = None) -> list[StagePlan]:
     """Compiles the train and evaluation steps of all stages, or of `stages`. Raises `UserError` if the config does not
-    suit the accelerator; running out of memory is a result, not an error."""
+    suit the accelerator; running out of memory is a result, not an error.
+
+    With `remat` "auto", returns the plan of the first policy with which all stages fit, or else of the last one.
+    """
+    if config.remat == "auto":
+        for changed in remat_candidates(config, "tpu", accelerator.generation.kind):
+            results = plan(changed, accelerator, stages)
+            if all(result.fits for result in results):
+                break
+        return results
     stages = list(range(len(stages_of(config)))) if stages is None else stages
     builder = _Builder(config, accelerator)
     # XLA releases the GIL while it compiles, and uses mostly one core.
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
         compiled = [[pool.submit(_compile, lowered) for lowered in builder.lower(number)] for number in stages]
-    return [builder.read(number, *(future.result() for future in pair)) for number, pair in zip(stages, compiled)]
+        pairs = [[future.result() for future in pair] for pair in compiled]
+        return list(pool.map(lambda number, pair: builder.read(number, *pair), stages, pairs))
 
 
 def settings_that_fit(config, accelerator: Accelerator, stages: list[int]) -> Iterator[dict]:
@@ -98,7 +109,8 @@ def settings_that_fit(config, accelerator: Accelerator, stages: list[int]) -> It
 
 
 def _candidates(config, accelerator: Accelerator) -> Iterator[dict]:
-    stronger = ("dots", "full")[("none", "dots", "full").index(config.remat) :]
+    weaker = REMAT_POLICIES if config.remat == "auto" else (config.remat,)  # that have been tried
+    stronger = REMAT_POLICIES[REMAT_POLICIES.index(weaker[-1]) + 1 :]
     yield from ({"remat": remat} for remat in stronger)
     microbatches = config.microbatches
     while config.batch_size % (2 * microbatches) == 0 and microbatches < 64:
@@ -151,9 +163,7 @@ class _Builder:
     def lower(self, number: int):
         """Lowers the train step and the evaluation step of a stage."""
         task, config = self._task, self._config
-        number_on_all = functools.partial(jax.ShapeDtypeStruct, (), sharding=replicated(self._mesh))
-        schedule = Schedule(number_on_all(jnp.float32), number_on_all(jnp.int32), number_on_all(jnp.int32))
-        hyperparameters = Hyperparameters(number_on_all(jnp.int32), schedule)
+        hyperparameters = abstract_hyperparameters(self._mesh)
         batch = task.abstract_batch(number, config.batch_size)
         train = self._program.train_step.lower(self._program.state, batch, hyperparameters)
 
@@ -177,7 +187,10 @@ class _Builder:
         collectives = []
         if failed is None:
             used = max(train.memory, evaluation.memory + resting) * per_chip
+            rows = config.batch_size // config.microbatches // (self._mesh.shape["data"] * self._mesh.shape["fsdp"])
+            kernels = train.module.kernels()
             seconds = train.cycles / generation.clock
+            seconds += kernel_seconds(kernels, generation, bert_config(config), rows, stage.length)
             collectives = train.module.collectives(dict(self._mesh.shape))
         elif failed.needed is not None:
             used = (failed.needed + (resting if failed is evaluation else 0)) * per_chip
@@ -196,6 +209,7 @@ class _Builder:
             estimated_step_seconds=seconds,
             peak_flops=generation.peak_flops * self._accelerator.chips,
             collectives=collectives,
+            remat=config.remat,
             compile_seconds=0.0 if failed else train.seconds + evaluation.seconds,
             out_of_memory=str(failed) if failed else "",
         )

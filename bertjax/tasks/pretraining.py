@@ -1,6 +1,7 @@
 """Masked-language-model and next-sentence pre-training (Devlin et al. 2019, section 3.1)."""
 
 import collections
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -18,11 +19,12 @@ from bertjax.data import pipeline, preparation, vocabulary
 from bertjax.data.records import check_recipe, features, find_records, read_manifest, require_folder
 from bertjax.interop import pretrained
 from bertjax.model.bert import BertForPreTraining, cast_encoder, forward_flops
+from bertjax.model.kernels import has_kernels
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import (
     Batch,
     batch_sharding,
-    compute_dtype,
+    compute_on,
     local_copy,
     local_rows,
     make_mesh,
@@ -37,7 +39,9 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
 from bertjax.training.run import Kind, Run
+from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
 from bertjax.training.workdir import RunInfo, tokenizer_entry
+from bertjax.validation import REMAT_POLICIES
 
 RECORD_COUNTS = "record_counts.json"  # in the workdir
 UNIGRAM_SEQUENCES = 65_536  # training sequences that the unigram baseline is estimated from
@@ -57,7 +61,7 @@ class Pretraining:
 
     def __init__(self, config, mesh: Mesh, records: epath.PathLike | None, counts: epath.PathLike | None = None):
         self.config, self.mesh = config, mesh
-        self.model = BertForPreTraining(bert_config(config), compute_dtype(config, mesh), config.remat)
+        self.model = BertForPreTraining(bert_config(config), compute_on(mesh, config))
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self.eval_batch_size = config.batch_size // config.microbatches  # fits in memory, because a microbatch does
         if records is not None:
@@ -91,7 +95,7 @@ class Pretraining:
         }
 
     def cast(self, params):
-        return cast_encoder(params, self.model.dtype)
+        return cast_encoder(params, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
         masked_lm_logits, next_sentence_logits = self.model.apply(
@@ -245,6 +249,33 @@ def _adopt(config, before: RunInfo | None) -> None:
         config.model.update(hidden_act=model.hidden_act, layer_norm_eps=model.layer_norm_eps)
 
 
+def remat_candidates(config, platform: str, chip: str) -> Iterator:
+    """Yields `config` with each policy that `remat` "auto" considers, the cheapest first."""
+    # On TPUs without kernels, what "none" stores takes longer to write and read than to recompute (bertjax.compile).
+    policies = ("full",) if platform == "tpu" and not has_kernels(chip) else REMAT_POLICIES
+    for remat in policies:
+        candidate = copy.deepcopy(config)
+        candidate.remat = remat
+        yield candidate
+
+
+def choose_remat(config, mesh: Mesh, platform: str):
+    """Returns `config` with `remat` "auto" replaced by the first policy with which the longest stage fits in memory."""
+    if config.remat != "auto":
+        return config
+    device = mesh.devices.flat[0]
+    for candidate in remat_candidates(config, platform, device.device_kind):
+        if platform == "cpu" or candidate.remat == "full":
+            break
+        task = Pretraining(candidate, mesh, None)
+        program = make_program(task, candidate, mesh)
+        batch = task.abstract_batch(len(stages_of(config)) - 1, config.batch_size)
+        lowered = program.train_step.lower(program.state, batch, abstract_hyperparameters(mesh))
+        if fits_in_memory(lowered, device):
+            break
+    return candidate
+
+
 def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     mesh = make_mesh(config)
     records, tokenizer = find_or_prepare(config, workdir)
@@ -253,11 +284,14 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
         pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
+    chosen = choose_remat(config, mesh, mesh.devices.flat[0].platform)  # all hosts compile together
     with hosts.first_before_others("records counted"):
-        task = Pretraining(config, mesh, records, counts=workdir / RECORD_COUNTS)
+        task = Pretraining(chosen, mesh, records, counts=workdir / RECORD_COUNTS)
     notes = []
+    if chosen.remat != config.remat:
+        notes.append(f"config.remat = 'auto': {chosen.remat}")
     if (warmup := config.optimizer.warmup_steps) >= task.total_steps:
-        notes = [f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does"]
+        notes += [f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does"]
     info = RunInfo(config.copy_and_resolve_references(), tokenizer=tokenizer_entry(tokenizer))
 
     def end_report(trained: Trained) -> str:

@@ -1,5 +1,7 @@
 """The compiled training step, the same for all tasks."""
 
+import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.model.dropout import row_keys
-from bertjax.sharding.mesh import batch_sharding, replicated
+from bertjax.sharding.mesh import batch_sharding, compiler_options, replicated
 from bertjax.sharding.rules import RULES_WITHIN_DATA
 from bertjax.training.optimizer import Schedule, make_optimizer
 from bertjax.training.state import Layout, TrainState, abstract_state, learnt, make_init, make_layout
@@ -52,6 +54,24 @@ def put_hyperparameters(seed: int, schedule: Schedule, mesh: Mesh) -> Hyperparam
     """Copies the hyperparameters to the devices."""
     fields = Schedule(np.float32(schedule.peak), np.int32(schedule.warmup_steps), np.int32(schedule.total_steps))
     return jax.device_put(Hyperparameters(np.int32(seed), fields), replicated(mesh))
+
+
+def abstract_hyperparameters(mesh: Mesh) -> Hyperparameters:
+    """Returns the shapes, types and shardings of `put_hyperparameters`."""
+    number = functools.partial(jax.ShapeDtypeStruct, (), sharding=replicated(mesh))
+    return Hyperparameters(number(jnp.int32), Schedule(number(jnp.float32), number(jnp.int32), number(jnp.int32)))
+
+
+def fits_in_memory(lowered, device) -> bool:
+    """Compiles a program, and returns whether it fits in the device's memory."""
+    try:
+        sizes = lowered.compile().memory_analysis()
+    except jax.errors.JaxRuntimeError as error:  # a TPU's compiler
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return False
+    needed = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes  # the output replaces the donated arguments
+    return needed <= (device.memory_stats() or {}).get("bytes_limit", math.inf)
 
 
 def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbatches: int, grad_dtype: str):
@@ -111,4 +131,5 @@ def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbat
         in_shardings=(layout.state, batch_sharding(mesh), replicated(mesh)),
         out_shardings=(layout.state, replicated(mesh)),
         donate_argnums=0,
+        compiler_options=compiler_options(mesh),
     )

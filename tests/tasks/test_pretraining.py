@@ -15,7 +15,7 @@ from bertjax.data.tf import tf
 from bertjax.tasks import fill_mask, pretraining
 from bertjax.tasks.pretraining import Pretraining, find_or_prepare, report
 from bertjax.text import tokenizer
-from bertjax.training.step import make_program
+from bertjax.training.step import fits_in_memory, make_program
 from tests.conftest import one_device_mesh, tiny_config
 
 
@@ -208,3 +208,26 @@ def test_a_corpus_need_not_be_named_with_records_but_must_be_theirs(records_fold
     config.data.corpus = "other.txt"
     with pytest.raises(UserError, match=r"config.data.corpus = \['other.txt'\]: the records in"):
         find_or_prepare(config, tmp_path)
+
+
+def test_remat_auto_takes_the_first_policy_that_fits(records_folder, monkeypatch):
+    config = tiny_config(records=records_folder)
+    config.remat = "auto"
+    mesh = one_device_mesh(config)
+    assert pretraining.choose_remat(config, mesh, platform="cpu").remat == "none"
+    fitting = iter([False, True])
+    monkeypatch.setattr(pretraining, "fits_in_memory", lambda lowered, device: next(fitting))
+    assert pretraining.choose_remat(config, mesh, platform="gpu").remat == "dots"
+    fitting = iter([False, False])  # nothing is left to try after the last
+    assert pretraining.choose_remat(config, mesh, platform="gpu").remat == "full"
+    assert config.remat == "auto"
+
+
+def test_a_program_fits_if_it_leaves_the_devices_memory_in_bounds():
+    class Device:
+        def __init__(self, limit):
+            self.memory_stats = lambda: limit and {"bytes_limit": limit}
+
+    lowered = jax.jit(lambda x: (x @ x).sum()).lower(jax.ShapeDtypeStruct((512, 512), np.float32))
+    assert fits_in_memory(lowered, Device(None)) and fits_in_memory(lowered, Device(1 << 23))
+    assert not fits_in_memory(lowered, Device((1 << 20) - 1))  # less than the argument

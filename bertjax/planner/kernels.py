@@ -1,0 +1,110 @@
+"""Counts the cycles of the model's TPU kernels, which the estimates of a compiled program leave out.
+
+libtpu can analyse the instructions of each kernel. That takes a flag which must be set before libtpu is loaded, and
+gigabytes for a whole step, so a process of its own compiles the kernels alone.
+"""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from bertjax.config import BertConfig
+from bertjax.planner.hlo import Kernel, kernel_of
+from bertjax.sharding.topology import Generation, accelerator
+
+# What is analysed for each generation, and how many of its cores work as one device. libtpu analyses v5e and v6e only:
+# the cycles of the others are those of the core that resembles theirs.
+_ANALYSED = {"v5e": ("v5litepod-1", 1), "v4": ("v5litepod-1", 2), "v5p": ("v5litepod-1", 2), "v6e": ("v6e-1", 1)}
+_ANALYSED["tpu7x"] = _ANALYSED["v6e"]
+
+TOKENS = 8192  # are analysed: enough that the arrays do not fit on the chip
+
+_CYCLES = re.compile(r'"bundle_analysis_data":\{"estimated_cycles":"(\d+)"')
+
+
+def kernel_seconds(kernels: Sequence[Kernel], generation: Generation, config: BertConfig, rows: int, length: int):
+    """Returns the seconds that the kernels of a step take on one device: their cycles, or their memory traffic.
+
+    Args:
+      kernels: of the compiled step.
+      rows: of the batch in one call, on the device.
+    """
+    if not kernels:
+        return 0.0
+    name, cores = _ANALYSED[generation.libtpu_name]
+    names = {kernel.name for kernel in kernels}
+    rates = config.attention_probs_dropout_prob, config.hidden_dropout_prob
+    cycles = _analyse(name, "attention_forward" in names, length, config.hidden_size, config.head_size, *rates)
+    share = rows * length / TOKENS / cores
+    bandwidth = generation.hbm_bandwidth / generation.devices_per_chip
+    return sum(
+        kernel.times * max(share * cycles[kernel.name] / generation.clock, kernel.bytes / bandwidth)
+        for kernel in kernels
+    )
+
+
+@functools.cache
+def _analyse(*arguments) -> dict[str, int]:
+    """Cycles of each kernel for `TOKENS` tokens: `_main` in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_static_llo_profile_to={folder}"
+        command = [sys.executable, "-m", "bertjax.planner.kernels", json.dumps(arguments)]
+        environment = {**os.environ, "LIBTPU_INIT_ARGS": flags, "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"libtpu could not analyse the kernels: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _main(name: str, attends: bool, length: int, hidden: int, size: int, attention_rate: float, rate: float) -> None:
+    """Prints the cycles of each kernel as JSON."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import SingleDeviceSharding
+
+    from bertjax.model.fused_attention import Attention, attention_backward, attention_forward
+    from bertjax.model.fused_norm import fused_add_norm
+
+    device = accelerator(name).devices()[0]
+    sharding, chip, rows = SingleDeviceSharding(device), device.device_kind, TOKENS // length
+
+    def array(*shape, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def attend(planes, segments, words, of_context):
+        attention = Attention(length, size, attention_rate, chip)
+        context, log_sums = attention_forward(planes, segments, words, attention)
+        return attention_backward(planes, segments, words, context, log_sums, of_context, attention)
+
+    def normalize(x, update, bias, words, gradient):
+        keys = jax.random.wrap_key_data(words[:, 0], impl="threefry2x32")
+        normalized, pull_back = jax.vjp(
+            lambda x, update, bias: fused_add_norm(x, update, bias, bias, bias, keys, rate, 1e-12, chip),
+            x,
+            update,
+            bias,
+        )
+        return normalized, pull_back(gradient)
+
+    plane, words = array(rows, length, hidden), array(rows, 1, 2, dtype=jnp.uint32)
+    programs = [(normalize, (plane, plane, array(hidden, dtype=jnp.float32), words, plane))]
+    if attends:
+        planes, segments = array(rows, 3, length, hidden), array(rows, length, dtype=jnp.int32)
+        programs.append((attend, (planes, segments, words, plane)))
+    jax.config.update("jax_enable_compilation_cache", False)  # it would skip the analysis
+    cycles = {}
+    for program, arrays in programs:
+        for line in jax.jit(program).lower(*arrays).compile().as_text().splitlines():
+            if kernel := kernel_of(line):
+                cycles[kernel.name] = int(_CYCLES.search(line)[1])
+    assert all(cycles.values()), cycles
+    print(json.dumps(cycles))
+
+
+if __name__ == "__main__":
+    _main(*json.loads(sys.argv[1]))

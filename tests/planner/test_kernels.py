@@ -1,0 +1,51 @@
+"""How long the kernels of a step take on a TPU."""
+
+import dataclasses
+
+import pytest
+
+from bertjax.config import BertConfig
+from bertjax.planner.hlo import HloModule, Kernel
+from bertjax.planner.kernels import kernel_seconds
+from bertjax.sharding.topology import GENERATIONS
+
+CONFIG = BertConfig(hidden_size=128, num_attention_heads=2)
+NAMES = ("add_norm_forward", "add_norm_backward", "attention_forward", "attention_backward")
+CALL = (
+    "  %{name}.1 = (bf16[4,128,128]{{2,1,0:T(8,128)(2,1)}}, f32[4,2,1,128]{{3,2,1,0}}) custom-call(%a, %b), "
+    'custom_call_target="tpu_custom_call", '
+    "operand_layout_constraints={{u32[4,1,3]{{2,1,0}}, bf16[12,128,128]{{2,1,0}}}}, "
+    'metadata={{op_name="jit(step)/{scope}/pallas_call" stack_frame_id=9}}\n'
+)
+
+
+def test_kernels_are_found_with_their_traffic_and_how_often_they_run():
+    call = CALL.format(name="attention_forward", scope="while/body/attention_forward")
+    derived = CALL.format(name="transpose_jvp", scope="transpose(jvp(attention_backward))")
+    module = HloModule(
+        "%body.1 (carry: (s32[])) -> (s32[]) {\n" + call + "}\n\n"
+        "%condition.1 (carry: (s32[])) -> pred[] {\n  %limit = s32[] constant(12)\n}\n\n"
+        "ENTRY %main (a: f32[]) -> f32[] {\n  %loop = (s32[]) while(%x), condition=%condition.1, body=%body.1\n"
+        + derived + "  %other = f32[8] custom-call(%a), custom_call_target=\"Sharding\"\n}\n"
+    )  # fmt: skip
+    size = 2 * 4 * 128 * 128 + 4 * 4 * 2 * 128 + 4 * 4 * 3 + 2 * 12 * 128 * 128
+    assert sorted(module.kernels(), key=lambda kernel: kernel.name) == [
+        Kernel("attention_backward", size, 1),
+        Kernel("attention_forward", size, 12),
+    ]
+
+
+@pytest.mark.tpu_aot
+def test_a_kernel_takes_the_time_of_its_cycles_or_of_its_traffic():
+    v5e = GENERATIONS["v5litepod"]
+    kernels = [Kernel(name, 0, 2) for name in NAMES]
+    one = kernel_seconds(kernels, v5e, CONFIG, rows=64, length=128)
+    # A sixth of BERT-base's heads, of which twelve layers take about 4 ms, and the norms of a sixth of its width.
+    assert 2 * 50e-6 < one < 2 * 500e-6
+    assert kernel_seconds(kernels, v5e, CONFIG, rows=128, length=128) == pytest.approx(2 * one)
+    assert kernel_seconds(kernels, GENERATIONS["v4"], CONFIG, rows=64, length=128) == pytest.approx(
+        one / 2 * v5e.clock / GENERATIONS["v4"].clock  # two cores
+    )
+    slow = dataclasses.replace(kernels[0], bytes=10**9)
+    assert kernel_seconds([slow], v5e, CONFIG, rows=64, length=128) == pytest.approx(2 * 1e9 / 819e9)
+    assert kernel_seconds([], v5e, CONFIG, rows=64, length=128) == 0
