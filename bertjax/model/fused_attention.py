@@ -76,7 +76,9 @@ class Attention(NamedTuple):
         """Rows of the batch of a grid step."""
         return math.gcd(batch, max(1, 1024 // self.length))
 
-    def call(self, kernel, batch: int, width: int, name: str, **options):
+    def call(self, kernel, name: str, planes, segments, words, *others, out_specs, **options):
+        """Runs a kernel on one device's part; `others`: pairs of a block's name and an array."""
+        batch, _, length, width = planes.shape
         rows = self.rows(batch)
         blocks = {
             "words": pl.BlockSpec((rows, 1, 3), lambda i, j: (i, 0, 0)),
@@ -87,11 +89,23 @@ class Attention(NamedTuple):
             "bias": pl.BlockSpec((1, 3, LANES), lambda i, j: (i, 0, j)),
             "log_sums": pl.BlockSpec((rows, self.heads, 1, self.length), lambda i, j: (i, j, 0, 0)),
         }
-        for specs in ("in_specs", "out_specs"):
-            options[specs] = [blocks[block] for block in options[specs]]
-        grid = (batch // rows, width // LANES)
-        body = functools.partial(kernel, self, rows)
-        return kernel_call(body, grid=grid, chip=self.chip, name=name, **options)
+        arrays = {
+            "words": _with_first_head(words, width // self.size),
+            "row": segments[:, None, :],
+            "column": segments[:, :, None],
+            "planes": planes.reshape(-1, length, width),
+        }
+        names = [*arrays, *(block for block, _ in others)]
+        call = kernel_call(
+            functools.partial(kernel, self, rows),
+            grid=(batch // rows, width // LANES),
+            chip=self.chip,
+            name=name,
+            in_specs=[blocks[block] for block in names],
+            out_specs=[blocks[block] for block in out_specs],
+            **options,
+        )
+        return call(*arrays.values(), *(array for _, array in others))
 
     def kept(self, words_ref, row: int, head: int, first_key: int, first_query: int, shape):
         """`[keys, queries]` booleans: the probabilities that dropout keeps."""
@@ -122,20 +136,12 @@ def attention_forward(planes, segments, words, attention: Attention):
 
     def run(planes, segments, words):
         batch, _, length, width = planes.shape
-        call = attention.call(
-            _forward_kernel,
-            batch,
-            width,
-            "attention_forward",
-            in_specs=["words", "row", "column", "planes"],
-            out_specs=["plane", "log_sums"],
-            out_shape=[
-                jax.ShapeDtypeStruct((batch, length, width), planes.dtype),
-                jax.ShapeDtypeStruct((batch, width // attention.size, 1, length), jnp.float32),
-            ],
-        )
-        words = _with_first_head(words, width // attention.size)
-        return call(words, segments[:, None, :], segments[:, :, None], planes.reshape(-1, length, width))
+        shapes = [
+            jax.ShapeDtypeStruct((batch, length, width), planes.dtype),
+            jax.ShapeDtypeStruct((batch, width // attention.size, 1, length), jnp.float32),
+        ]
+        name, blocks = "attention_forward", ("plane", "log_sums")
+        return attention.call(_forward_kernel, name, planes, segments, words, out_specs=blocks, out_shape=shapes)
 
     axes = (_PLANES, ("batch", "length"), _ROWS)
     return on_mesh(run, axes, (_PLANE, _LOG_SUMS))(planes, segments, words)
@@ -144,24 +150,21 @@ def attention_forward(planes, segments, words, attention: Attention):
 def attention_backward(planes, segments, words, context, log_sums, of_context, attention: Attention):
     """Runs the backward kernel: the gradients of the planes, and their sums `[n, 3, heads * size]` over some tokens."""
 
-    def run(planes, segments, words, context, log_sums, of_context):
+    def run(planes, segments, words, *saved):
         batch, _, length, width = planes.shape
-        call = attention.call(
+        of_planes, of_bias = attention.call(
             _backward_kernel,
-            batch,
-            width,
             "attention_backward",
-            in_specs=["words", "row", "column", "planes", "plane", "log_sums", "plane"],
-            out_specs=["planes", "bias"],
+            planes,
+            segments,
+            words,
+            *zip(("plane", "log_sums", "plane"), saved, strict=True),
+            out_specs=("planes", "bias"),
             out_shape=[
                 jax.ShapeDtypeStruct((3 * batch, length, width), planes.dtype),
                 jax.ShapeDtypeStruct((batch // attention.rows(batch), 3, width), jnp.float32),
             ],
             scratch_shapes=[pltpu.VMEM((LANES, length), jnp.float32)],
-        )
-        words, flat = _with_first_head(words, width // attention.size), planes.reshape(-1, length, width)
-        of_planes, of_bias = call(
-            words, segments[:, None, :], segments[:, :, None], flat, context, log_sums, of_context
         )
         return of_planes.reshape(planes.shape), of_bias
 
