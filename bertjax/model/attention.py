@@ -11,6 +11,7 @@ from bertjax.model.dropout import dropout
 from bertjax.model.fused_attention import LONGEST, fused_attention
 from bertjax.model.fused_norm import can_add_norm, fused_add_norm
 from bertjax.model.kernels import LANES, has_kernels, parts_along
+from bertjax.model.plain_attention import plain_attention
 
 
 class Dense(nn.Module):
@@ -83,19 +84,12 @@ def _standardize_backward(epsilon, saved, grad):
     del epsilon
     x, mean, inverse = saved
     y = (x - mean) * inverse
-    grad = grad - grad.mean(-1, keepdims=True) - y * (grad * y).mean(-1, keepdims=True)
-    return ((inverse * grad).astype(x.dtype),)
+    # As a product, not (grad * y).mean(-1): that sum takes ten times as long on a CPU.
+    slope = jnp.einsum("...h,...h->...", grad, y, precision="highest")[..., None] / y.shape[-1]
+    return ((inverse * (grad - grad.mean(-1, keepdims=True) - y * slope)).astype(x.dtype),)
 
 
 _standardize.defvjp(_standardize_forward, _standardize_backward)
-
-
-def same_segment(segments: jax.Array) -> jax.Array:
-    """Attention mask: `[batch, length]` segments -> `[batch, 1, length, length]` booleans.
-
-    Segment 0 is padding. Padding attends to padding, so that no row of the softmax is empty; no other token does.
-    """
-    return (segments[:, :, None] == segments[:, None, :])[:, None]
 
 
 class SelfAttention(nn.Module):
@@ -122,17 +116,6 @@ class SelfAttention(nn.Module):
             context = plain_attention(project(x), segments, dropout_keys, rate)
         output = Dense(config, dtype, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")
         return output.product(context), output.bias
-
-
-def plain_attention(query_key_value, segments, dropout_keys, rate: float):
-    """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments."""
-    query, key, value = jnp.moveaxis(query_key_value, 2, 0)
-    query = nn.with_logical_constraint(query, ("batch", "length", "heads", "kv"))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) / jnp.sqrt(query.shape[-1])
-    scores = jnp.where(same_segment(segments), scores, jnp.finfo(jnp.float32).min)
-    probs = dropout(jax.nn.softmax(scores).astype(query.dtype), rate, dropout_keys)
-    context = jnp.einsum("bhqk,bkhd->bqhd", probs, value)
-    return context.reshape(*context.shape[:2], -1)
 
 
 def fuses(config: BertConfig, compute: Compute, length: int) -> bool:

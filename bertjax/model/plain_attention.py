@@ -1,0 +1,76 @@
+"""Self-attention without a kernel of our own: the compiler's products, with a gradient that stores no scores."""
+
+import functools
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.model.dropout import dropout
+
+
+def plain_attention(query_key_value, segments, dropout_keys, rate: float):
+    """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments."""
+    context = _attend(query_key_value, segments, dropout_keys, 0.0 if dropout_keys is None else rate)
+    return context.reshape(*context.shape[:2], -1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _attend(query_key_value, segments, dropout_keys, rate: float):
+    return _attend_forward(query_key_value, segments, dropout_keys, rate)[0]
+
+
+def _attend_forward(query_key_value, segments, dropout_keys, rate):
+    """Softmax is normalized after the product with the values, which is smaller than the scores."""
+    query, key, value = _constrained(query_key_value)
+    scores = _scores(query, key, segments)
+    most = scores.max(-1, keepdims=True)
+    exponentials = jnp.exp(scores - most)
+    sums = exponentials.sum(-1, keepdims=True)
+    exponentials = dropout(exponentials.astype(query.dtype), rate, dropout_keys)
+    context = jnp.einsum("bhqk,bkhd->bqhd", exponentials, value, preferred_element_type=jnp.float32)
+    context = (context / jnp.swapaxes(sums, 1, 2)).astype(query.dtype)
+    return context, (query_key_value, segments, dropout_keys, most + jnp.log(sums), context)
+
+
+def _attend_backward(rate, saved, grad):
+    """Recomputes scores and dropout: they take less time than memory, of which they would be most."""
+    query_key_value, segments, dropout_keys, log_sums, context = saved
+    query, key, value = _constrained(query_key_value)
+    dtype = query.dtype
+    probs = jnp.exp(_scores(query, key, segments) - log_sums)
+
+    grad_value = jnp.einsum("bhqk,bqhd->bkhd", dropout(probs.astype(dtype), rate, dropout_keys), grad)
+    grad_probs = jnp.einsum("bqhd,bkhd->bhqk", grad, value, preferred_element_type=jnp.float32)
+    grad_probs = dropout(grad_probs, rate, dropout_keys)
+    # Softmax's gradient subtracts the sum over keys of probs * grad_probs, which is this product.
+    mean = jnp.einsum("bqhd,bqhd->bqh", grad, context, precision="highest", preferred_element_type=jnp.float32)
+    mean = jnp.swapaxes(mean, 1, 2)[..., None]
+    grad_scores = (probs * (grad_probs - mean) / math.sqrt(query.shape[-1])).astype(dtype)
+    grad_query = jnp.einsum("bhqk,bkhd->bqhd", grad_scores, key)
+    grad_key = jnp.einsum("bhqk,bqhd->bkhd", grad_scores, query)
+    return jnp.stack([grad_query, grad_key, grad_value], axis=2), None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _constrained(query_key_value):
+    query, key, value = jnp.moveaxis(query_key_value, 2, 0)
+    return nn.with_logical_constraint(query, ("batch", "length", "heads", "kv")), key, value
+
+
+def _scores(query, key, segments):
+    """`[batch, length, heads, size]`, twice, and `[batch, length]` -> `[batch, heads, queries, keys]`, in float32."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
+    scores = scores / math.sqrt(query.shape[-1])
+    return jnp.where(same_segment(segments), scores, jnp.finfo(jnp.float32).min)
+
+
+def same_segment(segments: jax.Array) -> jax.Array:
+    """Attention mask: `[batch, length]` segments -> `[batch, 1, length, length]` booleans.
+
+    Segment 0 is padding. Padding attends to padding, so that no row of the softmax is empty; no other token does.
+    """
+    return (segments[:, :, None] == segments[:, None, :])[:, None]
