@@ -1,6 +1,7 @@
 """Multi-head self-attention (Vaswani et al. 2017, section 3.2), restricted to tokens of the same segment."""
 
 import functools
+import math
 
 import flax.linen as nn
 import jax
@@ -35,7 +36,28 @@ class Dense(nn.Module):
 
     def product(self, x):
         """Returns x W."""
-        return jnp.tensordot(x, self.kernel.astype(self.dtype).reshape(-1, *self.features), 1)
+        kernel = self.kernel.astype(self.dtype).reshape(-1, math.prod(self.features))
+        return _product(x, kernel).reshape(*x.shape[:-1], *self.features)
+
+
+@jax.custom_vjp
+def _product(x, kernel):
+    """`[..., inputs]`, `[inputs, features]` -> `[..., features]`."""
+    return x @ kernel
+
+
+def _product_backward(saved, grad):
+    """The kernel's gradient transposes the narrower of two factors; JAX's own always transposes `grad` on a CPU."""
+    x, kernel = saved
+    rows = list(range(x.ndim - 1))
+    if x.shape[-1] <= grad.shape[-1]:
+        product = jnp.tensordot(x, grad, (rows, rows))
+    else:
+        product = jnp.tensordot(grad, x, (rows, rows)).T
+    return (grad @ kernel.T).astype(x.dtype), product.astype(kernel.dtype)
+
+
+_product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _product_backward)
 
 
 class LayerNorm(nn.Module):
