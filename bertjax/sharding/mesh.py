@@ -20,16 +20,21 @@ _POINTER = ctypes.c_void_p
 Batch = dict[str, np.ndarray]  # name -> `[rows, ...]`, inputs and labels
 
 
-# Options of XLA for the training step, by platform.
+# Options of XLA for the training step, by `device_kind`.
 COMPILER_OPTIONS = {
     "cpu": {
         "xla_cpu_prefer_vector_width": 512,  # the default, 256, halves AVX-512's vectors; ignored by CPUs without it
+    },
+    "TPU v5 lite": {
+        # Of 128 MiB on chip, for a fusion's blocks; the default is 16. By the compiler's estimate 2.8 % of BERT-base's
+        # step at 64 x 128 and 2.4 % at 16 x 512; 32 MiB gain as much, 64 cost 10 %.
+        "xla_tpu_scoped_vmem_limit_kib": 24 * 1024,
     },
 }
 
 
 def compiler_options(mesh: Mesh) -> dict:
-    return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
+    return COMPILER_OPTIONS.get(mesh.devices.flat[0].device_kind, {})
 
 
 def use_cpu_cores(config) -> None:
