@@ -12,6 +12,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "coll
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_OPERATION = re.compile(r'op_name="([^"]*)"')
 _WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _CALLED = re.compile(r"(?:calls|to_apply|called_computations)=\{?%?([\w.\-]+)")
 _COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
@@ -49,6 +50,12 @@ def kernel_of(line: str) -> Kernel | None:
     return found and Kernel(found[3], sum(_bytes(found[1]).values()) + sum(_bytes(found[2]).values()))
 
 
+def operation_of(line: str) -> str:
+    """Returns the `op_name` of an instruction, "" if it has none."""
+    found = _OPERATION.search(line)
+    return found[1] if found else ""
+
+
 class HloModule:
     """The computations of a compiled program, and how often a step runs each of them."""
 
@@ -83,15 +90,21 @@ class HloModule:
 
     def estimated_cycles(self) -> int:
         """Sums the compiler's cycle estimates over all instructions; a loop body counts once per iteration."""
-        return self._cycles(self._entry)
+        return sum(self.cycles_by_operation().values())
 
-    def _cycles(self, name: str) -> int:
-        total = 0
+    def cycles_by_operation(self) -> dict[str, int]:
+        """The same by `op_name`, the path of modules and functions that an instruction comes from ("" if unknown)."""
+        totals: dict[str, int] = {}
+        self._add_cycles(self._entry, 1, totals)
+        return totals
+
+    def _add_cycles(self, name: str, times: int, totals: dict[str, int]) -> None:
         for line in self._lines.get(name, ()):
-            total += sum(map(int, _CYCLES.findall(line)))
+            if cycles := sum(map(int, _CYCLES.findall(line))):
+                operation = operation_of(line)
+                totals[operation] = totals.get(operation, 0) + times * cycles
             if loop := _WHILE.search(line):
-                total += self._trip_count(loop[1]) * self._cycles(loop[2])
-        return total
+                self._add_cycles(loop[2], times * self._trip_count(loop[1]), totals)
 
     def kernels(self) -> list[Kernel]:
         found = ((kernel_of(line), times) for name, times in self._times.items() for line in self._lines.get(name, ()))

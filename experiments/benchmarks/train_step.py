@@ -147,6 +147,13 @@ class Ours:
         self._state.step.block_until_ready()
         assert np.isfinite(pending[-1])
 
+    def compiled_text(self) -> str:
+        """The compiled program of a step."""
+        from bertjax.sharding.mesh import put_batch
+
+        batch = put_batch(next(self._batches), self.mesh, self.config.batch_size)
+        return self._step.lower(self._state, batch, self._hyperparameters).compile().as_text()
+
     def product(self, m: int, k: int, n: int):
         import jax
         import jax.numpy as jnp

@@ -1,0 +1,120 @@
+"""Where the time of a training step goes, by operation of the model: the part of `op_name` that names modules.
+
+On this machine, from a trace of a few steps; operations that run at the same time share it:
+  python -m experiments.benchmarks.operations finetuning:minilm:32x64
+On a TPU, by the compiler's estimates, without the kernels (which `bertjax.compile` counts):
+  python -m experiments.benchmarks.operations base:v5litepod-4:128 --config=remat=none
+
+Needs:    no TensorFlow; libtpu for a TPU's
+Hardware: CPU
+Score:    see RESULTS.md
+"""
+
+import argparse
+import collections
+import glob
+import importlib
+import re
+import tempfile
+
+STEPS = 3
+
+
+def traced(name: str, options) -> dict[str, float]:
+    """Seconds of each operation in a step of a case of `train_step`, on this machine."""
+    import jax
+
+    from bertjax.planner.hlo import operation_of
+    from experiments.benchmarks.train_step import Case, Ours
+
+    kind, model, shape = name.split(":")
+    ours = Ours(Case(kind, model, *map(int, shape.split("x")), real=0.8), options)
+    ours.run(5)  # compiles
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            ours.run(STEPS)
+        [path] = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+        profile = jax.profiler.ProfileData.from_file(path)
+    lines = ours.compiled_text().splitlines()
+    found = (re.match(r"\s+(?:ROOT )?%([\w.\-]+) = (\S+)", line) for line in lines)
+    names = {each[1]: operation_of(each.string) or f"? {each[2]}" for each in found if each}
+    totals: collections.Counter = collections.Counter()
+    for instruction, seconds in _shares(profile).items():
+        totals[names.get(instruction, "?")] += seconds / STEPS
+    return totals
+
+
+def _shares(profile) -> dict[str, float]:
+    """Seconds of each instruction; those that run at the same time share it."""
+    edges = []
+    for plane in profile.planes:
+        for line in plane.lines:
+            for event in line.events:
+                if name := dict(event.stats).get("hlo_op"):
+                    edges += [(event.start_ns, 1, name), (event.start_ns + event.duration_ns, -1, name)]
+    edges.sort(key=lambda edge: edge[:2])
+    running: collections.Counter = collections.Counter()
+    totals: collections.Counter = collections.Counter()
+    last = 0
+    for now, change, name in edges:
+        for other in running:
+            totals[other] += 1e-9 * (now - last) * running[other] / running.total()
+        running[name] += change
+        if not running[name]:
+            del running[name]
+        last = now
+    return totals
+
+
+def compiled(name: str, options) -> dict[str, float]:
+    """Estimated seconds of each operation in a step of a shipped config on a TPU."""
+    import jax
+
+    from bertjax.config import stages_of
+    from bertjax.planner.hlo import HloModule
+    from bertjax.sharding.mesh import make_mesh
+    from bertjax.sharding.topology import accelerator
+    from bertjax.tasks.pretraining import Pretraining
+    from bertjax.training.step import abstract_hyperparameters, make_program
+
+    jax.config.update("jax_platforms", "cpu")
+    experiment, topology, length = name.split(":")
+    config = importlib.import_module(f"experiments.{experiment}").get_config()
+    config.update_from_flattened_dict(dict(field.split("=", 1) for field in options.config))
+    chips = accelerator(topology)
+    mesh = make_mesh(config, chips.devices())
+    task = Pretraining(config, mesh, None)
+    program = make_program(task, config, mesh)
+    number = [stage.length for stage in stages_of(config)].index(int(length))
+    batch = task.abstract_batch(number, config.batch_size)
+    lowered = program.train_step.lower(program.state, batch, abstract_hyperparameters(mesh))
+    cycles = HloModule(lowered.compile().as_text()).cycles_by_operation()
+    return {operation: count / chips.generation.clock for operation, count in cycles.items()}
+
+
+def short(operation: str) -> str:
+    """ "jit(train_step)/vmap(transpose(jvp(Bert)))/bert/.../layers/output/dot" -> "backward .../layers/output/dot"."""
+    if "jvp(" not in operation:
+        return operation.removeprefix("jit(train_step)/") or "?"
+    way = "backward" if "transpose(" in operation else "forward"
+    return f"{way} {operation.rpartition('encoder/')[2].rpartition('closed_call/')[2].removeprefix('jit(train_step)/')}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", help="KIND:MODEL:SEQUENCESxLENGTH here, or EXPERIMENT:TOPOLOGY:LENGTH on a TPU")
+    parser.add_argument("--config", action="append", default=[], help="FIELD=VALUE of our config, such as remat=full")
+    parser.add_argument("--rows", type=int, default=40, help="of the table, the largest")
+    options = parser.parse_args()
+
+    seconds = (traced if options.step.startswith(("pretraining:", "finetuning:")) else compiled)(options.step, options)
+    totals: collections.Counter = collections.Counter()
+    for operation, each in seconds.items():
+        totals[short(operation)] += each
+    print(f"{1000 * totals.total():.1f} ms a step\n\n| ms | share | operation |\n|---|---|---|")
+    for operation, each in totals.most_common(options.rows):
+        print(f"| {1000 * each:.2f} | {each / totals.total():.1%} | {operation} |")
+
+
+if __name__ == "__main__":
+    main()
