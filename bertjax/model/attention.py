@@ -36,28 +36,28 @@ class Dense(nn.Module):
 
     def product(self, x):
         """Returns x W."""
-        kernel = self.kernel.astype(self.dtype).reshape(-1, math.prod(self.features))
-        return _product(x, kernel).reshape(*x.shape[:-1], *self.features)
+        return _product(x, self.kernel.astype(self.dtype).reshape(-1, *self.features))
 
 
 @jax.custom_vjp
 def _product(x, kernel):
-    """`[..., inputs]`, `[inputs, features]` -> `[..., features]`."""
-    return x @ kernel
+    """`[..., inputs]`, `[inputs, *features]` -> `[..., *features]`."""
+    return jnp.tensordot(x, kernel, 1)
 
 
 def _product_backward(saved, grad):
-    """The kernel's gradient transposes the narrower of two factors; JAX's own always transposes `grad` on a CPU."""
+    """A CPU transposes the first factor of the kernel's gradient: the narrower one, where JAX always takes `grad`."""
     x, kernel = saved
-    rows = list(range(x.ndim - 1))
-    if x.shape[-1] <= grad.shape[-1]:
-        product = jnp.tensordot(x, grad, (rows, rows))
+    rows, features = list(range(x.ndim - 1)), list(range(x.ndim - 1, grad.ndim))
+    if x.shape[-1] <= math.prod(kernel.shape[1:]):
+        of_kernel = jnp.tensordot(x, grad, (rows, rows))
     else:
-        product = jnp.tensordot(grad, x, (rows, rows)).T
-    return (grad @ kernel.T).astype(x.dtype), product.astype(kernel.dtype)
+        of_kernel = jnp.moveaxis(jnp.tensordot(grad, x, (rows, rows)), -1, 0)
+    of_x = jnp.tensordot(grad, kernel, (features, list(range(1, kernel.ndim))))
+    return of_x.astype(x.dtype), of_kernel.astype(kernel.dtype)
 
 
-_product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _product_backward)
+_product.defvjp(lambda x, kernel: (_product(x, kernel), (x, kernel)), _product_backward)
 
 
 class LayerNorm(nn.Module):

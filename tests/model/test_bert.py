@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import BertConfig, Compute, model_size
-from bertjax.model.attention import LayerNorm
+from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.bert import BertForPreTraining, BertModel, count_parameters, forward_flops
 from bertjax.model.dropout import dropout, fold_in, row_keys
 from bertjax.model.encoder import ACTIVATIONS
@@ -261,6 +261,22 @@ def test_flops_are_those_of_the_matrix_products():
     apply = jax.jit(lambda p: BertForPreTraining(config).apply({"params": p}, ids, ids, ids, positions))
     counted = apply.lower(params).compile().cost_analysis()["flops"]
     assert 1 <= counted / forward_flops(config, 4, 32, 5) < 1.1  # the rest: norms, softmax, GELU
+
+
+@pytest.mark.parametrize("features", [(3, 2, 4), (2,)])  # more than inputs, fewer
+@pytest.mark.parametrize("dtype, x_dtype", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")])
+def test_a_product_and_its_gradients_are_jaxs(features, dtype, x_dtype):
+    dense = Dense(BertConfig(), jnp.dtype(dtype), (7,), features, (None,) * (1 + len(features)))
+    x = jax.random.normal(jax.random.key(0), (2, 5, 7)).astype(x_dtype)
+    params = nn.meta.unbox(dense.init(jax.random.key(1), x))
+    ours, pull_back = jax.vjp(lambda params, x: dense.apply(params, x, method="product"), params, x)
+    theirs, expected = jax.vjp(lambda w, x: jnp.tensordot(x, w.astype(dtype), 1), params["params"]["kernel"], x)
+    np.testing.assert_array_equal(ours, theirs)
+    grad = jax.random.normal(jax.random.key(2), ours.shape).astype(ours.dtype)
+    of_params, of_x = pull_back(grad)
+    for a, b in zip((of_params["params"]["kernel"], of_x), expected(grad), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(np.float32(a), np.float32(b), atol=2e-2 if a.dtype == "bfloat16" else 1e-5)
 
 
 def test_layer_norm_and_its_gradient_are_flaxs():
