@@ -93,7 +93,7 @@ def compiled(name: str, options) -> dict[str, float]:
 
 
 def short(operation: str) -> str:
-    """ "jit(train_step)/vmap(transpose(jvp(Bert)))/bert/.../layers/output/dot" -> "backward .../layers/output/dot"."""
+    """Keeps the direction and the path within a layer: "backward layers/output.product/dot_general"."""
     if "jvp(" not in operation:
         return operation.removeprefix("jit(train_step)/") or "?"
     way = "backward" if "transpose(" in operation else "forward"
