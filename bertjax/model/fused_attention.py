@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.model.kernels import LANES, index_along, kept, kernel_call, on_mesh, words_of
 
-LONGEST = 2048  # tokens
+LONGEST = 1024  # tokens; at 2048 the backward kernel's intermediate results do not fit on a v4 or v5e
 _MASKED = -1e30
 _PLANES = ("batch", None, "length", "heads")  # [batch, 3, length, heads * size]
 _PLANE = ("batch", "length", "heads")
@@ -65,7 +65,7 @@ class Attention(NamedTuple):
     @property
     def chunk(self) -> int:
         """Queries (forward) or keys (backward) at a time: their scores have to fit on the chip."""
-        return math.gcd(self.length, 512 if self.length <= 1024 else 256)
+        return math.gcd(self.length, 512)
 
     @property
     def scale(self) -> float:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bertjax.model.kernels import LANES, SUBLANES, kept, kernel_call, on_mesh, words_of
+from bertjax.model.kernels import LANES, SUBLANES, is_small, kept, kernel_call, on_mesh, words_of
 
 _PLANE = ("batch", "length", None)
 _ROWS = ("batch", None, None)
@@ -44,7 +44,7 @@ class _Norm(NamedTuple):
 
     def call(self, kernel, shape, name: str, **options):
         batch, length, hidden = shape
-        rows, chunk = math.gcd(batch, max(1, 512 // length)), math.gcd(length, 512)
+        rows, chunk = math.gcd(batch, max(1, 512 // length)), math.gcd(length, self.tokens(hidden))
         parts = length // chunk
         blocks = {
             "words": pl.BlockSpec((rows, 1, 2), lambda i, j: (i, 0, 0)),
@@ -61,6 +61,13 @@ class _Norm(NamedTuple):
         ]
         body = functools.partial(kernel, self, rows)
         return kernel_call(body, grid=(batch // rows, parts), chip=self.chip, name=name, **options)
+
+    def tokens(self, hidden: int) -> int:
+        """Tokens at a time; their intermediate results have to fit on the chip."""
+        tokens = 512
+        while is_small(self.chip) and tokens * hidden > 512 * 768:
+            tokens //= 2
+        return tokens
 
     def dropout(self, x, words_ref, row: int):
         if not self.rate:

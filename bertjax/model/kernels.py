@@ -22,6 +22,11 @@ def has_kernels(chip: str) -> bool:
     return chip.startswith(CHIPS) or chip == EMULATED
 
 
+def is_small(chip: str) -> bool:
+    """Returns whether a core has 16 MiB of memory on chip instead of 64 or 128."""
+    return chip.startswith("TPU v4")
+
+
 def kernel_call(kernel, *, grid, chip: str, **options):
     """`pl.pallas_call` for a grid whose steps are independent."""
     if not chip.startswith(CHIPS):

@@ -20,7 +20,9 @@ NAMES = [
     "base v5litepod-4",
     "base v5litepod-16",
     "base v6e-8",
+    "large v5litepod-4",
     "large v5litepod-16",
+    "large v6e-8",
     "small:tiny v5litepod-16",  # which a test compiles again
 ]
 
