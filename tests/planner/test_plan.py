@@ -180,8 +180,8 @@ def test_what_is_tried_against_a_lack_of_memory_ends():
 @pytest.mark.tpu_aot
 def test_what_does_not_fit_is_said_with_what_does():
     config = tiny()
-    config.model.update(num_hidden_layers=8, attention="xla")  # stores the scores of all layers
-    config.batch_size = 4096
+    config.model.num_hidden_layers = 8
+    config.batch_size = 2**16
     target = accelerator("v5litepod-1")
     (result,) = plan(config, target)
     assert not result.fits and result.hbm_used_bytes > result.hbm_available_bytes
