@@ -85,8 +85,10 @@ def compiled(name: str, options) -> dict[str, float]:
     mesh = make_mesh(config, chips.devices())
     task = Pretraining(config, mesh, None)
     program = make_program(task, config, mesh)
-    number = [stage.length for stage in stages_of(config)].index(int(length))
-    batch = task.abstract_batch(number, config.batch_size)
+    lengths = [stage.length for stage in stages_of(config)]
+    if int(length) not in lengths:
+        raise SystemExit(f"{name}: experiments/{experiment}.py has stages of lengths {lengths}")
+    batch = task.abstract_batch(lengths.index(int(length)), config.batch_size)
     lowered = program.train_step.lower(program.state, batch, abstract_hyperparameters(mesh))
     cycles = HloModule(lowered.compile().as_text()).cycles_by_operation()
     return {operation: count / chips.generation.clock for operation, count in cycles.items()}
@@ -107,7 +109,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40, help="of the table, the largest")
     options = parser.parse_args()
 
-    seconds = (traced if options.step.startswith(("pretraining:", "finetuning:")) else compiled)(options.step, options)
+    if re.fullmatch(r"(pretraining|finetuning):\w+:\d+x\d+", options.step):
+        seconds = traced(options.step, options)
+    elif re.fullmatch(r"\w+:[\w-]+:\d+", options.step):
+        seconds = compiled(options.step, options)
+    else:
+        parser.error(f"{options.step}: write KIND:MODEL:SEQUENCESxLENGTH, or EXPERIMENT:TOPOLOGY:LENGTH")
     totals: collections.Counter = collections.Counter()
     for operation, each in seconds.items():
         totals[short(operation)] += each
