@@ -50,6 +50,7 @@ class Compute:
 
     dtype: str = "float32"  # of activations; params are float32
     remat: str = "none"  # see `common_config`
+    unroll: bool = False  # see `common_config`; with remat "none" only
     chip: str = ""  # `device_kind` of the devices, for kernels; empty: none
 
 
@@ -104,6 +105,9 @@ def common_config() -> ml_collections.ConfigDict:
     # What the backward pass recomputes to save memory: none | dots (all but matrix products) | full (whole layers);
     # in pre-training also auto (as little as fits).
     config.remat = "none"
+    # Compiles each layer by itself, not one for all, unless it is recomputed. A step is faster, compiling takes longer:
+    # yes | no | auto (yes on CPUs, and in long pre-training on TPUs).
+    config.unroll = "auto"
     config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: the remaining devices
     config.hosts_timeout = 300  # seconds to wait for all hosts of a run to start
 

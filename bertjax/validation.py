@@ -99,6 +99,9 @@ def _validate_common(config) -> None:
     one_of(config, "model.attention", ATTENTION)
     one_of(config, "optimizer.name", OPTIMIZERS)
     one_of(config, "remat", (*REMAT_POLICIES, "auto") if config.task == "pretraining" else REMAT_POLICIES)
+    one_of(config, "unroll", ("auto", "yes", "no"))
+    one = "layers that are recomputed must stay in a scan, or the compiler undoes it: set unroll=auto, or remat=none"
+    require(config.unroll != "yes" or config.remat in ("none", "auto"), "unroll", config.unroll, one)
     one_of(config, "dtype", DTYPES)
     one_of(config, "grad_dtype", DTYPES[1:])
 

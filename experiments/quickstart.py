@@ -23,7 +23,6 @@ def get_config():
     )
     config.stages = named_stages(short=stage(2000, 32, 5), long=stage(1500, 64, 10))
     config.batch_size = 32
-    config.remat = "full"  # on a CPU it is faster to recompute than to carry activations out of the scan
     # Thousands of steps instead of a million: a higher rate, and second moments that forget sooner.
     config.optimizer.update(learning_rate=3e-3, warmup_steps=200, beta2=0.98, bias_correction=True)
     config.log_every_steps = 100

@@ -174,6 +174,7 @@ def test_the_papers_recipe():
         ("mesh.data", 0, "config.mesh.data = 0"),
         ("mesh.fsdp", -1, "only one axis can be -1"),
         ("remat", "some", "config.remat = 'some': choose one of none, dots, full, auto"),
+        ("unroll", "some", "config.unroll = 'some': choose one of auto, yes, no"),
         ("model.attention", "flash", "config.model.attention = 'flash': choose one of auto, xla, fused"),
         ("dtype", "float16", "config.dtype = 'float16'"),
         ("profile", "5:3", "config.profile = '5:3': write START:STOP, such as 20:24"),
@@ -199,3 +200,12 @@ def test_a_misspelt_field_is_an_error():
     config = pretraining_config()
     with pytest.raises((AttributeError, KeyError), match="batch_size"):
         config.batchsize = 3
+
+
+def test_recomputed_layers_cannot_be_unrolled():
+    config = load("base")
+    config.data.records, config.unroll, config.remat = "records", "yes", "dots"
+    with pytest.raises(UserError, match=r"config.unroll = 'yes': layers that are recomputed must stay in a scan"):
+        validate(config)
+    config.remat = "auto"
+    validate(config)

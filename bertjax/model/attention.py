@@ -126,14 +126,14 @@ class SelfAttention(nn.Module):
 
         `x` is `[batch, length, hidden]`, `segments` `[batch, length]`.
         """
-        config, dtype = self.config, self.compute.dtype
+        config, compute, dtype = self.config, self.compute, self.compute.dtype
         hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
         axes = ("embed", None, "heads", "kv")
         project = Dense(config, dtype, (hidden,), (3, heads, size), axes, name="query_key_value")
         rate = config.attention_probs_dropout_prob
-        if fuses(config, self.compute, x.shape[1]):
+        if fuses(config, compute, x.shape[1]):
             kernel, bias = project.kernel.astype(dtype), project.bias.astype(dtype)
-            context = fused_attention(x, kernel, bias, segments, dropout_keys, rate, self.compute.chip)
+            context = fused_attention(x, kernel, bias, segments, dropout_keys, rate, compute.chip, compute.unroll)
         else:
             context = plain_attention(project(x), segments, dropout_keys, rate)
         output = Dense(config, dtype, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")

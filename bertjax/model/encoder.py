@@ -92,7 +92,7 @@ class EncoderLayer(nn.Module):
 
         if has_kernels(self.compute.chip):
             # The backward pass recomputes the activation: on TPUs that is cheaper than to write it and read it again.
-            project = nn.remat(project, prevent_cse=False)
+            project = nn.remat(project, prevent_cse=self.compute.unroll)
         outer = project(output, inner)
         x = LayerNorm(config, self.compute, name="output_norm").of_sum(x, outer, output.bias, keys[2])
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
@@ -100,7 +100,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`num_hidden_layers` layers, scanned: their params are stacked on a leading `layers` axis."""
+    """`num_hidden_layers` layers, a scan that training may unroll: params are stacked on a leading `layers` axis."""
 
     config: BertConfig
     compute: Compute
@@ -118,8 +118,7 @@ class Encoder(nn.Module):
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast, nn.broadcast),
             length=self.config.num_hidden_layers,
-            # On a CPU, a scan's copies for the backward pass take a tenth of a step.
-            unroll=self.config.num_hidden_layers if trains and self.compute.chip == "cpu" else 1,
+            unroll=self.config.num_hidden_layers if self.compute.unroll and trains else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(self.config, self.compute, every_layer, name="layers")
         numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout

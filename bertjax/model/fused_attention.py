@@ -26,10 +26,11 @@ _ROWS = ("batch", None, None)
 _LOG_SUMS = ("batch", "heads", None, "length")
 
 
-def fused_attention(x, kernel, bias, segments, dropout_keys, rate: float, chip: str):
+def fused_attention(x, kernel, bias, segments, dropout_keys, rate: float, chip: str, unroll: bool = False):
     """Projects to queries, keys and values; softmax(Q K^T / sqrt(size)) V within segments, with dropout on the softmax.
 
     The backward pass projects again: on TPUs that takes less time than to store three projections and read them back.
+    In unrolled layers the compiler sees that it has computed them before, and keeps them.
 
     Args:
       x: `[batch, length, hidden]`; length is a multiple of 128, at most `LONGEST`.
@@ -39,12 +40,13 @@ def fused_attention(x, kernel, bias, segments, dropout_keys, rate: float, chip: 
       dropout_keys: `[batch]`; None: no dropout.
       rate: of dropout.
       chip: `device_kind`.
+      unroll: the layers are compiled one by one.
 
     Returns:
       `[batch, length, heads * size]`.
     """
     hidden, _, heads, size = kernel.shape
-    attention = Attention(x.shape[1], size, 0.0 if dropout_keys is None else rate, chip)
+    attention = Attention(x.shape[1], size, 0.0 if dropout_keys is None else rate, chip, unroll)
     kernel, bias = kernel.reshape(hidden, 3, heads * size), bias.reshape(3, heads * size)
     return _attend(x, kernel, bias, segments, words_of(dropout_keys, len(x)), attention)
 
@@ -56,6 +58,7 @@ class Attention(NamedTuple):
     size: int  # of a head
     rate: float
     chip: str
+    unroll: bool = False  # the layers, as `Compute` has it
 
     @property
     def heads(self) -> int:
@@ -178,21 +181,25 @@ def _attend(x, kernel, bias, segments, words, attention: Attention):
     return _attend_forward(x, kernel, bias, segments, words, attention)[0]
 
 
-def _project(x, kernel):
+def _project(x, kernel, bias, unroll: bool):
     """`[batch, length, hidden]` -> `[batch, 3, length, heads * size]`."""
-    return nn.with_logical_constraint(jnp.einsum("ble,enf->bnlf", x, kernel), _PLANES)
+    if unroll:  # after the sum, the transpose costs nothing: the product writes what the kernel reads
+        planes = jnp.moveaxis(jnp.tensordot(x, kernel, 1) + bias, 2, 1)
+    else:  # in a scan its copy stays on chip, and that program is a tenth faster
+        planes = jnp.einsum("ble,enf->bnlf", x, kernel) + bias[:, None, :]
+    return nn.with_logical_constraint(planes, _PLANES)
 
 
 def _attend_forward(x, kernel, bias, segments, words, attention: Attention):
-    planes = _project(x, kernel) + bias[:, None, :]
+    planes = _project(x, kernel, bias, attention.unroll)
     context, log_sums = attention_forward(planes, segments, words, attention)
     return context, (x, kernel, bias, segments, words, context, log_sums)
 
 
 def _attend_backward(attention: Attention, saved, of_context):
     x, kernel, bias, *others = saved
-    product, of_product = jax.vjp(_project, x, kernel)
-    of_planes, of_bias = attention_backward(product + bias[:, None, :], *others, of_context, attention)
+    planes, of_product = jax.vjp(lambda x, kernel: _project(x, kernel, bias, attention.unroll), x, kernel)
+    of_planes, of_bias = attention_backward(planes, *others, of_context, attention)
     return *of_product(of_planes), of_bias.sum(0).astype(bias.dtype), None, None
 
 

@@ -18,7 +18,7 @@ from bertjax.planner.kernels import kernel_seconds
 from bertjax.sharding.mesh import make_mesh, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import GIB, Accelerator, available_cores
-from bertjax.tasks.pretraining import Pretraining, remat_candidates
+from bertjax.tasks.pretraining import Pretraining, ways_to_compute
 from bertjax.training.step import abstract_hyperparameters, make_program
 from bertjax.validation import REMAT_POLICIES
 
@@ -53,6 +53,7 @@ class StagePlan:
     peak_flops: float  # of all chips
     collectives: list[hlo.Collective]
     remat: str
+    unroll: bool
     compile_seconds: float
     out_of_memory: str = ""  # the compiler's message; empty if it compiled
 
@@ -76,14 +77,16 @@ def plan(config, accelerator: Accelerator, stages: list[int] | None = None) -> l
     """Compiles the train and evaluation steps of all stages, or of `stages`. Raises `UserError` if the config does not
     suit the accelerator; running out of memory is a result, not an error.
 
-    With `remat` "auto", returns the plan of the first policy with which all stages fit, or else of the last one.
+    With `remat` or `unroll` "auto", returns the plan of the first way with which all stages fit, or else of the last.
     """
-    if config.remat == "auto":
-        for changed in remat_candidates(config, "tpu", accelerator.generation.kind):
-            results = plan(changed, accelerator, stages)
-            if all(result.fits for result in results):
-                break
-        return results
+    for way in ways_to_compute(config, "tpu", accelerator.generation.kind):
+        results = _plan(way, accelerator, stages)
+        if all(result.fits for result in results):
+            break
+    return results
+
+
+def _plan(config, accelerator: Accelerator, stages: list[int] | None) -> list[StagePlan]:
     stages = list(range(len(stages_of(config)))) if stages is None else stages
     builder = _Builder(config, accelerator)
     # XLA releases the GIL while it compiles, and uses mostly one core.
@@ -109,6 +112,8 @@ def settings_that_fit(config, accelerator: Accelerator, stages: list[int]) -> It
 
 
 def _candidates(config, accelerator: Accelerator) -> Iterator[dict]:
+    if config.unroll == "yes":
+        yield {"unroll": "no"}
     weaker = REMAT_POLICIES if config.remat == "auto" else (config.remat,)  # that have been tried
     stronger = REMAT_POLICIES[REMAT_POLICIES.index(weaker[-1]) + 1 :]
     yield from ({"remat": remat} for remat in stronger)
@@ -210,6 +215,7 @@ class _Builder:
             peak_flops=generation.peak_flops * self._accelerator.chips,
             collectives=collectives,
             remat=config.remat,
+            unroll=self._task.model.compute.unroll,
             compile_seconds=0.0 if failed else train.seconds + evaluation.seconds,
             out_of_memory=str(failed) if failed else "",
         )

@@ -21,7 +21,6 @@ def get_config():
     config.data.update(dupe_factor=1, heldout_fraction=0.02)
     config.stages = named_stages(short=stage(2000, 64, 10), long=stage(300, 128, 20))
     config.batch_size = 32
-    config.remat = "full"
     config.optimizer.update(learning_rate=1e-3, warmup_steps=200, beta2=0.98, bias_correction=True)
     config.eval.update(every_steps=500, max_sequences=2048)
     config.checkpoint.every_steps = 500

@@ -3,7 +3,7 @@
 On this machine, from a trace of a few steps; operations that run at the same time share it:
   python -m experiments.benchmarks.operations finetuning:minilm:32x64
 On a TPU, by the compiler's estimates, without the kernels (which `bertjax.compile` counts):
-  python -m experiments.benchmarks.operations base:v5litepod-4:128 --config=remat=none
+  python -m experiments.benchmarks.operations base:v5litepod-4:128
 
 Needs:    no TensorFlow; libtpu for a TPU's
 Hardware: CPU
@@ -74,7 +74,7 @@ def compiled(name: str, options) -> dict[str, float]:
     from bertjax.planner.hlo import HloModule
     from bertjax.sharding.mesh import make_mesh
     from bertjax.sharding.topology import accelerator
-    from bertjax.tasks.pretraining import Pretraining
+    from bertjax.tasks.pretraining import Pretraining, ways_to_compute
     from bertjax.training.step import abstract_hyperparameters, make_program
 
     jax.config.update("jax_platforms", "cpu")
@@ -82,6 +82,7 @@ def compiled(name: str, options) -> dict[str, float]:
     config = importlib.import_module(f"experiments.{experiment}").get_config()
     config.update_from_flattened_dict(dict(field.split("=", 1) for field in options.config))
     chips = accelerator(topology)
+    config = next(ways_to_compute(config, "tpu", chips.generation.kind))  # the fastest, whether it fits or not
     mesh = make_mesh(config, chips.devices())
     task = Pretraining(config, mesh, None)
     program = make_program(task, config, mesh)

@@ -51,6 +51,7 @@ def row(name: str, p) -> dict:
         "hbm_available_mib": p.hbm_available_bytes >> 20,
         "fits": p.fits,
         "remat": p.remat,
+        "unroll": p.unroll,
         "gflops_per_step": p.flops_per_step // 10**9,
         "estimated_step_microseconds": p.fits and round(1e6 * p.estimated_step_seconds),
     }
@@ -60,7 +61,7 @@ def fingerprint(name: str) -> str:
     """Of what the programs of a row are made from: another one, and the row has to be measured again."""
     config = json.loads(load(name).to_json())
     config["stages"] = sorted(config["stages"].values(), key=lambda stage: stage["length"])
-    fields = ("batch_size", "microbatches", "stages", "model", "dtype", "grad_dtype", "remat", "mesh")
+    fields = ("batch_size", "microbatches", "stages", "model", "dtype", "grad_dtype", "remat", "unroll", "mesh")
     used = [*(config[field] for field in fields), config["optimizer"]["name"]]
     return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:8]
 

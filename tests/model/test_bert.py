@@ -196,6 +196,23 @@ def test_recomputation_changes_no_gradient(tiny):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain, recomputed)
 
 
+def test_recomputation_saves_memory():
+    config = dataclasses.replace(TINY, num_hidden_layers=4)
+    ids = jax.ShapeDtypeStruct((8, 64), np.int32)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 8))
+
+    def temporaries(remat):
+        model = BertModel(config, Compute(remat=remat))
+
+        def loss(params, ids, keys):
+            return model.apply({"params": params}, ids, ids, ids, dropout_keys=keys)[0].sum()
+
+        params = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), *[np.ones((1, 8), int)] * 3)["params"]))
+        return jax.jit(jax.grad(loss)).lower(params, ids, keys).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries("full") < 0.7 * temporaries("none")
+
+
 def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
     """And of nothing else: neither of the rows beside it, nor of how many there are."""
     model, params = tiny
@@ -305,13 +322,12 @@ def test_gelu_is_exact_in_the_tails(dtype, absolute, relative):
     np.testing.assert_allclose(np.float32(ACTIVATIONS["gelu"](x)), expected, atol=absolute, rtol=relative)
 
 
-def test_layers_that_are_unrolled_for_cpus_compute_the_same(tiny):
-    """Training on CPUs unrolls the scan over layers; elsewhere it stays a loop."""
+def test_unrolled_layers_compute_the_same(tiny):
     _, params = tiny
     keys = row_keys(jax.random.key(3), jnp.arange(3))
 
-    def lowered(chip):
-        model = BertForPreTraining(TINY, Compute(chip=chip))
+    def lowered(unroll):
+        model = BertForPreTraining(TINY, Compute(unroll=unroll))
 
         def loss(params):
             words, pairs = model.apply({"params": params}, *inputs(), np.array([[2], [3], [4]]), keys)
@@ -319,7 +335,7 @@ def test_layers_that_are_unrolled_for_cpus_compute_the_same(tiny):
 
         return jax.jit(jax.value_and_grad(loss)).lower(params)
 
-    looped, unrolled = lowered(""), lowered("cpu")
+    looped, unrolled = lowered(False), lowered(True)
     assert "dynamic_update_slice" in looped.as_text() and "dynamic_update_slice" not in unrolled.as_text()
     before, after = (program.compile()(params) for program in (looped, unrolled))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), before, after)

@@ -93,6 +93,7 @@ def with_gradients(attend, rows, length, heads, size, rate, dtype):
         (plain, 2, 256, 2, 64, RATE, "bfloat16", 2e-2),  # two to three roundings of 2**-8
         (fused, 3, 128, 4, 64, RATE, "float32", 5e-6),
         (fused, 2, 384, 2, 64, RATE, "float32", 5e-6),
+        (functools.partial(fused, unroll=True), 2, 128, 2, 64, RATE, "float32", 5e-6),
         (fused, 2, 1024, 2, 64, RATE, "float32", 5e-6),
         (fused, 9, 128, 4, 32, 0.0, "float32", 5e-6),
         (fused, 2, 256, 2, 64, RATE, "bfloat16", 2e-2),

@@ -244,7 +244,7 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
     assert [row["stage"] for row in rows] == [0, 1]
     for row in rows:
         assert row.keys() == {
-            "stage", "chips", "batch_size", "length", "remat", "hbm_used_bytes", "hbm_available_bytes",
+            "stage", "chips", "batch_size", "length", "remat", "unroll", "hbm_used_bytes", "hbm_available_bytes",
             "flops_per_step", "estimated_step_seconds", "estimated_mfu", "collectives",
         }  # fmt: skip
         assert row["chips"] == 4 and row["batch_size"] == 8

@@ -119,14 +119,16 @@ def test_batches_are_split_by_rows():
 
 
 def test_what_computes_depends_on_the_chip():
-    def compute(platform, chip, attention="auto", dtype="auto"):
+    def compute(platform, chip, attention="auto", dtype="auto", remat="none", unroll="auto"):
         config = config_with()
-        config.dtype, config.model.attention = dtype, attention
+        config.dtype, config.model.attention, config.remat, config.unroll = dtype, attention, remat, unroll
         device = types.SimpleNamespace(platform=platform, device_kind=chip)
         return compute_on(types.SimpleNamespace(devices=np.array([device])), config)
 
-    assert compute("cpu", "cpu") == Compute("float32", "none", "cpu")
-    assert compute("tpu", "TPU v4") == Compute("bfloat16", "none", "TPU v4")
+    assert compute("cpu", "cpu") == Compute("float32", "none", True, "cpu")
+    assert compute("tpu", "TPU v4") == Compute("bfloat16", "none", False, "TPU v4")
+    assert not compute("cpu", "cpu", remat="full").unroll  # it would save less memory
+    assert compute("tpu", "TPU v4", unroll="yes").unroll and not compute("cpu", "cpu", unroll="no").unroll
     assert compute("gpu", "NVIDIA H100", dtype="float32").dtype == "float32"
     with pytest.raises(UserError, match=r"config.model.attention = 'fused': the kernel is for TPUs; leave it at auto"):
         compute("gpu", "NVIDIA H100", attention="fused")

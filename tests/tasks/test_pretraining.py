@@ -214,13 +214,28 @@ def test_remat_auto_takes_the_first_policy_that_fits(records_folder, monkeypatch
     config = tiny_config(records=records_folder)
     config.remat = "auto"
     mesh = one_device_mesh(config)
-    assert pretraining.choose_remat(config, mesh, platform="cpu").remat == "none"
+    assert pretraining.fastest_that_fits(config, mesh, platform="cpu").remat == "none"
     fitting = iter([False, True])
     monkeypatch.setattr(pretraining, "fits_in_memory", lambda lowered, device: next(fitting))
-    assert pretraining.choose_remat(config, mesh, platform="gpu").remat == "dots"
+    assert pretraining.fastest_that_fits(config, mesh, platform="gpu").remat == "dots"
     fitting = iter([False, False])  # nothing is left to try after the last
-    assert pretraining.choose_remat(config, mesh, platform="gpu").remat == "full"
+    assert pretraining.fastest_that_fits(config, mesh, platform="gpu").remat == "full"
     assert config.remat == "auto"
+
+
+def test_long_runs_on_tpus_unroll_their_layers_if_that_fits():
+    def ways(platform, chip, steps=1_000_000, **fields):
+        config = tiny_config()
+        config.stages.short.steps = steps
+        config.update(fields)
+        return [(way.remat, way.unroll) for way in pretraining.ways_to_compute(config, platform, chip)]
+
+    assert ways("tpu", "TPU v4") == [("none", "yes"), ("none", "auto")]
+    assert ways("tpu", "TPU v4", remat="auto")[:3] == [("none", "yes"), ("none", "auto"), ("dots", "auto")]
+    assert ways("tpu", "TPU v4", remat="auto", unroll="no") == [("none", "no"), ("dots", "no"), ("full", "no")]
+    assert ways("tpu", "TPU v4", remat="full") == [("full", "auto")]
+    assert ways("tpu", "TPU v4", steps=1000) == ways("gpu", "NVIDIA H100") == ways("cpu", "cpu") == [("none", "auto")]
+    assert ways("tpu", "TPU v3", remat="auto") == [("full", "auto")]  # has no kernels
 
 
 def test_a_program_fits_if_it_leaves_the_devices_memory_in_bounds():
