@@ -169,3 +169,26 @@ print(len(jax.devices()), [pages() for _ in range(4)][-1])
     assert devices == fsdp
     if platform.libc_ver()[0] == "glibc":
         assert pages < 100  # of 25,600 small ones
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
+def test_on_cpus_a_step_takes_no_memory_before_its_turn():
+    """In a process of its own. Each call needs 16 MB; the next ones are dispatched before the first has finished."""
+    program = """
+import pathlib, re
+import jax, jax.numpy as jnp
+from bertjax.config import pretraining_config
+from bertjax.sharding.mesh import use_cpu_cores
+
+use_cpu_cores(pretraining_config())
+step = jax.jit(lambda x: jnp.sort(jnp.outer(x[:1024], x), axis=1).mean(0))
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+step(jnp.ones(4096)).block_until_ready()
+first = peak()
+jax.block_until_ready([step(jnp.full(4096, float(n))) for n in range(4)])
+print(peak() - first)
+"""
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    out = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert int(out.stdout) < 32 << 10  # KiB; 62 MiB with asynchronous dispatch
