@@ -23,6 +23,7 @@ setuptools.setup(
         "absl-py>=2.1",
         "etils[epath]>=1.12",
         "flax>=0.12",
+        "google-crc32c>=1.6",
         "importlib_resources",  # tensorflow-datasets needs it to prepare a data set, and does not say so
         "jax>=0.10",
         "ml-collections>=1.1",

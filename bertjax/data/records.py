@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
+from bertjax.data.serialization import tfrecords
 from bertjax.files import write_whole
 
 MANIFEST = "manifest.json"
@@ -39,22 +40,14 @@ class RecordSet:
         return sum(self.counts)
 
 
-def write_records(path: epath.PathLike, examples: Iterable[dict[str, np.ndarray]]) -> None:
-    """Writes one TFRecord file; each example maps the names of `features` to arrays."""
-    from bertjax.data.tf import tf
-
-    partial = f"{path}.partial"
-    with tf.io.TFRecordWriter(partial) as writer:
-        for example in examples:
-            message = tf.train.Example()
-            for name, values in example.items():
-                feature = message.features.feature[name]
-                if values.dtype.kind == "f":
-                    feature.float_list.value.extend(values.tolist())
-                else:
-                    feature.int64_list.value.extend(values.tolist())
-            writer.write(message.SerializeToString(deterministic=True))
-    tf.io.gfile.rename(partial, str(path), overwrite=True)
+def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray]]) -> None:
+    """Writes one TFRecord file; each block maps the names of `features` to arrays `[records, size]`."""
+    path = epath.Path(path)
+    partial = path.parent / f"{path.name}.partial"
+    with partial.open("wb") as file:
+        for block in blocks:
+            file.write(tfrecords(block))
+    partial.replace(path)
 
 
 def set_folder(length: int) -> str:

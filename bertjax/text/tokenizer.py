@@ -4,6 +4,7 @@ import abc
 import collections
 import hashlib
 import io
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from bertjax.files import write_whole
 # thousands of characters to reach the same coverage as SentencePiece.
 MAX_ALPHABET, COVERAGE = 1000, 0.9995
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
+MAX_KNOWN_WORDS = 1_000_000  # that a tokenizer remembers, some 150 MB
 # BERT's normalizer makes each of these a separate word.
 IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -73,6 +75,12 @@ class Tokenizer(abc.ABC):
     def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes many texts to ids without offsets; faster than `encode`."""
 
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of all texts, one after the other, and how many each text has: `[ids]`, `[texts]`."""
+        encoded = self.encode_ids(texts)
+        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        return np.fromiter(itertools.chain.from_iterable(encoded), np.int32, sizes.sum()), sizes
+
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -104,6 +112,7 @@ class WordPiece(Tokenizer):
         super().__init__(pieces, path)
         self.lowercase = lowercase
         self._tokenizer = _new_wordpiece(lowercase, {piece: i for i, piece in enumerate(self.pieces)})
+        self._forget()
 
     @classmethod
     def load(cls, path: epath.PathLike, lowercase: bool) -> "WordPiece":
@@ -149,6 +158,28 @@ class WordPiece(Tokenizer):
 
     def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
         return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Encodes each word once, and remembers it: no piece reaches across a space."""
+        if len(self._known) > MAX_KNOWN_WORDS:
+            self._forget()
+        words = [text.split(" ") for text in texts]
+        known, number = len(self._known), self._known  # of each word
+        codes = np.array([number.setdefault(word, len(number)) for text in words for word in text], np.int64)
+        ids, sizes = super().encode_flat(list(itertools.islice(number, known, None)))
+        self._known_ids = np.concatenate([self._known_ids, ids])
+        self._known_sizes = np.concatenate([self._known_sizes, sizes])
+
+        of_words = self._known_sizes[codes]
+        ends = np.cumsum(of_words)
+        begins = (np.cumsum(self._known_sizes) - self._known_sizes)[codes]
+        source = np.repeat(begins - (ends - of_words), of_words) + np.arange(of_words.sum())
+        last = np.cumsum([len(text) for text in words], dtype=np.int64) - 1
+        return self._known_ids[source], np.diff(ends[last], prepend=0)
+
+    def _forget(self) -> None:
+        self._known: dict[str, int] = {}
+        self._known_ids, self._known_sizes = np.empty(0, np.int32), np.empty(0, np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)

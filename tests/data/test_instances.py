@@ -1,9 +1,12 @@
 """The rules of next-sentence pairs."""
 
+import random
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
-from bertjax.data.instances import make_pairs
+from bertjax.data.instances import as_tokens, make_pairs
 
 
 def documents(number=6, sentences=30, seed=0):
@@ -20,8 +23,36 @@ def documents(number=6, sentences=30, seed=0):
     return result
 
 
+class Segments(NamedTuple):
+    first: list[int]
+    second: list[int]
+    is_random_next: bool
+
+
+def joined(docs):
+    """Documents as lists of sentences as lists of tokens -> `Tokens`."""
+    sentences = [sentence for document in docs for sentence in document]
+    ids = np.array([token for sentence in sentences for token in sentence])
+    return as_tokens(ids, np.array([len(sentence) for sentence in sentences]), [len(document) for document in docs])
+
+
 def pairs(docs, index, seed, length=64, short_seq_prob=0.0):
-    return list(make_pairs(docs, index, np.random.default_rng(seed), length=length, short_seq_prob=short_seq_prob))
+    tokens, rng = joined(docs), random.Random(seed)
+    return [
+        Segments(
+            tokens.ids[p.first_start : p.first_start + p.first_size].tolist(),
+            tokens.ids[p.second_start : p.second_start + p.second_size].tolist(),
+            p.is_random_next,
+        )
+        for p in make_pairs(tokens, index, rng, length=length, short_seq_prob=short_seq_prob)
+    ]
+
+
+def test_sentences_without_tokens_and_documents_without_sentences_are_left_out():
+    tokens = joined([[[1, 2], [], [3]], [[], []], [], [[4, 5, 6]]])
+    assert tokens.ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert tokens.starts == [0, 2, 3, 6] and tokens.documents == [0, 2, 3]
+    assert joined([]).documents == [0]
 
 
 def test_pairs_fit_and_each_segment_has_a_token():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, named_stages, stage
-from bertjax.data import preparation, records
+from bertjax.data import blocks, preparation, records
 from bertjax.data.corpus import is_heldout, read_documents
 from bertjax.data.pipeline import heldout_batches
 from bertjax.text import tokenizer
@@ -41,9 +41,9 @@ def everything(folder, length, predictions, split):
 
 def test_the_same_bytes_for_any_number_of_workers(corpus_file, records_folder, tmp_path, monkeypatch):
     """In one process, and with two others and many small blocks, so that they really take turns."""
-    monkeypatch.setattr(preparation, "BLOCK_CHARACTERS", 3000)
-    blocks = list(preparation._blocks(tiny_config(corpus_file)))
-    assert len(blocks) > 2 and min(len(b.documents) for b in blocks) >= min(16, len(blocks[-1].documents))
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
+    sizes = [len(block.documents) for block in blocks.read_blocks(tiny_config(corpus_file))]
+    assert len(sizes) > 2 and min(sizes) >= min(16, sizes[-1])
     with preparing_in_process():
         preparation.prepare(tiny_config(corpus_file), tmp_path / "alone")
     preparation.prepare(tiny_config(corpus_file), tmp_path / "two", workers=2)
@@ -60,7 +60,7 @@ def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file,
     heldout, rows = [], []
     for seed in (0, 5):
         config.data.update(seed=seed, heldout_fraction=0.15)
-        heldout.append([block.documents for block in preparation._blocks(config) if block.split == "heldout"])
+        heldout.append([block.documents for block in blocks.read_blocks(config) if block.split == "heldout"])
         config.data.heldout_fraction = 0.0  # the same documents: what differs are pairs and masks
         preparation.prepare(config, tmp_path / f"data{seed}")
         rows.append(sorted(map(tuple, everything(tmp_path / f"data{seed}", 32, 5, "train")["input_ids"])))
@@ -176,9 +176,9 @@ def test_documents_are_read_as_they_are_needed(monkeypatch):
     endless = (f"document {i} has a line of its own." for i in itertools.count())
     from bertjax.text.documents import Document
 
-    monkeypatch.setattr(preparation.corpus, "read_documents", lambda _: (Document("x", [t]) for t in endless))
-    monkeypatch.setattr(preparation, "BLOCK_CHARACTERS", 1000)
-    first = list(itertools.islice(preparation._blocks(tiny_config("unused")), 3))
+    monkeypatch.setattr(blocks.corpus, "read_documents", lambda _: (Document("x", [t]) for t in endless))
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 1000)
+    first = list(itertools.islice(blocks.read_blocks(tiny_config("unused")), 3))
     assert [block.number for block in first] == [0, 1, 2]
 
 
@@ -269,13 +269,13 @@ def test_ctrl_c_is_the_parents_to_answer(tmp_path):
 
 def test_two_big_documents_make_a_block(monkeypatch):
     """Sixteen of them would not fit into memory."""
-    monkeypatch.setattr(preparation, "BLOCK_CHARACTERS", 100)
-    monkeypatch.setattr(preparation, "BIG_BLOCK_CHARACTERS", 1000)
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 100)
+    monkeypatch.setattr(blocks, "BIG_BLOCK_CHARACTERS", 1000)
     documents = [Document(str(i), [str(i) * size]) for i, size in enumerate([600] * 6 + [20] * 40)]
-    monkeypatch.setattr(preparation.corpus, "read_documents", lambda _: iter(documents))
+    monkeypatch.setattr(blocks.corpus, "read_documents", lambda _: iter(documents))
     config = tiny_config("x")
     config.data.heldout_fraction = 0.0
-    sizes = [len(block.documents) for block in preparation._blocks(config)]
+    sizes = [len(block.documents) for block in blocks.read_blocks(config)]
     assert sizes[:3] == [2, 2, 2] and sum(sizes) == 46 and min(sizes[3:]) >= 16
 
 

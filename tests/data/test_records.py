@@ -42,8 +42,8 @@ def write_google_files(folder, files=3, rows=5):
 
 
 def test_our_records_are_what_google_reads(tmp_path):
-    examples = [{name: np.array(x, np.float32 if isinstance(x[0], float) else np.int64) for name, x in GOOGLE.items()}]
-    records.write_records(tmp_path / "a.tfrecord", examples)
+    block = {name: np.array([x], np.float32 if isinstance(x[0], float) else np.int64) for name, x in GOOGLE.items()}
+    records.write_records(tmp_path / "a.tfrecord", [block])
     (raw,) = tf.data.TFRecordDataset(str(tmp_path / "a.tfrecord")).as_numpy_iterator()
     assert tf.train.Example.FromString(raw) == tf.train.Example.FromString(google_example())
     # run_pretraining.input_fn_builder's features.
@@ -58,6 +58,30 @@ def test_our_records_are_what_google_reads(tmp_path):
     }
     parsed = tf.io.parse_single_example(raw, spec)
     assert {name: x.numpy().tolist() for name, x in parsed.items()} == GOOGLE
+
+
+def test_the_bytes_are_those_of_tensorflows_writer(tmp_path):
+    """Numbers of one to five bytes, in messages whose lengths take one byte and more."""
+    rng = np.random.default_rng(0)
+    block = {
+        "small": rng.integers(0, 2, (50, 3)),
+        "ids": (2.0 ** rng.uniform(0, 31, (50, 200))).astype(np.int64),
+        "zero": np.zeros((50, 1), np.int32),
+        "weights": rng.random((50, 40), np.float32),
+        "a_name_that_is_long_" + "x" * 150: rng.integers(0, 127, (50, 1)),
+    }
+    parts = [{name: values[rows] for name, values in block.items()} for rows in (slice(20), slice(20, None))]
+    records.write_records(tmp_path / "ours", parts)
+    with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
+        for row in range(50):
+            message = tf.train.Example()
+            for name, values in block.items():
+                feature = message.features.feature[name]
+                numbers = feature.float_list if values.dtype == np.float32 else feature.int64_list
+                numbers.value.extend(values[row].tolist())
+            writer.write(message.SerializeToString(deterministic=True))
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
 
 
 def test_googles_records_are_what_we_read(tmp_path):

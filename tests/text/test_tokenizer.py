@@ -79,6 +79,25 @@ def test_wordpiece_follows_googles_rules(text, lowercase):
     assert pieces.encode_ids([text])[0] == pieces.encode(text).ids
 
 
+@pytest.mark.parametrize("remembered", [3, 1_000_000])
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_many_texts_are_encoded_as_each_of_them(kind, remembered, monkeypatch):
+    """With characters that normalization removes, splits at, or changes; again with the words already known."""
+    monkeypatch.setattr(tokenizer, "MAX_KNOWN_WORDS", remembered)
+    learnt = tokenizer.learn(kind, lambda: make_corpus(60).split("\n"), SIZE[kind])
+    rng = np.random.default_rng(0)
+    letters = list(
+        "abcdehort      .,-Σ\u00c4\u00e9\u0301\u0327\t\x00\x85\xa0\u200b\u2028\u3000\u4e00\uac00\ufb01\ufffd\U0001f600"
+    )
+    texts = [*HARD, "", " ", *("".join(rng.choice(letters, rng.integers(40))) for _ in range(500))]
+    expected = learnt.encode_ids(texts)
+    for _ in range(2):
+        ids, sizes = learnt.encode_flat(texts)
+        assert sizes.tolist() == [len(each) for each in expected]
+        assert ids.tolist() == [i for each in expected for i in each]
+    assert learnt.encode_flat([])[0].size == 0
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_offsets_point_at_the_characters_of_each_piece(kind):
     learnt = tokenizer.learn(kind, lambda: make_corpus(60).split("\n"), SIZE[kind])
