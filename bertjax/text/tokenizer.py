@@ -166,7 +166,7 @@ class WordPiece(Tokenizer):
         words = [text.split(" ") for text in texts]
         known, number = len(self._known), self._known  # of each word
         codes = np.array([number.setdefault(word, len(number)) for text in words for word in text], np.int64)
-        ids, sizes = super().encode_flat(list(itertools.islice(number, known, None)))
+        ids, sizes = self._encode_words(list(itertools.islice(number, known, None)))
         self._known_ids = np.concatenate([self._known_ids, ids])
         self._known_sizes = np.concatenate([self._known_sizes, sizes])
 
@@ -176,6 +176,18 @@ class WordPiece(Tokenizer):
         source = np.repeat(begins - (ends - of_words), of_words) + np.arange(of_words.sum())
         last = np.cumsum([len(text) for text in words], dtype=np.int64) - 1
         return self._known_ids[source], np.diff(ends[last], prepend=0)
+
+    def _encode_words(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Encodes words that have no spaces, some hundreds as one text: half the time of one by one."""
+        ids, sizes = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+        texts = [words[first : first + 256] for first in range(0, len(words), 256)]
+        encodings = self._tokenizer.encode_batch([" ".join(text) for text in texts], add_special_tokens=False)
+        for text, encoding in zip(texts, encodings):
+            begins = np.cumsum([0, *(len(word) + 1 for word in text)])[:-1]
+            places = np.array([start for start, _ in encoding.offsets], np.int64)
+            ids.append(np.array(encoding.ids, np.int32))
+            sizes.append(np.bincount(np.searchsorted(begins, places, "right") - 1, minlength=len(text)))
+        return np.concatenate(ids), np.concatenate(sizes)
 
     def _forget(self) -> None:
         self._known: dict[str, int] = {}
