@@ -274,6 +274,8 @@ def fastest_that_fits(config, mesh: Mesh, platform: str):
     for way in others:
         if platform == "cpu":
             return way
+        if jax.process_index() == 0:  # it can take minutes
+            print(f"compiling with remat={way.remat} unroll={way.unroll}", flush=True)
         task = Pretraining(way, mesh, None)
         program = make_program(task, way, mesh)
         batch = task.abstract_batch(len(stages_of(config)) - 1, config.batch_size)
