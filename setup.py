@@ -30,6 +30,7 @@ setuptools.setup(
         "numpy>=2.0",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.32",
+        "pyarrow>=17",
         "safetensors>=0.6",
         "scipy",
         "sentencepiece>=0.2.3",

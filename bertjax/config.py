@@ -147,6 +147,7 @@ def pretraining_config() -> ml_collections.ConfigDict:
             corpus=config_dict.placeholder(object),  # file, folder, glob, gs://..., tfds:NAME, pydoc, or a list
             records="",  # folder of TFRecords; empty: prepare them from data.corpus in the workdir
             seed=0,  # for the records: held-out documents, pairs, masks; config.seed is for training
+            text_column="text",  # of .parquet and .jsonl files and TensorFlow Datasets
             language="en",  # of the corpus, for the sentence splitter: an ISO 639-1 code
             split_sentences=True,  # False: each line of the corpus is one sentence
             heldout_fraction=0.005,  # of the documents; excluded from training and from the learnt vocabulary

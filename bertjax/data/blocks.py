@@ -58,7 +58,7 @@ def read_blocks(config) -> Iterator[Block]:
     growing = {split: [] for split in SPLITS}
     sizes = dict.fromkeys(SPLITS, 0)
     number = 0
-    for document in corpus.read_documents(corpus_sources(config)):
+    for document in corpus.read_documents(corpus_sources(config), config.data.text_column):
         split = SPLITS[corpus.is_heldout(document, config.data.heldout_fraction, config.data.seed)]
         growing[split].append(document)
         sizes[split] += sum(map(len, document.lines))

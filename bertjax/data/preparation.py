@@ -20,7 +20,7 @@ from bertjax.data.workers import worker_pool
 
 RECIPE_FIELDS = (
     "seed", "language", "split_sentences", "heldout_fraction", "dupe_factor", "masked_lm_prob", "short_seq_prob",
-    "do_whole_word_mask",
+    "do_whole_word_mask", "text_column",
 )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def write_manifest(folder: epath.PathLike, manifest: dict) -> None:
 
 def check_recipe(manifest: dict, recipe: dict, folder: epath.PathLike) -> None:
     """Raises `UserError` if the records were prepared with another recipe; names the flags that match them."""
-    prepared = manifest["recipe"]
+    prepared = {"text_column": "text", **manifest["recipe"]}  # older manifests do not have it
     if wrong := {name: prepared.get(name) for name, value in recipe.items() if prepared.get(name) != value}:
         name, made_with = next(iter(wrong.items()))
         flags = " ".join(

@@ -32,7 +32,7 @@ def learn_tokenizer(config) -> tokenizer.Tokenizer:
     """Learns a vocabulary of `model.vocab_size` pieces from the documents that are not held out."""
 
     def texts() -> Iterator[str]:
-        for document in corpus.read_documents(corpus_sources(config)):
+        for document in corpus.read_documents(corpus_sources(config), config.data.text_column):
             if not corpus.is_heldout(document, config.data.heldout_fraction, config.data.seed):
                 yield from sentences.split(document, config.data.language, config.data.split_sentences)
 

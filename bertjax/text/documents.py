@@ -1,4 +1,4 @@
-"""Reads documents from .txt and .jsonl files, plain or compressed, given as files, folders or globs, also on gs://."""
+"""Reads documents from .txt, .jsonl and .parquet files, given as files, folders or globs, also on gs://."""
 
 import dataclasses
 import glob
@@ -18,9 +18,10 @@ COMPRESSIONS = {
     ".xz": lambda file: lzma.open(file),
     ".zst": lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True),
 }
-SUFFIXES = (".txt", ".jsonl")
+SUFFIXES = (".txt", ".jsonl", ".parquet")
 MAX_DOCUMENT_CHARACTERS = 20_000_000  # workers hold whole documents; the longest books have a quarter of that
-READABLE = "supported are .txt and .jsonl, plain or as .gz, .xz, .zst"
+READABLE = "supported are .txt and .jsonl, plain or as .gz, .xz, .zst, and .parquet"
+PARQUET_ROWS = 1024  # that are read at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +32,20 @@ class Document:
     lines: list[str]
 
 
-def read_documents(source: str) -> Iterator[Document]:
+def read_documents(source: str, text_column: str = "text") -> Iterator[Document]:
     """Yields the documents of a file, a folder (recursively) or a glob, in the order of the sorted paths.
 
-    Raises `UserError` with file and line if text cannot be read, and if there are no documents.
+    `text_column` is the field of .jsonl and the column of .parquet files that has the text. Raises `UserError` with
+    file and line if text cannot be read, and if there are no documents.
     """
     found = False
     for path in find_files(source):
-        read = _read_jsonl if _suffixes(path)[0] == ".jsonl" else _read_txt
-        for document in read(path):
+        kind = _suffixes(path)[0]
+        if kind == ".txt":
+            read = _read_txt(path)
+        else:
+            read = (_read_jsonl if kind == ".jsonl" else _read_parquet)(path, text_column)
+        for document in read:
             found = True
             yield document
     if not found:
@@ -148,20 +154,46 @@ def _read_txt(path: epath.Path) -> Iterator[Document]:
         yield Document(f"{path}:{start}", lines)
 
 
-def _read_jsonl(path: epath.Path) -> Iterator[Document]:
-    """Yields the field `text` of the object in each line as a document."""
+def _read_jsonl(path: epath.Path, field: str) -> Iterator[Document]:
+    """Yields a field of the object in each line as a document."""
     for number, line in _read_lines(path):
         if not line.strip():
             continue
         try:
-            text = json.loads(line)["text"]
+            text = json.loads(line)[field]
             text.encode()  # "\\ud800" is valid JSON, but not a character
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             text = None
         if not isinstance(text, str):
-            raise UserError(f'{path}:{number}: not a JSON object with a string "text": {line[:60]!r}')
+            raise UserError(f'{path}:{number}: not a JSON object with a string "{field}": {line[:60]!r}')
         if lines := text_lines(text):
             yield Document(f"{path}:{number}", lines)
+
+
+def _read_parquet(path: epath.Path, column: str) -> Iterator[Document]:
+    """Yields the texts of a column as documents, a few row groups at a time; leaves out empty ones."""
+    import pyarrow
+    from pyarrow import parquet
+
+    row = 0
+    try:
+        with path.open("rb") as raw:
+            file = parquet.ParquetFile(raw, page_checksum_verification=True)
+            types = {field.name: field.type for field in file.schema_arrow}
+            if column not in types:
+                raise UserError(
+                    f"config.data.text_column = {column!r}: {path} has no such column; it has {', '.join(types)}"
+                )
+            if not (pyarrow.types.is_string(types[column]) or pyarrow.types.is_large_string(types[column])):
+                raise UserError(f"config.data.text_column = {column!r}: {path} has {types[column]} there, not text")
+            for batch in file.iter_batches(PARQUET_ROWS, columns=[column], use_threads=False):
+                for text in batch.column(0).to_pylist():
+                    row += 1
+                    if lines := text_lines(text or ""):
+                        yield Document(f"{path}:{row}", lines)
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"{path}: cannot be read as Parquet after row {row} ({reason})") from None
 
 
 def text_lines(text: str) -> list[str]:

@@ -176,7 +176,7 @@ def test_documents_are_read_as_they_are_needed(monkeypatch):
     endless = (f"document {i} has a line of its own." for i in itertools.count())
     from bertjax.text.documents import Document
 
-    monkeypatch.setattr(blocks.corpus, "read_documents", lambda _: (Document("x", [t]) for t in endless))
+    monkeypatch.setattr(blocks.corpus, "read_documents", lambda *_: (Document("x", [t]) for t in endless))
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 1000)
     first = list(itertools.islice(blocks.read_blocks(tiny_config("unused")), 3))
     assert [block.number for block in first] == [0, 1, 2]
@@ -272,7 +272,7 @@ def test_two_big_documents_make_a_block(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 100)
     monkeypatch.setattr(blocks, "BIG_BLOCK_CHARACTERS", 1000)
     documents = [Document(str(i), [str(i) * size]) for i, size in enumerate([600] * 6 + [20] * 40)]
-    monkeypatch.setattr(blocks.corpus, "read_documents", lambda _: iter(documents))
+    monkeypatch.setattr(blocks.corpus, "read_documents", lambda *_: iter(documents))
     config = tiny_config("x")
     config.data.heldout_fraction = 0.0
     sizes = [len(block.documents) for block in blocks.read_blocks(config)]

@@ -4,8 +4,10 @@ import gzip
 import json
 import lzma
 
+import pyarrow
 import pytest
 import zstandard
+from pyarrow import parquet
 
 from bertjax.config import UserError
 from bertjax.data.corpus import is_heldout, read_documents
@@ -28,6 +30,46 @@ def test_text_and_json_lines_compressed_or_not(tmp_path, compression):
     objects = [{"text": "One line.\nAnother line.", "id": 1}, {"text": "Second document."}, {"text": "  "}]
     jsonl.write_bytes(COMPRESS[compression]("\n".join(map(json.dumps, objects)).encode()))
     assert lines_of(txt) == lines_of(jsonl) == LINES
+
+
+def write_parquet(path, rows_per_group=2, **columns):
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=rows_per_group)
+
+
+def test_columns_of_parquet_files_and_of_json_lines(tmp_path):
+    texts = ["One line.\nAnother line.", None, " ", "Second document."]
+    write_parquet(tmp_path / "a.parquet", body=texts, id=[1, 2, 3, 4])
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts if text))
+    documents = list(read_documents([str(tmp_path)], "body"))
+    assert [d.lines for d in documents] == [*LINES, *LINES]
+    assert [d.source for d in documents[:2]] == [f"{tmp_path}/a.parquet:1", f"{tmp_path}/a.parquet:4"]
+
+
+def test_a_parquet_file_is_not_read_whole(tmp_path, monkeypatch):
+    """What comes before a damaged row group is read before the damage is found."""
+    write_parquet(tmp_path / "a.parquet", text=[f"{i} " * 500 for i in range(20)])
+    place = parquet.read_metadata(tmp_path / "a.parquet").row_group(7).column(0).dictionary_page_offset
+    damaged = bytearray((tmp_path / "a.parquet").read_bytes())
+    damaged[place : place + 40] = b"\xff" * 40
+    (tmp_path / "a.parquet").write_bytes(damaged)
+    monkeypatch.setattr("bertjax.text.documents.PARQUET_ROWS", 2)
+    documents = read_documents([f"{tmp_path}/a.parquet"])
+    assert next(documents).lines == [("0 " * 500).strip()]
+    with pytest.raises(UserError, match=r"a.parquet: cannot be read as Parquet after row 14 \("):
+        list(documents)
+
+
+def test_bad_parquet_files_are_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, body=["x"], id=[1])
+    for column, message in (("text", "has no such column; it has body, id"), ("id", "has int64 there, not text")):
+        with pytest.raises(UserError, match=rf"config.data.text_column = '{column}': .*a.parquet {message}"):
+            list(read_documents([str(path)], column))
+    for content in (b"", b"PAR1", path.read_bytes()[:-20]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"a.parquet: cannot be read as Parquet after row 0") as caught:
+            list(read_documents([str(path)], "body"))
+        assert "\n" not in str(caught.value)
 
 
 def test_windows_line_ends_and_byte_order_mark(tmp_path):
@@ -98,7 +140,7 @@ def test_a_tensorflow_dataset_is_read():
 
     with tfds.testing.mock_data(num_examples=3):
         documents = list(read_documents(["tfds:wikipedia/20230601.en"]))
-        with pytest.raises(UserError, match=r"'mnist' has no feature 'text'; it has image, label"):
+        with pytest.raises(UserError, match=r"text_column = 'text': 'mnist' has no such feature; it has image, label"):
             list(read_documents(["tfds:mnist"]))
     assert [d.source for d in documents] == [f"tfds:wikipedia/20230601.en example {i}" for i in range(3)]
     assert all(line.strip() for d in documents for line in d.lines)
