@@ -19,7 +19,7 @@ from absl import app, flags
 
 from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.data import pipeline, preparation
-from bertjax.data.records import RecordSet, features, find_records
+from bertjax.data.records import RecordSet, features, find_records, write_records
 from bertjax.sharding.topology import available_cores
 
 CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
@@ -132,19 +132,10 @@ def measure_jump(folder: str) -> None:
 
 
 def write_shard(path: str, seed: int) -> str:
-    from bertjax.data.tf import tf
-
-    rng, examples = np.random.default_rng(seed), []
-    for _ in range(1000):
-        example = tf.train.Example()
-        for name, (size, dtype) in features(128, 20).items():
-            values = rng.integers(30522, size=size)
-            target = example.features.feature[name]
-            (target.float_list if dtype == np.float32 else target.int64_list).value.extend(values.tolist())
-        examples.append(example.SerializeToString())
-    with tf.io.TFRecordWriter(path) as writer:
-        for example in itertools.islice(itertools.cycle(examples), RECORDS_PER_SHARD):
-            writer.write(example)
+    rng = np.random.default_rng(seed)
+    sizes = features(128, 20)
+    block = {name: rng.integers(30522, size=(1000, size)).astype(dtype) for name, (size, dtype) in sizes.items()}
+    write_records(path, itertools.repeat(block, RECORDS_PER_SHARD // 1000))
     return path
 
 
