@@ -21,6 +21,7 @@ BLOCK_CHARACTERS = 2_000_000
 BLOCK_DOCUMENTS = 16  # at least: a random next segment comes from another document of the block
 BIG_BLOCK_CHARACTERS = 16_000_000  # a block of this size needs only two documents
 BUCKETS = 1024  # also the maximum number of shards
+ROWS = 4096  # that are copied at a time
 
 
 class Block(NamedTuple):
@@ -99,9 +100,13 @@ def spill(block: Block) -> Spilled:
     bucket_sizes = {}
     for stage in job.stages:
         seed = [data["seed"], stage.length, block.number]
-        parts = [make_rows(tokens, stage, job, tokenizer, [*seed, copy]) for copy in range(copies)]
-        rows = np.concatenate([np.empty(0, row_type(stage)), *parts])
+        none = np.empty(0, row_type(stage, job.vocab_size))
+        parts = (make_rows(tokens, stage, job, tokenizer, [*seed, copy]) for copy in range(copies))
+        rows = np.concatenate([none, *parts])
         buckets = np.random.default_rng(seed).integers(BUCKETS, size=len(rows))
-        rows[np.argsort(buckets, kind="stable")].tofile(spill_path(job.spill, stage, block.number))
+        order = np.argsort(buckets, kind="stable")
+        with open(spill_path(job.spill, stage, block.number), "wb") as file:
+            for first in range(0, len(rows), ROWS):
+                rows[order[first : first + ROWS]].tofile(file)
         bucket_sizes[stage] = np.bincount(buckets, minlength=BUCKETS)
     return Spilled(block.split, block.number, stats, bucket_sizes)

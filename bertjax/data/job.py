@@ -23,6 +23,7 @@ class Job:
 
     stages: tuple[Stage, ...]
     data: dict  # config.data
+    vocab_size: int
     tokenizer: dict  # arguments of tokenizer.load
     spill: str  # folder
     output: str  # folder

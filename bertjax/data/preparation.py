@@ -53,6 +53,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
         job = Job(
             stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in stages_of(config)),
             data=config.data.to_dict(),
+            vocab_size=tokenizer.vocab_size,
             tokenizer=dict(kind=tokenizer.kind, path=str(output / tokenizer.filename), lowercase=tokenizer.lowercase),
             spill=spill,
             output=str(output),

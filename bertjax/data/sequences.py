@@ -12,9 +12,9 @@ from bertjax.text.tokenizer import Tokenizer
 
 
 @functools.cache
-def row_type(stage: Stage) -> np.dtype:
+def row_type(stage: Stage, vocab_size: int) -> np.dtype:
     """The format of a masked sequence; omits what can be derived."""
-    number = np.int32
+    number = np.uint16 if max(stage.length, vocab_size) <= 1 << 16 else np.int32
     return np.dtype(
         [
             ("ids", number, (stage.length,)),
@@ -50,7 +50,7 @@ def make_rows(tokens: Tokens, stage: Stage, job: Job, tokenizer: Tokenizer, seed
         max_predictions_per_seq=stage.predictions,
         continues_word=tokenizer.continues_word if job.data["do_whole_word_mask"] else None,
     )
-    rows = np.empty(len(pairs), row_type(stage))
+    rows = np.empty(len(pairs), row_type(stage, tokenizer.vocab_size))
     rows["ids"], rows["size"], rows["first_size"] = masking.ids, sizes, pairs[:, 1] + 2
     rows["positions"], rows["labels"], rows["masked"] = masking.positions, masking.labels, masking.counts
     rows["is_random_next"] = pairs[:, 4]

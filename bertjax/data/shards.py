@@ -8,14 +8,13 @@ import tqdm
 from etils import epath
 
 from bertjax.data import records
-from bertjax.data.blocks import BUCKETS, Spilled, spill_path
+from bertjax.data.blocks import BUCKETS, ROWS, Spilled, spill_path
 from bertjax.data.job import SPLITS, Job, Stage, this_worker
 from bertjax.data.sequences import features_of, row_type
 from bertjax.data.workers import in_order
 
 SHARD_BYTES = 64 << 20
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
-ROWS = 4096  # that become records at a time
 
 
 class Shard(NamedTuple):
@@ -49,7 +48,9 @@ def shards_of(job: Job, stage: Stage, split: str, blocks: list[Spilled]) -> list
         return []
     sizes = np.array([block.bucket_sizes[stage] for block in blocks])  # [blocks, BUCKETS]
     count, least = 1, MIN_TRAIN_SHARDS if split == "train" else 1
-    while count < least or (count < BUCKETS and sizes.sum() * row_type(stage).itemsize > count * SHARD_BYTES):
+    while count < least or (
+        count < BUCKETS and sizes.sum() * row_type(stage, job.vocab_size).itemsize > count * SHARD_BYTES
+    ):
         count *= 2
     ends = np.cumsum(sizes, axis=1)
     shards = []
@@ -69,7 +70,7 @@ def shards_of(job: Job, stage: Stage, split: str, blocks: list[Spilled]) -> list
 
 def write(shard: Shard) -> int:
     """Writes a shard; returns the number of its records."""
-    job, stored = this_worker().job, row_type(shard.stage)
+    job, stored = this_worker().job, row_type(shard.stage, this_worker().job.vocab_size)
     parts = [
         np.fromfile(spill_path(job.spill, shard.stage, block), stored, count, offset=first * stored.itemsize)
         for block, first, count in shard.slices
