@@ -13,7 +13,7 @@ from bertjax.data.job import SPLITS, Job, Stage, this_worker
 from bertjax.data.sequences import features_of, row_type
 from bertjax.data.workers import in_order
 
-SHARD_BYTES = 64 << 20
+SHARD_BYTES = 32 << 20  # of rows in memory; some 90 MB as records
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
 
 
@@ -47,10 +47,9 @@ def shards_of(job: Job, stage: Stage, split: str, blocks: list[Spilled]) -> list
     if not blocks:
         return []
     sizes = np.array([block.bucket_sizes[stage] for block in blocks])  # [blocks, BUCKETS]
+    size = sizes.sum() * row_type(stage, job.vocab_size).itemsize
     count, least = 1, MIN_TRAIN_SHARDS if split == "train" else 1
-    while count < least or (
-        count < BUCKETS and sizes.sum() * row_type(stage, job.vocab_size).itemsize > count * SHARD_BYTES
-    ):
+    while count < least or (count < BUCKETS and size > count * SHARD_BYTES):
         count *= 2
     ends = np.cumsum(sizes, axis=1)
     shards = []

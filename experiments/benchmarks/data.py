@@ -30,7 +30,7 @@ DUPE_FACTOR = flags.DEFINE_integer("dupe_factor", 2, "As config.data.dupe_factor
 BATCH_SIZE = 256
 RUNS = 5
 LATE_STEP = 500_000
-SHARDS, RECORDS_PER_SHARD, DISTINCT_SHARDS = 100, 90_000, 5  # of 64 MiB before they are written, as prepare makes them
+SHARDS, RECORDS_PER_SHARD, DISTINCT_SHARDS = 100, 90_000, 5  # as prepare makes them
 
 
 class PeakMemory:
