@@ -31,7 +31,7 @@ import time
 
 import numpy as np
 
-CASES = "pretraining:small:8x128," + ",".join(f"finetuning:minilm:32x{length}" for length in (16, 64, 128))
+CASES = "pretraining:small:8x128," + ",".join(f"finetuning:minilm:32x{length}" for length in (16, 64, 128, 384))
 MINILM = dict(num_hidden_layers=6, hidden_size=384, num_attention_heads=12, intermediate_size=1536, hidden_act="gelu")
 PRODUCTS = ((4096, 768, 3072), (4096, 3072, 768), (4096, 1024, 1024), (1024, 512, 2048), (8192, 1024, 4096))
 BATCHES = 8  # different ones, in turn
