@@ -1,6 +1,8 @@
 """How fast text becomes records and records become batches, in how much memory, and how soon a late step is there.
 
 Command:  python experiments/benchmarks/data.py --corpus=TEXT --vocab=vocab.txt
+          with --google=FOLDER, a checkout of google-research/bert: whole commands, ours beside its
+          create_pretraining_data.py, in turns on the same text, one sentence a line
 Results:  RESULTS.md
 Linux only: memory is read from /proc.
 """
@@ -9,7 +11,10 @@ import itertools
 import math
 import os
 import pathlib
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,13 +24,19 @@ from absl import app, flags
 
 from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.data import pipeline, preparation
-from bertjax.data.records import RecordSet, features, find_records, write_records
+from bertjax.data.corpus import read_documents
+from bertjax.data.records import RecordSet, count_records, features, find_records, write_records
 from bertjax.sharding.topology import available_cores
+from bertjax.text import sentences
 
 CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
 VOCAB = flags.DEFINE_string("vocab", None, "A published uncased vocab.txt of 30,522 pieces.", required=True)
 WORKERS = flags.DEFINE_integer("workers", available_cores(), "Processes that prepare.")
 DUPE_FACTOR = flags.DEFINE_integer("dupe_factor", 2, "As config.data.dupe_factor.")
+
+GOOGLE = flags.DEFINE_string("google", None, "Folder of google-research/bert: compares the preparation, and no more.")
+MEGABYTES = flags.DEFINE_integer("megabytes", 5, "Of text, for the comparison with Google's script.")
+LENGTH = flags.DEFINE_integer("length", 128, "Of its sequences.")
 
 BATCH_SIZE = 256
 RUNS = 5
@@ -92,6 +103,65 @@ def measure_preparation(folder: str) -> RecordSet:
     return find_records(folder, 128, 20, "train", 30522)
 
 
+# Their script wants TensorFlow 1, whose names TensorFlow 2 still has.
+THEIRS = """
+import runpy, sys
+import tensorflow.compat.v1
+sys.modules["tensorflow"] = tensorflow.compat.v1
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+EXPERIMENT = """
+from bertjax.config import named_stages, pretraining_config, stage
+def get_config():
+    config = pretraining_config()
+    config.data.update(split_sentences=False, heldout_fraction=0.0)
+    config.stages = named_stages(only=stage(1, {length}, {predictions}))
+    return config
+"""
+
+
+def compare_with_google(folder: pathlib.Path) -> None:
+    text, size = folder / "text.txt", 0
+    with text.open("w") as file:
+        for document in read_documents(CORPUS.value):
+            size += file.write("\n".join(sentences.split(document, "en", True)) + "\n\n")
+            if size > MEGABYTES.value * 1e6:
+                break
+    length, predictions = LENGTH.value, math.ceil(0.15 * LENGTH.value)
+    (folder / "experiment.py").write_text(EXPERIMENT.format(length=length, predictions=predictions))
+
+    def theirs() -> int:
+        output = folder / "google.tfrecord"
+        script = f"{GOOGLE.value}/create_pretraining_data.py"
+        values = dict(input_file=text, output_file=output, vocab_file=VOCAB.value, do_lower_case=True)
+        values |= dict(max_seq_length=length, max_predictions_per_seq=predictions, dupe_factor=DUPE_FACTOR.value)
+        command = [sys.executable, "-c", THEIRS, script, *(f"--{name}={value}" for name, value in values.items())]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": GOOGLE.value})
+        return count_records(str(output))
+
+    def ours() -> int:
+        output = folder / "ours"
+        shutil.rmtree(output, ignore_errors=True)
+        settings = {"data.corpus": text, "tokenizer.path": VOCAB.value, "data.dupe_factor": DUPE_FACTOR.value}
+        command = [sys.executable, "-m", "bertjax.prepare", f"--config={folder}/experiment.py", f"--output={output}"]
+        command += [f"--workers={WORKERS.value}", *(f"--config.{name}={value}" for name, value in settings.items())]
+        subprocess.run(command, check=True, capture_output=True)
+        return find_records(output, length, predictions, "train").total
+
+    rates = {theirs: [], ours: []}
+    for _ in range(RUNS):
+        for side, found in rates.items():
+            began = time.monotonic()
+            found.append(side() / (time.monotonic() - began))
+            print(f"{side.__name__}: {found[-1]:,.0f} sequences/s", flush=True)
+    our, their = (statistics.median(rates[side]) for side in (ours, theirs))
+    print(
+        f"{size / 1e6:.1f} M characters, length {length}, dupe_factor {DUPE_FACTOR.value}, {WORKERS.value} workers: "
+        f"{our:,.0f} sequences/s, theirs {their:,.0f}: {our / their:.1f} times as many (medians of {RUNS})"
+    )
+
+
 def batches(files: RecordSet, start: int = 0):
     return pipeline.train_batches(files, 128, 20, batch_size=BATCH_SIZE, seed=0, start=start)
 
@@ -141,6 +211,9 @@ def write_shard(path: str, seed: int) -> str:
 
 def main(_):
     with tempfile.TemporaryDirectory() as folder:
+        if GOOGLE.value:
+            compare_with_google(pathlib.Path(folder))
+            return
         files = measure_preparation(f"{folder}/records")
         measure_throughput(files)
         measure_jump(folder)
