@@ -65,9 +65,9 @@ def _joined(*parts: _Columns) -> _Columns:
 
 
 def _field(number: int, content: _Columns) -> _Columns:
-    """A field of a message, with its tag and length."""
-    tag = _constant(bytes([number << 3 | _WITH_LENGTH]), len(content.sizes))
-    return _joined(tag, _varints(content.sizes), content)
+    """A field of a message: its number and wire type, its length, its content."""
+    start = _constant(bytes([number << 3 | _WITH_LENGTH]), len(content.sizes))
+    return _joined(start, _varints(content.sizes), content)
 
 
 def _constant(data: bytes, count: int) -> _Columns:

@@ -29,6 +29,8 @@ def worker_pool(workers: int, start: Callable, *arguments) -> Iterator[concurren
     except BaseException as error:  # do not wait for unfinished work
         for process in list((pool._processes or {}).values()):
             process.kill()
+        # Or the thread that sends them work waits for ever for somebody to read it; Python does this from 3.11.5 on.
+        pool._call_queue._reader.close()
         if isinstance(error, concurrent.futures.process.BrokenProcessPool):
             raise UserError("a worker process died, probably out of memory; try fewer --workers") from None
         raise

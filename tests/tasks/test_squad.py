@@ -1,6 +1,7 @@
 """Answers in paragraphs: windows, labels, the n best, and a tiny run to its predictions file."""
 
 import dataclasses
+import itertools
 import json
 import random
 
@@ -211,8 +212,8 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
 
 def test_offsets_are_those_of_real_text(pieces):
     """Every word of Python's documentation as an answer."""
-    document = next(iter(python_docs.read_documents()))
-    context = " ".join(document.lines)[:4000]
+    lines = (line for document in python_docs.read_documents() for line in document.lines)
+    context = " ".join(itertools.islice(lines, 200))[:4000]
     questions, start = [], 0
     for word in context.split():
         start = context.index(word, start)
