@@ -36,6 +36,8 @@ def _read_tfds(name: str, feature: str) -> Iterator[Document]:
         raise UserError(f"config.data.text_column = {feature!r}: {name!r} has no such feature; it has {has}")
     dataset = builder.as_dataset(split="train", shuffle_files=False)
     for number, example in enumerate(dataset.as_numpy_iterator()):
+        if not isinstance(example[feature], bytes):
+            raise UserError(f"config.data.text_column = {feature!r}: in {name!r} that is no text")
         if lines := documents.text_lines(example[feature].decode()):
             yield Document(f"tfds:{name} example {number}", lines)
 

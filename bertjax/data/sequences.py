@@ -50,7 +50,7 @@ def make_rows(tokens: Tokens, stage: Stage, job: Job, tokenizer: Tokenizer, seed
         max_predictions_per_seq=stage.predictions,
         continues_word=tokenizer.continues_word if job.data["do_whole_word_mask"] else None,
     )
-    rows = np.empty(len(pairs), row_type(stage, tokenizer.vocab_size))
+    rows = np.empty(len(pairs), row_type(stage, job.vocab_size))
     rows["ids"], rows["size"], rows["first_size"] = masking.ids, sizes, pairs[:, 1] + 2
     rows["positions"], rows["labels"], rows["masked"] = masking.positions, masking.labels, masking.counts
     rows["is_random_next"] = pairs[:, 4]
@@ -72,7 +72,7 @@ def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Toke
     first_end, end = first_size + 1, first_size + second_size + 2  # of the [SEP]s
     source = np.where(place < first_end, first_start + place - 1, second_start + place - first_end - 1)
     ids = tokens[np.clip(source, 0, len(tokens) - 1)]
-    ids[place > end[:, 0, None]] = tokenizer.pad_id
+    ids[place > end] = tokenizer.pad_id
     separates = (place == first_end) | (place == end)
     ids[separates] = tokenizer.sep_id
     ids[:, 0] = tokenizer.cls_id

@@ -69,7 +69,8 @@ def shards_of(job: Job, stage: Stage, split: str, blocks: list[Spilled]) -> list
 
 def write(shard: Shard) -> int:
     """Writes a shard; returns the number of its records."""
-    job, stored = this_worker().job, row_type(shard.stage, this_worker().job.vocab_size)
+    job = this_worker().job
+    stored = row_type(shard.stage, job.vocab_size)
     parts = [
         np.fromfile(spill_path(job.spill, shard.stage, block), stored, count, offset=first * stored.itemsize)
         for block, first, count in shard.slices

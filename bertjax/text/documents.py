@@ -165,13 +165,15 @@ def _read_jsonl(path: epath.Path, field: str) -> Iterator[Document]:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             text = None
         if not isinstance(text, str):
-            raise UserError(f'{path}:{number}: not a JSON object with a string "{field}": {line[:60]!r}')
+            raise UserError(
+                f'{path}:{number}: not a JSON object with a string "{field}" (config.data.text_column): {line[:60]!r}'
+            )
         if lines := text_lines(text):
             yield Document(f"{path}:{number}", lines)
 
 
 def _read_parquet(path: epath.Path, column: str) -> Iterator[Document]:
-    """Yields the texts of a column as documents, a few row groups at a time; leaves out empty ones."""
+    """Yields the texts of a column as documents, `PARQUET_ROWS` at a time; leaves out empty ones."""
     import pyarrow
     from pyarrow import parquet
 

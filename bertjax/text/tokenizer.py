@@ -2,6 +2,7 @@
 
 import abc
 import collections
+import functools
 import hashlib
 import io
 import itertools
@@ -148,7 +149,7 @@ class WordPiece(Tokenizer):
         vocabulary = tokenizer.get_vocab()
         return cls(sorted(vocabulary, key=vocabulary.get), lowercase)
 
-    @property
+    @functools.cached_property
     def continues_word(self) -> np.ndarray:
         return np.array([piece.startswith("##") for piece in self.pieces])
 
@@ -332,7 +333,7 @@ class SentencePiece(Tokenizer):
             raise UserError(f"SentencePiece could not learn from this corpus: {str(error).strip()}") from None
         return cls(model.getvalue())
 
-    @property
+    @functools.cached_property
     def continues_word(self) -> np.ndarray:
         is_word_part = [not p.is_control(i) and not p.is_unknown(i) for p in [self._processor] for i in range(len(p))]
         return np.array([w and not piece.startswith("\u2581") for w, piece in zip(is_word_part, self.pieces)])

@@ -212,6 +212,8 @@ def write_shard(path: str, seed: int) -> str:
 def main(_):
     with tempfile.TemporaryDirectory() as folder:
         if GOOGLE.value:
+            if not pathlib.Path(GOOGLE.value, "create_pretraining_data.py").exists():
+                raise app.UsageError(f"--google={GOOGLE.value}: no create_pretraining_data.py in it")
             compare_with_google(pathlib.Path(folder))
             return
         files = measure_preparation(f"{folder}/records")

@@ -142,6 +142,8 @@ def test_a_tensorflow_dataset_is_read():
         documents = list(read_documents(["tfds:wikipedia/20230601.en"]))
         with pytest.raises(UserError, match=r"text_column = 'text': 'mnist' has no such feature; it has image, label"):
             list(read_documents(["tfds:mnist"]))
+        with pytest.raises(UserError, match=r"text_column = 'label': in 'mnist' that is no text"):
+            list(read_documents(["tfds:mnist"], "label"))
     assert [d.source for d in documents] == [f"tfds:wikipedia/20230601.en example {i}" for i in range(3)]
     assert all(line.strip() for d in documents for line in d.lines)
 
