@@ -6,6 +6,7 @@ or device is touched.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import ml_collections
@@ -144,17 +145,37 @@ def pretraining_config() -> ml_collections.ConfigDict:
     # Ids -> records. Field names as in Google's create_pretraining_data.py, if it has them.
     config.data = ml_collections.ConfigDict(
         dict(
-            corpus=config_dict.placeholder(object),  # file, folder, glob, gs://..., tfds:NAME, pydoc, or a list
+            # A file, folder, glob, gs://..., hf:NAME, tfds:NAME, pydoc, or a list of them.
+            corpus=config_dict.placeholder(object),
+            mixture="",  # how often sources are used: SOURCE=WEIGHT,... multiplies dupe_factor; sources not named: 1
             records="",  # folder of TFRecords; empty: prepare them from data.corpus in the workdir
+            layout="google",  # of the records: google (theirs) | compact (without padding, a third of the size)
+            on_corrupt="stop",  # at a damaged record: stop | skip (the rest of its file, counted)
             seed=0,  # for the records: held-out documents, pairs, masks; config.seed is for training
-            text_column="text",  # of .parquet and .jsonl files and TensorFlow Datasets
+            text_column="text",  # of .parquet and .jsonl files, Hugging Face data sets and TensorFlow Datasets
             language="en",  # of the corpus, for the sentence splitter: an ISO 639-1 code
             split_sentences=True,  # False: each line of the corpus is one sentence
             heldout_fraction=0.005,  # of the documents; excluded from training and from the learnt vocabulary
             dupe_factor=10,  # copies of each document, masked differently
+            # What the second segment is: pairs (of half of them the actual next text, else a random one) | order (the
+            # next one, half of them swapped; ALBERT) | none (one segment of full sentences; RoBERTa).
+            next_sentence="pairs",
+            masking="static",  # static (in the records) | dynamic (when they are read, differently in each epoch)
             masked_lm_prob=0.15,
+            masked_lm_split=(0.8, 0.1, 0.1),  # of the chosen tokens: [MASK], a random piece, left as it is
             short_seq_prob=0.1,
             do_whole_word_mask=False,
+            do_span_mask=False,  # spans of whole words, of geometric lengths (SpanBERT)
+        )
+    )
+    # What is left out of the corpus, counted in the manifest.
+    config.data.cleaning = ml_collections.ConfigDict(
+        dict(
+            nfc=False,  # Unicode NFC
+            min_words=0,  # a document has
+            max_symbols=1.0,  # share of characters that are neither letters, marks, digits nor spaces, in a document
+            duplicate_documents=False,  # all but the first of documents with the same text
+            max_line_documents=0,  # a line that more documents than this have is left out of all of them; 0: none is
         )
     )
     config.optimizer.warmup_steps = 10_000
@@ -194,6 +215,24 @@ def bert_config(config: ml_collections.ConfigDict) -> BertConfig:
 def total_steps(config: ml_collections.ConfigDict) -> int:
     """Returns the number of steps of all stages of pre-training."""
     return sum(stage.steps for stage in stages_of(config))
+
+
+def mixture_of(config: ml_collections.ConfigDict) -> dict[str, float]:
+    """Returns `data.mixture` as {source: weight} for every source of `data.corpus`. Raises `UserError` if invalid."""
+    text, weights = config.data.mixture, dict.fromkeys(corpus_sources(config), 1.0)
+    for part in filter(None, map(str.strip, text.split(","))):
+        source, _, weight = part.rpartition("=")
+        try:
+            value = float(weight)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < math.inf:
+            raise UserError(f"config.data.mixture = {text!r}: write SOURCE=WEIGHT,..., with weights of at least 0")
+        if source not in weights:
+            has = ", ".join(weights)
+            raise UserError(f"config.data.mixture = {text!r}: {source!r} is not in data.corpus, which has {has}")
+        weights[source] = value
+    return weights
 
 
 def corpus_sources(config: ml_collections.ConfigDict) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import ml_collections
 
-from bertjax.config import MODEL_SIZES, UserError, corpus_sources
+from bertjax.config import MODEL_SIZES, UserError, corpus_sources, mixture_of
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 OPTIMIZERS = ("adam", "lamb")
@@ -17,6 +17,9 @@ TOKENIZER_KINDS = ("wordpiece", "sentencepiece")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 ATTENTION = ("auto", "xla", "fused")
 DTYPES = ("auto", "float32", "bfloat16")
+NEXT_SENTENCE = ("pairs", "none", "order")
+MASKING = ("static", "dynamic")
+LAYOUTS = ("google", "compact")
 
 
 def require(ok: bool, field: str, value, remedy: str) -> None:
@@ -62,6 +65,16 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     share(config, "data.short_seq_prob", "data.heldout_fraction")
     _seed(config, "data.seed")
     require(0 < masked <= 0.5, "data.masked_lm_prob", masked, "must be above 0 and at most 0.5")
+    one_of(config, "data.next_sentence", NEXT_SENTENCE)
+    one_of(config, "data.masking", MASKING)
+    one_of(config, "data.layout", LAYOUTS)
+    one_of(config, "data.on_corrupt", ("stop", "skip"))
+    split = config.data.masked_lm_split
+    is_split = len(split) == 3 and min(split) >= 0 and math.isclose(sum(split), 1)
+    remedy = "must be three shares that add up to 1: replaced by [MASK], by a random piece, left as they are"
+    require(is_split, "data.masked_lm_split", split, remedy)
+    _validate_cleaning(config.data.cleaning)
+    mixture_of(config)
     _validate_stages(config)
     for text in config.eval.fill_masks:
         require("[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
@@ -132,6 +145,13 @@ def _validate_common(config) -> None:
     for axis, size in config.mesh.items():
         require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the remaining devices")
     require(list(config.mesh.values()).count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
+
+
+def _validate_cleaning(cleaning) -> None:
+    for name in ("min_words", "max_line_documents"):
+        require(cleaning[name] >= 0, f"data.cleaning.{name}", cleaning[name], "must be at least 0")
+    share = cleaning.max_symbols
+    require(0 < share <= 1, "data.cleaning.max_symbols", share, "must be above 0 and at most 1")
 
 
 def _profile(steps: str) -> None:
