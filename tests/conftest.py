@@ -127,14 +127,11 @@ def preparing_in_process():
             return future
 
     @contextlib.contextmanager
-    def worker_pool(_, start, *arguments):
-        start(*arguments)
+    def worker_pool(_):
         yield Pool()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "worker_pool", worker_pool)
-        patch.setenv("TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM", "true"))  # a worker sets it
-        patch.setattr(preparation, "_worker", None, raising=False)
         yield
 
 

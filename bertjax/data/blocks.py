@@ -1,112 +1,133 @@
-"""The first pass of a preparation: documents -> blocks -> masked sequences on disk, sorted into random buckets."""
+"""The first pass of a preparation: documents -> blocks -> masked sequences on disk, in random order."""
 
 import collections
+import glob
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import tqdm
 
-from bertjax.config import corpus_sources
-from bertjax.data import corpus
+from bertjax.data.corpus import Group
 from bertjax.data.instances import as_tokens
-from bertjax.data.job import SPLITS, Stage, this_worker
+from bertjax.data.job import Job, Stage, tokenizer_of
+from bertjax.data.runs import write_run
+from bertjax.data.selection import SPLITS, Selected, Selection
 from bertjax.data.sequences import make_rows, row_type
-from bertjax.data.workers import in_order
+from bertjax.files import write_whole
 from bertjax.text import sentences
-from bertjax.text.documents import Document
 
 BLOCK_CHARACTERS = 2_000_000
 BLOCK_DOCUMENTS = 16  # at least: a random next segment comes from another document of the block
 BIG_BLOCK_CHARACTERS = 16_000_000  # a block of this size needs only two documents
-BUCKETS = 1024  # also the maximum number of shards
-ROWS = 4096  # that are copied at a time
+ENCODED_SENTENCES = 8192  # at a time
 
 
 class Block(NamedTuple):
     split: str
-    number: int
-    documents: list[Document]
+    number: tuple[int, int]  # of the group, and within it
+    selected: list[Selected]
+    bytes: int  # that were read since the block before, as they are stored
 
 
 class Spilled(NamedTuple):
-    """A block on disk: its statistics, and for each stage the number of sequences per bucket `[BUCKETS]`."""
+    """A block on disk: its statistics, and the number of its sequences for each stage."""
 
     split: str
-    number: int
     stats: dict[str, int]
-    bucket_sizes: dict[Stage, np.ndarray]
+    rows: list[int]
 
 
-def spill_all(config, pool, ahead: int) -> tuple[dict, list[Spilled]]:
-    """Spills the whole corpus; returns its statistics by split, and its blocks."""
-    totals, blocks = collections.Counter(), []
-    with tqdm.tqdm(desc="preparing text", unit=" characters", unit_scale=True, disable=None, leave=False) as bar:
-        for spilled in in_order(pool, spill, read_blocks(config), ahead):
-            totals.update({f"{spilled.split}_{name}": count for name, count in spilled.stats.items()})
-            blocks.append(spilled)
-            bar.update(spilled.stats["characters"])
-    return totals, blocks
-
-
-def read_blocks(config) -> Iterator[Block]:
-    """Yields the corpus in blocks of at least `BLOCK_CHARACTERS` and `BLOCK_DOCUMENTS`, separately for each split.
+def blocks_of(group: Group, selection: Selection, counts: collections.Counter) -> Iterator[Block]:
+    """Yields a group in blocks of at least `BLOCK_CHARACTERS` and `BLOCK_DOCUMENTS`, separately for each split.
 
     Buffers a full block until the next one of its split is full, so that it can absorb a last block that is too short.
+    `counts` is as in `Selection.read`.
     """
     held = {split: [] for split in SPLITS}
     growing = {split: [] for split in SPLITS}
     sizes = dict.fromkeys(SPLITS, 0)
-    number = 0
-    for document in corpus.read_documents(corpus_sources(config), config.data.text_column):
-        split = SPLITS[corpus.is_heldout(document, config.data.heldout_fraction, config.data.seed)]
-        growing[split].append(document)
-        sizes[split] += sum(map(len, document.lines))
+    number, read = 0, counts["bytes"]
+
+    def block(split: str, selected: list[Selected]) -> Block:
+        nonlocal number, read
+        made = Block(split, (group.number, number), selected, counts["bytes"] - read)
+        number, read = number + 1, counts["bytes"]
+        return made
+
+    for each in selection.read(group, counts):
+        split = each.split
+        growing[split].append(each)
+        sizes[split] += sum(map(len, each.document.lines))
         if sizes[split] >= BLOCK_CHARACTERS and (
             len(growing[split]) >= BLOCK_DOCUMENTS
             or (sizes[split] >= BIG_BLOCK_CHARACTERS and len(growing[split]) >= 2)
         ):
             if held[split]:
-                yield Block(split, number, held[split])
-                number += 1
+                yield block(split, held[split])
             held[split], growing[split], sizes[split] = growing[split], [], 0
     for split in SPLITS:
         last = [held[split], growing[split]]
-        for documents in last if len(growing[split]) >= BLOCK_DOCUMENTS else [held[split] + growing[split]]:
-            if documents:
-                yield Block(split, number, documents)
-                number += 1
+        for selected in last if len(growing[split]) >= BLOCK_DOCUMENTS else [held[split] + growing[split]]:
+            if selected:
+                yield block(split, selected)
 
 
-def spill_path(folder: str, stage: Stage, number: int) -> str:
-    return os.path.join(folder, f"{stage.length}-{number:08d}")
+def read_blocks(groups: Iterable[Group], selection: Selection, counts: collections.Counter) -> Iterator[Block]:
+    """Yields the blocks of all groups."""
+    for group in groups:
+        yield from blocks_of(group, selection, counts)
 
 
-def spill(block: Block) -> Spilled:
-    job, tokenizer = this_worker()
-    data = job.data
-    texts = [sentences.split(d, data["language"], data["split_sentences"]) for d in block.documents]
-    encoded = tokenizer.encode_flat([sentence for text in texts for sentence in text])
-    tokens = as_tokens(*encoded, [len(text) for text in texts])
+def spilled_paths(job: Job, split: str, stage: Stage) -> list[str]:
+    """Returns what was spilled for a set of records, in the order of the corpus."""
+    return sorted(glob.glob(os.path.join(glob.escape(job.work), f"{split}-*.{stage.length}")))
+
+
+def spill(block: Block, job: Job) -> Spilled:
+    """Writes the sequences of a block to disk, unless an earlier run of the same job has done so."""
+    path = os.path.join(job.work, f"{block.split}-{block.number[0]:05d}-{block.number[1]:06d}")
+    done = f"{path}.json"
+    if os.path.exists(done):
+        with open(done) as file:
+            return Spilled(**json.load(file))
+    stats, rows = sequences_of(block, job)
+    for stage, (keys, parts) in zip(job.stages, rows):
+        write_run(f"{path}.{stage.length}", keys, parts)
+    spilled = Spilled(block.split, stats, [len(keys) for keys, _ in rows])
+    write_whole(done, json.dumps(spilled._asdict()))
+    return spilled
+
+
+def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, list[np.ndarray]]]]:
+    """Returns the statistics of a block; for each stage random keys of its rows `[rows]`, and the rows in parts."""
+    tokenizer, data = tokenizer_of(job), job.data
+    documents = [each.document for each in block.selected]
+    texts = [sentences.split(document, data["language"], data["split_sentences"]) for document in documents]
+    flat = [sentence for text in texts for sentence in text]
+    pieces = range(0, max(1, len(flat)), ENCODED_SENTENCES)
+    ids, sizes = zip(*(tokenizer.encode_flat(flat[first : first + ENCODED_SENTENCES]) for first in pieces))
+    tokens = as_tokens(np.concatenate(ids), np.concatenate(sizes), [len(text) for text in texts])
+    owner = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    has_tokens = np.bincount(owner, np.concatenate(sizes), len(texts)) > 0  # `as_tokens` leaves out the others
+    copies = np.array([each.copies for each in block.selected])[has_tokens]
+    if data["next_sentence"] == "pairs" and len(copies) < 2:  # a random next segment needs another document
+        copies = copies[:0]
     stats = dict(
         documents=len(tokens.documents) - 1,
         sentences=len(tokens.starts) - 1,
         tokens=len(tokens.ids),
-        characters=sum(len(line) for document in block.documents for line in document.lines),
+        characters=sum(len(line) for document in documents for line in document.lines),
+        bytes=block.bytes,
     )
-    copies = data["dupe_factor"] if block.split == "train" else 1
-    copies = copies if stats["documents"] > 1 else 0  # a random next segment needs another document
-    bucket_sizes = {}
+    rows = []
     for stage in job.stages:
-        seed = [data["seed"], stage.length, block.number]
-        none = np.empty(0, row_type(stage, job.vocab_size))
-        parts = (make_rows(tokens, stage, job, tokenizer, [*seed, copy]) for copy in range(copies))
-        rows = np.concatenate([none, *parts])
-        buckets = np.random.default_rng(seed).integers(BUCKETS, size=len(rows))
-        order = np.argsort(buckets, kind="stable")
-        with open(spill_path(job.spill, stage, block.number), "wb") as file:
-            for first in range(0, len(rows), ROWS):
-                rows[order[first : first + ROWS]].tofile(file)
-        bucket_sizes[stage] = np.bincount(buckets, minlength=BUCKETS)
-    return Spilled(block.split, block.number, stats, bucket_sizes)
+        seed = [data["seed"], stage.length, *block.number]
+        parts = [np.empty(0, row_type(stage, job))]
+        for copy in range(copies.max(initial=0)):
+            used = np.flatnonzero(copies > copy)
+            parts.append(make_rows(tokens, used, stage, job, tokenizer, [*seed, copy]))
+        keys = np.random.default_rng(seed).integers(2**64, size=sum(map(len, parts)), dtype=np.uint64)
+        rows.append((keys, parts))
+    return stats, rows

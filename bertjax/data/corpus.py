@@ -1,7 +1,7 @@
 """Reads the documents of `data.corpus`: text files, TensorFlow Datasets and Python's own documentation."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from bertjax.config import UserError
 from bertjax.text import documents, python_docs
@@ -42,7 +42,64 @@ def _read_tfds(name: str, feature: str) -> Iterator[Document]:
             yield Document(f"tfds:{name} example {number}", lines)
 
 
-def is_heldout(document: Document, fraction: float, seed: int) -> bool:
-    """Returns whether a document is held out. A hash of its text decides, so all copies land in the same split."""
-    digest = hashlib.blake2b("\n".join(document.lines).encode(), digest_size=8, salt=seed.to_bytes(8, "big")).digest()
-    return int.from_bytes(digest, "big") < fraction * 2**64
+class Portion(NamedTuple):  # STUB
+    source: str
+    number: int
+    files: tuple[str, ...]
+    identity: str
+    bytes: int
+
+
+PORTION_BYTES = 512 << 20
+
+
+def portions(sources):  # STUB
+    import os
+
+    found = []
+    for number, source in enumerate(sources):
+        files = [] if source == "pydoc" or source.startswith("tfds:") else documents.find_files(source)
+        size = sum(f.stat().length for f in files)
+        identity = str([(str(f), f.stat().length, os.stat(f).st_mtime_ns if "://" not in str(f) else 0) for f in files])
+        found.append(Portion(source, number, tuple(map(str, files)), identity, size))
+    return found
+
+
+def read_portion(portion, text_column="text"):  # STUB
+    yield from read_documents([portion.source], text_column)
+
+
+class Group(NamedTuple):
+    """Portions that one process reads, and divides into blocks, as one text."""
+
+    number: int
+    portions: tuple[Portion, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(portion.bytes for portion in self.portions)
+
+    @property
+    def identity(self) -> str:
+        return " ".join(portion.identity for portion in self.portions)
+
+
+def groups(sources: Sequence[str]) -> list[Group]:
+    """Divides the corpus into groups of consecutive portions: of `PORTION_BYTES`, the last one of more."""
+    collected, size = [[]], 0
+    for portion in portions(sources):
+        if size >= PORTION_BYTES:
+            collected.append([])
+            size = 0
+        collected[-1].append(portion)
+        size += portion.bytes
+    if len(collected) > 1 and size < PORTION_BYTES:  # too short for blocks of its own
+        collected[-2:] = [collected[-2] + collected[-1]]
+    return [Group(number, tuple(portions)) for number, portions in enumerate(collected)]
+
+
+def read_group(group: Group, text_column: str) -> Iterator[tuple[str, Document]]:
+    """Yields the documents of a group, each with the source that it is from."""
+    for portion in group.portions:
+        for document in read_portion(portion, text_column):
+            yield portion.source, document

@@ -1,13 +1,12 @@
-"""What the workers of a preparation need to know."""
+"""What a preparation is, and what its workers need to know of it."""
 
 import dataclasses
-import os
+import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
-
-SPLITS = ("train", "heldout")
 
 
 class Stage(NamedTuple):
@@ -19,29 +18,29 @@ class Stage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The settings that a worker needs."""
+    """The settings that a worker needs.
+
+    Attributes:
+      data: `config.data`, as a dict.
+      tokenizer: arguments of `tokenizer.load`, as pairs.
+      work: the folder of what is kept between the passes.
+      output: the folder of the records.
+    """
 
     stages: tuple[Stage, ...]
-    data: dict  # config.data
+    data: Mapping
     vocab_size: int
-    tokenizer: dict  # arguments of tokenizer.load
-    spill: str  # folder
-    output: str  # folder
+    fingerprint: str  # of the tokenizer
+    tokenizer: tuple[tuple[str, object], ...]
+    work: str
+    output: str
 
 
-class Worker(NamedTuple):
-    job: Job
-    tokenizer: Tokenizer
+def tokenizer_of(job: Job) -> Tokenizer:
+    """Loads the tokenizer of a job, once in a process."""
+    return _load(job.tokenizer, job.fingerprint)
 
 
-_worker: Worker  # of this process
-
-
-def start_worker(job: Job) -> None:
-    global _worker
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = Worker(job, tokenizer.load(**job.tokenizer))
-
-
-def this_worker() -> Worker:
-    return _worker
+@functools.lru_cache(maxsize=1)
+def _load(settings: tuple[tuple[str, object], ...], fingerprint: str) -> Tokenizer:
+    return tokenizer.load(**dict(settings))

@@ -1,101 +1,218 @@
-"""Converts a corpus to pre-masked TFRecords in several processes, with bounded memory.
+"""Converts a corpus to TFRecords in several processes, with bounded memory.
 
-The output does not depend on the number of processes, byte for byte.
+The output does not depend on the number of processes, byte for byte. A preparation that is killed continues where it
+was when it is started again.
 
-First pass (`blocks`): workers tokenize blocks of documents, make pairs and mask them, with random generators of the
-block's own, and spill the sequences to disk as arrays, sorted into random buckets. Second pass (`shards`): workers
-gather the buckets of a shard from all blocks, shuffle them and write TFRecords. A worker never holds more than one
-block or one shard.
+First pass (`blocks`): workers tokenize blocks of documents, make sequences and mask them, with random generators of
+the block's own, give each a random key, and write them to disk in the order of their keys. Second pass (`shards`): each
+shard is a range of keys; workers gather it from all blocks and write it in the order of the keys, which shuffles. A
+worker never holds more than one block or one shard. If duplicates are to be left out, a pass before (`cleaning`) finds
+them.
 """
 
+import collections
+import functools
+import hashlib
+import json
 import tempfile
 import time
 
+import tqdm
 from etils import epath
 
 from bertjax.config import UserError, corpus_sources, stages_of
-from bertjax.data import blocks, records, shards, vocabulary
-from bertjax.data.job import SPLITS, Job, Stage, start_worker
-from bertjax.data.workers import worker_pool
+from bertjax.data import blocks, cleaning, corpus, records, shards, vocabulary
+from bertjax.data.corpus import Group
+from bertjax.data.job import Job, Stage
+from bertjax.data.progress import progress
+from bertjax.data.selection import SPLITS, Selection, selection_of, with_repeats
+from bertjax.data.workers import in_order, worker_pool
+from bertjax.files import write_whole
+from bertjax.text import tokenizer
+from bertjax.text.tokenizer import Tokenizer
 
 RECIPE_FIELDS = (
-    "seed", "language", "split_sentences", "heldout_fraction", "dupe_factor", "masked_lm_prob", "short_seq_prob",
-    "do_whole_word_mask", "text_column",
+    "seed", "language", "split_sentences", "heldout_fraction", "dupe_factor", "mixture", "short_seq_prob",
+    "next_sentence", "masking", "text_column",
 )  # fmt: skip
+MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
+STATISTICS = ("characters", "documents", "sentences", "tokens")  # of each split, in the manifest
+VERSION = 1  # of the records: increased by a change after which the same config gives others
+JOB = "job"  # in the folder of what is unfinished: the identity of what is being prepared
 
 
 def recipe_of(config) -> dict:
     """Returns the config fields that determine the records, besides tokenizer and lengths."""
-    return {"corpus": list(corpus_sources(config)), **{name: config.data[name] for name in RECIPE_FIELDS}}
+    fields = RECIPE_FIELDS + (MASKING_FIELDS if config.data.masking == "static" else ())
+    values = {name: config.data[name] for name in fields} | {"cleaning": config.data.cleaning.to_dict()}
+    return json.loads(json.dumps({"corpus": list(corpus_sources(config)), **values}))  # as the manifest has it
 
 
 def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     """Writes the records of every stage of `config`, the tokenizer and the manifest to `output`; returns the manifest.
 
     Loads the tokenizer from `config.tokenizer.path`, or learns it from the training documents if the path is empty.
-    Writes the manifest last; overwrites the output of an interrupted run. Raises `UserError` if `output` already has a
-    manifest or the corpus has too few documents.
+    Writes the manifest last. Goes on with what a killed run of the same config and corpus has finished. Raises
+    `UserError` if `output` already has a manifest or the corpus has too few documents.
     """
     if workers < 1:
         raise UserError(f"--workers={workers}: must be at least 1")
     output = epath.Path(output)
+    refuse_finished(output)
+    began = time.time()
+    groups = corpus.groups(corpus_sources(config))
+    given = vocabulary.load_tokenizer(config) if config.tokenizer.path else None
+    work = unfinished(output, identity_of(config, given, groups))
+    selection = selection_of(config)
+    with worker_pool(workers) as pool:
+        selection = with_repeats(selection, groups, work, pool, 2 * workers)
+        used = given or learnt_tokenizer(config, groups, selection, output, work, pool, 2 * workers)
+        used.save(output)
+        job = job_of(config, used, output, work)
+        totals, counts, rows = spill_all(job, groups, selection, pool, 2 * workers)
+        check_documents(config, totals)
+        written = write_all(job, rows, pool, 2 * workers)
+    manifest = manifest_of(config, used, totals, counts, shards.sets_of(written, job))
+    records.write_manifest(output, manifest)
+    epath.Path(work).rmtree()
+    report(manifest, time.time() - began)
+    return manifest
+
+
+def refuse_finished(output: epath.Path) -> None:
     if (output / records.MANIFEST).exists():
         raise UserError(f"{output} already contains finished records; delete the folder, or choose another")
-    began = time.time()
-    tokenizer = vocabulary.tokenizer_of(config)
-    output.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(output)
 
-    is_local = "://" not in str(output)
-    for leftover in output.glob("spill-*") if is_local else ():  # from a killed run
-        leftover.rmtree()
-    with tempfile.TemporaryDirectory(prefix="spill-", dir=output if is_local else None) as spill:
-        job = Job(
-            stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in stages_of(config)),
-            data=config.data.to_dict(),
-            vocab_size=tokenizer.vocab_size,
-            tokenizer=dict(kind=tokenizer.kind, path=str(output / tokenizer.filename), lowercase=tokenizer.lowercase),
-            spill=spill,
-            output=str(output),
-        )
-        with worker_pool(workers, start_worker, job) as pool:
-            totals, spilled = blocks.spill_all(config, pool, 2 * workers)
-            _check_documents(config, totals)
-            sets = shards.write_all(job, spilled, pool, 2 * workers)
 
-    manifest = {
+def identity_of(config, given: Tokenizer | None, groups: list[Group]) -> str:
+    """A hash that changes if the records may become others."""
+    content = [VERSION, recipe_of(config), config.data.layout, [stage.to_dict() for stage in stages_of(config)]]
+    content += [given.fingerprint if given else [config.tokenizer.to_dict(), config.model.vocab_size]]
+    content += [group.identity for group in groups]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def unfinished(output: epath.Path, identity: str) -> str:
+    """Returns the local folder of what is kept between the passes: in the output, or in TMPDIR if that is remote.
+
+    Keeps there what a killed run of the same identity has finished, and deletes what another has left.
+    """
+    if "://" not in str(output):
+        work = output / "unfinished"
+    else:
+        name = hashlib.sha256(str(output).encode()).hexdigest()[:16]
+        work = epath.Path(tempfile.gettempdir()) / f"bertjax-{name}"
+    if (work / JOB).exists() and (work / JOB).read_text() == identity:
+        print(f"going on with the unfinished preparation in {output}", flush=True)
+    else:
+        if work.exists():
+            work.rmtree()
+        write_whole(work / JOB, identity)
+    return str(work)
+
+
+def learnt_tokenizer(
+    config, groups, selection: Selection, output: epath.Path, work: str, pool, ahead: int
+) -> Tokenizer:
+    """Learns the tokenizer, or loads the one that a killed run has learnt."""
+    done, kind = epath.Path(work) / "learnt", tokenizer.KINDS[config.tokenizer.kind]
+    if done.exists():
+        return tokenizer.load(kind.kind, output / kind.filename, config.tokenizer.lowercase)
+    learnt = vocabulary.learn_tokenizer(config, groups, selection, pool, ahead)
+    learnt.save(output)
+    write_whole(done, learnt.fingerprint)
+    return learnt
+
+
+def job_of(config, used: Tokenizer, output: epath.Path, work: str) -> Job:
+    return Job(
+        stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in stages_of(config)),
+        data=config.data.to_dict(),
+        vocab_size=used.vocab_size,
+        fingerprint=used.fingerprint,
+        tokenizer=(("kind", used.kind), ("path", str(output / used.filename)), ("lowercase", used.lowercase)),
+        work=work,
+        output=str(output),
+    )
+
+
+def spill_all(job: Job, groups: list[Group], selection: Selection, pool, ahead: int):
+    """Spills the whole corpus.
+
+    Returns its statistics by split, the counts of `Selection.read`, and the number of rows of each split and stage.
+    """
+    totals, counts, rows = collections.Counter(), collections.Counter(), collections.Counter()
+    function = functools.partial(blocks.spill, job=job)
+    with progress("preparing text", groups) as bar:
+        for spilled in in_order(pool, function, blocks.read_blocks(groups, selection, counts), ahead):
+            totals.update({f"{spilled.split}_{name}": count for name, count in spilled.stats.items()})
+            rows.update({(spilled.split, stage): n for stage, n in zip(job.stages, spilled.rows)})
+            bar.update(spilled.stats["bytes"])
+    return totals, counts, rows
+
+
+def write_all(job: Job, rows: dict[tuple[str, Stage], int], pool, ahead: int) -> dict:
+    """Writes all shards; returns what each contains."""
+    for stage in job.stages:
+        (epath.Path(job.output) / records.set_folder(stage.length)).mkdir(exist_ok=True)
+    wanted = shards.shards_of(job, rows)
+    function = functools.partial(shards.write, job=job)
+    with tqdm.tqdm(desc="writing shards", total=len(wanted), disable=None, leave=False) as bar:
+        written = {}
+        for shard, contents in zip(wanted, in_order(pool, function, wanted, ahead)):
+            written[shard] = contents
+            bar.update()
+    return written
+
+
+def manifest_of(config, used: Tokenizer, totals: dict, counts: dict, sets: dict) -> dict:
+    return {
         "recipe": recipe_of(config),
+        "layout": config.data.layout,
         "tokenizer": dict(
-            kind=tokenizer.kind,
-            lowercase=tokenizer.lowercase,
-            vocab_size=tokenizer.vocab_size,
-            fingerprint=tokenizer.fingerprint,
+            kind=used.kind, lowercase=used.lowercase, vocab_size=used.vocab_size, fingerprint=used.fingerprint
         ),
-        "corpus": dict(sorted(totals.items())),
+        "corpus": {f"{split}_{what}": totals[f"{split}_{what}"] for split in SPLITS for what in STATISTICS},
+        "sources": {
+            source: {what: counts[what, source] for what in ("documents", "characters")}
+            for source in corpus_sources(config)
+        },
+        "cleaning": {what: counts[what] for what in cleaning.CHANGES if counts[what]},
         "sets": sets,
     }
-    records.write_manifest(output, manifest)
-    seconds = time.time() - began
+
+
+def report(manifest: dict, seconds: float) -> None:
+    """Prints what was prepared, left out and mixed."""
+    totals = manifest["corpus"]
     characters = totals["train_characters"] + totals["heldout_characters"]
-    written = sum(sum(files[split].values()) for files in sets.values() for split in SPLITS)
+    written = sum(file["records"] for found in manifest["sets"].values() for s in SPLITS for file in found[s].values())
     print(
         f"prepared {written:,} records from {totals['train_documents']:,} training and "
         f"{totals['heldout_documents']:,} held-out documents: {characters / 1e6:.1f} M characters in {seconds:.0f} s, "
         f"{characters / 1e6 / seconds:.2f} M/s",
         flush=True,
     )
-    return manifest
+    for what, count in manifest["cleaning"].items():
+        print(f"{count:,} {cleaning.CHANGES[what]}")
+    used = sum(source["characters"] for source in manifest["sources"].values())
+    for name, source in manifest["sources"].items() if len(manifest["sources"]) > 1 else ():
+        share = source["characters"] / max(1, used)
+        print(f"{share:.1%} of the text is from {name}: {source['documents']:,} documents, copies counted")
 
 
-def _check_documents(config, totals: dict) -> None:
+def check_documents(config, totals: dict) -> None:
+    """Raises `UserError` if there are too few documents to train or to evaluate on."""
     train, heldout = totals["train_documents"], totals["heldout_documents"]
-    if train < 2:
+    least = 2 if config.data.next_sentence == "pairs" else 1
+    needs = "next-sentence prediction needs at least two" if least == 2 else "at least one is needed"
+    if train < least:
         raise UserError(
-            f"data.corpus: {', '.join(corpus_sources(config))} gives {train} document{'s' * (train != 1)} for training;"
-            f" next-sentence prediction needs at least two (a blank line ends a document)"
+            f"data.corpus: {', '.join(corpus_sources(config))} gives {train} document{'s' * (train != 1)} for "
+            f"training; {needs} (a blank line ends a document)"
         )
-    if config.data.heldout_fraction and heldout < 2:
+    if config.data.heldout_fraction and heldout < least:
         raise UserError(
             f"config.data.heldout_fraction = {config.data.heldout_fraction}: of {train + heldout} documents it holds "
-            f"out {heldout}, but next-sentence prediction needs two; increase it, or set it to 0"
+            f"out {heldout}, but {needs}; increase it, or set it to 0"
         )

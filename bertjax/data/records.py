@@ -4,13 +4,15 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
+import google_crc32c
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.serialization import tfrecords
-from bertjax.files import write_whole
+from bertjax.files import replacing, write_whole
 
 MANIFEST = "manifest.json"
 
@@ -40,14 +42,22 @@ class RecordSet:
         return sum(self.counts)
 
 
-def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray]]) -> None:
+class Written(NamedTuple):  # STUB
+    records: int
+    bytes: int
+    crc32c: str
+
+
+def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray]]) -> Written:
     """Writes one TFRecord file; each block maps the names of `features` to arrays `[records, size]`."""
-    path = epath.Path(path)
-    partial = path.parent / f"{path.name}.partial"
-    with partial.open("wb") as file:
+    count, size, checksum = 0, 0, 0
+    with replacing(path) as partial, partial.open("wb") as file:
         for block in blocks:
-            file.write(tfrecords(block))
-    partial.replace(path)
+            data = tfrecords(block)
+            file.write(data)
+            count, size = count + len(block["input_ids"]), size + len(data)
+            checksum = google_crc32c.extend(checksum, data)
+    return Written(count, size, f"{checksum:08x}")
 
 
 def set_folder(length: int) -> str:
@@ -131,7 +141,11 @@ def find_records(
         for path in paths:
             if not epath.Path(path).exists():
                 raise UserError(f"{path}: missing, but listed in {folder / MANIFEST}; copy or prepare it again")
-        return RecordSet(paths, tuple(files.values())) if files else None
+        return (
+            RecordSet(paths, tuple(f if isinstance(f, int) else f["records"] for f in files.values()))
+            if files
+            else None
+        )
 
     own = folder / set_folder(length)
     paths = [str(p) for p in (own if own.is_dir() else folder).iterdir() if "tfrecord" in p.name.lower()]

@@ -1,6 +1,5 @@
 """Masked sequences as rows of an array: made from tokens, kept on disk between the passes, turned into records."""
 
-import functools
 import random
 
 import numpy as np
@@ -11,10 +10,9 @@ from bertjax.data.masking import mask_tokens
 from bertjax.text.tokenizer import Tokenizer
 
 
-@functools.cache
-def row_type(stage: Stage, vocab_size: int) -> np.dtype:
+def row_type(stage: Stage, job) -> np.dtype:
     """The format of a masked sequence; omits what can be derived."""
-    number = np.uint16 if max(stage.length, vocab_size) <= 1 << 16 else np.int32
+    number = np.uint16 if max(stage.length, job.vocab_size) <= 1 << 16 else np.int32
     return np.dtype(
         [
             ("ids", number, (stage.length,)),
@@ -28,13 +26,15 @@ def row_type(stage: Stage, vocab_size: int) -> np.dtype:
     )
 
 
-def make_rows(tokens: Tokens, stage: Stage, job: Job, tokenizer: Tokenizer, seed: list[int]) -> np.ndarray:
-    """Makes and masks the sequences that cover some documents once."""
+def make_rows(
+    tokens: Tokens, used: np.ndarray, stage: Stage, job: Job, tokenizer: Tokenizer, seed: list[int]
+) -> np.ndarray:
+    """Makes and masks the sequences that cover the documents `used` once."""
     rng = np.random.default_rng(seed)
     draw = random.Random(rng.bytes(16))
     pairs = [
         pair
-        for index in range(len(tokens.documents) - 1)
+        for index in used.tolist()
         for pair in make_pairs(tokens, index, draw, length=stage.length, short_seq_prob=job.data["short_seq_prob"])
     ]
     pairs = np.array(pairs, np.int32).reshape(-1, 5)
@@ -50,7 +50,7 @@ def make_rows(tokens: Tokens, stage: Stage, job: Job, tokenizer: Tokenizer, seed
         max_predictions_per_seq=stage.predictions,
         continues_word=tokenizer.continues_word if job.data["do_whole_word_mask"] else None,
     )
-    rows = np.empty(len(pairs), row_type(stage, job.vocab_size))
+    rows = np.empty(len(pairs), row_type(stage, job))
     rows["ids"], rows["size"], rows["first_size"] = masking.ids, sizes, pairs[:, 1] + 2
     rows["positions"], rows["labels"], rows["masked"] = masking.positions, masking.labels, masking.counts
     rows["is_random_next"] = pairs[:, 4]
@@ -79,7 +79,7 @@ def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Toke
     return ids, end[:, 0] + 1, separates | (place == 0)
 
 
-def features_of(rows: np.ndarray) -> dict[str, np.ndarray]:
+def features_of(rows: np.ndarray, layout: str) -> dict[str, np.ndarray]:
     """Returns the features of records `[rows, size]`, as `records.features` names them."""
     token, prediction = np.arange(rows["ids"].shape[1]), np.arange(rows["positions"].shape[1])
     inside = token < rows["size"][:, None]

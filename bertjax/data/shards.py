@@ -1,82 +1,83 @@
-"""The second pass of a preparation: the buckets of a shard from all blocks -> a shuffled file of records."""
+"""The second pass of a preparation: the sequences of a shard from all blocks -> a file of records."""
 
+import json
 import os
 from typing import NamedTuple
 
-import numpy as np
-import tqdm
 from etils import epath
 
 from bertjax.data import records
-from bertjax.data.blocks import BUCKETS, ROWS, Spilled, spill_path
-from bertjax.data.job import SPLITS, Job, Stage, this_worker
+from bertjax.data.blocks import Spilled, spilled_paths
+from bertjax.data.job import Job, Stage
+from bertjax.data.runs import ROWS, gather
+from bertjax.data.selection import SPLITS
 from bertjax.data.sequences import features_of, row_type
-from bertjax.data.workers import in_order
+from bertjax.files import write_whole
 
-SHARD_BYTES = 32 << 20  # of rows in memory; some 90 MB as records
+SHARD_BYTES = 32 << 20  # of rows in memory, at most; some 90 MB as records
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
 
 
 class Shard(NamedTuple):
-    path: str  # relative to the output folder
+    """Shard `index` of `count`: it has the rows of that range of their random keys, see `runs`."""
+
     stage: Stage
-    seed: tuple[int, ...]
-    slices: list[tuple[int, int, int]]  # (block, first row, number of rows)
+    split: str
+    index: int
+    count: int
+
+    @property
+    def path(self) -> str:
+        """Relative to the output folder."""
+        folder = records.set_folder(self.stage.length)
+        return f"{folder}/{self.split}-{self.index:05d}-of-{self.count:05d}.tfrecord"
 
 
-def write_all(job: Job, blocks: list[Spilled], pool, ahead: int) -> dict:
-    """Writes all sets of records; returns the manifest's "sets", with the number of records per file."""
+def shards_of(job: Job, rows: dict[tuple[str, Stage], int]) -> list[Shard]:
+    """Returns the shards for a number of rows of each split and stage."""
+    shards = []
+    for (split, stage), total in sorted(rows.items()):
+        size = total * row_type(stage, job).itemsize
+        count = MIN_TRAIN_SHARDS if split == "train" else 1
+        while size > count * SHARD_BYTES:
+            count *= 2
+        shards += [Shard(stage, split, index, count) for index in range(count)] if total else []
+    return shards
+
+
+def write(shard: Shard, job: Job) -> records.Written:
+    """Writes a shard of what was spilled, unless an earlier run of the same job has done so."""
+    done = os.path.join(job.work, f"{shard.path.replace('/', '-')}.json")
+    if os.path.exists(done):
+        with open(done) as file:
+            return records.Written(**json.load(file))
+    paths = spilled_paths(job, shard.split, shard.stage)
+    _, rows = gather(paths, row_type(shard.stage, job), shard.index, shard.count)
+    written = write_rows(shard, job, rows)
+    write_whole(done, json.dumps(written._asdict()))
+    return written
+
+
+def write_rows(shard: Shard, job: Job, rows) -> records.Written:
+    parts = (features_of(rows[first : first + ROWS], job.data["layout"]) for first in range(0, len(rows), ROWS))
+    return records.write_records(epath.Path(job.output) / shard.path, parts)
+
+
+def sets_of(written: dict[Shard, records.Written], job: Job) -> dict:
+    """Returns the manifest's "sets": the files of each split, and what they contain."""
     sets = {
         str(stage.length): {"max_predictions_per_seq": stage.predictions, **{split: {} for split in SPLITS}}
         for stage in job.stages
     }
-    shards = []
-    for stage in job.stages:
-        (epath.Path(job.output) / records.set_folder(stage.length)).mkdir(exist_ok=True)
-        for split in SPLITS:
-            shards += shards_of(job, stage, split, [block for block in blocks if block.split == split])
-    with tqdm.tqdm(desc="writing shards", total=len(shards), disable=None, leave=False) as bar:
-        for shard, count in zip(shards, in_order(pool, write, shards, ahead)):
-            split = os.path.basename(shard.path).split("-")[0]
-            sets[str(shard.stage.length)][split][shard.path] = count
-            bar.update()
+    for shard in sorted(written):
+        sets[str(shard.stage.length)][shard.split][shard.path] = written[shard]._asdict()
     return sets
 
 
-def shards_of(job: Job, stage: Stage, split: str, blocks: list[Spilled]) -> list[Shard]:
-    if not blocks:
-        return []
-    sizes = np.array([block.bucket_sizes[stage] for block in blocks])  # [blocks, BUCKETS]
-    size = sizes.sum() * row_type(stage, job.vocab_size).itemsize
-    count, least = 1, MIN_TRAIN_SHARDS if split == "train" else 1
-    while count < least or (count < BUCKETS and size > count * SHARD_BYTES):
-        count *= 2
-    ends = np.cumsum(sizes, axis=1)
-    shards = []
-    for i in range(count):
-        low, high = i * BUCKETS // count, (i + 1) * BUCKETS // count
-        first, last = ends[:, low] - sizes[:, low], ends[:, high - 1]
-        shards.append(
-            Shard(
-                path=f"{records.set_folder(stage.length)}/{split}-{i:05d}-of-{count:05d}.tfrecord",
-                stage=stage,
-                seed=(job.data["seed"], stage.length, SPLITS.index(split), i),
-                slices=[(b.number, int(a), int(z - a)) for b, a, z in zip(blocks, first, last) if z > a],
-            )
-        )
-    return shards
-
-
-def write(shard: Shard) -> int:
-    """Writes a shard; returns the number of its records."""
-    job = this_worker().job
-    stored = row_type(shard.stage, job.vocab_size)
-    parts = [
-        np.fromfile(spill_path(job.spill, shard.stage, block), stored, count, offset=first * stored.itemsize)
-        for block, first, count in shard.slices
-    ]
-    rows = np.concatenate(parts) if parts else np.empty(0, stored)
-    order = np.random.default_rng(shard.seed).permutation(len(rows))
-    blocks = (features_of(rows[order[first : first + ROWS]]) for first in range(0, len(rows), ROWS))
-    records.write_records(epath.Path(job.output) / shard.path, blocks)
-    return len(rows)
+def rows_by_set(blocks: list[Spilled], job: Job) -> dict[tuple[str, Stage], int]:
+    """Returns the number of rows of each split and stage."""
+    return {
+        (split, stage): sum(block.rows[i] for block in blocks if block.split == split)
+        for split in SPLITS
+        for i, stage in enumerate(job.stages)
+    }

@@ -1,18 +1,16 @@
 """The tokenizer of a corpus: loaded, or learnt from the documents that are not held out."""
 
+import collections
 from collections.abc import Iterator
 
 from etils import epath
 
-from bertjax.config import UserError, corpus_sources
-from bertjax.data import corpus
+from bertjax.config import UserError
 from bertjax.text import sentences, tokenizer
 
 
-def tokenizer_of(config) -> tokenizer.Tokenizer:
-    """Loads the tokenizer of a config, or learns it if the config gives no path. Its size must match the model's."""
-    if not config.tokenizer.path:
-        return learn_tokenizer(config)
+def load_tokenizer(config) -> tokenizer.Tokenizer:
+    """Loads the tokenizer of `config.tokenizer.path`. Its size must match the model's."""
     loaded = tokenizer.load(config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase)
     check_vocab_size(config, loaded, config.tokenizer.path)
     return loaded
@@ -28,13 +26,14 @@ def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) 
         )
 
 
-def learn_tokenizer(config) -> tokenizer.Tokenizer:
+def learn_tokenizer(config, groups, selection, pool, ahead) -> tokenizer.Tokenizer:  # STUB
     """Learns a vocabulary of `model.vocab_size` pieces from the documents that are not held out."""
 
     def texts() -> Iterator[str]:
-        for document in corpus.read_documents(corpus_sources(config), config.data.text_column):
-            if not corpus.is_heldout(document, config.data.heldout_fraction, config.data.seed):
-                yield from sentences.split(document, config.data.language, config.data.split_sentences)
+        for group in groups:
+            for each in selection.read(group, collections.Counter()):
+                if each.split == "train":
+                    yield from sentences.split(each.document, config.data.language, config.data.split_sentences)
 
     if config.tokenizer.kind == "wordpiece" and config.tokenizer.lowercase and config.data.language != "en":
         print("text is lower-cased and accents are stripped; --config.tokenizer.lowercase=False keeps both", flush=True)

@@ -5,6 +5,8 @@ import concurrent.futures
 import concurrent.futures.process
 import contextlib
 import multiprocessing
+import multiprocessing.connection
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +16,13 @@ from bertjax.config import UserError
 
 
 @contextlib.contextmanager
-def worker_pool(workers: int, start: Callable, *arguments) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    """A process pool that kills its workers on an error; each worker first calls `start(*arguments)`.
+def worker_pool(workers: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    """A process pool that kills its workers on an error. They end by themselves if this process is killed.
 
     Spawns the workers, because forking is unsafe with JAX's threads. Raises `UserError` if one of them dies.
     """
     context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _ignore_interrupts, (start, *arguments))
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker)
     try:
         with _holding_interrupts():
             for _ in range(workers):  # each submission starts a worker while none is idle
@@ -38,16 +40,22 @@ def worker_pool(workers: int, start: Callable, *arguments) -> Iterator[concurren
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _ignore_interrupts(start: Callable, *arguments) -> None:
+def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked until now, see `_holding_interrupts`
-    start(*arguments)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 @contextlib.contextmanager
 def _holding_interrupts() -> Iterator[None]:
     """Blocks SIGINT while workers start, so that they inherit this: a terminal sends Ctrl-C to all processes.
 
-    This process receives a Ctrl-C of that time afterwards; workers ignore it for good from `_ignore_interrupts` on.
+    This process receives a Ctrl-C of that time afterwards; workers ignore it for good from `_start_worker` on.
     """
     if threading.current_thread() is not threading.main_thread():  # the main thread would receive it all the same
         yield

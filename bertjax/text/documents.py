@@ -26,10 +26,17 @@ PARQUET_ROWS = 1024  # that are read at a time
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """Consecutive text. `lines` are its paragraphs or sentences; `source` is its location for messages, "FILE:LINE"."""
+    """Consecutive text.
+
+    Attributes:
+      source: its location for messages, "FILE:LINE".
+      lines: its paragraphs or sentences.
+      bytes: how much of the file, as it is stored, has been read since the document before; for progress.
+    """
 
     source: str
     lines: list[str]
+    bytes: int = 0
 
 
 def read_documents(source: str, text_column: str = "text") -> Iterator[Document]:

@@ -1,5 +1,7 @@
 """Preparation from end to end: the same bytes for any number of workers, and nothing lost or leaked on the way."""
 
+import collections
+import contextlib
 import hashlib
 import itertools
 import os
@@ -14,9 +16,10 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, named_stages, stage
-from bertjax.data import blocks, preparation, records
-from bertjax.data.corpus import is_heldout, read_documents
+from bertjax.data import blocks, corpus, preparation, records, shards
+from bertjax.data.corpus import read_documents
 from bertjax.data.pipeline import heldout_batches
+from bertjax.data.selection import is_heldout, selection_of
 from bertjax.text import tokenizer
 from bertjax.text.documents import Document
 from tests.conftest import make_corpus, preparing_in_process, tiny_config
@@ -39,10 +42,18 @@ def everything(folder, length, predictions, split):
     return {name: x[: found.total] for name, x in batch.items()}
 
 
+GROUP = [corpus.Group(0, ())]
+
+
+def blocks_in(config, groups=None):
+    groups = groups or corpus.groups([config.data.corpus])
+    return blocks.read_blocks(groups, selection_of(config), collections.Counter())
+
+
 def test_the_same_bytes_for_any_number_of_workers(corpus_file, records_folder, tmp_path, monkeypatch):
     """In one process, and with two others and many small blocks, so that they really take turns."""
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
-    sizes = [len(block.documents) for block in blocks.read_blocks(tiny_config(corpus_file))]
+    sizes = [len(block.selected) for block in blocks_in(tiny_config(corpus_file))]
     assert len(sizes) > 2 and min(sizes) >= min(16, sizes[-1])
     with preparing_in_process():
         preparation.prepare(tiny_config(corpus_file), tmp_path / "alone")
@@ -60,7 +71,7 @@ def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file,
     heldout, rows = [], []
     for seed in (0, 5):
         config.data.update(seed=seed, heldout_fraction=0.15)
-        heldout.append([block.documents for block in blocks.read_blocks(config) if block.split == "heldout"])
+        heldout.append([block.selected for block in blocks_in(config) if block.split == "heldout"])
         config.data.heldout_fraction = 0.0  # the same documents: what differs are pairs and masks
         preparation.prepare(config, tmp_path / f"data{seed}")
         rows.append(sorted(map(tuple, everything(tmp_path / f"data{seed}", 32, 5, "train")["input_ids"])))
@@ -104,11 +115,11 @@ def test_records_are_well_formed(records_folder):
 
 
 def test_held_out_text_is_not_in_training(corpus_file, records_folder):
-    config = tiny_config(corpus_file)
+    fraction = tiny_config(corpus_file).data.heldout_fraction
     pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
     documents = list(read_documents([str(corpus_file)]))
-    heldout = {line for d in documents if is_heldout(d, config.data.heldout_fraction, 0) for line in d.lines}
-    train = {line for d in documents if not is_heldout(d, config.data.heldout_fraction, 0) for line in d.lines}
+    heldout = {line for d in documents if is_heldout("\n".join(d.lines), fraction, 0) for line in d.lines}
+    train = {line for d in documents if not is_heldout("\n".join(d.lines), fraction, 0) for line in d.lines}
     only_heldout = {tuple(pieces.encode(line).ids) for line in heldout - train}
     assert only_heldout
 
@@ -133,7 +144,7 @@ def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(record
     own = ~special & (actual | (batch["segment_ids"] == 0)) & (batch["input_mask"] == 1)
     assert 0.8 < own.sum() / (3 * manifest["corpus"]["train_tokens"]) <= 1
     assert len(manifest["sets"]["64"]["train"]) == 8
-    assert max(manifest["sets"]["64"]["train"].values()) < 3 * len(own) / 8
+    assert max(file["records"] for file in manifest["sets"]["64"]["train"].values()) < 3 * len(own) / 8
 
 
 def test_whole_words_and_sentencepiece(corpus_file, tmp_path, in_process):
@@ -176,10 +187,10 @@ def test_documents_are_read_as_they_are_needed(monkeypatch):
     endless = (f"document {i} has a line of its own." for i in itertools.count())
     from bertjax.text.documents import Document
 
-    monkeypatch.setattr(blocks.corpus, "read_documents", lambda *_: (Document("x", [t]) for t in endless))
+    monkeypatch.setattr(corpus, "read_group", lambda *_: (("x", Document("x", [t])) for t in endless))
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 1000)
-    first = list(itertools.islice(blocks.read_blocks(tiny_config("unused")), 3))
-    assert [block.number for block in first] == [0, 1, 2]
+    first = list(itertools.islice(blocks_in(tiny_config("x"), GROUP), 3))
+    assert [block.number for block in first] == [(0, 0), (0, 1), (0, 2)]
 
 
 @pytest.mark.parametrize(
@@ -207,15 +218,88 @@ def test_a_sentence_that_is_none_is_refused_before_a_vocabulary_is_learnt_from_i
     (tmp_path / "text.txt").write_text(make_corpus(20) + "\n" + "x" * 1_000_000)
     with pytest.raises(UserError, match=r"text.txt:\d+: a sentence of 1,000,000 characters"):
         preparation.prepare(tiny_config(tmp_path / "text.txt"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["unfinished"]
 
 
 def test_what_a_killed_run_left_is_cleared_away(corpus_file, tmp_path, in_process):
-    left = tmp_path / "out" / "spill-abc"
+    left = tmp_path / "out" / "unfinished"
     left.mkdir(parents=True)
-    (left / "32-00000000").write_bytes(b"half")
+    (left / "job").write_text("of another corpus")
+    (left / "train-00000-000000.json").write_text("{}")
     preparation.prepare(tiny_config(corpus_file), tmp_path / "out")
-    assert not list((tmp_path / "out").glob("spill-*"))
+    assert not left.exists()
+
+
+def many_blocks(monkeypatch, tmp_path, documents=300):
+    """A config of two sources whose corpus makes a dozen blocks, in two groups."""
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 8000)
+    monkeypatch.setattr(corpus, "PORTION_BYTES", 10_000)
+    for seed in (1, 2):
+        (tmp_path / f"{seed}.txt").write_text(make_corpus(documents // 2, seed))
+    config = tiny_config()
+    config.data.corpus = [str(tmp_path / "1.txt"), str(tmp_path / "2.txt")]
+    return config
+
+
+@pytest.mark.parametrize("broken", ["blocks.spill", "shards.write"])
+def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_process, broken):
+    """Stopped at every block and every shard: none is made twice, and the bytes are those of an undisturbed run."""
+    config = many_blocks(monkeypatch, tmp_path)
+    preparation.prepare(config, tmp_path / "undisturbed")
+    module, name = broken.split(".")
+    module = {"blocks": blocks, "shards": shards}[module]
+    original, made = {"spill": "sequences_of", "write": "write_rows"}[name], []
+    make = getattr(module, original)
+
+    class Killed(BaseException):
+        pass
+
+    def make_one(*arguments):
+        if killed:
+            raise Killed
+        killed.append(True)
+        made.append(arguments[0])
+        return make(*arguments)
+
+    monkeypatch.setattr(module, original, make_one)
+    for _ in range(100):
+        killed = []
+        try:
+            preparation.prepare(config, tmp_path / "out")
+            break
+        except Killed:
+            assert not (tmp_path / "out" / "manifest.json").exists()
+    assert len(made) > 10 and len(made) == len({str(each)[:80] for each in made})
+    assert digest(tmp_path / "out") == digest(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("change", ["config", "corpus"])
+def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp_path, in_process, change):
+    config = many_blocks(monkeypatch, tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(shards, "write_rows", lambda *_: 1 / 0)
+        preparation.prepare(config, tmp_path / "out")
+    if change == "config":
+        config.data.short_seq_prob = 0.2
+    else:
+        (tmp_path / "1.txt").write_text(make_corpus(150, seed=3))
+    preparation.prepare(config, tmp_path / "out")
+    preparation.prepare(config, tmp_path / "anew")
+    assert digest(tmp_path / "out") == digest(tmp_path / "anew")
+
+
+def test_sources_are_used_as_often_as_the_mixture_says(monkeypatch, tmp_path, in_process):
+    config = many_blocks(monkeypatch, tmp_path, documents=1000)
+    first, second = config.data.corpus
+    config.data.mixture = f"{first}=0.5,{second}=2"
+    config.data.heldout_fraction = 0.0
+    sources = preparation.prepare(config, tmp_path / "out")["sources"]
+    assert sources[second]["documents"] == 500 * 3 * 2
+    assert abs(sources[first]["documents"] - 500 * 3 * 0.5) < 4 * (500 * 0.25) ** 0.5
+    config.data.mixture = f"{first}=0"
+    manifest = preparation.prepare(config, tmp_path / "without")
+    assert manifest["sources"][first] == {"documents": 0, "characters": 0}
+    assert manifest["corpus"]["train_documents"] == 500
 
 
 def processes(session: int) -> dict[int, tuple[str, int]]:
@@ -233,38 +317,70 @@ def processes(session: int) -> dict[int, tuple[str, int]]:
     return found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_ctrl_c_is_the_parents_to_answer(tmp_path):
-    """A terminal sends it to all processes. No worker ever hears it, so that none prints a traceback."""
-    (tmp_path / "text.txt").write_text(20 * make_corpus(1_000))
-    (tmp_path / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, "the"]))
-    options = ["data.corpus=text.txt", "tokenizer.path=vocab.txt", "model.vocab_size=6"]
+@contextlib.contextmanager
+def preparing(folder: pathlib.Path, workers: int):
+    """`bertjax.prepare` in a process, as a session of its own, on a few blocks of text; its records are in out/."""
+    if not (folder / "text.txt").exists():
+        (folder / "text.txt").write_text(20 * make_corpus(1_000))
+    (folder / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, "the"]))
+    options = ["data.corpus=text.txt", "tokenizer.path=vocab.txt", "model.vocab_size=6", "data.dupe_factor=2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "bertjax.prepare", f"--config={ROOT / 'experiments/base.py'}", "--output=out",
-         "--workers=4", *(f"--config.{option}" for option in options)],
+         f"--workers={workers}", *(f"--config.{option}" for option in options)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         start_new_session=True,
     )  # fmt: skip
     try:
-        workers, deadline = [], time.monotonic() + 300
-        while len(workers) < 4:
-            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-            workers = [ignored for line, ignored in processes(process.pid).values() if "spawn_main" in line]
-            time.sleep(0.01)
-        assert all(ignored >> signal.SIGINT - 1 & 1 for ignored in workers), workers
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 130 and errors == "error: interrupted\n"
-        while processes(process.pid):  # multiprocessing's resource tracker ends just after its parent
-            assert time.monotonic() < deadline, processes(process.pid)
-            time.sleep(0.01)
+        yield process
     finally:
         if processes(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_until(condition, process):
+    deadline = time.monotonic() + 300
+    while not (found := condition()):
+        assert time.monotonic() < deadline, (processes(process.pid), process.poll())
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_ctrl_c_is_the_parents_to_answer(tmp_path):
+    """A terminal sends it to all processes. No worker ever hears it, so that none prints a traceback."""
+    with preparing(tmp_path, workers=4) as process:
+
+        def workers():
+            found = [ignored for line, ignored in processes(process.pid).values() if "spawn_main" in line]
+            return found if len(found) == 4 else None
+
+        ignored = wait_until(workers, process)
+        assert all(signals >> signal.SIGINT - 1 & 1 for signals in ignored), ignored
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 130 and errors == "error: interrupted\n"
+        wait_until(lambda: not processes(process.pid), process)  # the resource tracker ends just after its parent
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_killed_and_started_again(tmp_path):
+    """With SIGKILL, after the first block. The workers end as well, and no byte differs from an undisturbed run."""
+    with preparing(tmp_path, workers=2) as process:
+        wait_until(lambda: list(tmp_path.glob("out/unfinished/*.json")), process)
+        process.kill()
+        wait_until(lambda: not processes(process.pid), process)
+    with preparing(tmp_path, workers=1) as process:
+        output, errors = process.communicate(timeout=300)
+        assert process.returncode == 0 and "going on with the unfinished preparation in out" in output, errors
+    (tmp_path / "out").rename(tmp_path / "killed")
+    with preparing(tmp_path, workers=2) as process:
+        process.communicate(timeout=300)
+    assert digest(tmp_path / "killed") == digest(tmp_path / "out")
 
 
 def test_two_big_documents_make_a_block(monkeypatch):
@@ -272,10 +388,10 @@ def test_two_big_documents_make_a_block(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 100)
     monkeypatch.setattr(blocks, "BIG_BLOCK_CHARACTERS", 1000)
     documents = [Document(str(i), [str(i) * size]) for i, size in enumerate([600] * 6 + [20] * 40)]
-    monkeypatch.setattr(blocks.corpus, "read_documents", lambda *_: iter(documents))
+    monkeypatch.setattr(corpus, "read_group", lambda *_: (("x", document) for document in documents))
     config = tiny_config("x")
     config.data.heldout_fraction = 0.0
-    sizes = [len(block.documents) for block in blocks.read_blocks(config)]
+    sizes = [len(block.selected) for block in blocks_in(config, GROUP)]
     assert sizes[:3] == [2, 2, 2] and sum(sizes) == 46 and min(sizes[3:]) >= 16
 
 

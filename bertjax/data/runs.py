@@ -1,0 +1,55 @@
+"""Rows on disk in the order of a key. A range of keys can be read from many such files without reading the rest.
+
+With random keys this shuffles: the rows of a range, from all files and in the order of their keys, are a random part of
+all rows in random order. With hashes it brings equal ones together.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from bertjax.files import replacing
+
+KEY = np.dtype(np.uint64)
+ROWS = 4096  # that are copied at a time
+
+
+def write_run(path: str, keys: np.ndarray, parts: Sequence[np.ndarray]) -> None:
+    """Writes rows, which are the concatenation of `parts`, in the ascending order of their `keys` `[rows]`, uint64."""
+    order = np.argsort(keys, kind="stable")
+    ends = np.cumsum([len(part) for part in parts])
+    with replacing(path) as partial, partial.open("wb") as file:
+        file.write(keys[order].data)
+        for first in range(0, len(order), ROWS):
+            rows = order[first : first + ROWS]
+            sorted_rows = np.empty(len(rows), parts[0].dtype)
+            owners = np.searchsorted(ends, rows, "right")
+            for owner in np.unique(owners):
+                own = owners == owner
+                sorted_rows[own] = parts[owner][rows[own] - (ends[owner] - len(parts[owner]))]
+            file.write(sorted_rows.data)
+
+
+def read_range(path: str, row: np.dtype, index: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns keys and rows of the range `index` of `count` equal ranges of all possible keys."""
+    total = os.path.getsize(path) // (KEY.itemsize + row.itemsize)
+    if not total:
+        return np.empty(0, KEY), np.empty(0, row)
+    keys = np.memmap(path, KEY, "r", shape=total)
+    first, last = (_place(keys, (i << 64) // count) for i in (index, index + 1))
+    offset = KEY.itemsize * total + row.itemsize * first
+    return np.array(keys[first:last]), np.fromfile(path, row, last - first, offset=offset)
+
+
+def _place(keys: np.ndarray, bound: int) -> int:
+    return len(keys) if bound >= 1 << 64 else int(np.searchsorted(keys, np.uint64(bound)))
+
+
+def gather(paths: Iterable[str], row: np.dtype, index: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns keys and rows of a range from all files, in the order of the keys; of equal keys the first file first."""
+    nothing = np.empty(0, KEY), np.empty(0, row)
+    keys, rows = zip(nothing, *(read_range(path, row, index, count) for path in paths))
+    keys = np.concatenate(keys)
+    order = np.argsort(keys, kind="stable")
+    return keys[order], np.concatenate(rows)[order]

@@ -1,0 +1,109 @@
+"""Which documents of a corpus are used: cleaned, held out or not, and how often."""
+
+import collections
+import dataclasses
+import functools
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax.config import mixture_of
+from bertjax.data import cleaning, corpus
+from bertjax.data.cleaning import Repeats
+from bertjax.data.progress import progress
+from bertjax.data.workers import in_order
+from bertjax.files import replacing
+from bertjax.text.documents import Document
+
+SPLITS = ("train", "heldout")
+
+
+class Selected(NamedTuple):
+    document: Document
+    split: str
+    copies: int  # how often it is used
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """How documents are selected. Each is judged by itself, so that groups can be read in any order, on any machine.
+
+    Attributes:
+      data: `config.data`, as a dict.
+      weights: of the sources, see `config.mixture_of`.
+      repeats: what `cleaning` found to repeat in the corpus.
+    """
+
+    data: Mapping
+    weights: Mapping[str, float]
+    repeats: Repeats = cleaning.NONE
+
+    def read(self, group: corpus.Group, counts: collections.Counter) -> Iterator[Selected]:
+        """Yields the selected documents of a group.
+
+        Increases `counts` by what cleaning changed, and by the documents and characters of each source, each as often
+        as it is used.
+        """
+        for position, source, document in self.clean(group, counts):
+            if document := cleaning.without_repeats(document, position, self.repeats, counts):
+                selected = self._select(document, self.weights[source])
+                counts["documents", source] += selected.copies
+                counts["characters", source] += selected.copies * sum(map(len, document.lines))
+                yield selected
+
+    def clean(self, group: corpus.Group, counts: collections.Counter) -> Iterator[tuple[int, str, Document]]:
+        """Yields position, source and text of the documents that are used as far as can be said of them alone."""
+        for place, (source, document) in enumerate(corpus.read_group(group, self.data["text_column"])):
+            counts["bytes"] += document.bytes
+            if self.weights[source] and (found := cleaning.cleaned(document, self.data["cleaning"], counts)):
+                yield group.number << 32 | place, source, found
+
+    def _select(self, document: Document, weight: float) -> Selected:
+        text = "\n".join(document.lines)
+        if is_heldout(text, self.data["heldout_fraction"], self.data["seed"]):
+            return Selected(document, "heldout", 1)
+        copies, rest = divmod(self.data["dupe_factor"] * weight, 1)
+        return Selected(document, "train", int(copies) + (rest > 0 and _share(text, self.data["seed"], b"copy") < rest))
+
+
+def selection_of(config) -> Selection:
+    """The selection of a config, before repeats are known."""
+    return Selection(config.data.to_dict(), mixture_of(config))
+
+
+def is_heldout(text: str, fraction: float, seed: int) -> bool:
+    """Returns whether a document is held out. A hash of its text decides, so all copies land in the same split."""
+    return _share(text, seed, b"") < fraction
+
+
+def _share(text: str, seed: int, purpose: bytes) -> float:
+    """A number from 0 to 1, the same for the same text."""
+    return cleaning.text_hash(text, salt=seed.to_bytes(8, "big") + purpose) / 2**64
+
+
+def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, pool, ahead: int) -> Selection:
+    """Finds what repeats in the corpus, if it is to be left out; keeps the result in the folder `work`."""
+    rules = selection.data["cleaning"]
+    if not (rules["duplicate_documents"] or rules["max_line_documents"]):
+        return selection
+    done, folder = os.path.join(work, "repeats.npz"), os.path.join(work, "hashes")
+    if not os.path.exists(done):
+        os.makedirs(folder, exist_ok=True)
+        counts = collections.Counter()
+        documents = ((position, d) for group in groups for position, _, d in selection.clean(group, counts))
+        write, size = functools.partial(cleaning.write_hashes, folder=folder), 0
+        with progress("looking for repeats", groups) as bar:
+            for written in in_order(pool, write, enumerate(cleaning.in_pieces(documents)), ahead):
+                size += written
+                bar.update(counts["bytes"] - bar.n)
+        ranges = 1 + size // cleaning.RANGE_BYTES
+        find = functools.partial(cleaning.repeats_in_range, count=ranges, folder=folder, rules=rules)
+        repeats = cleaning.joined(list(in_order(pool, find, range(ranges), ahead)))
+        with replacing(done) as partial, partial.open("wb") as file:
+            np.savez(file, **repeats._asdict())
+        shutil.rmtree(folder)
+    with np.load(done) as arrays:
+        return dataclasses.replace(selection, repeats=Repeats(**arrays))
