@@ -7,7 +7,7 @@ import numpy as np
 
 from bertjax.data.instances import Tokens, make_pairs
 from bertjax.data.job import Job, Stage
-from bertjax.data.masking import mask_tokens
+from bertjax.data.masking import draw, mask_tokens, rules_of
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -31,25 +31,16 @@ def row_type(stage: Stage, vocab_size: int) -> np.dtype:
 def make_rows(tokens: Tokens, stage: Stage, job: Job, tokenizer: Tokenizer, seed: list[int]) -> np.ndarray:
     """Makes and masks the sequences that cover some documents once."""
     rng = np.random.default_rng(seed)
-    draw = random.Random(rng.bytes(16))
+    chance = random.Random(rng.bytes(16))
     pairs = [
         pair
         for index in range(len(tokens.documents) - 1)
-        for pair in make_pairs(tokens, index, draw, length=stage.length, short_seq_prob=job.data["short_seq_prob"])
+        for pair in make_pairs(tokens, index, chance, length=stage.length, short_seq_prob=job.data["short_seq_prob"])
     ]
     pairs = np.array(pairs, np.int32).reshape(-1, 5)
-    ids, sizes, special = assemble(tokens.ids, pairs[:, :4], stage.length, tokenizer)
-    masking = mask_tokens(
-        ids,
-        sizes,
-        special,
-        rng,
-        vocab_size=tokenizer.vocab_size,
-        mask_id=tokenizer.mask_id,
-        masked_lm_prob=job.data["masked_lm_prob"],
-        max_predictions_per_seq=stage.predictions,
-        continues_word=tokenizer.continues_word if job.data["do_whole_word_mask"] else None,
-    )
+    ids, sizes = assemble(tokens.ids, pairs[:, :4], stage.length, tokenizer)
+    rules = rules_of(job.data, tokenizer, stage.predictions)
+    masking = mask_tokens(ids, sizes, draw(rng, len(ids), stage.length, rules), rules)
     rows = np.empty(len(pairs), row_type(stage, job.vocab_size))
     rows["ids"], rows["size"], rows["first_size"] = masking.ids, sizes, pairs[:, 1] + 2
     rows["positions"], rows["labels"], rows["masked"] = masking.positions, masking.labels, masking.counts
@@ -65,7 +56,7 @@ def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Toke
       spans: `[rows, 4]`: start and size of A, start and size of B.
 
     Returns:
-      ids `[rows, length]`; the number of tokens of each row `[rows]`; booleans that mark [CLS] and [SEP].
+      ids `[rows, length]`, and the number of tokens of each row `[rows]`.
     """
     first_start, first_size, second_start, second_size = spans.T[..., None]  # [rows, 1] each
     place = np.arange(length, dtype=np.int32)
@@ -76,7 +67,7 @@ def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Toke
     separates = (place == first_end) | (place == end)
     ids[separates] = tokenizer.sep_id
     ids[:, 0] = tokenizer.cls_id
-    return ids, end[:, 0] + 1, separates | (place == 0)
+    return ids, end[:, 0] + 1
 
 
 def features_of(rows: np.ndarray) -> dict[str, np.ndarray]:
