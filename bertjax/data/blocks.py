@@ -100,7 +100,7 @@ def spill(block: Block) -> Spilled:
     bucket_sizes = {}
     for stage in job.stages:
         seed = [data["seed"], stage.length, block.number]
-        none = np.empty(0, row_type(stage, job.vocab_size))
+        none = np.empty(0, row_type(stage, job))
         parts = (make_rows(tokens, stage, job, tokenizer, [*seed, copy]) for copy in range(copies))
         rows = np.concatenate([none, *parts])
         buckets = np.random.default_rng(seed).integers(BUCKETS, size=len(rows))

@@ -59,7 +59,7 @@ class Draws(NamedTuple):
 
     Attributes:
       order: `[rows, length]` uint32: tokens, words or beginnings of spans are selected in this order.
-      words: `[rows, length]` uint8, words of a span that begins here; `[rows, 0]` without spans.
+      words: `[rows, max_predictions_per_seq]` words of the first, second, ... span; `[rows, 0]` without spans.
       fates: `[rows, max_predictions_per_seq]` float32 from 0 to 1: what becomes of each selected token.
       pieces: `[rows, max_predictions_per_seq]` int32, random pieces.
     """
@@ -76,12 +76,11 @@ class Draws(NamedTuple):
 
 def draw(rng: np.random.Generator, rows: int, length: int, rules: Rules) -> Draws:
     selected = (rows, rules.max_predictions_per_seq)
-    order = rng.integers(2**31, size=(rows, length), dtype=np.uint32)
-    chance = rng.random((rows, length if rules.spans else 0), np.float32)
-    limits = np.cumsum(SPAN_LENGTHS[:-1]).astype(np.float32)
+    order = rng.integers(2**32, size=(rows, length), dtype=np.uint32)
+    chance = rng.random((rows, rules.max_predictions_per_seq if rules.spans else 0), np.float32)
     return Draws(
         order=order,
-        words=(1 + np.searchsorted(limits, chance, "right")).astype(np.uint8),
+        words=1 + np.searchsorted(np.cumsum(SPAN_LENGTHS[:-1]), chance, "right"),
         fates=rng.random(selected, np.float32),
         pieces=rng.integers(rules.vocab_size, size=selected, dtype=np.int32),
     )
@@ -145,7 +144,7 @@ def _first(order: np.ndarray, allowed: np.ndarray, most: int) -> np.ndarray:
     Order and column are sorted as one number, which is several times as fast as `np.argsort`.
     """
     columns = np.uint32((1 << (order.shape[1] - 1).bit_length()) - 1)
-    keys = order & ~columns
+    keys = (order >> 1) & ~columns
     keys |= np.arange(order.shape[1], dtype=np.uint32)
     keys[~allowed] = NONE
     if most < keys.shape[1]:
@@ -191,7 +190,7 @@ def _select_words(allowed, continues, wanted, draws, spans):
     taken, heads = np.zeros(len(sizes), bool), np.zeros(len(sizes), bool)
     left = wanted.copy()
     order = _first(draws.order, begins, int(begins.sum(1).max(initial=0)))
-    active = np.arange(rows)
+    active, spans_of = np.arange(rows), np.zeros(rows, int)
     step = np.arange(width)
     for column in order.T:
         active = active[(left[active] > 0) & (column[active] != NONE)]
@@ -200,12 +199,13 @@ def _select_words(allowed, continues, wanted, draws, spans):
         place = active * length + column[active].astype(np.intp)
         word = number[place]
         window = word[:, None] + step
-        many = draws.words[active, column[active]] if spans else 1
+        many = draws.words[active, spans_of[active]] if spans else 1
         fits = ~taken[window] & (total[window + 1] - total[word][:, None] <= left[active][:, None])
         fits &= window < np.minimum(run_end[word], word + many)[:, None]
         fits = np.logical_and.accumulate(fits, axis=1)
         taken[window[fits]] = True
         heads[word[fits[:, 0]]] = True
+        spans_of[active] += fits[:, 0]
         left[active] -= (sizes[window] * fits).sum(1).astype(np.int32)
 
     chosen = np.flatnonzero(taken)

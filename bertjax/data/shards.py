@@ -47,7 +47,7 @@ def shards_of(job: Job, stage: Stage, split: str, blocks: list[Spilled]) -> list
     if not blocks:
         return []
     sizes = np.array([block.bucket_sizes[stage] for block in blocks])  # [blocks, BUCKETS]
-    size = sizes.sum() * row_type(stage, job.vocab_size).itemsize
+    size = sizes.sum() * row_type(stage, job).itemsize
     count, least = 1, MIN_TRAIN_SHARDS if split == "train" else 1
     while count < least or (count < BUCKETS and size > count * SHARD_BYTES):
         count *= 2
@@ -70,7 +70,7 @@ def shards_of(job: Job, stage: Stage, split: str, blocks: list[Spilled]) -> list
 def write(shard: Shard) -> int:
     """Writes a shard; returns the number of its records."""
     job = this_worker().job
-    stored = row_type(shard.stage, job.vocab_size)
+    stored = row_type(shard.stage, job)
     parts = [
         np.fromfile(spill_path(job.spill, shard.stage, block), stored, count, offset=first * stored.itemsize)
         for block, first, count in shard.slices
