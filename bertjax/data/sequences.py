@@ -1,82 +1,82 @@
-"""Masked sequences as rows of an array: made from tokens, kept on disk between the passes, turned into records."""
+"""Sequences as rows of an array: made from tokens, kept on disk between the passes, turned into records."""
 
 import random
 
 import numpy as np
 
-from bertjax.data.instances import Tokens, make_pairs
+from bertjax.data.instances import Tokens, make_instances, of_documents, separated
 from bertjax.data.job import Job, Stage
-from bertjax.data.masking import mask_tokens
+from bertjax.data.masking import draw, mask_tokens, rules_of
 from bertjax.text.tokenizer import Tokenizer
 
 
-def row_type(stage: Stage, job) -> np.dtype:
-    """The format of a masked sequence; omits what can be derived."""
+def row_type(stage: Stage, job: Job) -> np.dtype:
+    """The format of a sequence; omits what can be derived, and with dynamic masking what is masked."""
     number = np.uint16 if max(stage.length, job.vocab_size) <= 1 << 16 else np.int32
-    return np.dtype(
-        [
-            ("ids", number, (stage.length,)),
-            ("size", number),  # number of tokens
-            ("first_size", number),  # tokens in [CLS] A [SEP]
+    fields = [
+        ("ids", number, (stage.length,)),
+        ("size", number),  # number of tokens
+        ("first_size", number),  # tokens in [CLS] A [SEP]
+        ("label", number),  # see `instances.Instance`
+    ]
+    if job.data["masking"] == "static":
+        fields += [
             ("positions", number, (stage.predictions,)),
             ("labels", number, (stage.predictions,)),
             ("masked", number),  # number of predictions
-            ("is_random_next", number),
         ]
-    )
+    return np.dtype(fields)
 
 
 def make_rows(
-    tokens: Tokens, used: np.ndarray, stage: Stage, job: Job, tokenizer: Tokenizer, seed: list[int]
+    tokens: Tokens, documents: np.ndarray, stage: Stage, job: Job, tokenizer: Tokenizer, seed: list[int]
 ) -> np.ndarray:
-    """Makes and masks the sequences that cover the documents `used` once."""
+    """Makes the sequences that cover some documents once, masked unless masking is dynamic."""
     rng = np.random.default_rng(seed)
-    draw = random.Random(rng.bytes(16))
-    pairs = [
-        pair
-        for index in used.tolist()
-        for pair in make_pairs(tokens, index, draw, length=stage.length, short_seq_prob=job.data["short_seq_prob"])
-    ]
-    pairs = np.array(pairs, np.int32).reshape(-1, 5)
-    ids, sizes, special = assemble(tokens.ids, pairs[:, :4], stage.length, tokenizer)
-    masking = mask_tokens(
-        ids,
-        sizes,
-        special,
-        rng,
-        vocab_size=tokenizer.vocab_size,
-        mask_id=tokenizer.mask_id,
-        masked_lm_prob=job.data["masked_lm_prob"],
-        max_predictions_per_seq=stage.predictions,
-        continues_word=tokenizer.continues_word if job.data["do_whole_word_mask"] else None,
+    chance, data = random.Random(rng.bytes(16)), job.data
+    if data["next_sentence"] == "none":
+        tokens = separated(of_documents(tokens, documents), tokenizer.sep_id)
+    instances = make_instances(
+        tokens,
+        documents.tolist(),
+        data["next_sentence"],
+        chance,
+        length=stage.length,
+        short_seq_prob=data["short_seq_prob"],
     )
-    rows = np.empty(len(pairs), row_type(stage, job))
-    rows["ids"], rows["size"], rows["first_size"] = masking.ids, sizes, pairs[:, 1] + 2
-    rows["positions"], rows["labels"], rows["masked"] = masking.positions, masking.labels, masking.counts
-    rows["is_random_next"] = pairs[:, 4]
+    instances = np.array(list(instances), np.int32).reshape(-1, 5)
+    ids, sizes = assemble(tokens.ids, instances[:, :4], stage.length, tokenizer)
+    rows = np.empty(len(instances), row_type(stage, job))
+    if data["masking"] == "static":
+        rules = rules_of(data, tokenizer, stage.predictions)
+        ids, rows["positions"], rows["labels"], rows["masked"] = mask_tokens(
+            ids, sizes, draw(rng, len(ids), stage.length, rules), rules
+        )
+    rows["ids"], rows["size"], rows["first_size"] = ids, sizes, instances[:, 1] + 2
+    rows["label"] = instances[:, 4]
     return rows
 
 
 def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Tokenizer):
-    """Copies segments A and B out of `tokens`, as [CLS] A [SEP] B [SEP] and padding.
+    """Copies segments A and B out of `tokens`, as [CLS] A [SEP] B [SEP] and padding; without a B, as [CLS] A [SEP].
 
     Args:
       tokens: `[tokens]`.
       spans: `[rows, 4]`: start and size of A, start and size of B.
 
     Returns:
-      ids `[rows, length]`; the number of tokens of each row `[rows]`; booleans that mark [CLS] and [SEP].
+      ids `[rows, length]`, and the number of tokens of each row `[rows]`.
     """
     first_start, first_size, second_start, second_size = spans.T[..., None]  # [rows, 1] each
     place = np.arange(length, dtype=np.int32)
-    first_end, end = first_size + 1, first_size + second_size + 2  # of the [SEP]s
+    first_end = first_size + 1  # of the [SEP]s
+    end = np.where(second_size, first_end + second_size + 1, first_end)
     source = np.where(place < first_end, first_start + place - 1, second_start + place - first_end - 1)
     ids = tokens[np.clip(source, 0, len(tokens) - 1)]
     ids[place > end] = tokenizer.pad_id
-    separates = (place == first_end) | (place == end)
-    ids[separates] = tokenizer.sep_id
+    ids[(place == first_end) | (place == end)] = tokenizer.sep_id
     ids[:, 0] = tokenizer.cls_id
-    return ids, end[:, 0] + 1, separates | (place == 0)
+    return ids, end[:, 0] + 1
 
 
 def features_of(rows: np.ndarray, layout: str) -> dict[str, np.ndarray]:
@@ -90,5 +90,5 @@ def features_of(rows: np.ndarray, layout: str) -> dict[str, np.ndarray]:
         "masked_lm_positions": rows["positions"],
         "masked_lm_ids": rows["labels"],
         "masked_lm_weights": (prediction < rows["masked"][:, None]).astype(np.float32),
-        "next_sentence_labels": rows["is_random_next"][:, None],
+        "next_sentence_labels": rows["label"][:, None],
     }

@@ -26,7 +26,7 @@ def documents(number=6, sentences=30, seed=0):
 class Segments(NamedTuple):
     first: list[int]
     second: list[int]
-    is_random_next: bool
+    label: bool
 
 
 def joined(docs):
@@ -42,7 +42,7 @@ def pairs(docs, index, seed, length=64, short_seq_prob=0.0):
         Segments(
             tokens.ids[p.first_start : p.first_start + p.first_size].tolist(),
             tokens.ids[p.second_start : p.second_start + p.second_size].tolist(),
-            p.is_random_next,
+            p.label,
         )
         for p in make_pairs(tokens, index, rng, length=length, short_seq_prob=short_seq_prob)
     ]
@@ -70,7 +70,7 @@ def test_random_next_comes_from_another_document_and_actual_next_follows():
             first, second = np.array(pair.first), np.array(pair.second)
             assert set(first // 10_000) == {2}
             assert (np.diff(first) == 1).all() and (np.diff(second) == 1).all()
-            if pair.is_random_next:
+            if pair.label:
                 assert 2 not in set(second // 10_000) and len(set(second // 10_000)) == 1
             else:
                 assert set(second // 10_000) == {2} and second[0] > first[-1]
@@ -80,15 +80,15 @@ def test_half_are_random_next_and_all_other_documents_serve():
     docs, labels, others = documents(), [], set()
     for seed in range(400):
         for pair in pairs(docs, 3, seed, length=128):
-            labels.append(pair.is_random_next)
-            others |= {pair.second[0] // 10_000} if pair.is_random_next else set()
+            labels.append(pair.label)
+            others |= {pair.second[0] // 10_000} if pair.label else set()
     assert abs(np.mean(labels) - 0.5) < 0.05
     assert others == {0, 1, 2, 4, 5}
 
 
 def test_single_sentences_are_always_random_next():
     docs = [[[10_000 * d + i for i in range(80)]] for d in range(3)]
-    assert all(pair.is_random_next for seed in range(50) for pair in pairs(docs, 0, seed))
+    assert all(pair.label for seed in range(50) for pair in pairs(docs, 0, seed))
 
 
 def test_unused_sentences_are_put_back():
@@ -97,7 +97,7 @@ def test_unused_sentences_are_put_back():
     for seed in range(100):
         used = []
         for pair in pairs(docs, 1, seed, length=100_000 if seed % 2 else 64):
-            used += pair.first + ([] if pair.is_random_next else pair.second)
+            used += pair.first + ([] if pair.label else pair.second)
         whole = [token for sentence in docs[1] for token in sentence]
         assert len(used) == len(set(used)) and set(used) <= set(whole)
         if seed % 2:
@@ -111,7 +111,7 @@ def test_truncation_takes_from_the_longer_segment_at_both_ends():
         for pair in pairs(docs, 0, seed):
             if len(pair.first) + len(pair.second) == 61:
                 assert abs(len(pair.first) - len(pair.second)) <= 1 or len(pair.first) in (50, 11)
-                if not pair.is_random_next:
+                if not pair.label:
                     fronts += pair.second[0] - 100
                     backs += 299 - pair.second[-1]
     assert fronts > 0 and backs > 0 and abs(fronts / backs - 1) < 0.1
