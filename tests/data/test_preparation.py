@@ -321,9 +321,9 @@ def processes(session: int) -> dict[int, tuple[str, int]]:
 def preparing(folder: pathlib.Path, workers: int):
     """`bertjax.prepare` in a process, as a session of its own, on a few blocks of text; its records are in out/."""
     if not (folder / "text.txt").exists():
-        (folder / "text.txt").write_text(20 * make_corpus(1_000))
+        (folder / "text.txt").write_text(12 * make_corpus(1_000))
     (folder / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, "the"]))
-    options = ["data.corpus=text.txt", "tokenizer.path=vocab.txt", "model.vocab_size=6", "data.dupe_factor=2"]
+    options = ["data.corpus=text.txt", "tokenizer.path=vocab.txt", "model.vocab_size=6", "data.dupe_factor=1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "bertjax.prepare", f"--config={ROOT / 'experiments/base.py'}", "--output=out",
          f"--workers={workers}", *(f"--config.{option}" for option in options)],
