@@ -23,6 +23,7 @@ setuptools.setup(
         "absl-py>=2.1",
         "etils[epath]>=1.12",
         "flax>=0.12",
+        "fsspec",
         "google-crc32c>=1.6",
         "importlib_resources",  # tensorflow-datasets needs it to prepare a data set, and does not say so
         "jax>=0.10",
@@ -47,8 +48,10 @@ setuptools.setup(
         "tpu": ["jax[tpu]"],
         "aot": ["jax[tpu]"],  # libtpu as this JAX wants it; it also compiles where there is no TPU
         "cuda": ["jax[cuda12]"],
+        "hf": ["datasets>=3"],  # data.corpus=hf:NAME
         "test": [
             f"jax[tpu]; {X86_LINUX}",  # libtpu, for the tests that compile for TPUs
+            "datasets>=3",
             "ipykernel>=6.29",
             "matplotlib>=3.9",
             "nbclient>=0.10",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data.corpus import Group
+from bertjax.data.corpus import Group, check_not_empty
 from bertjax.data.instances import as_tokens
 from bertjax.data.job import Job, Stage, tokenizer_of
 from bertjax.data.runs import write_run
@@ -75,9 +75,10 @@ def blocks_of(group: Group, selection: Selection, counts: collections.Counter) -
 
 
 def read_blocks(groups: Iterable[Group], selection: Selection, counts: collections.Counter) -> Iterator[Block]:
-    """Yields the blocks of all groups."""
+    """Yields the blocks of all groups. Raises `UserError` if a source is empty."""
     for group in groups:
         yield from blocks_of(group, selection, counts)
+    check_not_empty({source: counts["read", source] for source in selection.weights})
 
 
 def spilled_paths(job: Job, split: str, stage: Stage) -> list[str]:

@@ -1,72 +1,88 @@
-"""Reads the documents of `data.corpus`: text files, TensorFlow Datasets and Python's own documentation."""
+"""Reads the documents of `data.corpus`: text files, Hugging Face data sets, TensorFlow Datasets, Python's own texts."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import importlib.metadata
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bertjax.config import UserError
 from bertjax.text import documents, python_docs
-from bertjax.text.documents import Document
+from bertjax.text.documents import Document, File
+
+PORTION_BYTES = 512_000_000
+FILE_BYTES = 1 << 15  # that a smaller file counts for in a portion: opening one costs as much, on gs:// far more
+STAMP_BYTES = 8
+HF_ROWS = 256  # that are read at a time
 
 
-def read_documents(sources: Sequence[str], text_column: str = "text") -> Iterator[Document]:
-    """Yields the documents of all sources, in order. Raises `UserError` if one is missing, empty or damaged."""
+class Portion(NamedTuple):
+    """A part of the corpus that one process reads from start to end."""
+
+    source: str  # as in data.corpus
+    number: int  # over all sources, from 0
+    files: tuple[str, ...]  # paths; empty for pydoc, tfds: and hf:, which are one portion each
+    identity: str  # changes if the text may have changed
+    bytes: int  # of the files as stored; of a data set as it says; 0 if unknown
+    stamps: bytes = b""  # `STAMP_BYTES` a file: a hash of its size and modified time
+
+
+def portions(sources: Sequence[str]) -> list[Portion]:
+    """Returns the corpus in parts of about `PORTION_BYTES`, none of two sources. Raises `UserError` if one is missing.
+
+    The parts are a function of the sources and of the paths and sizes of their files.
+    """
+    found = []
     for source in sources:
         if source == "pydoc":
-            yield from python_docs.read_documents()
+            found.append(Portion(source, len(found), (), _python_identity(), 0))
         elif source.startswith("tfds:"):
-            yield from _read_tfds(source.removeprefix("tfds:"), text_column)
+            found.append(Portion(source, len(found), (), *_tfds_identity(_load_tfds(source))))
+        elif source.startswith("hf:"):
+            found.append(Portion(source, len(found), (), *_hf_identity(source, _load_hf(source))))
         else:
-            yield from documents.read_documents(source, text_column)
-
-
-def _read_tfds(name: str, feature: str) -> Iterator[Document]:
-    """Yields a feature of a dataset's train split, in file order."""
-    import tensorflow_datasets as tfds
-
-    import bertjax.data.tf  # noqa: F401  keeps TensorFlow off accelerators
-
-    try:
-        builder = tfds.builder(name)
-        builder.download_and_prepare()
-    except Exception as error:  # the library raises many types; each means that the dataset is unavailable
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"data.corpus: TensorFlow Datasets cannot load {name!r} ({reason})") from None
-    if feature not in builder.info.features:
-        has = ", ".join(builder.info.features)
-        raise UserError(f"config.data.text_column = {feature!r}: {name!r} has no such feature; it has {has}")
-    dataset = builder.as_dataset(split="train", shuffle_files=False)
-    for number, example in enumerate(dataset.as_numpy_iterator()):
-        if not isinstance(example[feature], bytes):
-            raise UserError(f"config.data.text_column = {feature!r}: in {name!r} that is no text")
-        if lines := documents.text_lines(example[feature].decode()):
-            yield Document(f"tfds:{name} example {number}", lines)
-
-
-class Portion(NamedTuple):  # STUB
-    source: str
-    number: int
-    files: tuple[str, ...]
-    identity: str
-    bytes: int
-
-
-PORTION_BYTES = 512 << 20
-
-
-def portions(sources):  # STUB
-    import os
-
-    found = []
-    for number, source in enumerate(sources):
-        files = [] if source == "pydoc" or source.startswith("tfds:") else documents.find_files(source)
-        size = sum(f.stat().length for f in files)
-        identity = str([(str(f), f.stat().length, os.stat(f).st_mtime_ns if "://" not in str(f) else 0) for f in files])
-        found.append(Portion(source, number, tuple(map(str, files)), identity, size))
+            for files in _group(documents.find_files(source)):
+                paths, stamps = tuple(file.path for file in files), b"".join(map(_stamp, files))
+                identity = _hash("\n".join(paths).encode() + stamps)
+                found.append(Portion(source, len(found), paths, identity, sum(f.size for f in files), stamps))
     return found
 
 
-def read_portion(portion, text_column="text"):  # STUB
-    yield from read_documents([portion.source], text_column)
+def _group(files: Iterable[File]) -> Iterator[list[File]]:
+    group, size = [], 0
+    for file in files:
+        group.append(file)
+        size += max(file.size, FILE_BYTES)
+        if size >= PORTION_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def read_portion(portion: Portion, text_column: str = "text") -> Iterator[Document]:
+    """Yields the documents of a portion, in order.
+
+    Raises `UserError` if text cannot be read, is damaged or cut off, or is no longer what `portions` saw.
+    """
+    source = portion.source
+    if source == "pydoc":
+        _check_unchanged(portion, _python_identity())
+        yield from python_docs.read_documents()
+    elif source.startswith("tfds:"):
+        builder = _load_tfds(source)
+        _check_unchanged(portion, *_tfds_identity(builder))
+        yield from _read_tfds(source, builder, text_column)
+    elif source.startswith("hf:"):
+        builder = _load_hf(source)
+        _check_unchanged(portion, *_hf_identity(source, builder))
+        yield from _read_hf(source, builder, text_column)
+    for number, path in enumerate(portion.files):
+        stamp = portion.stamps[number * STAMP_BYTES :][:STAMP_BYTES]
+        _check_stamp(path, stamp)
+        yield from documents.read_file(path, text_column)
+        _check_stamp(path, stamp)
 
 
 class Group(NamedTuple):
@@ -85,7 +101,7 @@ class Group(NamedTuple):
 
 
 def groups(sources: Sequence[str]) -> list[Group]:
-    """Divides the corpus into groups of consecutive portions: of `PORTION_BYTES`, the last one of more."""
+    """Returns the corpus as groups of portions: of at least `PORTION_BYTES`, unless the corpus is smaller."""
     collected, size = [[]], 0
     for portion in portions(sources):
         if size >= PORTION_BYTES:
@@ -103,3 +119,138 @@ def read_group(group: Group, text_column: str) -> Iterator[tuple[str, Document]]
     for portion in group.portions:
         for document in read_portion(portion, text_column):
             yield portion.source, document
+
+
+def read_documents(sources: Sequence[str], text_column: str = "text") -> Iterator[Document]:
+    """Yields the documents of all sources, in order. Raises `UserError` if one is missing, empty or damaged."""
+    for source, parts in itertools.groupby(portions(sources), lambda portion: portion.source):
+        count = 0
+        for portion in parts:
+            for document in read_portion(portion, text_column):
+                count += 1
+                yield document
+        check_not_empty({source: count})
+
+
+def check_not_empty(counts: Mapping[str, int]) -> None:
+    """Raises `UserError` if one of the sources has no documents. `counts` are the documents of all its portions."""
+    for source, count in counts.items():
+        if not count:
+            raise UserError(f"data.corpus: {source!r} contains no text; {documents.READABLE}")
+
+
+def _stamp(file: File) -> bytes:
+    return hashlib.blake2b(f"{file.size} {file.modified}".encode(), digest_size=STAMP_BYTES).digest()
+
+
+def _check_stamp(path: str, stamp: bytes) -> None:
+    if _stamp(documents.file_at(path)) != stamp:
+        raise UserError(f"{path}: changed while the corpus was read; start again when nothing writes to it")
+
+
+def _check_unchanged(portion: Portion, identity: str, *_) -> None:
+    if identity != portion.identity:
+        raise UserError(f"data.corpus: {portion.source!r} changed while the corpus was read; start again")
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _python_identity() -> str:
+    packages = sorted(f"{d.metadata['Name']} {d.version}" for d in importlib.metadata.distributions())
+    return _hash("\n".join([sys.version, *packages]).encode())
+
+
+def _load_tfds(source: str):
+    """Returns the builder of a dataset that is on disk."""
+    import tensorflow_datasets as tfds
+
+    import bertjax.data.tf  # noqa: F401  keeps TensorFlow off accelerators
+
+    name = source.removeprefix("tfds:")
+    try:
+        builder = tfds.builder(name)
+        builder.download_and_prepare()
+    except Exception as error:  # the library raises many types; each means that the dataset is unavailable
+        reason = documents.first_line(error)
+        raise UserError(f"data.corpus: TensorFlow Datasets cannot load {name!r} ({reason})") from None
+    return builder
+
+
+def _tfds_identity(builder) -> tuple[str, int]:
+    sizes = {name: split.num_bytes for name, split in builder.info.splits.items()}
+    return f"{builder.info.full_name} {sizes}", sizes.get("train", 0)
+
+
+def _read_tfds(source: str, builder, feature: str) -> Iterator[Document]:
+    """Yields a feature of a dataset's train split, in file order."""
+    name = source.removeprefix("tfds:")
+    if feature not in builder.info.features:
+        has = ", ".join(builder.info.features)
+        raise UserError(f"config.data.text_column = {feature!r}: {name!r} has no such feature; it has {has}")
+    dataset = builder.as_dataset(split="train", shuffle_files=False)
+    for number, example in enumerate(dataset.as_numpy_iterator()):
+        if not isinstance(example[feature], bytes):
+            raise UserError(f"config.data.text_column = {feature!r}: in {name!r} that is no text")
+        yield from documents.as_document(f"{source} example {number}", example[feature].decode())
+
+
+class HubSource(NamedTuple):
+    """hf:NAME[#CONFIGURATION][:SPLIT[:COLUMN]]."""
+
+    name: str  # user/set, or a folder
+    configuration: str | None
+    split: str
+    column: str  # empty: config.data.text_column
+
+
+def _hub_source(source: str) -> HubSource:
+    name, split, column, *more = [*source.removeprefix("hf:").split(":"), "", ""]
+    name, _, configuration = name.partition("#")
+    if not name or len(more) > 2:
+        raise UserError(f"data.corpus: {source!r}: write hf:NAME[#CONFIGURATION][:SPLIT[:COLUMN]]")
+    return HubSource(name, configuration or None, split or "train", column)
+
+
+def _load_hf(source: str):
+    """Returns the builder of a data set."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"data.corpus: {source!r} needs Hugging Face's library: pip install 'bertjax[hf]'") from None
+    hub = _hub_source(source)
+    try:
+        return datasets.load_dataset_builder(hub.name, hub.configuration)
+    except Exception as error:  # the library raises many types; each means that the data set is unavailable
+        raise UserError(f"data.corpus: {source!r} cannot be loaded ({documents.first_line(error)})") from None
+
+
+def _hf_identity(source: str, builder) -> tuple[str, int]:
+    files = builder.config.data_files or {}
+    # Of files on the hub the origin is its commit, of others their modified time.
+    parts = [(str(split), list(paths), paths.origin_metadata) for split, paths in sorted(files.items())]
+    sizes = builder.info.splits or {}
+    split = _hub_source(source).split
+    return _hash(repr((builder.config.name, str(builder.info.version), parts)).encode()), (
+        sizes[split].num_bytes if split in sizes else 0
+    )
+
+
+def _read_hf(source: str, builder, text_column: str) -> Iterator[Document]:
+    """Streams a column of a split, in the order of its files."""
+    hub = _hub_source(source)
+    column, setting = (hub.column, "COLUMN") if hub.column else (text_column, "config.data.text_column")
+    number = 0
+    try:
+        dataset = builder.as_streaming_dataset(split=hub.split)
+        for table in dataset.with_format("arrow").iter(HF_ROWS):
+            documents.check_column(column, table.schema, repr(source), setting)
+            for text in table.column(column).to_pylist():
+                number += 1
+                yield from documents.as_document(f"{source} example {number}", text or "")
+    except UserError:
+        raise
+    except Exception as error:  # the library raises many types
+        reason = documents.first_line(error)
+        raise UserError(f"data.corpus: {source!r} cannot be read after example {number} ({reason})") from None

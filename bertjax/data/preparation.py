@@ -60,10 +60,10 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     output = epath.Path(output)
     refuse_finished(output)
     began = time.time()
-    groups = corpus.groups(corpus_sources(config))
+    selection = selection_of(config)
+    groups = corpus.groups(list(selection.weights))
     given = vocabulary.load_tokenizer(config) if config.tokenizer.path else None
     work = unfinished(output, identity_of(config, given, groups))
-    selection = selection_of(config)
     with worker_pool(workers) as pool:
         selection = with_repeats(selection, groups, work, pool, 2 * workers)
         used = given or learnt_tokenizer(config, groups, selection, output, work, pool, 2 * workers)

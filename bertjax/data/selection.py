@@ -33,7 +33,7 @@ class Selection:
 
     Attributes:
       data: `config.data`, as a dict.
-      weights: of the sources, see `config.mixture_of`.
+      weights: of the sources that are used, see `config.mixture_of`.
       repeats: what `cleaning` found to repeat in the corpus.
     """
 
@@ -57,8 +57,8 @@ class Selection:
     def clean(self, group: corpus.Group, counts: collections.Counter) -> Iterator[tuple[int, str, Document]]:
         """Yields position, source and text of the documents that are used as far as can be said of them alone."""
         for place, (source, document) in enumerate(corpus.read_group(group, self.data["text_column"])):
-            counts["bytes"] += document.bytes
-            if self.weights[source] and (found := cleaning.cleaned(document, self.data["cleaning"], counts)):
+            counts["read", source] += 1
+            if found := cleaning.cleaned(document, self.data["cleaning"], counts):
                 yield group.number << 32 | place, source, found
 
     def _select(self, document: Document, weight: float) -> Selected:
@@ -71,7 +71,7 @@ class Selection:
 
 def selection_of(config) -> Selection:
     """The selection of a config, before repeats are known."""
-    return Selection(config.data.to_dict(), mixture_of(config))
+    return Selection(config.data.to_dict(), {source: weight for source, weight in mixture_of(config).items() if weight})
 
 
 def is_heldout(text: str, fraction: float, seed: int) -> bool:

@@ -1,146 +1,253 @@
-"""Reads documents from .txt, .jsonl and .parquet files, given as files, folders or globs, also on gs://."""
+"""Reads documents from .txt, .jsonl and .parquet files, given as files, folders or globs, also on gs:// and s3://."""
 
 import dataclasses
+import functools
 import glob
-import gzip
 import json
 import lzma
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple
 
+import fsspec
+import pyarrow
 import zstandard
-from etils import epath
+from fsspec.implementations.arrow import ArrowFSWrapper
+from pyarrow import fs
 
 from bertjax.config import UserError
 
-COMPRESSIONS = {
-    ".gz": lambda file: gzip.open(file),
-    ".xz": lambda file: lzma.open(file),
-    ".zst": lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True),
+# One per stream of a file, which may have several. The libraries' file objects do not serve: python-zstandard's ends
+# quietly on an unfinished frame, lzma's at whatever follows the first stream and is none.
+DECOMPRESSORS = {
+    ".gz": lambda: zlib.decompressobj(wbits=31),  # gzip's format, with its checksum
+    ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+    ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj(),  # the most that zstd writes
 }
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 MAX_DOCUMENT_CHARACTERS = 20_000_000  # workers hold whole documents; the longest books have a quarter of that
+MAX_LINE_BYTES = 8 * MAX_DOCUMENT_CHARACTERS  # such as a JSON object with a document and other fields
 READABLE = "supported are .txt and .jsonl, plain or as .gz, .xz, .zst, and .parquet"
-PARQUET_ROWS = 1024  # that are read at a time
+PARQUET_ROWS = 64  # that are read at a time
+CHUNK_BYTES = 1 << 18  # that are read at a time
+REQUEST_SECONDS = 120  # for which a request to gs:// is repeated; the library's own limit is 15 minutes
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """Consecutive text.
-
-    Attributes:
-      source: its location for messages, "FILE:LINE".
-      lines: its paragraphs or sentences.
-      bytes: how much of the file, as it is stored, has been read since the document before; for progress.
-    """
+    """Consecutive text. `lines` are its paragraphs or sentences; `source` is its location for messages, "FILE:LINE"."""
 
     source: str
     lines: list[str]
-    bytes: int = 0
 
 
-def read_documents(source: str, text_column: str = "text") -> Iterator[Document]:
-    """Yields the documents of a file, a folder (recursively) or a glob, in the order of the sorted paths.
+class File(NamedTuple):
+    path: str
+    size: int  # in bytes, as stored
+    modified: int  # local: ns since 1970; remote: s, of which a listing and a single file tell the same; 0: unknown
+
+
+def read_file(path: str, text_column: str = "text") -> Iterator[Document]:
+    """Yields the documents of a file.
 
     `text_column` is the field of .jsonl and the column of .parquet files that has the text. Raises `UserError` with
-    file and line if text cannot be read, and if there are no documents.
+    file and line if text cannot be read, is damaged or cut off.
     """
-    found = False
-    for path in find_files(source):
-        kind = _suffixes(path)[0]
-        if kind == ".txt":
-            read = _read_txt(path)
-        else:
-            read = (_read_jsonl if kind == ".jsonl" else _read_parquet)(path, text_column)
-        for document in read:
-            found = True
-            yield document
-    if not found:
-        raise UserError(f"data.corpus: {source!r} contains no text; {READABLE}")
+    kind = _suffixes(path)[0]
+    if kind == ".txt":
+        return _read_txt(path)
+    return (_read_jsonl if kind == ".jsonl" else _read_parquet)(path, text_column)
 
 
-def find_files(source: str) -> list[epath.Path]:
-    """Returns the corpus files that `source` names, sorted. Raises `UserError` if there are none."""
-    path = epath.Path(source)
-    if any(character in source for character in "*?[") and not path.exists():
-        files = [p for p in _glob(source) if _suffixes(p)[0] in SUFFIXES and p.is_file()]
-    elif path.is_dir():
-        files = [p for p in _walk(path) if _suffixes(p)[0] in SUFFIXES]
-    elif not path.exists():
-        raise UserError(f"data.corpus: no file or folder {source!r}")
-    elif _suffixes(path)[0] not in SUFFIXES:
-        raise UserError(f"data.corpus: cannot read {source!r}; {READABLE}")
-    else:
-        return [path]
+def find_files(source: str) -> list[File]:
+    """Returns the corpus files of a file, a folder (recursively) or a glob, sorted by path.
+
+    Raises `UserError` if there are none, or if a folder or a link cannot be followed.
+    """
+    try:
+        files = (_find_remote if "://" in source else _find_local)(source)
+    except FileNotFoundError as error:
+        raise UserError(f"data.corpus: no file or folder {error.filename or source!r}") from None
+    except (OSError, pyarrow.ArrowException, ImportError, ValueError, NotImplementedError) as error:
+        raise UserError(f"data.corpus: {source!r} cannot be listed ({first_line(error)})") from None
     if not files:
         raise UserError(f"data.corpus: no text files in {source!r}; {READABLE}")
-    return sorted(files, key=str)
+    return sorted(files)
 
 
-def _glob(pattern: str) -> list[epath.Path]:
-    if "://" not in pattern:
-        return [epath.Path(p) for p in glob.glob(pattern, recursive=True)]
-    scheme, _, rest = pattern.partition("://")
-    bucket, _, rest = rest.partition("/")
+def file_at(path: str) -> File:
+    """Returns what is at a path now. Raises `UserError` if it is no file."""
     try:
-        return list(epath.Path(f"{scheme}://{bucket}").glob(rest))
-    except NotImplementedError as error:
-        raise UserError(
-            f"data.corpus: {pattern!r}: {error}; name a folder instead, which is read recursively"
-        ) from None
+        if "://" not in path:
+            found = os.stat(path)
+            return File(path, found.st_size, found.st_mtime_ns)
+        filesystem, inner = _filesystem_of(path)
+        info = filesystem.get_file_info(inner)
+        if info.type == fs.FileType.NotFound:
+            raise FileNotFoundError("no such file")
+        return File(path, info.size or 0, _seconds(info.mtime))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
-def _walk(folder: epath.Path) -> Iterator[epath.Path]:
-    for path in folder.iterdir():
-        if path.is_dir():
-            yield from _walk(path)
-        else:
-            yield path
+def _find_local(source: str) -> list[File]:
+    if _is_pattern(source) and not os.path.exists(source):
+        paths = [p for p in glob.glob(source, recursive=True) if _is_text(p) and not os.path.isdir(p)]
+        return [file_at(path) for path in paths]
+    if os.path.isdir(source):
+        return list(_walk(source.rstrip("/") or "/"))
+    os.stat(source)
+    return [file_at(_named(source))]
 
 
-def _suffixes(path: epath.Path) -> tuple[str, str]:
+def _walk(folder: str) -> Iterator[File]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _walk(entry.path)
+            elif _is_text(entry.name):
+                found = entry.stat()
+                yield File(entry.path, found.st_size, found.st_mtime_ns)
+
+
+def _find_remote(source: str) -> list[File]:
+    filesystem, inner = _filesystem_of(source)
+    prefix = source.removesuffix(inner.lstrip("/"))  # of paths in the file system, for those of the user
+    info = filesystem.get_file_info(inner)
+    if info.type == fs.FileType.File:
+        _named(source)
+        found = [info]
+    elif info.type == fs.FileType.Directory:
+        found = filesystem.get_file_info(fs.FileSelector(inner, recursive=True))
+    elif _is_pattern(source):
+        entries = ArrowFSWrapper(filesystem).glob(inner, detail=True, on_error="raise")
+        return [
+            File(prefix + path.lstrip("/"), entry["size"] or 0, _seconds(entry["mtime"]))
+            for path, entry in entries.items()
+            if entry["type"] != "directory" and _is_text(path)
+        ]
+    else:
+        raise FileNotFoundError
+    return [
+        File(prefix + info.path.lstrip("/"), info.size or 0, _seconds(info.mtime))
+        for info in found
+        if info.type != fs.FileType.Directory and _is_text(info.path)
+    ]
+
+
+def _filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
+    """Returns the file system of a URL, and the path in it."""
+    scheme, _, rest = path.partition("://")
+    authority, _, rest = rest.partition("/")
+    filesystem, inner = _connect(scheme, authority)
+    return filesystem, f"{inner}/{rest}".rstrip("/")
+
+
+@functools.cache
+def _connect(scheme: str, authority: str) -> tuple[fs.FileSystem, str]:
+    url = f"{scheme}://{authority}"
+    try:
+        return fs.FileSystem.from_uri(f"{url}?retry_limit_seconds={REQUEST_SECONDS}" if scheme == "gs" else url)
+    except pyarrow.ArrowInvalid:  # none of pyarrow's
+        filesystem, inner = fsspec.url_to_fs(url)
+        return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
+
+
+def _seconds(modified) -> int:
+    return int(modified.timestamp()) if modified else 0
+
+
+def _is_pattern(source: str) -> bool:
+    return any(character in source for character in "*?[")
+
+
+def _named(source: str) -> str:
+    if not _is_text(source):
+        raise UserError(f"data.corpus: cannot read {source!r}; {READABLE}")
+    return source
+
+
+def _is_text(path: str) -> bool:
+    return _suffixes(path)[0] in SUFFIXES
+
+
+def _suffixes(path: str) -> tuple[str, str]:
     """Returns (".txt", ".gz") for "a.txt.gz" and (".txt", "") for "a.txt"."""
-    name, compression = path.name.lower(), ""
-    for suffix in COMPRESSIONS:
-        if name.endswith(suffix):
-            name, compression = name.removesuffix(suffix), suffix
-    return name[name.rfind(".") :] if "." in name else "", compression
+    name, compression = os.path.splitext(path.lower())
+    return (os.path.splitext(name)[1], compression) if compression in DECOMPRESSORS else (compression, "")
 
 
-def _read_lines(path: epath.Path) -> Iterator[tuple[int, str]]:
+def first_line(error: Exception) -> str:
+    """Returns the first line of what an error says; libraries' messages may have many."""
+    return str(error).strip().split("\n")[0][:300] or type(error).__name__
+
+
+def _open(path: str, seekable: bool = False) -> BinaryIO:
+    if "://" not in path:
+        return open(path, "rb")
+    filesystem, inner = _filesystem_of(path)
+    return filesystem.open_input_file(inner) if seekable else filesystem.open_input_stream(inner, compression=None)
+
+
+def _read_lines(path: str) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, line without its line ending), decompressed and decoded."""
     compression = _suffixes(path)[1]
     number = 0
     try:
-        with path.open("rb") as raw:
-            file = COMPRESSIONS[compression](raw) if compression else raw
-            for number, line in enumerate(_split_lines(file), 1):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield number, text.rstrip("\r\n")
+        with _open(path) as file:
+            chunks = iter(functools.partial(file.read, CHUNK_BYTES), b"")
+            lines = _split_lines(_decompress(chunks, compression) if compression else chunks)
+            for number, line in enumerate(lines, 1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
         raise UserError(
             f"{path}:{number}: byte {error.start + 1} of the line, 0x{bad:02x}, is not UTF-8; "
             f"convert the file (for example with iconv -f latin1 -t utf-8)"
         ) from None
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
-        raise UserError(f"{path}: damaged or not {compression} ({error}); download or compress it again") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
+    except OverflowError:
+        raise UserError(f"{path}:{number + 1}: a line of more than {MAX_LINE_BYTES:,} bytes; split it") from None
+    except EOFError:
+        raise UserError(f"{path}: cut off after line {number}; download or compress it again") from None
+    except (lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
+        raise UserError(
+            f"{path}: damaged after line {number}, or not {compression} ({error}); download or compress it again"
+        ) from None
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path}: cannot be read after line {number} ({first_line(error)})") from None
 
 
-def _split_lines(file) -> Iterator[bytes]:
-    """Yields the lines of a binary stream; zstandard's streams cannot iterate over lines."""
-    rest = b""
-    while chunk := file.read(1 << 20):
-        lines = (rest + chunk).split(b"\n")
-        rest = lines.pop()
-        yield from lines
-    if rest:
-        yield rest
+def _decompress(chunks: Iterable[bytes], compression: str) -> Iterator[bytes]:
+    """Yields the content of a file's streams, one after the other. Raises `EOFError` if the last one is cut off."""
+    new = DECOMPRESSORS[compression]
+    stream = new()  # None between streams, where a file may be padded with zeros
+    for chunk in chunks:
+        while chunk := chunk if stream else chunk.lstrip(b"\0"):
+            stream = stream or new()
+            yield stream.decompress(chunk)
+            chunk, stream = (stream.unused_data, None) if stream.eof else (b"", stream)
+    if stream:
+        raise EOFError
 
 
-def _read_txt(path: epath.Path) -> Iterator[Document]:
+def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    parts, size = [], 0  # of the line that has not ended
+    for chunk in chunks:
+        first, *others = chunk.split(b"\n")
+        parts.append(first)
+        size += len(first)
+        if size > MAX_LINE_BYTES:
+            raise OverflowError
+        if others:
+            yield b"".join(parts)
+            yield from others[:-1]
+            parts, size = others[-1:], len(others[-1])
+    if last := b"".join(parts):
+        yield last
+
+
+def _read_txt(path: str) -> Iterator[Document]:
     """Yields the documents of a text file; a blank line ends a document."""
     lines, start, characters = [], 1, 0
     for number, line in _read_lines(path):
@@ -161,7 +268,7 @@ def _read_txt(path: epath.Path) -> Iterator[Document]:
         yield Document(f"{path}:{start}", lines)
 
 
-def _read_jsonl(path: epath.Path, field: str) -> Iterator[Document]:
+def _read_jsonl(path: str, field: str) -> Iterator[Document]:
     """Yields a field of the object in each line as a document."""
     for number, line in _read_lines(path):
         if not line.strip():
@@ -175,36 +282,39 @@ def _read_jsonl(path: epath.Path, field: str) -> Iterator[Document]:
             raise UserError(
                 f'{path}:{number}: not a JSON object with a string "{field}" (config.data.text_column): {line[:60]!r}'
             )
-        if lines := text_lines(text):
-            yield Document(f"{path}:{number}", lines)
+        yield from as_document(f"{path}:{number}", text)
 
 
-def _read_parquet(path: epath.Path, column: str) -> Iterator[Document]:
-    """Yields the texts of a column as documents, `PARQUET_ROWS` at a time; leaves out empty ones."""
-    import pyarrow
+def _read_parquet(path: str, column: str) -> Iterator[Document]:
+    """Yields the texts of a column as documents, `PARQUET_ROWS` at a time."""
     from pyarrow import parquet
 
     row = 0
     try:
-        with path.open("rb") as raw:
-            file = parquet.ParquetFile(raw, page_checksum_verification=True)
-            types = {field.name: field.type for field in file.schema_arrow}
-            if column not in types:
-                raise UserError(
-                    f"config.data.text_column = {column!r}: {path} has no such column; it has {', '.join(types)}"
-                )
-            if not (pyarrow.types.is_string(types[column]) or pyarrow.types.is_large_string(types[column])):
-                raise UserError(f"config.data.text_column = {column!r}: {path} has {types[column]} there, not text")
+        with _open(path, seekable=True) as raw:
+            # Without a buffer it reads a row group's column whole, which may be the whole file.
+            file = parquet.ParquetFile(raw, page_checksum_verification=True, buffer_size=CHUNK_BYTES)
+            check_column(column, file.schema_arrow, path)
             for batch in file.iter_batches(PARQUET_ROWS, columns=[column], use_threads=False):
                 for text in batch.column(0).to_pylist():
                     row += 1
-                    if lines := text_lines(text or ""):
-                        yield Document(f"{path}:{row}", lines)
+                    yield from as_document(f"{path}:{row}", text or "")
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"{path}: cannot be read as Parquet after row {row} ({reason})") from None
+        raise UserError(f"{path}: cannot be read as Parquet after row {row} ({first_line(error)})") from None
 
 
-def text_lines(text: str) -> list[str]:
-    """Returns the lines of a text that are not blank, stripped."""
-    return [line for part in text.splitlines() if (line := part.strip())]
+def check_column(column: str, schema: pyarrow.Schema, where: str, setting: str = "config.data.text_column") -> None:
+    """Raises `UserError` unless a table has text in the column that this setting names."""
+    if column not in schema.names:
+        raise UserError(f"{setting} = {column!r}: {where} has no such column; it has {', '.join(schema.names)}")
+    kind = schema.field(column).type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise UserError(f"{setting} = {column!r}: {where} has {kind} there, not text")
+
+
+def as_document(source: str, text: str) -> Iterator[Document]:
+    """Yields a text as a document, if it has lines that are not blank. Raises `UserError` if it is too long."""
+    if len(text) > MAX_DOCUMENT_CHARACTERS:
+        raise UserError(f"{source}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters; split it")
+    if lines := [line for part in text.splitlines() if (line := part.strip())]:
+        yield Document(source, lines)
