@@ -11,7 +11,7 @@ import zstandard
 from pyarrow import parquet
 
 from bertjax.config import UserError
-from bertjax.data.corpus import is_heldout, read_documents
+from bertjax.data.corpus import read_documents
 from bertjax.text import python_docs, sentences
 from bertjax.text.documents import Document, find_files
 
@@ -158,16 +158,6 @@ def test_sentences_are_split_or_left_as_lines():
 def test_a_sentence_of_a_megabyte_is_refused():
     with pytest.raises(UserError, match=r"big.txt:7: a sentence of 1,000,000 characters"):
         sentences.split(Document("big.txt:7", ["fine.", "x" * 1_000_000]))
-
-
-def test_held_out_documents_are_a_random_share_and_do_not_depend_on_the_rest():
-    documents = [Document(str(i), [f"text {i}"]) for i in range(4000)]
-    heldout = [d for d in documents if is_heldout(d, 0.1, seed=1)]
-    assert 340 < len(heldout) < 460
-    assert [d for d in documents if is_heldout(d, 0.1, seed=2)] != heldout
-    assert not any(is_heldout(d, 0.0, seed=1) for d in documents)
-    copy = Document("elsewhere", heldout[0].lines)
-    assert is_heldout(copy, 0.1, seed=1)
 
 
 def test_python_carries_a_corpus_of_english():

@@ -1,0 +1,127 @@
+"""Which documents are used: held out or not, how often, and what cleaning leaves out."""
+
+import collections
+import random
+
+import numpy as np
+import pytest
+
+from bertjax.config import UserError, mixture_of
+from bertjax.data import cleaning, corpus, preparation
+from bertjax.data.selection import is_heldout, selection_of
+from tests.conftest import make_corpus, tiny_config
+
+
+def test_held_out_documents_are_a_random_share_and_do_not_depend_on_the_rest():
+    texts = [f"text {i}" for i in range(4000)]
+    heldout = [text for text in texts if is_heldout(text, 0.1, seed=1)]
+    assert 340 < len(heldout) < 460
+    assert [text for text in texts if is_heldout(text, 0.1, seed=2)] != heldout
+    assert not any(is_heldout(text, 0.0, seed=1) for text in texts)
+
+
+def read(config, pool=None, work=None):
+    """The lines of the selected documents, and the counts."""
+    counts, selection = collections.Counter(), selection_of(config)
+    groups = corpus.groups([config.data.corpus])
+    if work:
+        selection = preparation.with_repeats(selection, groups, str(work), pool, 2)
+    return [s.document.lines for group in groups for s in selection.read(group, counts)], counts
+
+
+def config_of(tmp_path, documents, **cleaning_rules):
+    (tmp_path / "text.txt").write_text("\n\n".join("\n".join(lines) for lines in documents))
+    config = tiny_config(tmp_path / "text.txt")
+    config.data.cleaning.update(cleaning_rules)
+    return config
+
+
+@pytest.mark.parametrize(
+    "rules, change, left_out",
+    [(dict(min_words=4), "short_documents", [0]), (dict(max_symbols=0.3), "documents_of_symbols", [3])],
+)
+def test_documents_that_are_hardly_text_are_left_out(tmp_path, rules, change, left_out):
+    documents = [["one"], ["one two three four"], ["one two", "three four"], ["== | $$ a"], ["नमस्ते दुनिया कैसे हो"]]
+    found, counts = read(config_of(tmp_path, documents, **rules))
+    assert found == [lines for i, lines in enumerate(documents) if i not in left_out]
+    assert counts[change] == 1
+
+
+def test_text_is_normalized(tmp_path):
+    (found,), counts = read(config_of(tmp_path, [["cafe\u0301", "caf\u00e9"]], nfc=True))
+    assert found == ["caf\u00e9", "caf\u00e9"] and counts["normalized_lines"] == 1
+
+
+class Pool:
+    def submit(self, function, *arguments):
+        result = function(*arguments)
+        return type("Done", (), {"result": lambda self: result})()
+
+
+def test_repeats_are_found_as_by_brute_force(tmp_path, monkeypatch):
+    """In many pieces and ranges; a duplicate does not make its lines boilerplate."""
+    monkeypatch.setattr(cleaning, "HASHED_CHARACTERS", 200)
+    monkeypatch.setattr(cleaning, "RANGE_BYTES", 1000)
+    rng = random.Random(0)
+    documents = [[f"line {rng.randrange(400)}" for _ in range(rng.randint(1, 6))] for _ in range(300)]
+    documents += [["only here", f"and {i}"] for i in (1, 1, 1, 1, 2)] + documents[:50]
+    rng.shuffle(documents)
+    config = config_of(tmp_path, documents, duplicate_documents=True, max_line_documents=4)
+    found, counts = read(config, Pool(), tmp_path)
+
+    unique = [lines for i, lines in enumerate(documents) if lines not in documents[:i]]
+    having = collections.Counter(line for lines in unique for line in set(lines))
+    kept = [[line for line in lines if having[line] <= 4] for lines in unique]
+    assert found == [lines for lines in kept if lines]
+    assert counts["duplicate_documents"] == len(documents) - len(unique) > 50
+    assert counts["repeated_lines"] == sum(map(len, unique)) - sum(map(len, kept)) > 50
+    assert ["only here", "and 1"] in found
+
+
+def test_a_corpus_without_repeats_loses_nothing(tmp_path):
+    documents = [[f"text {i}", f"line {i}"] for i in range(20)]
+    config = config_of(tmp_path, documents, duplicate_documents=True, max_line_documents=1)
+    assert read(config, Pool(), tmp_path)[0] == documents
+
+
+def test_what_cleaning_did_is_in_the_manifest(tmp_path, in_process, capsys):
+    (tmp_path / "text.txt").write_text(make_corpus(60) + "\nhi\n\n" + make_corpus(60))
+    config = tiny_config(tmp_path / "text.txt")
+    config.data.cleaning.update(min_words=2, duplicate_documents=True)
+    manifest = preparation.prepare(config, tmp_path / "out")
+    assert manifest["cleaning"] == {"short_documents": 1, "duplicate_documents": 60}
+    assert manifest["corpus"]["train_documents"] + manifest["corpus"]["heldout_documents"] == 60
+    assert "60 documents left out, with the text of an earlier one" in capsys.readouterr().out
+    assert manifest["recipe"]["cleaning"]["min_words"] == 2
+
+
+def test_mixtures_name_sources_and_weights():
+    config = tiny_config()
+    config.data.corpus = ["a.txt", "b=c.txt"]
+    config.data.mixture = "b=c.txt=0.5"
+    assert mixture_of(config) == {"a.txt": 1.0, "b=c.txt": 0.5}
+    for mixture, message in (
+        ("c.txt=2", r"config.data.mixture = 'c.txt=2': 'c.txt' is not in data.corpus, which has a.txt, b=c.txt"),
+        ("a.txt", "write SOURCE=WEIGHT"),
+        ("a.txt=-1", "write SOURCE=WEIGHT"),
+        ("a.txt=nan", "write SOURCE=WEIGHT"),
+    ):
+        config.data.mixture = mixture
+        with pytest.raises(UserError, match=message):
+            mixture_of(config)
+
+
+def test_the_hash_ranges_cover_every_key(tmp_path):
+    from bertjax.data.runs import gather, write_run
+
+    rng = np.random.default_rng(0)
+    keys = np.concatenate([rng.integers(2**64, size=500, dtype=np.uint64), np.array([0, 2**64 - 1], np.uint64)])
+    rows = np.arange(502, dtype=np.int32)
+    paths = [str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "none")]
+    write_run(paths[0], keys[:300], [rows[:100], rows[100:300]])
+    write_run(paths[1], keys[300:], [rows[300:]])
+    write_run(paths[2], keys[:0], [rows[:0]])
+    for count in (1, 3, 8, 1000):
+        found = [gather(paths, rows.dtype, i, count) for i in range(count)]
+        np.testing.assert_array_equal(np.concatenate([k for k, _ in found]), np.sort(keys))
+        np.testing.assert_array_equal(keys[np.concatenate([r for _, r in found])], np.sort(keys))
