@@ -62,7 +62,7 @@ class Instance(NamedTuple):
 def make_instances(
     tokens: Tokens, next_sentence: str, rng: random.Random, *, length: int, short_seq_prob: float = 0.1
 ) -> Iterator[Instance]:
-    """Yields sequences that cover all documents: `pairs`, `order` or `none`, which takes tokens that are `separated`."""
+    """Yields the sequences of all documents: pairs | order | none, for which the tokens must be `separated`."""
     if next_sentence == "none":
         yield from make_full_sentences(tokens, rng, length=length, short_seq_prob=short_seq_prob)
     else:
