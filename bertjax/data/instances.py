@@ -75,7 +75,7 @@ def make_instances(
     length: int,
     short_seq_prob: float = 0.1,
 ) -> Iterator[Instance]:
-    """Yields sequences that cover some documents: `pairs`, `order` or `none`, which takes all that is `separated`."""
+    """Yields the sequences of some documents: pairs | order | none, for which the tokens must be `separated`."""
     if next_sentence == "none":
         yield from make_full_sentences(tokens, rng, length=length, short_seq_prob=short_seq_prob)
     else:

@@ -14,6 +14,7 @@ from bertjax.text.tokenizer import Tokenizer
 SPAN_PROB, MAX_SPAN_WORDS = 0.2, 10
 SPAN_LENGTHS = SPAN_PROB * (1 - SPAN_PROB) ** np.arange(MAX_SPAN_WORDS)
 SPAN_LENGTHS /= SPAN_LENGTHS.sum()
+NONE = np.uint32(2**32 - 1)
 
 
 class Rules(NamedTuple):
@@ -58,10 +59,10 @@ class Draws(NamedTuple):
     """All random numbers that masking takes. The first axis of each array is rows.
 
     Attributes:
-      order: `[rows, length]` uint32: tokens, words or beginnings of spans are selected in this order.
-      words: `[rows, max_predictions_per_seq]` words of the first, second, ... span; `[rows, 0]` without spans.
-      fates: `[rows, max_predictions_per_seq]` float32 from 0 to 1: what becomes of each selected token.
-      pieces: `[rows, max_predictions_per_seq]` int32, random pieces.
+      order: `[rows, length]` uint32: tokens, words or beginnings of spans are tried in this order.
+      words: `[rows, max_predictions_per_seq]` uint8: how many words the span that begins with this prediction has.
+      fates: `[rows, max_predictions_per_seq]` float32 from 0 to 1: what becomes of this prediction.
+      pieces: `[rows, max_predictions_per_seq]` int32: random pieces.
     """
 
     order: np.ndarray
@@ -75,14 +76,15 @@ class Draws(NamedTuple):
 
 
 def draw(rng: np.random.Generator, rows: int, length: int, rules: Rules) -> Draws:
-    selected = (rows, rules.max_predictions_per_seq)
-    order = rng.integers(2**32, size=(rows, length), dtype=np.uint32)
-    chance = rng.random((rows, rules.max_predictions_per_seq if rules.spans else 0), np.float32)
+    predictions = (rows, rules.max_predictions_per_seq)
+    words = np.ones(predictions, np.uint8)
+    if rules.spans:
+        words += np.searchsorted(np.cumsum(SPAN_LENGTHS[:-1]), rng.random(predictions), "right").astype(np.uint8)
     return Draws(
-        order=order,
-        words=1 + np.searchsorted(np.cumsum(SPAN_LENGTHS[:-1]), chance, "right"),
-        fates=rng.random(selected, np.float32),
-        pieces=rng.integers(rules.vocab_size, size=selected, dtype=np.int32),
+        order=rng.integers(2**32, size=(rows, length), dtype=np.uint32),
+        words=words,
+        fates=rng.random(predictions, np.float32),
+        pieces=rng.integers(rules.vocab_size, size=predictions, dtype=np.int32),
     )
 
 
@@ -117,100 +119,94 @@ def mask_tokens(ids: np.ndarray, sizes: np.ndarray, draws: Draws, rules: Rules) 
     wanted = np.clip(np.rint(sizes * rules.masked_lm_prob), 1, rules.max_predictions_per_seq).astype(np.int32)
     if rules.continues_word is None:
         selected, counts = _select_tokens(allowed, wanted, draws)
-        leader = None
     else:
-        selected, counts, leader = _select_words(allowed, rules.continues_word[ids], wanted, draws, rules.spans)
+        selected, counts, span = _select_words(allowed, rules.continues_word[ids], wanted, draws)
 
     used = np.arange(rules.max_predictions_per_seq, dtype=np.int32) < counts[:, None]
-    found, fates = ids.ravel()[selected], draws.fates[used]
-    if rules.spans:
-        fates = fates[leader]
+    fates = draws.fates[selected // length, span] if rules.spans else draws.fates[used]
+    found = ids.ravel()[selected]
     positions, labels = np.zeros(used.shape, ids.dtype), np.zeros(used.shape, ids.dtype)
     positions[used], labels[used] = selected % length, found
 
     to_mask, to_random, _ = rules.split
     masked = ids.copy()
-    changed = np.where(fates < to_mask, rules.mask_id, np.where(fates < to_mask + to_random, draws.pieces[used], found))
-    masked.ravel()[selected] = changed
+    masked.ravel()[selected] = np.where(
+        fates < to_mask, rules.mask_id, np.where(fates < to_mask + to_random, draws.pieces[used], found)
+    )
     return Masking(masked, positions, labels, counts)
-
-
-NONE = np.uint32(2**32 - 1)
 
 
 def _first(order: np.ndarray, allowed: np.ndarray, most: int) -> np.ndarray:
     """The columns of the `most` first allowed elements of each row, in this order: `[rows, most]`, padded with `NONE`.
 
-    Order and column are sorted as one number, which is several times as fast as `np.argsort`.
+    Sorts order and column as one number, which is several times as fast as `np.argsort`.
     """
-    columns = np.uint32((1 << (order.shape[1] - 1).bit_length()) - 1)
-    keys = (order >> 1) & ~columns
-    keys |= np.arange(order.shape[1], dtype=np.uint32)
+    length = order.shape[1]
+    low = np.uint32((1 << length.bit_length()) - 1)  # the bits of a column, or of `length`
+    keys = order & ~low
+    keys |= np.arange(length, dtype=np.uint32)
     keys[~allowed] = NONE
-    if most < keys.shape[1]:
+    if most < length:
         keys.partition(most, axis=1)
         keys = keys[:, :most]
     keys.sort(axis=1)
-    return np.where(keys == NONE, NONE, keys & columns)
+    return np.where(keys == NONE, NONE, keys & low)
 
 
 def _select_tokens(allowed, wanted, draws) -> tuple[np.ndarray, np.ndarray]:
-    """Selects `wanted` tokens a row: their indices in the flattened rows, ascending, and the number of each row."""
-    rows, length = allowed.shape
-    first = _first(draws.order, allowed, min(int(wanted.max(initial=1)), length))
-    first[np.arange(first.shape[1], dtype=np.int32) >= wanted[:, None]] = NONE
-    first.sort(axis=1)
-    used = first != NONE
-    first += np.arange(0, rows * length, length, dtype=np.uint32)[:, None]
-    return first[used].astype(np.intp), used.sum(1)
+    """Selects `wanted` tokens of each row.
 
-
-def _select_words(allowed, continues, wanted, draws, spans):
-    """Selects words, or spans of them, of at most `wanted` tokens a row.
-
-    Returns the same as `_select_tokens`, and for each token the first one of its span, by its place in the list.
+    Returns:
+      The places of the selected tokens in the flattened rows, ascending; how many there are in each row.
     """
     rows, length = allowed.shape
-    inner = np.zeros(allowed.shape, bool)  # not the first of its word; a special token ends a word
+    columns = _first(draws.order, allowed, min(int(wanted.max(initial=1)), length))
+    columns[np.arange(columns.shape[1], dtype=np.int32) >= wanted[:, None]] = NONE
+    columns.sort(axis=1)
+    used = columns != NONE
+    columns += np.arange(0, rows * length, length, dtype=np.uint32)[:, None]
+    return columns[used].astype(np.intp), used.sum(1)
+
+
+def _select_words(allowed, continues, wanted, draws) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Selects spans of whole words, at most `wanted` tokens of each row.
+
+    A span ends before a special token, a word that is already selected, and a word that would exceed the number.
+
+    Returns:
+      The same as `_select_tokens`; for each token, how many were selected in its row before its span.
+    """
+    rows, length = allowed.shape
+    inner = np.zeros(allowed.shape, bool)  # not the first token of its word; a special token ends a word
     inner[:, 1:] = allowed[:, 1:] & allowed[:, :-1] & continues[:, 1:]
-    begins = allowed & ~inner
-    # Words are numbered through all rows: word w has the tokens starts[w] to ends[w] of the flattened rows.
+    begins = np.append(allowed & ~inner, False)
     edges = np.append(np.flatnonzero(~inner), allowed.size)
-    is_word = begins.ravel()[edges[:-1]]
-    starts, ends = edges[:-1][is_word], edges[1:][is_word]
-    number = np.cumsum(begins, dtype=np.int32) - 1  # of the word that begins at a token
+    sizes = np.zeros(allowed.size, np.int32)  # of the words, where they begin
+    sizes[edges[:-1]] = np.diff(edges)
+    order = np.full((rows, length + 1), NONE)  # of the columns of words
+    order[:, :-1] = _first(draws.order, begins[:-1].reshape(rows, length), length)
 
-    width = MAX_SPAN_WORDS if spans else 1
-    # The words after a word up to the next special token
-    broken = np.append((starts[1:] != ends[:-1]) | (starts[1:] % length == 0), True)
-    run_end = np.flatnonzero(broken)[np.cumsum(broken) - broken] + 1
-
-    sizes = np.append(ends - starts, np.zeros(width, int))
-    total = np.append(0, np.cumsum(sizes))
-    taken, heads = np.zeros(len(sizes), bool), np.zeros(len(sizes), bool)
+    taken, span_of = np.zeros(allowed.size, bool), np.zeros(allowed.size, np.int32)
     left = wanted.copy()
-    order = _first(draws.order, begins, int(begins.sum(1).max(initial=0)))
-    active, spans_of = np.arange(rows), np.zeros(rows, int)
-    step = np.arange(width)
-    for column in order.T:
-        active = active[(left[active] > 0) & (column[active] != NONE)]
-        if not len(active):
-            break
-        place = active * length + column[active].astype(np.intp)
-        word = number[place]
-        window = word[:, None] + step
-        many = draws.words[active, spans_of[active]] if spans else 1
-        fits = ~taken[window] & (total[window + 1] - total[word][:, None] <= left[active][:, None])
-        fits &= window < np.minimum(run_end[word], word + many)[:, None]
-        fits = np.logical_and.accumulate(fits, axis=1)
-        taken[window[fits]] = True
-        heads[word[fits[:, 0]]] = True
-        spans_of[active] += fits[:, 0]
-        left[active] -= (sizes[window] * fits).sum(1).astype(np.int32)
+    # Of the rows that are not finished: the word to try next, whether it belongs to a span that has begun, that span,
+    # how many words the span lacks, and how many spans were tried.
+    row = np.arange(rows)
+    word, goes_on = row * length + order[:, 0], np.zeros(rows, bool)
+    span = lacks = spans = np.zeros(rows, np.int32)
+    while (unfinished := (left[row] > 0) & (word < allowed.size)).any():
+        row, word, goes_on, span, lacks, spans = (x[unfinished] for x in (row, word, goes_on, span, lacks, spans))
+        span = np.where(goes_on, span, wanted[row] - left[row])
+        lacks = np.where(goes_on, lacks, draws.words[row, span]) - 1
+        spans = spans + ~goes_on
+        size = sizes[word]
+        fits = ~taken[word] & (size <= left[row])
+        left[row] -= size * fits
+        taken[word[fits]], span_of[word[fits]] = True, span[fits]
+        following = word + size
+        goes_on = fits & (lacks > 0) & begins[following] & (following % length > 0)
+        word = np.where(goes_on, following, row * length + order[row, spans])
 
-    chosen = np.flatnonzero(taken)
-    many = sizes[chosen]
-    before = np.cumsum(many) - many
-    tokens = np.repeat(starts[chosen] - before, many) + np.arange(many.sum())
-    leader = np.maximum.accumulate(np.repeat(np.where(heads[chosen], before, 0), many))
-    return tokens, wanted - left, leader
+    words = np.flatnonzero(taken)
+    sizes, span_of = sizes[words], span_of[words]
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(words - before, sizes) + np.arange(sizes.sum()), wanted - left, np.repeat(span_of, sizes)

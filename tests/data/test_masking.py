@@ -1,22 +1,33 @@
-"""Masking by statistics over many seeds: 15 %, 80/10/10, limits, whole words."""
+"""Masking by statistics over many seeds: 15 %, 80/10/10, limits, whole words, spans; and rows by themselves."""
+
+import itertools
 
 import numpy as np
 import pytest
 
-from bertjax.data.masking import mask_tokens
+from bertjax.data.masking import Rules, draw, mask_tokens
 
-VOCAB, MASK, LENGTH = 1000, 4, 128
+VOCAB, MASK, CLS, SEP, LENGTH = 1000, 4, 2, 3, 128
+RULES = Rules(0.15, (0.8, 0.1, 0.1), 20, VOCAB, MASK, CLS, SEP)
+CONTINUES = np.arange(VOCAB) % 3 == 0
 
 
 def masked(seed, length=LENGTH, rows=1, **options):
-    """Rows of random pieces with three special tokens, of which the last is followed by some padding."""
+    """Rows of random pieces with [CLS] and two [SEP]."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(5, VOCAB, size=(rows, length), dtype=np.int32)
-    special = np.zeros((rows, length), bool)
-    special[:, [0, length // 2, length - 1]] = True
-    sizes = np.full(rows, length)
-    options = {"vocab_size": VOCAB, "mask_id": MASK, **options}
-    return ids, special, mask_tokens(ids, sizes, special, rng, **options)
+    ids[:, 0], ids[:, [length // 2, length - 1]] = CLS, SEP
+    rules = RULES._replace(**options)
+    masking = mask_tokens(ids, np.full(rows, length), draw(rng, rows, length, rules), rules)
+    return ids, np.isin(ids, [CLS, SEP]), masking
+
+
+def selected(ids, masking):
+    """`[rows, length]` booleans."""
+    chosen = np.zeros(ids.shape, bool)
+    for row, count in enumerate(masking.counts):
+        chosen[row, masking.positions[row, :count]] = True
+    return chosen
 
 
 def test_hides_15_percent_and_never_a_special_token():
@@ -34,22 +45,31 @@ def test_hides_15_percent_and_never_a_special_token():
 
 def test_padding_is_never_hidden_and_does_not_count():
     ids = np.full((300, LENGTH), 7, np.int32)
-    special = np.zeros(ids.shape, bool)
-    special[:, 0] = True
+    ids[:, 0] = CLS
     sizes = np.arange(300) % (LENGTH - 1) + 2
-    found = mask_tokens(ids, sizes, special, np.random.default_rng(0), vocab_size=VOCAB, mask_id=MASK)
+    found = mask_tokens(ids, sizes, draw(np.random.default_rng(0), 300, LENGTH, RULES), RULES)
     for row, size in enumerate(sizes):
         assert found.counts[row] == min(20, max(1, round(0.15 * size)))
         assert (found.positions[row] < size).all()
 
 
-def test_80_10_10():
-    _, _, masking = masked(0, rows=4000)
+@pytest.mark.parametrize("split", [(0.8, 0.1, 0.1), (1.0, 0.0, 0.0), (0.5, 0.2, 0.3), (0.0, 1.0, 0.0)])
+@pytest.mark.parametrize("words", [{}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}])
+def test_the_split_of_what_becomes_of_the_tokens(split, words):
+    _, _, masking = masked(0, rows=3000, split=split, **words)
     used = np.arange(20) < masking.counts[:, None]
     behind = np.take_along_axis(masking.ids, masking.positions, axis=1)[used]
-    # One in VOCAB random pieces is the label itself; the rest is four standard deviations of 76,000 draws.
-    assert abs((behind == MASK).mean() - 0.8) < 0.006
-    assert abs((behind == masking.labels[used]).mean() - 0.1) < 0.005
+    # One in VOCAB random pieces is the label itself. Above four standard deviations of 9,000 spans or more.
+    tolerance = 0.02 if "spans" in words else 0.008
+    assert abs((behind == MASK).mean() - split[0]) < tolerance
+    assert abs((behind == masking.labels[used]).mean() - split[2]) < tolerance
+
+
+@pytest.mark.parametrize("prob", [0.01, 0.3, 0.5])
+def test_other_shares_of_masked_tokens(prob):
+    for options in ({}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}):
+        _, _, masking = masked(0, rows=200, masked_lm_prob=prob, max_predictions_per_seq=64, **options)
+        assert masking.counts.max() == round(prob * LENGTH) and masking.counts.mean() > 0.97 * prob * LENGTH - 0.5
 
 
 def test_random_pieces_and_positions_are_uniform():
@@ -71,29 +91,91 @@ def test_at_least_one_and_at_most_the_limit(length, limit, expected):
     assert (found.counts == expected).all() and found.positions.shape == (50, limit)
 
 
-def test_whole_words_are_hidden_together_or_not_at_all():
-    continues = np.arange(VOCAB) % 3 == 0
-    ids, special, masking = masked(2, rows=500, continues_word=continues)
-    hidden = np.zeros(ids.shape, bool)
-    for row, count in enumerate(masking.counts):
-        hidden[row, masking.positions[row, :count]] = True
-    inside = continues[ids[:, 1:]] & ~special[:, 1:] & ~special[:, :-1]
+@pytest.mark.parametrize("spans", [False, True])
+def test_whole_words_are_hidden_together_or_not_at_all(spans):
+    ids, special, masking = masked(2, rows=500, continues_word=CONTINUES, spans=spans)
+    hidden = selected(ids, masking)
+    inside = CONTINUES[ids[:, 1:]] & ~special[:, 1:] & ~special[:, :-1]
     np.testing.assert_array_equal(hidden[:, 1:][inside], hidden[:, :-1][inside])
     assert masking.counts.max() <= round(0.15 * LENGTH) and masking.counts.mean() > 0.98 * round(0.15 * LENGTH)
     assert not hidden[special].any()
     # Long words are as likely as short ones, but for those that no longer fit.
-    first = ~continues[ids] & ~special
+    first = ~CONTINUES[ids] & ~special
     long = first[:, :-1] & inside
     assert 0.75 < hidden[:, :-1][long].mean() / hidden[:, :-1][first[:, :-1] & ~long].mean() < 1.1
 
 
 def test_a_word_over_the_limit_is_passed_over():
-    ids = np.array([[2, 10, 11, 12, 13, 14, 15, 16, 17, 3]], np.int32)
+    ids = np.array([[CLS, 10, 11, 12, 13, 14, 15, 16, 17, SEP]], np.int32)
     continues = np.zeros(VOCAB, bool)
     continues[11:18] = True  # one word of eight pieces
-    masking = mask_tokens(ids, np.array([10]), np.isin(ids, [2, 3]), np.random.default_rng(0), vocab_size=VOCAB,
-                          mask_id=MASK, max_predictions_per_seq=3, continues_word=continues)  # fmt: skip
-    assert masking.counts.tolist() == [0]
+    rules = RULES._replace(max_predictions_per_seq=3, continues_word=continues)
+    for spans in (False, True):
+        draws = draw(np.random.default_rng(0), 1, 10, rules._replace(spans=spans))
+        assert mask_tokens(ids, np.array([10]), draws, rules._replace(spans=spans)).counts.tolist() == [0]
+
+
+def runs(chosen):
+    """The lengths of the sequences of True in each row."""
+    return [len(list(run)) for row in chosen for value, run in itertools.groupby(row) if value]
+
+
+def test_lengths_of_spans():
+    """Where spans seldom meet: 1 to 10 words, 3.8 on average, each as often as in SpanBERT's figure 2."""
+    single = np.zeros(VOCAB, bool)
+    ids, _, masking = masked(
+        0, 8192, rows=200, masked_lm_prob=0.02, max_predictions_per_seq=164, continues_word=single, spans=True
+    )
+    assert (masking.counts == 164).all()
+    lengths = runs(selected(ids, masking))
+    shares = np.bincount(lengths)[1:11] / len(lengths)
+    np.testing.assert_allclose(shares, 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10), atol=0.02)
+    assert 3.65 < np.mean(lengths) < 3.95
+
+
+def test_the_tokens_of_a_span_share_what_becomes_of_them():
+    rules = RULES._replace(
+        split=(0.5, 0.4, 0.1),
+        masked_lm_prob=0.5,
+        max_predictions_per_seq=10,
+        continues_word=np.zeros(VOCAB, bool),
+        spans=True,
+    )
+    ids = np.random.default_rng(0).integers(5, VOCAB, size=(1000, LENGTH), dtype=np.int32)
+    draws = draw(np.random.default_rng(1), 1000, LENGTH, rules)
+    draws = draws._replace(words=np.full_like(draws.words, 10), pieces=draws.pieces % 900 + 50)  # [MASK] is none
+    masking = mask_tokens(ids, np.full(1000, LENGTH), draws, rules)
+    whole = masking.positions[:, -1] < LENGTH - 1  # the others met the end of the row
+    assert whole.mean() > 0.9 and (masking.positions[whole, -1] - masking.positions[whole, 0] == 9).all()
+    behind = np.take_along_axis(masking.ids, masking.positions, 1)[whole]
+    hidden, kept = (behind == MASK).sum(1), (behind == masking.labels[whole]).sum(1)
+    assert np.isin(hidden, [0, 10]).all() and abs((hidden == 10).mean() - 0.5) < 0.06
+    assert abs((kept == 10).mean() - 0.1) < 0.04
+    replaced = behind[(hidden == 0) & (kept < 5)]
+    assert len(replaced) and (np.array([len(set(row)) for row in replaced.tolist()]) > 6).all()  # pieces of their own
+
+
+@pytest.mark.parametrize("words", [{}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}])
+def test_a_row_is_masked_the_same_whichever_rows_are_beside_it(words):
+    rules = RULES._replace(**words)
+    rng = np.random.default_rng(3)
+    ids = rng.integers(5, VOCAB, size=(40, LENGTH), dtype=np.int32)
+    ids[:, 0] = CLS
+    sizes = rng.integers(2, LENGTH + 1, size=40)
+    draws = draw(rng, 40, LENGTH, rules)
+    whole = mask_tokens(ids, sizes, draws, rules)
+    for rows in (np.array([7]), np.arange(3, 40, 5), np.argsort(sizes)[:10]):
+        for all_rows, own in zip(whole, mask_tokens(ids[rows], sizes[rows], draws.of_rows(rows), rules)):
+            np.testing.assert_array_equal(all_rows[rows], own)
+
+
+def test_no_rows_and_rows_without_text():
+    for words in ({}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}):
+        rules = RULES._replace(**words)
+        for ids in (np.zeros((0, 8), np.int32), np.array([[CLS, SEP, 0, 0, 7, 7, 7, 7]], np.int32)):
+            draws = draw(np.random.default_rng(0), len(ids), 8, rules)
+            masking = mask_tokens(ids, np.full(len(ids), 2), draws, rules)
+            assert (masking.ids == ids).all() and masking.positions.shape == (len(ids), 20) and not masking.counts.any()
 
 
 def test_the_generator_decides_everything():
