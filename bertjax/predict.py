@@ -48,12 +48,12 @@ def fill_masks(source, texts: list[str]) -> None:
     import jax
 
     from bertjax.config import UserError
-    from bertjax.model.bert import BertForPreTraining
+    from bertjax.model.bert import BertForMaskedLM
     from bertjax.tasks import fill_mask
 
     if "masked_lm" not in source.params:
         raise UserError(f"{source.path}: no masked-LM head to fill a [MASK]; bertjax.extract writes hidden states")
-    model, params = BertForPreTraining(source.config), jax.device_put(source.params)  # once, not per text
+    model, params = BertForMaskedLM(source.config), jax.device_put(source.params)  # once, not per text
     for filled in fill_mask.fill_masks(model, params, source.tokenizer, texts, _TOP_K.value):
         if _JSON.value:
             masks = [[{"word": word, "probability": p} for word, p in words] for words in filled.masks]

@@ -49,6 +49,22 @@ class BertModel(nn.Module):
         return jnp.concatenate([x[None], hidden]) if every_layer else hidden
 
 
+class BertForMaskedLM(nn.Module):
+    """BERT with the masked-LM head, at the masked positions only; without pooler."""
+
+    config: BertConfig
+    compute: Compute = Compute()
+
+    def setup(self):
+        self.bert = BertModel(self.config, self.compute)
+        self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
+
+    def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None):
+        """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`."""
+        hidden = self.bert.encode(input_ids, segments, token_types, dropout_keys=dropout_keys)
+        return self.masked_lm(hidden, masked_positions, self.bert.embeddings.word.embedding)
+
+
 class BertForPreTraining(nn.Module):
     """BERT with the masked-LM head, at the masked positions only, and the next-sentence head."""
 
@@ -63,15 +79,8 @@ class BertForPreTraining(nn.Module):
     def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None):
         """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`, `[batch, 2]`."""
         hidden, pooled = self.bert(input_ids, segments, token_types, dropout_keys=dropout_keys)
-        return self._masked_lm(hidden, masked_positions), self.next_sentence(pooled)
-
-    def masked_lm_logits(self, input_ids, segments, token_types, masked_positions):
-        """Returns the masked-LM logits only, without dropout; needs no params for pooler and next-sentence head."""
-        return self._masked_lm(self.bert.encode(input_ids, segments, token_types), masked_positions)
-
-    def _masked_lm(self, hidden, masked_positions):
-        masked = jnp.take_along_axis(hidden, masked_positions[:, :, None], axis=1)
-        return self.masked_lm(masked, self.bert.embeddings.word.embedding)
+        words = self.masked_lm(hidden, masked_positions, self.bert.embeddings.word.embedding)
+        return words, self.next_sentence(pooled)
 
 
 class BertForSequenceClassification(nn.Module):
@@ -197,8 +206,10 @@ def lstm_flops(model: BertForFeatureBasedTagging, batch: int, length: int) -> in
     return 2 * batch * length * (per_token + 2 * size * model.labels)
 
 
-def forward_flops(config: BertConfig, batch: int, length: int, predictions: int) -> int:
+def forward_flops(config: BertConfig, batch: int, length: int, predictions: int, pooler: bool = True) -> int:
     """Matrix-multiply FLOPs of one forward pass (2 per multiply-add), with `predictions` masked tokens per sequence.
+
+    `pooler`: also those of the pooler and a head of two classes on it.
 
     Computed analytically: XLA's cost analysis counts the body of a scan once. Excludes lookups, norms and softmax, as
     is usual for model FLOPs utilisation (Chowdhery et al. 2022, appendix B). A training step costs three times as many.
@@ -207,5 +218,5 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int)
     per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices
     attention = 2 * length * length * hidden  # scores and weighted values, all heads
     masked_lm = predictions * (hidden * hidden + hidden * config.padded_vocab_size)
-    pooled = hidden * hidden + 2 * hidden
+    pooled = pooler * (hidden * hidden + 2 * hidden)
     return 2 * batch * (config.num_hidden_layers * (length * per_token + attention) + masked_lm + pooled)

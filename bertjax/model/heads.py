@@ -24,15 +24,25 @@ class Pooler(nn.Module):
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Dense, activation, LayerNorm, then a decoder tied to the word embeddings, with its own bias."""
+    """Predicts the words at masked positions.
+
+    Dense, activation, LayerNorm, then a decoder tied to the word embeddings, with its own bias.
+    """
 
     config: BertConfig
     compute: Compute
 
     @nn.compact
-    def __call__(self, hidden, word_embeddings):
-        """`hidden` `[..., hidden]`, `word_embeddings` `[padded vocab, hidden]` -> float32 `[..., padded vocab]`."""
+    def __call__(self, hidden, masked_positions, word_embeddings):
+        """Returns float32 logits `[batch, predictions, padded vocab]`.
+
+        Args:
+          hidden: `[batch, length, hidden]`.
+          masked_positions: `[batch, predictions]`.
+          word_embeddings: `[padded vocab, hidden]`.
+        """
         config, dtype = self.config, self.compute.dtype
+        hidden = jnp.take_along_axis(hidden, masked_positions[:, :, None], axis=1)
         hidden = Dense(config, dtype, (config.hidden_size,), (config.hidden_size,), ("embed", None), name="dense")(
             hidden
         )
@@ -45,7 +55,7 @@ class MaskedLanguageModelHead(nn.Module):
 
 
 class NextSentenceHead(nn.Module):
-    """`[batch, hidden]` -> float32 `[batch, 2]`; class 1 is a random next sentence."""
+    """`[batch, hidden]` -> float32 `[batch, 2]`; class 1 is a random next sentence, or swapped segments (ALBERT)."""
 
     config: BertConfig
 

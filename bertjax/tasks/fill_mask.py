@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from bertjax.config import UserError
-from bertjax.model.bert import BertForPreTraining
+from bertjax.model.bert import BertForMaskedLM
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -21,15 +21,15 @@ class Filled:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def _most_likely(model: BertForPreTraining, params, batch, positions, vocab_size: int, top_k: int):
-    logits = model.apply({"params": params}, **batch, masked_positions=positions, method="masked_lm_logits")
+def _most_likely(model: BertForMaskedLM, params, batch, positions, vocab_size: int, top_k: int):
+    logits = model.apply({"params": params}, **batch, masked_positions=positions)
     return jax.lax.top_k(jax.nn.softmax(logits)[..., :vocab_size], top_k)
 
 
 def fill_masks(
-    model: BertForPreTraining, params, tokenizer: Tokenizer, texts: Iterable[str], top_k: int = 5
+    model: BertForMaskedLM, params, tokenizer: Tokenizer, texts: Iterable[str], top_k: int = 5
 ) -> Iterator[Filled]:
-    """Yields each text with its masks filled.
+    """Yields each text with its masks filled. `params` may have more heads.
 
     Raises `UserError`, before filling any, if a text has no mask or is too long for the model.
     """

@@ -1,10 +1,11 @@
-"""Masked-language-model and next-sentence pre-training (Devlin et al. 2019, section 3.1)."""
+"""Pre-training: masked words, and what pairs of segments teach, if there are any (Devlin et al. 2019, section 3.1)."""
 
 import collections
 import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,7 +19,7 @@ from bertjax.config import UserError, bert_config, corpus_sources, stages_of, to
 from bertjax.data import pipeline, preparation, vocabulary
 from bertjax.data.records import check_recipe, features, find_records, read_manifest, require_folder
 from bertjax.interop import pretrained
-from bertjax.model.bert import BertForPreTraining, cast_encoder, forward_flops
+from bertjax.model.bert import BertForMaskedLM, BertForPreTraining, cast_encoder, forward_flops
 from bertjax.model.kernels import has_kernels
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import (
@@ -49,6 +50,17 @@ UNIGRAM_SEQUENCES = 65_536  # training sequences that the unigram baseline is es
 UNROLLED_STEPS = 20_000
 
 
+class PairObjective(NamedTuple):
+    """The names of what pairs of segments teach: of its metrics (`NAME_loss`, ...), and in the report."""
+
+    metrics: str
+    report: str
+
+
+# By `data.next_sentence`; with "none" there are no pairs.
+PAIR_OBJECTIVES = {"pairs": PairObjective("nsp", "next sentence"), "order": PairObjective("sop", "sentence order")}
+
+
 class Pretraining:
     """The `Task` of pre-training, with its stages in sequence.
 
@@ -63,7 +75,9 @@ class Pretraining:
 
     def __init__(self, config, mesh: Mesh, records: epath.PathLike | None, counts: epath.PathLike | None = None):
         self.config, self.mesh = config, mesh
-        self.model = BertForPreTraining(bert_config(config), compute_on(mesh, config))
+        self._pairs = PAIR_OBJECTIVES.get(config.data.next_sentence)
+        make_model = BertForPreTraining if self._pairs else BertForMaskedLM
+        self.model = make_model(bert_config(config), compute_on(mesh, config))
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self.eval_batch_size = config.batch_size // config.microbatches  # fits in memory, because a microbatch does
         if records is not None:
@@ -89,18 +103,18 @@ class Pretraining:
             first = end
 
     def normalize(self, batch: dict) -> dict:
-        words, pairs = batch["masked_lm_weights"], batch["next_sentence_weights"]
+        words, sequences = batch["masked_lm_weights"], batch["next_sentence_weights"]
         return {
             **batch,
             "masked_lm_weights": words / (words.sum() + 1e-5),  # as in run_pretraining.get_masked_lm_output
-            "next_sentence_weights": pairs / pairs.sum(),
+            "next_sentence_weights": sequences / jnp.maximum(sequences.sum(), 1),  # data.on_corrupt=skip may leave none
         }
 
     def cast(self, params):
         return cast_encoder(params, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
-        masked_lm_logits, next_sentence_logits = self.model.apply(
+        logits = self.model.apply(
             {"params": params},
             batch["input_ids"],
             segments=batch["input_mask"],
@@ -108,22 +122,23 @@ class Pretraining:
             masked_positions=batch["masked_lm_positions"],
             dropout_keys=dropout_keys,
         )
-        mlm_loss, mlm_accuracy = _weighted(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
-        nsp_loss, nsp_accuracy = _weighted(
-            next_sentence_logits, batch["next_sentence_labels"], batch["next_sentence_weights"]
-        )
+        words, pairs = logits if self._pairs else (logits, None)
+        loss, accuracy = _weighted(words, batch["masked_lm_ids"], batch["masked_lm_weights"])
         tokens = (batch["input_mask"] > 0).sum().astype(jnp.float32)
-        return mlm_loss + nsp_loss, dict(
-            mlm_loss=mlm_loss, mlm_accuracy=mlm_accuracy, nsp_loss=nsp_loss, nsp_accuracy=nsp_accuracy, tokens=tokens
-        )
+        metrics = dict(mlm_loss=loss, mlm_accuracy=accuracy, tokens=tokens)
+        if self._pairs:
+            name = self._pairs.metrics
+            pair_loss, accuracy = _weighted(pairs, batch["next_sentence_labels"], batch["next_sentence_weights"])
+            loss, metrics = loss + pair_loss, {**metrics, f"{name}_loss": pair_loss, f"{name}_accuracy": accuracy}
+        return loss, metrics
 
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
         """Returns losses and accuracies on held-out data, with their baselines; None if there is no held-out data.
 
         `unigram_loss` is the loss of predicting the training frequencies of words, on the same masked words.
-        `mlm_majority` and `nsp_majority` are the accuracies of predicting the most frequent word and class. Evaluates
-        the first `eval.max_sequences` held-out sequences of the stage of `step`; losses of different lengths are not
-        compared.
+        `mlm_majority` and `nsp_majority` (or `sop_majority`) are the accuracies of predicting the most frequent word
+        and class. Evaluates the first `eval.max_sequences` held-out sequences of the stage of `step`; losses of
+        different lengths are not compared.
         """
         index = next(i for i, end in enumerate(self._stage_ends) if step <= end)
         if self._heldout[index] is None:
@@ -146,17 +161,20 @@ class Pretraining:
                 after_batch()
         sums = {name: float(value) for name, value in sums.items()}
 
-        words, pairs = sums["words"], sums["pairs"]
+        words, sequences = sums["words"], sums["sequences"]
+        if not words:  # all are in damaged files
+            return None
         scores = {
             "mlm_loss": sums["mlm_loss"] / words,
             "unigram_loss": sums["unigram_loss"] / words,
             "mlm_accuracy": sums["mlm_accuracy"] / words,
             "mlm_majority": sums["most_frequent"] / words,
-            "nsp_loss": sums["nsp_loss"] / pairs,
-            "nsp_accuracy": sums["nsp_accuracy"] / pairs,
-            "nsp_majority": max(sums["random_next"], pairs - sums["random_next"]) / pairs,
         }
-        return Scores(scores, -scores["mlm_loss"], measured_on=f"{round(pairs)} sequences of length {stage.length}")
+        if self._pairs:
+            name, ones = self._pairs.metrics, sums["label_1"]
+            scores |= {f"{name}_{metric}": sums[f"{name}_{metric}"] / sequences for metric in ("loss", "accuracy")}
+            scores[f"{name}_majority"] = max(ones, sequences - ones) / sequences
+        return Scores(scores, -scores["mlm_loss"], measured_on=f"{round(sequences)} sequences of length {stage.length}")
 
     def files(self) -> dict[str, str]:
         return {}
@@ -179,9 +197,8 @@ class Pretraining:
         total, first = 0, 0
         for stage, end in zip(self._stages, self._stage_ends):
             steps = max(0, min(stop, end) - max(start, first))
-            forward = forward_flops(
-                self.model.config, self.config.batch_size, stage.length, stage.max_predictions_per_seq
-            )
+            shape = (self.config.batch_size, stage.length, stage.max_predictions_per_seq)
+            forward = forward_flops(self.model.config, *shape, pooler=self._pairs is not None)
             total, first = total + 3 * steps * forward, end
         return total
 
@@ -204,14 +221,14 @@ class Pretraining:
         def eval_step(params, batch, unigram):
             _, sums = self.loss(params, batch)
             words, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
-            pairs = batch["next_sentence_weights"]
+            sequences = batch["next_sentence_weights"]
             return {
                 **sums,
                 "words": weights.sum(),
-                "pairs": pairs.sum(),
+                "sequences": sequences.sum(),
                 "unigram_loss": -(weights * unigram[words]).sum(),
                 "most_frequent": (weights * (words == unigram.argmax())).sum(),
-                "random_next": (pairs * batch["next_sentence_labels"]).sum(),
+                "label_1": (sequences * batch["next_sentence_labels"]).sum(),
             }
 
         return jax.jit(eval_step, out_shardings=replicated(self.mesh))
@@ -306,14 +323,18 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
         params = local_copy(trained.state.params, mesh)  # all hosts must call this
         if jax.process_index():
             return ""
-        filled = fill_mask.fill_masks(task.model, params, tokenizer, config.eval.fill_masks)
+        model = BertForMaskedLM(task.model.config, task.model.compute)
+        filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks)
         return "\n".join([report(trained.scores), *map(fill_mask.describe, filled)])
 
     return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report)
 
 
 KIND = Kind(
-    identity=lambda config: (), adopt=_adopt, total_steps=lambda config, before: total_steps(config), open=_open
+    identity=lambda config: ("data.next_sentence",),
+    adopt=_adopt,
+    total_steps=lambda config, before: total_steps(config),
+    open=_open,
 )
 
 
@@ -338,6 +359,11 @@ def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]
         if not recipe["corpus"]:  # the config does not set it
             del recipe["corpus"]
         check_recipe(manifest, recipe, folder)
+    if manifest is None and config.data.next_sentence != "pairs":
+        raise UserError(
+            f"config.data.next_sentence = {config.data.next_sentence!r}: the records in {folder} have no manifest, and "
+            f"are taken for Google's, which are pairs; set --config.data.next_sentence=pairs, or use bertjax.prepare"
+        )
     if manifest is None and not config.tokenizer.path:
         raise UserError(
             f"config.tokenizer.path = '': the records in {folder} have no manifest; set the vocabulary that they "
@@ -367,13 +393,18 @@ def report(scores: Scores | None) -> str:
     """Formats the held-out scores, each with its baseline."""
     if scores is None:
         return "no held-out data, so no scores"
-    loss, unigram, accuracy, majority, nsp_accuracy, nsp_majority = (
-        scores.scores[name]
-        for name in ("mlm_loss", "unigram_loss", "mlm_accuracy", "mlm_majority", "nsp_accuracy", "nsp_majority")
+    loss, unigram, accuracy, majority = (
+        scores.scores[name] for name in ("mlm_loss", "unigram_loss", "mlm_accuracy", "mlm_majority")
     )
     comparison = f"{abs(unigram - loss):.3f} {'more' if unigram > loss else 'less'}"
-    return (
-        f"held-out masked words: loss {loss:.3f} nats; unigram baseline {unigram:.3f}, {comparison}\n"
-        f"                       accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}\n"
-        f"held-out next sentence: accuracy {nsp_accuracy:.1%}; always the more frequent class {nsp_majority:.1%}"
-    )
+    lines = [
+        f"held-out masked words: loss {loss:.3f} nats; unigram baseline {unigram:.3f}, {comparison}",
+        f"                       accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}",
+    ]
+    for pairs in PAIR_OBJECTIVES.values():
+        if f"{pairs.metrics}_loss" in scores.scores:
+            accuracy, majority = (scores.scores[f"{pairs.metrics}_{name}"] for name in ("accuracy", "majority"))
+            lines.append(
+                f"held-out {pairs.report}: accuracy {accuracy:.1%}; always the more frequent class {majority:.1%}"
+            )
+    return "\n".join(lines)

@@ -76,6 +76,20 @@ def test_round_trips_keep_every_byte(golden, tmp_path, to):
     assert original.keys() == back.keys() and all(original[n].tobytes() == back[n].tobytes() for n in back)
 
 
+@pytest.mark.parametrize("to", pretrained.FORMATS)
+def test_without_pooler_too_and_then_it_is_a_masked_lm(golden, tmp_path, to):
+    params = only(golden.params, "masked_lm")
+    huggingface.write(tmp_path / "first", golden.config, params, golden.tokenizer)
+    for source, target, into in (("first", "second", to), ("second", "third", "huggingface")):
+        assert "left out" not in pretrained.convert(tmp_path / source, tmp_path / target, into)
+        again, before = (pretrained.flattened(p) for p in (pretrained.read(tmp_path / target).params, params))
+        assert again.keys() == before.keys() and all(again[n].tobytes() == before[n].tobytes() for n in before)
+    assert huggingface.read_head(tmp_path / "third" / huggingface.CONFIG)[0] == "BertForMaskedLM"
+    message = "--architecture=BertForPreTraining: it has bert/pooler, which the checkpoint lacks; use BertForMaskedLM"
+    with pytest.raises(UserError, match=message):
+        pretrained.convert(tmp_path / "second", tmp_path / "other", "huggingface", "BertForPreTraining")
+
+
 def test_tf1_has_googles_names_and_shapes(golden, tmp_path):
     from bertjax.data.tf import tf
 

@@ -12,6 +12,7 @@ from bertjax.data.examples import Examples
 from bertjax.interop import huggingface, pretrained
 from bertjax.interop.variables import to_params, to_variables, variable_shapes
 from bertjax.model.bert import (
+    BertForMaskedLM,
     BertForPreTraining,
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -153,6 +154,22 @@ def test_gradients_of_every_parameter(tmp_path):
         error = np.abs(gradient - expected).max() / max(np.abs(expected).max(), 1e-6)
         # The keys' bias adds the same to all scores of a query, which the softmax ignores: both are noise around 0.
         assert error < 1e-4 or (name.endswith("key/bias") and np.abs(expected).max() < 1e-7), (name, error)
+
+
+def test_a_model_without_pairs_is_their_masked_lm(tmp_path):
+    params = to_params(random_variables(TINY), TINY)
+    params = {"bert": {n: x for n, x in params["bert"].items() if n != "pooler"}, "masked_lm": params["masked_lm"]}
+    batch = random_batch(TINY, batch=3, length=32, predictions=4)
+    huggingface.write(tmp_path, TINY, params, None)
+    theirs, info = transformers.BertForMaskedLM.from_pretrained(
+        tmp_path, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(info.values()), info
+    with torch.no_grad():
+        expected = run_torch(theirs.eval(), batch).logits.numpy()
+    words = BertForMaskedLM(TINY).apply({"params": params}, **batch)
+    chosen = np.take_along_axis(expected, batch["masked_positions"][:, :, None], axis=1)
+    np.testing.assert_allclose(words[..., : TINY.vocab_size], chosen, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertForNextSentencePrediction", "BertModel"])

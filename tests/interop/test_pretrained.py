@@ -10,13 +10,13 @@ import pytest
 
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.interop import huggingface, pretrained
-from bertjax.model.bert import BertModel
+from bertjax.model.bert import BertForMaskedLM, BertModel
 from bertjax.model.hidden_states import WITHOUT_WEIGHTS, check_layers
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks.extraction import extract
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.step import make_program
-from tests.interop.test_golden import GOLDEN, edit
+from tests.interop.test_golden import GOLDEN, edit, only
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,28 @@ def test_what_is_missing_stays_fresh_and_what_is_strange_is_named(golden, tmp_pa
     ).all()
 
 
+POOLER_AND_HEAD = (
+    "bert/pooler/dense/bias, bert/pooler/dense/kernel, next_sentence/dense/bias, next_sentence/dense/kernel"
+)
+
+
+def test_a_run_without_pairs_leaves_pooler_and_head_and_one_with_pairs_has_new_ones(golden, tmp_path, capsys):
+    huggingface.write(tmp_path, golden.config, only(golden.params, "masked_lm"), golden.tokenizer)
+    for path, next_sentence, said in (
+        (GOLDEN, "none", f"(huggingface): 22 of 22 arrays loaded; not used: {POOLER_AND_HEAD}\n"),
+        (tmp_path, "none", "(huggingface): 22 of 22 arrays loaded\n"),
+        (tmp_path, "order", f"(huggingface): 22 of 26 arrays loaded; left fresh: {POOLER_AND_HEAD}\n"),
+    ):
+        config = config_for(golden, path)
+        config.data.next_sentence = next_sentence
+        params = random_state(config).params
+        loaded = pretrained.flattened(pretrained.initialize(params, path))
+        assert capsys.readouterr().out == f"started from {path} {said}"
+        fresh, theirs = pretrained.flattened(params), pretrained.flattened(golden.params)
+        for name in loaded:
+            assert (loaded[name] == (fresh if path != GOLDEN and name in POOLER_AND_HEAD else theirs)[name]).all(), name
+
+
 def test_adopting_takes_what_a_config_cannot_choose(golden):
     config = config_for(golden)
     pretrained.adopt(config)
@@ -104,10 +126,9 @@ def test_a_vocabulary_with_rows_to_spare(golden, tmp_path):
     read = pretrained.read(tmp_path / "padded")
     assert (read.config.vocab_size, read.tokenizer.vocab_size) == (32, 27)
 
-    from bertjax.model.bert import BertForPreTraining
     from bertjax.tasks.fill_mask import fill_masks
 
-    filled = next(fill_masks(BertForPreTraining(read.config), read.params, read.tokenizer, ["the [MASK]"], top_k=50))
+    filled = next(fill_masks(BertForMaskedLM(read.config), read.params, read.tokenizer, ["the [MASK]"], top_k=50))
     assert len(filled.masks[0]) == 27
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from bertjax.config import BertConfig, Compute, model_size
 from bertjax.model.attention import Dense, LayerNorm
-from bertjax.model.bert import BertForPreTraining, BertModel, count_parameters, forward_flops
+from bertjax.model.bert import BertForMaskedLM, BertForPreTraining, BertModel, count_parameters, forward_flops
 from bertjax.model.dropout import dropout, fold_in, row_keys
 from bertjax.model.encoder import ACTIVATIONS
 
@@ -28,7 +28,7 @@ TINY = BertConfig(
 
 def abstract_params(module, config):
     ids = jnp.zeros((1, 8), jnp.int32)
-    extra = (ids,) if module is BertForPreTraining else ()
+    extra = (ids,) if module in (BertForMaskedLM, BertForPreTraining) else ()
     return nn.meta.unbox(jax.eval_shape(module(config).init, jax.random.key(0), ids, ids, ids, *extra)["params"])
 
 
@@ -274,10 +274,25 @@ def test_flops_are_those_of_the_matrix_products():
     config = dataclasses.replace(TINY, num_hidden_layers=1, hidden_size=128, intermediate_size=512)
     ids = jnp.zeros((4, 32), jnp.int32)
     positions = jnp.zeros((4, 5), jnp.int32)
-    params = abstract_params(BertForPreTraining, config)
-    apply = jax.jit(lambda p: BertForPreTraining(config).apply({"params": p}, ids, ids, ids, positions))
-    counted = apply.lower(params).compile().cost_analysis()["flops"]
-    assert 1 <= counted / forward_flops(config, 4, 32, 5) < 1.1  # the rest: norms, softmax, GELU
+
+    def counted(module):
+        params = abstract_params(module, config)
+        apply = jax.jit(lambda p: module(config).apply({"params": p}, ids, ids, ids, positions))
+        return apply.lower(params).compile().cost_analysis()["flops"]
+
+    whole, masked_lm = forward_flops(config, 4, 32, 5), forward_flops(config, 4, 32, 5, pooler=False)
+    with_pooler, without = counted(BertForPreTraining), counted(BertForMaskedLM)
+    assert 1 <= with_pooler / whole < 1.1  # the rest: norms, softmax, GELU
+    assert 1 <= (with_pooler - without) / (whole - masked_lm) < 1.1
+
+
+def test_without_pairs_the_same_words_are_predicted_by_fewer_params(tiny):
+    model, params = tiny
+    batch = (*inputs(), np.array([[1, 5, 15]] * 3))
+    fewer = {"bert": {n: x for n, x in params["bert"].items() if n != "pooler"}, "masked_lm": params["masked_lm"]}
+    assert jax.tree.structure(abstract_params(BertForMaskedLM, TINY)) == jax.tree.structure(fewer)
+    expected, _ = forward(model, params, *batch)
+    np.testing.assert_array_equal(forward(BertForMaskedLM(TINY), fewer, *batch), expected)
 
 
 @pytest.mark.parametrize("features", [(3, 2, 4), (2,)])  # more than inputs, fewer

@@ -1,5 +1,6 @@
 """The pre-training task: its loss, its scores against their definitions, its stages, its inputs."""
 
+import functools
 import itertools
 import shutil
 
@@ -7,16 +8,23 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import UserError
+from bertjax.config import UserError, named_stages, stage
 from bertjax.data import records
 from bertjax.data.pipeline import heldout_batches
 from bertjax.data.records import find_records
 from bertjax.data.tf import tf
-from bertjax.tasks import fill_mask, pretraining
+from bertjax.interop import pretrained
+from bertjax.model.bert import BertForMaskedLM, BertModel
+from bertjax.tasks import fill_mask, finetuning, pretraining
+from bertjax.tasks.extraction import extract
 from bertjax.tasks.pretraining import Pretraining, find_or_prepare, report
 from bertjax.text import tokenizer
+from bertjax.training import checkpoint
+from bertjax.training.logging import read_metrics
+from bertjax.training.run import run
 from bertjax.training.step import fits_in_memory, make_program
-from tests.conftest import one_device_mesh, tiny_config
+from tests.conftest import one_device_mesh, preparing_in_process, tiny_config
+from tests.tasks import test_finetuning
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +74,9 @@ def test_flops_of_steps_add_up_over_stages(task):
 
 
 def test_the_planner_is_told_the_shapes_of_the_real_batches(task):
-    for stage, start in ((0, 0), (1, 6)):
+    for number, start in ((0, 0), (1, 6)):
         real = next(task.batches(start))
-        told = task.abstract_batch(stage, 16)
+        told = task.abstract_batch(number, 16)
         assert {n: (x.shape, x.dtype) for n, x in real.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
 
 
@@ -117,22 +125,144 @@ def test_evaluation_counts_every_held_out_sequence_once(task, params):
 def test_masks_are_filled_best_first(task, params, records_folder):
     pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
     texts = ["the [MASK] saw the [MASK] near a ship .", "[MASK]"]
-    filled = list(fill_mask.fill_masks(task.model, params, pieces, texts, top_k=4))
+    model = BertForMaskedLM(task.model.config)
+    filled = list(fill_mask.fill_masks(model, params, pieces, texts, top_k=4))
     assert [f.text for f in filled] == texts and [len(f.masks) for f in filled] == [2, 1]
     for mask in filled[0].masks:
         probabilities = [p for _, p in mask]
         assert len(mask) == 4 and probabilities == sorted(probabilities, reverse=True)
         assert all(word in pieces.pieces for word, _ in mask)
-    everything = next(fill_mask.fill_masks(task.model, params, pieces, ["[MASK]"], top_k=10_000))
+    everything = next(fill_mask.fill_masks(model, params, pieces, ["[MASK]"], top_k=10_000))
     assert abs(sum(p for _, p in everything.masks[0]) - 1) < 1e-4
     # Padding to a power of two changes nothing: the same text, alone and beside a longer one.
     ids = np.array([[pieces.cls_id, pieces.mask_id, pieces.sep_id]])
     exact, _ = task.model.apply({"params": params}, ids, np.ones_like(ids), np.zeros_like(ids), np.array([[1]]))
     np.testing.assert_allclose(everything.masks[0][0][1], jax.nn.softmax(exact).max(), rtol=1e-4)
     with pytest.raises(UserError, match=r"no \[MASK\] in 'nothing to fill'"):
-        list(fill_mask.fill_masks(task.model, params, pieces, ["nothing to fill"]))
+        list(fill_mask.fill_masks(model, params, pieces, ["nothing to fill"]))
     with pytest.raises(UserError, match=r"more than the model's 64 positions"):
-        list(fill_mask.fill_masks(task.model, params, pieces, ["ship " * 70 + "[MASK]"]))
+        list(fill_mask.fill_masks(model, params, pieces, ["ship " * 70 + "[MASK]"]))
+
+
+def config_with(next_sentence, **where):
+    config = tiny_config(**where)
+    config.data.next_sentence = next_sentence
+    return config
+
+
+@pytest.mark.parametrize("next_sentence", ["pairs", "none"])
+def test_empty_rows_teach_nothing(task, params, records_folder, next_sentence):
+    """They stand in for the records of a damaged file: some in a batch, or all."""
+    task = Pretraining(config_with(next_sentence, records=records_folder), task.mesh, records_folder)
+    step = jax.jit(jax.value_and_grad(lambda p, b: task.loss(p, task.normalize(b)), has_aux=True))
+    whole = next(task.batches(0))
+    halves = {name: (x[:8], np.zeros_like(x[:8])) for name, x in whole.items()}
+    (loss, _), gradients = step(params, {name: np.concatenate(half) for name, half in halves.items()})
+    (expected, _), twice = step(params, {name: np.concatenate([x, x]) for name, (x, _) in halves.items()})
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), gradients, twice)
+    (loss, _), gradients = step(params, {name: np.zeros_like(x) for name, x in whole.items()})
+    assert loss == 0 and all((x == 0).all() for x in jax.tree.leaves(gradients))
+
+
+def test_held_out_files_without_a_readable_record_give_no_scores(task, params, monkeypatch):
+    def empty(*arguments, **settings):
+        for batch in heldout_batches(*arguments, **settings):
+            yield {name: np.zeros_like(x) for name, x in batch.items()}
+
+    monkeypatch.setattr(pretraining.pipeline, "heldout_batches", empty)
+    assert task.evaluate(params, step=1) is None
+
+
+def test_without_pairs_the_loss_is_that_of_the_words(task, params, records_folder):
+    config = config_with("none", records=records_folder)
+    words = Pretraining(config, task.mesh, records_folder)
+    batch = words.normalize(next(task.batches(0)))
+    loss, metrics = jax.jit(words.loss)(params, batch)  # which leaves pooler and head alone
+    _, expected = jax.jit(task.loss)(params, batch)
+    assert loss == metrics["mlm_loss"] == expected["mlm_loss"]
+    assert metrics.keys() == {"mlm_loss", "mlm_accuracy", "tokens"}
+    assert task.flops(0, 1) - words.flops(0, 1) == 3 * 2 * 16 * (32 * 32 + 2 * 32)  # pooler and head
+
+
+def train(next_sentence, corpus_file, workdir):
+    """Ten steps on records of its own, on one device, because it compiles faster."""
+    config = config_with(next_sentence, corpus=corpus_file)
+    config.stages = named_stages(short=stage(10, 32, 5))
+    with preparing_in_process(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "make_mesh", one_device_mesh)
+        run(pretraining.KIND, config, workdir)
+
+
+@pytest.fixture(scope="module")
+def trained(corpus_file, tmp_path_factory):
+    """(next_sentence) -> the workdir of a finished run."""
+
+    @functools.cache
+    def trained(next_sentence):
+        workdir = tmp_path_factory.mktemp(next_sentence)
+        train(next_sentence, corpus_file, workdir)
+        return workdir
+
+    return trained
+
+
+@pytest.mark.parametrize("next_sentence, metrics, said", [("none", None, None), ("order", "sop", "sentence order")])
+def test_what_pairs_teach_is_called_by_its_name(trained, next_sentence, metrics, said):
+    lines = read_metrics(trained(next_sentence))
+    names = {name for line in lines for name in line if "nsp_" in name or "sop_" in name}
+    expected = {"train/loss", "train/accuracy", "eval/loss", "eval/accuracy", "eval/majority"}
+    assert names == {name.replace("/", f"/{metrics}_") for name in expected if metrics}
+    assert all("eval/mlm_loss" in line or "train/mlm_loss" in line for line in lines if line["step"] == 5)
+    filled = "the [MASK] saw the [MASK] ."
+    report, filling, _ = (trained(next_sentence) / "report.txt").read_text().partition(filled)
+    assert filling and [line.split(":")[0] for line in report.splitlines() if line.startswith("held-out")] == [
+        "held-out masked words", *([f"held-out {said}"] if said else ())
+    ]  # fmt: skip
+
+
+def test_a_run_without_pairs_resumes_bit_for_bit(trained, corpus_file, tmp_path):
+    workdir = shutil.copytree(trained("none"), tmp_path / "run")
+    shutil.rmtree(workdir / checkpoint.FOLDER / "10")
+    train("none", corpus_file, workdir)
+    resumed, straight = (pretrained.flattened(pretrained.read(path).params) for path in (workdir, trained("none")))
+    assert resumed.keys() == straight.keys()
+    assert all((resumed[name] == straight[name]).all() for name in straight)
+
+
+@pytest.mark.parametrize("before, now", [("none", "pairs"), ("order", "none"), ("order", "pairs")])
+def test_a_workdir_keeps_its_objective(trained, before, now):
+    message = rf"config.data.next_sentence = '{now}': .* holds a run with '{before}'; choose another --workdir"
+    with pytest.raises(UserError, match=message):
+        run(pretraining.KIND, config_with(now, records="elsewhere"), trained(before))
+
+
+def test_a_model_without_pairs_is_used_like_any_other(trained, tmp_path, capsys):
+    source = pretrained.read(trained("none"))
+    assert source.params.keys() == {"bert", "masked_lm"} and "pooler" not in source.params["bert"]
+    hidden, _, _ = extract(BertModel(source.config), source.params["bert"], source.tokenizer, ["a ship"], "last")
+    assert hidden.shape[-1] == 32 and np.isfinite(hidden).all()
+
+    test_finetuning.write_sst2(tmp_path, train=32, dev=16)
+    capsys.readouterr()
+    config = test_finetuning.config_for(tmp_path, trained("none"), epochs=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetuning, "make_mesh", one_device_mesh)
+        test_finetuning.run(config, tmp_path / "tuned")
+    said = capsys.readouterr().out
+    left = "bert/pooler/dense/bias, bert/pooler/dense/kernel, classifier/dense/bias, classifier/dense/kernel"
+    assert f"left fresh: {left}; not used: masked_lm/bias" in said
+    assert "pooler" in pretrained.read(tmp_path / "tuned").params["bert"]
+
+
+@pytest.mark.parametrize("next_sentence", ["none", "order"])
+def test_records_without_a_manifest_are_pairs(records_folder, tmp_path, next_sentence):
+    shutil.copytree(records_folder, tmp_path / "theirs")
+    (tmp_path / "theirs/manifest.json").unlink()
+    config = config_with(next_sentence, records=tmp_path / "theirs")
+    config.tokenizer.path = str(records_folder / "vocab.txt")
+    with pytest.raises(UserError, match=f"config.data.next_sentence = '{next_sentence}': .*theirs have no manifest"):
+        find_or_prepare(config, tmp_path)
 
 
 @pytest.mark.parametrize(
