@@ -1,225 +1,304 @@
-"""How fast text becomes records and records become batches, in how much memory, and how soon a late step is there.
+"""How fast text becomes a vocabulary, records and batches, in how much memory, and how soon a late step is there.
 
-Command:  python experiments/benchmarks/data.py --corpus=TEXT --vocab=vocab.txt
-          with --google=FOLDER, a checkout of google-research/bert: whole commands, ours beside its
-          create_pretraining_data.py, in turns on the same text, one sentence a line
+Command:  python -m experiments.benchmarks.data --corpus=TEXT --vocab=vocab.txt
+Measures: --measure=NAME,... of
+          preparation  python -m bertjax.prepare, and the size of the records
+          memory       the same once for each of --megabytes: does its memory grow with the text?
+          google       the same beside create_pretraining_data.py of --google=FOLDER, a checkout of google-research/bert
+          reader       sequences/s of lengths 128 and 512: masked when prepared, masked when read, without padding
+          jump         the first batch at steps 0 and 500,000 of a set of real size
+          vocabulary   python -m bertjax.vocabulary beside the tokenizers library's own trainer
 Results:  RESULTS.md
-Linux only: memory is read from /proc.
+Linux only. Sides that are compared take turns. One line a figure: the median of --runs, and its range.
 """
 
 import itertools
 import math
-import os
 import pathlib
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
-from bertjax.config import named_stages, pretraining_config, stage
-from bertjax.data import pipeline, preparation
+from bertjax import command
+from bertjax.config import UserError
+from bertjax.data import pipeline
 from bertjax.data.corpus import read_documents
 from bertjax.data.records import RecordSet, count_records, features, find_records, write_records
 from bertjax.sharding.topology import available_cores
 from bertjax.text import sentences
+from experiments.benchmarks import google_records
+from experiments.benchmarks.processes import Cost, run
 
 CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
 VOCAB = flags.DEFINE_string("vocab", None, "A published uncased vocab.txt of 30,522 pieces.", required=True)
+MEASURE = flags.DEFINE_list("measure", "preparation,memory,reader,jump,vocabulary", "What to measure.")
+RUNS = flags.DEFINE_integer("runs", 5, "Of each side of each measure, except memory: one.")
+MEGABYTES = flags.DEFINE_list(
+    "megabytes", "50,350", "Of text: all sizes for memory, the last one for vocabulary, the first one for the others."
+)
+LENGTH = flags.DEFINE_integer("length", 128, "Of the sequences, except for reader and jump.")
+DUPE_FACTOR = flags.DEFINE_integer("dupe_factor", 10, "As config.data.dupe_factor.")
 WORKERS = flags.DEFINE_integer("workers", available_cores(), "Processes that prepare.")
-DUPE_FACTOR = flags.DEFINE_integer("dupe_factor", 2, "As config.data.dupe_factor.")
+GOOGLE = flags.DEFINE_string("google", None, "Folder of google-research/bert, for the measure google.")
 
-GOOGLE = flags.DEFINE_string("google", None, "Folder of google-research/bert: compares the preparation, and no more.")
-MEGABYTES = flags.DEFINE_integer("megabytes", 5, "Of text, for the comparison with Google's script.")
-LENGTH = flags.DEFINE_integer("length", 128, "Of its sequences.")
-
-BATCH_SIZE = 256
-RUNS = 5
+VOCAB_SIZE, BATCH_SIZE = 30_522, 256
+READERS = {  # fields of config.data
+    "static": {},
+    "dynamic": {"masking": "dynamic"},
+    "compact": {"layout": "compact"},
+}
 LATE_STEP = 500_000
 SHARDS, RECORDS_PER_SHARD, DISTINCT_SHARDS = 100, 90_000, 5  # as prepare makes them
 
-
-class PeakMemory:
-    """The most memory that this process and its children held together, pages that they share counted once."""
-
-    def __enter__(self):
-        self.bytes, self._stop = 0, threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self):
-        while not self._stop.wait(0.2):
-            self.bytes = max(self.bytes, sum(map(proportional_set_size, family(os.getpid()))))
-
-
-def family(parent: int) -> list[int]:
-    """A process and all that descend from it."""
-    parents = {}
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
-            continue
-    found = [parent]
-    for process in found:
-        found += [child for child, its_parent in parents.items() if its_parent == process]
-    return found
-
-
-def proportional_set_size(process: int) -> int:
-    try:
-        lines = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        return 0
-
-
-def measure_preparation(folder: str) -> RecordSet:
-    config = pretraining_config()
-    config.data.update(corpus=CORPUS.value, dupe_factor=DUPE_FACTOR.value)
-    config.tokenizer.path = VOCAB.value
-    config.stages = named_stages(short=stage(1, 128, 20), long=stage(1, 512, 77))
-    with PeakMemory() as peak:
-        began = time.monotonic()
-        manifest = preparation.prepare(config, folder, WORKERS.value)
-        seconds = time.monotonic() - began
-    characters = manifest["corpus"]["train_characters"] + manifest["corpus"]["heldout_characters"]
-    tokens = manifest["corpus"]["train_tokens"] + manifest["corpus"]["heldout_tokens"]
-    print(
-        f"preparation: {characters / 1e6:.1f} M characters, {tokens / 1e6:.1f} M tokens, {WORKERS.value} workers, "
-        f"dupe_factor {DUPE_FACTOR.value}, lengths 128 and 512: {seconds:.1f} s, {characters / 1e6 / seconds:.2f} M "
-        f"characters/s, peak memory {peak.bytes / 1e9:.2f} GB"
-    )
-    return find_records(folder, 128, 20, "train", 30522)
-
-
-# Their script wants TensorFlow 1, whose names TensorFlow 2 still has.
-THEIRS = """
-import runpy, sys
-import tensorflow.compat.v1
-sys.modules["tensorflow"] = tensorflow.compat.v1
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 EXPERIMENT = """
 from bertjax.config import named_stages, pretraining_config, stage
 def get_config():
     config = pretraining_config()
-    config.data.update(split_sentences=False, heldout_fraction=0.0)
+    config.data.heldout_fraction = 0.0
     config.stages = named_stages(only=stage(1, {length}, {predictions}))
     return config
 """
+THEIR_TRAINER = """
+import sys, tokenizers
+tokenizer = tokenizers.BertWordPieceTokenizer()
+tokenizer.train(sys.argv[1], vocab_size=int(sys.argv[2]), show_progress=False)
+tokenizer.save(sys.argv[3])
+"""
 
 
-def compare_with_google(folder: pathlib.Path) -> None:
-    text, size = folder / "text.txt", 0
-    with text.open("w") as file:
+def report(figure: str, values: list[float], unit: str, digits: int = 0) -> None:
+    median, low, high = (f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    spread = f" ({low} to {high} in {len(values)} runs)" if len(values) > 1 else ""
+    print(f"{figure}: {median} {unit}{spread}", flush=True)
+
+
+def in_turns(sides: dict[str, Callable]) -> dict[str, list]:
+    """Calls each side `RUNS` times, all of them in each round; returns their results."""
+    results = {name: [] for name in sides}
+    for _ in range(RUNS.value):
+        for name, side in sides.items():
+            results[name].append(side())
+    return results
+
+
+def make_text(folder: pathlib.Path, size: int, *, sentence_lines: bool = False) -> pathlib.Path:
+    """Writes the first `size` MB of the corpus to a file, a blank line between documents; returns its path.
+
+    With `sentence_lines`, a sentence a line. Raises `UserError` if the corpus is smaller.
+    """
+    path = folder / f"{size}-{'sentences' if sentence_lines else 'lines'}.txt"
+    if path.exists():
+        return path
+    written = 0
+    with path.with_suffix(".partial").open("wb") as file:
         for document in read_documents(CORPUS.value):
-            size += file.write("\n".join(sentences.split(document, "en", True)) + "\n\n")
-            if size > MEGABYTES.value * 1e6:
-                break
-    length, predictions = LENGTH.value, math.ceil(0.15 * LENGTH.value)
-    (folder / "experiment.py").write_text(EXPERIMENT.format(length=length, predictions=predictions))
-
-    def theirs() -> int:
-        output = folder / "google.tfrecord"
-        script = f"{GOOGLE.value}/create_pretraining_data.py"
-        values = dict(input_file=text, output_file=output, vocab_file=VOCAB.value, do_lower_case=True)
-        values |= dict(max_seq_length=length, max_predictions_per_seq=predictions, dupe_factor=DUPE_FACTOR.value)
-        command = [sys.executable, "-c", THEIRS, script, *(f"--{name}={value}" for name, value in values.items())]
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": GOOGLE.value})
-        return count_records(str(output))
-
-    def ours() -> int:
-        output = folder / "ours"
-        shutil.rmtree(output, ignore_errors=True)
-        settings = {"data.corpus": text, "tokenizer.path": VOCAB.value, "data.dupe_factor": DUPE_FACTOR.value}
-        command = [sys.executable, "-m", "bertjax.prepare", f"--config={folder}/experiment.py", f"--output={output}"]
-        command += [f"--workers={WORKERS.value}", *(f"--config.{name}={value}" for name, value in settings.items())]
-        subprocess.run(command, check=True, capture_output=True)
-        return find_records(output, length, predictions, "train").total
-
-    rates = {theirs: [], ours: []}
-    for _ in range(RUNS):
-        for side, found in rates.items():
-            began = time.monotonic()
-            found.append(side() / (time.monotonic() - began))
-            print(f"{side.__name__}: {found[-1]:,.0f} sequences/s", flush=True)
-    our, their = (statistics.median(rates[side]) for side in (ours, theirs))
-    print(
-        f"{size / 1e6:.1f} M characters, length {length}, dupe_factor {DUPE_FACTOR.value}, {WORKERS.value} workers: "
-        f"{our:,.0f} sequences/s, theirs {their:,.0f}: {our / their:.1f} times as many (medians of {RUNS})"
-    )
+            lines = sentences.split(document, "en", True) if sentence_lines else document.lines
+            written += file.write(("\n".join(lines) + "\n\n").encode())
+            if written >= size * 1e6:
+                return path.with_suffix(".partial").rename(path)
+    raise UserError(f"--corpus: {written / 1e6:.1f} MB of text, less than the {size} MB of --megabytes")
 
 
-def batches(files: RecordSet, start: int = 0):
-    return pipeline.train_batches(files, 128, 20, batch_size=BATCH_SIZE, seed=0, start=start)
+def predictions(length: int) -> int:
+    return math.ceil(0.15 * length)
 
 
-def measure_throughput(files: RecordSet) -> None:
-    lanes = math.gcd(BATCH_SIZE, pipeline.MAX_LANES)
-    batches_per_window = pipeline.window_size(files, 0, lanes) * lanes // BATCH_SIZE
-    rates = []
-    for _ in range(RUNS):
-        stream = batches(files)
-        next(stream)
-        began = time.monotonic()
-        count = sum(1 for _ in itertools.islice(stream, 3 * batches_per_window))
-        rates.append(count * BATCH_SIZE / (time.monotonic() - began))
-        stream.close()
-    print(
-        f"pipeline: batches of {BATCH_SIZE} sequences of 128: median {statistics.median(rates):,.0f} sequences/s "
-        f"({min(rates):,.0f} to {max(rates):,.0f} in {RUNS} runs)"
-    )
-
-
-def measure_jump(folder: str) -> None:
-    """On a set of real size. Its files recur, to spare the disk: the reading is the same, from the page cache."""
-    paths = [write_shard(f"{folder}/{i}.tfrecord", seed=i) for i in range(DISTINCT_SHARDS)]
-    files = RecordSet(tuple(itertools.islice(itertools.cycle(paths), SHARDS)), (RECORDS_PER_SHARD,) * SHARDS)
-    for step in (0, LATE_STEP):
-        seconds = []
-        for _ in range(RUNS):
-            began = time.monotonic()
-            stream = batches(files, step)
-            next(stream)
-            seconds.append(time.monotonic() - began)
-            stream.close()
-        print(
-            f"first batch at step {step:,} of {SHARDS} shards, {files.total:,} records: median "
-            f"{statistics.median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f} in {RUNS} runs)"
-        )
-
-
-def write_shard(path: str, seed: int) -> str:
-    rng = np.random.default_rng(seed)
-    sizes = features(128, 20)
-    block = {name: rng.integers(30522, size=(1000, size)).astype(dtype) for name, (size, dtype) in sizes.items()}
-    write_records(path, itertools.repeat(block, RECORDS_PER_SHARD // 1000))
+def experiment(folder: pathlib.Path, length: int) -> pathlib.Path:
+    path = folder / f"experiment{length}.py"
+    path.write_text(EXPERIMENT.format(length=length, predictions=predictions(length)))
     return path
 
 
-def main(_):
-    with tempfile.TemporaryDirectory() as folder:
-        if GOOGLE.value:
-            if not pathlib.Path(GOOGLE.value, "create_pretraining_data.py").exists():
-                raise app.UsageError(f"--google={GOOGLE.value}: no create_pretraining_data.py in it")
-            compare_with_google(pathlib.Path(folder))
-            return
-        files = measure_preparation(f"{folder}/records")
-        measure_throughput(files)
-        measure_jump(folder)
+def prepare(folder: pathlib.Path, text: pathlib.Path, length: int, **data) -> tuple[Cost, RecordSet]:
+    """Runs the whole command, into a new folder in `folder`; `data` are fields of `config.data`."""
+    output = pathlib.Path(tempfile.mkdtemp(dir=folder))
+    data = {"corpus": text, "dupe_factor": DUPE_FACTOR.value, **data}
+    cost = run(
+        [
+            *(sys.executable, "-m", "bertjax.prepare", f"--config={experiment(folder, length)}"),
+            *(f"--output={output}", f"--workers={WORKERS.value}", f"--config.tokenizer.path={VOCAB.value}"),
+            *(f"--config.data.{name}={value}" for name, value in data.items()),
+        ]
+    )
+    return cost, find_records(output, length, predictions(length), "train")
+
+
+def size_of(files: RecordSet) -> int:
+    """Bytes."""
+    return sum(pathlib.Path(path).stat().st_size for path in files.paths)
+
+
+def delete(files: RecordSet) -> None:
+    for path in files.paths:
+        pathlib.Path(path).unlink()
+
+
+def settings(text: pathlib.Path, length: int) -> str:
+    megabytes = text.stat().st_size / 1e6
+    return f"{megabytes:.1f} MB, length {length}, dupe_factor {DUPE_FACTOR.value}, {WORKERS.value} workers"
+
+
+def measure_preparation(folder: pathlib.Path) -> None:
+    text, length = make_text(folder, sizes()[0]), LENGTH.value
+    megabytes, costs = text.stat().st_size / 1e6, []
+    for _ in range(RUNS.value):
+        cost, files = prepare(folder, text, length)
+        costs.append(cost)
+        total, written = files.total, size_of(files) / 1e6
+        delete(files)
+    name = f"preparation, {settings(text, length)}"
+    report(name, [cost.seconds for cost in costs], "s", 1)
+    report(name, [megabytes / cost.seconds for cost in costs], "MB/s", 2)
+    report(name, [total / cost.seconds for cost in costs], "sequences/s")
+    report(f"{name}, peak memory of all processes", [cost.memory / 1e9 for cost in costs], "GB", 2)
+    print(f"{name}, records: {total:,} in {written:,.0f} MB, {written / megabytes:.1f} times the text", flush=True)
+
+
+def measure_memory(folder: pathlib.Path) -> None:
+    peaks = []
+    for size in sizes():
+        text = make_text(folder, size)
+        cost, files = prepare(folder, text, LENGTH.value)
+        delete(files)
+        peaks.append(cost.memory / 1e9)
+        report(f"peak memory of all processes, {settings(text, LENGTH.value)}", peaks[-1:], "GB", 3)
+    print(f"peak memory, largest text to smallest: {peaks[-1] / peaks[0]:.2f} times", flush=True)
+
+
+def measure_google(folder: pathlib.Path) -> None:
+    text, length = make_text(folder, sizes()[0], sentence_lines=True), LENGTH.value
+
+    def theirs() -> tuple[float, int]:
+        output = folder / "google.tfrecord"
+        cost = google_records.create(
+            GOOGLE.value,
+            input_file=text,
+            output_file=output,
+            vocab_file=VOCAB.value,
+            do_lower_case=True,
+            max_seq_length=length,
+            max_predictions_per_seq=predictions(length),
+            dupe_factor=DUPE_FACTOR.value,
+        )
+        return count_records(str(output)) / cost.seconds, cost.memory
+
+    def ours() -> tuple[float, int]:
+        cost, files = prepare(folder, text, length, split_sentences=False)
+        delete(files)
+        return files.total / cost.seconds, cost.memory
+
+    results = in_turns({"Google's script": theirs, "ours": ours})
+    for name, found in results.items():
+        report(f"{name}, {settings(text, length)}", [rate for rate, _ in found], "sequences/s")
+        report(f"{name}, peak memory of all processes", [memory / 1e9 for _, memory in found], "GB", 2)
+    their, our = (statistics.median(rate for rate, _ in found) for found in results.values())
+    print(f"ours to theirs: {our / their:.1f} times as many sequences/s", flush=True)
+
+
+def batches(files: RecordSet, length: int, data: dict, start: int = 0) -> Iterator:
+    """`data` are the fields of `config.data` that the records were prepared with."""
+    return pipeline.train_batches(files, length, predictions(length), batch_size=BATCH_SIZE, seed=0, start=start)
+
+
+def measure_reader(folder: pathlib.Path) -> None:
+    text = make_text(folder, sizes()[0])
+    for length in (128, 512):
+        sides = {}
+        for name, data in READERS.items():
+            _, files = prepare(folder, text, length, **data)
+            print(f"{name}, length {length}: {size_of(files) / files.total:.0f} bytes a record", flush=True)
+            sides[name] = lambda files=files, length=length, data=data: throughput(files, length, data)
+        for name, rates in in_turns(sides).items():
+            report(f"reader, {name}, length {length}, batches of {BATCH_SIZE}", rates, "sequences/s")
+
+
+def throughput(files: RecordSet, length: int, data: dict) -> float:
+    """Sequences/s over three whole shuffle windows, from the second batch on."""
+    lanes = math.gcd(BATCH_SIZE, pipeline.MAX_LANES)
+    count = 3 * pipeline.window_size(files, 0, lanes) * lanes // BATCH_SIZE
+    stream = batches(files, length, data)
+    next(stream)
+    began = time.monotonic()
+    read = sum(1 for _ in itertools.islice(stream, count))
+    seconds = time.monotonic() - began
+    stream.close()
+    return read * BATCH_SIZE / seconds
+
+
+def measure_jump(folder: pathlib.Path) -> None:
+    """Files recur in the set, to spare the disk: the reading is the same, from the page cache."""
+    paths = [write_shard(folder / f"{i}.tfrecord", seed=i) for i in range(DISTINCT_SHARDS)]
+    files = RecordSet(tuple(itertools.islice(itertools.cycle(paths), SHARDS)), (RECORDS_PER_SHARD,) * SHARDS)
+
+    def seconds_to_first(step: int) -> float:
+        began = time.monotonic()
+        stream = batches(files, 128, {}, step)
+        next(stream)
+        seconds = time.monotonic() - began
+        stream.close()
+        return seconds
+
+    results = in_turns({f"{step:,}": lambda step=step: seconds_to_first(step) for step in (0, LATE_STEP)})
+    for step, seconds in results.items():
+        report(f"first batch at step {step} of {SHARDS} shards, {files.total:,} records", seconds, "s", 1)
+
+
+def write_shard(path: pathlib.Path, seed: int) -> str:
+    rng = np.random.default_rng(seed)
+    shapes = features(128, predictions(128))
+    block = {name: rng.integers(VOCAB_SIZE, size=(1000, size)).astype(dtype) for name, (size, dtype) in shapes.items()}
+    write_records(path, itertools.repeat(block, RECORDS_PER_SHARD // 1000))
+    return str(path)
+
+
+def measure_vocabulary(folder: pathlib.Path) -> None:
+    text = make_text(folder, sizes()[-1])
+
+    def theirs() -> Cost:
+        return run([sys.executable, "-c", THEIR_TRAINER, text, VOCAB_SIZE, folder / "tokenizer.json"])
+
+    def ours() -> Cost:
+        config = [f"--config={experiment(folder, 128)}", f"--config.data.corpus={text}"]
+        config += [f"--config.model.vocab_size={VOCAB_SIZE}", f"--output={folder / 'vocabulary'}"]
+        return run([sys.executable, "-m", "bertjax.vocabulary", *config])
+
+    for name, costs in in_turns({"tokenizers' trainer": theirs, "ours": ours}).items():
+        name = f"a vocabulary of {VOCAB_SIZE:,} from {text.stat().st_size / 1e6:.1f} MB, {name}"
+        report(name, [cost.seconds for cost in costs], "s", 1)
+        report(f"{name}, peak memory of all processes", [cost.memory / 1e9 for cost in costs], "GB", 2)
+
+
+MEASURES = {
+    "preparation": measure_preparation,
+    "memory": measure_memory,
+    "google": measure_google,
+    "reader": measure_reader,
+    "jump": measure_jump,
+    "vocabulary": measure_vocabulary,
+}
+
+
+def sizes() -> list[int]:
+    """Of the texts, in MB."""
+    if not MEGABYTES.value or not all(size.isdecimal() for size in MEGABYTES.value):
+        raise UserError(f"--megabytes={','.join(MEGABYTES.value)}: must be whole numbers")
+    return list(map(int, MEGABYTES.value))
+
+
+def main(_) -> None:
+    if unknown := set(MEASURE.value) - set(MEASURES):
+        raise UserError(f"--measure: {unknown.pop()!r} is none of {', '.join(MEASURES)}")
+    if "google" in MEASURE.value and not GOOGLE.value:
+        raise UserError("--measure=google needs --google=FOLDER, a checkout of google-research/bert")
+    for name in MEASURE.value:
+        with tempfile.TemporaryDirectory() as folder:
+            MEASURES[name](pathlib.Path(folder))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)
