@@ -1,7 +1,11 @@
 """Converts a corpus to TFRecords: python -m bertjax.prepare --config=base --output=DIR --workers=8
 
 Writes the pre-masked records of every stage of the config in Google BERT's format, the tokenizer, and manifest.json.
-The same config gives the same bytes for any number of workers. Train on them with --config.data.records=DIR.
+The same config gives the same bytes for any number of workers. A run that was killed goes on where it was when it is
+started again. Train on them with --config.data.records=DIR.
+
+On a cluster, with Apache Beam's own flags after --:
+python -m bertjax.prepare --config=base --output=gs://... --runner=DataflowRunner -- --project=... --region=...
 """
 
 from absl import flags
@@ -12,6 +16,7 @@ from bertjax.sharding.topology import available_cores
 _CONFIG = command.define_config_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the records; must not contain finished records.")
 _WORKERS = flags.DEFINE_integer("workers", available_cores(), "Number of parallel processes.")
+_RUNNER = flags.DEFINE_string("runner", None, "Run with Apache Beam: DirectRunner, DataflowRunner, FlinkRunner, ...")
 flags.mark_flags_as_required(["config", "output"])
 
 
@@ -20,10 +25,11 @@ def main(arguments: list[str]) -> None:
     from bertjax.data.preparation import prepare
     from bertjax.validation import validate_pretraining
 
-    if arguments:
+    if arguments and not (_RUNNER.value and all(argument.startswith("--") for argument in arguments)):
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
     validate_pretraining(_CONFIG.value)
-    prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value)
+    beam_options = [f"--runner={_RUNNER.value}", *arguments] if _RUNNER.value else None
+    prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value, beam_options)
     print(f"train on them with --config.data.records={_OUTPUT.value}")
 
 

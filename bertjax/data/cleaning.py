@@ -5,7 +5,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -139,6 +139,11 @@ def repeats_in_range(index: int, count: int, folder: str, rules: Mapping) -> Rep
         paths = sorted(path.path for path in os.scandir(folder) if path.name.startswith(kind))
         return gather(paths, np.dtype(np.int64), index, count)
 
+    return repeats_among(hashes, rules)
+
+
+def repeats_among(hashes: Callable[[str], tuple[np.ndarray, np.ndarray]], rules: Mapping) -> Repeats:
+    """Returns what repeats; `hashes` gives those of "documents" with positions, and of "lines" with documents."""
     found = NONE
     if rules["duplicate_documents"]:
         found = found._replace(**repeated_documents(*hashes("documents")))

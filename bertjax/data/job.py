@@ -8,6 +8,8 @@ from typing import NamedTuple
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
+UNFINISHED = "unfinished"  # folder in the output of what is kept between the passes
+
 
 class Stage(NamedTuple):
     """The sequence length and predictions per sequence of one set of records."""

@@ -16,6 +16,7 @@ import hashlib
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 
 import tqdm
 from etils import epath
@@ -23,7 +24,7 @@ from etils import epath
 from bertjax.config import UserError, corpus_sources, stages_of
 from bertjax.data import blocks, cleaning, corpus, records, shards, vocabulary
 from bertjax.data.corpus import Group
-from bertjax.data.job import Job, Stage
+from bertjax.data.job import UNFINISHED, Job, Stage
 from bertjax.data.progress import progress
 from bertjax.data.selection import SPLITS, Selection, selection_of, with_repeats
 from bertjax.data.workers import in_order, worker_pool
@@ -38,7 +39,7 @@ RECIPE_FIELDS = (
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
 STATISTICS = ("characters", "documents", "sentences", "tokens")  # of each split, in the manifest
 VERSION = 1  # of the records: increased by a change after which the same config gives others
-JOB = "job"  # in the folder of what is unfinished: the identity of what is being prepared
+JOB = "job"  # in the folder `UNFINISHED`: the identity of what is being prepared
 
 
 def recipe_of(config) -> dict:
@@ -48,12 +49,16 @@ def recipe_of(config) -> dict:
     return json.loads(json.dumps({"corpus": list(corpus_sources(config)), **values}))  # as the manifest has it
 
 
-def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
+def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequence[str] | None = None) -> dict:
     """Writes the records of every stage of `config`, the tokenizer and the manifest to `output`; returns the manifest.
 
     Loads the tokenizer from `config.tokenizer.path`, or learns it from the training documents if the path is empty.
     Writes the manifest last. Goes on with what a killed run of the same config and corpus has finished. Raises
     `UserError` if `output` already has a manifest or the corpus has too few documents.
+
+    Args:
+      workers: processes on this machine.
+      beam_options: if given, runs as Apache Beam pipelines with these options instead, such as `--runner=...`.
     """
     if workers < 1:
         raise UserError(f"--workers={workers}: must be at least 1")
@@ -63,20 +68,42 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
     given = vocabulary.load_tokenizer(config) if config.tokenizer.path else None
-    work = unfinished(output, identity_of(config, given, groups))
-    with worker_pool(workers) as pool:
-        selection = with_repeats(selection, groups, work, pool, 2 * workers)
-        used = given or learnt_tokenizer(config, groups, selection, output, work, pool, 2 * workers)
-        used.save(output)
-        job = job_of(config, used, output, work)
-        totals, counts, rows = spill_all(job, groups, selection, pool, 2 * workers)
-        check_documents(config, totals)
-        written = write_all(job, rows, pool, 2 * workers)
-    manifest = manifest_of(config, used, totals, counts, shards.sets_of(written, job))
+    if beam_options is None:
+        job, *contents = prepare_here(config, output, groups, selection, given, workers)
+    else:
+        job, *contents = prepare_on_beam(config, output, groups, selection, given, beam_options)
+    manifest = manifest_of(config, job, *contents)
     records.write_manifest(output, manifest)
-    epath.Path(work).rmtree()
+    epath.Path(job.work).rmtree()
     report(manifest, time.time() - began)
     return manifest
+
+
+def prepare_here(config, output: epath.Path, groups: list[Group], selection, given: Tokenizer | None, workers: int):
+    """Prepares the records in processes of this machine; returns what `manifest_of` takes."""
+    work, ahead = unfinished(output, identity_of(config, given, groups)), 2 * workers
+    with worker_pool(workers) as pool:
+        selection = with_repeats(selection, groups, work, pool, ahead)
+        used = given or learnt_tokenizer(config, groups, selection, output, work, pool, ahead)
+        used.save(output)
+        job = job_of(config, used, output, work)
+        totals, counts, rows = spill_all(job, groups, selection, pool, ahead)
+        check_documents(config, totals)
+        written = write_all(job, rows, pool, ahead)
+    return job, totals, counts, shards.sets_of(written, job)
+
+
+def prepare_on_beam(config, output: epath.Path, groups: list[Group], selection, given, options: Sequence[str]):
+    """Prepares the records with Apache Beam; returns what `manifest_of` takes."""
+    from bertjax.data import beam  # its import takes seconds
+
+    selection = beam.with_repeats(selection, groups, output, options)
+    used = given or beam.learn_tokenizer(config, groups, selection, output, options)
+    used.save(output)
+    job = job_of(config, used, output, work=str(output / UNFINISHED))
+    totals, counts, written = beam.write_all(job, groups, selection, options)
+    check_documents(config, totals)
+    return job, totals, counts, shards.sets_of(written, job)
 
 
 def refuse_finished(output: epath.Path) -> None:
@@ -98,7 +125,7 @@ def unfinished(output: epath.Path, identity: str) -> str:
     Keeps there what a killed run of the same identity has finished, and deletes what another has left.
     """
     if "://" not in str(output):
-        work = output / "unfinished"
+        work = output / UNFINISHED
     else:
         name = hashlib.sha256(str(output).encode()).hexdigest()[:16]
         work = epath.Path(tempfile.gettempdir()) / f"bertjax-{name}"
@@ -165,13 +192,15 @@ def write_all(job: Job, rows: dict[tuple[str, Stage], int], pool, ahead: int) ->
     return written
 
 
-def manifest_of(config, used: Tokenizer, totals: dict, counts: dict, sets: dict) -> dict:
+def manifest_of(config, job: Job, totals: dict, counts: dict, sets: dict) -> dict:
     return {
         "recipe": recipe_of(config),
         "layout": config.data.layout,
-        "tokenizer": dict(
-            kind=used.kind, lowercase=used.lowercase, vocab_size=used.vocab_size, fingerprint=used.fingerprint
-        ),
+        "tokenizer": {
+            **{name: value for name, value in job.tokenizer if name != "path"},
+            "vocab_size": job.vocab_size,
+            "fingerprint": job.fingerprint,
+        },
         "corpus": {f"{split}_{what}": totals[f"{split}_{what}"] for split in SPLITS for what in STATISTICS},
         "sources": {
             source: {what: counts[what, source] for what in ("documents", "characters")}

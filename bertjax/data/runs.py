@@ -5,7 +5,7 @@ all rows in random order. With hashes it brings equal ones together.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -37,19 +37,32 @@ def read_range(path: str, row: np.dtype, index: int, count: int) -> tuple[np.nda
     if not total:
         return np.empty(0, KEY), np.empty(0, row)
     keys = np.memmap(path, KEY, "r", shape=total)
-    first, last = (_place(keys, (i << 64) // count) for i in (index, index + 1))
+    first, last = _place(keys, index, count), _place(keys, index + 1, count)
     offset = KEY.itemsize * total + row.itemsize * first
     return np.array(keys[first:last]), np.fromfile(path, row, last - first, offset=offset)
 
 
-def _place(keys: np.ndarray, bound: int) -> int:
-    return len(keys) if bound >= 1 << 64 else int(np.searchsorted(keys, np.uint64(bound)))
+def _place(keys: np.ndarray, index: int, count: int) -> int:
+    """Where range `index` begins in ascending keys."""
+    return len(keys) if index == count else int(np.searchsorted(keys, np.uint64((index << 64) // count)))
+
+
+def divide(keys: np.ndarray, count: int) -> Iterator[tuple[int, slice]]:
+    """Yields the ranges that have some of the ascending `keys`, each with their place."""
+    bounds = np.array([(index << 64) // count for index in range(1, count)], np.uint64)
+    found, first = np.unique(np.searchsorted(bounds, keys, "right"), return_index=True)
+    for index, start, end in zip(found.tolist(), first.tolist(), [*first[1:].tolist(), len(keys)]):
+        yield index, slice(start, end)
 
 
 def gather(paths: Iterable[str], row: np.dtype, index: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns keys and rows of a range from all files, in the order of the keys; of equal keys the first file first."""
-    nothing = np.empty(0, KEY), np.empty(0, row)
-    keys, rows = zip(nothing, *(read_range(path, row, index, count) for path in paths))
+    """Returns keys and rows of a range from all files, in the order of the keys."""
+    return merge((read_range(path, row, index, count) for path in paths), row)
+
+
+def merge(parts: Iterable[tuple[np.ndarray, np.ndarray]], row: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Returns keys and rows of all parts, in the order of the keys; of equal keys the first part first."""
+    keys, rows = zip((np.empty(0, KEY), np.empty(0, row)), *parts)
     keys = np.concatenate(keys)
     order = np.argsort(keys, kind="stable")
     return keys[order], np.concatenate(rows)[order]

@@ -1,0 +1,233 @@
+"""The preparation as Apache Beam pipelines: on a cluster, with the same functions and, byte for byte, the same records.
+
+Groups are read in parallel, blocks made into sequences wherever there is room, and the sequences of a shard brought
+together by a range of their random keys, as in `preparation`. No step holds more than a block or a shard, as arrays.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from etils import epath
+
+try:
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+except ImportError:
+    beam = None
+
+from bertjax.config import UserError
+from bertjax.data import blocks, cleaning, records, shards, vocabulary
+from bertjax.data.blocks import Block
+from bertjax.data.cleaning import Repeats
+from bertjax.data.corpus import Group, check_not_empty
+from bertjax.data.job import UNFINISHED, Job
+from bertjax.data.runs import ROWS, divide, merge
+from bertjax.data.selection import Selection
+from bertjax.data.sequences import row_type
+from bertjax.data.shards import Shard
+from bertjax.files import write_whole
+
+HASH_RANGES = 1024  # each is compared on one machine
+
+
+@contextlib.contextmanager
+def pipeline(options: Sequence[str]) -> Iterator:
+    """Runs a pipeline with Beam's own options. Raises `UserError` if it fails."""
+    if beam is None:
+        raise UserError("--runner needs Apache Beam: pip install 'bertjax[beam]'")
+    logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)  # it prints what is raised below
+    try:
+        with beam.Pipeline(options=PipelineOptions([*options])) as made:
+            yield made
+    except Exception as error:  # runners raise many types, and wrap what a step raises
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        said = re.search(r"UserError: (.*?)(?: \[while running.*)?$", str(error), re.MULTILINE)
+        raise UserError(said[1] if said else f"the Beam pipeline failed: {lines[-1][:300]}") from None
+
+
+# What is left out.
+
+
+def with_repeats(selection: Selection, groups: list[Group], output: epath.Path, options: Sequence[str]) -> Selection:
+    """As `selection.with_repeats`."""
+    rules = selection.data["cleaning"]
+    if not (rules["duplicate_documents"] or rules["max_line_documents"]):
+        return selection
+    path = output / UNFINISHED / "repeats.npz"
+
+    def write(ranges: Iterable[tuple[int, Repeats]]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            np.savez(
+                file, **cleaning.joined([found for _, found in sorted(ranges, key=lambda each: each[0])])._asdict()
+            )
+
+    with pipeline(options) as made:
+        (
+            made
+            | beam.Create(groups)
+            | "spread groups" >> beam.Reshuffle()
+            | "hash" >> beam.FlatMap(_hashes, selection)
+            | beam.GroupByKey()
+            | "compare" >> beam.Map(_repeats_of, rules)
+            | beam.combiners.ToList()
+            | "write" >> beam.Map(write)
+        )
+    with path.open("rb") as file, np.load(file) as arrays:
+        return dataclasses.replace(selection, repeats=Repeats(**arrays))
+
+
+def _hashes(group: Group, selection: Selection):
+    """Yields (range, (kind, hashes, positions or documents))."""
+    documents = ((position, document) for position, _, document in selection.clean(group, collections.Counter()))
+    for piece in cleaning.in_pieces(documents):
+        for kind, (keys, rows) in cleaning.hashes_of(piece).items():
+            order = np.argsort(keys, kind="stable")
+            for index, place in divide(keys[order], HASH_RANGES):
+                yield index, (kind, keys[order][place], rows[order][place])
+
+
+def _repeats_of(hashes, rules) -> tuple[int, Repeats]:
+    index, parts = hashes
+    parts = [(kind, (keys, rows)) for kind, keys, rows in parts]
+    of_kind = {name: [part for kind, part in parts if kind == name] for name in ("documents", "lines")}
+    return index, cleaning.repeats_among(lambda kind: merge(of_kind[kind], np.dtype(np.int64)), rules)
+
+
+# The vocabulary.
+
+
+def learn_tokenizer(config, groups: list[Group], selection: Selection, output: epath.Path, options: Sequence[str]):
+    """As `vocabulary.learn_tokenizer`."""
+    words = output / UNFINISHED / "words"
+    with pipeline(options) as made:
+        (
+            made
+            | beam.Create(groups)
+            | "spread groups" >> beam.Reshuffle()
+            | "read" >> beam.FlatMap(lambda group: blocks.blocks_of(group, selection, collections.Counter()))
+            | "training" >> beam.Filter(lambda block: block.split == "train")
+            | "spread blocks" >> beam.Reshuffle()
+            | "count" >> beam.FlatMap(lambda block: vocabulary.count_block(vocabulary.words_of(config), block).items())
+            | beam.CombinePerKey(sum)
+            | "as lines" >> beam.Map(json.dumps)
+            | beam.io.WriteToText(str(words))
+        )
+    return words
+
+
+# The records.
+
+
+def write_all(job: Job, groups: list[Group], selection: Selection, options: Sequence[str]):
+    """Writes all shards. Returns the statistics, the counts of `Selection.read`, and what each shard contains."""
+    result = epath.Path(job.output) / UNFINISHED / "result.json"
+
+    def write_result(_, statistics, counts, written) -> None:
+        write_whole(result, json.dumps([list(statistics.items()), counts, written]))
+
+    with pipeline(options) as made:
+        read = (
+            made
+            | beam.Create(groups)
+            | "spread groups" >> beam.Reshuffle()
+            | "read" >> beam.ParDo(_Read(selection)).with_outputs("counts", main="blocks")
+        )
+        sequences = (
+            read.blocks
+            | "spread blocks" >> beam.Reshuffle()
+            | "make sequences" >> beam.ParDo(_MakeSequences(job)).with_outputs("statistics", "rows", main="pieces")
+        )
+        rows = sequences.rows | "count rows" >> beam.CombinePerKey(sum)
+        parts = sequences.pieces | "choose shards" >> beam.FlatMap(_by_shard, job, beam.pvalue.AsDict(rows))
+        empty = rows | "all shards" >> beam.FlatMap(_empty_shards, job)  # a range may have no rows
+        written = (
+            [parts, empty]
+            | beam.Flatten()
+            | "bring shards together" >> beam.GroupByKey()
+            | "write shards" >> beam.Map(_write_shard, job)
+        )
+        statistics = sequences.statistics | "sum statistics" >> beam.CombinePerKey(sum)
+        counts = read.counts | "sum counts" >> beam.CombinePerKey(sum)
+        (
+            made
+            | "once" >> beam.Create([None])
+            | "write result"
+            >> beam.Map(
+                write_result,
+                beam.pvalue.AsDict(statistics),
+                beam.pvalue.AsList(counts),
+                beam.pvalue.AsList(written),
+            )
+        )
+    statistics, counts, written = json.loads(result.read_text())
+    counts = collections.Counter({tuple(name) if isinstance(name, list) else name: n for name, n in counts})
+    check_not_empty({source: counts["read", source] for source in selection.weights})
+    contents = {Shard(job.stages[number], *rest): records.Written(**found) for (number, *rest), found in written}
+    return collections.Counter(dict(statistics)), counts, contents
+
+
+if beam is not None:
+
+    class _Read(beam.DoFn):
+        """Group -> blocks; "counts": what `Selection.read` counts."""
+
+        def __init__(self, selection: Selection):
+            self.selection = selection
+
+        def process(self, group: Group):
+            counts = collections.Counter()
+            yield from blocks.blocks_of(group, self.selection, counts)
+            for item in counts.items():
+                yield beam.pvalue.TaggedOutput("counts", item)
+
+    class _MakeSequences(beam.DoFn):
+        """Block -> pieces of its sequences in the order of their keys; "statistics"; "rows" by split and length."""
+
+        def __init__(self, job: Job):
+            self.job = job
+
+        def process(self, block: Block):
+            statistics, rows = blocks.sequences_of(block, self.job)
+            for name, count in statistics.items():
+                yield beam.pvalue.TaggedOutput("statistics", (f"{block.split}_{name}", count))
+            for number, (keys, parts) in enumerate(rows):
+                yield beam.pvalue.TaggedOutput("rows", ((block.split, number), len(keys)))
+                keys, together = merge([(keys, np.concatenate(parts))], parts[0].dtype)
+                for first in range(0, len(keys), ROWS):
+                    place = slice(first, first + ROWS)
+                    yield block.split, number, (*block.number, first), keys[place].tobytes(), together[place].tobytes()
+
+
+def _shards_of(job: Job, split: str, number: int, rows: int) -> list[Shard]:
+    return shards.shards_of(job, {(split, job.stages[number]): rows})
+
+
+def _empty_shards(of_set, job: Job):
+    (split, number), rows = of_set
+    for shard in _shards_of(job, split, number, rows):
+        yield (number, shard.split, shard.index, shard.count), ((), b"", b"")
+
+
+def _by_shard(piece, job: Job, rows: dict[tuple[str, int], int]):
+    """Yields (shard, (place in the corpus, keys, rows)) of a piece."""
+    split, number, place, keys, data = piece
+    count = len(_shards_of(job, split, number, rows[split, number]))
+    keys, data = np.frombuffer(keys, np.uint64), np.frombuffer(data, row_type(job.stages[number], job))
+    for index, part in divide(keys, count):
+        yield (number, split, index, count), (place, keys[part].tobytes(), data[part].tobytes())
+
+
+def _write_shard(gathered, job: Job) -> tuple[list, dict]:
+    (number, *rest), parts = gathered
+    shard = Shard(job.stages[number], *rest)
+    kind = row_type(shard.stage, job)
+    parts = ((np.frombuffer(keys, np.uint64), np.frombuffer(rows, kind)) for _, keys, rows in sorted(parts))
+    (epath.Path(job.output) / shard.path).parent.mkdir(parents=True, exist_ok=True)
+    return [number, *rest], shards.write_rows(shard, job, merge(parts, kind)[1])._asdict()

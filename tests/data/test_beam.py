@@ -1,0 +1,40 @@
+"""The preparation as Apache Beam pipelines: byte for byte what the local run writes."""
+
+import pytest
+
+from bertjax.config import UserError
+from bertjax.data import blocks, corpus, preparation
+from tests.conftest import make_corpus, tiny_config
+from tests.data.test_preparation import digest
+
+pytest.importorskip("apache_beam")
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """Several groups and blocks, with duplicates."""
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 8000)
+    monkeypatch.setattr(corpus, "PORTION_BYTES", 10_000)
+    for seed in (1, 2):
+        (tmp_path / f"{seed}.txt").write_text(make_corpus(100, seed) + "\n" + make_corpus(40, seed=3))
+    config = tiny_config()
+    config.data.corpus = [str(tmp_path / "1.txt"), str(tmp_path / "2.txt")]
+    config.data.mixture = f"{tmp_path}/2.txt=0.5"
+    config.data.cleaning.update(duplicate_documents=True, max_line_documents=1)
+    return config
+
+
+def test_the_records_are_those_of_the_local_run(config, tmp_path, in_process):
+    here = preparation.prepare(config, tmp_path / "here")
+    assert here["cleaning"]["duplicate_documents"] == 40 and here["cleaning"]["repeated_lines"] > 0
+    config.tokenizer.path = str(tmp_path / "here" / "vocab.txt")
+    assert preparation.prepare(config, tmp_path / "beam", beam_options=[]) == here
+    assert digest(tmp_path / "beam") == digest(tmp_path / "here")
+
+
+def test_mistakes_are_one_line(config, tmp_path, in_process):
+    with (tmp_path / "2.txt").open("a") as file:
+        file.write("x" * 200_000)
+    with pytest.raises(UserError, match=r"^.*2.txt:\d+: a sentence of 200,000 characters[^\n]*$"):
+        preparation.prepare(config, tmp_path / "out", beam_options=[])
+    assert not (tmp_path / "out" / "manifest.json").exists()
