@@ -48,9 +48,11 @@ setuptools.setup(
         "tpu": ["jax[tpu]"],
         "aot": ["jax[tpu]"],  # libtpu as this JAX wants it; it also compiles where there is no TPU
         "cuda": ["jax[cuda12]"],
+        "beam": ["apache-beam>=2.60"],  # prepare --runner=...; with gs:// and Dataflow: apache-beam[gcp]
         "hf": ["datasets>=3"],  # data.corpus=hf:NAME
         "test": [
             f"jax[tpu]; {X86_LINUX}",  # libtpu, for the tests that compile for TPUs
+            "apache-beam>=2.60",
             "datasets>=3",
             "ipykernel>=6.29",
             "matplotlib>=3.9",
