@@ -60,8 +60,8 @@ class Draws(NamedTuple):
 
     Attributes:
       order: `[rows, length]` uint32: tokens, words or beginnings of spans are tried in this order.
-      words: `[rows, max_predictions_per_seq]` uint8: `words[:, i]` is how many words a span has before which i tokens of
-        its row were selected.
+      words: `[rows, max_predictions_per_seq]` uint8: `words[:, i]` is how many words a span has before which i tokens
+        of its row were selected.
       fates: `[rows, max_predictions_per_seq]` float32 from 0 to 1: what becomes of each prediction; with spans,
         `fates[:, i]` is for all tokens of such a span.
       pieces: `[rows, max_predictions_per_seq]` int32: random pieces.
