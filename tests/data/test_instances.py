@@ -232,4 +232,4 @@ def test_copies_of_full_sentences_differ_if_some_are_short():
 def test_one_document_is_enough_for_order_and_full_sentences():
     tokens = joined(documents(1))
     for name, given in (("order", tokens), ("none", separated(tokens, -1))):
-        assert list(make_instances(given, name, random.Random(0), length=64, short_seq_prob=0.1))
+        assert list(make_instances(given, [0], name, random.Random(0), length=64, short_seq_prob=0.1))

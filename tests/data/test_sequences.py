@@ -13,14 +13,15 @@ PIECES = WordPiece([*SPECIAL_PIECES, *(f"word{i}" for i in range(300))], lowerca
 STAGE = Stage(32, 5)
 
 
-def rows_of(seed=0, documents=8, **options):
+def rows_of(seed=0, documents=8, used=None, **options):
     config = pretraining_config()
-    config.data.update(short_seq_prob=0.1, **options)
-    job = Job((STAGE,), config.data.to_dict(), PIECES.vocab_size, {}, "", "")
+    config.data.update(**{"short_seq_prob": 0.1, **options})
+    job = Job((STAGE,), config.data.to_dict(), PIECES.vocab_size, PIECES.fingerprint, (), "", "")
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 12, size=20 * documents)
     tokens = as_tokens(rng.integers(5, 305, size=sizes.sum(), dtype=np.int32), sizes, [20] * documents)
-    return tokens, make_rows(tokens, STAGE, job, PIECES, [seed])
+    used = np.arange(documents) if used is None else np.array(used)
+    return tokens, make_rows(tokens, used, STAGE, job, PIECES, [seed])
 
 
 @pytest.mark.parametrize("next_sentence", ["pairs", "order", "none"])
@@ -50,6 +51,18 @@ def test_full_sentences_hold_the_text_once():
     ids = rows["ids"][np.arange(STAGE.length) < rows["size"][:, None]]
     assert (ids[(ids != PIECES.cls_id) & (ids != PIECES.sep_id)] == tokens.ids).all()
     assert (rows["ids"] == PIECES.sep_id).sum() > len(rows)  # between documents
+
+
+@pytest.mark.parametrize("next_sentence", ["order", "none"])
+def test_some_of_the_documents(next_sentence):
+    """As when a mixture uses some more often than others."""
+    tokens, rows = rows_of(used=[1, 4, 5], next_sentence=next_sentence, masking="dynamic", short_seq_prob=0.0)
+    ids = rows["ids"][np.arange(STAGE.length) < rows["size"][:, None]]
+    found = np.bincount(ids[ids >= 5], minlength=305)
+    given = [tokens.ids[tokens.starts[20 * i] : tokens.starts[20 * i + 20]] for i in (1, 4, 5)]
+    expected = np.bincount(np.concatenate(given), minlength=305)
+    assert (found <= expected).all() and found.sum() > 0.9 * expected.sum()
+    assert next_sentence == "order" or (found == expected).all()
 
 
 def test_masks_hide_what_rows_without_them_hold():
