@@ -7,6 +7,8 @@ import itertools
 import os
 import pathlib
 import random
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -318,7 +320,7 @@ def processes(session: int) -> dict[int, tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def preparing(folder: pathlib.Path, workers: int):
+def preparing(folder: pathlib.Path, workers: int, largest_file: int = resource.RLIM_INFINITY):
     """`bertjax.prepare` in a process, as a session of its own, on a few blocks of text; its records are in out/."""
     if not (folder / "text.txt").exists():
         (folder / "text.txt").write_text(12 * make_corpus(1_000))
@@ -333,6 +335,7 @@ def preparing(folder: pathlib.Path, workers: int):
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         start_new_session=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file)),
     )  # fmt: skip
     try:
         yield process
@@ -381,6 +384,19 @@ def test_killed_and_started_again(tmp_path):
     with preparing(tmp_path, workers=2) as process:
         process.communicate(timeout=300)
     assert digest(tmp_path / "killed") == digest(tmp_path / "out")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path):
+    """Files may have 300 KB at first, too few for what a block spills. The blocks that are finished remain."""
+    with preparing(tmp_path, workers=2, largest_file=300_000) as process:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 1
+        assert re.fullmatch(r"error: out/unfinished/train-\S+: cannot be written \(File too large\)\n", errors)
+        wait_until(lambda: not processes(process.pid), process)
+    with preparing(tmp_path, workers=2) as process:
+        output, errors = process.communicate(timeout=300)
+        assert process.returncode == 0 and "going on with the unfinished preparation in out" in output, errors
 
 
 def test_two_big_documents_make_a_block(monkeypatch):

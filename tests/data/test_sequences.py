@@ -61,7 +61,7 @@ def test_some_of_the_documents(next_sentence):
     found = np.bincount(ids[ids >= 5], minlength=305)
     given = [tokens.ids[tokens.starts[20 * i] : tokens.starts[20 * i + 20]] for i in (1, 4, 5)]
     expected = np.bincount(np.concatenate(given), minlength=305)
-    assert (found <= expected).all() and found.sum() > 0.9 * expected.sum()
+    assert (found <= expected).all() and found.sum() > 0.8 * expected.sum()
     assert next_sentence == "order" or (found == expected).all()
 
 
