@@ -283,7 +283,7 @@ def test_flops_are_those_of_the_matrix_products():
     whole, masked_lm = forward_flops(config, 4, 32, 5), forward_flops(config, 4, 32, 5, pooler=False)
     with_pooler, without = counted(BertForPreTraining), counted(BertForMaskedLM)
     assert 1 <= with_pooler / whole < 1.1  # the rest: norms, softmax, GELU
-    assert 1 <= (with_pooler - without) / (whole - masked_lm) < 1.1
+    assert 1 <= (with_pooler - without) / (whole - masked_lm) < 2  # of so little, the rest is more
 
 
 def test_without_pairs_the_same_words_are_predicted_by_fewer_params(tiny):
