@@ -20,7 +20,7 @@ from bertjax.data.workers import worker_pool
 
 RECIPE_FIELDS = (
     "seed", "language", "split_sentences", "heldout_fraction", "dupe_factor", "masked_lm_prob", "short_seq_prob",
-    "do_whole_word_mask", "text_column",
+    "do_whole_word_mask", "text_column", "masking",
 )  # fmt: skip
 
 
@@ -64,6 +64,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
             sets = shards.write_all(job, spilled, pool, 2 * workers)
 
     manifest = {
+        "layout": config.data.layout,
         "recipe": recipe_of(config),
         "tokenizer": dict(
             kind=tokenizer.kind,
@@ -77,7 +78,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     records.write_manifest(output, manifest)
     seconds = time.time() - began
     characters = totals["train_characters"] + totals["heldout_characters"]
-    written = sum(sum(files[split].values()) for files in sets.values() for split in SPLITS)
+    written = sum(file["records"] for files in sets.values() for split in SPLITS for file in files[split].values())
     print(
         f"prepared {written:,} records from {totals['train_documents']:,} training and "
         f"{totals['heldout_documents']:,} held-out documents: {characters / 1e6:.1f} M characters in {seconds:.0f} s, "

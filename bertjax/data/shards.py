@@ -10,7 +10,8 @@ from etils import epath
 from bertjax.data import records
 from bertjax.data.blocks import BUCKETS, ROWS, Spilled, spill_path
 from bertjax.data.job import SPLITS, Job, Stage, this_worker
-from bertjax.data.sequences import features_of, row_type
+from bertjax.data.layouts import features_of
+from bertjax.data.sequences import row_type
 from bertjax.data.workers import in_order
 
 SHARD_BYTES = 32 << 20  # of rows in memory; some 90 MB as records
@@ -25,7 +26,7 @@ class Shard(NamedTuple):
 
 
 def write_all(job: Job, blocks: list[Spilled], pool, ahead: int) -> dict:
-    """Writes all sets of records; returns the manifest's "sets", with the number of records per file."""
+    """Writes all sets of records; returns the manifest's "sets", with an entry for each file."""
     sets = {
         str(stage.length): {"max_predictions_per_seq": stage.predictions, **{split: {} for split in SPLITS}}
         for stage in job.stages
@@ -36,9 +37,9 @@ def write_all(job: Job, blocks: list[Spilled], pool, ahead: int) -> dict:
         for split in SPLITS:
             shards += shards_of(job, stage, split, [block for block in blocks if block.split == split])
     with tqdm.tqdm(desc="writing shards", total=len(shards), disable=None, leave=False) as bar:
-        for shard, count in zip(shards, in_order(pool, write, shards, ahead)):
+        for shard, entry in zip(shards, in_order(pool, write, shards, ahead)):
             split = os.path.basename(shard.path).split("-")[0]
-            sets[str(shard.stage.length)][split][shard.path] = count
+            sets[str(shard.stage.length)][split][shard.path] = entry
             bar.update()
     return sets
 
@@ -67,8 +68,8 @@ def shards_of(job: Job, stage: Stage, split: str, blocks: list[Spilled]) -> list
     return shards
 
 
-def write(shard: Shard) -> int:
-    """Writes a shard; returns the number of its records."""
+def write(shard: Shard) -> dict[str, int]:
+    """Writes a shard; returns its entry for the manifest."""
     job = this_worker().job
     stored = row_type(shard.stage, job)
     parts = [
@@ -77,6 +78,6 @@ def write(shard: Shard) -> int:
     ]
     rows = np.concatenate(parts) if parts else np.empty(0, stored)
     order = np.random.default_rng(shard.seed).permutation(len(rows))
-    blocks = (features_of(rows[order[first : first + ROWS]]) for first in range(0, len(rows), ROWS))
-    records.write_records(epath.Path(job.output) / shard.path, blocks)
-    return len(rows)
+    layout = job.data["layout"]
+    blocks = (features_of(rows[order[first : first + ROWS]], layout) for first in range(0, len(rows), ROWS))
+    return records.write_records(epath.Path(job.output) / shard.path, blocks)
