@@ -60,8 +60,10 @@ class Draws(NamedTuple):
 
     Attributes:
       order: `[rows, length]` uint32: tokens, words or beginnings of spans are tried in this order.
-      words: `[rows, max_predictions_per_seq]` uint8: how many words the span that begins with this prediction has.
-      fates: `[rows, max_predictions_per_seq]` float32 from 0 to 1: what becomes of this prediction.
+      words: `[rows, max_predictions_per_seq]` uint8: `words[:, i]` is how many words a span has before which i tokens
+        of its row were selected.
+      fates: `[rows, max_predictions_per_seq]` float32 from 0 to 1: what becomes of each prediction; with spans,
+        `fates[:, i]` is for all tokens of such a span.
       pieces: `[rows, max_predictions_per_seq]` int32: random pieces.
     """
 
@@ -76,6 +78,7 @@ class Draws(NamedTuple):
 
 
 def draw(rng: np.random.Generator, rows: int, length: int, rules: Rules) -> Draws:
+    """Draws what `mask_tokens` needs for `[rows, length]` ids."""
     predictions = (rows, rules.max_predictions_per_seq)
     words = np.ones(predictions, np.uint8)
     if rules.spans:
@@ -188,8 +191,8 @@ def _select_words(allowed, continues, wanted, draws) -> tuple[np.ndarray, np.nda
 
     taken, span_of = np.zeros(allowed.size, bool), np.zeros(allowed.size, np.int32)
     left = wanted.copy()
-    # Of the rows that are not finished: the word to try next, whether it belongs to a span that has begun, that span,
-    # how many words the span lacks, and how many spans were tried.
+    # Of the rows that are not finished: the word to try next, whether the span goes on with it, how many tokens were
+    # selected before the span, how many words it lacks, and how many spans were tried.
     row = np.arange(rows)
     word, goes_on = row * length + order[:, 0], np.zeros(rows, bool)
     span = lacks = spans = np.zeros(rows, np.int32)
