@@ -22,7 +22,7 @@ except ImportError:
     beam = None
 
 from bertjax.config import UserError
-from bertjax.data import blocks, cleaning, records, shards, vocabulary
+from bertjax.data import blocks, cleaning, shards, vocabulary
 from bertjax.data.blocks import Block
 from bertjax.data.cleaning import Repeats
 from bertjax.data.corpus import Group, check_not_empty
@@ -169,7 +169,7 @@ def write_all(job: Job, groups: list[Group], selection: Selection, options: Sequ
     statistics, counts, written = json.loads(result.read_text())
     counts = collections.Counter({tuple(name) if isinstance(name, list) else name: n for name, n in counts})
     check_not_empty({source: counts["read", source] for source in selection.weights})
-    contents = {Shard(job.stages[number], *rest): records.Written(**found) for (number, *rest), found in written}
+    contents = {Shard(job.stages[number], *rest): found for (number, *rest), found in written}
     return collections.Counter(dict(statistics)), counts, contents
 
 
@@ -230,4 +230,4 @@ def _write_shard(gathered, job: Job) -> tuple[list, dict]:
     kind = row_type(shard.stage, job)
     parts = ((np.frombuffer(keys, np.uint64), np.frombuffer(rows, kind)) for _, keys, rows in sorted(parts))
     (epath.Path(job.output) / shard.path).parent.mkdir(parents=True, exist_ok=True)
-    return [number, *rest], shards.write_rows(shard, job, merge(parts, kind)[1])._asdict()
+    return [number, *rest], shards.write_rows(shard, job, merge(parts, kind)[1])

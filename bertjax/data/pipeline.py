@@ -4,20 +4,51 @@ The records of a set form one list, divided into `lanes` ranges of equal size. E
 batch and reads its own range: its files in random order in each epoch, their records shuffled in windows. File order
 and shuffling come from generators seeded with (seed, lane, epoch or window), so any step can be computed without the
 steps before it. A host reads only the lanes of its rows, and so opens only the files in their ranges.
+
+With dynamic masking, a row is masked by random numbers that are seeded with (seed, its place in the stream of all
+rows). A record that cannot be read stops the reader; or it is found, replaced by a row without tokens, and the reader
+starts again at this step, so that all other rows stay where they were.
 """
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from bertjax.config import UserError
-from bertjax.data import records
+from bertjax.data import layouts
+from bertjax.data.faults import impossible, unreadable
+from bertjax.data.layouts import Format
+from bertjax.data.masking import Draws, Rules, draw, mask_tokens
 from bertjax.data.records import RecordSet
 from bertjax.sharding.mesh import Batch
 
 MAX_LANES = 64
 SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs
+GROUP = 32  # records of a lane that are moved together
+DRAWS = 64  # rows whose masks are drawn together
+READ_BUFFER = 1 << 20  # bytes
+
+Span = tuple[str, int, int]  # path, first record, number of records
+
+
+class Stream(NamedTuple):
+    """The records of one split, in the order of their rows.
+
+    Attributes:
+      records: (step, lost) -> a dataset of the serialized records of step after step, `[rows]` each; `lost` has the
+        records of each path that are replaced by empty ones.
+      spans: step -> what is read for this step, and perhaps ahead of it.
+      places: step -> the place of each row in the stream of all hosts `[rows]`; a mask is a function of it.
+      record: (step, row) -> path and number of its record.
+    """
+
+    records: Callable
+    spans: Callable[[int], Iterator[Span]]
+    places: Callable[[int], np.ndarray]
+    record: Callable[[int, int], tuple[str, int]]
 
 
 def train_batches(
@@ -29,11 +60,13 @@ def train_batches(
     seed: int,
     start: int = 0,
     rows: np.ndarray | None = None,
+    rules: Rules | None = None,
 ) -> Iterator[Batch]:
     """Yields the batches of steps `start`, `start + 1`, ...; if `rows` (ascending) is given, only these rows.
 
-    A batch holds the arrays of `records.features`, `[rows, ...]`, except that `next_sentence_labels` and the added
-    `next_sentence_weights` (all 1) are `[rows]`. Raises `UserError` if there are fewer records than lanes.
+    A batch holds the arrays of `layouts.features`, `[rows, ...]`, except that `next_sentence_labels` and the added
+    `next_sentence_weights` are `[rows]`; the weights are 1, and 0 for rows whose record cannot be read. `rules` masks
+    records with dynamic masking. Raises `UserError` if there are fewer records than lanes, or if one cannot be read.
     """
     lanes = math.gcd(batch_size, MAX_LANES)
     if files.total < lanes:
@@ -41,42 +74,109 @@ def train_batches(
             f"{files.total} training records are too few for config.batch_size = {batch_size}: add text, increase "
             f"data.dupe_factor, or reduce the batch size"
         )
-    from bertjax.data.tf import tf
-
     width = batch_size // lanes
-    rows = np.arange(batch_size) if rows is None else rows
+    rows = np.arange(batch_size) if rows is None else np.asarray(rows)
     own = np.unique(rows // width)
-    dataset = _lanes(files, own, lanes, seed, start * width, width).batch(len(own) * width)
-    if len(rows) < len(own) * width:  # other hosts use the remaining rows of a lane
-        read = (own[:, None] * width + np.arange(width)).ravel()
-        wanted = np.searchsorted(read, rows)
-        dataset = dataset.map(lambda serialized: tf.gather(serialized, wanted))
-    return _parsed(dataset, length, max_predictions_per_seq)
+    empty = layouts.empty_record(_form(files, length, max_predictions_per_seq))
+
+    def serialized(step, lost):
+        from bertjax.data.tf import tf
+
+        dataset = _lanes(files, own, lanes, seed, step * width, width, lost, empty).unbatch()
+        if len(rows) < len(own) * width:  # other hosts use the remaining rows of a lane
+            read = (own[:, None] * width + np.arange(width)).ravel()
+            wanted = np.searchsorted(read, rows)
+            dataset = dataset.map(lambda serialized: tf.gather(serialized, wanted))
+        return dataset
+
+    def record(step, row):
+        lane, place = rows[row] // width, step * width + rows[row] % width
+        place_in_window = place % window_size(files, lane, lanes)
+        place = next(window_orders(files, lane, lanes, seed, place))[place_in_window]
+        return _record_of(lane_spans(files, lane, lanes, seed, step * width), place)
+
+    def spans(step):
+        for lane in own:
+            remaining = 2 * window_size(files, lane, lanes)
+            for path, first, count in lane_spans(files, lane, lanes, seed, step * width):
+                yield path, first, min(count, remaining)
+                remaining -= count
+                if remaining <= 0:
+                    break
+
+    stream = Stream(serialized, spans, lambda step: step * batch_size + rows, record)
+    mask_seed = [seed, 0, 2]  # file order has 0 in the third place, windows have 1
+    return _batches(files, length, max_predictions_per_seq, stream, start, mask_seed, rules)
 
 
-def _lanes(files: RecordSet, own: np.ndarray, lanes: int, seed: int, start: int, width: int):
-    """Interleaves the serialized records of the lanes `own`, `width` at a time, from record `start` of each lane."""
+def _lanes(files: RecordSet, own: np.ndarray, lanes: int, seed: int, start: int, width: int, lost, empty: bytes):
+    """The serialized records of the lanes `own`, from record `start` of each lane.
+
+    Yields several steps at a time, `[steps, len(own) * width]`: `width` records of each lane in each step.
+    """
     from bertjax.data.tf import tf
 
-    def lane_dataset(lane):
-        def spans(lane):
-            return lane_spans(files, int(lane), lanes, seed, start)
+    def spans(lane):
+        for span in lane_spans(files, int(lane), lanes, seed, start):
+            yield from _readable(span, lost)
 
-        def orders(lane):
-            return window_orders(files, int(lane), lanes, seed, start)
+    def orders(lane):
+        orders = window_orders(files, int(lane), lanes, seed, start)
+        yield next(orders)[start % window_size(files, int(lane), lanes) :]
+        yield from orders
 
-        span_type = (tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
-        spans = tf.data.Dataset.from_generator(spans, output_signature=span_type, args=(lane,))
-        orders = tf.data.Dataset.from_generator(orders, output_signature=tf.TensorSpec([None], tf.int64), args=(lane,))
-        sizes = tf.constant([window_size(files, i, lanes) for i in range(lanes)], tf.int64)
-        dataset = spans.flat_map(
-            lambda path, first, count: tf.data.TFRecordDataset(path, buffer_size=1 << 20).skip(first).take(count)
-        )
-        dataset = tf.data.Dataset.zip((dataset.batch(sizes[lane]), orders)).map(tf.gather).unbatch()
-        return dataset.skip(start % sizes[lane])
+    def lane_records(lane):
+        order = tf.data.Dataset.from_generator(orders, output_signature=tf.TensorSpec([None], tf.int64), args=(lane,))
+        size = tf.constant([window_size(files, i, lanes) for i in range(lanes)], tf.int64)[lane]
+        windows = tf.data.Dataset.zip((_read(spans, empty, lane).batch(size), order)).map(tf.gather)
+        return windows.rebatch(steps * width)  # strings one by one would take longer than their parsing
 
+    def by_step(serialized):
+        serialized = tf.transpose(tf.reshape(serialized, [len(own), steps, width]), [1, 0, 2])
+        return tf.reshape(serialized, [steps, len(own) * width])
+
+    steps = max(1, GROUP // width)
     own = tf.data.Dataset.from_tensor_slices(own.astype(np.int64))
-    return own.interleave(lane_dataset, cycle_length=len(own), block_length=width)
+    grouped = own.interleave(lane_records, cycle_length=len(own), num_parallel_calls=tf.data.AUTOTUNE)
+    return grouped.batch(len(own), drop_remainder=True).map(by_step)
+
+
+def _read(spans: Callable[..., Iterator[tuple[str, int, int, int]]], empty: bytes, *arguments):
+    """A dataset of the serialized records of `spans(*arguments)`, see `_readable`."""
+    from bertjax.data.tf import tf
+
+    number = tf.TensorSpec([], tf.int64)
+    spans = tf.data.Dataset.from_generator(
+        spans, output_signature=(tf.TensorSpec([], tf.string), number, number, number), args=arguments
+    )
+
+    def read(path, first, count, missing):
+        found = tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER).skip(first).take(count)
+        found = found.apply(tf.data.experimental.assert_cardinality(count))  # a shorter file would shift all rows
+        return found.concatenate(tf.data.Dataset.from_tensors(tf.constant(empty)).repeat(missing))
+
+    return spans.flat_map(read)
+
+
+def _readable(span: Span, lost: Mapping[str, tuple[range, ...]]) -> Iterator[tuple[str, int, int, int]]:
+    """Divides a span into parts: path, first record, number of records, number of empty rows that follow."""
+    path, first, count = span
+    end = first + count
+    for gap in lost.get(path, ()):
+        gap = range(max(first, gap.start), min(end, gap.stop))
+        if gap:
+            yield path, first, gap.start - first, len(gap)
+            first = gap.stop
+    if first < end:
+        yield path, first, end - first, 0
+
+
+def _record_of(spans: Iterator[Span], place: int) -> tuple[str, int]:
+    for path, first, count in spans:
+        if place < count:
+            return path, first + int(place)
+        place -= count
+    raise IndexError(place)
 
 
 def lane_range(files: RecordSet, lane: int, lanes: int) -> range:
@@ -88,8 +188,8 @@ def window_size(files: RecordSet, lane: int, lanes: int) -> int:
     return min(SHUFFLE_WINDOW, len(lane_range(files, lane, lanes)))
 
 
-def lane_spans(files: RecordSet, lane: int, lanes: int, seed: int, start: int) -> Iterator[tuple[str, int, int]]:
-    """Yields (path, first record, number of records) in reading order, starting with the window of record `start`."""
+def lane_spans(files: RecordSet, lane: int, lanes: int, seed: int, start: int) -> Iterator[Span]:
+    """Yields what is read in reading order, starting with the window of record `start`."""
     own = lane_range(files, lane, lanes)
     spans, before = [], 0
     for path, count in zip(files.paths, files.counts):
@@ -126,30 +226,105 @@ def heldout_batches(
     batch_size: int,
     max_sequences: int,
     rows: np.ndarray | None = None,
+    rules: Rules | None = None,
+    seed: int = 0,
 ) -> Iterator[Batch]:
     """Yields batches of the first `max_sequences` records, once and in order; if `rows` is given, only these rows.
 
-    The last batch is padded with rows of zeros, which have weight 0.
+    The last batch is padded with rows of zeros, which have weight 0. Dynamic masking is a function of `seed` and the
+    place of a record, whatever the batch size.
     """
-    from bertjax.data.tf import tf
+    empty = layouts.empty_record(_form(files, length, max_predictions_per_seq))
 
-    dataset = tf.data.TFRecordDataset(list(files.paths)).take(max_sequences).batch(batch_size)
-    for batch in _parsed(dataset, length, max_predictions_per_seq):
+    def spans(step):
+        yield from ((path, 0, count) for path, count in zip(files.paths, files.counts))
+
+    def serialized(step, lost):
+        parts = [part for span in spans(step) for part in _readable(span, lost)]
+        dataset = _read(lambda: iter(parts), empty).take(max_sequences)
+        return dataset.skip(step * batch_size).batch(batch_size)
+
+    def record(step, row):
+        return _record_of(spans(step), step * batch_size + row)
+
+    stream = Stream(serialized, spans, lambda step: step * batch_size + np.arange(batch_size), record)
+    for batch in _batches(files, length, max_predictions_per_seq, stream, 0, [seed, 0, 3], rules):
         missing = batch_size - len(batch["input_ids"])
         batch = {name: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
         yield batch if rows is None else {name: x[rows] for name, x in batch.items()}
 
 
-def _parsed(dataset, length: int, max_predictions_per_seq: int) -> Iterator[Batch]:
+def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format:
+    return Format(length, max_predictions_per_seq, files.layout, files.masking, files.vocab_size)
+
+
+def _batches(files, length, max_predictions_per_seq, stream: Stream, step: int, mask_seed, rules) -> Iterator[Batch]:
+    """Yields parsed and masked batches from `step` on; starts again at a step whose records cannot be read."""
     from bertjax.data.tf import tf
 
-    def parse(serialized):
-        batch = records.parse(serialized, length, max_predictions_per_seq)
-        return {**batch, "next_sentence_weights": tf.ones_like(batch["next_sentence_labels"], tf.float32)}
+    form, lost = _form(files, length, max_predictions_per_seq), dict(files.lost)
+    is_dynamic = files.masking == "dynamic"
+    unreadable = (
+        tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError,
+        tf.errors.FailedPreconditionError,
+    )  # fmt: skip
+    while True:
+        dataset = stream.records(step, lost)
+        dataset = dataset.map(functools.partial(layouts.parse, form=form), num_parallel_calls=tf.data.AUTOTUNE)
+        if is_dynamic:
+            mask = functools.partial(_masked, places=stream.places, seed=mask_seed, rules=rules)
+            dataset = dataset.enumerate(step).map(mask, num_parallel_calls=tf.data.AUTOTUNE)
+        try:
+            for batch in dataset.prefetch(4).as_numpy_iterator():
+                if found := impossible(batch, form):
+                    path, number = stream.record(step, found[0])
+                    raise UserError(f"{path}: record {number:,}: {found[1]}; prepare or copy it again")
+                yield batch
+                step += 1
+            return
+        except unreadable as error:
+            _find_lost(files, form, stream.spans(step), error, lost)
 
-    dataset = dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(4)
-    unreadable = (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError)
-    try:
-        yield from dataset.as_numpy_iterator()
-    except unreadable as error:
-        raise UserError(f"a record cannot be read: {error.message.split(chr(10))[0][:300]}") from None
+
+def _find_lost(files: RecordSet, form: Format, spans: Iterator[Span], error, lost: dict) -> None:
+    """Adds to `lost` the records that cannot be read. Raises `UserError` if none is found, or they are not to be skipped."""
+    counts, before = dict(zip(files.paths, files.counts)), len(lost)
+    for path in dict.fromkeys(path for path, _, _ in spans):
+        if path in lost:
+            continue
+        try:
+            gaps, fault = unreadable(path, counts[path], form)
+        except OSError as failure:
+            raise UserError(f"{path}: cannot be read ({failure})") from None
+        if not gaps:
+            continue
+        fault = f"{path}: record {gaps[0].start:,} {fault}"
+        if files.on_corrupt == "stop":
+            raise UserError(f"{fault}; copy or prepare the file again, or set config.data.on_corrupt=skip")
+        lost[path] = gaps
+        print(f"{fault}; skipping {sum(map(len, gaps)):,} of its {counts[path]:,} records", flush=True)
+    if len(lost) == before:
+        raise UserError(f"a record cannot be read: {error.message.splitlines()[0][:300]}") from None
+
+
+def _masked(step, batch, *, places, seed: list[int], rules: Rules):
+    """Masks a batch inside tf.data, so that it overlaps with the training step."""
+    from bertjax.data.tf import tf
+
+    def mask(step, ids, inside):
+        draws = _draws(places(int(step))[: len(ids)], seed, ids.shape[1], rules)
+        masked, positions, labels, counts = mask_tokens(ids, inside.sum(1), draws, rules)
+        used = np.arange(rules.max_predictions_per_seq) < counts[:, None]
+        return masked, positions, labels, used.astype(np.float32)
+
+    types = (tf.int32, tf.int32, tf.int32, tf.float32)
+    names = ("input_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+    found = tf.numpy_function(mask, [step, batch["input_ids"], batch["input_mask"]], types)
+    return {**batch, **dict(zip(names, found))}
+
+
+def _draws(places: np.ndarray, seed: list[int], length: int, rules: Rules) -> Draws:
+    """The random numbers of rows, each a function of its place alone."""
+    blocks, index = np.unique(places // DRAWS, return_inverse=True)
+    drawn = [draw(np.random.default_rng([*seed, block]), DRAWS, length, rules) for block in blocks]
+    return Draws(*map(np.concatenate, zip(*drawn))).of_rows(index * DRAWS + places % DRAWS)

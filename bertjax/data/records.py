@@ -1,63 +1,61 @@
-"""TFRecords of pre-masked sequences in Google BERT's format, and the manifest stored with them."""
+"""Sets of TFRecord files, and the manifest stored with them."""
 
 import dataclasses
 import json
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
 import google_crc32c
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data.serialization import tfrecords
+from bertjax.data.faults import HEAD_BYTES, check_files
+from bertjax.data.layouts import features
+from bertjax.data.serialization import Numbers, count_of, tfrecords
 from bertjax.files import replacing, write_whole
 
 MANIFEST = "manifest.json"
 
 
-def features(length: int, max_predictions_per_seq: int) -> dict[str, tuple[int, type]]:
-    """Returns the size and type of each feature of a record, named as in Google's create_pretraining_data.py."""
-    return {
-        "input_ids": (length, np.int64),
-        "input_mask": (length, np.int64),
-        "segment_ids": (length, np.int64),
-        "masked_lm_positions": (max_predictions_per_seq, np.int64),
-        "masked_lm_ids": (max_predictions_per_seq, np.int64),
-        "masked_lm_weights": (max_predictions_per_seq, np.float32),
-        "next_sentence_labels": (1, np.int64),
-    }
-
-
 @dataclasses.dataclass(frozen=True)
 class RecordSet:
-    """TFRecord files with sequences of one length, and their record counts; in this order they form one list."""
+    """TFRecord files with sequences of one length, and their record counts; in this order they form one list.
+
+    Attributes:
+      layout, masking: as in `config.data`; what records from elsewhere have is the default.
+      vocab_size: of the tokenizer that made the records; None if it is unknown.
+      on_corrupt: what a reader does at a record that cannot be read: stop, or skip it.
+      lost: {path: numbers of records} that are skipped unread.
+    """
 
     paths: tuple[str, ...]
     counts: tuple[int, ...]
+    layout: str = "google"
+    masking: str = "static"
+    vocab_size: int | None = None
+    on_corrupt: str = "stop"
+    lost: Mapping[str, tuple[range, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def total(self) -> int:
         return sum(self.counts)
 
 
-class Written(NamedTuple):  # STUB
-    records: int
-    bytes: int
-    crc32c: str
+def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray | Numbers]]) -> dict[str, int]:
+    """Writes one TFRecord file; returns its entry for the manifest: "records", "bytes", and its checksums.
 
-
-def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray]]) -> Written:
-    """Writes one TFRecord file; each block maps the names of `features` to arrays `[records, size]`."""
-    count, size, checksum = 0, 0, 0
+    Each block maps names of features to arrays `[records, size]`, see `layouts.features_of`.
+    """
+    count, size, checksum, head = 0, 0, 0, b""
     with replacing(path) as partial, partial.open("wb") as file:
         for block in blocks:
             data = tfrecords(block)
             file.write(data)
-            count, size = count + len(block["input_ids"]), size + len(data)
+            count, size = count + count_of(next(iter(block.values()))), size + len(data)
             checksum = google_crc32c.extend(checksum, data)
-    return Written(count, size, f"{checksum:08x}")
+            head += data[: HEAD_BYTES - len(head)]
+    return dict(records=count, bytes=size, crc32c=checksum, head_crc32c=google_crc32c.value(head))
 
 
 def set_folder(length: int) -> str:
@@ -87,7 +85,7 @@ def write_manifest(folder: epath.PathLike, manifest: dict) -> None:
 
 def check_recipe(manifest: dict, recipe: dict, folder: epath.PathLike) -> None:
     """Raises `UserError` if the records were prepared with another recipe; names the flags that match them."""
-    prepared = {"text_column": "text", **manifest["recipe"]}  # older manifests do not have it
+    prepared = {"text_column": "text", "masking": "static", **manifest["recipe"]}  # older manifests lack these
     if wrong := {name: prepared.get(name) for name, value in recipe.items() if prepared.get(name) != value}:
         name, made_with = next(iter(wrong.items()))
         flags = " ".join(
@@ -116,6 +114,7 @@ def find_records(
     vocab_size: int | None = None,
     *,
     counts: epath.PathLike | None = None,
+    on_corrupt: str = "stop",
 ) -> RecordSet | None:
     """Returns the records of `split` ("train" or "heldout") for one length; None if no records are held out.
 
@@ -123,7 +122,8 @@ def find_records(
     marks held-out files. Counting their records reads the files. `counts` is a JSON file that caches the counts: a file
     of unchanged size is not read again.
 
-    Raises `UserError` if there are no files, if some are missing, or if they have another length or vocabulary.
+    Raises `UserError` if there are no files, if some are missing, if they have another length or vocabulary, or if they
+    are not what the manifest says; `on_corrupt="skip"` leaves out such files, unless all are.
     """
     folder = require_folder(folder)
     if manifest := read_manifest(folder):
@@ -131,20 +131,23 @@ def find_records(
         if not found:
             have = ", ".join(manifest["sets"])
             raise UserError(f"config.stages: the records in {folder} have length {have}, not {length}; prepare them")
-        if found["max_predictions_per_seq"] != max_predictions_per_seq:
+        masking = manifest["recipe"].get("masking", "static")
+        if masking == "static" and found["max_predictions_per_seq"] != max_predictions_per_seq:
             raise UserError(
                 f"config.stages: max_predictions_per_seq = {max_predictions_per_seq}, but the records of length "
                 f"{length} in {folder} were prepared with {found['max_predictions_per_seq']}"
             )
-        files = found[split]
-        paths = tuple(str(folder / name) for name in files)
-        for path in paths:
-            if not epath.Path(path).exists():
-                raise UserError(f"{path}: missing, but listed in {folder / MANIFEST}; copy or prepare it again")
-        return (
-            RecordSet(paths, tuple(f if isinstance(f, int) else f["records"] for f in files.values()))
-            if files
-            else None
+        if not found[split]:
+            return None
+        files = {str(folder / name): e if isinstance(e, dict) else {"records": e} for name, e in found[split].items()}
+        return RecordSet(
+            tuple(files),
+            tuple(entry["records"] for entry in files.values()),
+            manifest.get("layout", "google"),
+            masking,
+            manifest["tokenizer"]["vocab_size"],
+            on_corrupt,
+            lost={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt)},
         )
 
     own = folder / set_folder(length)
@@ -158,19 +161,19 @@ def find_records(
         if (numbered := re.search(r"-of-(\d+)", epath.Path(path).name)) and len(paths) < int(numbered[1]):
             raise UserError(f"{own}: {len(paths)} of {int(numbered[1])} files; prepare or copy the records again")
     check_record(paths[0], length, max_predictions_per_seq, vocab_size)
-    return RecordSet(tuple(paths), _count_all(paths, counts))
+    return RecordSet(tuple(paths), _count_all(paths, counts), vocab_size=vocab_size, on_corrupt=on_corrupt)
 
 
-def parse(serialized, length: int, max_predictions_per_seq: int):
-    """Parses `[batch]` serialized examples into the arrays of `features`, integers as int32. Runs inside tf.data."""
-    from bertjax.data.tf import tf
-
-    sizes = features(length, max_predictions_per_seq)
-    spec = {name: tf.io.FixedLenFeature([size], tf.as_dtype(dtype)) for name, (size, dtype) in sizes.items()}
-    batch = tf.io.parse_example(serialized, spec)
-    batch = {name: tf.cast(x, tf.int32) if x.dtype == tf.int64 else x for name, x in batch.items()}
-    batch["next_sentence_labels"] = batch["next_sentence_labels"][:, 0]
-    return batch
+def _damaged_files(files: dict[str, dict[str, int]], on_corrupt: str) -> list[str]:
+    """Returns the paths of files that are not what the manifest says, to be left out."""
+    faults = check_files(files)
+    if faults and (on_corrupt == "stop" or len(faults) == len(files)):
+        (path, fault), others = next(iter(faults.items())), len(faults) - 1
+        also = f" (and {others} more files are damaged)" if others else ""
+        raise UserError(f"{path}: {fault}{also}; copy or prepare it again")
+    for path, fault in faults.items():
+        print(f"{path}: {fault}; skipping its {files[path]['records']:,} records", flush=True)
+    return list(faults)
 
 
 def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_size: int | None = None) -> None:

@@ -6,13 +6,14 @@ import numpy as np
 
 from bertjax.data.instances import Tokens, make_instances, of_documents, separated
 from bertjax.data.job import Job, Stage
+from bertjax.data.layouts import number_type
 from bertjax.data.masking import draw, mask_tokens, rules_of
 from bertjax.text.tokenizer import Tokenizer
 
 
 def row_type(stage: Stage, job: Job) -> np.dtype:
     """The format of a sequence; omits what can be derived, and with dynamic masking what is masked."""
-    number = np.uint16 if max(stage.length, job.vocab_size) <= 1 << 16 else np.int32
+    number = number_type(stage.length, job.vocab_size)
     fields = [
         ("ids", number, (stage.length,)),
         ("size", number),  # number of tokens
@@ -77,18 +78,3 @@ def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Toke
     ids[(place == first_end) | (place == end)] = tokenizer.sep_id
     ids[:, 0] = tokenizer.cls_id
     return ids, end[:, 0] + 1
-
-
-def features_of(rows: np.ndarray, layout: str) -> dict[str, np.ndarray]:
-    """Returns the features of records `[rows, size]`, as `records.features` names them."""
-    token, prediction = np.arange(rows["ids"].shape[1]), np.arange(rows["positions"].shape[1])
-    inside = token < rows["size"][:, None]
-    return {
-        "input_ids": rows["ids"],
-        "input_mask": inside,
-        "segment_ids": inside & (token >= rows["first_size"][:, None]),
-        "masked_lm_positions": rows["positions"],
-        "masked_lm_ids": rows["labels"],
-        "masked_lm_weights": (prediction < rows["masked"][:, None]).astype(np.float32),
-        "next_sentence_labels": rows["label"][:, None],
-    }

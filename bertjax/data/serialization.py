@@ -6,7 +6,8 @@ where `used` is True. Numbers and lengths take more bytes in some records than i
 
 import itertools
 import struct
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -14,7 +15,18 @@ import numpy as np
 # Field numbers and wire types (2: with a length) of tensorflow/core/example/{example,feature}.proto.
 _WITH_LENGTH = 2
 _FEATURES, _FEATURE, _KEY, _VALUE, _LIST = 1, 1, 1, 2, 1
-_FLOAT_LIST, _INT64_LIST = 2, 3
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+
+
+class Numbers(NamedTuple):
+    """A feature of type bytes: the first `sizes` `[records]` numbers of each record, little-endian.
+
+    Attributes:
+      values: `[records, size]`.
+    """
+
+    values: np.ndarray
+    sizes: np.ndarray
 
 
 class _Columns(NamedTuple):
@@ -25,23 +37,35 @@ class _Columns(NamedTuple):
     sizes: np.ndarray
 
 
-def tfrecords(examples: dict[str, np.ndarray]) -> bytes:
+def tfrecords(examples: dict[str, np.ndarray | Numbers]) -> bytes:
     """Returns the TFRecords of n examples, which have the features `{name: [n, size]}`.
 
     Integers must not be negative, since a negative one takes ten bytes; other numbers are stored as float32.
     """
-    (count,) = {len(values) for values in examples.values()}
+    (count,) = {count_of(values) for values in examples.values()}
     entries = []
     for name in sorted(examples):
-        values = examples[name]
-        is_whole = values.dtype.kind in "iub"
-        kind, numbers = (_INT64_LIST, _varints(values)) if is_whole else (_FLOAT_LIST, _floats(values))
-        value = _field(_VALUE, _field(kind, _field(_LIST, numbers)))
+        kind, content = _content(examples[name])
+        value = _field(_VALUE, _field(kind, _field(_LIST, content)))
         entries.append(_field(_FEATURE, _joined(_field(_KEY, _constant(name.encode(), count)), value)))
     message = _field(_FEATURES, _joined(*entries))
     data = np.concatenate(message.bytes, axis=1)[np.concatenate(message.used, axis=1)].tobytes()
     ends = np.cumsum(message.sizes).tolist()
     return b"".join(itertools.chain.from_iterable(_framed(data[a:b]) for a, b in itertools.pairwise([0, *ends])))
+
+
+def count_of(values: np.ndarray | Numbers) -> int:
+    return len(values.sizes if isinstance(values, Numbers) else values)
+
+
+def read_tfrecords(file: BinaryIO) -> Iterator[bytes | None]:
+    """Yields the records of a file, None for one whose checksum is wrong. Ends where the next one cannot be found."""
+    while len(start := file.read(12)) == 12 and _checksum(start[:8]) == start[8:]:
+        (length,) = struct.unpack("<Q", start[:8])
+        record, checksum = file.read(length), file.read(4)
+        if len(checksum) < 4:
+            return
+        yield record if _checksum(record) == checksum else None
 
 
 def _framed(record: bytes) -> tuple[bytes, ...]:
@@ -74,8 +98,16 @@ def _constant(data: bytes, count: int) -> _Columns:
     return _whole(np.broadcast_to(np.frombuffer(data, np.uint8), (count, len(data))))
 
 
-def _floats(values: np.ndarray) -> _Columns:
-    return _whole(np.ascontiguousarray(values, "<f4").view(np.uint8))
+def _content(values: np.ndarray | Numbers) -> tuple[int, _Columns]:
+    """The kind of a list, and its content."""
+    if isinstance(values, Numbers):
+        numbers, sizes = values
+        columns = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("<")).view(np.uint8)
+        sizes = numbers.itemsize * np.asarray(sizes, np.int32)[:, None]
+        return _BYTES_LIST, _Columns([columns], [np.arange(columns.shape[1]) < sizes], sizes)
+    if values.dtype.kind in "iub":
+        return _INT64_LIST, _varints(values)
+    return _FLOAT_LIST, _whole(np.ascontiguousarray(values, "<f4").view(np.uint8))
 
 
 def _whole(columns: np.ndarray) -> _Columns:

@@ -7,11 +7,12 @@ from typing import NamedTuple
 from etils import epath
 
 from bertjax.data import records
-from bertjax.data.blocks import Spilled, spilled_paths
+from bertjax.data.blocks import spilled_paths
 from bertjax.data.job import Job, Stage
+from bertjax.data.layouts import features_of
 from bertjax.data.runs import ROWS, gather
 from bertjax.data.selection import SPLITS
-from bertjax.data.sequences import features_of, row_type
+from bertjax.data.sequences import row_type
 from bertjax.files import write_whole
 
 SHARD_BYTES = 32 << 20  # of rows in memory, at most; some 90 MB as records
@@ -45,39 +46,30 @@ def shards_of(job: Job, rows: dict[tuple[str, Stage], int]) -> list[Shard]:
     return shards
 
 
-def write(shard: Shard, job: Job) -> records.Written:
-    """Writes a shard of what was spilled, unless an earlier run of the same job has done so."""
+def write(shard: Shard, job: Job) -> dict[str, int]:
+    """Writes a shard of what was spilled, unless an earlier run of the same job has done so; returns its entry."""
     done = os.path.join(job.work, f"{shard.path.replace('/', '-')}.json")
     if os.path.exists(done):
         with open(done) as file:
-            return records.Written(**json.load(file))
+            return json.load(file)
     paths = spilled_paths(job, shard.split, shard.stage)
     _, rows = gather(paths, row_type(shard.stage, job), shard.index, shard.count)
     written = write_rows(shard, job, rows)
-    write_whole(done, json.dumps(written._asdict()))
+    write_whole(done, json.dumps(written))
     return written
 
 
-def write_rows(shard: Shard, job: Job, rows) -> records.Written:
+def write_rows(shard: Shard, job: Job, rows) -> dict[str, int]:
     parts = (features_of(rows[first : first + ROWS], job.data["layout"]) for first in range(0, len(rows), ROWS))
     return records.write_records(epath.Path(job.output) / shard.path, parts)
 
 
-def sets_of(written: dict[Shard, records.Written], job: Job) -> dict:
+def sets_of(written: dict[Shard, dict], job: Job) -> dict:
     """Returns the manifest's "sets": the files of each split, and what they contain."""
     sets = {
         str(stage.length): {"max_predictions_per_seq": stage.predictions, **{split: {} for split in SPLITS}}
         for stage in job.stages
     }
     for shard in sorted(written):
-        sets[str(shard.stage.length)][shard.split][shard.path] = written[shard]._asdict()
+        sets[str(shard.stage.length)][shard.split][shard.path] = written[shard]
     return sets
-
-
-def rows_by_set(blocks: list[Spilled], job: Job) -> dict[tuple[str, Stage], int]:
-    """Returns the number of rows of each split and stage."""
-    return {
-        (split, stage): sum(block.rows[i] for block in blocks if block.split == split)
-        for split in SPLITS
-        for i, stage in enumerate(job.stages)
-    }

@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 
 from bertjax.config import UserError, bert_config, corpus_sources, stages_of, total_steps
 from bertjax.data import pipeline, preparation, vocabulary
-from bertjax.data.records import check_recipe, features, find_records, read_manifest, require_folder
+from bertjax.data.layouts import features
+from bertjax.data.records import check_recipe, find_records, read_manifest, require_folder
 from bertjax.interop import pretrained
 from bertjax.model.bert import BertForMaskedLM, BertForPreTraining, cast_encoder, forward_flops
 from bertjax.model.kernels import has_kernels

@@ -95,7 +95,7 @@ def test_a_late_step_is_the_one_that_training_reaches(records_folder):
 
 
 def test_a_late_step_is_computed_and_nothing_before_it_is_read(numbered, monkeypatch):
-    """Step 50,000 is in epoch 666 of these 300 records, but a lane reads its window of 75, and perhaps one ahead."""
+    """Step 50,000 is in epoch 666 of these 300 records, but a lane reads its window of 75, and a few ahead."""
     taken, lane_spans = [], pipeline.lane_spans
 
     def spy(*arguments):
@@ -105,7 +105,7 @@ def test_a_late_step_is_computed_and_nothing_before_it_is_read(numbered, monkeyp
 
     monkeypatch.setattr(pipeline, "lane_spans", spy)
     numbers(numbered, 1, start=50_000, batch_size=4)
-    assert 300 <= sum(taken) <= 600
+    assert 300 <= sum(taken) <= 1200
 
 
 def test_where_a_late_step_is_in_large_files():

@@ -1,0 +1,140 @@
+"""What a record holds, in each layout.
+
+google: the features of Google's create_pretraining_data.py, padded. compact: each feature is a string of numbers,
+little-endian and without padding, which the reader pads. With dynamic masking, records lack what is masked.
+"""
+
+import io
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax.data.serialization import Numbers, read_tfrecords, tfrecords
+
+
+class Format(NamedTuple):
+    """How sequences are stored: `config.data.layout` and `config.data.masking`, and the shape of a sequence.
+
+    Attributes:
+      vocab_size: of the tokenizer that made the records; None if it is unknown.
+    """
+
+    length: int
+    max_predictions_per_seq: int
+    layout: str = "google"
+    masking: str = "static"
+    vocab_size: int | None = None
+
+
+def features(length: int, max_predictions_per_seq: int, masking: str = "static") -> dict[str, tuple[int, type]]:
+    """Returns the size and type of each feature of a record, named as in Google's create_pretraining_data.py."""
+    sizes = {
+        "input_ids": (length, np.int64),
+        "input_mask": (length, np.int64),
+        "segment_ids": (length, np.int64),
+        "masked_lm_positions": (max_predictions_per_seq, np.int64),
+        "masked_lm_ids": (max_predictions_per_seq, np.int64),
+        "masked_lm_weights": (max_predictions_per_seq, np.float32),
+        "next_sentence_labels": (1, np.int64),
+    }
+    return {name: size for name, size in sizes.items() if masking == "static" or not name.startswith("masked_lm")}
+
+
+def number_type(length: int, vocab_size: int) -> type:
+    """The type of positions and token ids, in compact records and in rows on disk."""
+    return np.uint16 if max(length, vocab_size) <= 1 << 16 else np.int32
+
+
+def features_of(rows: np.ndarray, layout: str) -> dict[str, np.ndarray | Numbers]:
+    """Returns the features of sequences `[rows]` of `sequences.row_type`, for `records.write_records`."""
+    is_masked = "masked" in rows.dtype.names
+    if layout == "compact":
+        sizes = {"ids": rows["size"], "first_size": 1, "label": 1}
+        sizes |= dict(positions=rows["masked"], labels=rows["masked"]) if is_masked else {}
+        return {
+            name: Numbers(rows[name].reshape(len(rows), -1), np.broadcast_to(size, len(rows)))
+            for name, size in sizes.items()
+        }
+    token = np.arange(rows["ids"].shape[1])
+    inside = token < rows["size"][:, None]
+    found = {
+        "input_ids": rows["ids"],
+        "input_mask": inside,
+        "segment_ids": inside & (token >= rows["first_size"][:, None]),
+        "next_sentence_labels": rows["label"][:, None],
+    }
+    if is_masked:
+        used = np.arange(rows["positions"].shape[1]) < rows["masked"][:, None]
+        found |= {
+            "masked_lm_positions": rows["positions"],
+            "masked_lm_ids": rows["labels"],
+            "masked_lm_weights": used.astype(np.float32),
+        }
+    return found
+
+
+def empty_record(form: Format) -> bytes:
+    """Returns a record without tokens, as its rows would be."""
+    number, fields = _number(form), ["ids", "first_size", "label"]
+    fields += ["positions", "labels", "masked", "size"] if form.masking == "static" else ["size"]
+    sizes = dict(ids=form.length, positions=form.max_predictions_per_seq, labels=form.max_predictions_per_seq)
+    row = np.zeros(1, [(name, number, sizes.get(name, ())) for name in fields])
+    return next(read_tfrecords(io.BytesIO(tfrecords(features_of(row, form.layout)))))
+
+
+def _number(form: Format) -> np.dtype:
+    return np.dtype(number_type(form.length, form.vocab_size or 1)).newbyteorder("<")
+
+
+def parse(serialized, form: Format):
+    """Parses `[batch]` serialized examples into the arrays of `features`, integers as int32. Runs inside tf.data.
+
+    Labels are `[batch]`, and so are the added `next_sentence_weights`: 0 for rows without tokens, else 1.
+    """
+    batch = (_parse_compact if form.layout == "compact" else _parse_google)(serialized, form)
+    from bertjax.data.tf import tf
+
+    return {**batch, "next_sentence_weights": tf.cast(batch["input_mask"][:, 0], tf.float32)}
+
+
+def _parse_google(serialized, form: Format):
+    from bertjax.data.tf import tf
+
+    sizes = features(form.length, form.max_predictions_per_seq, form.masking)
+    spec = {name: tf.io.FixedLenFeature([size], tf.as_dtype(dtype)) for name, (size, dtype) in sizes.items()}
+    batch = tf.io.parse_example(serialized, spec)
+    batch = {name: tf.cast(x, tf.int32) if x.dtype == tf.int64 else x for name, x in batch.items()}
+    batch["next_sentence_labels"] = batch["next_sentence_labels"][:, 0]
+    return batch
+
+
+def _parse_compact(serialized, form: Format):
+    from bertjax.data.tf import tf
+
+    number = _number(form)
+    names = ["ids", "first_size", "label"] + (["positions", "labels"] if form.masking == "static" else [])
+    found = tf.io.parse_example(serialized, {name: tf.io.FixedLenFeature([], tf.string) for name in names})
+
+    def padded(name, size):
+        dtype = tf.as_dtype(number.newbyteorder("="))
+        return tf.cast(tf.io.decode_raw(found[name], dtype, fixed_length=size * number.itemsize), tf.int32)
+
+    def sizes(name):
+        return tf.strings.length(found[name])[:, None] // number.itemsize
+
+    place = tf.range(form.length)
+    inside = place < sizes("ids")
+    batch = {
+        "input_ids": padded("ids", form.length),
+        "input_mask": tf.cast(inside, tf.int32),
+        "segment_ids": tf.cast(inside & (place >= padded("first_size", 1)), tf.int32),
+        "next_sentence_labels": padded("label", 1)[:, 0],
+    }
+    if form.masking == "static":
+        used = tf.range(form.max_predictions_per_seq) < sizes("labels")
+        batch |= {
+            "masked_lm_positions": padded("positions", form.max_predictions_per_seq),
+            "masked_lm_ids": padded("labels", form.max_predictions_per_seq),
+            "masked_lm_weights": tf.cast(used, tf.float32),
+        }
+    return batch
