@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import tqdm
 from etils import epath
 
-from bertjax.config import UserError, corpus_sources, stages_of
+from bertjax.config import UserError, corpus_sources, pretraining_config, stages_of
 from bertjax.data import blocks, cleaning, corpus, records, shards, vocabulary
 from bertjax.data.corpus import Group
 from bertjax.data.job import UNFINISHED, Job, Stage
@@ -45,8 +45,27 @@ JOB = "job"  # in the folder `UNFINISHED`: the identity of what is being prepare
 def recipe_of(config) -> dict:
     """Returns the config fields that determine the records, besides tokenizer and lengths."""
     fields = RECIPE_FIELDS + (MASKING_FIELDS if config.data.masking == "static" else ())
-    values = {name: config.data[name] for name in fields} | {"cleaning": config.data.cleaning.to_dict()}
-    return json.loads(json.dumps({"corpus": list(corpus_sources(config)), **values}))  # as the manifest has it
+    recipe = {"corpus": list(corpus_sources(config)), **{name: config.data[name] for name in fields}}
+    recipe |= {f"cleaning.{name}": value for name, value in config.data.cleaning.items()}
+    return json.loads(json.dumps(recipe))  # as the manifest has it
+
+
+def check_recipe(config, manifest: dict, folder: epath.PathLike) -> None:
+    """Raises `UserError` if the records were prepared with another recipe; names the flags that match them."""
+    recipe = recipe_of(config)
+    if not recipe["corpus"]:  # the config does not set it
+        del recipe["corpus"]
+    prepared = {**recipe_of(pretraining_config()), **manifest["recipe"]}  # older manifests do not have all fields
+    if wrong := {name: prepared.get(name) for name, value in recipe.items() if prepared.get(name) != value}:
+        name, made_with = next(iter(wrong.items()))
+        flags = " ".join(
+            f"--config.data.{field}={','.join(map(str, value)) if isinstance(value, list) else value}"
+            for field, value in wrong.items()
+        )
+        raise UserError(
+            f"config.data.{name} = {recipe[name]!r}: the records in {folder} were prepared with {made_with!r}; set "
+            f"{flags}, or prepare new records in another folder"
+        )
 
 
 def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequence[str] | None = None) -> dict:

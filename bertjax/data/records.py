@@ -83,21 +83,6 @@ def write_manifest(folder: epath.PathLike, manifest: dict) -> None:
     write_whole(epath.Path(folder) / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
-def check_recipe(manifest: dict, recipe: dict, folder: epath.PathLike) -> None:
-    """Raises `UserError` if the records were prepared with another recipe; names the flags that match them."""
-    prepared = {"text_column": "text", "masking": "static", **manifest["recipe"]}  # older manifests lack these
-    if wrong := {name: prepared.get(name) for name, value in recipe.items() if prepared.get(name) != value}:
-        name, made_with = next(iter(wrong.items()))
-        flags = " ".join(
-            f"--config.data.{field}={','.join(value) if isinstance(value, list) else value}"
-            for field, value in wrong.items()
-        )
-        raise UserError(
-            f"config.data.{name} = {recipe[name]!r}: the records in {folder} were prepared with {made_with!r}; set "
-            f"{flags}, or prepare new records in another folder"
-        )
-
-
 def require_folder(folder: epath.PathLike) -> epath.Path:
     """Returns the folder. Raises `UserError` if it does not exist."""
     folder = epath.Path(folder)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from bertjax.config import UserError, bert_config, corpus_sources, stages_of, total_steps
 from bertjax.data import pipeline, preparation, vocabulary
 from bertjax.data.layouts import features
-from bertjax.data.records import check_recipe, find_records, read_manifest, require_folder
+from bertjax.data.records import find_records, read_manifest, require_folder
 from bertjax.interop import pretrained
 from bertjax.model.bert import BertForMaskedLM, BertForPreTraining, cast_encoder, forward_flops
 from bertjax.model.kernels import has_kernels
@@ -356,10 +356,7 @@ def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]
     elif manifest is not None:
         if not config.data.records and jax.process_index() == 0:
             print(f"found prepared records in {folder}", flush=True)
-        recipe = preparation.recipe_of(config)
-        if not recipe["corpus"]:  # the config does not set it
-            del recipe["corpus"]
-        check_recipe(manifest, recipe, folder)
+        preparation.check_recipe(config, manifest, folder)
     if manifest is None and config.data.next_sentence != "pairs":
         raise UserError(
             f"config.data.next_sentence = {config.data.next_sentence!r}: the records in {folder} have no manifest, and "

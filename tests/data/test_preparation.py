@@ -83,12 +83,15 @@ def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file,
 def test_records_of_another_recipe_are_refused(corpus_file, records_folder):
     manifest, config = records.read_manifest(records_folder), tiny_config(corpus_file)
     config.seed = 5
-    records.check_recipe(manifest, preparation.recipe_of(config), records_folder)
-    for name, value in (("seed", 5), ("dupe_factor", 4), ("corpus", "other.txt")):
+    preparation.check_recipe(config, manifest, records_folder)
+    older = {**manifest, "recipe": {name: manifest["recipe"][name] for name in ("corpus", "seed", "dupe_factor")}}
+    older["recipe"]["heldout_fraction"] = config.data.heldout_fraction
+    preparation.check_recipe(config, older, records_folder)
+    for name, value in (("seed", 5), ("dupe_factor", 4), ("corpus", "other.txt"), ("next_sentence", "order")):
         config = tiny_config(corpus_file)
         config.data[name] = value
         with pytest.raises(UserError, match=rf"config.data.{name} = .*{value}.*: the records in .* were prepared with"):
-            records.check_recipe(manifest, preparation.recipe_of(config), records_folder)
+            preparation.check_recipe(config, manifest, records_folder)
 
 
 def test_nothing_but_the_result_is_left(records_folder):

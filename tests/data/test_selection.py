@@ -92,7 +92,7 @@ def test_what_cleaning_did_is_in_the_manifest(tmp_path, in_process, capsys):
     assert manifest["cleaning"] == {"short_documents": 1, "duplicate_documents": 60}
     assert manifest["corpus"]["train_documents"] + manifest["corpus"]["heldout_documents"] == 60
     assert "60 documents left out, with the text of an earlier one" in capsys.readouterr().out
-    assert manifest["recipe"]["cleaning"]["min_words"] == 2
+    assert manifest["recipe"]["cleaning.min_words"] == 2
 
 
 def test_mixtures_name_sources_and_weights():
