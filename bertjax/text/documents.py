@@ -6,6 +6,7 @@ import glob
 import json
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
@@ -13,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 import fsspec
 import pyarrow
 import zstandard
-from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.utils import glob_translate
 from pyarrow import fs
 
 from bertjax.config import UserError
@@ -68,7 +69,8 @@ def find_files(source: str) -> list[File]:
     try:
         files = (_find_remote if "://" in source else _find_local)(source)
     except FileNotFoundError as error:
-        raise UserError(f"data.corpus: no file or folder {error.filename or source!r}") from None
+        missing = error.filename if isinstance(error.filename, str) and "://" not in source else source  # a link's end
+        raise UserError(f"data.corpus: no file or folder {missing!r}") from None
     except (OSError, pyarrow.ArrowException, ImportError, ValueError, NotImplementedError) as error:
         raise UserError(f"data.corpus: {source!r} cannot be listed ({first_line(error)})") from None
     if not files:
@@ -113,26 +115,21 @@ def _walk(folder: str) -> Iterator[File]:
 
 def _find_remote(source: str) -> list[File]:
     filesystem, inner = _filesystem_of(source)
-    prefix = source.removesuffix(inner.lstrip("/"))  # of paths in the file system, for those of the user
+    prefix = source.rstrip("/").removesuffix(inner.lstrip("/"))  # of paths in the file system, for those of the user
     info = filesystem.get_file_info(inner)
     if info.type == fs.FileType.File:
-        _named(source)
-        found = [info]
-    elif info.type == fs.FileType.Directory:
-        found = filesystem.get_file_info(fs.FileSelector(inner, recursive=True))
-    elif _is_pattern(source):
-        entries = ArrowFSWrapper(filesystem).glob(inner, detail=True, on_error="raise")
-        return [
-            File(prefix + path.lstrip("/"), entry["size"] or 0, _seconds(entry["mtime"]))
-            for path, entry in entries.items()
-            if entry["type"] != "directory" and _is_text(path)
-        ]
-    else:
-        raise FileNotFoundError
+        return [file_at(_named(source))]
+    folder, pattern = inner, None
+    if info.type != fs.FileType.Directory:
+        if not _is_pattern(source):
+            raise FileNotFoundError
+        # Folders on gs:// need not exist to have files, so there is no going down from one to the next.
+        folder, pattern = re.split(r"/[^/]*[*?[]", inner)[0], re.compile(glob_translate(inner))
+    infos = filesystem.get_file_info(fs.FileSelector(folder, recursive=True))
     return [
         File(prefix + info.path.lstrip("/"), info.size or 0, _seconds(info.mtime))
-        for info in found
-        if info.type != fs.FileType.Directory and _is_text(info.path)
+        for info in infos
+        if info.type != fs.FileType.Directory and _is_text(info.path) and (not pattern or pattern.match(info.path))
     ]
 
 

@@ -87,8 +87,36 @@ def test_folders_and_globs_are_sorted_and_sources_are_mixed(tmp_path):
     assert [os.path.basename(f.path) for f in find_files(str(tmp_path))] == ["a.txt", "b.txt", "c.txt"]
     assert [os.path.basename(f.path) for f in find_files(f"{tmp_path}/*.txt")] == ["a.txt", "b.txt"]
     assert [os.path.basename(f.path) for f in find_files(f"{tmp_path}/**/*.txt")] == ["a.txt", "b.txt", "c.txt"]
+    assert [os.path.relpath(f.path, tmp_path) for f in find_files(f"{tmp_path}/")] == ["a.txt", "b.txt", "sub/c.txt"]
     mixed = [d.lines for d in read_documents([f"{tmp_path}/sub", f"{tmp_path}/a.txt"])]
     assert mixed == [["Text of sub/c.txt."], ["Text of a.txt."]]
+
+
+def test_a_folder_may_be_called_like_a_file_and_links_are_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/a.txt").write_text("Linked.")
+    (tmp_path / "corpus.txt").mkdir()
+    (tmp_path / "corpus.txt/link").symlink_to("../elsewhere")
+    (tmp_path / "corpus.txt/inner.txt").mkdir()
+    (tmp_path / "corpus.txt/inner.txt/a.txt").write_text("Inner.")
+    assert lines_of(tmp_path / "corpus.txt") == [["Inner."], ["Linked."]]
+    assert lines_of(tmp_path / "*.txt/*/*.txt") == [["Inner."], ["Linked."]]
+    (tmp_path / "corpus.txt/none.txt").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"data.corpus: no file or folder '.*corpus.txt/none.txt'"):
+        lines_of(tmp_path / "corpus.txt")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_files_and_folders_that_may_not_be_read_are_named(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/a.txt").write_text("x")
+    (tmp_path / "sub/a.txt").chmod(0)
+    with pytest.raises(UserError, match=r"sub/a.txt: cannot be read after line 0 \(.*Permission denied"):
+        lines_of(tmp_path)
+    (tmp_path / "sub").chmod(0)
+    with pytest.raises(UserError, match=r"cannot be listed \(.*Permission denied: '.*sub'"):
+        lines_of(tmp_path)
+    (tmp_path / "sub").chmod(0o700)
 
 
 def test_sources_name_file_and_line(tmp_path):
@@ -111,6 +139,7 @@ def test_sources_name_file_and_line(tmp_path):
         ("a.txt.gz", gzip.compress(TEXT.encode(), mtime=0)[:-9], "a.txt.gz: cut off"),
         ("a.txt.xz", lzma.compress(TEXT.encode() * 99)[:-30], "a.txt.xz: cut off"),
         ("a.txt.zst", b"no zst at all", "a.txt.zst: damaged"),
+        ("a.txt.zst", zstandard.compress(TEXT.encode())[:-3], "a.txt.zst: cut off"),
         ("a.pdf", b"%PDF", "cannot read .*a.pdf"),
     ],
 )
@@ -121,11 +150,85 @@ def test_bad_files_are_named_with_their_line(tmp_path, name, content, message):
         lines_of(path)
 
 
+PARTS = [f"Document {i} of {i * i}.\n\n" * 40 for i in range(3)]
+
+
+@pytest.mark.parametrize("compression", [c for c in COMPRESS if c])
+@pytest.mark.parametrize("padding", [b"", bytes(8)], ids=["", "padded"])
+def test_compressed_files_of_several_streams_are_read_whole_or_not_at_all(tmp_path, compression, padding):
+    """Wherever a file is cut or continued: it gives all that it has, or one line that says what is wrong."""
+    path = tmp_path / f"a.txt{compression}"
+    streams = [COMPRESS[compression](part.encode()) + padding for part in PARTS]
+    whole = b"".join(streams)
+    path.write_bytes(whole)
+    expected = [[line] for line in "".join(PARTS).split("\n\n") if line]
+    assert lines_of(path) == expected
+    ends = {len(streams[0]) + len(streams[1]): 80, len(streams[0]): 40}
+    for end, documents in list(ends.items()):
+        ends.update({end - zeros: documents for zeros in range(len(padding) + 1)})
+    for cut in range(len(whole) - len(padding)):
+        path.write_bytes(whole[:cut])
+        if cut in ends:  # nothing tells that there was more
+            assert lines_of(path) == expected[: ends[cut]]
+        else:
+            with pytest.raises(UserError, match=rf"a.txt{compression}: cut off after line \d+; download"):
+                lines_of(path)
+    for more in (b"garbage", b"\1", streams[0][:3] + b"x" * 40):
+        path.write_bytes(whole + more)
+        with pytest.raises(UserError, match=rf"a.txt{compression}: (damaged|cut off) after line 240"):
+            lines_of(path)
+
+
+@pytest.mark.parametrize("compression", [".gz", ".xz", ".zst"])
+def test_a_flipped_bit_of_a_compressed_file_is_found(tmp_path, compression):
+    path = tmp_path / f"a.txt{compression}"
+    compress = (
+        zstandard.ZstdCompressor(write_checksum=True).compress if compression == ".zst" else COMPRESS[compression]
+    )
+    streams = [compress(part.encode()) for part in PARTS]
+    whole = b"".join(streams)
+    path.write_bytes(whole)
+    expected = lines_of(path)
+    for place in range(len(streams[0]), len(streams[0]) + len(streams[1])):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        try:
+            assert lines_of(path) == expected  # such as a bit of gzip's modified time
+        except UserError as error:
+            assert f"a.txt{compression}: " in str(error)
+
+
+def test_frames_that_zstd_skips(tmp_path):
+    frame = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"index"
+    (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(TEXT.encode()) + frame)
+    assert lines_of(tmp_path / "a.txt.zst") == LINES
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_lines_do_not_depend_on_where_a_file_is_split(tmp_path, monkeypatch, compression, chunk):
+    monkeypatch.setattr("bertjax.text.documents.CHUNK_BYTES", chunk)
+    (tmp_path / f"a.txt{compression}").write_bytes(2 * COMPRESS[compression](TEXT.encode() + b"\n"))
+    documents = list(read_documents([f"{tmp_path}/a.txt{compression}"]))
+    assert [d.lines for d in documents] == 2 * LINES
+    assert [d.source.rpartition(":")[2] for d in documents] == ["1", "5", "7", "11"]
+
+
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("bertjax.text.documents.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("bertjax.text.documents.CHUNK_BYTES", 100)
+    (tmp_path / "a.txt").write_text("short\n\n" + "no end " * 1000)
+    with pytest.raises(UserError, match=r"a.txt:3: a line of more than 1,000 bytes"):
+        lines_of(tmp_path / "a.txt")
+
+
 def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("bertjax.text.documents.MAX_DOCUMENT_CHARACTERS", 100)
     (tmp_path / "a.txt").write_text("short\n\n" + "no blank line\n" * 10)
     with pytest.raises(UserError, match=r"a.txt:3: a document of more than 100 characters; put a blank line"):
         lines_of(tmp_path / "a.txt")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 101}))
+    with pytest.raises(UserError, match=r"a.jsonl:1: a document of more than 100 characters"):
+        lines_of(tmp_path / "a.jsonl")
 
 
 def test_missing_files_and_empty_folders_are_named(tmp_path):
