@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bertjax.config import UserError
@@ -61,8 +61,10 @@ def _group(files: Iterable[File]) -> Iterator[list[File]]:
         yield group
 
 
-def read_portion(portion: Portion, text_column: str = "text") -> Iterator[Document]:
-    """Yields the documents of a portion, in order.
+def read_portion(
+    portion: Portion, text_column: str = "text", on_read: Callable = lambda size: None
+) -> Iterator[Document]:
+    """Yields the documents of a portion, in order. `on_read` is as in `documents.read_file`.
 
     Raises `UserError` if text cannot be read, is damaged or cut off, or is no longer what `portions` saw.
     """
@@ -81,7 +83,7 @@ def read_portion(portion: Portion, text_column: str = "text") -> Iterator[Docume
     for number, path in enumerate(portion.files):
         stamp = portion.stamps[number * STAMP_BYTES :][:STAMP_BYTES]
         _check_stamp(path, stamp)
-        yield from documents.read_file(path, text_column)
+        yield from documents.read_file(path, text_column, on_read)
         _check_stamp(path, stamp)
 
 
@@ -114,10 +116,10 @@ def groups(sources: Sequence[str]) -> list[Group]:
     return [Group(number, tuple(portions)) for number, portions in enumerate(collected)]
 
 
-def read_group(group: Group, text_column: str) -> Iterator[tuple[str, Document]]:
-    """Yields the documents of a group, each with the source that it is from."""
+def read_group(group: Group, text_column: str, on_read: Callable) -> Iterator[tuple[str, Document]]:
+    """Yields the documents of a group, each with the source that it is from; `on_read`: see `documents.read_file`."""
     for portion in group.portions:
-        for document in read_portion(portion, text_column):
+        for document in read_portion(portion, text_column, on_read):
             yield portion.source, document
 
 

@@ -44,8 +44,8 @@ class Selection:
     def read(self, group: corpus.Group, counts: collections.Counter) -> Iterator[Selected]:
         """Yields the selected documents of a group.
 
-        Increases `counts` by what cleaning changed, and by the documents and characters of each source, each as often
-        as it is used.
+        Increases `counts` by what cleaning changed, by the "bytes" that were read, as stored, and by the documents and
+        characters of each source, each as often as it is used.
         """
         for position, source, document in self.clean(group, counts):
             if document := cleaning.without_repeats(document, position, self.repeats, counts):
@@ -56,7 +56,12 @@ class Selection:
 
     def clean(self, group: corpus.Group, counts: collections.Counter) -> Iterator[tuple[int, str, Document]]:
         """Yields position, source and text of the documents that are used as far as can be said of them alone."""
-        for place, (source, document) in enumerate(corpus.read_group(group, self.data["text_column"])):
+
+        def on_read(size: int) -> None:
+            counts["bytes"] += size
+
+        documents = corpus.read_group(group, self.data["text_column"], on_read)
+        for place, (source, document) in enumerate(documents):
             counts["read", source] += 1
             if found := cleaning.cleaned(document, self.data["cleaning"], counts):
                 yield group.number << 32 | place, source, found

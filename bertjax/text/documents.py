@@ -8,7 +8,7 @@ import lzma
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 import fsspec
@@ -49,16 +49,17 @@ class File(NamedTuple):
     modified: int  # local: ns since 1970; remote: s, of which a listing and a single file tell the same; 0: unknown
 
 
-def read_file(path: str, text_column: str = "text") -> Iterator[Document]:
+def read_file(path: str, text_column: str = "text", on_read: Callable = lambda size: None) -> Iterator[Document]:
     """Yields the documents of a file.
 
-    `text_column` is the field of .jsonl and the column of .parquet files that has the text. Raises `UserError` with
-    file and line if text cannot be read, is damaged or cut off.
+    `text_column` is the field of .jsonl and the column of .parquet files that has the text. `on_read` is called with
+    the number of bytes of each piece that has been read, as stored. Raises `UserError` with file and line if text
+    cannot be read, is damaged or cut off.
     """
     kind = _suffixes(path)[0]
     if kind == ".txt":
-        return _read_txt(path)
-    return (_read_jsonl if kind == ".jsonl" else _read_parquet)(path, text_column)
+        return _read_txt(path, on_read)
+    return (_read_jsonl if kind == ".jsonl" else _read_parquet)(path, text_column, on_read)
 
 
 def find_files(source: str) -> list[File]:
@@ -187,13 +188,13 @@ def _open(path: str, seekable: bool = False) -> BinaryIO:
     return filesystem.open_input_file(inner) if seekable else filesystem.open_input_stream(inner, compression=None)
 
 
-def _read_lines(path: str) -> Iterator[tuple[int, str]]:
+def _read_lines(path: str, on_read: Callable) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, line without its line ending), decompressed and decoded."""
     compression = _suffixes(path)[1]
     number = 0
     try:
         with _open(path) as file:
-            chunks = iter(functools.partial(file.read, CHUNK_BYTES), b"")
+            chunks = _read_chunks(file, on_read)
             lines = _split_lines(_decompress(chunks, compression) if compression else chunks)
             for number, line in enumerate(lines, 1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -213,6 +214,12 @@ def _read_lines(path: str) -> Iterator[tuple[int, str]]:
         ) from None
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path}: cannot be read after line {number} ({first_line(error)})") from None
+
+
+def _read_chunks(file: BinaryIO, on_read: Callable) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        on_read(len(chunk))
+        yield chunk
 
 
 def _decompress(chunks: Iterable[bytes], compression: str) -> Iterator[bytes]:
@@ -244,10 +251,10 @@ def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield last
 
 
-def _read_txt(path: str) -> Iterator[Document]:
+def _read_txt(path: str, on_read: Callable) -> Iterator[Document]:
     """Yields the documents of a text file; a blank line ends a document."""
     lines, start, characters = [], 1, 0
-    for number, line in _read_lines(path):
+    for number, line in _read_lines(path, on_read):
         if line := line.strip():
             if not lines:
                 start, characters = number, 0
@@ -265,9 +272,9 @@ def _read_txt(path: str) -> Iterator[Document]:
         yield Document(f"{path}:{start}", lines)
 
 
-def _read_jsonl(path: str, field: str) -> Iterator[Document]:
+def _read_jsonl(path: str, field: str, on_read: Callable) -> Iterator[Document]:
     """Yields a field of the object in each line as a document."""
-    for number, line in _read_lines(path):
+    for number, line in _read_lines(path, on_read):
         if not line.strip():
             continue
         try:
@@ -282,7 +289,7 @@ def _read_jsonl(path: str, field: str) -> Iterator[Document]:
         yield from as_document(f"{path}:{number}", text)
 
 
-def _read_parquet(path: str, column: str) -> Iterator[Document]:
+def _read_parquet(path: str, column: str, on_read: Callable) -> Iterator[Document]:
     """Yields the texts of a column as documents, `PARQUET_ROWS` at a time."""
     from pyarrow import parquet
 
@@ -292,7 +299,9 @@ def _read_parquet(path: str, column: str) -> Iterator[Document]:
             # Without a buffer it reads a row group's column whole, which may be the whole file.
             file = parquet.ParquetFile(raw, page_checksum_verification=True, buffer_size=CHUNK_BYTES)
             check_column(column, file.schema_arrow, path)
+            size, rows = file_at(path).size, file.metadata.num_rows
             for batch in file.iter_batches(PARQUET_ROWS, columns=[column], use_threads=False):
+                on_read(size * len(batch) // rows)
                 for text in batch.column(0).to_pylist():
                     row += 1
                     yield from as_document(f"{path}:{row}", text or "")
