@@ -289,8 +289,8 @@ def _read_parquet(path: str, column: str) -> Iterator[Document]:
     row = 0
     try:
         with _open(path, seekable=True) as raw:
-            # Without a buffer it reads a row group's column whole, which may be the whole file.
-            file = parquet.ParquetFile(raw, page_checksum_verification=True, buffer_size=CHUNK_BYTES)
+            # By default it reads the column of a row group whole, which may be the whole file.
+            file = parquet.ParquetFile(raw, page_checksum_verification=True, buffer_size=CHUNK_BYTES, pre_buffer=False)
             check_column(column, file.schema_arrow, path)
             for batch in file.iter_batches(PARQUET_ROWS, columns=[column], use_threads=False):
                 for text in batch.column(0).to_pylist():
