@@ -296,8 +296,8 @@ def _read_parquet(path: str, column: str, on_read: Callable) -> Iterator[Documen
     row = 0
     try:
         with _open(path, seekable=True) as raw:
-            # Without a buffer it reads a row group's column whole, which may be the whole file.
-            file = parquet.ParquetFile(raw, page_checksum_verification=True, buffer_size=CHUNK_BYTES)
+            # By default it reads the column of a row group whole, which may be the whole file.
+            file = parquet.ParquetFile(raw, page_checksum_verification=True, buffer_size=CHUNK_BYTES, pre_buffer=False)
             check_column(column, file.schema_arrow, path)
             size, rows = file_at(path).size, file.metadata.num_rows
             for batch in file.iter_batches(PARQUET_ROWS, columns=[column], use_threads=False):
