@@ -1,6 +1,8 @@
 """Records from our `prepare` are, statistically, those of Google's create_pretraining_data.py from the same text.
 
-What theirs are was measured once, by tests/golden/make_google_records.py.
+What theirs are was measured once, by tests/golden/make_google_records.py. Two rules differ, too rarely to show: after
+ten draws, theirs takes the document itself as random next, and where segment B was cut within a word, theirs counts
+the rest of this word as part of the last word of A.
 """
 
 import hashlib
