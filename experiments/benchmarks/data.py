@@ -167,7 +167,7 @@ def measure_memory(folder: pathlib.Path) -> None:
         delete(files)
         peaks.append(cost.memory / 1e9)
         report(f"peak memory of all processes, {settings(text, LENGTH.value)}", peaks[-1:], "GB", 3)
-    print(f"peak memory, largest text to smallest: {peaks[-1] / peaks[0]:.2f} times", flush=True)
+    print(f"peak memory, last text to first: {peaks[-1] / peaks[0]:.2f} times", flush=True)
 
 
 def measure_google(folder: pathlib.Path) -> None:
