@@ -338,9 +338,8 @@ def test_a_damaged_record_is_named(tmp_path, damage, lost, layout):
         list(pipeline.heldout_batches(files, LENGTH, PREDICTIONS, batch_size=8, max_sequences=999))
 
 
-@pytest.mark.parametrize("damage, lost", DAMAGES)
-@pytest.mark.parametrize("masking", ["static", "dynamic"])
-def test_skipped_records_are_empty_rows_and_all_others_stay_where_they_were(tmp_path, damage, lost, masking, capfd):
+@pytest.mark.parametrize("masking, damage, lost", [("static", *each) for each in DAMAGES] + [("dynamic", flip, [11])])
+def test_skipped_records_are_empty_rows_and_all_others_stay_where_they_were(tmp_path, masking, damage, lost, capfd):
     files = write_set(tmp_path / "records", random_rows(120, is_masked=masking == "static"), on_corrupt="skip")
     whole = batches_of(files, 45)  # three epochs
     damage(files.paths[1], 11)
@@ -358,8 +357,7 @@ def test_skipped_records_are_empty_rows_and_all_others_stay_where_they_were(tmp_
             assert (batch[name][~is_empty] == before[name][~is_empty]).all()
         empty += is_empty.sum()
     assert empty == 3 * 2 * len(lost)
-    for start in (7, 15, 29):
-        assert_same(found[start:], batches_of(files, 45 - start, start=start))
+    assert_same(found[29:], batches_of(files, 16, start=29))
     assert_same([{name: x[:3] for name, x in batch.items()} for batch in found], batches_of(files, 45, rows=range(3)))
 
 
