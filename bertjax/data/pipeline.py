@@ -264,6 +264,8 @@ def _batches(files, length, max_predictions_per_seq, stream: Stream, step: int, 
 
     form, lost = _form(files, length, max_predictions_per_seq), dict(files.lost)
     is_dynamic = files.masking == "dynamic"
+    if is_dynamic and rules is None:
+        raise ValueError("records with dynamic masking need the rules of masking")
     unreadable = (
         tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError,
         tf.errors.FailedPreconditionError,
@@ -287,7 +289,7 @@ def _batches(files, length, max_predictions_per_seq, stream: Stream, step: int, 
 
 
 def _find_lost(files: RecordSet, form: Format, spans: Iterator[Span], error, lost: dict) -> None:
-    """Adds to `lost` the records that cannot be read. Raises `UserError` if none is found, or they are not to be skipped."""
+    """Adds to `lost` what cannot be read. Raises `UserError` if there is nothing, or it is not to be skipped."""
     counts, before = dict(zip(files.paths, files.counts)), len(lost)
     for path in dict.fromkeys(path for path, _, _ in spans):
         if path in lost:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from bertjax.config import UserError, bert_config, corpus_sources, stages_of, total_steps
 from bertjax.data import pipeline, preparation, vocabulary
 from bertjax.data.layouts import features
+from bertjax.data.masking import rules_of
 from bertjax.data.records import find_records, read_manifest, require_folder
 from bertjax.interop import pretrained
 from bertjax.model.bert import BertForMaskedLM, BertForPreTraining, cast_encoder, forward_flops
@@ -70,11 +71,19 @@ class Pretraining:
       mesh: the mesh that `evaluate` runs on.
       records: folder of TFRecords; None if `batches` and `evaluate` are unused (the planner) or overridden.
       counts: file that caches the record counts of a folder without a manifest.
+      tokenizer: masks records that are not masked (`data.masking=dynamic`).
     """
 
     frozen = ()
 
-    def __init__(self, config, mesh: Mesh, records: epath.PathLike | None, counts: epath.PathLike | None = None):
+    def __init__(
+        self,
+        config,
+        mesh: Mesh,
+        records: epath.PathLike | None,
+        counts: epath.PathLike | None = None,
+        tokenizer: Tokenizer | None = None,
+    ):
         self.config, self.mesh = config, mesh
         self._pairs = PAIR_OBJECTIVES.get(config.data.next_sentence)
         make_model = BertForPreTraining if self._pairs else BertForMaskedLM
@@ -83,9 +92,11 @@ class Pretraining:
         self.eval_batch_size = config.batch_size // config.microbatches  # fits in memory, because a microbatch does
         if records is not None:
             shapes = [(s.length, s.max_predictions_per_seq) for s in self._stages]
-            find = functools.partial(find_records, records, vocab_size=config.model.vocab_size, counts=counts)
+            given = dict(vocab_size=config.model.vocab_size, counts=counts, on_corrupt=config.data.on_corrupt)
+            find = functools.partial(find_records, records, **given)
             self._train = [find(*shape, split="train") for shape in shapes]
             self._heldout = [find(*shape, split="heldout") for shape in shapes]
+            self._rules = [tokenizer and rules_of(config.data, tokenizer, predictions) for _, predictions in shapes]
         self._unigram: np.ndarray | None = None  # counted at the first evaluation
         self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
 
@@ -151,6 +162,8 @@ class Pretraining:
             stage.max_predictions_per_seq,
             batch_size=self.eval_batch_size,
             max_sequences=self.config.eval.max_sequences,
+            rules=self._rules[index],
+            seed=self.config.data.seed,
             rows=local_rows(self.mesh, self.eval_batch_size),
         )
         unigram = jax.device_put(self._unigram_log_probabilities(after_batch), replicated(self.mesh))
@@ -215,6 +228,7 @@ class Pretraining:
             seed=self.config.seed,
             start=start,
             rows=rows,
+            rules=self._rules[index],
         )
 
     @functools.cached_property
@@ -313,7 +327,7 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     chosen = fastest_that_fits(config, mesh, mesh.devices.flat[0].platform)  # all hosts compile together
     with hosts.first_before_others("records counted"):
-        task = Pretraining(chosen, mesh, records, counts=workdir / RECORD_COUNTS)
+        task = Pretraining(chosen, mesh, records, counts=workdir / RECORD_COUNTS, tokenizer=tokenizer)
     fields = [field for field in ("remat", "unroll") if chosen[field] != config[field]]
     notes = [f"config.{field} = 'auto': {chosen[field]}" for field in fields]
     if (warmup := config.optimizer.warmup_steps) >= task.total_steps:

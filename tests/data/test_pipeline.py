@@ -1,13 +1,16 @@
 """The batch of a step: a function of (seed, step, records), the same for any number of hosts."""
 
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from bertjax.config import UserError
-from bertjax.data import pipeline, records
+from bertjax.data import layouts, pipeline, records
+from bertjax.data.masking import rules_of
 from bertjax.data.records import RecordSet
+from bertjax.data.serialization import tfrecords
 from bertjax.data.tf import tf
 from tests.data.test_records import GOOGLE, google_example
 
@@ -145,8 +148,250 @@ def test_what_does_not_fit_together_is_refused(numbered):
         numbers(few, 1)
 
 
-def test_a_file_that_is_damaged_on_the_way_is_named(numbered, tmp_path):
-    path = tmp_path / "cut.tfrecord"
-    path.write_bytes(open(numbered.paths[0], "rb").read()[:-20])
-    with pytest.raises(UserError, match="a record cannot be read"):
-        numbers(RecordSet((str(path),), (37,)), 9)
+# Layouts and dynamic masking.
+
+
+class Pieces(NamedTuple):
+    """What masking needs to know of a tokenizer."""
+
+    vocab_size: int = 1000
+    mask_id: int = 3
+    cls_id: int = 1
+    sep_id: int = 2
+
+
+LENGTH, PREDICTIONS = 16, 3
+DATA = dict(masked_lm_prob=0.2, masked_lm_split=(0.8, 0.1, 0.1), do_whole_word_mask=False, do_span_mask=False)
+RULES = rules_of(DATA, Pieces(), PREDICTIONS)
+
+
+def random_rows(count, vocab_size=1000, is_masked=True, seed=0):
+    rng = np.random.default_rng(seed)
+    number = layouts.number_type(LENGTH, vocab_size)
+    fields = [("ids", number, (LENGTH,)), ("size", number), ("first_size", number), ("label", number)]
+    predictions = [("positions", number, (PREDICTIONS,)), ("labels", number, (PREDICTIONS,)), ("masked", number)]
+    rows = np.zeros(count, fields + predictions * is_masked)
+    rows["size"] = rng.integers(6, LENGTH + 1, count)
+    rows["first_size"], rows["label"] = rng.integers(2, rows["size"]), rng.integers(2, size=count)
+    inside = np.arange(LENGTH) < rows["size"][:, None]
+    rows["ids"] = np.where(inside, rng.integers(4, vocab_size, inside.shape), 0)
+    rows["ids"][:, 0], rows["ids"][np.arange(count), rows["size"] - 1] = Pieces().cls_id, Pieces().sep_id
+    if is_masked:
+        rows["masked"] = rng.integers(1, PREDICTIONS + 1, count)
+        used = np.arange(PREDICTIONS) < rows["masked"][:, None]
+        rows["positions"] = np.where(used, np.sort(rng.integers(1, 6, used.shape), axis=1), 0)
+        rows["labels"] = np.where(used, rng.integers(4, vocab_size, used.shape), 0)
+    return rows
+
+
+def write_set(folder, rows, layout="google", files=3, vocab_size=1000, **fields):
+    folder.mkdir()
+    paths = [str(folder / f"{i}.tfrecord") for i in range(files)]
+    parts = np.array_split(rows, files)
+    for path, part in zip(paths, parts):
+        records.write_records(path, [layouts.features_of(part, layout)])
+    masking = "static" if "masked" in rows.dtype.names else "dynamic"
+    return RecordSet(tuple(paths), tuple(map(len, parts)), layout, masking, vocab_size, **fields)
+
+
+def batches_of(files, steps=None, **settings):
+    settings = dict(batch_size=8, seed=0, rules=RULES) | settings
+    return list(itertools.islice(pipeline.train_batches(files, LENGTH, PREDICTIONS, **settings), steps))
+
+
+def assert_same(batches, others):
+    assert len(batches) == len(others)
+    for batch, other in zip(batches, others):
+        assert batch.keys() == other.keys()
+        for name in batch:
+            assert batch[name].dtype == other[name].dtype and (batch[name] == other[name]).all(), name
+
+
+@pytest.mark.parametrize("masking", ["static", "dynamic"])
+@pytest.mark.parametrize("vocab_size", [1000, 65_536, 200_000])
+def test_the_compact_layout_gives_the_same_batches_from_smaller_files(tmp_path, masking, vocab_size):
+    rows = random_rows(120, vocab_size, masking == "static")
+    google, compact = (
+        write_set(tmp_path / layout, rows, layout, vocab_size=vocab_size) for layout in ("google", "compact")
+    )
+    assert_same(batches_of(google, 20), batches_of(compact, 20))
+    for batch in batches_of(compact, 20):
+        assert set(batch) == {*layouts.features(LENGTH, PREDICTIONS), "next_sentence_weights"}
+        assert batch["input_ids"].shape == (8, LENGTH) and batch["next_sentence_labels"].shape == (8,)
+    if masking == "static":
+        found = np.concatenate([batch["input_ids"] for batch in batches_of(compact, 15)])
+        assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, rows["ids"].tolist()))
+
+
+@pytest.fixture
+def unmasked(tmp_path):
+    return write_set(tmp_path / "unmasked", random_rows(96, is_masked=False))
+
+
+def test_dynamic_masks_are_a_function_of_seed_step_and_row(unmasked):
+    straight = batches_of(unmasked, 30)
+    assert_same(straight[17:], batches_of(unmasked, 13, start=17))
+    for rows in ([0, 1, 2], [5], [1, 3, 6]):
+        own = batches_of(unmasked, 13, start=17, rows=np.array(rows))
+        assert_same([{name: x[rows] for name, x in batch.items()} for batch in straight[17:]], own)
+    with pytest.raises(ValueError, match="need the rules"):
+        batches_of(unmasked, 1, rules=None)
+
+
+def restored(batch):
+    """The tokens before they were masked."""
+    ids, used = batch["input_ids"].copy(), batch["masked_lm_weights"] > 0
+    ids[np.nonzero(used)[0], batch["masked_lm_positions"][used]] = batch["masked_lm_ids"][used]
+    return ids
+
+
+def test_dynamic_masks_differ_from_epoch_to_epoch_and_with_the_seed(unmasked):
+    masks = {}
+    for batch in batches_of(unmasked, 96):  # eight epochs
+        assert (batch["masked_lm_weights"].sum(1) >= 1).all()
+        for ids, masked in zip(restored(batch), batch["input_ids"]):
+            masks.setdefault(tuple(ids), []).append(tuple(masked))
+    assert masks.keys() == {tuple(ids) for ids in random_rows(96, is_masked=False)["ids"]}
+    assert {len(found) for found in masks.values()} == {8}
+    assert np.mean([len(set(found)) for found in masks.values()]) > 7
+    first, second = batches_of(unmasked, 1)[0], batches_of(unmasked, 1, seed=1)[0]
+    shared = {tuple(x): tuple(y) for x, y in zip(restored(first), first["input_ids"])}
+    shared = [(shared[tuple(x)], tuple(y)) for x, y in zip(restored(second), second["input_ids"]) if tuple(x) in shared]
+    assert all(one != other for one, other in shared)
+
+
+def test_held_out_masks_are_a_function_of_place_and_seed(unmasked):
+    def evaluated(batch_size, seed=0):
+        batches = pipeline.heldout_batches(
+            unmasked, LENGTH, PREDICTIONS, batch_size=batch_size, max_sequences=90, rules=RULES, seed=seed
+        )
+        batches = list(batches)
+        weights = np.concatenate([batch["next_sentence_weights"] for batch in batches])
+        assert weights.sum() == 90 and not weights[90:].any()
+        return {name: np.concatenate([batch[name] for batch in batches])[:90] for name in batches[0]}
+
+    assert_same([evaluated(16)], [evaluated(40)])
+    assert (evaluated(16)["input_ids"] != evaluated(16, seed=1)["input_ids"]).any(1).mean() > 0.9
+
+
+# Faults.
+
+
+def frames(content):
+    """The place and size of each record of a TFRecord file."""
+    place = 0
+    while place < len(content):
+        size = int.from_bytes(content[place : place + 8], "little")
+        yield place, size
+        place += size + 16
+
+
+def flip(path, record):
+    content = bytearray(open(path, "rb").read())
+    place, size = list(frames(content))[record]
+    content[place + 12 + size // 2] ^= 4
+    open(path, "wb").write(content)
+
+
+def flip_length(path, record):
+    content = bytearray(open(path, "rb").read())
+    content[list(frames(content))[record][0]] ^= 1
+    open(path, "wb").write(content)
+
+
+def cut(path, record):
+    content = open(path, "rb").read()
+    open(path, "wb").write(content[: list(frames(content))[record][0] + 20])
+
+
+def cut_between(path, record):
+    content = open(path, "rb").read()
+    open(path, "wb").write(content[: list(frames(content))[record][0]])
+
+
+def replace(path, record):
+    """By a valid record of something else."""
+    content = open(path, "rb").read()
+    place, size = list(frames(content))[record]
+    other = tfrecords({"something": np.zeros((1, 3), int)})
+    open(path, "wb").write(content[:place] + other + content[place + size + 16 :])
+
+
+# What it does to the second of three files of 40 records, of which record 11 is damaged; and the records lost.
+DAMAGES = [
+    (flip, [11]),
+    (flip_length, range(11, 40)),
+    (cut, range(11, 40)),
+    (cut_between, range(11, 40)),
+    (replace, [11]),
+]
+
+
+@pytest.mark.parametrize("damage, lost", DAMAGES)
+@pytest.mark.parametrize("layout", ["google", "compact"])
+def test_a_damaged_record_is_named(tmp_path, damage, lost, layout):
+    files = write_set(tmp_path / "records", random_rows(120), layout)
+    damage(files.paths[1], 11)
+    with pytest.raises(UserError, match=r"1.tfrecord: record 11 is .*on_corrupt=skip"):
+        batches_of(files, 15)
+    with pytest.raises(UserError, match=r"1.tfrecord: record 11 is .*on_corrupt=skip"):
+        list(pipeline.heldout_batches(files, LENGTH, PREDICTIONS, batch_size=8, max_sequences=999))
+
+
+@pytest.mark.parametrize("masking, damage, lost", [("static", *each) for each in DAMAGES] + [("dynamic", flip, [11])])
+def test_skipped_records_are_empty_rows_and_all_others_stay_where_they_were(tmp_path, masking, damage, lost, capfd):
+    files = write_set(tmp_path / "records", random_rows(120, is_masked=masking == "static"), on_corrupt="skip")
+    whole = batches_of(files, 45)  # three epochs
+    damage(files.paths[1], 11)
+    damage(files.paths[2], 11)
+    found = batches_of(files, 45)
+    printed = capfd.readouterr().out.splitlines()
+    for name in ("1", "2"):
+        (line,) = [line for line in printed if f"{name}.tfrecord" in line]
+        assert "record 11 is" in line and f"skipping {len(lost)} of its 40 records" in line
+    empty = 0
+    for batch, before in zip(found, whole):
+        is_empty = batch["next_sentence_weights"] == 0
+        for name in batch:
+            assert not batch[name][is_empty].any()
+            assert (batch[name][~is_empty] == before[name][~is_empty]).all()
+        empty += is_empty.sum()
+    assert empty == 3 * 2 * len(lost)
+    assert_same(found[29:], batches_of(files, 16, start=29))
+    assert_same([{name: x[:3] for name, x in batch.items()} for batch in found], batches_of(files, 45, rows=range(3)))
+
+
+def test_held_out_records_are_skipped_alike(tmp_path, capfd):
+    files = write_set(tmp_path / "records", random_rows(120), on_corrupt="skip")
+    flip(files.paths[0], 0)
+    cut(files.paths[1], 30)
+    batches = pipeline.heldout_batches(files, LENGTH, PREDICTIONS, batch_size=16, max_sequences=110)
+    weights = np.concatenate([batch["next_sentence_weights"] for batch in batches])
+    assert np.flatnonzero(weights == 0).tolist() == [0, *range(70, 80), 110, 111]
+    assert "0.tfrecord: record 0 is" in (printed := capfd.readouterr().out) and "1.tfrecord: record 30 is" in printed
+
+
+def test_a_file_that_disappears_is_named(tmp_path):
+    files = write_set(tmp_path / "records", random_rows(120), on_corrupt="skip")
+    (tmp_path / "records/2.tfrecord").unlink()
+    with pytest.raises(UserError, match=r"2.tfrecord: cannot be read"):
+        batches_of(files, 15)
+
+
+@pytest.mark.parametrize(
+    "field, value, name",
+    [("ids", 1000, "input_ids"), ("labels", 1500, "masked_lm_ids"), ("positions", 16, "masked_lm_positions"),
+     ("label", 2, "next_sentence_labels")],
+)  # fmt: skip
+def test_values_that_no_record_has_are_named(tmp_path, field, value, name):
+    rows = random_rows(120)
+    rows[field][77] = value
+    files = write_set(tmp_path / "records", rows, on_corrupt="skip")
+    message = rf"1.tfrecord: record 37: {name} has {value}, which is not from 0 to"
+    with pytest.raises(UserError, match=message):
+        batches_of(files, 15)
+    with pytest.raises(UserError, match=message):  # on one of two hosts
+        for host in range(2):
+            batches_of(files, 15, start=4, rows=np.arange(host, 8, 2))
+    with pytest.raises(UserError, match=message):
+        list(pipeline.heldout_batches(files, LENGTH, PREDICTIONS, batch_size=16, max_sequences=120))

@@ -3,11 +3,12 @@
 import json
 import shutil
 
+import google_crc32c
 import numpy as np
 import pytest
 
 from bertjax.config import UserError
-from bertjax.data import records
+from bertjax.data import layouts, records
 from bertjax.data.pipeline import heldout_batches
 from bertjax.data.tf import tf
 
@@ -220,3 +221,97 @@ def test_our_own_records_are_checked_by_their_manifest(records_folder, tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps(records.read_manifest(records_folder)))
     with pytest.raises(UserError, match=r"train-00000.*: missing, but listed"):
         records.find_records(tmp_path, 32, 5, "train")
+
+
+@pytest.fixture
+def copied(records_folder, tmp_path):
+    return shutil.copytree(records_folder, tmp_path / "copied")
+
+
+def test_the_manifest_has_size_and_checksum_of_each_file(records_folder):
+    for found in records.read_manifest(records_folder)["sets"].values():
+        for path, entry in [*found["train"].items(), *found["heldout"].items()]:
+            content = (records_folder / path).read_bytes()
+            assert entry == {
+                "records": records.count_records(str(records_folder / path)),
+                "bytes": len(content),
+                "crc32c": google_crc32c.value(content),
+                "head_crc32c": google_crc32c.value(content[:4096]),
+            }
+
+
+def swap(one, other):
+    one.rename(kept := one.with_name("kept"))
+    other.rename(one)
+    kept.rename(other)
+
+
+SIZE, CONTENT = r"has [\d,]+ bytes, not [\d,]+ as the manifest says", "is another file than the manifest says"
+CHANGES = {
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-5]), SIZE),
+    "empty": (lambda path: path.write_bytes(b""), SIZE),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"0"), SIZE),
+    "overwritten": (lambda path: path.write_bytes(bytes(path.stat().st_size)), CONTENT),
+}
+
+
+@pytest.mark.parametrize("name", ["train-00003-of-00008", "heldout-00000-of-00001"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_is_not_what_the_manifest_says_is_named(copied, name, change):
+    make, message = CHANGES[change]
+    make(path := copied / f"length64/{name}.tfrecord")
+    split, _, _ = name.partition("-")
+    with pytest.raises(UserError, match=rf"{path}: {message}.*; copy or prepare it again"):
+        records.find_records(copied, 64, 10, split)
+    assert records.find_records(copied, 32, 5, split).total
+
+
+def test_swapped_files_are_named_even_if_they_have_the_same_size(tmp_path):
+    entries = {}
+    for i in range(2):
+        block = {name: np.full((9, size), i, dtype) for name, (size, dtype) in layouts.features(8, 2).items()}
+        entries[f"{i}.tfrecord"] = records.write_records(tmp_path / f"{i}.tfrecord", [block])
+    assert len({entry["bytes"] for entry in entries.values()}) == 1
+    sets = {"8": {"max_predictions_per_seq": 2, "train": entries, "heldout": {}}}
+    records.write_manifest(tmp_path, {"sets": sets, "recipe": {}, "tokenizer": {"vocab_size": 9}})
+    assert records.find_records(tmp_path, 8, 2, "train").counts == (9, 9)
+    swap(tmp_path / "0.tfrecord", tmp_path / "1.tfrecord")
+    for on_corrupt in ("stop", "skip"):  # nothing is left to train on
+        with pytest.raises(UserError, match=r"0.tfrecord: is another file.*\(and 1 more"):
+            records.find_records(tmp_path, 8, 2, "train", on_corrupt=on_corrupt)
+
+
+def test_files_that_are_not_what_the_manifest_says_can_be_left_out(copied, capfd):
+    files = [copied / f"length64/train-0000{i}-of-00008.tfrecord" for i in (2, 5, 6)]
+    swap(*files[:2])
+    files[2].write_bytes(files[2].read_bytes()[:-5])
+    whole = records.find_records(copied, 64, 10, "heldout")
+    found = records.find_records(copied, 64, 10, "train", on_corrupt="skip")
+    assert whole.lost == {} and found.lost == {str(p): (range(found.counts[i]),) for i, p in zip((2, 5, 6), files)}
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 3 and all(str(p) in line and "; skipping its" in line for p, line in zip(files, lines))
+    batches = heldout_batches(found, 64, 10, batch_size=found.total, max_sequences=found.total)
+    is_lost = np.repeat([i in (2, 5, 6) for i in range(8)], found.counts)
+    assert ((next(batches)["next_sentence_weights"] == 0) == is_lost).all()
+
+
+def test_manifests_of_older_versions_are_read(copied):
+    manifest = records.read_manifest(copied)
+    for found in manifest["sets"].values():
+        for split in ("train", "heldout"):
+            found[split] = {path: entry["records"] for path, entry in found[split].items()}
+    manifest["recipe"].pop("masking"), manifest.pop("layout")
+    before = records.find_records(copied, 64, 10, "train")
+    records.write_manifest(copied, manifest)
+    assert records.find_records(copied, 64, 10, "train") == before
+    records.check_recipe(manifest, {"masking": "static"}, copied)
+    with pytest.raises(UserError, match=r"masking = 'dynamic': .* set --config.data.masking=static"):
+        records.check_recipe(manifest, {"masking": "dynamic"}, copied)
+
+
+def test_predictions_a_row_are_free_where_records_are_not_masked(copied):
+    manifest = records.read_manifest(copied)
+    manifest["recipe"]["masking"], manifest["layout"] = "dynamic", "compact"
+    records.write_manifest(copied, manifest)
+    found = records.find_records(copied, 64, 7, "train")
+    assert (found.masking, found.layout, found.vocab_size) == ("dynamic", "compact", 150)
