@@ -65,10 +65,8 @@ def count_block(how: Words, block: Block) -> collections.Counter[str]:
 
 def count_corpus(config, workers: int = 1) -> "WordCounts":
     """Counts the words of the documents that are not held out, in `workers` processes."""
-    how = Words(
-        config.tokenizer.kind, config.tokenizer.lowercase, config.data.language, config.data.split_sentences
-    )
-    counts = WordCounts(tokenizer.max_letters(how.kind))
+    how = Words(config.tokenizer.kind, config.tokenizer.lowercase, config.data.language, config.data.split_sentences)
+    counts = WordCounts(tokenizer.COUNTED_LETTERS[how.kind])
     with (
         worker_pool(workers, tokenizer.count_words, how.kind, ()) as pool,  # it loads the libraries
         tqdm.tqdm(desc="counting words", unit=" words", unit_scale=True, disable=None, leave=False) as bar,

@@ -21,7 +21,11 @@ from bertjax.files import write_whole
 # thousands of characters to reach the same coverage as SentencePiece.
 MAX_ALPHABET, COVERAGE = 1000, 0.9995
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
-MAX_TRAINING_WORDS = 50_000_000  # that the WordPiece trainer reads; repeated, for it takes no counts
+# Letters that all counted words may have together, and bytes of the text that has each of them as often as counted:
+# with these, the trainers need less than 0.7 GB (85 to 120 bytes per letter of a distinct word in WordPiece's, 13 per
+# byte of text in SentencePiece's).
+COUNTED_LETTERS = {"wordpiece": 5_000_000, "sentencepiece": 12_000_000}
+TRAINING_BYTES = {"wordpiece": 400_000_000, "sentencepiece": 48_000_000}
 MAX_KNOWN_WORDS = 1_000_000  # that a tokenizer remembers, some 150 MB
 # BERT's normalizer makes each of these a separate word.
 IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
@@ -161,7 +165,7 @@ class WordPiece(Tokenizer):
             initial_alphabet=alphabet,
             show_progress=False,
         )
-        tokenizer.train_from_iterator(_written_out(words), trainer)
+        tokenizer.train_from_iterator(_written_out(_within(TRAINING_BYTES[cls.kind], words)), trainer)
         vocabulary = tokenizer.get_vocab()
         return cls(sorted(vocabulary, key=vocabulary.get), lowercase)
 
@@ -292,17 +296,21 @@ def _alphabet(words: Mapping[str, int]) -> list[str]:
 
 
 def _written_out(words: Mapping[str, int]) -> Iterator[str]:
-    """Yields texts that have each word as often as it was counted: the tokenizers library takes no counts.
+    """Yields texts that have each word as often as it was counted: the tokenizers library takes no counts."""
+    occurrences = itertools.chain.from_iterable(itertools.starmap(itertools.repeat, words.items()))
+    return iter(lambda: " ".join(itertools.islice(occurrences, 2000)), "")
 
-    Of more than `MAX_TRAINING_WORDS` takes every second, third ... occurrence, words in alphabetical order: no count,
-    and no sum over neighbours, is off by more than one after the division.
+
+def _within(size: int, words: Mapping[str, int]) -> dict[str, int]:
+    """Returns the counts of every second, third ... occurrence, so that a text of these takes at most `size` bytes.
+
+    In alphabetical order, so that no count, nor that of a beginning of words, is off by one after the division.
     """
     ordered = sorted(words)
-    ends = np.cumsum([words[word] for word in ordered], dtype=np.int64)
-    every = 1 + ends[-1:] // (MAX_TRAINING_WORDS + 1)
-    times = np.diff(ends // every, prepend=0).tolist()
-    occurrences = itertools.chain.from_iterable(map(itertools.repeat, ordered, times))
-    return iter(lambda: " ".join(itertools.islice(occurrences, 2000)), "")
+    counts = np.array([words[word] for word in ordered], np.int64)
+    text = int(counts @ [len(word.encode()) + 1 for word in ordered])
+    left = np.diff(np.cumsum(counts) // max(1, -(-text // size)), prepend=0)
+    return {word: count for word, count in zip(ordered, left.tolist()) if count}
 
 
 class SentencePiece(Tokenizer):
@@ -338,8 +346,8 @@ class SentencePiece(Tokenizer):
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(f"{word}\t{count}" for word, count in words.items()),
-                input_format="tsv",  # it cuts sentences at spaces and counts the words itself; no piece has a space
+                sentence_iterator=(f"{word}\t{n}" for word, n in _within(TRAINING_BYTES[cls.kind], words).items()),
+                input_format="tsv",  # of sentences, it counts the words itself: no piece reaches across a space
                 model_writer=model,
                 vocab_size=vocab_size,
                 model_type="unigram",
