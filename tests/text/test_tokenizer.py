@@ -156,7 +156,7 @@ def test_wordpiece_learns_from_counts_what_the_library_learns_from_text(lowercas
     reference.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     halves = [re.sub(r"\S{100}", r"\g<0> ", text) for text in texts]  # of words that are too long
     reference.train_from_iterator(halves, trainer)
-    assert len(letters) > 60
+    assert len(letters) > 40
     assert reference.get_vocab() == {piece: i for i, piece in enumerate(learnt.pieces)}
 
 
