@@ -7,6 +7,7 @@ together by a range of their random keys, as in `preparation`. No step holds mor
 import collections
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import re
@@ -32,8 +33,10 @@ from bertjax.data.selection import Selection
 from bertjax.data.sequences import row_type
 from bertjax.data.shards import Shard
 from bertjax.files import write_whole
+from bertjax.text.tokenizer import COUNTED_LETTERS
 
 HASH_RANGES = 1024  # each is compared on one machine
+COUNTED_TOGETHER = 100_000  # words
 
 
 @contextlib.contextmanager
@@ -111,15 +114,25 @@ def learn_tokenizer(config, groups: list[Group], selection: Selection, output: e
             made
             | beam.Create(groups)
             | "spread groups" >> beam.Reshuffle()
-            | "read" >> beam.FlatMap(lambda group: blocks.blocks_of(group, selection, collections.Counter()))
+            | "read" >> beam.ParDo(_Read(selection))
             | "training" >> beam.Filter(lambda block: block.split == "train")
             | "spread blocks" >> beam.Reshuffle()
-            | "count" >> beam.FlatMap(lambda block: vocabulary.count_block(vocabulary.words_of(config), block).items())
+            | "count" >> beam.FlatMap(_count, vocabulary.words_of(config))
             | beam.CombinePerKey(sum)
             | "as lines" >> beam.Map(json.dumps)
             | beam.io.WriteToText(str(words))
         )
-    return words
+    counts = vocabulary.WordCounts(COUNTED_LETTERS[config.tokenizer.kind])
+    for path in sorted(words.parent.glob("words-*")):
+        with path.open() as file:
+            lines = map(json.loads, file)
+            while some := dict(itertools.islice(lines, COUNTED_TOGETHER)):
+                counts.add(some)
+    return vocabulary.learn_from(config, counts)
+
+
+def _count(block: Block, how: vocabulary.Words):
+    yield from vocabulary.count_block(block, how).items()
 
 
 # The records.

@@ -1,15 +1,27 @@
-"""The tokenizer of a corpus: loaded, or learnt from the documents that are not held out."""
+"""The tokenizer of a corpus: loaded, or learnt from the words of the documents that are not held out."""
 
 import collections
-from collections.abc import Iterator
+import functools
+import itertools
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
+import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
+from bertjax.data import corpus
+from bertjax.data.blocks import Block, read_blocks
+from bertjax.data.corpus import Group
+from bertjax.data.progress import progress
+from bertjax.data.selection import Selection, selection_of, with_repeats
+from bertjax.data.workers import in_order, worker_pool
 from bertjax.text import sentences, tokenizer
+from bertjax.text.tokenizer import Tokenizer
 
 
-def load_tokenizer(config) -> tokenizer.Tokenizer:
+def load_tokenizer(config) -> Tokenizer:
     """Loads the tokenizer of `config.tokenizer.path`. Its size must match the model's."""
     loaded = tokenizer.load(config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase)
     check_vocab_size(config, loaded, config.tokenizer.path)
@@ -26,15 +38,94 @@ def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) 
         )
 
 
-def learn_tokenizer(config, groups, selection, pool, ahead) -> tokenizer.Tokenizer:  # STUB
-    """Learns a vocabulary of `model.vocab_size` pieces from the documents that are not held out."""
+def learn_vocabulary(config, workers: int) -> Tokenizer:
+    """Learns the tokenizer of a config in `workers` processes."""
+    selection = selection_of(config)
+    groups = corpus.groups(list(selection.weights))
+    with worker_pool(workers) as pool, tempfile.TemporaryDirectory() as work:
+        selection = with_repeats(selection, groups, work, pool, 2 * workers)
+        return learn_tokenizer(config, groups, selection, pool, 2 * workers)
 
-    def texts() -> Iterator[str]:
-        for group in groups:
-            for each in selection.read(group, collections.Counter()):
-                if each.split == "train":
-                    yield from sentences.split(each.document, config.data.language, config.data.split_sentences)
 
-    if config.tokenizer.kind == "wordpiece" and config.tokenizer.lowercase and config.data.language != "en":
+def learn_tokenizer(config, groups: list[Group], selection: Selection, pool, ahead: int) -> Tokenizer:
+    """Learns a vocabulary of `model.vocab_size` pieces from the documents that are not held out.
+
+    Reads them once, each document once whatever the mixture. The vocabulary does not depend on the number of processes,
+    and the memory not on the corpus.
+    """
+    return learn_from(config, count_corpus(words_of(config), groups, selection, pool, ahead))
+
+
+def learn_from(config, counts: "WordCounts") -> Tokenizer:
+    kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
+    if kind == "wordpiece" and lowercase and config.data.language != "en":
         print("text is lower-cased and accents are stripped; --config.tokenizer.lowercase=False keeps both", flush=True)
-    return tokenizer.learn(config.tokenizer.kind, texts, config.model.vocab_size, config.tokenizer.lowercase)
+    rare = f"; of words rarer than {counts.threshold}, a sample" if counts.threshold > 1 else ""
+    print(f"counted {counts.total:,} words, {len(counts.words):,} different{rare}", flush=True)
+    return tokenizer.learn(kind, counts.words, config.model.vocab_size, lowercase)
+
+
+class Words(NamedTuple):
+    """How to count words."""
+
+    kind: str  # of tokenizer
+    lowercase: bool
+    language: str
+    split_sentences: bool
+
+
+def words_of(config) -> Words:
+    return Words(config.tokenizer.kind, config.tokenizer.lowercase, config.data.language, config.data.split_sentences)
+
+
+def count_block(block: Block, how: Words) -> collections.Counter[str]:
+    texts = (sentences.split(each.document, how.language, how.split_sentences) for each in block.selected)
+    return tokenizer.count_words(how.kind, itertools.chain.from_iterable(texts), how.lowercase)
+
+
+def count_corpus(how: Words, groups: Iterable[Group], selection: Selection, pool, ahead: int) -> "WordCounts":
+    """Counts the words of the documents that are not held out."""
+    counts, read = WordCounts(tokenizer.COUNTED_LETTERS[how.kind]), collections.Counter()
+    train = (block for block in read_blocks(groups, selection, read) if block.split == "train")
+    with progress("counting words", groups) as bar:
+        for words in in_order(pool, functools.partial(count_block, how=how), train, ahead):
+            counts.add(words)
+            bar.update(read["bytes"] - bar.n)
+    return counts
+
+
+class WordCounts:
+    """Counts of words that together have at most `max_letters` letters; exact while all words fit.
+
+    Beyond that, each word rarer than a threshold t is kept with probability count / t, and then counts as t; t doubles
+    until they take up half the room. So every count, and every sum of counts, is right on average, and a frequent
+    word's is off by about t. Depends on nothing but the order of what is added.
+    """
+
+    def __init__(self, max_letters: int):
+        self.words: dict[str, int] = {}
+        self.total = 0
+        self.threshold = 1
+        self._letters, self._max_letters = 0, max_letters
+        self._random = np.random.default_rng(0)
+
+    def add(self, words: Mapping[str, int]) -> None:
+        known = len(self.words)
+        for word, count in words.items():
+            self.words[word] = self.words.get(word, 0) + count
+        self.total += sum(words.values())
+        self._letters += sum(map(len, itertools.islice(self.words, known, None)))
+        if self._letters > self._max_letters:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Once with the threshold as it is, for the words that have come since."""
+        while True:
+            counts = np.fromiter(self.words.values(), np.int64, len(self.words))
+            kept = self._random.random(len(counts)) * self.threshold < counts
+            counts = np.maximum(counts, self.threshold)[kept].tolist()
+            self.words = dict(zip(itertools.compress(self.words, kept.tolist()), counts))
+            self._letters = sum(map(len, self.words))
+            if self._letters <= self._max_letters / 2:
+                return
+            self.threshold *= 2
