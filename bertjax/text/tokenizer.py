@@ -302,9 +302,10 @@ def _written_out(words: Mapping[str, int]) -> Iterator[str]:
 
 
 def _within(size: int, words: Mapping[str, int]) -> dict[str, int]:
-    """Returns the counts of every second, third ... occurrence, so that a text of these takes at most `size` bytes.
+    """Returns the counts of every second, third ... occurrence, so that a text of these takes some `size` bytes.
 
-    In alphabetical order, so that no count, nor that of a beginning of words, is off by one after the division.
+    In alphabetical order, so that after the division no word's count is off by one, nor that of all words with the same
+    beginning. Returns all counts if they fit.
     """
     ordered = sorted(words)
     counts = np.array([words[word] for word in ordered], np.int64)
