@@ -149,7 +149,7 @@ def pretraining_config() -> ml_collections.ConfigDict:
             corpus=config_dict.placeholder(object),
             mixture="",  # how often sources are used: SOURCE=WEIGHT,... multiplies dupe_factor; sources not named: 1
             records="",  # folder of TFRecords; empty: prepare them from data.corpus in the workdir
-            layout="google",  # of the records: google (theirs) | compact (without padding, a third of the size)
+            layout="google",  # of the records: google (theirs) | compact (without padding: half the size)
             on_corrupt="stop",  # at a damaged record: stop | skip (the rest of its file, counted)
             seed=0,  # for the records: held-out documents, pairs, masks; config.seed is for training
             text_column="text",  # of .parquet and .jsonl files, Hugging Face data sets and TensorFlow Datasets
