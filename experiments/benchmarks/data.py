@@ -25,12 +25,14 @@ import numpy as np
 from absl import flags
 
 from bertjax import command
-from bertjax.config import UserError
+from bertjax.config import UserError, pretraining_config
 from bertjax.data import pipeline
 from bertjax.data.corpus import read_documents
-from bertjax.data.records import RecordSet, count_records, features, find_records, write_records
+from bertjax.data.layouts import features
+from bertjax.data.masking import rules_of
+from bertjax.data.records import RecordSet, count_records, find_records, write_records
 from bertjax.sharding.topology import available_cores
-from bertjax.text import sentences
+from bertjax.text import sentences, tokenizer
 from experiments.benchmarks import google_records
 from experiments.benchmarks.processes import Cost, run
 
@@ -202,7 +204,11 @@ def measure_google(folder: pathlib.Path) -> None:
 
 def batches(files: RecordSet, length: int, data: dict, start: int = 0) -> Iterator:
     """`data` are the fields of `config.data` that the records were prepared with."""
-    return pipeline.train_batches(files, length, predictions(length), batch_size=BATCH_SIZE, seed=0, start=start)
+    data = {**pretraining_config().data.to_dict(), **data}
+    rules = rules_of(data, tokenizer.load("wordpiece", VOCAB.value), predictions(length))
+    return pipeline.train_batches(
+        files, length, predictions(length), batch_size=BATCH_SIZE, seed=0, start=start, rules=rules
+    )
 
 
 def measure_reader(folder: pathlib.Path) -> None:
@@ -249,9 +255,12 @@ def measure_jump(folder: pathlib.Path) -> None:
 
 
 def write_shard(path: pathlib.Path, seed: int) -> str:
-    rng = np.random.default_rng(seed)
+    rng, limits = np.random.default_rng(seed), {"input_ids": VOCAB_SIZE, "masked_lm_ids": VOCAB_SIZE}
     shapes = features(128, predictions(128))
-    block = {name: rng.integers(VOCAB_SIZE, size=(1000, size)).astype(dtype) for name, (size, dtype) in shapes.items()}
+    block = {
+        name: rng.integers(limits.get(name, 2), size=(1000, size)).astype(dtype)
+        for name, (size, dtype) in shapes.items()
+    }
     write_records(path, itertools.repeat(block, RECORDS_PER_SHARD // 1000))
     return str(path)
 
@@ -265,6 +274,7 @@ def measure_vocabulary(folder: pathlib.Path) -> None:
     def ours() -> Cost:
         config = [f"--config={experiment(folder, 128)}", f"--config.data.corpus={text}"]
         config += [f"--config.model.vocab_size={VOCAB_SIZE}", f"--output={folder / 'vocabulary'}"]
+        config += [f"--workers={WORKERS.value}"]
         return run([sys.executable, "-m", "bertjax.vocabulary", *config])
 
     for name, costs in in_turns({"tokenizers' trainer": theirs, "ours": ours}).items():
