@@ -50,6 +50,7 @@ setuptools.setup(
         "cuda": ["jax[cuda12]"],
         "beam": ["apache-beam>=2.60"],  # prepare --runner=...; with gs:// and Dataflow: apache-beam[gcp]
         "hf": ["datasets>=3"],  # data.corpus=hf:NAME
+        "near": ["rensa>=0.5"],  # data.cleaning.near_duplicates
         "test": [
             f"jax[tpu]; {X86_LINUX}",  # libtpu, for the tests that compile for TPUs
             "apache-beam>=2.60",
@@ -60,6 +61,7 @@ setuptools.setup(
             "nbformat>=5.10",
             "pytest>=8",
             "pytest-xdist>=3.6",
+            "rensa>=0.5",
             "ruff>=0.12",
             "scikit-learn>=1.6",
             "seqeval>=1.2.2",

@@ -60,7 +60,7 @@ def pipeline(options: Sequence[str]) -> Iterator:
 def with_repeats(selection: Selection, groups: list[Group], output: epath.Path, options: Sequence[str]) -> Selection:
     """As `selection.with_repeats`."""
     rules = selection.data["cleaning"]
-    if not (rules["duplicate_documents"] or rules["max_line_documents"]):
+    if not cleaning.looks_for_repeats(rules):
         return selection
     path = output / UNFINISHED / "repeats.npz"
 
@@ -90,7 +90,7 @@ def _hashes(group: Group, selection: Selection):
     """Yields (range, (kind, hashes, positions or documents))."""
     documents = ((position, document) for position, _, document in selection.clean(group, collections.Counter()))
     for piece in cleaning.in_pieces(documents):
-        for kind, (keys, rows) in cleaning.hashes_of(piece).items():
+        for kind, (keys, rows) in cleaning.hashes_of(piece, selection.data["cleaning"]).items():
             order = np.argsort(keys, kind="stable")
             for index, place in divide(keys[order], HASH_RANGES):
                 yield index, (kind, keys[order][place], rows[order][place])
@@ -99,8 +99,11 @@ def _hashes(group: Group, selection: Selection):
 def _repeats_of(hashes, rules) -> tuple[int, Repeats]:
     index, parts = hashes
     parts = [(kind, (keys, rows)) for kind, keys, rows in parts]
-    of_kind = {name: [part for kind, part in parts if kind == name] for name in ("documents", "lines")}
-    return index, cleaning.repeats_among(lambda kind: merge(of_kind[kind], np.dtype(np.int64)), rules)
+
+    def of_kind(kind):
+        return merge((part for name, part in parts if name == kind), np.dtype(np.int64))
+
+    return index, cleaning.repeats_among(of_kind, rules)
 
 
 # The vocabulary.

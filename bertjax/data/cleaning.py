@@ -10,28 +10,33 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertjax.config import UserError
 from bertjax.data.runs import gather, write_run
 from bertjax.text.documents import Document
 
 HASHED_CHARACTERS = 4_000_000  # at a time
 RANGE_BYTES = 64 << 20  # of hashes that are compared at a time
+SHINGLE_WORDS = 5
+# MinHash: two documents with a share s of shingles in common are found with probability 1 - (1 - s**8)**16, which is
+# 0.95 for s = 0.8 and 0.06 for s = 0.5.
+BANDS, BAND_HASHES = 16, 8
 
 
 class Repeats(NamedTuple):
-    """What repeats in a corpus.
+    """What repeats in a corpus and is left out.
 
     Attributes:
-      documents: `[repeated documents]`, ascending hashes of their texts.
-      first: `[repeated documents]`, the position of the first one in the corpus.
-      lines: `[repeated lines]`, ascending hashes.
+      duplicates: `[documents]`, ascending positions of documents with the text of an earlier one.
+      near_duplicates: `[documents]`, ascending positions of documents that resemble an earlier one.
+      lines: `[lines]`, ascending hashes.
     """
 
-    documents: np.ndarray
-    first: np.ndarray
+    duplicates: np.ndarray
+    near_duplicates: np.ndarray
     lines: np.ndarray
 
 
-NONE = Repeats(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.uint64))
+NONE = Repeats(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
 
 
 CHANGES = {  # that are counted
@@ -39,6 +44,7 @@ CHANGES = {  # that are counted
     "short_documents": "documents left out, of fewer words than data.cleaning.min_words",
     "documents_of_symbols": "documents left out, with a larger share of symbols than data.cleaning.max_symbols",
     "duplicate_documents": "documents left out, with the text of an earlier one",
+    "near_duplicates": "documents left out, which resemble an earlier one",
     "repeated_lines": "lines left out, which more than data.cleaning.max_line_documents documents have",
 }
 
@@ -72,19 +78,16 @@ def _symbols(lines: Sequence[str]) -> float:
 
 
 def without_repeats(document: Document, position: int, repeats: Repeats, counts: Counter) -> Document | None:
-    """Leaves out a document if an earlier one has its text, and the lines that too many documents have.
+    """Leaves out a document that is not to be used, and the lines that too many documents have.
 
     `position` is that of the document in the corpus; `counts` is increased by what is left out.
     """
-    if len(repeats.documents):
-        key = text_hash("\n".join(document.lines))
-        place = int(_find(repeats.documents, key))
-        if repeats.documents[place] == key and repeats.first[place] != position:
-            counts["duplicate_documents"] += 1
+    for what, positions in (("duplicate_documents", repeats.duplicates), ("near_duplicates", repeats.near_duplicates)):
+        if _is_in(positions, np.int64(position)):
+            counts[what] += 1
             return None
     if len(repeats.lines):
-        keys = np.array([text_hash(line) for line in document.lines], np.uint64)
-        repeated = repeats.lines[_find(repeats.lines, keys)] == keys
+        repeated = _is_in(repeats.lines, np.array([text_hash(line) for line in document.lines], np.uint64))
         if repeated.any():
             counts["repeated_lines"] += int(repeated.sum())
             lines = [line for line, leave_out in zip(document.lines, repeated) if not leave_out]
@@ -92,11 +95,17 @@ def without_repeats(document: Document, position: int, repeats: Repeats, counts:
     return document
 
 
-def _find(ascending: np.ndarray, keys) -> np.ndarray:
-    return np.minimum(np.searchsorted(ascending, np.asarray(keys, np.uint64)), len(ascending) - 1)
+def _is_in(ascending: np.ndarray, values):
+    if not len(ascending):
+        return np.zeros(np.shape(values), bool)
+    return ascending[np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)] == values
 
 
 # How repeats are found: hashes are written to disk in their order, and compared range by range.
+
+
+def looks_for_repeats(rules: Mapping) -> bool:
+    return bool(rules["duplicate_documents"] or rules["near_duplicates"] or rules["max_line_documents"])
 
 
 def in_pieces(documents: Iterable[tuple[int, Document]]) -> Iterator[list[tuple[int, list[str]]]]:
@@ -112,21 +121,46 @@ def in_pieces(documents: Iterable[tuple[int, Document]]) -> Iterator[list[tuple[
         yield piece
 
 
-def hashes_of(piece: Sequence[tuple[int, list[str]]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns the hash and the position of each document, and the hash of each line with that of its document."""
-    keys = np.array([text_hash("\n".join(lines)) for _, lines in piece], np.uint64)
-    lines = [np.unique(np.array([text_hash(line) for line in lines], np.uint64)) for _, lines in piece]
-    return {
-        "documents": (keys, np.array([position for position, _ in piece], np.int64)),
-        "lines": (np.concatenate(lines), np.repeat(keys, [len(each) for each in lines]).view(np.int64)),
-    }
+def hashes_of(piece: Sequence[tuple[int, list[str]]], rules: Mapping) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Returns what the rules need: hashes of documents, of their bands, and of their lines.
+
+    With the hash of a document or of a band comes its position, with that of a line the hash of its document.
+    """
+    positions, texts = np.array([position for position, _ in piece], np.int64), [lines for _, lines in piece]
+    keys, found = np.array([text_hash("\n".join(lines)) for lines in texts], np.uint64), {}
+    if rules["duplicate_documents"]:
+        found["documents"] = keys, positions
+    if rules["near_duplicates"]:
+        found["bands"] = bands_of(texts).ravel(), np.repeat(positions, BANDS)
+    if rules["max_line_documents"]:
+        lines = [np.unique(np.array([text_hash(line) for line in lines], np.uint64)) for lines in texts]
+        found["lines"] = np.concatenate(lines), np.repeat(keys, [len(each) for each in lines]).view(np.int64)
+    return found
 
 
-def write_hashes(numbered: tuple[int, Sequence], folder: str) -> int:
+def bands_of(texts: Iterable[list[str]]) -> np.ndarray:
+    """`[documents, BANDS]` hashes; two documents have one in common with the probability that `BANDS` tells."""
+    try:
+        import rensa
+    except ImportError:
+        raise UserError(
+            "config.data.cleaning.near_duplicates = True needs rensa: pip install 'bertjax[near]'"
+        ) from None
+    shingles = []
+    for lines in texts:
+        words = " ".join(lines).split()
+        last = max(1, len(words) - SHINGLE_WORDS + 1)
+        shingles.append([" ".join(words[i : i + SHINGLE_WORDS]) for i in range(last)])
+    digests = np.array(rensa.RMinHash.digests_from_token_sets(shingles, BANDS * BAND_HASHES, 0), np.uint64)
+    factors = np.random.default_rng(0).integers(2**64, size=(BANDS, BAND_HASHES), dtype=np.uint64) | np.uint64(1)
+    return (digests.reshape(-1, BANDS, BAND_HASHES) * factors).sum(2)
+
+
+def write_hashes(numbered: tuple[int, Sequence], folder: str, rules: Mapping) -> int:
     """Writes the hashes of a piece of the corpus; returns their size in bytes."""
     number, piece = numbered
     size = 0
-    for kind, (keys, rows) in hashes_of(piece).items():
+    for kind, (keys, rows) in hashes_of(piece, rules).items():
         write_run(os.path.join(folder, f"{kind}-{number:08d}"), keys, [rows])
         size += keys.nbytes + rows.nbytes
     return size
@@ -143,19 +177,22 @@ def repeats_in_range(index: int, count: int, folder: str, rules: Mapping) -> Rep
 
 
 def repeats_among(hashes: Callable[[str], tuple[np.ndarray, np.ndarray]], rules: Mapping) -> Repeats:
-    """Returns what repeats; `hashes` gives those of "documents" with positions, and of "lines" with documents."""
+    """Returns what repeats; `hashes` gives those of "documents", "bands" and "lines", see `hashes_of`."""
     found = NONE
     if rules["duplicate_documents"]:
-        found = found._replace(**repeated_documents(*hashes("documents")))
+        found = found._replace(duplicates=later_ones(*hashes("documents")))
+    if rules["near_duplicates"]:
+        found = found._replace(near_duplicates=later_ones(*hashes("bands")))
     if rules["max_line_documents"]:
         found = found._replace(lines=repeated_lines(*hashes("lines"), rules["max_line_documents"]))
     return found
 
 
-def repeated_documents(keys: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
+def later_ones(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """All positions of each key but the first."""
     order = np.lexsort((positions, keys))
-    keys, first, counts = np.unique(keys[order], return_index=True, return_counts=True)
-    return dict(documents=keys[counts > 1], first=positions[order][first[counts > 1]])
+    keys, positions = keys[order], positions[order]
+    return np.unique(positions[1:][keys[1:] == keys[:-1]])
 
 
 def repeated_lines(keys: np.ndarray, documents: np.ndarray, most: int) -> np.ndarray:
@@ -168,5 +205,5 @@ def repeated_lines(keys: np.ndarray, documents: np.ndarray, most: int) -> np.nda
 
 
 def joined(parts: Sequence[Repeats]) -> Repeats:
-    """Joins the repeats of ascending ranges."""
-    return Repeats(*(np.concatenate(arrays) for arrays in zip(NONE, *parts)))
+    """Joins the repeats of several ranges."""
+    return Repeats(*(np.unique(np.concatenate(arrays)) for arrays in zip(NONE, *parts)))

@@ -92,14 +92,14 @@ def _share(text: str, seed: int, purpose: bytes) -> float:
 def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, pool, ahead: int) -> Selection:
     """Finds what repeats in the corpus, if it is to be left out; keeps the result in the folder `work`."""
     rules = selection.data["cleaning"]
-    if not (rules["duplicate_documents"] or rules["max_line_documents"]):
+    if not cleaning.looks_for_repeats(rules):
         return selection
     done, folder = os.path.join(work, "repeats.npz"), os.path.join(work, "hashes")
     if not os.path.exists(done):
         os.makedirs(folder, exist_ok=True)
         counts = collections.Counter()
         documents = ((position, d) for group in groups for position, _, d in selection.clean(group, counts))
-        write, size = functools.partial(cleaning.write_hashes, folder=folder), 0
+        write, size = functools.partial(cleaning.write_hashes, folder=folder, rules=rules), 0
         with progress("looking for repeats", groups) as bar:
             for written in in_order(pool, write, enumerate(cleaning.in_pieces(documents)), ahead):
                 size += written

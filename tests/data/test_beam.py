@@ -20,7 +20,7 @@ def config(tmp_path, monkeypatch):
     config = tiny_config()
     config.data.corpus = [str(tmp_path / "1.txt"), str(tmp_path / "2.txt")]
     config.data.mixture = f"{tmp_path}/2.txt=0.5"
-    config.data.cleaning.update(duplicate_documents=True, max_line_documents=1)
+    config.data.cleaning.update(duplicate_documents=True, near_duplicates=True, max_line_documents=1)
     return config
 
 
@@ -33,7 +33,7 @@ def test_the_records_are_those_of_the_local_run(config, tmp_path, in_process):
 
 def test_mistakes_are_one_line(config, tmp_path, in_process):
     with (tmp_path / "2.txt").open("a") as file:
-        file.write("x" * 200_000)
+        file.write("\n" + "x" * 200_000)
     with pytest.raises(UserError, match=r"^.*2.txt:\d+: a sentence of 200,000 characters[^\n]*$"):
         preparation.prepare(config, tmp_path / "out", beam_options=[])
     assert not (tmp_path / "out" / "manifest.json").exists()

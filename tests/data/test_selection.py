@@ -78,9 +78,32 @@ def test_repeats_are_found_as_by_brute_force(tmp_path, monkeypatch):
     assert ["only here", "and 1"] in found
 
 
+def test_near_duplicates_are_found_by_how_much_they_share(tmp_path):
+    """Copies with some words replaced; what is expected follows from their Jaccard similarity, over 300 pairs each."""
+    rng = random.Random(0)
+
+    def shingles(words):
+        return {tuple(words[i : i + cleaning.SHINGLE_WORDS]) for i in range(len(words) - cleaning.SHINGLE_WORDS + 1)}
+
+    for replaced in (1, 3, 10):
+        documents, expected = [], 0.0
+        for _ in range(300):
+            words = [f"w{rng.randrange(10**6)}" for _ in range(100)]
+            copy = list(words)
+            for place in rng.sample(range(100), replaced):
+                copy[place] = f"w{rng.randrange(10**6)}"
+            documents += [[" ".join(words)], [" ".join(copy)]]
+            shared = len(shingles(words) & shingles(copy)) / len(shingles(words) | shingles(copy))
+            expected += 1 - (1 - shared**cleaning.BAND_HASHES) ** cleaning.BANDS
+        found, counts = read(config_of(tmp_path, documents, near_duplicates=True), Pool(), tmp_path)
+        assert abs(counts["near_duplicates"] - expected) < 4 * max(1, expected * (1 - expected / 300)) ** 0.5
+        assert all(lines in found for lines in documents[::2])
+        (tmp_path / "repeats.npz").unlink()
+
+
 def test_a_corpus_without_repeats_loses_nothing(tmp_path):
     documents = [[f"text {i}", f"line {i}"] for i in range(20)]
-    config = config_of(tmp_path, documents, duplicate_documents=True, max_line_documents=1)
+    config = config_of(tmp_path, documents, duplicate_documents=True, near_duplicates=True, max_line_documents=1)
     assert read(config, Pool(), tmp_path)[0] == documents
 
 
