@@ -1,15 +1,18 @@
-"""Learns a vocabulary from a corpus: python -m bertjax.vocabulary --config=base --output=DIR
+"""Learns a vocabulary from a corpus: python -m bertjax.vocabulary --config=base --output=DIR --workers=8
 
 Learns `config.model.vocab_size` pieces from `config.data.corpus` and writes DIR/vocab.txt, or DIR/tokenizer.model with
---config.tokenizer.kind=sentencepiece. Use it with --config.tokenizer.path=FILE.
+--config.tokenizer.kind=sentencepiece. Use it with --config.tokenizer.path=FILE. The same config gives the same
+vocabulary for any number of workers.
 """
 
 from absl import flags
 
 from bertjax import command
+from bertjax.sharding.topology import available_cores
 
 _CONFIG = command.define_config_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the vocabulary.")
+_WORKERS = flags.DEFINE_integer("workers", available_cores(), "Number of parallel processes.", lower_bound=1)
 flags.mark_flags_as_required(["config", "output"])
 
 
@@ -23,7 +26,7 @@ def main(arguments: list[str]) -> None:
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
     validate_pretraining(_CONFIG.value)
-    learnt = learn_tokenizer(_CONFIG.value)
+    learnt = learn_tokenizer(_CONFIG.value, _WORKERS.value)
     learnt.save(_OUTPUT.value)
     path = os.path.join(_OUTPUT.value, learnt.filename)
     print(f"learnt {learnt.vocab_size} pieces; use them with --config.tokenizer.path={path}")

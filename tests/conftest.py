@@ -118,7 +118,7 @@ def tiny_config(corpus="", records=""):
 @contextlib.contextmanager
 def preparing_in_process():
     """`prepare` without processes of its own, which take seconds to start."""
-    from bertjax.data import preparation
+    from bertjax.data import preparation, vocabulary
 
     class Pool(concurrent.futures.Executor):
         def submit(self, function, *arguments):
@@ -133,6 +133,7 @@ def preparing_in_process():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "worker_pool", worker_pool)
+        patch.setattr(vocabulary, "worker_pool", worker_pool)
         patch.setenv("TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM", "true"))  # a worker sets it
         patch.setattr(preparation, "_worker", None, raising=False)
         yield

@@ -42,7 +42,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1) -> dict:
     if (output / records.MANIFEST).exists():
         raise UserError(f"{output} already contains finished records; delete the folder, or choose another")
     began = time.time()
-    tokenizer = vocabulary.tokenizer_of(config)
+    tokenizer = vocabulary.tokenizer_of(config, workers)
     output.mkdir(parents=True, exist_ok=True)
     tokenizer.save(output)
 

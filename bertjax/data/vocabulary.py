@@ -1,18 +1,25 @@
-"""The tokenizer of a corpus: loaded, or learnt from the documents that are not held out."""
+"""The tokenizer of a corpus: loaded, or learnt from the words of the documents that are not held out."""
 
-from collections.abc import Iterator
+import collections
+import functools
+import itertools
+from collections.abc import Mapping
+from typing import NamedTuple
 
+import numpy as np
+import tqdm
 from etils import epath
 
-from bertjax.config import UserError, corpus_sources
-from bertjax.data import corpus
+from bertjax.config import UserError
+from bertjax.data.blocks import Block, read_blocks
+from bertjax.data.workers import in_order, worker_pool
 from bertjax.text import sentences, tokenizer
 
 
-def tokenizer_of(config) -> tokenizer.Tokenizer:
+def tokenizer_of(config, workers: int = 1) -> tokenizer.Tokenizer:
     """Loads the tokenizer of a config, or learns it if the config gives no path. Its size must match the model's."""
     if not config.tokenizer.path:
-        return learn_tokenizer(config)
+        return learn_tokenizer(config, workers)
     loaded = tokenizer.load(config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase)
     check_vocab_size(config, loaded, config.tokenizer.path)
     return loaded
@@ -28,14 +35,81 @@ def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) 
         )
 
 
-def learn_tokenizer(config) -> tokenizer.Tokenizer:
-    """Learns a vocabulary of `model.vocab_size` pieces from the documents that are not held out."""
+def learn_tokenizer(config, workers: int = 1) -> tokenizer.Tokenizer:
+    """Learns a vocabulary of `model.vocab_size` pieces from the documents that are not held out.
 
-    def texts() -> Iterator[str]:
-        for document in corpus.read_documents(corpus_sources(config), config.data.text_column):
-            if not corpus.is_heldout(document, config.data.heldout_fraction, config.data.seed):
-                yield from sentences.split(document, config.data.language, config.data.split_sentences)
-
-    if config.tokenizer.kind == "wordpiece" and config.tokenizer.lowercase and config.data.language != "en":
+    Reads them once. The vocabulary does not depend on the number of processes, and the memory not on the corpus.
+    """
+    kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
+    if kind == "wordpiece" and lowercase and config.data.language != "en":
         print("text is lower-cased and accents are stripped; --config.tokenizer.lowercase=False keeps both", flush=True)
-    return tokenizer.learn(config.tokenizer.kind, texts, config.model.vocab_size, config.tokenizer.lowercase)
+    counts = count_corpus(config, workers)
+    rare = f"; of words rarer than {counts.threshold}, a sample" if counts.threshold > 1 else ""
+    print(f"counted {counts.total:,} words, {len(counts.words):,} different{rare}", flush=True)
+    return tokenizer.learn(kind, counts.words, config.model.vocab_size, lowercase)
+
+
+class Words(NamedTuple):
+    """How to count words."""
+
+    kind: str  # of tokenizer
+    lowercase: bool
+    language: str
+    split_sentences: bool
+
+
+def count_block(how: Words, block: Block) -> collections.Counter[str]:
+    texts = (sentences.split(document, how.language, how.split_sentences) for document in block.documents)
+    return tokenizer.count_words(how.kind, itertools.chain.from_iterable(texts), how.lowercase)
+
+
+def count_corpus(config, workers: int = 1) -> "WordCounts":
+    """Counts the words of the documents that are not held out, in `workers` processes."""
+    how = Words(config.tokenizer.kind, config.tokenizer.lowercase, config.data.language, config.data.split_sentences)
+    counts = WordCounts(tokenizer.COUNTED_LETTERS[how.kind])
+    with (
+        worker_pool(workers, tokenizer.count_words, how.kind, ()) as pool,  # it loads the libraries
+        tqdm.tqdm(desc="counting words", unit=" words", unit_scale=True, disable=None, leave=False) as bar,
+    ):
+        train = (block for block in read_blocks(config) if block.split == "train")
+        for words in in_order(pool, functools.partial(count_block, how), train, 2 * workers):
+            counts.add(words)
+            bar.update(words.total())
+    return counts
+
+
+class WordCounts:
+    """Counts of words that together have at most `max_letters` letters; exact while all words fit.
+
+    Beyond that, each word rarer than a threshold t is kept with probability count / t, and then counts as t; t doubles
+    until they take up half the room. So every count, and every sum of counts, is right on average, and a frequent
+    word's is off by about t. Depends on nothing but the order of what is added.
+    """
+
+    def __init__(self, max_letters: int):
+        self.words: dict[str, int] = {}
+        self.total = 0
+        self.threshold = 1
+        self._letters, self._max_letters = 0, max_letters
+        self._random = np.random.default_rng(0)
+
+    def add(self, words: Mapping[str, int]) -> None:
+        known = len(self.words)
+        for word, count in words.items():
+            self.words[word] = self.words.get(word, 0) + count
+        self.total += sum(words.values())
+        self._letters += sum(map(len, itertools.islice(self.words, known, None)))
+        if self._letters > self._max_letters:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Once with the threshold as it is, for the words that have come since."""
+        while True:
+            counts = np.fromiter(self.words.values(), np.int64, len(self.words))
+            kept = self._random.random(len(counts)) * self.threshold < counts
+            counts = np.maximum(counts, self.threshold)[kept].tolist()
+            self.words = dict(zip(itertools.compress(self.words, kept.tolist()), counts))
+            self._letters = sum(map(len, self.words))
+            if self._letters <= self._max_letters / 2:
+                return
+            self.threshold *= 2

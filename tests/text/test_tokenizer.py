@@ -1,5 +1,7 @@
 """Both kinds of tokenizer against what they wrap, against Google's rules, and against themselves."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,10 @@ HARD = [
     "",
     "   ",
 ]
+
+
+def learn(kind: str, texts: list[str], size: int, lowercase: bool = True) -> tokenizer.Tokenizer:
+    return tokenizer.learn(kind, tokenizer.count_words(kind, texts, lowercase), size, lowercase)
 
 
 def google_wordpiece(text: str, vocabulary: set[str], lowercase: bool) -> list[str]:
@@ -84,7 +90,7 @@ def test_wordpiece_follows_googles_rules(text, lowercase):
 def test_many_texts_are_encoded_as_each_of_them(kind, remembered, monkeypatch):
     """With characters that normalization removes, splits at, or changes; again with the words already known."""
     monkeypatch.setattr(tokenizer, "MAX_KNOWN_WORDS", remembered)
-    learnt = tokenizer.learn(kind, lambda: make_corpus(60).split("\n"), SIZE[kind])
+    learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     rng = np.random.default_rng(0)
     letters = list(
         "abcdehort      .,-Σ\u00c4\u00e9\u0301\u0327\t\x00\x85\xa0\u200b\u2028\u3000\u4e00\uac00\ufb01\ufffd\U0001f600"
@@ -100,7 +106,7 @@ def test_many_texts_are_encoded_as_each_of_them(kind, remembered, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_offsets_point_at_the_characters_of_each_piece(kind):
-    learnt = tokenizer.learn(kind, lambda: make_corpus(60).split("\n"), SIZE[kind])
+    learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     text = "The  ship, the Whale\tand an apple"
     encoding = learnt.encode(text)
     for i, (start, end) in zip(encoding.ids, encoding.offsets):
@@ -113,7 +119,7 @@ def test_offsets_point_at_the_characters_of_each_piece(kind):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_learnt_vocabulary_round_trips_through_its_file(kind, tmp_path):
-    learnt = tokenizer.learn(kind, lambda: make_corpus(60).split("\n"), SIZE[kind])
+    learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     learnt.save(tmp_path)
     loaded = tokenizer.load(kind, tmp_path / learnt.filename)
     text = "the captain found the onion near the [MASK]"
@@ -125,34 +131,73 @@ def test_learnt_vocabulary_round_trips_through_its_file(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_learning_twice_gives_the_same_pieces(kind):
-    first, second = (tokenizer.learn(kind, lambda: make_corpus(200).split("\n"), SIZE[kind]) for _ in range(2))
+    first, second = (learn(kind, make_corpus(200).split("\n"), SIZE[kind]) for _ in range(2))
     assert first.pieces == second.pieces
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_wordpiece_learns_from_counts_what_the_library_learns_from_text(lowercase):
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
+    learnt = learn("wordpiece", texts, 350, lowercase)
+    letters = learnt.pieces[5 : next(i for i, piece in enumerate(learnt.pieces) if piece.startswith("##"))]
+    inside = [piece for piece in learnt.pieces if piece.startswith("##") and len(piece) == 3]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=350,
+        min_frequency=2,
+        special_tokens=[*tokenizer.SPECIAL_PIECES, *letters, *inside],
+        limit_alphabet=len(letters),
+        initial_alphabet=letters,
+        show_progress=False,
+    )
+    reference = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
+    reference.normalizer = normalizers.BertNormalizer(strip_accents=lowercase, lowercase=lowercase)
+    reference.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    halves = [re.sub(r"\S{100}", r"\g<0> ", text) for text in texts]  # of words that are too long
+    reference.train_from_iterator(halves, trainer)
+    assert len(letters) > 40
+    assert reference.get_vocab() == {piece: i for i, piece in enumerate(learnt.pieces)}
+
+
+def test_a_part_of_the_occurrences_keeps_the_shares_of_words():
+    rng = np.random.default_rng(0)
+    words = {f"{i:04}": int(n) for i, n in enumerate(rng.zipf(1.3, 3000).clip(max=10**9))}
+    size = 50_000
+    part = tokenizer._within(size, words)
+    text = sum(n * (len(word) + 1) for word, n in part.items())
+    assert 0.9 * size < text <= size
+    every = sum(words.values()) / sum(part.values())
+    assert all(abs(part.get(word, 0) - n / every) < 1 for word, n in words.items())
+    tens = [(sum(d.get(f"{i:04}", 0) for i in range(at, at + 10))) for at in range(0, 3000, 10) for d in (part, words)]
+    assert all(abs(some - many / every) < 1 for some, many in zip(tens[::2], tens[1::2]))
+    assert tokenizer._within(10**15, words) == words
 
 
 def test_learning_from_an_endless_word_ends():
     texts = ["the ship sails", "x" * 1_000_000]  # takes many minutes where the trainer is given the whole word
-    learnt = tokenizer.learn("wordpiece", lambda: texts * 2, 31)
+    learnt = learn("wordpiece", texts * 2, 31)
     assert max(map(len, learnt.pieces)) <= 102
 
 
 def test_chinese_gets_all_its_letters():
     letters = [chr(0x4E00 + i) for i in range(2000)]
     texts = ["".join(letters[i : i + 50]) for i in range(0, 2000, 25)]
-    learnt = tokenizer.learn("wordpiece", lambda: texts * 2, 2004)  # all but the last 0.05 %
+    learnt = learn("wordpiece", texts * 2, 2004)  # all but the last 0.05 %
     assert len(set(letters) & set(learnt.pieces)) == 1999
     with pytest.raises(UserError, match=r"gives 2004 pieces; set it to that or more: its single characters alone need"):
-        tokenizer.learn("wordpiece", lambda: texts * 2, 1000)
+        learn("wordpiece", texts * 2, 1000)
 
 
 def test_sentencepiece_learns_from_long_lines_too():
     texts = ["the captain found the onion near the harbour " * 500] * 20
-    learnt = tokenizer.learn("sentencepiece", lambda: texts, 24)
+    learnt = learn("sentencepiece", texts, 24)
     assert learnt.decode(learnt.encode("captain onion").ids) == "captain onion"
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_special_pieces_never_come_out_of_a_text(kind):
-    learnt = tokenizer.learn(kind, lambda: make_corpus(60).split("\n"), SIZE[kind])
+    learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     special = {learnt.pad_id, learnt.cls_id, learnt.sep_id, learnt.mask_id}
     assert not special & set(learnt.encode("[CLS] the [MASK] ship [SEP] [PAD]").ids)
     masked = learnt.encode_with_masks("the [MASK] saw the [MASK].")
@@ -161,8 +206,8 @@ def test_special_pieces_never_come_out_of_a_text(kind):
 
 
 def test_continuations_are_pieces_inside_a_word():
-    wordpiece = tokenizer.learn("wordpiece", lambda: make_corpus(60).split("\n"), 120)
-    sentencepiece = tokenizer.learn("sentencepiece", lambda: make_corpus(60).split("\n"), 80)
+    wordpiece = learn("wordpiece", make_corpus(60).split("\n"), 120)
+    sentencepiece = learn("sentencepiece", make_corpus(60).split("\n"), 80)
     for pieces, text in ((wordpiece, "shipwreck captains ovens"), (sentencepiece, "shipwreck captains ovens")):
         starts = np.array(pieces.encode(text).offsets)[~pieces.continues_word[pieces.encode(text).ids]][:, 0]
         # Every piece that continues nothing begins a word.
@@ -200,4 +245,4 @@ def test_a_missing_vocabulary_is_named(tmp_path):
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kind):
     with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ pieces"):
-        tokenizer.learn(kind, lambda: make_corpus(20).split("\n"), 9000)
+        learn(kind, make_corpus(20).split("\n"), 9000)
