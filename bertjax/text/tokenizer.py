@@ -24,8 +24,8 @@ MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT to
 # Letters that all counted words may have together, and bytes of the text that has each of them as often as counted:
 # with these, the trainers need less than 0.7 GB (85 to 120 bytes per letter of a distinct word in WordPiece's, 13 per
 # byte of text in SentencePiece's).
-COUNTED_LETTERS = {"wordpiece": 5_000_000, "sentencepiece": 12_000_000}
-TRAINING_BYTES = {"wordpiece": 400_000_000, "sentencepiece": 48_000_000}
+COUNTED_LETTERS = {"wordpiece": 5_000_000, "sentencepiece": 8_000_000}
+TRAINING_BYTES = {"wordpiece": 400_000_000, "sentencepiece": 30_000_000}
 MAX_KNOWN_WORDS = 1_000_000  # that a tokenizer remembers, some 150 MB
 # BERT's normalizer makes each of these a separate word.
 IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
