@@ -22,7 +22,7 @@ from bertjax.files import write_whole
 MAX_ALPHABET, COVERAGE = 1000, 0.9995
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
 # Letters that all counted words may have together, and bytes of the text that has each of them as often as counted:
-# with these, the trainers need less than 0.7 GB (85 to 120 bytes per letter of a distinct word in WordPiece's, 13 per
+# with these, the trainers need less than 1 GB (85 to 120 bytes per letter of a distinct word in WordPiece's, 13 per
 # byte of text in SentencePiece's).
 COUNTED_LETTERS = {"wordpiece": 5_000_000, "sentencepiece": 8_000_000}
 TRAINING_BYTES = {"wordpiece": 400_000_000, "sentencepiece": 30_000_000}
