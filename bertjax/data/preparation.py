@@ -132,10 +132,14 @@ def refuse_finished(output: epath.Path) -> None:
 
 def identity_of(config, given: Tokenizer | None, groups: list[Group]) -> str:
     """A hash that changes if the records may become others."""
-    content = [VERSION, recipe_of(config), config.data.layout, [stage.to_dict() for stage in stages_of(config)]]
+    content = [VERSION, recipe_of(config), config.data.layout, [list(stage) for stage in stages(config)]]
     content += [given.fingerprint if given else [config.tokenizer.to_dict(), config.model.vocab_size]]
     content += [group.identity for group in groups]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def stages(config) -> tuple[Stage, ...]:
+    return tuple(Stage(stage.length, stage.max_predictions_per_seq) for stage in stages_of(config))
 
 
 def unfinished(output: epath.Path, identity: str) -> str:
@@ -152,6 +156,7 @@ def unfinished(output: epath.Path, identity: str) -> str:
         print(f"going on with the unfinished preparation in {output}", flush=True)
     else:
         if work.exists():
+            shards.delete_finished(str(work), output)
             work.rmtree()
         write_whole(work / JOB, identity)
     return str(work)
@@ -172,7 +177,7 @@ def learnt_tokenizer(
 
 def job_of(config, used: Tokenizer, output: epath.Path, work: str) -> Job:
     return Job(
-        stages=tuple(Stage(s.length, s.max_predictions_per_seq) for s in stages_of(config)),
+        stages=stages(config),
         data=config.data.to_dict(),
         vocab_size=used.vocab_size,
         fingerprint=used.fingerprint,
@@ -200,7 +205,10 @@ def spill_all(job: Job, groups: list[Group], selection: Selection, pool, ahead: 
 def write_all(job: Job, rows: dict[tuple[str, Stage], int], pool, ahead: int) -> dict:
     """Writes all shards; returns what each contains."""
     for stage in job.stages:
-        (epath.Path(job.output) / records.set_folder(stage.length)).mkdir(exist_ok=True)
+        folder = epath.Path(job.output) / records.set_folder(stage.length)
+        folder.mkdir(exist_ok=True)
+        for partial in folder.glob("*.partial"):  # of a killed run
+            partial.unlink(missing_ok=True)
     wanted = shards.shards_of(job, rows)
     function = functools.partial(shards.write, job=job)
     with tqdm.tqdm(desc="writing shards", total=len(wanted), disable=None, leave=False) as bar:

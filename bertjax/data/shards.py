@@ -1,5 +1,6 @@
 """The second pass of a preparation: the sequences of a shard from all blocks -> a file of records."""
 
+import glob
 import json
 import os
 from typing import NamedTuple
@@ -17,6 +18,9 @@ from bertjax.files import write_whole
 
 SHARD_BYTES = 32 << 20  # of rows in memory, at most; some 90 MB as records
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
+
+
+DONE = ".json"  # follows the name of a shard that is finished
 
 
 class Shard(NamedTuple):
@@ -48,7 +52,7 @@ def shards_of(job: Job, rows: dict[tuple[str, Stage], int]) -> list[Shard]:
 
 def write(shard: Shard, job: Job) -> dict[str, int]:
     """Writes a shard of what was spilled, unless an earlier run of the same job has done so; returns its entry."""
-    done = os.path.join(job.work, f"{shard.path.replace('/', '-')}.json")
+    done = os.path.join(job.work, shard.path.replace("/", "-") + DONE)
     if os.path.exists(done):
         with open(done) as file:
             return json.load(file)
@@ -73,3 +77,9 @@ def sets_of(written: dict[Shard, dict], job: Job) -> dict:
     for shard in sorted(written):
         sets[str(shard.stage.length)][shard.split][shard.path] = written[shard]
     return sets
+
+
+def delete_finished(work: str, output: epath.Path) -> None:
+    """Deletes the shards that a killed run of another job has finished."""
+    for done in glob.glob(os.path.join(glob.escape(work), f"length*{DONE}")):
+        (output / os.path.basename(done).removesuffix(DONE).replace("-", "/", 1)).unlink(missing_ok=True)

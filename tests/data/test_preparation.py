@@ -281,9 +281,18 @@ def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_proces
 @pytest.mark.parametrize("change", ["config", "corpus"])
 def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp_path, in_process, change):
     config = many_blocks(monkeypatch, tmp_path)
+    write_rows, written = shards.write_rows, []
+
+    def write_some(shard, *arguments):
+        written.append(shard)
+        return write_rows(shard, *arguments) if len(written) < 5 else 1 / 0
+
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(shards, "write_rows", lambda *_: 1 / 0)
+        patch.setattr(shards, "MIN_TRAIN_SHARDS", 16)  # files of which the next run would write none
+        patch.setattr(shards, "write_rows", write_some)
         preparation.prepare(config, tmp_path / "out")
+    (tmp_path / "out/length32/train-00000-of-00008.tfrecord.abc.partial").write_bytes(b"half")
+    assert len(list(tmp_path.glob("out/*/*.tfrecord"))) == 4
     if change == "config":
         config.data.short_seq_prob = 0.2
     else:
