@@ -34,47 +34,61 @@ def _check_file(path: str, entry: Mapping) -> str:
         raise UserError(f"{path}: missing, but listed in the manifest; copy or prepare it again")
     if "bytes" not in entry:  # a manifest of an older version
         return ""
-    if (size := file.stat().length) != entry["bytes"]:
-        return f"has {size:,} bytes, not {entry['bytes']:,} as the manifest says"
-    with file.open("rb") as opened:
-        head = google_crc32c.value(opened.read(HEAD_BYTES))
+    try:
+        if (size := file.stat().length) != entry["bytes"]:
+            return f"has {size:,} bytes, not {entry['bytes']:,} as the manifest says"
+        with file.open("rb") as opened:
+            head = google_crc32c.value(opened.read(HEAD_BYTES))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
     return "" if head == entry["head_crc32c"] else "is another file than the manifest says, or was overwritten"
 
 
-def unreadable(path: str, count: int, form: Format) -> tuple[tuple[range, ...], str]:
-    """Returns which of a file's `count` records cannot be read, and what is wrong with the first of them."""
-    numbers, faults, read = [], [], 0
-    with epath.Path(path).open("rb") as file:
-        found = enumerate(itertools.islice(read_tfrecords(file), count))
-        while block := list(itertools.islice(found, BLOCK)):
-            whole = {number: record for number, record in block if record is not None}
-            others = _unparsed(whole, form)
-            bad = [number for number, _ in block if number not in whole or number in others]
-            numbers += bad
-            faults += [
-                "is no record of this layout" if n in others else "is damaged (its checksum is wrong)" for n in bad
-            ]
-            read += len(block)
-    if read < count:
-        numbers += range(read, count)
-        faults.append(f"is damaged or missing, as are all after it, of {count:,}")
-    return tuple(_runs(numbers)), faults[0] if faults else ""
+def find(files: Mapping[str, int], form: Format) -> Iterator[tuple[str, tuple[range, ...], str]]:
+    """Yields the files, given with their numbers of records, that have records which are damaged or make no sense.
+
+    Yields path, numbers of these records, what is wrong with the first.
+    """
+    pool = concurrent.futures.ThreadPoolExecutor(IO_THREADS)
+    try:
+        for path, (numbers, fault) in zip(files, pool.map(lambda path: _find(path, files[path], form), files)):
+            if numbers:
+                yield path, numbers, fault
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _unparsed(records: dict[int, bytes], form: Format) -> set[int]:
-    """The numbers of the records that `layouts.parse` refuses."""
+def _find(path: str, count: int, form: Format) -> tuple[tuple[range, ...], str]:
+    faults, read = {}, 0
+    try:
+        with epath.Path(path).open("rb") as file:
+            found = enumerate(itertools.islice(read_tfrecords(file), count))
+            while block := list(itertools.islice(found, BLOCK)):
+                read += len(block)
+                faults |= {number: "is damaged (wrong checksum)" for number, record in block if record is None}
+                faults |= _unfit({number: record for number, record in block if record is not None}, form)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    faults |= dict.fromkeys(range(read, count), f"is damaged or missing, as are all after it, of {count:,}")
+    return tuple(_runs(sorted(faults))), faults[min(faults)] if faults else ""
+
+
+def _unfit(records: dict[int, bytes], form: Format) -> dict[int, str]:
+    """The records that cannot be parsed, or have impossible values, and what is wrong with them."""
     from bertjax.data.tf import tf
 
+    items = list(records.items())
+    if not items:
+        return {}
     try:
-        if records:
-            layouts.parse(list(records.values()), form)
-        return set()
+        batch = layouts.parse([record for _, record in items], form)
+        found = impossible({name: x.numpy() for name, x in batch.items()}, form)
+        return {items[row][0]: fault for row, fault in found.items()}
     except tf.errors.InvalidArgumentError:
-        if len(records) == 1:
-            return set(records)
-        items = list(records.items())
+        if len(items) == 1:
+            return {items[0][0]: "lacks features, or has them in other sizes"}
         half = len(items) // 2
-        return _unparsed(dict(items[:half]), form) | _unparsed(dict(items[half:]), form)
+        return _unfit(dict(items[:half]), form) | _unfit(dict(items[half:]), form)
 
 
 def _runs(numbers: list[int]) -> Iterator[range]:
@@ -84,18 +98,21 @@ def _runs(numbers: list[int]) -> Iterator[range]:
         yield range(run[0], run[-1] + 1)
 
 
-def impossible(batch: Mapping[str, np.ndarray], form: Format) -> tuple[int, str] | None:
-    """Returns the row of a value that no valid record has, and what it is; None if there is none."""
+def impossible(batch: Mapping[str, np.ndarray], form: Format) -> dict[int, str]:
+    """Returns the rows with values that no record has, and what is wrong with them."""
     limits = {
         "input_ids": form.vocab_size,
         "masked_lm_ids": form.vocab_size,
         "masked_lm_positions": form.length,
         "next_sentence_labels": 2,
     }
+    found = {}
     for name, limit in limits.items():
-        values = batch[name].view(np.uint32)  # a negative number becomes a large one
+        values = batch[name].view(np.uint32) if name in batch else np.zeros(0)  # negative numbers become large ones
         if limit and values.max(initial=0) >= limit:
-            row = int((values.reshape(len(values), -1) >= limit).any(1).argmax())
-            value = int(batch[name][row].flat[(values[row] >= limit).argmax()])
-            return row, f"{name} has {value}, which is not from 0 to {limit - 1}"
-    return None
+            values = batch[name].reshape(len(values), -1)
+            wrong = (values < 0) | (values >= limit)
+            for row in np.flatnonzero(wrong.any(1)).tolist():
+                value = values[row, wrong[row].argmax()]
+                found.setdefault(row, f"has {value} in {name}, which must be from 0 to {limit - 1}")
+    return found

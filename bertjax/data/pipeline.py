@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.config import UserError
-from bertjax.data import layouts
-from bertjax.data.faults import impossible, unreadable
+from bertjax.data import faults, layouts
+from bertjax.data.faults import impossible
 from bertjax.data.layouts import Format
 from bertjax.data.masking import Draws, Rules, draw, mask_tokens
 from bertjax.data.records import RecordSet
@@ -28,7 +28,7 @@ from bertjax.sharding.mesh import Batch
 MAX_LANES = 64
 SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs
 GROUP = 32  # records of a lane that are moved together
-DRAWS = 64  # rows whose masks are drawn together
+HELDOUT_DRAWS = 256  # rows whose masks are drawn together, whatever the batch size
 READ_BUFFER = 1 << 20  # bytes
 
 Span = tuple[str, int, int]  # path, first record, number of records
@@ -41,14 +41,15 @@ class Stream(NamedTuple):
       records: (step, lost) -> a dataset of the serialized records of step after step, `[rows]` each; `lost` has the
         records of each path that are replaced by empty ones.
       spans: step -> what is read for this step, and perhaps ahead of it.
-      places: step -> the place of each row in the stream of all hosts `[rows]`; a mask is a function of it.
-      record: (step, row) -> path and number of its record.
+      places: step -> the place of each row in the stream of all hosts `[rows]`; its mask is a function of it.
+      block, seed: masks are drawn for `block` places together, from `seed` and the number of the block.
     """
 
     records: Callable
     spans: Callable[[int], Iterator[Span]]
     places: Callable[[int], np.ndarray]
-    record: Callable[[int, int], tuple[str, int]]
+    block: int
+    seed: list[int]
 
 
 def train_batches(
@@ -77,7 +78,8 @@ def train_batches(
     width = batch_size // lanes
     rows = np.arange(batch_size) if rows is None else np.asarray(rows)
     own = np.unique(rows // width)
-    empty = layouts.empty_record(_form(files, length, max_predictions_per_seq))
+    form = _form(files, length, max_predictions_per_seq)
+    empty = layouts.empty_record(form)
 
     def serialized(step, lost):
         from bertjax.data.tf import tf
@@ -89,24 +91,21 @@ def train_batches(
             dataset = dataset.map(lambda serialized: tf.gather(serialized, wanted))
         return dataset
 
-    def record(step, row):
-        lane, place = rows[row] // width, step * width + rows[row] % width
-        place_in_window = place % window_size(files, lane, lanes)
-        place = next(window_orders(files, lane, lanes, seed, place))[place_in_window]
-        return _record_of(lane_spans(files, lane, lanes, seed, step * width), place)
-
     def spans(step):
         for lane in own:
-            remaining = 2 * window_size(files, lane, lanes)
+            remaining = 2 * window_size(files, lane, lanes) + max(GROUP, width)
             for path, first, count in lane_spans(files, lane, lanes, seed, step * width):
                 yield path, first, min(count, remaining)
                 remaining -= count
                 if remaining <= 0:
                     break
 
-    stream = Stream(serialized, spans, lambda step: step * batch_size + rows, record)
-    mask_seed = [seed, 0, 2]  # file order has 0 in the third place, windows have 1
-    return _batches(files, length, max_predictions_per_seq, stream, start, mask_seed, rules)
+    def places(step):
+        return step * batch_size + rows
+
+    # In the third place of its seeds, file order has 0, and windows have 1.
+    stream = Stream(serialized, spans, places, batch_size, [seed, 0, 2])
+    return _batches(files, form, stream, start, rules)
 
 
 def _lanes(files: RecordSet, own: np.ndarray, lanes: int, seed: int, start: int, width: int, lost, empty: bytes):
@@ -171,14 +170,6 @@ def _readable(span: Span, lost: Mapping[str, tuple[range, ...]]) -> Iterator[tup
         yield path, first, end - first, 0
 
 
-def _record_of(spans: Iterator[Span], place: int) -> tuple[str, int]:
-    for path, first, count in spans:
-        if place < count:
-            return path, first + int(place)
-        place -= count
-    raise IndexError(place)
-
-
 def lane_range(files: RecordSet, lane: int, lanes: int) -> range:
     """Returns the indices of a lane's records in the set."""
     return range(lane * files.total // lanes, (lane + 1) * files.total // lanes)
@@ -234,7 +225,8 @@ def heldout_batches(
     The last batch is padded with rows of zeros, which have weight 0. Dynamic masking is a function of `seed` and the
     place of a record, whatever the batch size.
     """
-    empty = layouts.empty_record(_form(files, length, max_predictions_per_seq))
+    form = _form(files, length, max_predictions_per_seq)
+    empty = layouts.empty_record(form)
 
     def spans(step):
         yield from ((path, 0, count) for path, count in zip(files.paths, files.counts))
@@ -244,11 +236,11 @@ def heldout_batches(
         dataset = _read(lambda: iter(parts), empty).take(max_sequences)
         return dataset.skip(step * batch_size).batch(batch_size)
 
-    def record(step, row):
-        return _record_of(spans(step), step * batch_size + row)
+    def places(step):
+        return step * batch_size + np.arange(batch_size)
 
-    stream = Stream(serialized, spans, lambda step: step * batch_size + np.arange(batch_size), record)
-    for batch in _batches(files, length, max_predictions_per_seq, stream, 0, [seed, 0, 3], rules):
+    stream = Stream(serialized, spans, places, HELDOUT_DRAWS, [seed, 0, 3])
+    for batch in _batches(files, form, stream, 0, rules):
         missing = batch_size - len(batch["input_ids"])
         batch = {name: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
         yield batch if rows is None else {name: x[rows] for name, x in batch.items()}
@@ -258,63 +250,62 @@ def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format
     return Format(length, max_predictions_per_seq, files.layout, files.masking, files.vocab_size)
 
 
-def _batches(files, length, max_predictions_per_seq, stream: Stream, step: int, mask_seed, rules) -> Iterator[Batch]:
+def _batches(files: RecordSet, form: Format, stream: Stream, step: int, rules: Rules | None) -> Iterator[Batch]:
     """Yields parsed and masked batches from `step` on; starts again at a step whose records cannot be read."""
     from bertjax.data.tf import tf
 
-    form, lost = _form(files, length, max_predictions_per_seq), dict(files.lost)
-    is_dynamic = files.masking == "dynamic"
-    if is_dynamic and rules is None:
+    if form.masking == "dynamic" and rules is None:
         raise ValueError("records with dynamic masking need the rules of masking")
     unreadable = (
-        tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError,
-        tf.errors.FailedPreconditionError,
-    )  # fmt: skip
+        tf.errors.DataLossError,
+        tf.errors.FailedPreconditionError,  # too few records
+        tf.errors.InvalidArgumentError,  # not of this layout
+        tf.errors.NotFoundError,
+        tf.errors.UnknownError,  # from masking
+    )
+    lost = dict(files.lost)
     while True:
         dataset = stream.records(step, lost)
         dataset = dataset.map(functools.partial(layouts.parse, form=form), num_parallel_calls=tf.data.AUTOTUNE)
-        if is_dynamic:
-            mask = functools.partial(_masked, places=stream.places, seed=mask_seed, rules=rules)
+        if form.masking == "dynamic":
+            mask = functools.partial(_masked, stream=stream, rules=rules)
             dataset = dataset.enumerate(step).map(mask, num_parallel_calls=tf.data.AUTOTUNE)
         try:
             for batch in dataset.prefetch(4).as_numpy_iterator():
-                if found := impossible(batch, form):
-                    path, number = stream.record(step, found[0])
-                    raise UserError(f"{path}: record {number:,}: {found[1]}; prepare or copy it again")
+                if impossible(batch, form):
+                    problem = "impossible values"
+                    break
                 yield batch
                 step += 1
-            return
+            else:
+                return
         except unreadable as error:
-            _find_lost(files, form, stream.spans(step), error, lost)
+            problem = error.message.splitlines()[0][:300]
+        if not _find_lost(files, form, stream.spans(step), lost):
+            raise UserError(f"a record cannot be read: {problem}")
 
 
-def _find_lost(files: RecordSet, form: Format, spans: Iterator[Span], error, lost: dict) -> None:
-    """Adds to `lost` what cannot be read. Raises `UserError` if there is nothing, or it is not to be skipped."""
+def _find_lost(files: RecordSet, form: Format, spans: Iterator[Span], lost: dict[str, tuple[range, ...]]) -> bool:
+    """Adds to `lost` the records that cannot be read; whether there are any. Raises `UserError` if none may be lost."""
     counts, before = dict(zip(files.paths, files.counts)), len(lost)
-    for path in dict.fromkeys(path for path, _, _ in spans):
-        if path in lost:
-            continue
-        try:
-            gaps, fault = unreadable(path, counts[path], form)
-        except OSError as failure:
-            raise UserError(f"{path}: cannot be read ({failure})") from None
-        if not gaps:
-            continue
-        fault = f"{path}: record {gaps[0].start:,} {fault}"
+    suspects = {path: counts[path] for path, _, _ in spans if path not in lost}
+    for path, numbers, fault in faults.find(suspects, form):
+        fault = f"{path}: record {numbers[0].start:,} {fault}"
         if files.on_corrupt == "stop":
             raise UserError(f"{fault}; copy or prepare the file again, or set config.data.on_corrupt=skip")
-        lost[path] = gaps
-        print(f"{fault}; skipping {sum(map(len, gaps)):,} of its {counts[path]:,} records", flush=True)
-    if len(lost) == before:
-        raise UserError(f"a record cannot be read: {error.message.splitlines()[0][:300]}") from None
+        lost[path] = numbers
+        print(f"{fault}; skipping {sum(map(len, numbers)):,} of its {counts[path]:,} records", flush=True)
+    if sum(len(run) for numbers in lost.values() for run in numbers) == files.total:
+        raise UserError("none of the records can be read; copy or prepare them again")
+    return len(lost) > before
 
 
-def _masked(step, batch, *, places, seed: list[int], rules: Rules):
+def _masked(step, batch, *, stream: Stream, rules: Rules):
     """Masks a batch inside tf.data, so that it overlaps with the training step."""
     from bertjax.data.tf import tf
 
     def mask(step, ids, inside):
-        draws = _draws(places(int(step))[: len(ids)], seed, ids.shape[1], rules)
+        draws = _draws(stream.places(int(step))[: len(ids)], stream.block, stream.seed, ids.shape[1], rules)
         masked, positions, labels, counts = mask_tokens(ids, inside.sum(1), draws, rules)
         used = np.arange(rules.max_predictions_per_seq) < counts[:, None]
         return masked, positions, labels, used.astype(np.float32)
@@ -325,8 +316,9 @@ def _masked(step, batch, *, places, seed: list[int], rules: Rules):
     return {**batch, **dict(zip(names, found))}
 
 
-def _draws(places: np.ndarray, seed: list[int], length: int, rules: Rules) -> Draws:
-    """The random numbers of rows, each a function of its place alone."""
-    blocks, index = np.unique(places // DRAWS, return_inverse=True)
-    drawn = [draw(np.random.default_rng([*seed, block]), DRAWS, length, rules) for block in blocks]
-    return Draws(*map(np.concatenate, zip(*drawn))).of_rows(index * DRAWS + places % DRAWS)
+def _draws(places: np.ndarray, block: int, seed: list[int], length: int, rules: Rules) -> Draws:
+    """The random numbers of rows at ascending places: each a function of its place, drawn in blocks of `block` rows."""
+    first, last = places[0] // block, places[-1] // block
+    drawn = [draw(np.random.default_rng([*seed, number]), block, length, rules) for number in range(first, last + 1)]
+    draws = drawn[0] if len(drawn) == 1 else Draws(*map(np.concatenate, zip(*drawn)))
+    return draws if len(places) == len(draws.order) else draws.of_rows(places - first * block)

@@ -1,5 +1,6 @@
 """The batch of a step: a function of (seed, step, records), the same for any number of hosts."""
 
+import dataclasses
 import itertools
 from typing import NamedTuple
 
@@ -383,15 +384,29 @@ def test_a_file_that_disappears_is_named(tmp_path):
     [("ids", 1000, "input_ids"), ("labels", 1500, "masked_lm_ids"), ("positions", 16, "masked_lm_positions"),
      ("label", 2, "next_sentence_labels")],
 )  # fmt: skip
-def test_values_that_no_record_has_are_named(tmp_path, field, value, name):
+def test_values_that_no_record_has_are_named(tmp_path, monkeypatch, field, value, name):
+    monkeypatch.setattr(pipeline, "SHUFFLE_WINDOW", 7)
     rows = random_rows(120)
     rows[field][77] = value
-    files = write_set(tmp_path / "records", rows, on_corrupt="skip")
-    message = rf"1.tfrecord: record 37: {name} has {value}, which is not from 0 to"
+    files = write_set(tmp_path / "records", rows)
+    message = rf"1.tfrecord: record 37 has {value} in {name}, which must be from 0 to"
     with pytest.raises(UserError, match=message):
         batches_of(files, 15)
-    with pytest.raises(UserError, match=message):  # on one of two hosts
-        for host in range(2):
-            batches_of(files, 15, start=4, rows=np.arange(host, 8, 2))
     with pytest.raises(UserError, match=message):
         list(pipeline.heldout_batches(files, LENGTH, PREDICTIONS, batch_size=16, max_sequences=120))
+
+
+def test_values_that_no_record_has_are_named_before_they_are_masked(tmp_path):
+    rows = random_rows(120, is_masked=False)
+    rows["ids"][77] = 1200
+    files = write_set(tmp_path / "records", rows)
+    rules = RULES._replace(continues_word=np.zeros(1000, bool))
+    with pytest.raises(UserError, match="1.tfrecord: record 37 has 1200 in input_ids"):
+        batches_of(files, 15, rules=rules)
+
+
+def test_if_no_record_can_be_read_skipping_them_is_refused(tmp_path):
+    files = write_set(tmp_path / "records", random_rows(120), on_corrupt="skip")
+    files = dataclasses.replace(files, layout="compact")
+    with pytest.raises(UserError, match="none of the records can be read"):
+        batches_of(files, 1)
