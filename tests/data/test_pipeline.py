@@ -401,7 +401,7 @@ def test_values_that_no_record_has_are_named_before_they_are_masked(tmp_path):
     rows["ids"][77] = 1200
     files = write_set(tmp_path / "records", rows)
     rules = RULES._replace(continues_word=np.zeros(1000, bool))
-    with pytest.raises(UserError, match="1.tfrecord: record 37 has 1200 in input_ids"):
+    with pytest.raises(UserError, match=r"1\.tfrecord: record 37 has 1200 in input_ids"):
         batches_of(files, 15, rules=rules)
 
 
