@@ -233,6 +233,8 @@ def mixture_of(config: ml_collections.ConfigDict) -> dict[str, float]:
             has = ", ".join(weights)
             raise UserError(f"config.data.mixture = {text!r}: {source!r} is not in data.corpus, which has {has}")
         weights[source] = value
+    if weights and not any(weights.values()):
+        raise UserError(f"config.data.mixture = {text!r}: one weight at least must be above 0")
     return weights
 
 

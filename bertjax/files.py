@@ -21,7 +21,8 @@ def replacing(path: epath.PathLike) -> Iterator[epath.Path]:
         yield partial
         partial.replace(path)
     except BaseException as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
         raise

@@ -1,10 +1,10 @@
 """Converts a corpus to TFRecords: python -m bertjax.prepare --config=base --output=DIR --workers=8
 
-Writes the pre-masked records of every stage of the config in Google BERT's format, the tokenizer, and manifest.json.
-The same config gives the same bytes for any number of workers. A run that was killed goes on where it was when it is
-started again. Train on them with --config.data.records=DIR.
+Writes the records of every stage of the config, the tokenizer, and manifest.json. The same config gives the same bytes
+for any number of workers. A run that was killed goes on where it was when it is started again. Train on them with
+--config.data.records=DIR.
 
-On a cluster, with Apache Beam's own flags after --:
+On a cluster (which has --workers of its own, and starts anew), with Apache Beam's flags after --:
 python -m bertjax.prepare --config=base --output=gs://... --runner=DataflowRunner -- --project=... --region=...
 """
 
@@ -25,8 +25,9 @@ def main(arguments: list[str]) -> None:
     from bertjax.data.preparation import prepare
     from bertjax.validation import validate_pretraining
 
-    if arguments and not (_RUNNER.value and all(argument.startswith("--") for argument in arguments)):
-        raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
+    for argument in arguments:
+        if not (_RUNNER.value and argument.startswith("--")):
+            raise UserError(f"unexpected argument {argument!r}; settings are given as --name=value")
     validate_pretraining(_CONFIG.value)
     beam_options = [f"--runner={_RUNNER.value}", *arguments] if _RUNNER.value else None
     prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value, beam_options)

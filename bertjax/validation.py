@@ -82,7 +82,7 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
         not with_data or bool(config.data.records) or bool(corpus_sources(config)),
         "data.corpus",
         config.data.corpus,
-        "say where the text is (files, a folder, a glob, gs://..., tfds:NAME, pydoc) or set data.records",
+        "say where the text is (files, a folder, a glob, gs://..., hf:NAME, tfds:NAME, pydoc) or set data.records",
     )
 
 

@@ -27,7 +27,7 @@ from bertjax.data import blocks, cleaning, shards, vocabulary
 from bertjax.data.blocks import Block
 from bertjax.data.cleaning import Repeats
 from bertjax.data.corpus import Group, check_not_empty
-from bertjax.data.job import UNFINISHED, Job
+from bertjax.data.job import Job
 from bertjax.data.runs import ROWS, divide, merge
 from bertjax.data.selection import Selection
 from bertjax.data.sequences import row_type
@@ -57,19 +57,16 @@ def pipeline(options: Sequence[str]) -> Iterator:
 # What is left out.
 
 
-def with_repeats(selection: Selection, groups: list[Group], output: epath.Path, options: Sequence[str]) -> Selection:
-    """As `selection.with_repeats`."""
-    rules = selection.data["cleaning"]
+def find_repeats(selection: Selection, groups: list[Group], work: epath.Path, options: Sequence[str]) -> str | None:
+    """As `selection.with_repeats`; returns the path of what repeats, None if the corpus is not cleaned of it."""
+    rules, path = selection.data["cleaning"], work / "repeats.npz"
     if not cleaning.looks_for_repeats(rules):
-        return selection
-    path = output / UNFINISHED / "repeats.npz"
+        return None
 
-    def write(ranges: Iterable[tuple[int, Repeats]]) -> None:
+    def write(ranges: Iterable[Repeats]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            np.savez(
-                file, **cleaning.joined([found for _, found in sorted(ranges, key=lambda each: each[0])])._asdict()
-            )
+            np.savez(file, **cleaning.joined(ranges)._asdict())
 
     with pipeline(options) as made:
         (
@@ -82,8 +79,7 @@ def with_repeats(selection: Selection, groups: list[Group], output: epath.Path, 
             | beam.combiners.ToList()
             | "write" >> beam.Map(write)
         )
-    with path.open("rb") as file, np.load(file) as arrays:
-        return dataclasses.replace(selection, repeats=Repeats(**arrays))
+    return str(path)
 
 
 def _hashes(group: Group, selection: Selection):
@@ -96,28 +92,30 @@ def _hashes(group: Group, selection: Selection):
                 yield index, (kind, keys[order][place], rows[order][place])
 
 
-def _repeats_of(hashes, rules) -> tuple[int, Repeats]:
-    index, parts = hashes
-    parts = [(kind, (keys, rows)) for kind, keys, rows in parts]
+def _repeats_of(hashes, rules) -> Repeats:
+    parts = [(kind, (keys, rows)) for kind, keys, rows in hashes[1]]
 
     def of_kind(kind):
         return merge((part for name, part in parts if name == kind), np.dtype(np.int64))
 
-    return index, cleaning.repeats_among(of_kind, rules)
+    return cleaning.repeats_among(of_kind, rules)
 
 
 # The vocabulary.
 
 
-def learn_tokenizer(config, groups: list[Group], selection: Selection, output: epath.Path, options: Sequence[str]):
-    """As `vocabulary.learn_tokenizer`."""
-    words = output / UNFINISHED / "words"
+def learn_tokenizer(
+    config, groups: list[Group], selection: Selection, repeats: str | None, work: epath.Path, options: Sequence[str]
+):
+    """As `vocabulary.learn_tokenizer`; another one if there are too many words to keep the counts of all."""
+    words = work / "words"
+    work.mkdir(parents=True, exist_ok=True)
     with pipeline(options) as made:
         (
             made
             | beam.Create(groups)
             | "spread groups" >> beam.Reshuffle()
-            | "read" >> beam.ParDo(_Read(selection))
+            | "read" >> beam.ParDo(_Read(selection, repeats))
             | "training" >> beam.Filter(lambda block: block.split == "train")
             | "spread blocks" >> beam.Reshuffle()
             | "count" >> beam.FlatMap(_count, vocabulary.words_of(config))
@@ -131,6 +129,8 @@ def learn_tokenizer(config, groups: list[Group], selection: Selection, output: e
             lines = map(json.loads, file)
             while some := dict(itertools.islice(lines, COUNTED_TOGETHER)):
                 counts.add(some)
+    if counts.threshold > 1:
+        print("this vocabulary is not that of a local run; for the same records learn it first with bertjax.vocabulary")
     return vocabulary.learn_from(config, counts)
 
 
@@ -141,9 +141,9 @@ def _count(block: Block, how: vocabulary.Words):
 # The records.
 
 
-def write_all(job: Job, groups: list[Group], selection: Selection, options: Sequence[str]):
+def write_all(job: Job, groups: list[Group], selection: Selection, repeats: str | None, options: Sequence[str]):
     """Writes all shards. Returns the statistics, the counts of `Selection.read`, and what each shard contains."""
-    result = epath.Path(job.output) / UNFINISHED / "result.json"
+    result = epath.Path(job.work) / "result.json"
 
     def write_result(_, statistics, counts, written) -> None:
         write_whole(result, json.dumps([list(statistics.items()), counts, written]))
@@ -153,7 +153,7 @@ def write_all(job: Job, groups: list[Group], selection: Selection, options: Sequ
             made
             | beam.Create(groups)
             | "spread groups" >> beam.Reshuffle()
-            | "read" >> beam.ParDo(_Read(selection)).with_outputs("counts", main="blocks")
+            | "read" >> beam.ParDo(_Read(selection, repeats)).with_outputs("counts", main="blocks")
         )
         sequences = (
             read.blocks
@@ -194,8 +194,13 @@ if beam is not None:
     class _Read(beam.DoFn):
         """Group -> blocks; "counts": what `Selection.read` counts."""
 
-        def __init__(self, selection: Selection):
-            self.selection = selection
+        def __init__(self, selection: Selection, repeats: str | None):
+            self.selection, self.repeats = selection, repeats
+
+        def setup(self):
+            if self.repeats:
+                with epath.Path(self.repeats).open("rb") as file, np.load(file) as arrays:
+                    self.selection = dataclasses.replace(self.selection, repeats=Repeats(**arrays))
 
         def process(self, group: Group):
             counts = collections.Counter()

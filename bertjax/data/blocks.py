@@ -1,6 +1,7 @@
 """The first pass of a preparation: documents -> blocks -> masked sequences on disk, in random order."""
 
 import collections
+import functools
 import glob
 import json
 import os
@@ -11,7 +12,7 @@ import numpy as np
 
 from bertjax.data.corpus import Group, check_not_empty
 from bertjax.data.instances import as_tokens
-from bertjax.data.job import Job, Stage, tokenizer_of
+from bertjax.data.job import Job, tokenizer_of
 from bertjax.data.runs import write_run
 from bertjax.data.selection import SPLITS, Selected, Selection
 from bertjax.data.sequences import make_rows, row_type
@@ -81,9 +82,10 @@ def read_blocks(groups: Iterable[Group], selection: Selection, counts: collectio
     check_not_empty({source: counts["read", source] for source in selection.weights})
 
 
-def spilled_paths(job: Job, split: str, stage: Stage) -> list[str]:
+@functools.lru_cache(maxsize=1)  # of a large corpus there are 100,000
+def spilled_paths(work: str, split: str, length: int) -> list[str]:
     """Returns what was spilled for a set of records, in the order of the corpus."""
-    return sorted(glob.glob(os.path.join(glob.escape(job.work), f"{split}-*.{stage.length}")))
+    return sorted(glob.glob(os.path.join(glob.escape(work), f"{split}-*.{length}")))
 
 
 def spill(block: Block, job: Job) -> Spilled:

@@ -41,12 +41,17 @@ NONE = Repeats(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint
 
 CHANGES = {  # that are counted
     "normalized_lines": "lines normalized to NFC",
-    "short_documents": "documents left out, of fewer words than data.cleaning.min_words",
+    "short_documents": "documents left out, of no words, or of fewer than data.cleaning.min_words",
     "documents_of_symbols": "documents left out, with a larger share of symbols than data.cleaning.max_symbols",
     "duplicate_documents": "documents left out, with the text of an earlier one",
     "near_duplicates": "documents left out, which resemble an earlier one",
     "repeated_lines": "lines left out, which more than data.cleaning.max_line_documents documents have",
 }
+
+
+def describe(counts: Mapping) -> str:
+    """What was left out, for a message about what is missing."""
+    return "".join(f"; {counts[what]:,} {text}" for what, text in CHANGES.items() if counts[what])
 
 
 def text_hash(text: str, salt: bytes = b"") -> int:
@@ -59,8 +64,7 @@ def cleaned(document: Document, rules: Mapping, counts: Counter) -> Document | N
         lines = [unicodedata.normalize("NFC", line) for line in document.lines]
         counts["normalized_lines"] += sum(map(str.__ne__, lines, document.lines))
         document = dataclasses.replace(document, lines=lines)
-    if rules["min_words"] and sum(len(line.split()) for line in document.lines) < rules["min_words"]:
-        counts["short_documents"] += 1
+    if rules["min_words"] and not _long_enough(document, rules, counts):
         return None
     if rules["max_symbols"] < 1 and _symbols(document.lines) > rules["max_symbols"]:
         counts["documents_of_symbols"] += 1
@@ -77,7 +81,9 @@ def _symbols(lines: Sequence[str]) -> float:
     return symbols / max(1, characters.total())
 
 
-def without_repeats(document: Document, position: int, repeats: Repeats, counts: Counter) -> Document | None:
+def without_repeats(
+    document: Document, position: int, repeats: Repeats, rules: Mapping, counts: Counter
+) -> Document | None:
     """Leaves out a document that is not to be used, and the lines that too many documents have.
 
     `position` is that of the document in the corpus; `counts` is increased by what is left out.
@@ -91,8 +97,15 @@ def without_repeats(document: Document, position: int, repeats: Repeats, counts:
         if repeated.any():
             counts["repeated_lines"] += int(repeated.sum())
             lines = [line for line, leave_out in zip(document.lines, repeated) if not leave_out]
-            return dataclasses.replace(document, lines=lines) if lines else None
+            return _long_enough(dataclasses.replace(document, lines=lines), rules, counts)
     return document
+
+
+def _long_enough(document: Document, rules: Mapping, counts: Counter) -> Document | None:
+    if sum(len(line.split()) for line in document.lines) >= max(1, rules["min_words"]):
+        return document
+    counts["short_documents"] += 1
+    return None
 
 
 def _is_in(ascending: np.ndarray, values):

@@ -18,7 +18,7 @@ HF_ROWS = 256  # that are read at a time
 
 
 class Portion(NamedTuple):
-    """A part of the corpus that one process reads from start to end."""
+    """A part of one source of the corpus, which is read from start to end."""
 
     source: str  # as in data.corpus
     number: int  # over all sources, from 0
@@ -26,6 +26,11 @@ class Portion(NamedTuple):
     identity: str  # changes if the text may have changed
     bytes: int  # of the files as stored; of a data set as it says; 0 if unknown
     stamps: bytes = b""  # `STAMP_BYTES` a file: a hash of its size and modified time
+
+    @property
+    def weight(self) -> int:
+        """How many bytes reading it is like."""
+        return max(self.bytes, FILE_BYTES * len(self.files))
 
 
 def portions(sources: Sequence[str]) -> list[Portion]:
@@ -103,14 +108,19 @@ class Group(NamedTuple):
 
 
 def groups(sources: Sequence[str]) -> list[Group]:
-    """Returns the corpus as groups of portions: of at least `PORTION_BYTES`, unless the corpus is smaller."""
+    """Returns the corpus as groups of portions: of at least `PORTION_BYTES`, unless the corpus is smaller.
+
+    Raises `UserError` if there are no sources, or if one is missing.
+    """
+    if not sources:
+        raise UserError("config.data.corpus = None: say where the text is (files, a folder, a glob, hf:NAME, ...)")
     collected, size = [[]], 0
     for portion in portions(sources):
         if size >= PORTION_BYTES:
             collected.append([])
             size = 0
         collected[-1].append(portion)
-        size += portion.bytes
+        size += portion.weight
     if len(collected) > 1 and size < PORTION_BYTES:  # too short for blocks of its own
         collected[-2:] = [collected[-2] + collected[-1]]
     return [Group(number, tuple(portions)) for number, portions in enumerate(collected)]
@@ -242,7 +252,9 @@ def _hf_identity(source: str, builder) -> tuple[str, int]:
 def _read_hf(source: str, builder, text_column: str) -> Iterator[Document]:
     """Streams a column of a split, in the order of its files."""
     hub = _hub_source(source)
-    column, setting = (hub.column, "COLUMN") if hub.column else (text_column, "config.data.text_column")
+    column, setting = (
+        (hub.column, "config.data.corpus: COLUMN") if hub.column else (text_column, "config.data.text_column")
+    )
     number = 0
     try:
         dataset = builder.as_streaming_dataset(split=hub.split)

@@ -16,12 +16,13 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import tqdm
 from etils import epath
 
-from bertjax.config import UserError, corpus_sources, pretraining_config, stages_of
+from bertjax.config import UserError, corpus_sources, mixture_of, pretraining_config, stages_of
 from bertjax.data import blocks, cleaning, corpus, records, shards, vocabulary
 from bertjax.data.corpus import Group
 from bertjax.data.job import UNFINISHED, Job, Stage
@@ -39,7 +40,6 @@ RECIPE_FIELDS = (
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
 STATISTICS = ("characters", "documents", "sentences", "tokens")  # of each split, in the manifest
 VERSION = 1  # of the records: increased by a change after which the same config gives others
-JOB = "job"  # in the folder `UNFINISHED`: the identity of what is being prepared
 
 
 def recipe_of(config) -> dict:
@@ -54,7 +54,7 @@ def check_recipe(config, manifest: dict, folder: epath.PathLike) -> None:
     """Raises `UserError` if the records were prepared with another recipe; names the flags that match them."""
     recipe = recipe_of(config)
     if not recipe["corpus"]:  # the config does not set it
-        del recipe["corpus"]
+        del recipe["corpus"], recipe["mixture"]
     prepared = {**recipe_of(pretraining_config()), **manifest["recipe"]}  # older manifests do not have all fields
     if wrong := {name: prepared.get(name) for name, value in recipe.items() if prepared.get(name) != value}:
         name, made_with = next(iter(wrong.items()))
@@ -81,53 +81,87 @@ def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequ
     """
     if workers < 1:
         raise UserError(f"--workers={workers}: must be at least 1")
-    output = epath.Path(output)
-    refuse_finished(output)
+    output = folder_for(output)
     began = time.time()
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
     given = vocabulary.load_tokenizer(config) if config.tokenizer.path else None
     if beam_options is None:
-        job, *contents = prepare_here(config, output, groups, selection, given, workers)
+        prepared = prepare_here(config, output, groups, selection, given, workers)
     else:
-        job, *contents = prepare_on_beam(config, output, groups, selection, given, beam_options)
-    manifest = manifest_of(config, job, *contents)
+        prepared = prepare_on_beam(config, output, groups, selection, given, beam_options)
+    manifest = manifest_of(config, prepared)
+    shards.delete_others(output, manifest["sets"])
     records.write_manifest(output, manifest)
-    epath.Path(job.work).rmtree()
+    epath.Path(prepared.job.work).parent.rmtree()
     report(manifest, time.time() - began)
     return manifest
 
 
-def prepare_here(config, output: epath.Path, groups: list[Group], selection, given: Tokenizer | None, workers: int):
-    """Prepares the records in processes of this machine; returns what `manifest_of` takes."""
+def folder_for(output: epath.PathLike) -> epath.Path:
+    """Raises `UserError` if records cannot be written there."""
+    if not str(output):
+        raise UserError("--output: name a folder")
+    try:
+        output = epath.Path(output)
+    except KeyError as error:
+        raise UserError(
+            f"--output={output}: storage {error} is not supported; use a folder, gs://... or s3://..."
+        ) from None
+    if (output / records.MANIFEST).exists():
+        raise UserError(f"{output} already contains finished records; delete the folder, or choose another")
+    return output
+
+
+class Prepared(NamedTuple):
+    """What a preparation has done.
+
+    Attributes:
+      totals: statistics of the documents, by split.
+      counts: as in `Selection.read`.
+      written: the entry of each shard in the manifest.
+    """
+
+    job: Job
+    totals: Mapping[str, int]
+    counts: Mapping
+    written: Mapping[shards.Shard, dict]
+
+
+def prepare_here(
+    config, output: epath.Path, groups: list[Group], selection: Selection, given: Tokenizer | None, workers: int
+) -> Prepared:
+    """Prepares the records in processes of this machine."""
     work, ahead = unfinished(output, identity_of(config, given, groups)), 2 * workers
     with worker_pool(workers) as pool:
         selection = with_repeats(selection, groups, work, pool, ahead)
-        used = given or learnt_tokenizer(config, groups, selection, output, work, pool, ahead)
+        used = given or learnt_tokenizer(config, groups, selection, work, pool, ahead)
         used.save(output)
         job = job_of(config, used, output, work)
         totals, counts, rows = spill_all(job, groups, selection, pool, ahead)
-        check_documents(config, totals)
-        written = write_all(job, rows, pool, ahead)
-    return job, totals, counts, shards.sets_of(written, job)
+        check_contents(config, totals, counts, rows)
+        return Prepared(job, totals, counts, write_all(job, rows, pool, ahead))
 
 
-def prepare_on_beam(config, output: epath.Path, groups: list[Group], selection, given, options: Sequence[str]):
-    """Prepares the records with Apache Beam; returns what `manifest_of` takes."""
+def prepare_on_beam(
+    config, output: epath.Path, groups: list[Group], selection: Selection, given: Tokenizer | None, options
+) -> Prepared:
+    """Prepares the records with Apache Beam."""
     from bertjax.data import beam  # its import takes seconds
 
-    selection = beam.with_repeats(selection, groups, output, options)
-    used = given or beam.learn_tokenizer(config, groups, selection, output, options)
+    work = output / UNFINISHED / "beam"
+    if work.exists():
+        work.rmtree()
+    repeats = beam.find_repeats(selection, groups, work, options)
+    used = given or beam.learn_tokenizer(config, groups, selection, repeats, work, options)
     used.save(output)
-    job = job_of(config, used, output, work=str(output / UNFINISHED))
-    totals, counts, written = beam.write_all(job, groups, selection, options)
-    check_documents(config, totals)
-    return job, totals, counts, shards.sets_of(written, job)
-
-
-def refuse_finished(output: epath.Path) -> None:
-    if (output / records.MANIFEST).exists():
-        raise UserError(f"{output} already contains finished records; delete the folder, or choose another")
+    job = job_of(config, used, output, str(work))
+    totals, counts, written = beam.write_all(job, groups, selection, repeats, options)
+    rows = collections.Counter()
+    for shard, entry in written.items():
+        rows[shard.split, shard.stage] += entry["records"]
+    check_contents(config, totals, counts, rows)
+    return Prepared(job, totals, counts, written)
 
 
 def identity_of(config, given: Tokenizer | None, groups: list[Group]) -> str:
@@ -135,7 +169,7 @@ def identity_of(config, given: Tokenizer | None, groups: list[Group]) -> str:
     content = [VERSION, recipe_of(config), config.data.layout, [list(stage) for stage in stages(config)]]
     content += [given.fingerprint if given else [config.tokenizer.to_dict(), config.model.vocab_size]]
     content += [group.identity for group in groups]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def stages(config) -> tuple[Stage, ...]:
@@ -145,33 +179,30 @@ def stages(config) -> tuple[Stage, ...]:
 def unfinished(output: epath.Path, identity: str) -> str:
     """Returns the local folder of what is kept between the passes: in the output, or in TMPDIR if that is remote.
 
-    Keeps there what a killed run of the same identity has finished, and deletes what another has left.
+    Keeps there what a killed run of the same identity has finished, and deletes what others have left.
     """
     if "://" not in str(output):
-        work = output / UNFINISHED
+        folder = output / UNFINISHED
     else:
         name = hashlib.sha256(str(output).encode()).hexdigest()[:16]
-        work = epath.Path(tempfile.gettempdir()) / f"bertjax-{name}"
-    if (work / JOB).exists() and (work / JOB).read_text() == identity:
+        folder = epath.Path(tempfile.gettempdir()) / f"bertjax-{name}"
+    work = folder / identity
+    if work.exists():
         print(f"going on with the unfinished preparation in {output}", flush=True)
-    else:
-        if work.exists():
-            shards.delete_finished(str(work), output)
-            work.rmtree()
-        write_whole(work / JOB, identity)
+    elif folder.exists():
+        folder.rmtree()
+    work.mkdir(parents=True, exist_ok=True)
     return str(work)
 
 
-def learnt_tokenizer(
-    config, groups, selection: Selection, output: epath.Path, work: str, pool, ahead: int
-) -> Tokenizer:
-    """Learns the tokenizer, or loads the one that a killed run has learnt."""
-    done, kind = epath.Path(work) / "learnt", tokenizer.KINDS[config.tokenizer.kind]
-    if done.exists():
-        return tokenizer.load(kind.kind, output / kind.filename, config.tokenizer.lowercase)
+def learnt_tokenizer(config, groups: list[Group], selection: Selection, work: str, pool, ahead: int) -> Tokenizer:
+    """Learns the tokenizer and keeps it, or loads the one that a killed run has learnt."""
+    kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
+    kept = epath.Path(work) / tokenizer.KINDS[kind].filename
+    if kept.exists():
+        return tokenizer.load(kind, kept, lowercase)
     learnt = vocabulary.learn_tokenizer(config, groups, selection, pool, ahead)
-    learnt.save(output)
-    write_whole(done, learnt.fingerprint)
+    learnt.save(work)
     return learnt
 
 
@@ -205,10 +236,7 @@ def spill_all(job: Job, groups: list[Group], selection: Selection, pool, ahead: 
 def write_all(job: Job, rows: dict[tuple[str, Stage], int], pool, ahead: int) -> dict:
     """Writes all shards; returns what each contains."""
     for stage in job.stages:
-        folder = epath.Path(job.output) / records.set_folder(stage.length)
-        folder.mkdir(exist_ok=True)
-        for partial in folder.glob("*.partial"):  # of a killed run
-            partial.unlink(missing_ok=True)
+        (epath.Path(job.output) / records.set_folder(stage.length)).mkdir(exist_ok=True)
     wanted = shards.shards_of(job, rows)
     function = functools.partial(shards.write, job=job)
     with tqdm.tqdm(desc="writing shards", total=len(wanted), disable=None, leave=False) as bar:
@@ -219,7 +247,8 @@ def write_all(job: Job, rows: dict[tuple[str, Stage], int], pool, ahead: int) ->
     return written
 
 
-def manifest_of(config, job: Job, totals: dict, counts: dict, sets: dict) -> dict:
+def manifest_of(config, prepared: Prepared) -> dict:
+    job, totals, counts, written = prepared
     return {
         "recipe": recipe_of(config),
         "layout": config.data.layout,
@@ -231,10 +260,11 @@ def manifest_of(config, job: Job, totals: dict, counts: dict, sets: dict) -> dic
         "corpus": {f"{split}_{what}": totals[f"{split}_{what}"] for split in SPLITS for what in STATISTICS},
         "sources": {
             source: {what: counts[what, source] for what in ("documents", "characters")}
-            for source in corpus_sources(config)
+            for source, weight in mixture_of(config).items()
+            if weight
         },
         "cleaning": {what: counts[what] for what in cleaning.CHANGES if counts[what]},
-        "sets": sets,
+        "sets": shards.sets_of(written, job),
     }
 
 
@@ -257,17 +287,17 @@ def report(manifest: dict, seconds: float) -> None:
         print(f"{share:.1%} of the text is from {name}: {source['documents']:,} documents, copies counted")
 
 
-def check_documents(config, totals: dict) -> None:
-    """Raises `UserError` if there are too few documents to train or to evaluate on."""
+def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple[str, Stage], int]) -> None:
+    """Raises `UserError` if there is too little text to train or to evaluate on."""
     train, heldout = totals["train_documents"], totals["heldout_documents"]
-    least = 2 if config.data.next_sentence == "pairs" else 1
-    needs = "next-sentence prediction needs at least two" if least == 2 else "at least one is needed"
-    if train < least:
+    is_pairs = config.data.next_sentence == "pairs"
+    needs = "next-sentence prediction needs at least two" if is_pairs else "at least one is needed"
+    if not all(rows["train", stage] for stage in stages(config)):
         raise UserError(
             f"data.corpus: {', '.join(corpus_sources(config))} gives {train} document{'s' * (train != 1)} for "
-            f"training; {needs} (a blank line ends a document)"
+            f"training; {needs} (a blank line ends a document){cleaning.describe(counts)}"
         )
-    if config.data.heldout_fraction and heldout < least:
+    if config.data.heldout_fraction and not all(rows["heldout", stage] for stage in stages(config)):
         raise UserError(
             f"config.data.heldout_fraction = {config.data.heldout_fraction}: of {train + heldout} documents it holds "
             f"out {heldout}, but {needs}; increase it, or set it to 0"

@@ -42,17 +42,18 @@ class Selection:
     repeats: Repeats = cleaning.NONE
 
     def read(self, group: corpus.Group, counts: collections.Counter) -> Iterator[Selected]:
-        """Yields the selected documents of a group.
+        """Yields the selected documents of a group, each of which is used at least once.
 
         Increases `counts` by what cleaning changed, by the "bytes" that were read, as stored, and by the documents and
         characters of each source, each as often as it is used.
         """
         for position, source, document in self.clean(group, counts):
-            if document := cleaning.without_repeats(document, position, self.repeats, counts):
+            if document := cleaning.without_repeats(document, position, self.repeats, self.data["cleaning"], counts):
                 selected = self._select(document, self.weights[source])
                 counts["documents", source] += selected.copies
                 counts["characters", source] += selected.copies * sum(map(len, document.lines))
-                yield selected
+                if selected.copies:
+                    yield selected
 
     def clean(self, group: corpus.Group, counts: collections.Counter) -> Iterator[tuple[int, str, Document]]:
         """Yields position, source and text of the documents that are used as far as can be said of them alone."""
@@ -96,7 +97,8 @@ def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, po
         return selection
     done, folder = os.path.join(work, "repeats.npz"), os.path.join(work, "hashes")
     if not os.path.exists(done):
-        os.makedirs(folder, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # of a killed run
+        os.makedirs(folder)
         counts = collections.Counter()
         documents = ((position, d) for group in groups for position, _, d in selection.clean(group, counts))
         write, size = functools.partial(cleaning.write_hashes, folder=folder, rules=rules), 0

@@ -1,8 +1,8 @@
 """The second pass of a preparation: the sequences of a shard from all blocks -> a file of records."""
 
-import glob
 import json
 import os
+import re
 from typing import NamedTuple
 
 from etils import epath
@@ -20,7 +20,7 @@ SHARD_BYTES = 32 << 20  # of rows in memory, at most; some 90 MB as records
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
 
 
-DONE = ".json"  # follows the name of a shard that is finished
+SHARD_NAME = re.compile(r"(train|heldout)-\d{5}-of-\d{5}\.tfrecord(\.\w+\.partial)?$")
 
 
 class Shard(NamedTuple):
@@ -52,11 +52,14 @@ def shards_of(job: Job, rows: dict[tuple[str, Stage], int]) -> list[Shard]:
 
 def write(shard: Shard, job: Job) -> dict[str, int]:
     """Writes a shard of what was spilled, unless an earlier run of the same job has done so; returns its entry."""
-    done = os.path.join(job.work, shard.path.replace("/", "-") + DONE)
+    done = os.path.join(job.work, f"{shard.path.replace('/', '-')}.json")
     if os.path.exists(done):
         with open(done) as file:
-            return json.load(file)
-    paths = spilled_paths(job, shard.split, shard.stage)
+            entry = json.load(file)
+        path = epath.Path(job.output) / shard.path
+        if path.exists() and path.stat().length == entry["bytes"]:
+            return entry
+    paths = spilled_paths(job.work, shard.split, shard.stage.length)
     _, rows = gather(paths, row_type(shard.stage, job), shard.index, shard.count)
     written = write_rows(shard, job, rows)
     write_whole(done, json.dumps(written))
@@ -79,7 +82,10 @@ def sets_of(written: dict[Shard, dict], job: Job) -> dict:
     return sets
 
 
-def delete_finished(work: str, output: epath.Path) -> None:
-    """Deletes the shards that a killed run of another job has finished."""
-    for done in glob.glob(os.path.join(glob.escape(work), f"length*{DONE}")):
-        (output / os.path.basename(done).removesuffix(DONE).replace("-", "/", 1)).unlink(missing_ok=True)
+def delete_others(output: epath.Path, sets: dict) -> None:
+    """Deletes the shards, whole or partial, that other runs have left and `sets` does not name."""
+    named = {name for found in sets.values() for split in SPLITS for name in found[split]}
+    for folder in output.glob(f"{records.set_folder('*')}"):
+        for path in folder.iterdir():
+            if SHARD_NAME.match(path.name) and f"{folder.name}/{path.name}" not in named:
+                path.unlink(missing_ok=True)

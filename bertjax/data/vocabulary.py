@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data import corpus
+from bertjax.data import cleaning, corpus
 from bertjax.data.blocks import Block, read_blocks
 from bertjax.data.corpus import Group
 from bertjax.data.progress import progress
@@ -91,6 +91,8 @@ def count_corpus(how: Words, groups: Iterable[Group], selection: Selection, pool
         for words in in_order(pool, functools.partial(count_block, how=how), train, ahead):
             counts.add(words)
             bar.update(read["bytes"] - bar.n)
+    if not counts.words:
+        raise UserError(f"data.corpus: there are no words to learn a vocabulary from{cleaning.describe(read)}")
     return counts
 
 

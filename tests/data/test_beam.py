@@ -27,6 +27,11 @@ def config(tmp_path, monkeypatch):
 def test_the_records_are_those_of_the_local_run(config, tmp_path, in_process):
     here = preparation.prepare(config, tmp_path / "here")
     assert here["cleaning"]["duplicate_documents"] == 40 and here["cleaning"]["repeated_lines"] > 0
+    left = tmp_path / "beam" / "unfinished" / "beam"  # by a pipeline that was stopped
+    left.mkdir(parents=True)
+    (left / "words-00000-of-00009").write_text('["nonsense", 1000000]\n')
+    (tmp_path / "beam" / "length32").mkdir()
+    (tmp_path / "beam" / "length32" / "train-00000-of-00016.tfrecord").write_bytes(b"another's")
     assert preparation.prepare(config, tmp_path / "beam", beam_options=[]) == here
     assert digest(tmp_path / "beam") == digest(tmp_path / "here")
 

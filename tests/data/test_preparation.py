@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, named_stages, stage
-from bertjax.data import blocks, corpus, preparation, records, shards
+from bertjax.data import blocks, corpus, preparation, records, selection, shards
 from bertjax.data.corpus import read_documents
 from bertjax.data.pipeline import heldout_batches
 from bertjax.data.selection import is_heldout, selection_of
+from bertjax.experiment import find_field
 from bertjax.text import tokenizer
 from bertjax.text.documents import Document
 from tests.conftest import make_corpus, preparing_in_process, tiny_config
@@ -202,6 +203,7 @@ def test_documents_are_read_as_they_are_needed(monkeypatch):
     "text, options, message",
     [
         ("Only one document.\nWith two lines.", {"heldout_fraction": 0.0}, "gives 1 document for training"),
+        (make_corpus(20), {"cleaning.min_words": 999}, r"training; .* 20 documents left out, of no words, or of fewer"),
         (make_corpus(20), {"heldout_fraction": 0.0001}, r"heldout_fraction = 0.0001: of 20 documents it holds out 0"),
         (make_corpus(20) + "\n" + "x" * 1_000_000, {}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
     ],
@@ -210,7 +212,8 @@ def test_corpora_that_cannot_serve(tmp_path, text, options, message):
     (tmp_path / "text.txt").write_text(text)
     (tmp_path / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, "the", "one"]))
     config = tiny_config(tmp_path / "text.txt")
-    config.data.update(options)
+    for name, value in options.items():
+        find_field(config, f"data.{name}").set(value)
     config.model.vocab_size = 7
     config.tokenizer.path = str(tmp_path / "vocab.txt")
     with pytest.raises(UserError, match=message):
@@ -227,12 +230,11 @@ def test_a_sentence_that_is_none_is_refused_before_a_vocabulary_is_learnt_from_i
 
 
 def test_what_a_killed_run_left_is_cleared_away(corpus_file, tmp_path, in_process):
-    left = tmp_path / "out" / "unfinished"
+    left = tmp_path / "out" / "unfinished" / "another"
     left.mkdir(parents=True)
-    (left / "job").write_text("of another corpus")
     (left / "train-00000-000000.json").write_text("{}")
     preparation.prepare(tiny_config(corpus_file), tmp_path / "out")
-    assert not left.exists()
+    assert not left.parent.exists()
 
 
 def many_blocks(monkeypatch, tmp_path, documents=300):
@@ -312,8 +314,50 @@ def test_sources_are_used_as_often_as_the_mixture_says(monkeypatch, tmp_path, in
     assert abs(sources[first]["documents"] - 500 * 3 * 0.5) < 4 * (500 * 0.25) ** 0.5
     config.data.mixture = f"{first}=0"
     manifest = preparation.prepare(config, tmp_path / "without")
-    assert manifest["sources"][first] == {"documents": 0, "characters": 0}
-    assert manifest["corpus"]["train_documents"] == 500
+    assert first not in manifest["sources"] and manifest["corpus"]["train_documents"] == 500
+
+
+def test_a_document_that_is_not_used_is_no_random_next_segment_either(tmp_path, in_process):
+    (tmp_path / "a.txt").write_text(make_corpus(100))
+    (tmp_path / "b.txt").write_text(make_corpus(100, seed=1).replace("The", "Zzz"))
+    config = tiny_config()
+    config.data.corpus = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    config.data.update(mixture=f"{tmp_path}/b.txt=0.0001", dupe_factor=1, heldout_fraction=0.0)
+    (tmp_path / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, "the", "zzz"]))
+    config.tokenizer.path, config.model.vocab_size = str(tmp_path / "vocab.txt"), 7
+    manifest = preparation.prepare(config, tmp_path / "out")
+    assert manifest["corpus"]["train_documents"] == manifest["sources"][str(tmp_path / "a.txt")]["documents"] == 100
+    batch = everything(tmp_path / "out", 64, 10, "train")
+    assert (batch["input_ids"] == 5).any() and not (batch["masked_lm_ids"] == 6).any()
+    preparation.check_recipe(tiny_config_of(records=tmp_path / "out", like=config), manifest, tmp_path / "out")
+
+
+def tiny_config_of(records, like):
+    """A config that trains on records, and does not know their corpus."""
+    config = tiny_config(records=records)
+    config.data.update(dupe_factor=like.data.dupe_factor, heldout_fraction=like.data.heldout_fraction)
+    return config
+
+
+def test_one_held_out_document_in_each_group_is_too_few(monkeypatch, tmp_path, in_process):
+    config = many_blocks(monkeypatch, tmp_path)
+    monkeypatch.setattr(selection, "is_heldout", lambda text, *_: text in heldout)
+    heldout = {(tmp_path / f"{seed}.txt").read_text().split("\n\n")[0] for seed in (1, 2)}
+    with pytest.raises(UserError, match=r"heldout_fraction = 0.15: of 300 documents it holds out 2, but next-sentence"):
+        preparation.prepare(config, tmp_path / "out")
+
+
+def test_a_finished_shard_that_is_lost_is_written_again(monkeypatch, tmp_path, in_process):
+    config = many_blocks(monkeypatch, tmp_path)
+    preparation.prepare(config, tmp_path / "undisturbed")
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(records, "write_manifest", lambda *_: 1 / 0)
+        preparation.prepare(config, tmp_path / "out")
+    (tmp_path / "out/length32/train-00003-of-00008.tfrecord").unlink()
+    (tmp_path / "out/length64/train-00003-of-00008.tfrecord").write_bytes(b"cut")
+    (tmp_path / "out/vocab.txt").write_text("another")
+    preparation.prepare(config, tmp_path / "out")
+    assert digest(tmp_path / "out") == digest(tmp_path / "undisturbed")
 
 
 def processes(session: int) -> dict[int, tuple[str, int]]:
@@ -386,7 +430,7 @@ def test_ctrl_c_is_the_parents_to_answer(tmp_path):
 def test_killed_and_started_again(tmp_path):
     """With SIGKILL, after the first block. The workers end as well, and no byte differs from an undisturbed run."""
     with preparing(tmp_path, workers=2) as process:
-        wait_until(lambda: list(tmp_path.glob("out/unfinished/*.json")), process)
+        wait_until(lambda: list(tmp_path.glob("out/unfinished/*/*.json")), process)
         process.kill()
         wait_until(lambda: not processes(process.pid), process)
     with preparing(tmp_path, workers=1) as process:
@@ -404,7 +448,7 @@ def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path):
     with preparing(tmp_path, workers=2, largest_file=300_000) as process:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 1
-        assert re.fullmatch(r"error: out/unfinished/train-\S+: cannot be written \(File too large\)\n", errors)
+        assert re.fullmatch(r"error: out/unfinished/\w+/train-\S+: cannot be written \(File too large\)\n", errors)
         wait_until(lambda: not processes(process.pid), process)
     with preparing(tmp_path, workers=2) as process:
         output, errors = process.communicate(timeout=300)

@@ -25,6 +25,8 @@ def read(config, pool=None, work=None):
     counts, selection = collections.Counter(), selection_of(config)
     groups = corpus.groups([config.data.corpus])
     if work:
+        (work / "hashes").mkdir()  # what a killed run has left
+        (work / "hashes" / "documents-00000000.abc.partial").write_bytes(np.arange(2000, dtype=np.uint64).tobytes())
         selection = preparation.with_repeats(selection, groups, str(work), pool, 2)
     return [s.document.lines for group in groups for s in selection.read(group, counts)], counts
 
@@ -128,6 +130,7 @@ def test_mixtures_name_sources_and_weights():
         ("a.txt", "write SOURCE=WEIGHT"),
         ("a.txt=-1", "write SOURCE=WEIGHT"),
         ("a.txt=nan", "write SOURCE=WEIGHT"),
+        ("a.txt=0,b=c.txt=0", "one weight at least must be above 0"),
     ):
         config.data.mixture = mixture
         with pytest.raises(UserError, match=message):
