@@ -29,7 +29,6 @@ from bertjax.data.job import UNFINISHED, Job, Stage
 from bertjax.data.progress import progress
 from bertjax.data.selection import SPLITS, Selection, selection_of, with_repeats
 from bertjax.data.workers import in_order, worker_pool
-from bertjax.files import write_whole
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
