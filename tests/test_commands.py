@@ -103,7 +103,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_prepare_stops_at_once_and_leaves_nothing_behind(number, tmp_path):
+def test_prepare_stops_at_once_and_keeps_what_is_finished(number, tmp_path):
     (tmp_path / "text.txt").write_text(20 * make_corpus(2_000))
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]))
     arguments = base("--config.data.corpus=text.txt", "--output=out", "--workers=2", *TINY)
@@ -117,13 +117,13 @@ def test_prepare_stops_at_once_and_leaves_nothing_behind(number, tmp_path):
         env=environment_with(),
         start_new_session=True,
     )
-    while not list((tmp_path / "out").glob("spill-*/*")):  # the workers are at work
+    while not list((tmp_path / "out").glob("unfinished/*/*")):  # the workers are at work
         assert process.poll() is None
         time.sleep(0.1)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     _, errors = process.communicate(timeout=300)  # closed by all who hold it: no worker is left
     assert process.returncode == 130 and errors.startswith("error: ") and errors.count("\n") == 1
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"vocab.txt"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"vocab.txt", "unfinished"}
 
 
 def test_a_finished_run_tells_which_settings_it_was_not_trained_with(trained):

@@ -27,7 +27,7 @@ from bertjax.sharding.mesh import Batch
 
 MAX_LANES = 64
 SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs
-GROUP = 32  # records of a lane that are moved together
+GROUP = 128  # records of a lane that are moved together: one by one takes longer than parsing
 HELDOUT_DRAWS = 256  # rows whose masks are drawn together, whatever the batch size
 READ_BUFFER = 1 << 20  # bytes
 
@@ -38,8 +38,8 @@ class Stream(NamedTuple):
     """The records of one split, in the order of their rows.
 
     Attributes:
-      records: (step, lost) -> a dataset of the serialized records of step after step, `[rows]` each; `lost` has the
-        records of each path that are replaced by empty ones.
+      records: (step, lost) -> a dataset of the serialized records of each step from this one on, `[rows]`; `lost` has
+        the records of each path that are replaced by empty ones.
       spans: step -> what is read for this step, and perhaps ahead of it.
       places: step -> the place of each row in the stream of all hosts `[rows]`; its mask is a function of it.
       block, seed: masks are drawn for `block` places together, from `seed` and the number of the block.
@@ -79,17 +79,9 @@ def train_batches(
     rows = np.arange(batch_size) if rows is None else np.asarray(rows)
     own = np.unique(rows // width)
     form = _form(files, length, max_predictions_per_seq)
-    empty = layouts.empty_record(form)
 
-    def serialized(step, lost):
-        from bertjax.data.tf import tf
-
-        dataset = _lanes(files, own, lanes, seed, step * width, width, lost, empty).unbatch()
-        if len(rows) < len(own) * width:  # other hosts use the remaining rows of a lane
-            read = (own[:, None] * width + np.arange(width)).ravel()
-            wanted = np.searchsorted(read, rows)
-            dataset = dataset.map(lambda serialized: tf.gather(serialized, wanted))
-        return dataset
+    def records(step, lost):
+        return _lanes(files, form, rows, lanes, width, seed, step, lost)
 
     def spans(step):
         for lane in own:
@@ -104,16 +96,17 @@ def train_batches(
         return step * batch_size + rows
 
     # In the third place of its seeds, file order has 0, and windows have 1.
-    stream = Stream(serialized, spans, places, batch_size, [seed, 0, 2])
+    stream = Stream(records, spans, places, batch_size, [seed, 0, 2])
     return _batches(files, form, stream, start, rules)
 
 
-def _lanes(files: RecordSet, own: np.ndarray, lanes: int, seed: int, start: int, width: int, lost, empty: bytes):
-    """The serialized records of the lanes `own`, from record `start` of each lane.
-
-    Yields several steps at a time, `[steps, len(own) * width]`: `width` records of each lane in each step.
-    """
+def _lanes(files: RecordSet, form: Format, rows: np.ndarray, lanes: int, width: int, seed: int, step: int, lost):
+    """A dataset of the serialized rows `rows` of each batch from `step` on; a lane has `width` rows of a batch."""
     from bertjax.data.tf import tf
+
+    own, start, steps = np.unique(rows // width), step * width, max(1, GROUP // width)
+    wanted = np.searchsorted(own, rows // width) * width + rows % width  # other hosts use other rows of a lane
+    is_all = len(rows) == len(own) * width
 
     def spans(lane):
         for span in lane_spans(files, int(lane), lanes, seed, start):
@@ -127,20 +120,20 @@ def _lanes(files: RecordSet, own: np.ndarray, lanes: int, seed: int, start: int,
     def lane_records(lane):
         order = tf.data.Dataset.from_generator(orders, output_signature=tf.TensorSpec([None], tf.int64), args=(lane,))
         size = tf.constant([window_size(files, i, lanes) for i in range(lanes)], tf.int64)[lane]
-        windows = tf.data.Dataset.zip((_read(spans, empty, lane).batch(size), order)).map(tf.gather)
-        return windows.rebatch(steps * width)  # strings one by one would take longer than their parsing
+        windows = tf.data.Dataset.zip((_read(spans, form, lane).batch(size), order)).map(tf.gather)
+        return windows.rebatch(steps * width)
 
-    def by_step(serialized):
-        serialized = tf.transpose(tf.reshape(serialized, [len(own), steps, width]), [1, 0, 2])
-        return tf.reshape(serialized, [steps, len(own) * width])
+    def by_step(group):
+        group = tf.transpose(tf.reshape(group, [len(own), steps, width]), [1, 0, 2])
+        group = tf.reshape(group, [steps, len(own) * width])
+        return group if is_all else tf.gather(group, wanted, axis=1)
 
-    steps = max(1, GROUP // width)
-    own = tf.data.Dataset.from_tensor_slices(own.astype(np.int64))
-    grouped = own.interleave(lane_records, cycle_length=len(own), num_parallel_calls=tf.data.AUTOTUNE)
-    return grouped.batch(len(own), drop_remainder=True).map(by_step)
+    lanes_of_rows = tf.data.Dataset.from_tensor_slices(own.astype(np.int64))
+    groups = lanes_of_rows.interleave(lane_records, cycle_length=len(own), num_parallel_calls=tf.data.AUTOTUNE)
+    return groups.batch(len(own), drop_remainder=True).map(by_step).unbatch()
 
 
-def _read(spans: Callable[..., Iterator[tuple[str, int, int, int]]], empty: bytes, *arguments):
+def _read(spans: Callable[..., Iterator[tuple[str, int, int, int]]], form: Format, *arguments):
     """A dataset of the serialized records of `spans(*arguments)`, see `_readable`."""
     from bertjax.data.tf import tf
 
@@ -152,7 +145,7 @@ def _read(spans: Callable[..., Iterator[tuple[str, int, int, int]]], empty: byte
     def read(path, first, count, missing):
         found = tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER).skip(first).take(count)
         found = found.apply(tf.data.experimental.assert_cardinality(count))  # a shorter file would shift all rows
-        return found.concatenate(tf.data.Dataset.from_tensors(tf.constant(empty)).repeat(missing))
+        return found.concatenate(tf.data.Dataset.from_tensors(tf.constant(layouts.empty_record(form))).repeat(missing))
 
     return spans.flat_map(read)
 
@@ -226,20 +219,19 @@ def heldout_batches(
     place of a record, whatever the batch size.
     """
     form = _form(files, length, max_predictions_per_seq)
-    empty = layouts.empty_record(form)
 
     def spans(step):
         yield from ((path, 0, count) for path, count in zip(files.paths, files.counts))
 
-    def serialized(step, lost):
+    def records(step, lost):
         parts = [part for span in spans(step) for part in _readable(span, lost)]
-        dataset = _read(lambda: iter(parts), empty).take(max_sequences)
-        return dataset.skip(step * batch_size).batch(batch_size)
+        dataset = _read(lambda: iter(parts), form).take(max_sequences).skip(step * batch_size)
+        return dataset.batch(batch_size)
 
     def places(step):
         return step * batch_size + np.arange(batch_size)
 
-    stream = Stream(serialized, spans, places, HELDOUT_DRAWS, [seed, 0, 3])
+    stream = Stream(records, spans, places, HELDOUT_DRAWS, [seed, 0, 3])
     for batch in _batches(files, form, stream, 0, rules):
         missing = batch_size - len(batch["input_ids"])
         batch = {name: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}

@@ -99,7 +99,7 @@ def test_a_late_step_is_the_one_that_training_reaches(records_folder):
 
 
 def test_a_late_step_is_computed_and_nothing_before_it_is_read(numbered, monkeypatch):
-    """Step 50,000 is in epoch 666 of these 300 records, but a lane reads its window of 75, and a few ahead."""
+    """Step 50,000 is in epoch 666 of these 300 records, but a lane reads its window of 75, and perhaps one ahead."""
     taken, lane_spans = [], pipeline.lane_spans
 
     def spy(*arguments):
@@ -108,8 +108,9 @@ def test_a_late_step_is_computed_and_nothing_before_it_is_read(numbered, monkeyp
             yield span
 
     monkeypatch.setattr(pipeline, "lane_spans", spy)
+    monkeypatch.setattr(pipeline, "GROUP", 1)  # or groups of 128 take several of these small windows
     numbers(numbered, 1, start=50_000, batch_size=4)
-    assert 300 <= sum(taken) <= 1200
+    assert 300 <= sum(taken) <= 600
 
 
 def test_where_a_late_step_is_in_large_files():
@@ -333,9 +334,9 @@ DAMAGES = [
 def test_a_damaged_record_is_named(tmp_path, damage, lost, layout):
     files = write_set(tmp_path / "records", random_rows(120), layout)
     damage(files.paths[1], 11)
-    with pytest.raises(UserError, match=r"1.tfrecord: record 11 is .*on_corrupt=skip"):
+    with pytest.raises(UserError, match=r"1.tfrecord: record 11 (is|lacks) .*on_corrupt=skip"):
         batches_of(files, 15)
-    with pytest.raises(UserError, match=r"1.tfrecord: record 11 is .*on_corrupt=skip"):
+    with pytest.raises(UserError, match=r"1.tfrecord: record 11 (is|lacks) .*on_corrupt=skip"):
         list(pipeline.heldout_batches(files, LENGTH, PREDICTIONS, batch_size=8, max_sequences=999))
 
 
@@ -349,7 +350,7 @@ def test_skipped_records_are_empty_rows_and_all_others_stay_where_they_were(tmp_
     printed = capfd.readouterr().out.splitlines()
     for name in ("1", "2"):
         (line,) = [line for line in printed if f"{name}.tfrecord" in line]
-        assert "record 11 is" in line and f"skipping {len(lost)} of its 40 records" in line
+        assert ": record 11 " in line and f"skipping {len(lost)} of its 40 records" in line
     empty = 0
     for batch, before in zip(found, whole):
         is_empty = batch["next_sentence_weights"] == 0

@@ -88,7 +88,8 @@ def test_records_of_another_recipe_are_refused(corpus_file, records_folder):
     older = {**manifest, "recipe": {name: manifest["recipe"][name] for name in ("corpus", "seed", "dupe_factor")}}
     older["recipe"]["heldout_fraction"] = config.data.heldout_fraction
     preparation.check_recipe(config, older, records_folder)
-    for name, value in (("seed", 5), ("dupe_factor", 4), ("corpus", "other.txt"), ("next_sentence", "order")):
+    changes = [("seed", 5), ("dupe_factor", 4), ("corpus", "other.txt"), ("next_sentence", "order")]
+    for name, value in [*changes, ("masking", "dynamic")]:
         config = tiny_config(corpus_file)
         config.data[name] = value
         with pytest.raises(UserError, match=rf"config.data.{name} = .*{value}.*: the records in .* were prepared with"):
