@@ -392,8 +392,8 @@ def preparing(folder: pathlib.Path, workers: int, largest_file: int = resource.R
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         start_new_session=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file)),
     )  # fmt: skip
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (largest_file, largest_file))  # its workers inherit it
     try:
         yield process
     finally:
