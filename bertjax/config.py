@@ -150,7 +150,7 @@ def pretraining_config() -> ml_collections.ConfigDict:
             mixture="",  # how often sources are used: SOURCE=WEIGHT,... multiplies dupe_factor; sources not named: 1
             records="",  # folder of TFRecords; empty: prepare them from data.corpus in the workdir
             layout="google",  # of the records: google (theirs) | compact (without padding: half the size)
-            on_corrupt="stop",  # at a damaged record: stop | skip (the rest of its file, counted)
+            on_corrupt="stop",  # at a damaged record: stop | skip (an empty row takes its place; counted)
             seed=0,  # for the records: held-out documents, pairs, masks; config.seed is for training
             text_column="text",  # of .parquet and .jsonl files, Hugging Face data sets and TensorFlow Datasets
             language="en",  # of the corpus, for the sentence splitter: an ISO 639-1 code
