@@ -397,14 +397,13 @@ class SentencePiece(Tokenizer):
         write_whole(epath.Path(folder) / self.filename, self._model)
 
     def to_huggingface(self) -> str:
-        from sentencepiece import sentencepiece_model_pb2
         from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
         from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-        model = sentencepiece_model_pb2.ModelProto.FromString(self._model)
-        if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
+        model = _read_sentencepiece(self._model)
+        if model.trainer_spec.model_type != 1:  # unigram
             raise UserError("only a SentencePiece model of type unigram can be written as tokenizer.json")
-        pieces = [(piece.piece, piece.score) for piece in model.pieces]
+        pieces = [(piece, self._processor.get_score(i)) for i, piece in enumerate(self.pieces)]
         tokenizer = HuggingFaceTokenizer(models.Unigram(pieces, unk_id=self.unk_id, byte_fallback=False))
         tokenizer.normalizer = normalizers.Sequence(
             [
@@ -419,6 +418,31 @@ class SentencePiece(Tokenizer):
 
     def _definition(self) -> bytes:
         return self._model
+
+
+def _read_sentencepiece(model: bytes):
+    """Reads what we need of sentencepiece_model.proto.
+
+    The library's own module wants a newer protobuf than other packages allow, such as Apache Beam.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    fields = {
+        "TrainerSpec": [dict(name="model_type", number=3, type=kinds.TYPE_INT32, default_value="1")],
+        "NormalizerSpec": [dict(name="precompiled_charsmap", number=2, type=kinds.TYPE_BYTES)],
+        "ModelProto": [
+            dict(name="trainer_spec", number=2, type=kinds.TYPE_MESSAGE, type_name=".sentencepiece.TrainerSpec"),
+            dict(name="normalizer_spec", number=3, type=kinds.TYPE_MESSAGE, type_name=".sentencepiece.NormalizerSpec"),
+        ],
+    }
+    file = descriptor_pb2.FileDescriptorProto(name="sentencepiece.proto", package="sentencepiece", syntax="proto2")
+    for name, members in fields.items():
+        file.message_type.add(name=name, field=[kinds(label=kinds.LABEL_OPTIONAL, **each) for each in members])
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    found = message_factory.GetMessageClass(pool.FindMessageTypeByName("sentencepiece.ModelProto"))
+    return found.FromString(model)
 
 
 KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece)}
