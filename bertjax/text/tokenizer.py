@@ -26,7 +26,7 @@ MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT to
 # byte of text in SentencePiece's).
 COUNTED_LETTERS = {"wordpiece": 5_000_000, "sentencepiece": 8_000_000}
 TRAINING_BYTES = {"wordpiece": 400_000_000, "sentencepiece": 30_000_000}
-MAX_KNOWN_WORDS = 1_000_000  # that a tokenizer remembers, some 150 MB
+MAX_KNOWN_WORDS = 300_000  # that a tokenizer remembers, some 50 MB
 # BERT's normalizer makes each of these a separate word.
 IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 BETWEEN_SPACES = re.compile("[^ \t\r\n]+")  # normalization may remove other white space
