@@ -33,7 +33,7 @@ from bertjax.data.selection import Selection
 from bertjax.data.sequences import row_type
 from bertjax.data.shards import Shard
 from bertjax.files import write_whole
-from bertjax.text.tokenizer import COUNTED_LETTERS
+from bertjax.text.learning import COUNTED_LETTERS
 
 HASH_RANGES = 1024  # each is compared on one machine
 COUNTED_TOGETHER = 100_000  # words

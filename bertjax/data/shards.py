@@ -18,8 +18,6 @@ from bertjax.files import write_whole
 
 SHARD_BYTES = 32 << 20  # of rows in memory, at most; some 90 MB as records
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
-
-
 SHARD_NAME = re.compile(r"(train|heldout)-\d{5}-of-\d{5}\.tfrecord(\.\w+\.partial)?$")
 
 
@@ -85,7 +83,7 @@ def sets_of(written: dict[Shard, dict], job: Job) -> dict:
 def delete_others(output: epath.Path, sets: dict) -> None:
     """Deletes the shards, whole or partial, that other runs have left and `sets` does not name."""
     named = {name for found in sets.values() for split in SPLITS for name in found[split]}
-    for folder in output.glob(f"{records.set_folder('*')}"):
+    for folder in output.glob("length*"):
         for path in folder.iterdir():
             if SHARD_NAME.match(path.name) and f"{folder.name}/{path.name}" not in named:
                 path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from bertjax.data.corpus import Group
 from bertjax.data.progress import progress
 from bertjax.data.selection import Selection, selection_of, with_repeats
 from bertjax.data.workers import in_order, worker_pool
-from bertjax.text import sentences, tokenizer
+from bertjax.text import learning, sentences, tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -62,7 +62,7 @@ def learn_from(config, counts: "WordCounts") -> Tokenizer:
         print("text is lower-cased and accents are stripped; --config.tokenizer.lowercase=False keeps both", flush=True)
     rare = f"; of words rarer than {counts.threshold}, a sample" if counts.threshold > 1 else ""
     print(f"counted {counts.total:,} words, {len(counts.words):,} different{rare}", flush=True)
-    return tokenizer.learn(kind, counts.words, config.model.vocab_size, lowercase)
+    return learning.learn(kind, counts.words, config.model.vocab_size, lowercase)
 
 
 class Words(NamedTuple):
@@ -80,12 +80,12 @@ def words_of(config) -> Words:
 
 def count_block(block: Block, how: Words) -> collections.Counter[str]:
     texts = (sentences.split(each.document, how.language, how.split_sentences) for each in block.selected)
-    return tokenizer.count_words(how.kind, itertools.chain.from_iterable(texts), how.lowercase)
+    return learning.count_words(how.kind, itertools.chain.from_iterable(texts), how.lowercase)
 
 
 def count_corpus(how: Words, groups: Iterable[Group], selection: Selection, pool, ahead: int) -> "WordCounts":
     """Counts the words of the documents that are not held out."""
-    counts, read = WordCounts(tokenizer.COUNTED_LETTERS[how.kind]), collections.Counter()
+    counts, read = WordCounts(learning.COUNTED_LETTERS[how.kind]), collections.Counter()
     train = (block for block in read_blocks(groups, selection, read) if block.split == "train")
     with progress("counting words", groups) as bar:
         for words in in_order(pool, functools.partial(count_block, how=how), train, ahead):

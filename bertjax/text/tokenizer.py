@@ -1,14 +1,12 @@
 """Tokenizes text: WordPiece (with the tokenizers library) and SentencePiece, behind one interface."""
 
 import abc
-import collections
 import functools
 import hashlib
-import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,19 +15,8 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.files import write_whole
 
-# Limits the single characters in a learnt WordPiece vocabulary, to leave out rare ones such as emoji. Chinese needs
-# thousands of characters to reach the same coverage as SentencePiece.
-MAX_ALPHABET, COVERAGE = 1000, 0.9995
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
-# Letters that all counted words may have together, and bytes of the text that has each of them as often as counted:
-# with these, the trainers need less than 1 GB (85 to 120 bytes per letter of a distinct word in WordPiece's, 13 per
-# byte of text in SentencePiece's).
-COUNTED_LETTERS = {"wordpiece": 5_000_000, "sentencepiece": 8_000_000}
-TRAINING_BYTES = {"wordpiece": 400_000_000, "sentencepiece": 30_000_000}
 MAX_KNOWN_WORDS = 300_000  # that a tokenizer remembers, some 50 MB
-# BERT's normalizer makes each of these a separate word.
-IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
-BETWEEN_SPACES = re.compile("[^ \t\r\n]+")  # normalization may remove other white space
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -118,7 +105,7 @@ class WordPiece(Tokenizer):
     def __init__(self, pieces: Sequence[str], lowercase: bool, path: str = "(given)"):
         super().__init__(pieces, path)
         self.lowercase = lowercase
-        self._tokenizer = _new_wordpiece(lowercase, {piece: i for i, piece in enumerate(self.pieces)})
+        self._tokenizer = new_wordpiece(lowercase, {piece: i for i, piece in enumerate(self.pieces)})
         self._forget()
 
     @classmethod
@@ -131,43 +118,6 @@ class WordPiece(Tokenizer):
         except UnicodeDecodeError as error:
             raise UserError(f"tokenizer.path: {path} is not UTF-8 ({error.reason} at byte {error.start})") from None
         return cls([line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)], lowercase, str(path))
-
-    @staticmethod
-    def count_words(texts: Iterable[str], lowercase: bool) -> collections.Counter[str]:
-        """Counts normalized words and punctuation marks."""
-        tokenizer = _new_wordpiece(lowercase, {"[UNK]": 0})
-        by_count = collections.defaultdict(list)  # each word is normalized once
-        for word, count in _count_between_spaces(texts).items():
-            # The trainer's cost is quadratic in the length of a word.
-            by_count[count] += (word[i : i + MAX_WORD_LETTERS] for i in range(0, len(word), MAX_WORD_LETTERS))
-        words = collections.Counter()
-        for count, found in by_count.items():
-            text = tokenizer.normalizer.normalize_str(" ".join(found))
-            for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
-                words[word] += count
-        return words
-
-    @classmethod
-    def learn(cls, words: Mapping[str, int], vocab_size: int, lowercase: bool) -> "WordPiece":
-        from tokenizers import pre_tokenizers, trainers
-
-        tokenizer = _new_wordpiece(lowercase, {"[UNK]": 0})
-        tokenizer.normalizer, tokenizer.pre_tokenizer = None, pre_tokenizers.WhitespaceSplit()
-        # The library numbers "##" characters by first occurrence, which differs from run to run, and breaks ties by
-        # these numbers. Passing them as special tokens fixes their order and makes the vocabulary reproducible.
-        alphabet = _alphabet(words)
-        inside = [letter for letter in alphabet if not IDEOGRAPH.match(letter)]
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=vocab_size,
-            min_frequency=2,
-            special_tokens=[*SPECIAL_PIECES, *alphabet, *("##" + letter for letter in inside)],
-            limit_alphabet=len(alphabet),
-            initial_alphabet=alphabet,
-            show_progress=False,
-        )
-        tokenizer.train_from_iterator(_written_out(_within(TRAINING_BYTES[cls.kind], words)), trainer)
-        vocabulary = tokenizer.get_vocab()
-        return cls(sorted(vocabulary, key=vocabulary.get), lowercase)
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
@@ -222,13 +172,14 @@ class WordPiece(Tokenizer):
 
     def to_huggingface(self) -> str:
         vocabulary = {piece: i for i, piece in enumerate(self.pieces)}
-        return _with_special_pieces(_new_wordpiece(self.lowercase, vocabulary), self)
+        return _with_special_pieces(new_wordpiece(self.lowercase, vocabulary), self)
 
     def _definition(self) -> bytes:
         return "\n".join([f"wordpiece lowercase={bool(self.lowercase)}", *self.pieces]).encode()
 
 
-def _new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
+def new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
+    """Makes a WordPiece tokenizer of the tokenizers library."""
     from tokenizers import Tokenizer as HuggingFaceTokenizer
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -283,37 +234,6 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
     return pieces, lowercase
 
 
-def _alphabet(words: Mapping[str, int]) -> list[str]:
-    """Returns the most frequent characters, sorted: `MAX_ALPHABET`, or more if `COVERAGE` needs more."""
-    counts = collections.Counter()
-    for word, count in words.items():
-        for letter in word:
-            counts[letter] += count
-    letters = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    covered = np.cumsum([count for _, count in letters])
-    most = max(MAX_ALPHABET, 1 + int(np.searchsorted(covered, COVERAGE * covered[-1]))) if letters else 0
-    return sorted(letter for letter, _ in letters[:most])
-
-
-def _written_out(words: Mapping[str, int]) -> Iterator[str]:
-    """Yields texts that have each word as often as it was counted: the tokenizers library takes no counts."""
-    occurrences = itertools.chain.from_iterable(itertools.starmap(itertools.repeat, words.items()))
-    return iter(lambda: " ".join(itertools.islice(occurrences, 2000)), "")
-
-
-def _within(size: int, words: Mapping[str, int]) -> dict[str, int]:
-    """Returns the counts of every second, third ... occurrence, so that a text of these takes some `size` bytes.
-
-    In alphabetical order, so that after the division no word's count is off by one, nor that of all words with the same
-    beginning. Returns all counts if they fit.
-    """
-    ordered = sorted(words)
-    counts = np.array([words[word] for word in ordered], np.int64)
-    text = int(counts @ [len(word.encode()) + 1 for word in ordered])
-    left = np.diff(np.cumsum(counts) // max(1, -(-text // size)), prepend=0)
-    return {word: count for word, count in zip(ordered, left.tolist()) if count}
-
-
 class SentencePiece(Tokenizer):
     """A unigram (or BPE) model over raw text; lower-casing and normalization are part of the model."""
 
@@ -334,42 +254,6 @@ class SentencePiece(Tokenizer):
     @classmethod
     def load(cls, path: epath.PathLike) -> "SentencePiece":
         return cls(_read(path), str(path))
-
-    @staticmethod
-    def count_words(texts: Iterable[str], lowercase: bool) -> collections.Counter[str]:
-        """Counts the characters between spaces as they are: normalization is the trainer's."""
-        return _count_between_spaces(texts)
-
-    @classmethod
-    def learn(cls, words: Mapping[str, int], vocab_size: int, lowercase: bool) -> "SentencePiece":
-        import sentencepiece
-
-        model = io.BytesIO()
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(f"{word}\t{n}" for word, n in _within(TRAINING_BYTES[cls.kind], words).items()),
-                input_format="tsv",  # of sentences, it counts the words itself: no piece reaches across a space
-                model_writer=model,
-                vocab_size=vocab_size,
-                model_type="unigram",
-                character_coverage=0.9995,
-                normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
-                max_sentence_length=1 << 20,  # bytes; it silently drops longer ones
-                pad_id=0,
-                unk_id=1,
-                bos_id=-1,
-                eos_id=-1,
-                pad_piece="[PAD]",
-                unk_piece="[UNK]",
-                control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-                num_threads=16,  # fixed: the floating-point sums, and so the pieces, depend on it
-                minloglevel=2,
-            )
-        except RuntimeError as error:
-            if most := re.search(r"value <= (\d+)", str(error)):
-                raise UserError(_wrong_size(vocab_size, int(most[1]))) from None
-            raise UserError(f"SentencePiece could not learn from this corpus: {str(error).strip()}") from None
-        return cls(model.getvalue())
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
@@ -451,36 +335,6 @@ KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece)}
 def load(kind: str, path: epath.PathLike, lowercase: bool = True) -> Tokenizer:
     """Loads a tokenizer from a `vocab.txt`, `tokenizer.json` or `.model` file. Raises `UserError` if it is invalid."""
     return WordPiece.load(path, lowercase) if kind == "wordpiece" else SentencePiece.load(path)
-
-
-def count_words(kind: str, texts: Iterable[str], lowercase: bool = True) -> collections.Counter[str]:
-    """Counts what a kind of tokenizer learns from. Counts of parts of a corpus may be added."""
-    return KINDS[kind].count_words(texts, lowercase)
-
-
-def learn(kind: str, words: Mapping[str, int], vocab_size: int, lowercase: bool = True) -> Tokenizer:
-    """Learns exactly `vocab_size` pieces from the result of `count_words`, whose order does not matter.
-
-    Raises `UserError` if the words do not yield that many pieces.
-    """
-    if not words:
-        raise UserError("data.corpus: there are no words to learn a vocabulary from")
-    tokenizer = KINDS[kind].learn(words, vocab_size, lowercase)
-    if tokenizer.vocab_size != vocab_size:
-        raise UserError(_wrong_size(vocab_size, tokenizer.vocab_size))
-    return tokenizer
-
-
-def _count_between_spaces(texts: Iterable[str]) -> collections.Counter[str]:
-    words = collections.Counter()
-    for text in texts:
-        words.update(BETWEEN_SPACES.findall(text))
-    return words
-
-
-def _wrong_size(wanted: int, given: int) -> str:
-    remedy = "or less, or add text" if given < wanted else "or more: its single characters alone need that many"
-    return f"config.model.vocab_size = {wanted}: this corpus gives {given} pieces; set it to that {remedy}"
 
 
 def _read(path: epath.PathLike) -> bytes:

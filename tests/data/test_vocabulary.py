@@ -9,7 +9,7 @@ from bertjax.config import UserError
 from bertjax.data import blocks, corpus, vocabulary
 from bertjax.data.selection import is_heldout, selection_of
 from bertjax.data.vocabulary import WordCounts
-from bertjax.text import sentences, tokenizer
+from bertjax.text import learning, sentences
 from tests.conftest import tiny_config
 
 SIZE = {"wordpiece": 120, "sentencepiece": 80}
@@ -55,7 +55,7 @@ def test_words_are_those_of_the_sentences_that_are_not_held_out(kind, corpus_fil
 
 
 def test_any_number_of_workers_learns_the_same(corpus_file, small_blocks, monkeypatch):
-    monkeypatch.setitem(tokenizer.COUNTED_LETTERS, "wordpiece", 150)  # of 330: so that some are left out
+    monkeypatch.setitem(learning.COUNTED_LETTERS, "wordpiece", 150)  # of 330: so that some are left out
     found = [count(config_of(corpus_file), workers) for workers in (1, 2)]
     assert found[0].words == found[1].words
     assert found[0].threshold > 1
@@ -113,7 +113,7 @@ def test_counts_take_bounded_room_and_are_right_on_average():
 def test_a_large_corpus_gives_nearly_the_pieces_of_all_its_text(kind, corpus_file, monkeypatch, in_process):
     config = config_of(corpus_file, kind)
     whole = vocabulary.learn_vocabulary(config, workers=1)
-    monkeypatch.setitem(tokenizer.TRAINING_BYTES, kind, 6000)  # a tenth
+    monkeypatch.setitem(learning.TRAINING_BYTES, kind, 6000)  # a tenth
     part = vocabulary.learn_vocabulary(config, workers=1)
     assert whole.pieces != part.pieces
     assert len(set(whole.pieces) & set(part.pieces)) > 0.85 * SIZE[kind]

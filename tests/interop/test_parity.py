@@ -21,7 +21,7 @@ from bertjax.model.bert import (
 )
 from bertjax.sharding.mesh import put_batch
 from bertjax.tasks import finetuning, objectives
-from bertjax.text import python_docs, tokenizer
+from bertjax.text import learning, python_docs
 from bertjax.training.optimizer import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import one_device_mesh
@@ -389,7 +389,7 @@ def test_bfloat16_is_close_to_float32():
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_tokenizer_gives_the_same_ids_and_offsets(lowercase, tmp_path):
     lines = [line for document in python_docs.read_documents() for line in document.lines][:10_000]
-    ours = tokenizer.learn("wordpiece", tokenizer.count_words("wordpiece", lines, lowercase), 5000, lowercase)
+    ours = learning.learn("wordpiece", learning.count_words("wordpiece", lines, lowercase), 5000, lowercase)
     config = dataclasses.replace(TINY, vocab_size=5000)
     huggingface.write(tmp_path, config, to_params(random_variables(config), config), ours)
     written = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -405,7 +405,7 @@ def test_tokenizer_gives_the_same_ids_and_offsets(lowercase, tmp_path):
 
 def test_sentencepiece_becomes_a_tokenizer_json_with_the_same_ids(tmp_path):
     lines = [line for document in python_docs.read_documents() for line in document.lines][:3000]
-    ours = tokenizer.learn("sentencepiece", tokenizer.count_words("sentencepiece", lines), 1000)
+    ours = learning.learn("sentencepiece", learning.count_words("sentencepiece", lines), 1000)
     huggingface.write(tmp_path, TINY, to_params(random_variables(TINY), TINY), ours)
     written = transformers.AutoTokenizer.from_pretrained(tmp_path)
     expected = written(lines)["input_ids"]

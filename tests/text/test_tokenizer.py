@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError
-from bertjax.text import tokenizer
+from bertjax.text import learning, tokenizer
 from tests.conftest import make_corpus
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-[]()中文字é"
@@ -35,7 +35,7 @@ HARD = [
 
 
 def learn(kind: str, texts: list[str], size: int, lowercase: bool = True) -> tokenizer.Tokenizer:
-    return tokenizer.learn(kind, tokenizer.count_words(kind, texts, lowercase), size, lowercase)
+    return learning.learn(kind, learning.count_words(kind, texts, lowercase), size, lowercase)
 
 
 def google_wordpiece(text: str, vocabulary: set[str], lowercase: bool) -> list[str]:
@@ -164,14 +164,14 @@ def test_a_part_of_the_occurrences_keeps_the_shares_of_words():
     rng = np.random.default_rng(0)
     words = {f"{i:04}": int(n) for i, n in enumerate(rng.zipf(1.3, 3000).clip(max=10**9))}
     size = 50_000
-    part = tokenizer._within(size, words)
+    part = learning._within(size, words)
     text = sum(n * (len(word) + 1) for word, n in part.items())
     assert 0.9 * size < text <= size
     every = sum(words.values()) / sum(part.values())
     assert all(abs(part.get(word, 0) - n / every) < 1 for word, n in words.items())
     tens = [(sum(d.get(f"{i:04}", 0) for i in range(at, at + 10))) for at in range(0, 3000, 10) for d in (part, words)]
     assert all(abs(some - many / every) < 1 for some, many in zip(tens[::2], tens[1::2]))
-    assert tokenizer._within(10**15, words) == words
+    assert learning._within(10**15, words) == words
 
 
 def test_learning_from_an_endless_word_ends():
