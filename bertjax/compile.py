@@ -17,8 +17,12 @@ _TOPOLOGY = flags.DEFINE_string("topology", None, "The accelerator as gcloud nam
 _SLICES = flags.DEFINE_integer("slices", 1, "Number of slices, connected by the data centre's network.")
 _PRICE = flags.DEFINE_float("price_per_chip_hour", None, "In dollars; adds the cost of all stages.", lower_bound=0)
 _JSON = flags.DEFINE_bool("json", False, "Print a JSON list with one object per stage instead of the table.")
+_SHARE = flags.DEFINE_list(
+    "real_tokens_share", [], "With --config.packing: the share of the tokens of each stage's sequences that are real."
+)
 flags.mark_flags_as_required(["config", "topology"])
 flags.DEFINE_alias("price-per-chip-hour", "price_per_chip_hour")
+flags.DEFINE_alias("real-tokens-share", "real_tokens_share")
 
 
 def main(arguments: list[str]) -> None:
@@ -32,6 +36,7 @@ def main(arguments: list[str]) -> None:
     config = _CONFIG.value
     validate_pretraining(config, with_data=False)
     target = accelerator(_TOPOLOGY.value, _SLICES.value)
+    shares = real_tokens_share(config)
 
     import jax
 
@@ -41,12 +46,31 @@ def main(arguments: list[str]) -> None:
     from bertjax.planner import report
     from bertjax.planner.plan import plan, settings_that_fit
 
-    plans = plan(config, target)
+    plans = plan(config, target, real_tokens_share=shares)
     print(report.as_json(plans) if _JSON.value else report.as_table(plans, target, _PRICE.value), flush=True)
     if failing := [result for result in plans if not result.fits]:
         print("searching for settings that fit ...", file=sys.stderr, flush=True)
-        found = next(settings_that_fit(config, target, [result.stage for result in failing]), None)
+        found = next(settings_that_fit(config, target, [result.stage for result in failing], shares), None)
         raise UserError(report.out_of_memory(failing, found))
+
+
+def real_tokens_share(config) -> list[float]:
+    """Returns the value of the flag, checked."""
+    from bertjax.config import UserError
+
+    text, stages = ",".join(_SHARE.value), len(config.stages)
+    try:
+        shares = [float(share) for share in _SHARE.value]
+    except ValueError:
+        shares = [-1.0]
+    if config.packing == bool(shares) and len(shares) in (0, stages) and all(0 < share <= 1 for share in shares):
+        return shares
+    if not config.packing:
+        raise UserError(f"--real_tokens_share={text}: also set --config.packing=True, without which rows are padded")
+    raise UserError(
+        f"--real_tokens_share={text}: with config.packing, give one for each of the {stages} stages, above 0 and "
+        f"at most 1, such as {','.join(['0.7'] * stages)}; training without packing prints it"
+    )
 
 
 if __name__ == "__main__":

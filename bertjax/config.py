@@ -98,6 +98,7 @@ def common_config() -> ml_collections.ConfigDict:
     config.task = ""
     config.seed = 0  # for initial weights, order of examples, dropout
     config.batch_size = 256  # sequences per step, over all devices and hosts
+    config.packing = False  # sequences share rows, of which a step then has fewer, and hardly any padding
     config.microbatches = 1  # splits the batch into this many parts and sums their gradients, to save memory
     config.model = ml_collections.ConfigDict(dataclasses.asdict(BertConfig()))
     config.init_checkpoint = ""  # initialize from this checkpoint instead of randomly

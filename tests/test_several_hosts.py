@@ -31,10 +31,10 @@ def get_config():
 
 @pytest.fixture(scope="module")
 def experiment(records_folder, tmp_path_factory):
-    """An experiment file of `tiny_config`'s first stage, with dropout."""
+    """An experiment file of `tiny_config`'s first stage, with dropout, packed."""
     config = tiny_config(records=records_folder)
     config.stages = named_stages(short=stage(10, 32, 5))
-    config.log_every_steps = 1
+    config.log_every_steps, config.packing = 1, True
     path = tmp_path_factory.mktemp("experiment") / "tiny.py"
     path.write_text(EXPERIMENT.format(text=config.to_json_best_effort()))
     return path

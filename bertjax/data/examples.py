@@ -1,4 +1,4 @@
-"""Batches the tokenized examples of a task, grouped by length to reduce padding.
+"""Batches the tokenized examples of a task: grouped by length to reduce padding, or packed.
 
 Everything is in memory, in NumPy. The batch of a step is a function of (seed, step, examples) and does not depend on
 the number of hosts.
@@ -7,16 +7,23 @@ the number of hosts.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from bertjax.data import packing
+from bertjax.data.packing import Plan, RowSize, first_in_row, numbers_in_row
 from bertjax.sharding.mesh import Batch
 
 # Lengths that batches are padded to. Each costs a compilation; more lengths mean less padding.
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 WINDOW = 16  # batches, at most, within which examples are sorted by length
 LEAST_WINDOWS = 4  # per epoch: with one, the same examples would share a batch in every epoch
+COSTLY_LENGTH = 2048  # of rows in which attention takes as long as all else, in models like BERT-base
+EVALUATED_TOKENS = 64
+TOKENS = ("input_ids", "input_mask", "token_types", "positions")  # what packed rows say of each token
+
+Rows = Callable[[int], np.ndarray]  # number of rows of a batch -> those that this host computes, ascending
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +52,12 @@ class Examples:
         """`[examples]`: length of each example in tokens; of its longest choice."""
         lengths = np.array([len(ids) for ids in self.input_ids], np.int64)
         return lengths.reshape(len(self), self.choices).max(1) if self.choices else lengths
+
+    @functools.cached_property
+    def tokens(self) -> np.ndarray:
+        """`[examples]`: tokens of each example; of all its choices."""
+        lengths = np.array([len(ids) for ids in self.input_ids], np.int64)
+        return lengths.reshape(len(self), self.choices).sum(1) if self.choices else lengths
 
     def batch(self, rows: np.ndarray, length: int) -> Batch:
         """`input_ids`, `input_mask`, `token_types` `[rows, length]` or `[rows, choices, length]`; `labels`, `weights`.
@@ -80,10 +93,64 @@ class Examples:
             labels = labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
         return {**batch, "labels": labels, "weights": weights}
 
+    def packed(self, examples: np.ndarray, rows: np.ndarray, starts: np.ndarray, count: int, row: RowSize) -> Batch:
+        """Packs examples into `count` rows; -1 at the end is none.
+
+        Args:
+          examples, rows, starts: `[examples]`, as in `packing.Plan`. The choices of an example lie side by side.
+
+        Returns:
+          `input_ids`, `input_mask`, `token_types`, `positions` `[count, tokens]`, where `input_mask` numbers the
+          sequences of a row from 1; `first_tokens` `[count, sequences]` or `[count, sequences, choices]`; `labels` and
+          `weights` `[count, sequences, ...]`, per token `[count, tokens]`; `dropout_rows` `[count]`.
+        """
+        choices = max(1, self.choices)
+        tokens = {name: np.zeros((count, row.tokens), np.int32) for name in TOKENS}
+        first_tokens = np.zeros((count, row.sequences, choices), np.int32)
+        if self.per_token:
+            labels = np.full((count, row.tokens), -1, np.int32)
+        else:
+            known = np.zeros(1, np.int32) if self.labels is None else np.asarray(self.labels[0])
+            dtype = np.float32 if known.dtype.kind == "f" else np.int32
+            labels = np.zeros((count, row.sequences, *known.shape[known.ndim and self.labels is None :]), dtype)
+        weights = np.zeros((count, row.sequences), np.float32)
+        there = examples >= 0
+        examples, rows, starts = examples[there], rows[there], starts[there]
+        for example, own, start, number in zip(examples, rows, starts, numbers_in_row(rows)):
+            weights[own, number] = 1
+            if self.labels is not None and self.per_token:
+                labels[own, start : start + len(self.labels[example])] = self.labels[example]
+            elif self.labels is not None:
+                labels[own, number] = self.labels[example]
+            for choice in range(choices):
+                ids, types = (each[example * choices + choice] for each in (self.input_ids, self.token_types))
+                first_tokens[own, number, choice] = start
+                values = (ids, number * choices + choice + 1, types, np.arange(len(ids)))
+                for name, value in zip(TOKENS, values):
+                    tokens[name][own, start : start + len(ids)] = value
+                start += len(ids)
+        if self.per_token:
+            weights, labels = (labels >= 0).astype(np.float32), np.maximum(labels, 0)
+        if not self.choices:
+            first_tokens = first_tokens[..., 0]
+        dropout_rows = first_in_row(np.arange(len(rows)), rows, count)
+        return {
+            **tokens,
+            "first_tokens": first_tokens,
+            "labels": labels,
+            "weights": weights,
+            "dropout_rows": dropout_rows,
+        }
+
 
 def padded_length(length: int, longest: int) -> int:
     """Returns the padded length of a batch whose longest sequence has `length` tokens; at most `longest`."""
     return min(longest, next((size for size in LENGTHS if size >= length), longest))
+
+
+def power_of_two(number: int) -> int:
+    """Returns the least one that is no smaller: of shapes, each costs a compilation."""
+    return 1 << (int(number) - 1).bit_length()
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
@@ -115,10 +182,15 @@ class TrainingOrder:
         rows = self.rows(step)
         return padded_length(int(self._examples.lengths[rows[rows >= 0]].max()), self._longest)
 
-    def batches(self, steps: range, rows: np.ndarray) -> Iterator[Batch]:
-        """Yields the batches of `steps`, restricted to `rows` of each batch."""
+    def shape(self, step: int) -> tuple[int, int]:
+        """Returns how many sequences are computed in a step, and their length."""
+        return self._batch_size * max(1, self._examples.choices), self.length(step)
+
+    def batches(self, steps: range, rows: Rows) -> Iterator[Batch]:
+        """Yields the batches of `steps`, of which each host computes its `rows`."""
+        own = rows(self._batch_size)
         for step in steps:
-            yield self._examples.batch(self.rows(step)[rows], self.length(step))
+            yield self._examples.batch(self.rows(step)[own], self.length(step))
 
     def _epoch(self, number: int) -> np.ndarray:
         return np.random.default_rng([self._seed, 0, number]).permutation(len(self._examples))
@@ -135,6 +207,78 @@ class TrainingOrder:
         end = (1 + rng.integers(batches)) * self._batch_size - missing
         rows = np.insert(rows, end, np.full(missing, -1)).reshape(batches, self._batch_size)
         return rows[rng.permutation(batches)]
+
+
+def row_for(examples: Examples, batch_size: int, longest: int, multiple: int) -> RowSize:
+    """Returns the rows in which batches of examples cost the least; they hold the longest example.
+
+    Args:
+      longest: of the lengths to choose from, besides what the longest example needs.
+      multiple: of the number of rows.
+    """
+    most, mean = int(examples.tokens.max()), examples.tokens.mean()
+    lengths = [length for length in LENGTHS if most <= length <= max(longest, most)] or [most]
+
+    def row(length: int) -> RowSize:
+        return RowSize(length, power_of_two(math.ceil(2 * length / mean)))
+
+    def cost(row: RowSize) -> float:
+        rows = packing.best_fit(examples.tokens, row, np.random.default_rng(0)).max() + 1
+        rows = packing.whole(rows * batch_size / max(len(examples), batch_size), multiple)
+        return rows * row.tokens * (1 + row.tokens / COSTLY_LENGTH)
+
+    return min(map(row, lengths), key=cost)
+
+
+class PackedOrder:
+    """Assigns examples to the steps of training, packed. Each epoch is planned as a whole, see `packing.plan`.
+
+    Args:
+      longest, multiple: as `row_for` has them.
+    """
+
+    def __init__(self, examples: Examples, batch_size: int, seed: int, longest: int, multiple: int):
+        self._examples, self._batch_size, self._seed, self._multiple = examples, batch_size, seed, multiple
+        self.steps_per_epoch = steps_per_epoch(len(examples), batch_size)
+        self.row = row_for(examples, batch_size, longest, multiple)
+        self.plan = functools.lru_cache(2)(self.plan)
+
+    def plan(self, epoch: int) -> Plan:
+        rng = np.random.default_rng([self._seed, 0, epoch])
+        return packing.plan(self._examples.tokens, self._batch_size, self.row, rng)
+
+    def shape(self, step: int) -> tuple[int, int]:
+        """Returns how many rows are computed in a step, and their length."""
+        return packing.whole(self.plan(step // self.steps_per_epoch).count, self._multiple), self.row.tokens
+
+    def batches(self, steps: range, rows: Rows) -> Iterator[Batch]:
+        """Yields the batches of `steps`, of which each host computes its `rows`."""
+        for step in steps:
+            epoch, number = divmod(step, self.steps_per_epoch)
+            order, in_rows, starts, _ = self.plan(epoch)
+            count, _ = self.shape(step)
+            batch = self._examples.packed(order[number], in_rows[number], starts[number], count, self.row)
+            own = rows(count)
+            yield batch if len(own) == count else {name: x[own] for name, x in batch.items()}
+
+
+def packed_evaluation(
+    examples: Examples, batch_size: int, longest: int, multiple: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int, RowSize]]:
+    """Yields the arguments of `Examples.packed` for batches of equal shape in which each example occurs once.
+
+    A batch has `EVALUATED_TOKENS` for each of `batch_size` examples, or fewer if there are fewer; see `row_for`.
+    """
+    row = row_for(examples, batch_size, longest, multiple)
+    pack = packing.best_fit(examples.tokens, row, np.random.default_rng(0))
+    count = packing.whole(min(power_of_two(pack.max() + 1), batch_size * EVALUATED_TOKENS / row.tokens), multiple)
+    order = np.argsort(pack, kind="stable")
+    pack, tokens = pack[order], examples.tokens[order]
+    starts = np.cumsum(tokens) - tokens
+    starts -= starts[np.searchsorted(pack, pack)]
+    for first in range(0, pack[-1] + 1, count):
+        some = slice(*np.searchsorted(pack, [first, first + count]))
+        yield order[some], pack[some] - first, starts[some], count, row
 
 
 def evaluation_batches(examples: Examples, batch_size: int, longest: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -1,17 +1,11 @@
 """Reads records into batches. The batch of a step is a function of (seed, step, records), for any number of hosts.
 
-The records of a set form one list, divided into `lanes` ranges of equal size. Each lane fills the same rows of every
-batch and reads its own range: its files in random order in each epoch, their records shuffled in windows. File order
-and shuffling come from generators seeded with (seed, lane, epoch or window), so any step can be computed without the
-steps before it. A host reads only the lanes of its rows, and so opens only the files in their ranges.
-
-With dynamic masking, a row is masked by random numbers that are seeded with (seed, its place in the stream of all
-rows). A record that cannot be read stops the reader; or it is found, replaced by a row without tokens, and the reader
-starts again at this step, so that all other rows stay where they were.
+With dynamic masking, a sequence is masked by random numbers that are seeded with (seed, its place in the order of all
+sequences). A record that cannot be read stops the reader; or it is found, replaced by a sequence without tokens, and
+the reader starts again at this step, so that all others stay where they were.
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -22,16 +16,14 @@ from bertjax.data import faults, layouts
 from bertjax.data.faults import impossible
 from bertjax.data.layouts import Format
 from bertjax.data.masking import Draws, Rules, draw, mask_tokens
+from bertjax.data.order import Order, Span
+from bertjax.data.packing import pack_pretraining
 from bertjax.data.records import RecordSet
 from bertjax.sharding.mesh import Batch
 
-MAX_LANES = 64
-SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs
-GROUP = 128  # records of a lane that are moved together: one by one takes longer than parsing
 HELDOUT_DRAWS = 256  # rows whose masks are drawn together, whatever the batch size
 READ_BUFFER = 1 << 20  # bytes
-
-Span = tuple[str, int, int]  # path, first record, number of records
+PREFETCH = 4  # batches
 
 
 class Stream(NamedTuple):
@@ -52,85 +44,110 @@ class Stream(NamedTuple):
     seed: list[int]
 
 
+Rows = Callable[[int], np.ndarray]  # number of rows of a batch -> those that this host reads, ascending
+
+
 def train_batches(
-    files: RecordSet,
-    length: int,
-    max_predictions_per_seq: int,
-    *,
-    batch_size: int,
-    seed: int,
-    start: int = 0,
-    rows: np.ndarray | None = None,
-    rules: Rules | None = None,
+    order: Order, max_predictions_per_seq: int, *, start: int = 0, rows: Rows = np.arange, rules: Rules | None = None
 ) -> Iterator[Batch]:
-    """Yields the batches of steps `start`, `start + 1`, ...; if `rows` (ascending) is given, only these rows.
+    """Yields the batches of steps `start`, `start + 1`, ..., of which each host reads its `rows`.
 
     A batch holds the arrays of `layouts.features`, `[rows, ...]`, except that `next_sentence_labels` and the added
     `next_sentence_weights` are `[rows]`; the weights are 1, and 0 for rows whose record cannot be read. `rules` masks
-    records with dynamic masking. Raises `UserError` if there are fewer records than lanes, or if one cannot be read.
+    records with dynamic masking. Raises `UserError` if a record cannot be read.
     """
-    lanes = math.gcd(batch_size, MAX_LANES)
-    if files.total < lanes:
-        raise UserError(
-            f"{files.total} training records are too few for config.batch_size = {batch_size}: add text, increase "
-            f"data.dupe_factor, or reduce the batch size"
-        )
-    width = batch_size // lanes
-    rows = np.arange(batch_size) if rows is None else np.asarray(rows)
-    own = np.unique(rows // width)
-    form = _form(files, length, max_predictions_per_seq)
+    form = _form(order.files, order.row.tokens, max_predictions_per_seq)
+    own = rows(order.batch_size)
+    return _batches(order.files, form, _stream(order, form, own), start, rules)
+
+
+def packed_batches(
+    order: Order,
+    max_predictions_per_seq: int,
+    *,
+    multiple: int,
+    start: int = 0,
+    rows: Rows = np.arange,
+    rules: Rules | None = None,
+) -> Iterator[Batch]:
+    """As `train_batches`, the same sequences in fewer rows, a multiple of `multiple`; see `pack_pretraining`.
+
+    The number of rows is that of `Order.rows`, and changes, if at all, from window to window.
+    """
+    form = _form(order.files, order.row.tokens, max_predictions_per_seq)
+    groups = order.groups_of(rows(count := order.rows(start, multiple)), count)  # the same for any count
+
+    @functools.lru_cache(4)
+    def kept(count):
+        """Which of the groups' rows this host keeps: it may share them with others."""
+        share = count // order.groups
+        return np.searchsorted((groups[:, None] * share + np.arange(share)).ravel(), rows(count))
+
+    own = order.sequences_of(groups)
+    for step, batch in enumerate(_batches(order.files, form, _stream(order, form, own), start, rules), start):
+        count = order.rows(step, multiple)
+        there = count // order.groups * len(groups)
+        batch = pack_pretraining(batch, own, *order.packed(groups, step, count), there, order.row)
+        yield batch if len(kept(count)) == there else {name: x[kept(count)] for name, x in batch.items()}
+
+
+def _stream(order: Order, form: Format, rows: np.ndarray) -> Stream:
+    """The sequences `rows` of each batch."""
+    groups = order.groups_of(rows, order.batch_size)
+    own = [lane for group in groups.tolist() for lane in order.lanes_of(group)]
 
     def records(step, lost):
-        return _lanes(files, form, rows, lanes, width, seed, step, lost)
+        return _groups(order, form, rows, groups, step, lost)
 
     def spans(step):
         for lane in own:
-            remaining = 2 * window_size(files, lane, lanes) + max(GROUP, width)
-            for path, first, count in lane_spans(files, lane, lanes, seed, step * width):
+            remaining = 2 * order.window
+            for path, first, count in order.spans(lane, step):
                 yield path, first, min(count, remaining)
                 remaining -= count
                 if remaining <= 0:
                     break
 
     def places(step):
-        return step * batch_size + rows
+        return step * order.batch_size + rows
 
-    # In the third place of its seeds, file order has 0, and windows have 1.
-    stream = Stream(records, spans, places, batch_size, [seed, 0, 2])
-    return _batches(files, form, stream, start, rules)
+    # In the third place of its seeds, file order has 0, and plans have 1.
+    return Stream(records, spans, places, order.batch_size, [order.seed, 0, 2])
 
 
-def _lanes(files: RecordSet, form: Format, rows: np.ndarray, lanes: int, width: int, seed: int, step: int, lost):
-    """A dataset of the serialized rows `rows` of each batch from `step` on; a lane has `width` rows of a batch."""
+def _groups(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, step: int, lost):
+    """A dataset of the serialized sequences `rows` of each batch from `step` on, which these groups have."""
     from bertjax.data.tf import tf
 
-    own, start, steps = np.unique(rows // width), step * width, max(1, GROUP // width)
-    wanted = np.searchsorted(own, rows // width) * width + rows % width  # other hosts use other rows of a lane
-    is_all = len(rows) == len(own) * width
+    size = order.group_size
+    wanted = np.searchsorted(groups, rows // size) * size + rows % size  # other hosts use other rows of a group
+    is_all = len(rows) == len(groups) * size
+    together = len(order.lanes_of(0))
 
     def spans(lane):
-        for span in lane_spans(files, int(lane), lanes, seed, start):
+        for span in order.spans(int(lane), step):
             yield from _readable(span, lost)
 
-    def orders(lane):
-        orders = window_orders(files, int(lane), lanes, seed, start)
-        yield next(orders)[start % window_size(files, int(lane), lanes) :]
-        yield from orders
+    def orders(group):
+        window, offset = divmod(step, order.steps)
+        while True:
+            yield order.plan(int(group), window).order[offset:].ravel()
+            window, offset = window + 1, 0
 
-    def lane_records(lane):
-        order = tf.data.Dataset.from_generator(orders, output_signature=tf.TensorSpec([None], tf.int64), args=(lane,))
-        size = tf.constant([window_size(files, i, lanes) for i in range(lanes)], tf.int64)[lane]
-        windows = tf.data.Dataset.zip((_read(spans, form, lane).batch(size), order)).map(tf.gather)
-        return windows.rebatch(steps * width)
+    def lane_windows(lane):
+        return _read(spans, form, lane).batch(order.window)
 
-    def by_step(group):
-        group = tf.transpose(tf.reshape(group, [len(own), steps, width]), [1, 0, 2])
-        group = tf.reshape(group, [steps, len(own) * width])
-        return group if is_all else tf.gather(group, wanted, axis=1)
+    def group_records(group):
+        lanes = tf.data.Dataset.range(group * together, (group + 1) * together)
+        windows = lanes.interleave(lane_windows, cycle_length=together)  # not in parallel: it would read windows ahead
+        windows = windows.batch(together).map(lambda lanes: tf.reshape(lanes, [-1]))
+        places = tf.data.Dataset.from_generator(orders, output_signature=tf.TensorSpec([None], tf.int64), args=(group,))
+        return tf.data.Dataset.zip((windows, places)).map(tf.gather).rebatch(size)
 
-    lanes_of_rows = tf.data.Dataset.from_tensor_slices(own.astype(np.int64))
-    groups = lanes_of_rows.interleave(lane_records, cycle_length=len(own), num_parallel_calls=tf.data.AUTOTUNE)
-    return groups.batch(len(own), drop_remainder=True).map(by_step).unbatch()
+    found = tf.data.Dataset.from_tensor_slices(groups.astype(np.int64))
+    found = found.interleave(group_records, cycle_length=len(groups), num_parallel_calls=tf.data.AUTOTUNE)
+    found = found.batch(len(groups), drop_remainder=True).map(lambda groups: tf.reshape(groups, [-1]))
+    return found if is_all else found.map(lambda records: tf.gather(records, wanted))
 
 
 def _read(spans: Callable[..., Iterator[tuple[str, int, int, int]]], form: Format, *arguments):
@@ -163,45 +180,6 @@ def _readable(span: Span, lost: Mapping[str, tuple[range, ...]]) -> Iterator[tup
         yield path, first, end - first, 0
 
 
-def lane_range(files: RecordSet, lane: int, lanes: int) -> range:
-    """Returns the indices of a lane's records in the set."""
-    return range(lane * files.total // lanes, (lane + 1) * files.total // lanes)
-
-
-def window_size(files: RecordSet, lane: int, lanes: int) -> int:
-    return min(SHUFFLE_WINDOW, len(lane_range(files, lane, lanes)))
-
-
-def lane_spans(files: RecordSet, lane: int, lanes: int, seed: int, start: int) -> Iterator[Span]:
-    """Yields what is read in reading order, starting with the window of record `start`."""
-    own = lane_range(files, lane, lanes)
-    spans, before = [], 0
-    for path, count in zip(files.paths, files.counts):
-        first, last = max(own.start, before), min(own.stop, before + count)
-        if first < last:
-            spans.append((path, first - before, last - first))
-        before += count
-
-    window = window_size(files, lane, lanes)
-    epoch, skip = divmod(start - start % window, len(own))
-    while True:
-        for i in np.random.default_rng([seed, lane, 0, epoch]).permutation(len(spans)):
-            path, first, count = spans[i]
-            if skip < count:
-                yield path, first + skip, count - skip
-            skip = max(0, skip - count)
-        epoch += 1
-
-
-def window_orders(files: RecordSet, lane: int, lanes: int, seed: int, start: int) -> Iterator[np.ndarray]:
-    """Yields the permutation of each window `[window_size]`, starting with the window of record `start`."""
-    size = window_size(files, lane, lanes)
-    window = start // size
-    while True:
-        yield np.random.default_rng([seed, lane, 1, window]).permutation(size)
-        window += 1
-
-
 def heldout_batches(
     files: RecordSet,
     length: int,
@@ -209,11 +187,11 @@ def heldout_batches(
     *,
     batch_size: int,
     max_sequences: int,
-    rows: np.ndarray | None = None,
+    rows: Rows = np.arange,
     rules: Rules | None = None,
     seed: int = 0,
 ) -> Iterator[Batch]:
-    """Yields batches of the first `max_sequences` records, once and in order; if `rows` is given, only these rows.
+    """Yields batches of the first `max_sequences` records, once and in order; of each batch, this host's `rows`.
 
     The last batch is padded with rows of zeros, which have weight 0. Dynamic masking is a function of `seed` and the
     place of a record, whatever the batch size.
@@ -235,7 +213,7 @@ def heldout_batches(
     for batch in _batches(files, form, stream, 0, rules):
         missing = batch_size - len(batch["input_ids"])
         batch = {name: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
-        yield batch if rows is None else {name: x[rows] for name, x in batch.items()}
+        yield {name: x[rows(batch_size)] for name, x in batch.items()}
 
 
 def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format:
@@ -263,7 +241,7 @@ def _batches(files: RecordSet, form: Format, stream: Stream, step: int, rules: R
             mask = functools.partial(_masked, stream=stream, rules=rules)
             dataset = dataset.enumerate(step).map(mask, num_parallel_calls=tf.data.AUTOTUNE)
         try:
-            for batch in dataset.prefetch(4).as_numpy_iterator():
+            for batch in dataset.prefetch(PREFETCH).as_numpy_iterator():
                 if impossible(batch, form):
                     problem = "impossible values"
                     break

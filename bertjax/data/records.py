@@ -10,12 +10,14 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
+from bertjax.data import lengths
 from bertjax.data.faults import HEAD_BYTES, check_files
-from bertjax.data.layouts import features
+from bertjax.data.layouts import Format, features
 from bertjax.data.serialization import Numbers, count_of, tfrecords
 from bertjax.files import replacing, write_whole
 
 MANIFEST = "manifest.json"
+COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # in the cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,7 @@ class RecordSet:
       vocab_size: of the tokenizer that made the records; None if it is unknown.
       on_corrupt: what a reader does at a record that cannot be read: stop, or skip it.
       lost: {path: numbers of records} that are skipped unread.
+      lengths: tokens of each record `[total]`; None if they are unknown.
     """
 
     paths: tuple[str, ...]
@@ -36,6 +39,7 @@ class RecordSet:
     vocab_size: int | None = None
     on_corrupt: str = "stop"
     lost: Mapping[str, tuple[range, ...]] = dataclasses.field(default_factory=dict)
+    lengths: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     @property
     def total(self) -> int:
@@ -98,14 +102,15 @@ def find_records(
     split: str,
     vocab_size: int | None = None,
     *,
-    counts: epath.PathLike | None = None,
     on_corrupt: str = "stop",
+    cache: epath.PathLike | None = None,
+    measures: bool = False,
 ) -> RecordSet | None:
     """Returns the records of `split` ("train" or "heldout") for one length; None if no records are held out.
 
     Files without a manifest are expected in the folder or in its subfolder `length<N>`; a name that contains "heldout"
-    marks held-out files. Counting their records reads the files. `counts` is a JSON file that caches the counts: a file
-    of unchanged size is not read again.
+    marks held-out files. Counting their records reads the files, and so does measuring their lengths, if `measures`; a
+    folder `cache` keeps both: files of unchanged size are not read again.
 
     Raises `UserError` if there are no files, if some are missing, if they have another length or vocabulary, or if they
     are not what the manifest says; `on_corrupt="skip"` leaves out such files, unless all are.
@@ -125,7 +130,7 @@ def find_records(
         if not found[split]:
             return None
         files = {str(folder / name): e if isinstance(e, dict) else {"records": e} for name, e in found[split].items()}
-        return RecordSet(
+        found = RecordSet(
             tuple(files),
             tuple(entry["records"] for entry in files.values()),
             manifest.get("layout", "google"),
@@ -133,20 +138,33 @@ def find_records(
             manifest["tokenizer"]["vocab_size"],
             on_corrupt,
             lost={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt)},
+            lengths=lengths.read(files),
         )
+    else:
+        paths = _find_files(folder, length, split)
+        if not paths:
+            return None
+        check_record(paths[0], length, max_predictions_per_seq, vocab_size)
+        counts = _count_all(paths, None if cache is None else epath.Path(cache) / COUNTS)
+        found = RecordSet(tuple(paths), counts, vocab_size=vocab_size, on_corrupt=on_corrupt)
+    if measures and found.lengths is None:
+        form = Format(length, max_predictions_per_seq, found.layout, found.masking, found.vocab_size)
+        kept = None if cache is None else epath.Path(cache) / LENGTHS
+        found = dataclasses.replace(found, lengths=lengths.measure(found.paths, found.counts, form, kept))
+    return found
 
+
+def _find_files(folder: epath.Path, length: int, split: str) -> list[str]:
+    """Returns the files of `split` in a folder without a manifest; none if there are no held-out ones."""
     own = folder / set_folder(length)
     paths = [str(p) for p in (own if own.is_dir() else folder).iterdir() if "tfrecord" in p.name.lower()]
     paths = sorted(p for p in paths if ("heldout" in epath.Path(p).name) == (split == "heldout"))
-    if not paths and split == "heldout":
-        return None
-    if not paths:
+    if not paths and split == "train":
         raise UserError(f"config.data.records: no TFRecord files (*.tfrecord*) in {folder}")
     for path in paths:
         if (numbered := re.search(r"-of-(\d+)", epath.Path(path).name)) and len(paths) < int(numbered[1]):
             raise UserError(f"{own}: {len(paths)} of {int(numbered[1])} files; prepare or copy the records again")
-    check_record(paths[0], length, max_predictions_per_seq, vocab_size)
-    return RecordSet(tuple(paths), _count_all(paths, counts), vocab_size=vocab_size, on_corrupt=on_corrupt)
+    return paths
 
 
 def _damaged_files(files: dict[str, dict[str, int]], on_corrupt: str) -> list[str]:

@@ -5,9 +5,10 @@ import os
 import re
 from typing import NamedTuple
 
+import numpy as np
 from etils import epath
 
-from bertjax.data import records
+from bertjax.data import lengths, records
 from bertjax.data.blocks import spilled_paths
 from bertjax.data.job import Job, Stage
 from bertjax.data.layouts import features_of
@@ -18,7 +19,7 @@ from bertjax.files import write_whole
 
 SHARD_BYTES = 32 << 20  # of rows in memory, at most; some 90 MB as records
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
-SHARD_NAME = re.compile(r"(train|heldout)-\d{5}-of-\d{5}\.tfrecord(\.\w+\.partial)?$")
+SHARD_NAME = re.compile(r"(train|heldout)-\d{5}-of-\d{5}\.(tfrecord|lengths)(\.\w+\.partial)?$")
 
 
 class Shard(NamedTuple):
@@ -55,7 +56,7 @@ def write(shard: Shard, job: Job) -> dict[str, int]:
         with open(done) as file:
             entry = json.load(file)
         path = epath.Path(job.output) / shard.path
-        if path.exists() and path.stat().length == entry["bytes"]:
+        if path.exists() and path.stat().length == entry["bytes"] and lengths.path_of(path).exists():
             return entry
     paths = spilled_paths(job.work, shard.split, shard.stage.length)
     _, rows = gather(paths, row_type(shard.stage, job), shard.index, shard.count)
@@ -64,9 +65,10 @@ def write(shard: Shard, job: Job) -> dict[str, int]:
     return written
 
 
-def write_rows(shard: Shard, job: Job, rows) -> dict[str, int]:
+def write_rows(shard: Shard, job: Job, rows: np.ndarray) -> dict[str, int]:
+    path = epath.Path(job.output) / shard.path
     parts = (features_of(rows[first : first + ROWS], job.data["layout"]) for first in range(0, len(rows), ROWS))
-    return records.write_records(epath.Path(job.output) / shard.path, parts)
+    return {**lengths.write(path, rows["size"]), **records.write_records(path, parts)}
 
 
 def sets_of(written: dict[Shard, dict], job: Job) -> dict:
@@ -82,8 +84,9 @@ def sets_of(written: dict[Shard, dict], job: Job) -> dict:
 
 def delete_others(output: epath.Path, sets: dict) -> None:
     """Deletes the shards, whole or partial, that other runs have left and `sets` does not name."""
-    named = {name for found in sets.values() for split in SPLITS for name in found[split]}
+    named = {str(output / name) for found in sets.values() for split in SPLITS for name in found[split]}
+    named |= {str(lengths.path_of(name)) for name in named}
     for folder in output.glob("length*"):
         for path in folder.iterdir():
-            if SHARD_NAME.match(path.name) and f"{folder.name}/{path.name}" not in named:
+            if SHARD_NAME.match(path.name) and str(path) not in named:
                 path.unlink(missing_ok=True)

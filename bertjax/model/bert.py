@@ -25,9 +25,10 @@ class BertModel(nn.Module):
         self.encoder = Encoder(self.config, self.compute)
         self.pooler = Pooler(self.config, self.compute.dtype)
 
-    def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None):
+    def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None, first_tokens=None):
+        """As `encode`; `first_tokens` `[batch, examples]`, if given: pooled output `[batch, examples, hidden]`."""
         hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        return hidden, self.pooler(hidden)
+        return hidden, self.pooler(hidden, first_tokens)
 
     def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
         """Returns the last hidden states `[batch, length, hidden]` only. Inputs are `[batch, length]` integers.
@@ -59,9 +60,9 @@ class BertForMaskedLM(nn.Module):
         self.bert = BertModel(self.config, self.compute)
         self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
 
-    def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None):
+    def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None, positions=None):
         """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`."""
-        hidden = self.bert.encode(input_ids, segments, token_types, dropout_keys=dropout_keys)
+        hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
         return self.masked_lm(hidden, masked_positions, self.bert.embeddings.word.embedding)
 
 
@@ -76,9 +77,14 @@ class BertForPreTraining(nn.Module):
         self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
         self.next_sentence = NextSentenceHead(self.config)
 
-    def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None):
-        """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`, `[batch, 2]`."""
-        hidden, pooled = self.bert(input_ids, segments, token_types, dropout_keys=dropout_keys)
+    def __call__(
+        self, input_ids, segments, token_types, masked_positions, dropout_keys=None, positions=None, first_tokens=None
+    ):
+        """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`, `[batch, 2]`.
+
+        With `first_tokens` `[batch, pairs]`, the latter are `[batch, pairs, 2]`.
+        """
+        hidden, pooled = self.bert(input_ids, segments, token_types, positions, dropout_keys, first_tokens)
         words = self.masked_lm(hidden, masked_positions, self.bert.embeddings.word.embedding)
         return words, self.next_sentence(pooled)
 
@@ -86,7 +92,8 @@ class BertForPreTraining(nn.Module):
 class BertForSequenceClassification(nn.Module):
     """Classifies whole inputs from the pooled output: `[batch, labels]` logits.
 
-    A single label is a regression, or the score of one choice in multiple choice.
+    With `first_tokens` `[batch, examples]`, those of several examples of a row: `[batch, examples, labels]`. A single
+    label is a regression, or the score of one choice in multiple choice.
     """
 
     config: BertConfig
@@ -97,8 +104,8 @@ class BertForSequenceClassification(nn.Module):
         self.bert = BertModel(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels)
 
-    def __call__(self, input_ids, segments, token_types, dropout_keys=None):
-        _, pooled = self.bert(input_ids, segments, token_types, dropout_keys=dropout_keys)
+    def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
+        _, pooled = self.bert(input_ids, segments, token_types, positions, dropout_keys, first_tokens)
         return self.classifier(pooled, dropout_keys)
 
 
@@ -113,8 +120,8 @@ class BertForTokenClassification(nn.Module):
         self.bert = BertModel(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels)
 
-    def __call__(self, input_ids, segments, token_types, dropout_keys=None):
-        hidden = self.bert.encode(input_ids, segments, token_types, dropout_keys=dropout_keys)
+    def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None):
+        hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
         return self.classifier(hidden, dropout_keys)
 
 
@@ -128,8 +135,8 @@ class BertForQuestionAnswering(nn.Module):
         self.bert = BertModel(self.config, self.compute)
         self.spans = Classifier(self.config, 2, dropout=False)  # as in run_squad.create_model
 
-    def __call__(self, input_ids, segments, token_types, dropout_keys=None):
-        hidden = self.bert.encode(input_ids, segments, token_types, dropout_keys=dropout_keys)
+    def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None):
+        hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
         return self.spans(hidden, dropout_keys)
 
 
@@ -206,10 +213,10 @@ def lstm_flops(model: BertForFeatureBasedTagging, batch: int, length: int) -> in
     return 2 * batch * length * (per_token + 2 * size * model.labels)
 
 
-def forward_flops(config: BertConfig, batch: int, length: int, predictions: int, pooler: bool = True) -> int:
-    """Matrix-multiply FLOPs of one forward pass (2 per multiply-add), with `predictions` masked tokens per sequence.
+def forward_flops(config: BertConfig, batch: int, length: int, predictions: int, pooled: int = 1) -> int:
+    """Matrix-multiply FLOPs of one forward pass (2 per multiply-add) of `batch` rows.
 
-    `pooler`: also those of the pooler and a head of two classes on it.
+    `predictions`: masked tokens of a row. `pooled`: its pooled outputs, each with a head of two classes.
 
     Computed analytically: XLA's cost analysis counts the body of a scan once. Excludes lookups, norms and softmax, as
     is usual for model FLOPs utilisation (Chowdhery et al. 2022, appendix B). A training step costs three times as many.
@@ -218,5 +225,5 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int,
     per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices
     attention = 2 * length * length * hidden  # scores and weighted values, all heads
     masked_lm = predictions * (hidden * hidden + hidden * config.padded_vocab_size)
-    pooled = pooler * (hidden * hidden + 2 * hidden)
-    return 2 * batch * (config.num_hidden_layers * (length * per_token + attention) + masked_lm + pooled)
+    pairs = pooled * (hidden * hidden + 2 * hidden)
+    return 2 * batch * (config.num_hidden_layers * (length * per_token + attention) + masked_lm + pairs)

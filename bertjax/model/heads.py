@@ -12,15 +12,22 @@ from bertjax.model.encoder import ACTIVATIONS
 
 
 class Pooler(nn.Module):
-    """tanh(W h + b) of the first token: `[batch, length, hidden]` -> `[batch, hidden]`."""
+    """tanh(W h + b) of the first token: `[batch, length, hidden]` -> `[batch, hidden]`.
+
+    With `first_tokens` `[batch, examples]`, of those: `[batch, examples, hidden]`.
+    """
 
     config: BertConfig
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, hidden):
+    def __call__(self, hidden, first_tokens=None):
         size = self.config.hidden_size
-        return jnp.tanh(Dense(self.config, self.dtype, (size,), (size,), ("embed", None), name="dense")(hidden[:, 0]))
+        if first_tokens is None:
+            first = hidden[:, 0]
+        else:
+            first = jnp.take_along_axis(hidden, first_tokens[:, :, None], axis=1)
+        return jnp.tanh(Dense(self.config, self.dtype, (size,), (size,), ("embed", None), name="dense")(first))
 
 
 class MaskedLanguageModelHead(nn.Module):

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ from bertjax.planner.kernels import kernel_seconds
 from bertjax.sharding.mesh import make_mesh, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import GIB, Accelerator, available_cores
-from bertjax.tasks.pretraining import Pretraining, ways_to_compute
+from bertjax.tasks.pretraining import Pretraining, packed_rows, ways_to_compute
 from bertjax.training.step import abstract_hyperparameters, make_program
 from bertjax.validation import REMAT_POLICIES
 
@@ -43,6 +43,7 @@ class StagePlan:
     steps: int
     chips: int
     batch_size: int
+    rows: int  # that hold them; fewer if sequences are packed
     length: int
     params_bytes: int  # at rest
     optimizer_bytes: int
@@ -73,22 +74,25 @@ class StagePlan:
         return self.flops_per_step / (self.estimated_step_seconds * self.peak_flops)
 
 
-def plan(config, accelerator: Accelerator, stages: list[int] | None = None) -> list[StagePlan]:
+def plan(
+    config, accelerator: Accelerator, stages: list[int] | None = None, real_tokens_share: Sequence[float] = ()
+) -> list[StagePlan]:
     """Compiles the train and evaluation steps of all stages, or of `stages`. Raises `UserError` if the config does not
     suit the accelerator; running out of memory is a result, not an error.
 
     With `remat` or `unroll` "auto", returns the plan of the first way with which all stages fit, or else of the last.
+    If sequences are packed, `real_tokens_share` is that of the sequences of each stage of the config.
     """
     for way in ways_to_compute(config, "tpu", accelerator.generation.kind):
-        results = _plan(way, accelerator, stages)
+        results = _plan(way, accelerator, stages, real_tokens_share)
         if all(result.fits for result in results):
             break
     return results
 
 
-def _plan(config, accelerator: Accelerator, stages: list[int] | None) -> list[StagePlan]:
+def _plan(config, accelerator: Accelerator, stages: list[int] | None, real_tokens_share) -> list[StagePlan]:
     stages = list(range(len(stages_of(config)))) if stages is None else stages
-    builder = _Builder(config, accelerator)
+    builder = _Builder(config, accelerator, real_tokens_share)
     # XLA releases the GIL while it compiles, and uses mostly one core.
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
         compiled = [[pool.submit(_compile, lowered) for lowered in builder.lower(number)] for number in stages]
@@ -96,7 +100,9 @@ def _plan(config, accelerator: Accelerator, stages: list[int] | None) -> list[St
         return list(pool.map(lambda number, pair: builder.read(number, *pair), stages, pairs))
 
 
-def settings_that_fit(config, accelerator: Accelerator, stages: list[int]) -> Iterator[dict]:
+def settings_that_fit(
+    config, accelerator: Accelerator, stages: list[int], real_tokens_share: Sequence[float] = ()
+) -> Iterator[dict]:
     """Yields settings that save memory and with which, according to the compiler, the stages fit; cheapest first."""
     for settings in _candidates(config, accelerator):
         changed = copy.deepcopy(config)
@@ -104,7 +110,7 @@ def settings_that_fit(config, accelerator: Accelerator, stages: list[int]) -> It
             section, _, field = name.rpartition(".")
             (changed[section] if section else changed)[field] = value
         try:
-            results = plan(changed, accelerator, stages)
+            results = plan(changed, accelerator, stages, real_tokens_share)
         except UserError:  # for example, the batch size is not divisible
             continue
         if all(result.fits for result in results):
@@ -159,17 +165,18 @@ def _compile(lowered) -> _Compiled | OutOfMemory:
 class _Builder:
     """Lowers the steps of a config for an accelerator, and reads the compiled results."""
 
-    def __init__(self, config, accelerator: Accelerator):
+    def __init__(self, config, accelerator: Accelerator, real_tokens_share: Sequence[float]):
         self._config, self._accelerator = config, accelerator
         self._mesh = make_mesh(config, accelerator.devices())
-        self._task = Pretraining(config, self._mesh, None)
+        rows = packed_rows(config, self._mesh, real_tokens_share) if config.packing else None
+        self._task = Pretraining(config, self._mesh, None, rows=rows)
         self._program = make_program(self._task, config, self._mesh)
 
     def lower(self, number: int):
         """Lowers the train step and the evaluation step of a stage."""
         task, config = self._task, self._config
         hyperparameters = abstract_hyperparameters(self._mesh)
-        batch = task.abstract_batch(number, config.batch_size)
+        batch = task.abstract_batch(number)
         train = self._program.train_step.lower(self._program.state, batch, hyperparameters)
 
         cast = jax.eval_shape(task.cast, self._program.state.params)
@@ -180,7 +187,7 @@ class _Builder:
         )
         unigram = jax.ShapeDtypeStruct((config.model.vocab_size,), jnp.float32, sharding=replicated(self._mesh))
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
-            evaluation = task.eval_step.lower(params, task.abstract_batch(number, task.eval_batch_size), unigram)
+            evaluation = task.eval_step.lower(params, task.abstract_eval_batch(number), unigram)
         return train, evaluation
 
     def read(self, number: int, train: _Compiled | OutOfMemory, evaluation: _Compiled | OutOfMemory) -> StagePlan:
@@ -192,7 +199,9 @@ class _Builder:
         collectives = []
         if failed is None:
             used = max(train.memory, evaluation.memory + resting) * per_chip
-            rows = config.batch_size // config.microbatches // (self._mesh.shape["data"] * self._mesh.shape["fsdp"])
+            rows = (
+                self._task.rows[number] // config.microbatches // (self._mesh.shape["data"] * self._mesh.shape["fsdp"])
+            )
             kernels = train.module.kernels()
             seconds = train.cycles / generation.clock
             seconds += kernel_seconds(kernels, generation, bert_config(config), rows, stage.length)
@@ -205,6 +214,7 @@ class _Builder:
             steps=stage.steps,
             chips=self._accelerator.chips,
             batch_size=config.batch_size,
+            rows=self._task.rows[number],
             length=stage.length,
             params_bytes=_bytes_per_device(self._program.state.params) * per_chip,
             optimizer_bytes=_bytes_per_device(self._program.state.opt_state) * per_chip,

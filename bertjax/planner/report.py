@@ -19,6 +19,7 @@ def as_json(plans: list[StagePlan]) -> str:
                 "stage": p.stage,
                 "chips": p.chips,
                 "batch_size": p.batch_size,
+                "rows": p.rows,
                 "length": p.length,
                 "remat": p.remat,
                 "unroll": p.unroll,
@@ -44,7 +45,7 @@ def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_ho
     name = accelerator.name + (f", {accelerator.slices} slices" if accelerator.slices > 1 else "")
     rows: list[tuple[str, list[str]]] = [
         (f"{name}: {accelerator.chips} chips", [f"stage {p.stage}" for p in plans]),
-        ("batch x length", [f"{p.batch_size:,} x {p.length}" for p in plans]),
+        ("batch x length", [_batch(p) for p in plans]),
         ("HBM per chip: params", [_gib(p.params_bytes) for p in plans]),
         ("  optimizer", [_gib(p.optimizer_bytes) for p in plans]),
         ("  activations and the rest", [_gib(p.activations_bytes) if p.fits else "" for p in plans]),
@@ -107,6 +108,12 @@ def _free(plan: StagePlan) -> str:
 
 def _or_blank(plan: StagePlan, text) -> str:
     return text(plan) if plan.fits else "does not fit"
+
+
+def _batch(p: StagePlan) -> str:
+    return (
+        f"{p.batch_size:,} x {p.length}" if p.rows == p.batch_size else f"{p.batch_size:,} in {p.rows:,} x {p.length}"
+    )
 
 
 def _gib(size: int | None) -> str:

@@ -185,15 +185,18 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices]))
 
 
-def put_batch(batch: dict, mesh: Mesh, batch_size: int) -> dict:
+def put_batch(batch: dict, mesh: Mesh) -> dict:
     """Makes global arrays on the mesh from this host's `local_rows` of a batch. Does not wait for the copy."""
-    sharding, own = batch_sharding(mesh), local_rows(mesh, batch_size)
+    sharding, ways = batch_sharding(mesh), mesh.shape["data"] * mesh.shape["fsdp"]
+    own = local_rows(mesh, ways)  # the parts that this host has
 
     def put(rows):
-        def part(index):
-            first, last, _ = index[0].indices(batch_size)
-            return rows[np.searchsorted(own, first) : np.searchsorted(own, last)]
+        size = len(rows) // len(own)  # of a part
 
-        return jax.make_array_from_callback((batch_size, *rows.shape[1:]), sharding, part)
+        def part(index):
+            first = np.searchsorted(own, (index[0].start or 0) // size) * size
+            return rows[first : first + size]
+
+        return jax.make_array_from_callback((ways * size, *rows.shape[1:]), sharding, part)
 
     return {name: put(rows) for name, rows in batch.items()}

@@ -12,12 +12,12 @@ from bertjax.sharding.mesh import Batch, put_batch
 STEPS_IN_FLIGHT = 2  # steps that the host may run ahead of the devices
 
 
-def on_devices(batches: Iterator[Batch], mesh: Mesh, batch_size: int) -> Iterator[dict]:
-    """Copies batches to the devices, one step ahead of their use."""
+def on_devices(batches: Iterator[Batch], mesh: Mesh) -> Iterator[dict]:
+    """Copies this host's rows of batches to the devices, one step ahead of their use."""
     ahead = collections.deque()
     with contextlib.closing(batches):
         for batch in batches:
-            ahead.append(put_batch(batch, mesh, batch_size))
+            ahead.append(put_batch(batch, mesh))
             if len(ahead) > 1:
                 yield ahead.popleft()
         yield from ahead

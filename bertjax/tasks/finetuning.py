@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from bertjax import tasks
 from bertjax.config import UserError, bert_config
-from bertjax.data.examples import Examples, TrainingOrder, steps_per_epoch
+from bertjax.data.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.model.bert import cast_encoder
@@ -129,11 +129,13 @@ class FineTuning:
             bert_config(config), compute=compute_on(mesh, config), **config.get("head", {})
         )
         self.frozen = dataset.objective.frozen
+        if config.packing and not dataset.objective.packs:
+            raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
         self.total_steps = count_steps(config, len(dataset.train))
-        self._order = TrainingOrder(
-            dataset.train, config.batch_size, config.seed, longest=config.model.max_position_embeddings
-        )
-        self._predict = make_predictor(self.model, mesh, config.batch_size // config.microbatches)
+        given = (dataset.train, config.batch_size, config.seed, config.model.max_position_embeddings)
+        ways = mesh.shape["data"] * mesh.shape["fsdp"]
+        self._order = PackedOrder(*given, ways * config.microbatches) if config.packing else TrainingOrder(*given)
+        self._predict = make_predictor(self.model, mesh, config.batch_size // config.microbatches, config.packing)
         self._outputs: list = []  # of the last evaluation, per dev split
 
     def init_params(self, key):
@@ -142,7 +144,7 @@ class FineTuning:
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         steps = range(start_step, self.total_steps)
-        yield from self._order.batches(steps, local_rows(self.mesh, self.config.batch_size))
+        yield from self._order.batches(steps, functools.partial(local_rows, self.mesh))
 
     def normalize(self, batch: dict) -> dict:
         return {**batch, "weights": batch["weights"] / jnp.maximum(batch["weights"].sum(), 1)}
@@ -153,8 +155,9 @@ class FineTuning:
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
         losses, correct = self.dataset.objective.loss(apply(self.model, params, batch, dropout_keys), batch)
         weights = batch["weights"]
-        tokens = batch["input_mask"].sum().astype(jnp.float32)
-        return (weights * losses).sum(), {"accuracy": (weights * correct).sum(), "tokens": tokens}
+        tokens = (batch["input_mask"] > 0).sum().astype(jnp.float32)
+        padding = batch["input_mask"].size - tokens
+        return (weights * losses).sum(), {"accuracy": (weights * correct).sum(), "tokens": tokens, "padding": padding}
 
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores:
         scores, decided, self._outputs = {}, {}, []
@@ -173,16 +176,13 @@ class FineTuning:
         return named
 
     def flops(self, start: int, stop: int) -> int:
-        sequences = self.config.batch_size * max(1, self.dataset.train.choices)
-        lengths = self._step_lengths[start:stop]
-        return sum(
-            int(count) * self.dataset.objective.flops(self.model, sequences, int(length))
-            for length, count in zip(*np.unique(lengths, return_counts=True))
-        )
+        shapes, counts = np.unique(self._shapes[start:stop], axis=0, return_counts=True)
+        flops = self.dataset.objective.flops
+        return sum(count * flops(self.model, *shape) for shape, count in zip(shapes.tolist(), counts.tolist()))
 
     @functools.cached_property
-    def _step_lengths(self) -> np.ndarray:
-        return np.array([self._order.length(step) for step in range(self.total_steps)])
+    def _shapes(self) -> np.ndarray:
+        return np.array([self._order.shape(step) for step in range(self.total_steps)])
 
 
 # Fine-tuning as a `Kind` of run, for `training.run`.

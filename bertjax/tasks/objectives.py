@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import flax.linen as nn
 import jax
@@ -11,7 +12,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bertjax.data.examples import Examples, evaluation_batches
+from bertjax.data.examples import Examples, evaluation_batches, packed_evaluation
+from bertjax.data.packing import numbers_in_row
 from bertjax.model.bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -19,7 +21,7 @@ from bertjax.model.bert import (
     forward_flops,
 )
 from bertjax.model.dropout import fold_in
-from bertjax.sharding.mesh import local_rows, replicated
+from bertjax.sharding.mesh import Batch, local_rows, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
 
@@ -35,7 +37,8 @@ class Objective:
       make_model: (BertConfig, dtype=, remat=, **config.head) -> module.
       loss: (logits, batch) -> (losses, whether each prediction is correct), both of the shape of the batch's weights.
       frozen: top-level keys of the params that are not trained.
-      flops: (module, sequences, length) -> model FLOPs of a training step.
+      flops: (module, rows, length) -> model FLOPs of a training step.
+      packs: whether sequences can share a row; then the module takes `positions`, see `apply`.
     """
 
     architecture: str
@@ -45,46 +48,52 @@ class Objective:
     flops: Callable[[nn.Module, int, int], int] = lambda model, sequences, length: (
         3 * forward_flops(model.config, sequences, length, 0)
     )
+    packs: bool = False
 
 
 def classification(labels: int) -> Objective:
     """Labels are `[batch]` class indices."""
     make_model = functools.partial(BertForSequenceClassification, labels=labels)
-    return Objective("BertForSequenceClassification", make_model, _cross_entropy)
+    return Objective("BertForSequenceClassification", make_model, _cross_entropy, packs=True)
 
 
 def regression() -> Objective:
     """Labels are `[batch]` numbers. The loss is the squared error, as in transformers; errors below 0.5 are correct."""
 
     def loss(logits, batch):
-        error = logits[:, 0] - batch["labels"]
+        error = logits[..., 0] - batch["labels"]
         return jnp.square(error), jnp.abs(error) < 0.5
 
     make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return Objective("BertForSequenceClassification", make_model, loss)
+    return Objective("BertForSequenceClassification", make_model, loss, packs=True)
 
 
 def tagging(labels: int) -> Objective:
     """Labels are `[batch, length]` class indices; those with weight 0 are ignored."""
     make_model = functools.partial(BertForTokenClassification, labels=labels)
-    return Objective("BertForTokenClassification", make_model, _cross_entropy)
+    return Objective("BertForTokenClassification", make_model, _cross_entropy, packs=True)
 
 
 def spans() -> Objective:
     """Labels are `[batch, 2]`, first and last token. The loss is the mean of both (run_squad.model_fn_builder)."""
 
     def loss(logits, batch):
-        logits = mask_padding(logits, batch["input_mask"])
-        losses, correct = _cross_entropy(jnp.swapaxes(logits, 1, 2), batch)
+        inside, labels = batch["input_mask"] > 0, batch["labels"]
+        if "first_tokens" in batch:  # the tokens of each sequence of a row
+            numbers = jnp.arange(1, labels.shape[1] + 1)[:, None]
+            logits, inside = logits[:, None], batch["input_mask"][:, None] == numbers
+            labels = labels + batch["first_tokens"][..., None]
+        logits = jnp.where(inside[..., None], logits, jnp.finfo(jnp.float32).min)
+        losses, correct = _cross_entropy(jnp.swapaxes(logits, -1, -2), {"labels": labels})
         return losses.mean(-1), correct.all(-1)
 
-    return Objective("BertForQuestionAnswering", BertForQuestionAnswering, loss)
+    return Objective("BertForQuestionAnswering", BertForQuestionAnswering, loss, packs=True)
 
 
 def choice() -> Objective:
     """Labels are the `[batch]` indices of the correct sequence among several, each of which has one logit."""
     make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return Objective("BertForMultipleChoice", make_model, _cross_entropy)
+    return Objective("BertForMultipleChoice", make_model, _cross_entropy, packs=True)
 
 
 def _cross_entropy(logits, batch):
@@ -92,14 +101,18 @@ def _cross_entropy(logits, batch):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels), logits.argmax(-1) == labels
 
 
-def mask_padding(logits: jax.Array, input_mask: jax.Array) -> jax.Array:
-    """Sets logits `[batch, length, 2]` to the minimum where `input_mask` `[batch, length]` is 0."""
-    return jnp.where(input_mask[..., None] > 0, logits, jnp.finfo(jnp.float32).min)
-
-
 def apply(model: nn.Module, params, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
-    """Computes the logits of a batch; `[batch, choices]` if a row has several sequences."""
+    """Computes the logits of a batch of `Examples`: `[rows, ...]`, or `[rows, choices]`.
+
+    Those of whole sequences are `[rows, sequences, ...]` if the batch is packed, or `[rows, sequences, choices]`.
+    """
     inputs = [batch[name] for name in ("input_ids", "input_mask", "token_types")]
+    if "positions" in batch:
+        packed, first_tokens = {"positions": batch["positions"]}, batch["first_tokens"]
+        if _is_pooled(model):
+            packed["first_tokens"] = first_tokens.reshape(len(first_tokens), -1)
+        logits = model.apply({"params": params}, *inputs, dropout_keys=dropout_keys, **packed)
+        return logits.reshape(first_tokens.shape) if _is_pooled(model) and first_tokens.ndim == 3 else logits
     rows, *choices, length = inputs[0].shape
     if choices:
         inputs = [x.reshape(-1, length) for x in inputs]
@@ -109,29 +122,55 @@ def apply(model: nn.Module, params, batch: dict, dropout_keys: jax.Array | None 
     return logits.reshape(rows, *choices) if choices else logits
 
 
-class Predictor:
-    """Computes the logits of examples, in batches."""
+def _is_pooled(model: nn.Module) -> bool:
+    """Whether its logits are those of whole sequences, not of tokens."""
+    return isinstance(model, BertForSequenceClassification)
 
-    def __init__(self, model: nn.Module, mesh: Mesh, batch_size: int):
+
+class Predictor:
+    """Computes the logits of examples, in batches of about as many; `packs`: they share rows."""
+
+    def __init__(self, model: nn.Module, mesh: Mesh, batch_size: int, packs: bool):
         self._mesh, self._batch_size, self._longest = mesh, batch_size, model.config.max_position_embeddings
+        self._model, self._packs = model, packs
         self._apply = jax.jit(functools.partial(apply, model), out_shardings=replicated(mesh))
 
     def __call__(self, params, examples: Examples, after_batch: Callable[[], None] = lambda: None) -> list[np.ndarray]:
         """Returns the logits of each example, on every host; logits per token without those of padding."""
         outputs: list = [None] * len(examples)
-        own = local_rows(self._mesh, self._batch_size)
         examples = dataclasses.replace(examples, labels=None)
+        batches = self._packed(examples) if self._packs else self._padded(examples)
+        places, batches = itertools.tee(batches)
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
-            order = list(evaluation_batches(examples, self._batch_size, self._longest))
-            batches = (examples.batch(rows[own], length) for rows, length in order)
-            on_mesh = on_devices(batches, self._mesh, self._batch_size)
-            for (rows, _), logits in zip(order, fetched(self._apply(params, batch) for batch in on_mesh)):
-                for row, output in zip(rows, logits):
-                    if row >= 0:
-                        is_per_token = output.ndim == 2
-                        outputs[row] = output[: examples.lengths[row]] if is_per_token else output
+            on_mesh = on_devices((batch for _, batch in batches), self._mesh)
+            for (found, _), logits in zip(places, fetched(self._apply(params, batch) for batch in on_mesh)):
+                for example, *place in found:
+                    outputs[example] = logits[tuple(place)]
                 after_batch()
         return outputs
+
+    def _padded(self, examples: Examples) -> Iterator[tuple[list, Batch]]:
+        """Yields batches, each with (example, where its logits are) of its examples."""
+        own = local_rows(self._mesh, self._batch_size)
+        for rows, length in evaluation_batches(examples, self._batch_size, self._longest):
+            places = [
+                (example, row, slice(examples.lengths[example])) for row, example in enumerate(rows) if example >= 0
+            ]
+            if _is_pooled(self._model):
+                places = [place[:2] for place in places]
+            yield places, examples.batch(rows[own], length)
+
+    def _packed(self, examples: Examples) -> Iterator[tuple[list, Batch]]:
+        """As `_padded`."""
+        ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
+        for found, rows, starts, *shape in packed_evaluation(examples, self._batch_size, self._longest, ways):
+            if _is_pooled(self._model):
+                places = list(zip(found, rows, numbers_in_row(rows)))
+            else:
+                ends = starts + examples.lengths[found]
+                places = list(zip(found, rows, map(slice, starts, ends)))
+            batch, own = examples.packed(found, rows, starts, *shape), local_rows(self._mesh, shape[0])
+            yield places, {name: x[own] for name, x in batch.items()}
 
 
 make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # compiled once for all trials of a search
@@ -142,4 +181,4 @@ def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = objective.make_model(source.config, **source.head)
     params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
-    return Predictor(model, mesh, PREDICTION_BATCH)(params, examples)
+    return Predictor(model, mesh, PREDICTION_BATCH, objective.packs)(params, examples)

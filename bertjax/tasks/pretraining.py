@@ -4,7 +4,8 @@ import collections
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -19,6 +20,8 @@ from bertjax.config import UserError, bert_config, corpus_sources, stages_of, to
 from bertjax.data import pipeline, preparation, vocabulary
 from bertjax.data.layouts import features
 from bertjax.data.masking import rules_of
+from bertjax.data.order import Order
+from bertjax.data.packing import RowSize, whole
 from bertjax.data.records import find_records, read_manifest, require_folder
 from bertjax.interop import pretrained
 from bertjax.model.bert import BertForMaskedLM, BertForPreTraining, cast_encoder, forward_flops
@@ -46,7 +49,7 @@ from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make
 from bertjax.training.workdir import RunInfo, tokenizer_entry
 from bertjax.validation import REMAT_POLICIES
 
-RECORD_COUNTS = "record_counts.json"  # in the workdir
+SEQUENCES_PER_ROW = 8  # at most; see experiments/benchmarks/RESULTS.md
 UNIGRAM_SEQUENCES = 65_536  # training sequences that the unigram baseline is estimated from
 # From how many steps unrolled layers pay: BERT-base on a v5e gains 12 ms a step, and compiles 100 s longer a stage.
 UNROLLED_STEPS = 20_000
@@ -70,8 +73,12 @@ class Pretraining:
       config: a validated config.
       mesh: the mesh that `evaluate` runs on.
       records: folder of TFRecords; None if `batches` and `evaluate` are unused (the planner) or overridden.
-      counts: file that caches the record counts of a folder without a manifest.
+      cache: folder that keeps what has been counted in records without a manifest.
       tokenizer: masks records that are not masked (`data.masking=dynamic`).
+      rows: of a step of each stage, if sequences are packed and `records` is None.
+
+    Attributes:
+      rows: of a step of each stage; with packing, of the first ones: later ones may have a few more or fewer.
     """
 
     frozen = ()
@@ -81,21 +88,28 @@ class Pretraining:
         config,
         mesh: Mesh,
         records: epath.PathLike | None,
-        counts: epath.PathLike | None = None,
+        cache: epath.Path | None = None,
         tokenizer: Tokenizer | None = None,
+        rows: Sequence[int] | None = None,
     ):
         self.config, self.mesh = config, mesh
         self._pairs = PAIR_OBJECTIVES.get(config.data.next_sentence)
-        make_model = BertForPreTraining if self._pairs else BertForMaskedLM
-        self.model = make_model(bert_config(config), compute_on(mesh, config))
+        self.model = self._make_model()
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self.eval_batch_size = config.batch_size // config.microbatches  # fits in memory, because a microbatch does
+        self.row_sizes = [row_size(config, stage) for stage in self._stages]
+        self.rows = rows or [config.batch_size] * len(self._stages)
         if records is not None:
             shapes = [(s.length, s.max_predictions_per_seq) for s in self._stages]
-            given = dict(vocab_size=config.model.vocab_size, counts=counts, on_corrupt=config.data.on_corrupt)
+            given = dict(vocab_size=config.model.vocab_size, on_corrupt=config.data.on_corrupt, cache=cache)
             find = functools.partial(find_records, records, **given)
-            self._train = [find(*shape, split="train") for shape in shapes]
+            train = [find(*shape, split="train", measures=config.packing) for shape in shapes]
+            self.orders = [
+                Order(files, config.batch_size, config.seed, row) for files, row in zip(train, self.row_sizes)
+            ]
             self._heldout = [find(*shape, split="heldout") for shape in shapes]
+            if config.packing:
+                self.rows = [order.rows(0, row_multiple(config, mesh)) for order in self.orders]
             self._rules = [tokenizer and rules_of(config.data, tokenizer, predictions) for _, predictions in shapes]
         self._unigram: np.ndarray | None = None  # counted at the first evaluation
         self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
@@ -107,11 +121,19 @@ class Pretraining:
         return self.model.init(key, ids, ids, ids, ids)["params"]
 
     def batches(self, start_step: int) -> Iterator[Batch]:
-        first, own = 0, local_rows(self.mesh, self.config.batch_size)
+        first, own = 0, functools.partial(local_rows, self.mesh)
         for index, end in enumerate(self._stage_ends):
             if start_step < end:
                 start = max(start_step, first)
-                yield from itertools.islice(self._stage_batches(index, start - first, own), end - start)
+                given = dict(start=start - first, rows=own, rules=self._rules[index])
+                order, predictions = self.orders[index], self._stages[index].max_predictions_per_seq
+                if self.config.packing:
+                    batches = pipeline.packed_batches(
+                        order, predictions, multiple=row_multiple(self.config, self.mesh), **given
+                    )
+                else:
+                    batches = pipeline.train_batches(order, predictions, **given)
+                yield from itertools.islice(batches, end - start)
             first = end
 
     def normalize(self, batch: dict) -> dict:
@@ -126,6 +148,9 @@ class Pretraining:
         return cast_encoder(params, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
+        packed = {name: batch[name] for name in ("positions", "first_tokens") if name in batch}
+        if not self._pairs:
+            packed.pop("first_tokens", None)
         logits = self.model.apply(
             {"params": params},
             batch["input_ids"],
@@ -133,11 +158,13 @@ class Pretraining:
             token_types=batch["segment_ids"],
             masked_positions=batch["masked_lm_positions"],
             dropout_keys=dropout_keys,
+            **packed,
         )
         words, pairs = logits if self._pairs else (logits, None)
         loss, accuracy = _weighted(words, batch["masked_lm_ids"], batch["masked_lm_weights"])
         tokens = (batch["input_mask"] > 0).sum().astype(jnp.float32)
-        metrics = dict(mlm_loss=loss, mlm_accuracy=accuracy, tokens=tokens)
+        padding = batch["input_mask"].size - tokens
+        metrics = dict(mlm_loss=loss, mlm_accuracy=accuracy, tokens=tokens, padding=padding)
         if self._pairs:
             name = self._pairs.metrics
             pair_loss, accuracy = _weighted(pairs, batch["next_sentence_labels"], batch["next_sentence_weights"])
@@ -164,12 +191,12 @@ class Pretraining:
             max_sequences=self.config.eval.max_sequences,
             rules=self._rules[index],
             seed=self.config.data.seed,
-            rows=local_rows(self.mesh, self.eval_batch_size),
+            rows=functools.partial(local_rows, self.mesh),
         )
         unigram = jax.device_put(self._unigram_log_probabilities(after_batch), replicated(self.mesh))
         sums = collections.Counter()
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
-            on_mesh = on_devices(batches, self.mesh, self.eval_batch_size)
+            on_mesh = on_devices(batches, self.mesh)
             for found in fetched(self.eval_step(params, batch, unigram) for batch in on_mesh):
                 sums.update(found)
                 after_batch()
@@ -193,43 +220,56 @@ class Pretraining:
     def files(self) -> dict[str, str]:
         return {}
 
-    def abstract_batch(self, stage: int, batch_size: int) -> dict:
+    def abstract_batch(self, stage: int) -> dict:
         """Returns the shapes, types and shardings of the batches of a stage."""
-        length, predictions = self._stages[stage].length, self._stages[stage].max_predictions_per_seq
-        shapes = {name: ((size,), dtype) for name, (size, dtype) in features(length, predictions).items()}
-        shapes |= {"next_sentence_labels": ((), np.int64), "next_sentence_weights": ((), np.float32)}
-        return {
-            name: jax.ShapeDtypeStruct(
-                (batch_size, *shape),
-                np.float32 if dtype == np.float32 else np.int32,
-                sharding=batch_sharding(self.mesh),
-            )
-            for name, (shape, dtype) in shapes.items()
-        }
+        if not self.config.packing:
+            return self._abstract_batch(stage, self.config.batch_size)
+        row = self.row_sizes[stage]
+        tokens = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "positions"), (row.tokens,))
+        predictions = dict.fromkeys(("masked_lm_positions", "masked_lm_ids", "masked_lm_weights"), (row.predictions,))
+        pairs = dict.fromkeys(("first_tokens", "next_sentence_labels", "next_sentence_weights"), (row.sequences,))
+        return self._abstract(self.rows[stage], {"dropout_rows": (), **tokens, **predictions, **pairs})
+
+    def abstract_eval_batch(self, stage: int) -> dict:
+        """Returns the shapes, types and shardings of the batches that a stage is evaluated on."""
+        return self._abstract_batch(stage, self.eval_batch_size)
 
     def flops(self, start: int, stop: int) -> int:
         total, first = 0, 0
-        for stage, end in zip(self._stages, self._stage_ends):
+        for stage, row, rows, end in zip(self._stages, self.row_sizes, self.rows, self._stage_ends):
             steps = max(0, min(stop, end) - max(start, first))
-            shape = (self.config.batch_size, stage.length, stage.max_predictions_per_seq)
-            forward = forward_flops(self.model.config, *shape, pooler=self._pairs is not None)
+            predictions, pooled = stage.max_predictions_per_seq, 1
+            if self.config.packing:
+                predictions, pooled = row.predictions, row.sequences
+            pooled *= self._pairs is not None
+            forward = forward_flops(self.model.config, rows, stage.length, predictions, pooled)
             total, first = total + 3 * steps * forward, end
         return total
 
+    def computing_as(self, config) -> "Pretraining":
+        """Returns the same task with what another config says of how to compute, such as `remat`."""
+        other = copy.copy(self)
+        other.config = config
+        other.model = other._make_model()
+        return other
+
     # Implementation.
 
-    def _stage_batches(self, index: int, start: int, rows) -> Iterator[Batch]:
-        stage = self._stages[index]
-        return pipeline.train_batches(
-            self._train[index],
-            stage.length,
-            stage.max_predictions_per_seq,
-            batch_size=self.config.batch_size,
-            seed=self.config.seed,
-            start=start,
-            rows=rows,
-            rules=self._rules[index],
-        )
+    def _make_model(self):
+        make_model = BertForPreTraining if self._pairs else BertForMaskedLM
+        return make_model(bert_config(self.config), compute_on(self.mesh, self.config))
+
+    def _abstract_batch(self, stage: int, rows: int) -> dict:
+        sizes = features(self._stages[stage].length, self._stages[stage].max_predictions_per_seq)
+        shapes = {name: (size,) for name, (size, _) in sizes.items()}
+        return self._abstract(rows, shapes | {"next_sentence_labels": (), "next_sentence_weights": ()})
+
+    def _abstract(self, rows: int, shapes: dict[str, tuple]) -> dict:
+        sharding = batch_sharding(self.mesh)
+        types = {name: np.float32 if name.endswith("weights") else np.int32 for name in shapes}
+        return {
+            name: jax.ShapeDtypeStruct((rows, *shape), types[name], sharding=sharding) for name, shape in shapes.items()
+        }
 
     @functools.cached_property
     def eval_step(self):
@@ -251,15 +291,34 @@ class Pretraining:
     def _unigram_log_probabilities(self, after_batch: Callable[[], None]) -> np.ndarray:
         """`[vocab_size]` float32, from the masked tokens of the first training sequences, with add-one smoothing."""
         if self._unigram is None:
-            sequences = min(UNIGRAM_SEQUENCES, self._train[0].total)
+            sequences = min(UNIGRAM_SEQUENCES, self.orders[0].files.total)
             counts = np.ones(self.model.config.vocab_size, np.int64)
-            all_rows = self._stage_batches(0, start=0, rows=None)  # on every host
+            predictions = self._stages[0].max_predictions_per_seq
+            all_rows = pipeline.train_batches(self.orders[0], predictions, rules=self._rules[0])  # on every host
             for batch in itertools.islice(all_rows, max(1, sequences // self.config.batch_size)):
                 ids = batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
                 counts += np.bincount(ids, minlength=len(counts))
                 after_batch()
             self._unigram = np.log(counts / counts.sum()).astype(np.float32)
         return self._unigram
+
+
+def row_size(config, stage) -> RowSize:
+    """Returns what a row of packed sequences holds."""
+    # Of each sequence, the number of masked tokens is rounded.
+    masked = math.ceil(config.data.masked_lm_prob * stage.length + SEQUENCES_PER_ROW / 2)
+    return RowSize(stage.length, SEQUENCES_PER_ROW, min(masked, SEQUENCES_PER_ROW * stage.max_predictions_per_seq))
+
+
+def row_multiple(config, mesh: Mesh) -> int:
+    """Returns what the number of packed rows is a multiple of: each device has as many of each microbatch."""
+    return mesh.shape["data"] * mesh.shape["fsdp"] * config.microbatches
+
+
+def packed_rows(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[int]:
+    """Estimates the rows of a step of each stage from the share of real tokens in its sequences."""
+    multiple = row_multiple(config, mesh)
+    return [whole(share * config.batch_size, multiple) for share in real_tokens_share]
 
 
 def _weighted(logits, labels, weights) -> tuple[jax.Array, jax.Array]:
@@ -299,19 +358,18 @@ def ways_to_compute(config, platform: str, chip: str) -> Iterator:
         yield candidate
 
 
-def fastest_that_fits(config, mesh: Mesh, platform: str):
-    """Returns the first of `ways_to_compute` with which the longest stage fits in the device's memory, or the last."""
-    device = mesh.devices.flat[0]
-    *others, last = ways_to_compute(config, platform, device.device_kind)
+def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
+    """Returns the task with the first of `ways_to_compute` that fits the longest stage in memory, or the last."""
+    device = task.mesh.devices.flat[0]
+    *others, last = map(task.computing_as, ways_to_compute(task.config, platform, device.device_kind))
     for way in others:
         if platform == "cpu":
             return way
         if jax.process_index() == 0:  # it can take minutes
-            print(f"compiling with remat={way.remat} unroll={way.unroll}", flush=True)
-        task = Pretraining(way, mesh, None)
-        program = make_program(task, way, mesh)
-        batch = task.abstract_batch(len(stages_of(config)) - 1, config.batch_size)
-        lowered = program.train_step.lower(program.state, batch, abstract_hyperparameters(mesh))
+            print(f"compiling with remat={way.config.remat} unroll={way.config.unroll}", flush=True)
+        program = make_program(way, way.config, way.mesh)
+        batch = way.abstract_batch(len(way.rows) - 1)
+        lowered = program.train_step.lower(program.state, batch, abstract_hyperparameters(way.mesh))
         if fits_in_memory(lowered, device):
             return way
     return last
@@ -325,11 +383,11 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
         pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
-    chosen = fastest_that_fits(config, mesh, mesh.devices.flat[0].platform)  # all hosts compile together
     with hosts.first_before_others("records counted"):
-        task = Pretraining(chosen, mesh, records, counts=workdir / RECORD_COUNTS, tokenizer=tokenizer)
-    fields = [field for field in ("remat", "unroll") if chosen[field] != config[field]]
-    notes = [f"config.{field} = 'auto': {chosen[field]}" for field in fields]
+        task = Pretraining(config, mesh, records, workdir, tokenizer)
+    task = fastest_that_fits(task, mesh.devices.flat[0].platform)  # all hosts compile together
+    fields = [field for field in ("remat", "unroll") if task.config[field] != config[field]]
+    notes = [f"config.{field} = 'auto': {task.config[field]}" for field in fields]
     if (warmup := config.optimizer.warmup_steps) >= task.total_steps:
         notes += [f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does"]
     info = RunInfo(config.copy_and_resolve_references(), tokenizer=tokenizer_entry(tokenizer))

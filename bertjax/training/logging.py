@@ -182,6 +182,8 @@ def describe(metrics: dict[str, float], seconds_left: float) -> str:
             parts.append(f"{name.removesuffix('_accuracy')} {value:.1%}")
         elif name.endswith("_per_second"):
             parts.append(f"{value:,.0f} {name.removesuffix('_per_second')}/s")
+        elif name == "real_tokens_share":
+            parts.append(f"{value:.1%} real")
         elif name == "learning_rate":
             parts.append(f"lr {value:.2e}")
         elif name == "loss":

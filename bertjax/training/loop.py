@@ -83,7 +83,7 @@ def train(
         pending.clear()
         seconds = clocks.lap()
         means = {f"train/{name}": float(np.mean([m[name] for m in fetched])) for name in fetched[0]}
-        tokens = means.pop("train/tokens")
+        tokens, padding = means.pop("train/tokens"), means.pop("train/padding")
         for offset, metrics in enumerate(fetched):
             # Either makes all params NaN.
             if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
@@ -93,6 +93,7 @@ def train(
         means["train/learning_rate"] = float(schedule(step - 1))
         means["train/sequences_per_second"] = config.batch_size * len(fetched) / training
         means["train/tokens_per_second"] = tokens * len(fetched) / training
+        means["train/real_tokens_share"] = tokens / (tokens + padding)
         if peak:
             means["train/mfu"] = rate / (peak * mesh.size)
         if is_first:
@@ -126,7 +127,7 @@ def train(
     try:
         with (
             stop_signals() as stops_now,
-            contextlib.closing(on_devices(task.batches(start), mesh, config.batch_size)) as batches,
+            contextlib.closing(on_devices(task.batches(start), mesh)) as batches,
             profiled(
                 range(start + 1, task.total_steps + 1),
                 config.profile,

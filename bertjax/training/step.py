@@ -77,7 +77,8 @@ def fits_in_memory(lowered, device) -> bool:
 def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbatches: int, grad_dtype: str):
     """Compiles the training step.
 
-    The dropout of a row depends only on (seed, step, row of the batch). Each index along `data` sums the gradients of
+    The dropout of a row depends only on (seed, step, row of the batch); if a batch has `dropout_rows`, those are its
+    rows' numbers, so that the number of packed rows does not change it. Each index along `data` sums the gradients of
     its own rows; these sums are then reduced across the network, once per step, in `grad_dtype`.
     """
     ways, frozen = mesh.shape["data"], task.frozen
@@ -109,7 +110,7 @@ def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbat
     def train_step(state: TrainState, batch: dict, hyperparameters: Hyperparameters) -> tuple[TrainState, dict]:
         params = jax.lax.with_sharding_constraint(task.cast(state.params), layout.compute)
         batch = task.normalize(batch)
-        rows = jnp.arange(len(jax.tree.leaves(batch)[0]))
+        rows = batch.pop("dropout_rows", jnp.arange(len(jax.tree.leaves(batch)[0])))
         key = jax.random.fold_in(jax.random.key(hyperparameters.seed, impl="threefry2x32"), state.step)
         keys = row_keys(key, rows)
 

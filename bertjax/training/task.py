@@ -28,7 +28,7 @@ class Task(Protocol):
         """Casts params to the types that `loss` and `evaluate` compute with, before they are gathered."""
 
     def loss(self, params: dict, batch: dict, dropout_keys: jax.Array | None) -> tuple[jax.Array, dict]:
-        """Returns the loss and metrics, all sums over rows; the metric `tokens` is the number of non-padding tokens.
+        """Returns the loss and metrics, all sums over rows; the metrics `tokens` and `padding` are numbers of tokens.
 
         `params` are cast. `dropout_keys` `[rows]` are random keys; None turns dropout off.
         """

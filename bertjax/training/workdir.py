@@ -18,8 +18,8 @@ from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, REPORT = "config.json", "report.txt"
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
-DECISIVE = ("task", "seed", "batch_size", "epochs", "max_seq_length", "stages", "data", "head", "optimizer", "model",
-            "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
+DECISIVE = ("task", "seed", "batch_size", "epochs", "max_seq_length", "packing", "stages", "data", "head", "optimizer",
+            "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
 MODEL_MAY_CHANGE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 

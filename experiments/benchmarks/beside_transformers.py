@@ -1,6 +1,7 @@
 """Fine-tuning here and with transformers in PyTorch: the same weights, examples and hyperparameters, several seeds.
 
-For each seed both sides start from the same output layer and see the same batches; only the dropout masks differ.
+For each seed all sides start from the same output layer. Padded batches are the same on both sides, but for the dropout
+masks; with packing the batches differ.
 
 Command:  python -m experiments.benchmarks.beside_transformers --weights=DIR --data=DATA --output=results.jsonl
           DIR: a BERT in Hugging Face's format. DATA: the folder with glue/, conll2003/ and squad/.
@@ -25,6 +26,7 @@ from experiments import glue, ner, squad
 
 SST2_ROWS, CONLL_SENTENCES, SQUAD_QUESTIONS, SQUAD_DEV_QUESTIONS = 5000, 3000, 3000, 1000
 EPOCHS = {"sst2": 1, "stsb": 1, "conll": 3, "mrpc": 2, "rte": 1, "cola": 1, "squad": 1}
+SIDES = ("transformers", "bertjax", "bertjax packed")
 METRICS = {
     "mrpc": ("f1", "accuracy"),
     "rte": ("accuracy",),
@@ -36,7 +38,7 @@ METRICS = {
 }
 
 
-def make_config(name: str, weights: str, data: pathlib.Path):
+def make_config(name: str, weights: str, data: pathlib.Path, packing: bool = False):
     if name == "conll":
         config, path = ner.get_config(), data / "conll2003"
         config.max_seq_length = 64  # sentences of a document together, in twice as many steps
@@ -46,7 +48,7 @@ def make_config(name: str, weights: str, data: pathlib.Path):
         config, path = glue.get_config(name), data / "glue"
     config.update(dict(init_checkpoint=weights, epochs=float(EPOCHS[name]), log_every_steps=10))
     config.batch_size = 16 if name == "conll" else 32
-    config.data.path, config.optimizer.learning_rate = str(path), 1e-4
+    config.data.path, config.optimizer.learning_rate, config.packing = str(path), 1e-4, packing
     validate(config)
     return config
 
@@ -239,24 +241,30 @@ def table(results: list[dict]) -> str:
     groups = collections.defaultdict(dict)
     for result in results:
         groups[result["task"], result["by"]][result["seed"]] = result
-    lines = ["| task | score | bertjax | transformers | seconds a step | theirs |", "|---|---|---|---|---|---|"]
+    columns = [" | ".join(SIDES), " | ".join(f"seconds a step, {by}" for by in SIDES)]
+    lines = [f"| task | score | {' | '.join(columns)} |", "|---|---|" + "---|" * 2 * len(SIDES)]
     for name in EPOCHS:
-        ours, theirs = groups[name, "bertjax"], groups[name, "transformers"]
-        if not ours or not theirs:
+        found = [groups[name, by] for by in SIDES]
+        if not any(found):
             continue
-        seeds = sorted(ours.keys() & theirs.keys())
-        # The first run of a process compiles.
-        timed = [s for s in seeds if not ours[s]["compiled"]] or seeds
-        times = [f"{np.mean([g[s]['seconds'] for s in timed]):.2f}" for g in (ours, theirs)]
+        most = max(map(len, found))
         for metric in METRICS[name]:
-            cells = []
-            for group in (ours, theirs):
-                scores = [100 * group[s]["scores"][metric] for s in seeds]
-                cells.append(f"{np.mean(scores):.1f} ± {np.std(scores, ddof=1) if len(seeds) > 1 else 0:.1f}")
             first = metric == METRICS[name][0]
-            title = f"{name}, {EPOCHS[name]} epochs, {len(seeds)} seeds" if first else ""
-            lines.append("| " + " | ".join([title, metric, *cells, *(times if first else ("", ""))]) + " |")
+            cells = [f"{name}, {EPOCHS[name]} epochs, {most} seeds" if first else "", metric]
+            cells += [_mean([100 * result["scores"][metric] for result in group.values()]) for group in found]
+            cells += [_seconds(group) if first else "" for group in found]
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _mean(scores: list[float]) -> str:
+    return f"{np.mean(scores):.1f} ± {np.std(scores, ddof=1) if len(scores) > 1 else 0:.1f}" if scores else ""
+
+
+def _seconds(group: dict[int, dict]) -> str:
+    timed = [result["seconds"] for result in group.values() if not result.get("compiled")]
+    timed = timed or [result["seconds"] for result in group.values()]  # the first run of a process compiles
+    return f"{np.mean(timed):.3f}" if timed else ""
 
 
 def main() -> None:
@@ -266,6 +274,7 @@ def main() -> None:
     parser.add_argument("--output", required=True, type=pathlib.Path)
     parser.add_argument("--tasks", default=",".join(EPOCHS))
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--sides", default=",".join(SIDES))
     arguments = parser.parse_args()
     results = [json.loads(line) for line in arguments.output.open()] if arguments.output.exists() else []
     done = {(result["task"], result["seed"], result["by"]) for result in results}
@@ -285,19 +294,19 @@ def main() -> None:
         shorten(arguments.data.resolve(), folder)
         seeds = [int(seed) for seed in arguments.seeds.split(",")]
         for name in arguments.tasks.split(","):
-            wanted = [key for key in itertools.product([name], seeds, ["transformers", "bertjax"]) if key not in done]
+            wanted = [key for key in itertools.product([name], seeds, arguments.sides.split(",")) if key not in done]
             if not wanted:
                 continue
             config = make_config(name, arguments.weights, folder)
             use_cpu_cores(config)
             finetuning.adopt(config, None)
-            mesh, program = make_mesh(config), None
+            mesh, programs = make_mesh(config), {}
             material = finetuning.load_material(config, folder, None)
             dataset = material.dataset
             print("\n".join(dataset.notes), flush=True)
             check_same_ids(name, config, dataset, arguments.weights)
             for _, seed, by in wanted:
-                config = make_config(name, arguments.weights, folder)
+                config = make_config(name, arguments.weights, folder, packing=by == "bertjax packed")
                 finetuning.adopt(config, None)
                 config.seed = seed
                 began = time.monotonic()
@@ -305,11 +314,11 @@ def main() -> None:
                     scores, seconds = train_theirs(name, config, dataset, mesh)
                     keep(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=time.monotonic() - began)
                     continue
-                compiled, run_folder = program is None, folder / f"{name}-{seed}"
-                scores, seconds, program = train_ours(config, dataset, run_folder, mesh, program)
+                compiled, run_folder = by not in programs, folder / f"{name}-{seed}-{by}"
+                scores, seconds, programs[by] = train_ours(config, dataset, run_folder, mesh, programs.get(by))
                 took = time.monotonic() - began
                 more = {}
-                if seed == seeds[0]:
+                if seed == seeds[0] and by == "bertjax":
                     workdir.write_info(run_folder, finetuning.info_of(config, material), material.tokenizer)
                     exported = folder / f"{name}-exported"
                     more["exported"] = same_when_exported(name, config, dataset, run_folder, exported)

@@ -30,6 +30,8 @@ from bertjax.data import pipeline
 from bertjax.data.corpus import read_documents
 from bertjax.data.layouts import features
 from bertjax.data.masking import rules_of
+from bertjax.data.order import Order
+from bertjax.data.packing import RowSize
 from bertjax.data.records import RecordSet, count_records, find_records, write_records
 from bertjax.sharding.topology import available_cores
 from bertjax.text import sentences, tokenizer
@@ -202,13 +204,11 @@ def measure_google(folder: pathlib.Path) -> None:
     print(f"ours to theirs: {our / their:.1f} times as many sequences/s", flush=True)
 
 
-def batches(files: RecordSet, length: int, data: dict, start: int = 0) -> Iterator:
+def batches(order: Order, data: dict, start: int = 0) -> Iterator:
     """`data` are the fields of `config.data` that the records were prepared with."""
-    data = {**pretraining_config().data.to_dict(), **data}
-    rules = rules_of(data, tokenizer.load("wordpiece", VOCAB.value), predictions(length))
-    return pipeline.train_batches(
-        files, length, predictions(length), batch_size=BATCH_SIZE, seed=0, start=start, rules=rules
-    )
+    data, most = {**pretraining_config().data.to_dict(), **data}, predictions(order.row.tokens)
+    rules = rules_of(data, tokenizer.load("wordpiece", VOCAB.value), most)
+    return pipeline.train_batches(order, most, start=start, rules=rules)
 
 
 def measure_reader(folder: pathlib.Path) -> None:
@@ -225,12 +225,11 @@ def measure_reader(folder: pathlib.Path) -> None:
 
 def throughput(files: RecordSet, length: int, data: dict) -> float:
     """Sequences/s over three whole shuffle windows, from the second batch on."""
-    lanes = math.gcd(BATCH_SIZE, pipeline.MAX_LANES)
-    count = 3 * pipeline.window_size(files, 0, lanes) * lanes // BATCH_SIZE
-    stream = batches(files, length, data)
+    order = Order(files, BATCH_SIZE, 0, RowSize(length, 8))
+    stream = batches(order, data)
     next(stream)
     began = time.monotonic()
-    read = sum(1 for _ in itertools.islice(stream, count))
+    read = sum(1 for _ in itertools.islice(stream, 3 * order.steps))
     seconds = time.monotonic() - began
     stream.close()
     return read * BATCH_SIZE / seconds
@@ -243,7 +242,7 @@ def measure_jump(folder: pathlib.Path) -> None:
 
     def seconds_to_first(step: int) -> float:
         began = time.monotonic()
-        stream = batches(files, 128, {}, step)
+        stream = batches(Order(files, BATCH_SIZE, 0, RowSize(128, 8)), {}, step)
         next(stream)
         seconds = time.monotonic() - began
         stream.close()

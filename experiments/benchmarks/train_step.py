@@ -136,9 +136,9 @@ class Ours:
         from bertjax.sharding.mesh import put_batch
         from bertjax.training.loop import STEPS_IN_FLIGHT
 
-        pending, batch = [], put_batch(next(self._batches), self.mesh, self.config.batch_size)
+        pending, batch = [], put_batch(next(self._batches), self.mesh)
         for _ in range(steps):
-            ahead = put_batch(next(self._batches), self.mesh, self.config.batch_size)
+            ahead = put_batch(next(self._batches), self.mesh)
             self._state, metrics = self._step(self._state, batch, self._hyperparameters)
             batch = ahead
             pending.append(metrics["loss"])
@@ -151,7 +151,7 @@ class Ours:
         """The compiled program of a step."""
         from bertjax.sharding.mesh import put_batch
 
-        batch = put_batch(next(self._batches), self.mesh, self.config.batch_size)
+        batch = put_batch(next(self._batches), self.mesh)
         return self._step.lower(self._state, batch, self._hyperparameters).compile().as_text()
 
     def product(self, m: int, k: int, n: int):

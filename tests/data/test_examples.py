@@ -5,7 +5,17 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax.data.examples import LENGTHS, WINDOW, Examples, TrainingOrder, evaluation_batches, padded_length
+from bertjax.data.examples import (
+    LENGTHS,
+    WINDOW,
+    Examples,
+    PackedOrder,
+    TrainingOrder,
+    evaluation_batches,
+    packed_evaluation,
+    padded_length,
+)
+from bertjax.data.packing import RowSize
 
 
 def make_examples(count, longest=100, seed=0, **fields):
@@ -57,19 +67,23 @@ def test_any_step_can_be_computed_by_itself_and_the_seed_decides(count):
     all_steps = [straight.rows(step) for step in range(112)]  # nearly three epochs
     for step in (100, 3, 41, 111):
         np.testing.assert_array_equal(order().rows(step), all_steps[step])
-        (batch,) = order().batches(range(step, step + 1), np.array([1, 5]))  # a host's share of the rows
+        (batch,) = order().batches(range(step, step + 1), lambda _: np.array([1, 5]))  # a host's share of the rows
         np.testing.assert_array_equal(batch["input_ids"][:, 0], all_steps[step][[1, 5]] + 1)
         assert batch["input_ids"].shape == (2, straight.length(step))
     assert order().rows(10**9).shape == (8,)  # at once
     assert any((order(seed=2).rows(step) != all_steps[step]).any() for step in range(5))
 
 
+def quarter(host):
+    return lambda count: np.arange(host * count // 4, (host + 1) * count // 4)
+
+
 def test_all_hosts_together_have_the_batches_of_one():
     """Of the same length, also where all rows of a host are padding."""
     examples = make_examples(19, labels=np.arange(19))
     order = TrainingOrder(examples, 8, 0, longest=128)
-    for step, batch in enumerate(order.batches(range(9), np.arange(8))):
-        parts = [next(order.batches(range(step, 9), np.arange(2 * host, 2 * host + 2))) for host in range(4)]
+    for step, batch in enumerate(order.batches(range(9), np.arange)):
+        parts = [next(order.batches(range(step, 9), quarter(host))) for host in range(4)]
         for name in batch:
             np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), batch[name])
         rows = order.rows(step)
@@ -129,3 +143,96 @@ def test_a_batch_pads_ids_labels_and_choices():
 def test_padded_length():
     assert [padded_length(n, 128) for n in (1, 16, 17, 100, 128)] == [16, 16, 32, 128, 128]
     assert padded_length(70, 80) == 80 and padded_length(600, 1024) == 1024
+
+
+# Packed.
+
+
+def found_in(batch):
+    """The ids, types and place of each example of a packed batch of `make_examples`."""
+    for row, slots in enumerate(batch["weights"]):
+        for slot in np.flatnonzero(slots):
+            inside = batch["input_mask"][row] == slot + 1
+            start = batch["first_tokens"][row, slot]
+            assert inside[start : start + inside.sum()].all()
+            assert (batch["positions"][row, inside] == np.arange(inside.sum())).all()
+            assert (batch["token_types"][row, inside] == np.arange(inside.sum()) % 2).all()
+            yield row, slot, batch["input_ids"][row, inside]
+
+
+@pytest.mark.parametrize("count, batch_size", [(64, 16), (203, 32), (7, 4), (5, 16), (1000, 8)])
+def test_every_epoch_packs_every_example_once(count, batch_size):
+    examples = make_examples(count, labels=np.arange(count))
+    order = PackedOrder(examples, batch_size, seed=1, longest=128, multiple=2)
+    epochs = []
+    for epoch in range(3):
+        first, seen = epoch * order.steps_per_epoch, []
+        steps = range(first, first + order.steps_per_epoch)
+        for step, batch in zip(steps, order.batches(steps, np.arange), strict=True):
+            assert batch["input_ids"].shape == order.shape(step) and order.shape(step)[0] % 2 == 0
+            seen.append([])
+            for row, slot, ids in found_in(batch):
+                assert set(ids) == {batch["labels"][row, slot] + 1} and len(ids) == examples.lengths[ids[0] - 1]
+                seen[-1].append(ids[0] - 1)
+        assert sorted(itertools.chain.from_iterable(seen)) == list(range(count))
+        assert sum(len(step) != batch_size for step in seen) <= 1
+        epochs.append(seen)
+    if order.steps_per_epoch > 2:
+        assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_packed_steps_are_functions_of_the_step_on_any_number_of_hosts():
+    examples = make_examples(301, labels=np.arange(301))
+
+    def batches(steps, rows=np.arange, seed=1):
+        return list(PackedOrder(examples, 16, seed, 128, multiple=4).batches(steps, rows))
+
+    straight = batches(range(50))
+    for step in (3, 18, 19, 41):
+        parts = [batches(range(step, step + 1), quarter(host))[0] for host in range(4)]
+        for name, values in straight[step].items():
+            np.testing.assert_array_equal(batches(range(step, step + 1))[0][name], values)
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values)
+    assert any((a["input_ids"] != b["input_ids"]).any() for a, b in zip(straight, batches(range(5), seed=2)))
+
+
+def test_short_examples_share_rows():
+    examples = make_examples(4000, longest=30)
+    order = PackedOrder(examples, 32, seed=0, longest=512, multiple=1)
+    rows, length = order.shape(0)
+    assert rows * length < 1.06 * 32 * examples.lengths.mean()
+    assert length <= 128  # longer rows cost more attention, and gain nothing
+
+
+@pytest.mark.parametrize("batch_size, multiple", [(8, 1), (8, 4), (64, 8)])
+def test_packed_evaluation_counts_nobody_twice_and_loses_nobody(batch_size, multiple):
+    examples, seen, shapes = make_examples(45, labels=np.arange(45)), [], set()
+    for found, *places in packed_evaluation(examples, batch_size, 128, multiple):
+        batch = examples.packed(found, *places)
+        ids = [ids[0] - 1 for _, _, ids in found_in(batch)]
+        assert ids == found.tolist()
+        seen += ids
+        shapes.add(batch["input_ids"].shape)
+    assert sorted(seen) == list(range(45)) and len(shapes) == 1 and shapes.pop()[0] % multiple == 0
+
+
+def test_packed_labels_and_choices():
+    ids = [np.array([7, 8, 9]), np.array([5]), np.array([1, 2]), np.array([3])]
+    types, order = [np.zeros_like(x) for x in ids], (np.array([0, 2, -1, 1]), np.array([0, 0, 0, 1]))
+    starts, row = np.array([0, 3, 0, 0]), RowSize(6, 3)
+    tagged = Examples(ids, types, [np.array([0, -1, 2]), [1], [-1, 3], [0]], per_token=True)
+    tagged = tagged.packed(*order, starts, 3, row)
+    assert tagged["input_ids"].tolist() == [[7, 8, 9, 1, 2, 0], [5, 0, 0, 0, 0, 0], [0] * 6]
+    assert tagged["labels"].tolist() == [[0, 0, 2, 0, 3, 0], [1, 0, 0, 0, 0, 0], [0] * 6]
+    assert tagged["weights"].tolist() == [[1, 0, 1, 0, 1, 0], [1, 0, 0, 0, 0, 0], [0] * 6]
+    choice = Examples(ids, types, np.array([1, 0]), choices=2)
+    assert choice.tokens.tolist() == [4, 3]
+    batch = choice.packed(np.array([0, 1]), np.array([0, 1]), np.array([0, 0]), 2, row)
+    assert batch["input_ids"].tolist() == [[7, 8, 9, 5, 0, 0], [1, 2, 3, 0, 0, 0]]
+    assert batch["input_mask"].tolist() == [[1, 1, 1, 2, 0, 0], [1, 1, 2, 0, 0, 0]]
+    assert batch["first_tokens"].tolist() == [[[0, 3], [0, 0], [0, 0]], [[0, 2], [0, 0], [0, 0]]]
+    assert batch["labels"].tolist() == [[1, 0, 0], [0, 0, 0]] and batch["weights"].tolist() == [[1, 0, 0]] * 2
+    spans = Examples(ids, types, np.array([[0, 1], [0, 0], [1, 1], [0, 0]])).packed(*order, starts, 3, row)
+    assert spans["labels"].tolist() == [[[0, 1], [1, 1], [0, 0]], [[0, 0]] * 3, [[0, 0]] * 3]
+    scored = Examples(ids, types, np.array([0.5, 1, 2, 3])).packed(*order, starts, 3, row)
+    assert scored["labels"].dtype == np.float32 and scored["labels"][0].tolist() == [0.5, 2, 0]

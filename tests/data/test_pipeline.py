@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError
-from bertjax.data import layouts, pipeline, records
+from bertjax.data import layouts, order, pipeline, records
 from bertjax.data.masking import rules_of
+from bertjax.data.order import Order
+from bertjax.data.packing import RowSize
 from bertjax.data.records import RecordSet
 from bertjax.data.serialization import tfrecords
 from bertjax.data.tf import tf
@@ -30,8 +32,8 @@ def numbered(tmp_path_factory):
     return RecordSet(tuple(paths), counts)
 
 
-def numbers(files, steps, start=0, batch_size=16, seed=0, rows=None):
-    batches = pipeline.train_batches(files, 8, 2, batch_size=batch_size, seed=seed, start=start, rows=rows)
+def numbers(files, steps, start=0, batch_size=16, seed=0, rows=np.arange):
+    batches = pipeline.train_batches(Order(files, batch_size, seed, RowSize(8, 8)), 2, start=start, rows=rows)
     return np.array([batch["input_ids"][:, 1] for batch in itertools.islice(batches, steps)])
 
 
@@ -47,9 +49,9 @@ def test_any_step_can_be_computed_by_itself(numbered):
 @pytest.mark.parametrize("lanes", [16, 4])
 def test_hosts_share_the_same_global_batches(numbered, monkeypatch, rows, lanes):
     """Also where a host's rows do not lie side by side, or are half a lane's."""
-    monkeypatch.setattr(pipeline, "MAX_LANES", lanes)
+    monkeypatch.setattr(order, "MAX_LANES", lanes)
     together = numbers(numbered, 60, start=7)
-    assert (numbers(numbered, 60, 7, rows=np.array(rows)) == together[:, np.array(rows)]).all()
+    assert (numbers(numbered, 60, 7, rows=lambda _: np.array(rows)) == together[:, np.array(rows)]).all()
 
 
 def test_each_record_comes_once_an_epoch(numbered):
@@ -63,7 +65,7 @@ def test_each_record_comes_once_an_epoch(numbered):
 
 
 def test_small_windows_shuffle_and_jump_alike(numbered, monkeypatch):
-    monkeypatch.setattr(pipeline, "SHUFFLE_WINDOW", 6)
+    monkeypatch.setattr(order, "SHUFFLE_WINDOW", 6)
     straight = numbers(numbered, 200, batch_size=4)
     for start in (5, 6, 100, 150):
         assert (numbers(numbered, 20, start, batch_size=4) == straight[start : start + 20]).all()
@@ -78,7 +80,7 @@ def test_a_host_opens_only_its_share_of_the_files(tmp_path):
         for host in range(hosts):
             mine = set()
             for lane in range(host * 16 // hosts, (host + 1) * 16 // hosts):
-                spans = pipeline.lane_spans(files, lane, 16, seed=0, start=0)
+                spans = Order(files, 16, 0, RowSize(8, 8)).spans(lane, 0)
                 taken = 0
                 while taken < 5 * 400:  # five epochs
                     path, _, count = next(spans)
@@ -91,54 +93,50 @@ def test_a_host_opens_only_its_share_of_the_files(tmp_path):
 
 def test_a_late_step_is_the_one_that_training_reaches(records_folder):
     found = records.find_records(records_folder, 32, 5, "train")
-    batches = pipeline.train_batches(found, 32, 5, batch_size=16, seed=0)
-    reached = next(itertools.islice(batches, 2000, None))
-    computed = next(pipeline.train_batches(found, 32, 5, batch_size=16, seed=0, start=2000))
+    order = Order(found, 16, 0, RowSize(32, 8))
+    reached = next(itertools.islice(pipeline.train_batches(order, 5), 2000, None))
+    computed = next(pipeline.train_batches(order, 5, start=2000))
     for name in reached:
         np.testing.assert_array_equal(computed[name], reached[name])
 
 
 def test_a_late_step_is_computed_and_nothing_before_it_is_read(numbered, monkeypatch):
     """Step 50,000 is in epoch 666 of these 300 records, but a lane reads its window of 75, and perhaps one ahead."""
-    taken, lane_spans = [], pipeline.lane_spans
+    taken, spans = [], Order.spans
 
     def spy(*arguments):
-        for span in lane_spans(*arguments):
+        for span in spans(*arguments):
             taken.append(span[2])
             yield span
 
-    monkeypatch.setattr(pipeline, "lane_spans", spy)
-    monkeypatch.setattr(pipeline, "GROUP", 1)  # or groups of 128 take several of these small windows
+    monkeypatch.setattr(Order, "spans", spy)
     numbers(numbered, 1, start=50_000, batch_size=4)
     assert 300 <= sum(taken) <= 600
 
 
 def test_where_a_late_step_is_in_large_files():
     """Step 500,000 of 100 files of a million records each, none of which exist: its place is that of all before it."""
-    files, size, start = RecordSet(tuple(f"shard-{i}" for i in range(100)), (1_000_000,) * 100), 4096, 500_000 * 4
-    window = start // size
+    files = RecordSet(tuple(f"shard-{i}" for i in range(100)), (1_000_000,) * 100)
+    order = Order(files, 256, 0, RowSize(8, 8))
+    assert (order.lanes, order.window, order.steps) == (64, 4096, 1024)
     for lane in (0, 1, 33, 63):
-        before, spans = window * size, pipeline.lane_spans(files, lane, 64, seed=0, start=0)
+        before, spans = 500_000 // 1024 * 4096, order.spans(lane, 0)
         path, first, count = next(spans)
         while count <= before:
             before -= count
             path, first, count = next(spans)
-        late = next(pipeline.lane_spans(files, lane, 64, seed=0, start=start))
-        assert late == (path, first + before, count - before)
-        orders = pipeline.window_orders(files, lane, 64, seed=0, start=0)
-        late = next(pipeline.window_orders(files, lane, 64, seed=0, start=start))
-        np.testing.assert_array_equal(late, next(itertools.islice(orders, window, None)))
+        assert next(order.spans(lane, 500_000)) == (path, first + before, count - before)
 
 
 def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
-    def batches(rows=None):
+    def batches(rows=np.arange):
         return list(pipeline.heldout_batches(numbered, 8, 2, batch_size=16, max_sequences=250, rows=rows))
 
     together = batches()
     ids = np.concatenate([b["input_ids"][:, 1] for b in together])
     weights = np.concatenate([b["next_sentence_weights"] for b in together])
     assert ids[weights > 0].tolist() == list(range(250)) and len(ids) == 256
-    parts = [batches(np.arange(h * 4, h * 4 + 4)) for h in range(4)]
+    parts = [batches(lambda _, h=h: np.arange(h * 4, h * 4 + 4)) for h in range(4)]
     for number, batch in enumerate(together):
         for name in batch:
             assert (np.concatenate([p[number][name] for p in parts]) == batch[name]).all()
@@ -197,8 +195,10 @@ def write_set(folder, rows, layout="google", files=3, vocab_size=1000, **fields)
 
 
 def batches_of(files, steps=None, **settings):
-    settings = dict(batch_size=8, seed=0, rules=RULES) | settings
-    return list(itertools.islice(pipeline.train_batches(files, LENGTH, PREDICTIONS, **settings), steps))
+    order = Order(files, settings.pop("batch_size", 8), settings.pop("seed", 0), RowSize(LENGTH, 8, 8))
+    settings = dict(rules=RULES) | settings
+    read = pipeline.packed_batches if "multiple" in settings else pipeline.train_batches
+    return list(itertools.islice(read(order, PREDICTIONS, **settings), steps))
 
 
 def assert_same(batches, others):
@@ -234,7 +234,7 @@ def test_dynamic_masks_are_a_function_of_seed_step_and_row(unmasked):
     straight = batches_of(unmasked, 30)
     assert_same(straight[17:], batches_of(unmasked, 13, start=17))
     for rows in ([0, 1, 2], [5], [1, 3, 6]):
-        own = batches_of(unmasked, 13, start=17, rows=np.array(rows))
+        own = batches_of(unmasked, 13, start=17, rows=lambda _, rows=rows: np.array(rows))
         assert_same([{name: x[rows] for name, x in batch.items()} for batch in straight[17:]], own)
     with pytest.raises(ValueError, match="need the rules"):
         batches_of(unmasked, 1, rules=None)
@@ -360,7 +360,10 @@ def test_skipped_records_are_empty_rows_and_all_others_stay_where_they_were(tmp_
         empty += is_empty.sum()
     assert empty == 3 * 2 * len(lost)
     assert_same(found[29:], batches_of(files, 16, start=29))
-    assert_same([{name: x[:3] for name, x in batch.items()} for batch in found], batches_of(files, 45, rows=range(3)))
+    assert_same(
+        [{name: x[:3] for name, x in batch.items()} for batch in found],
+        batches_of(files, 45, rows=lambda _: np.arange(3)),
+    )
 
 
 def test_held_out_records_are_skipped_alike(tmp_path, capfd):
@@ -386,7 +389,7 @@ def test_a_file_that_disappears_is_named(tmp_path):
      ("label", 2, "next_sentence_labels")],
 )  # fmt: skip
 def test_values_that_no_record_has_are_named(tmp_path, monkeypatch, field, value, name):
-    monkeypatch.setattr(pipeline, "SHUFFLE_WINDOW", 7)
+    monkeypatch.setattr(order, "SHUFFLE_WINDOW", 7)
     rows = random_rows(120)
     rows[field][77] = value
     files = write_set(tmp_path / "records", rows)

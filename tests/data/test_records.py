@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError
-from bertjax.data import layouts, records
+from bertjax.data import layouts, lengths, records
 from bertjax.data.pipeline import heldout_batches
 from bertjax.data.tf import tf
 
@@ -169,7 +169,7 @@ def test_records_without_a_manifest_are_counted_once(tmp_path, counted):
 
     def find(split="train"):
         counted.clear()
-        return records.find_records(tmp_path / "records", 8, 2, split, counts=tmp_path / "run" / "counts.json").counts
+        return records.find_records(tmp_path / "records", 8, 2, split, cache=tmp_path / "run").counts
 
     first, second = "tf_examples.tfrecord-00000", "tf_examples.tfrecord-00001"
     assert find() == (5, 5) and counted == [first, second]
@@ -179,7 +179,7 @@ def test_records_without_a_manifest_are_counted_once(tmp_path, counted):
     (tmp_path / "other" / first).rename(tmp_path / "records" / first)
     assert find() == (7, 5) and counted == [first]
     assert find() == (7, 5) and not counted
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["counts.json"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["record_counts.json"]
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,11 @@ def test_records_without_a_manifest_are_counted_once(tmp_path, counted):
 )
 def test_a_file_of_counts_that_is_damaged_is_written_anew(tmp_path, counted, content):
     write_google_files(tmp_path / "records", files=1)
-    (tmp_path / "counts.json").write_text(content, "latin-1")
+    (tmp_path / "record_counts.json").write_text(content, "latin-1")
     for _ in range(2):
-        found = records.find_records(tmp_path / "records", 8, 2, "train", counts=tmp_path / "counts.json")
+        found = records.find_records(tmp_path / "records", 8, 2, "train", cache=tmp_path)
         assert found.counts == (5,) and len(counted) == 1
-    (entry,) = json.loads((tmp_path / "counts.json").read_text()).items()
+    (entry,) = json.loads((tmp_path / "record_counts.json").read_text()).items()
     path = tmp_path / "records/tf_examples.tfrecord-00000"
     assert entry == (str(path), {"bytes": path.stat().st_size, "records": 5})
 
@@ -237,6 +237,7 @@ def test_the_manifest_has_size_and_checksum_of_each_file(records_folder):
                 "bytes": len(content),
                 "crc32c": google_crc32c.value(content),
                 "head_crc32c": google_crc32c.value(content[:4096]),
+                "lengths_crc32c": google_crc32c.value(lengths.path_of(records_folder / path).read_bytes()),
             }
 
 

@@ -296,7 +296,7 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, objective, tmp_path):
     schedule = make_schedule(config.optimizer, task.total_steps)
     recipe = put_hyperparameters(0, schedule, task.mesh)
     for step, batch in enumerate(task.batches(0)):
-        state, metrics = program.train_step(state, put_batch(batch, task.mesh, 8), recipe)
+        state, metrics = program.train_step(state, put_batch(batch, task.mesh), recipe)
         loss = run_torch(model, {**batch, "segments": batch["input_mask"]}, **their_targets(kind, batch)).loss
         optimizer.zero_grad()
         loss.backward()

@@ -280,7 +280,7 @@ def test_flops_are_those_of_the_matrix_products():
         apply = jax.jit(lambda p: module(config).apply({"params": p}, ids, ids, ids, positions))
         return apply.lower(params).compile().cost_analysis()["flops"]
 
-    whole, masked_lm = forward_flops(config, 4, 32, 5), forward_flops(config, 4, 32, 5, pooler=False)
+    whole, masked_lm = forward_flops(config, 4, 32, 5), forward_flops(config, 4, 32, 5, pooled=0)
     with_pooler, without = counted(BertForPreTraining), counted(BertForMaskedLM)
     assert 1 <= with_pooler / whole < 1.1  # the rest: norms, softmax, GELU
     assert 1 <= (with_pooler - without) / (whole - masked_lm) < 2  # of so little, the rest is more

@@ -170,13 +170,13 @@ def test_a_training_step_with_kernels_is_the_same_on_any_mesh(monkeypatch):
         program = make_program(task, config, mesh)
         rng = np.random.default_rng(0)
         batch = {
-            name: rng.integers(0, 2, each.shape).astype(each.dtype) for name, each in task.abstract_batch(0, 8).items()
+            name: rng.integers(0, 2, each.shape).astype(each.dtype) for name, each in task.abstract_batch(0).items()
         }
         batch["input_ids"] = rng.integers(0, 384, (8, 128)).astype(np.int32)
         batch["input_mask"] = np.asarray(two_segments_and_padding(8, 128))
         hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 4), mesh)
         state = program.init(jax.random.key(0))
-        _, metrics = program.train_step(state, put_batch(batch, mesh, 8), hyperparameters)
+        _, metrics = program.train_step(state, put_batch(batch, mesh), hyperparameters)
         return [float(metrics[name]) for name in ("loss", "grad_norm")]
 
     expected = step((1, 1, 1), "xla", 1)

@@ -155,7 +155,7 @@ def test_a_setting_is_named_only_if_every_stage_that_failed_fits_with_it(data_pa
     config, whole = data_parallel
     too_big = dataclasses.replace(whole, hbm_used_bytes=whole.hbm_available_bytes + 1)
 
-    def needs_two_microbatches(config, accelerator, stages):
+    def needs_two_microbatches(config, accelerator, stages, _):
         """As if stage 0 wanted `remat`, and stage 1 microbatches as well."""
         fitting = (config.remat != "none", config.microbatches == 2)
         return [whole if fitting[number] else too_big for number in stages]
@@ -238,14 +238,16 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
         "    config.stages = named_stages(short=stage(10, 64, 10), long=stage(10, 128, 20))\n"
         "    config.batch_size = 8\n    return config\n"
     )
-    done = run("compile", f"--config={experiment}", "--topology=v6e-4", "--json", cwd=tmp_path)
+    packed = ("--config.packing=True", "--real_tokens_share=0.6,0.4")
+    done = run("compile", f"--config={experiment}", "--topology=v6e-4", "--json", *packed, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["stage"] for row in rows] == [0, 1]
+    assert [row["rows"] for row in rows] == [8, 4]  # 4.8 and 3.2, on four chips
     for row in rows:
         assert row.keys() == {
-            "stage", "chips", "batch_size", "length", "remat", "unroll", "hbm_used_bytes", "hbm_available_bytes",
-            "flops_per_step", "estimated_step_seconds", "estimated_mfu", "collectives",
+            "stage", "chips", "batch_size", "rows", "length", "remat", "unroll", "hbm_used_bytes",
+            "hbm_available_bytes", "flops_per_step", "estimated_step_seconds", "estimated_mfu", "collectives",
         }  # fmt: skip
         assert row["chips"] == 4 and row["batch_size"] == 8
         assert 0 < row["hbm_used_bytes"] < row["hbm_available_bytes"] and 0 < row["estimated_mfu"] < 1
@@ -261,6 +263,10 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
         (["--topology=v4-8", "--config.mesh.tensor=4", "--slices=2", "--config.mesh.data=1", "--config.mesh.fsdp=2"],
          "config.mesh.data = 1: must be a multiple of the 2 slices"),
         (["--topology=v4-8", "extra"], "unexpected argument 'extra'"),
+        (["--topology=v4-8", "--config.packing=True"], "--real_tokens_share=: with config.packing, give one"),
+        (["--topology=v4-8", "--config.packing=True", "--real_tokens_share=0.7,1.2"], "share=0.7,1.2: with"),
+        (["--topology=v4-8", "--config.packing=True", "--real_tokens_share=half,1"], "share=half,1: with"),
+        (["--topology=v4-8", "--real_tokens_share=0.7,0.5"], "0.7,0.5: also set --config.packing=True"),
     ],
 )  # fmt: skip
 @pytest.mark.tpu_aot

@@ -112,7 +112,7 @@ def test_devices_of_a_slice_are_neighbours_along_data():
 def test_batches_are_split_by_rows():
     mesh = make_mesh(config_with(data=4, fsdp=2))
     rows = np.arange(16 * 3).reshape(16, 3)
-    array = put_batch({"x": rows}, mesh, 16)["x"]
+    array = put_batch({"x": rows}, mesh)["x"]
     assert (np.asarray(array) == rows).all()
     assert sorted(s.data.shape for s in array.addressable_shards) == [(2, 3)] * 8
     assert local_rows(mesh, 16).tolist() == list(range(16))

@@ -33,7 +33,7 @@ def test_batches_are_on_the_devices_one_step_ahead_and_the_reader_is_closed():
         finally:
             closed.append(True)
 
-    stream = on_devices(batches(), one_device_mesh(tiny_config()), 4)
+    stream = on_devices(batches(), one_device_mesh(tiny_config()))
     assert int(next(stream)["x"][0]) == 0 and read == [0, 1]
     assert int(next(stream)["x"][0]) == 1 and read == [0, 1, 2]
     stream.close()

@@ -76,7 +76,7 @@ def test_flops_of_steps_add_up_over_stages(task):
 def test_the_planner_is_told_the_shapes_of_the_real_batches(task):
     for number, start in ((0, 0), (1, 6)):
         real = next(task.batches(start))
-        told = task.abstract_batch(number, 16)
+        told = task.abstract_batch(number)
         assert {n: (x.shape, x.dtype) for n, x in real.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
 
 
@@ -144,6 +144,10 @@ def test_masks_are_filled_best_first(task, params, records_folder):
         list(fill_mask.fill_masks(model, params, pieces, ["ship " * 70 + "[MASK]"]))
 
 
+def files_of(task):
+    return [*(order.files for order in task.orders), *task._heldout]
+
+
 def config_with(next_sentence, **where):
     config = tiny_config(**where)
     config.data.next_sentence = next_sentence
@@ -181,7 +185,7 @@ def test_without_pairs_the_loss_is_that_of_the_words(task, params, records_folde
     loss, metrics = jax.jit(words.loss)(params, batch)  # which leaves pooler and head alone
     _, expected = jax.jit(task.loss)(params, batch)
     assert loss == metrics["mlm_loss"] == expected["mlm_loss"]
-    assert metrics.keys() == {"mlm_loss", "mlm_accuracy", "tokens"}
+    assert metrics.keys() == {"mlm_loss", "mlm_accuracy", "tokens", "padding"}
     assert task.flops(0, 1) - words.flops(0, 1) == 3 * 2 * 16 * (32 * 32 + 2 * 32)  # pooler and head
 
 
@@ -325,11 +329,11 @@ def test_records_without_a_manifest_are_counted_once(records_folder, tmp_path, m
     totals = []
     for _ in range(2):
         opened = pretraining.KIND.open(config, tmp_path / "run", None)
-        totals.append([files.total for files in (*opened.task._train, *opened.task._heldout)])
+        totals.append([files.total for files in files_of(opened.task)])
     files = list((tmp_path / "theirs").rglob("*.tfrecord"))
     assert sorted(counted) == sorted(map(str, files))  # each once
     own = Pretraining(tiny_config(records=records_folder), opened.mesh, records_folder)
-    assert totals == 2 * [[files.total for files in (*own._train, *own._heldout)]]
+    assert totals == 2 * [[files.total for files in files_of(own)]]
 
 
 def test_a_corpus_need_not_be_named_with_records_but_must_be_theirs(records_folder, corpus_file, tmp_path):
@@ -343,14 +347,14 @@ def test_a_corpus_need_not_be_named_with_records_but_must_be_theirs(records_fold
 def test_remat_auto_takes_the_first_policy_that_fits(records_folder, monkeypatch):
     config = tiny_config(records=records_folder)
     config.remat = "auto"
-    mesh = one_device_mesh(config)
-    assert pretraining.fastest_that_fits(config, mesh, platform="cpu").remat == "none"
+    task = Pretraining(config, one_device_mesh(config), records_folder)
+    assert pretraining.fastest_that_fits(task, platform="cpu").config.remat == "none"
     fitting = iter([False, True])
     monkeypatch.setattr(pretraining, "fits_in_memory", lambda lowered, device: next(fitting))
-    assert pretraining.fastest_that_fits(config, mesh, platform="gpu").remat == "dots"
+    assert pretraining.fastest_that_fits(task, platform="gpu").config.remat == "dots"
     fitting = iter([False, False])  # nothing is left to try after the last
-    assert pretraining.fastest_that_fits(config, mesh, platform="gpu").remat == "full"
-    assert config.remat == "auto"
+    assert pretraining.fastest_that_fits(task, platform="gpu").config.remat == "full"
+    assert config.remat == task.config.remat == "auto"
 
 
 def test_long_runs_on_tpus_unroll_their_layers_if_that_fits():

@@ -132,7 +132,7 @@ def two_steps(records_folder, mesh_sizes, microbatches, program=None):
     step, state = first_step(task, config, 10, program)
     with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
         for batch in itertools.islice(task.batches(0), 2):
-            state, metrics = step(state, put_batch(batch, mesh, 16))
+            state, metrics = step(state, put_batch(batch, mesh))
     return leaves(state.params), jax.device_get(metrics)
 
 
@@ -168,7 +168,7 @@ def test_no_transfer_between_host_and_devices_hides_in_a_step(records_folder, pr
     task = make_task(records_folder)
     hyperparameters = put_hyperparameters(0, make_schedule(task.config.optimizer, 10), task.mesh)
     state = program.init(jax.random.key(0))
-    batches = [put_batch(batch, task.mesh, 16) for batch in itertools.islice(task.batches(0), 3)]
+    batches = [put_batch(batch, task.mesh) for batch in itertools.islice(task.batches(0), 3)]
     state, _ = program.train_step(state, batches[0], hyperparameters)
     compiled = program.train_step._cache_size()
     with jax.transfer_guard("disallow"):
@@ -387,7 +387,7 @@ def test_what_is_no_number_stops_the_run_and_is_not_saved(tmp_path, what):
 
 
 def test_the_loop_refuses_a_transfer_that_nobody_asked_for(train_toy, monkeypatch):
-    monkeypatch.setattr("bertjax.sharding.streams.put_batch", lambda batch, mesh, batch_size: batch)  # stays NumPy
+    monkeypatch.setattr("bertjax.sharding.streams.put_batch", lambda batch, mesh: batch)  # stays NumPy
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train_toy(Toy(toy_config()))
 

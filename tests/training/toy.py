@@ -46,7 +46,10 @@ class Toy:
 
     def loss(self, params, batch, dropout_keys=None):
         guess = (batch["x"] @ params["dense"]["kernel"])[:, 0] + params["dense"]["bias"]
-        return (batch["weights"] * jnp.square(guess - batch["y"])).sum(), {"tokens": jnp.float32(1)}
+        return (batch["weights"] * jnp.square(guess - batch["y"])).sum(), {
+            "tokens": jnp.float32(1),
+            "padding": jnp.float32(0),
+        }
 
     def evaluate(self, params, step, after_batch=lambda: None):
         if self.scores is None:

@@ -1,0 +1,139 @@
+"""The order of training: which records each step has. A function of (seed, records), for any number of hosts.
+
+The records of a set form one list, divided into `lanes` ranges of equal size. Each lane reads its range again and
+again: its files in random order in each epoch, and their records in windows. A group of lanes fills the same rows of
+every batch from their windows. If the lengths of the records are known, `packing` plans the steps of a window such that
+few rows hold them; packed or not, a run takes the same records in the same step. Otherwise each lane is a group, and
+its window is shuffled.
+
+File order and plans come from generators seeded with (seed, lane, epoch) or (seed, group, window), so any step can be
+computed without the steps before it. A host reads only the groups of its rows, and so opens only the files in their
+ranges.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from bertjax.config import UserError
+from bertjax.data import packing
+from bertjax.data.packing import Plan, RowSize
+from bertjax.data.records import RecordSet
+
+MAX_LANES = 64
+SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs
+PACKED_TOGETHER = 128  # sequences of a step, at least: few do not fill their last row
+
+Span = tuple[str, int, int]  # path, first record, number of records
+
+
+class Order:
+    """The order of a set of records. Raises `UserError` if there are fewer records than lanes.
+
+    Args:
+      row: what a row holds if the sequences are packed.
+
+    Attributes:
+      lanes, groups: their numbers.
+      window: records of a lane in a window.
+      steps: of a window.
+    """
+
+    def __init__(self, files: RecordSet, batch_size: int, seed: int, row: RowSize):
+        self.files, self.batch_size, self.seed, self.row = files, batch_size, seed, row
+        self.lanes = math.gcd(batch_size, MAX_LANES)
+        if files.total < self.lanes:
+            raise UserError(
+                f"{files.total} training records are too few for config.batch_size = {batch_size}: add text, increase "
+                f"data.dupe_factor, or reduce the batch size"
+            )
+        is_known = files.lengths is not None
+        self.groups = math.gcd(self.lanes, max(1, batch_size // PACKED_TOGETHER)) if is_known else self.lanes
+        width = batch_size // self.lanes  # of a lane in a batch
+        self.steps = max(1, min(SHUFFLE_WINDOW, files.total // self.lanes) // width)
+        self.window = self.steps * width
+        self._firsts = np.cumsum([0, *files.counts])  # record of each file in the list
+        self.plan = functools.lru_cache(4 * self.groups)(self.plan)
+
+    @property
+    def group_size(self) -> int:
+        """Sequences of a step that a group has."""
+        return self.batch_size // self.groups
+
+    def lanes_of(self, group: int) -> range:
+        share = self.lanes // self.groups
+        return range(group * share, (group + 1) * share)
+
+    def groups_of(self, rows: np.ndarray, count: int) -> np.ndarray:
+        """Returns the groups that fill some of the `count` rows of a batch, ascending."""
+        return np.unique(np.asarray(rows) * self.groups // count)
+
+    def lane_range(self, lane: int) -> range:
+        """Returns the indices of a lane's records in the list."""
+        return range(lane * self.files.total // self.lanes, (lane + 1) * self.files.total // self.lanes)
+
+    def spans(self, lane: int, step: int) -> Iterator[Span]:
+        """Yields what a lane reads in reading order, starting with the window of `step`."""
+        for file, first, count in self._parts(lane, step // self.steps):
+            yield self.files.paths[file], first, count
+
+    def _parts(self, lane: int, window: int) -> Iterator[tuple[int, int, int]]:
+        """As `spans`, with the number of the file."""
+        own = self.lane_range(lane)
+        first_file, last_file = np.searchsorted(self._firsts, [own.start, own.stop - 1], "right") - 1
+        parts = []
+        for file in range(first_file, last_file + 1):
+            before, end = self._firsts[file : file + 2].tolist()
+            first, last = max(own.start, before), min(own.stop, end)
+            if first < last:
+                parts.append((file, first - before, last - first))
+
+        epoch, skip = divmod(window * self.window, len(own))
+        while True:
+            for i in np.random.default_rng([self.seed, lane, 0, epoch]).permutation(len(parts)):
+                file, first, count = parts[i]
+                if skip < count:
+                    yield file, first + skip, count - skip
+                skip = max(0, skip - count)
+            epoch += 1
+
+    def plan(self, group: int, window: int) -> Plan:
+        """Plans the steps of a window. Its sequences are the group's records, lane by lane in reading order."""
+        rng = np.random.default_rng([self.seed, group, 1, window])
+        lanes = self.lanes_of(group)
+        if self.files.lengths is None:
+            return packing.shuffled(len(lanes) * self.window, self.group_size, rng)
+        lengths = np.concatenate([self._lengths(lane, window) for lane in lanes])
+        return packing.plan(lengths, self.group_size, self.row, rng)
+
+    def _lengths(self, lane: int, window: int) -> np.ndarray:
+        """The lengths of a lane's records in a window, in reading order."""
+        found, missing = [], self.window
+        for file, first, count in self._parts(lane, window):
+            first += self._firsts[file]
+            found.append(self.files.lengths[first : first + min(count, missing)])
+            missing -= len(found[-1])
+            if not missing:
+                return np.concatenate(found)
+
+    def rows(self, step: int, multiple: int) -> int:
+        """Returns how many rows hold the packed sequences of a step, of any step in its window: a multiple of that."""
+        most = max(self.plan(group, step // self.steps).count for group in range(self.groups))
+        return packing.whole(most * self.groups, math.lcm(self.groups, multiple))
+
+    def sequences_of(self, groups: np.ndarray) -> np.ndarray:
+        """Returns which sequences of each batch some groups have, as padded batches number them."""
+        return (groups[:, None] * self.group_size + np.arange(self.group_size)).ravel()
+
+    def packed(self, groups: np.ndarray, step: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns row and first token of each of `sequences_of(groups)` at a step, which has `count` rows in all.
+
+        The rows are counted from 0 over those of these groups.
+        """
+        window, offset = divmod(step, self.steps)
+        plans = [self.plan(group, window) for group in groups.tolist()]
+        share = count // self.groups
+        rows = np.concatenate([plan.rows[offset] + place * share for place, plan in enumerate(plans)])
+        return rows, np.concatenate([plan.starts[offset] for plan in plans])

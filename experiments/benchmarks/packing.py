@@ -1,0 +1,129 @@
+"""What packing saves in pre-training: shares of real tokens, the reader's speed, real tokens/s of the same steps.
+
+Command:  python -m experiments.benchmarks.packing --corpus=TEXT --vocab=vocab.txt
+Measures: for each of --lengths, records prepared from the text, by padded and by packed batches of the same sequences:
+          real tokens, rows of a step, and sequences/s of the reader; then steps of a model of --model, in turns
+Results:  RESULTS.md
+"""
+
+import itertools
+import math
+import pathlib
+import statistics
+import tempfile
+import time
+
+import numpy as np
+from absl import flags
+
+from bertjax import command
+from bertjax.config import model_size, named_stages, pretraining_config, stage
+
+CORPUS = flags.DEFINE_list("corpus", None, "As config.data.corpus.", required=True)
+VOCAB = flags.DEFINE_string("vocab", None, "A vocab.txt.", required=True)
+LENGTHS = flags.DEFINE_list("lengths", "128,512", "Of the sequences.")
+BATCH_SIZE = flags.DEFINE_integer("batch_size", 256, "Sequences of a step, for shares and reader.")
+STEP_BATCH = flags.DEFINE_list("step_batch_sizes", "32,16", "Sequences of a timed step, for each length; 0: none.")
+MODEL = flags.DEFINE_string("model", "mini", "A key of config.SIZES.")
+STEPS = flags.DEFINE_integer("steps", 4, "Of a round.")
+RUNS = flags.DEFINE_integer("runs", 5, "Rounds of each side.")
+
+
+def make_config(length: int, batch_size: int, packing: bool):
+    config = pretraining_config()
+    config.data.update(corpus=",".join(CORPUS.value), heldout_fraction=0.0, dupe_factor=2)
+    config.tokenizer.path = VOCAB.value
+    config.model.update(model_size(MODEL.value))
+    config.stages = named_stages(only=stage(1000, length, math.ceil(0.15 * length)))
+    config.batch_size, config.packing = batch_size, packing
+    return config
+
+
+def report(figure: str, values: list[float], unit: str) -> None:
+    print(f"{figure}: {statistics.median(values):,.0f} {unit} ({min(values):,.0f} to {max(values):,.0f})", flush=True)
+
+
+def make_task(records: pathlib.Path, length: int, batch_size: int, packing: bool):
+    import jax
+
+    from bertjax.sharding.mesh import make_mesh
+    from bertjax.tasks.pretraining import Pretraining
+
+    config = make_config(length, batch_size, packing)
+    return Pretraining(config, make_mesh(config, jax.devices()[:1]), records)
+
+
+def measure_reading(records: pathlib.Path, length: int) -> None:
+    """Over a window's steps: all of its records, once."""
+    tasks = {name: make_task(records, length, BATCH_SIZE.value, name == "packed") for name in ("padded", "packed")}
+    rates = {name: [] for name in tasks}
+    for run in range(RUNS.value):
+        for name, task in tasks.items():
+            steps = task.orders[0].steps
+            batches, real, places = task.batches(0), 0, 0
+            next(batches)
+            began = time.monotonic()
+            for batch in itertools.islice(batches, steps - 1):
+                real, places = real + np.count_nonzero(batch["input_mask"]), places + batch["input_mask"].size
+            rates[name].append((steps - 1) * BATCH_SIZE.value / (time.monotonic() - began))
+            batches.close()
+            if not run:
+                rows = f"{task.rows[0]} rows for {BATCH_SIZE.value} sequences"
+                print(f"length {length}, {name}: {real / places:.1%} real tokens, {rows}", flush=True)
+    for name, found in rates.items():
+        report(f"length {length}, {name}: reader", found, "sequences/s")
+
+
+def measure_steps(records: pathlib.Path, length: int, batch_size: int) -> None:
+    import jax
+
+    from bertjax.sharding.mesh import put_batch
+    from bertjax.training.optimizer import make_schedule
+    from bertjax.training.step import make_program, put_hyperparameters
+
+    def rounds(packing: bool):
+        """Yields the real tokens/s of rounds of the same steps; the first one compiles."""
+        task = make_task(records, length, batch_size, packing)
+        program, mesh = make_program(task, task.config, task.mesh), task.mesh
+        state, batches = program.init(jax.random.key(0)), task.batches(0)
+        hyperparameters = put_hyperparameters(0, make_schedule(task.config.optimizer, 1000), mesh)
+        while True:
+            some = [put_batch(batch, mesh) for batch in itertools.islice(batches, STEPS.value)]
+            began, tokens = time.monotonic(), []
+            for batch in some:
+                state, metrics = program.train_step(state, batch, hyperparameters)
+                tokens.append(metrics["tokens"])
+            real = float(sum(tokens))  # waits
+            state.step.block_until_ready()
+            yield real / (time.monotonic() - began)
+
+    sides = {"padded": rounds(False), "packed": rounds(True)}
+    for side in sides.values():
+        next(side)
+    found = {name: [] for name in sides}
+    for _ in range(RUNS.value):
+        for name, side in sides.items():
+            found[name].append(next(side))
+    for name, rates in found.items():
+        report(f"length {length}, {name}: {MODEL.value}, {batch_size} sequences a step", rates, "real tokens/s")
+    ratio = statistics.median(found["packed"]) / statistics.median(found["padded"])
+    print(f"length {length}: packed to padded {ratio:.2f} times as many", flush=True)
+
+
+def main(_) -> None:
+    from bertjax.data.preparation import prepare
+    from bertjax.sharding.mesh import use_cpu_cores
+    from bertjax.sharding.topology import available_cores
+
+    use_cpu_cores(make_config(128, 8, False))
+    for length, step_batch in zip(map(int, LENGTHS.value), map(int, STEP_BATCH.value), strict=True):
+        with tempfile.TemporaryDirectory() as folder:
+            records = pathlib.Path(folder) / "records"
+            prepare(make_config(length, BATCH_SIZE.value, False), records, available_cores())
+            measure_reading(records, length)
+            if step_batch:
+                measure_steps(records, length, step_batch)
+
+
+if __name__ == "__main__":
+    command.run(main)

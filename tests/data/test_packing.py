@@ -1,0 +1,252 @@
+"""Packing: what a plan promises, and packed batches beside the padded ones they are made of."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from bertjax.config import UserError
+from bertjax.data import order, packing, pipeline
+from bertjax.data.order import Order
+from bertjax.data.packing import RowSize, pack_pretraining, plan
+from tests.data.test_pipeline import LENGTH, PREDICTIONS, RULES, assert_same, batches_of, random_rows, write_set
+
+ROW = RowSize(512, 8)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def check(found, lengths, size, row=ROW):
+    """Each sequence comes once, each step has `size`, and those of a row lie side by side and fit."""
+    there = found.order >= 0
+    assert sorted(found.order[there]) == list(range(len(lengths)))
+    assert found.order.shape == (-(-len(lengths) // size), size) and (there.sum(1) == size).sum() >= len(there) - 1
+    for step, is_there in enumerate(there):
+        rows, starts = found.rows[step][is_there], found.starts[step][is_there]
+        own = lengths[found.order[step][is_there]].astype(int)
+        assert (np.diff(rows) >= 0).all() and set(rows) == set(range(rows.max() + 1)) and rows.max() < found.count
+        for number in set(rows):
+            ends = np.cumsum(own[rows == number])
+            assert (starts[rows == number] == ends - own[rows == number]).all()
+            assert ends[-1] <= row.tokens and len(ends) <= row.sequences
+
+
+def like_wikipedia(count, seed=0):
+    """Whole rows, and what ends of documents leave over."""
+    return np.where(rng(seed).random(count) < 0.4, 512, rng(seed + 1).integers(20, 512, count)).astype(np.uint16)
+
+
+@pytest.mark.parametrize("count, size", [(64 * 256, 64), (1000, 8), (1003, 16), (64, 64), (5, 8), (7, 1)])
+def test_each_sequence_has_one_place_and_each_step_its_number(count, size):
+    lengths = like_wikipedia(count)
+    check(plan(lengths, size, ROW, rng()), lengths, size)
+
+
+@pytest.mark.parametrize("lengths", [[512], [170], [64], [1], [171, 341], [512, 1], [512, 300, 30]])
+@pytest.mark.parametrize("size", [4, 5, 48])
+def test_so_it_is_where_the_numbers_do_not_work_out(lengths, size):
+    """Rows of three cannot be dealt to steps of four."""
+    lengths = np.resize(np.array(lengths), 48 * 5)
+    check(plan(lengths, size, ROW, rng()), lengths, size)
+
+
+def test_rows_are_full():
+    lengths = like_wikipedia(64 * 1024)
+    found = plan(lengths, 64, ROW, rng())
+    needed = lengths.sum(dtype=int) / 512 / 1024
+    assert needed < found.count < needed + 1.2  # the last row of a step need not be full
+    assert (found.rows.max(1) + 1).mean() < needed / 0.99
+
+
+def test_a_row_holds_no_more_sequences_than_it_may():
+    lengths = np.full(4096, 9)
+    found = plan(lengths, 64, RowSize(512, 4), rng())
+    check(found, lengths, 64, RowSize(512, 4))
+    assert found.count == 16
+
+
+def test_a_plan_is_random_but_a_function_of_its_seed():
+    lengths = like_wikipedia(2000)
+    one, same, other = plan(lengths, 8, ROW, rng(1)), plan(lengths, 8, ROW, rng(1)), plan(lengths, 8, ROW, rng(2))
+    assert all(np.array_equal(a, b) for a, b in zip(one, same))
+    assert (one.order != other.order).mean() > 0.9
+
+
+def test_any_sequence_may_come_in_any_step():
+    """Over many seeds: the mean step, of the longest, the shortest, and of whole rows; and who comes with whom."""
+    lengths = np.concatenate([[511, 1, 512], rng().integers(20, 500, 397)])
+    steps, companions = [], set()
+    for seed in range(400):
+        found = plan(lengths, 16, ROW, rng(seed))
+        step = np.empty(400, int)
+        step[found.order.ravel()] = np.repeat(np.arange(25), 16)
+        steps.append(step)
+        companions |= set(np.flatnonzero(step == step[7]))
+    mean = np.mean(steps, axis=0)
+    error = 25 / 12**0.5 / 400**0.5
+    assert abs(mean[:3] - 12).max() < 4 * error and (abs(mean - 12) < 2 * error).mean() > 0.9
+    assert len(companions) > 395
+
+
+# Packed batches.
+
+
+@pytest.fixture(params=["static", "dynamic"])
+def packable(request, tmp_path):
+    rows = random_rows(480, is_masked=request.param == "static")
+    rows["size"] = np.minimum(rows["size"], rng().integers(6, 17, 480))  # more short ones
+    rows["first_size"] = np.minimum(rows["first_size"], rows["size"])
+    return write_set(tmp_path / "records", rows, lengths=rows["size"].astype(np.uint16))
+
+
+def unpacked(batch):
+    """The sequences of a packed batch, padded, in their order."""
+    found = []
+    for row in range(len(batch["input_ids"])):
+        for number in range(1, batch["input_mask"][row].max() + 1):
+            mask = batch["input_mask"][row] == number
+            start, size = batch["first_tokens"][row, number - 1], mask.sum()
+            assert mask[start : start + size].all() and (batch["positions"][row, mask] == np.arange(size)).all()
+            own = (batch["masked_lm_weights"][row] > 0) & mask[batch["masked_lm_positions"][row]]
+            tokens = ("input_ids", "segment_ids", "input_mask")
+            one = {name: np.zeros(LENGTH, np.int32) for name in tokens}
+            for name in tokens:
+                one[name][:size] = batch[name][row, mask]
+            one["input_mask"] = np.minimum(one["input_mask"], 1)
+            for name in ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights"):
+                one[name] = np.zeros(PREDICTIONS, batch[name].dtype)
+                one[name][: own.sum()] = batch[name][row, own]
+            one["masked_lm_positions"][: own.sum()] -= start
+            for name in ("next_sentence_labels", "next_sentence_weights"):
+                one[name] = batch[name][row, number - 1]
+            found.append(one)
+        assert not batch["next_sentence_weights"][row, batch["input_mask"][row].max() :].any()
+        assert not any(batch[name][row, batch["input_mask"][row] == 0].any() for name in ("input_ids", "positions"))
+    return {name: np.stack([one[name] for one in found]) for name in found[0]}
+
+
+def no_padding(batch):
+    """Without what stands in padding, which a packed batch does not have."""
+    inside, used = batch["input_mask"] > 0, batch["masked_lm_weights"] > 0
+    tokens = {name: batch[name] * inside for name in ("input_ids", "segment_ids")}
+    return {**batch, **tokens, **{name: batch[name] * used for name in ("masked_lm_positions", "masked_lm_ids")}}
+
+
+def test_packed_and_padded_batches_have_the_same_sequences(packable):
+    padded, packed = batches_of(packable, 40, batch_size=24), batches_of(packable, 40, batch_size=24, multiple=1)
+    for batch, other in zip(padded, packed):
+        assert_same([no_padding(batch)], [unpacked(other)])
+        assert len(other["input_ids"]) < 24
+    assert len({len(batch["input_ids"]) for batch in packed}) == 1  # windows are epochs here
+    tokens = sum((batch["input_mask"] > 0).sum() for batch in packed)
+    assert tokens / sum(batch["input_mask"].size for batch in packed) > 0.8
+
+
+@pytest.mark.parametrize("multiple", [3, 8])
+def test_the_number_of_rows_is_a_multiple(packable, multiple):
+    for few, more in zip(batches_of(packable, 5, multiple=1), batches_of(packable, 5, multiple=multiple)):
+        rows = len(few["input_ids"])
+        assert len(more["input_ids"]) == -(-rows // multiple) * multiple
+        assert_same([few], [{name: x[:rows] for name, x in more.items()}])
+        assert not any(x[rows:].any() for x in more.values())
+        used = few["input_mask"].any(1)
+        assert len(set(few["dropout_rows"][used])) == used.sum()
+
+
+def test_packed_batches_are_functions_of_the_step(packable, monkeypatch):
+    monkeypatch.setattr(order, "SHUFFLE_WINDOW", 3)  # several an epoch, that need not have the same rows
+    straight = batches_of(packable, 60, multiple=1)
+    assert len({len(batch["input_ids"]) for batch in straight}) > 1
+    for start in (1, 3, 5, 33):
+        assert_same(straight[start:], batches_of(packable, 60 - start, start=start, multiple=1))
+    changed = batches_of(packable, 5, seed=1, multiple=1)
+    assert all(not np.array_equal(a["input_ids"], b["input_ids"]) for a, b in zip(straight, changed))
+
+
+@pytest.mark.parametrize("together", [2, 4, 100])
+@pytest.mark.parametrize("hosts", [2, 4, 8])
+def test_hosts_have_their_rows_of_the_same_packed_batches(packable, monkeypatch, together, hosts):
+    monkeypatch.setattr(order, "PACKED_TOGETHER", together)  # groups: 8, 4, 1
+
+    def of_host(host):
+        share = lambda count: np.arange(host * count // hosts, (host + 1) * count // hosts)  # noqa: E731
+        return batches_of(packable, 30, batch_size=16, start=7, multiple=8, rows=share)
+
+    whole, parts = (
+        batches_of(packable, 30, batch_size=16, start=7, multiple=8),
+        [of_host(host) for host in range(hosts)],
+    )
+    together = [{name: np.concatenate([part[name] for part in step]) for name in step[0]} for step in zip(*parts)]
+    assert_same(whole, together)
+
+
+def test_a_host_reads_only_its_groups(packable, monkeypatch):
+    monkeypatch.setattr(order, "PACKED_TOGETHER", 4)
+    made = Order(packable, 16, 0, RowSize(LENGTH, 8, 8))
+    assert made.groups == 4 and [len(made.lanes_of(group)) for group in range(4)] == [4] * 4
+    for host in range(4):
+        rows = np.arange(host * 3, host * 3 + 3)
+        assert made.groups_of(rows, 12).tolist() == [host]
+    assert made.groups_of(np.arange(3, 9), 12).tolist() == [1, 2]
+
+
+def test_skipped_records_leave_gaps(tmp_path):
+    from tests.data.test_pipeline import flip
+
+    rows = random_rows(120)
+    files = write_set(tmp_path / "records", rows, lengths=rows["size"].astype(np.uint16), on_corrupt="skip")
+    whole = batches_of(files, 15, multiple=1)
+    flip(files.paths[1], 11)
+    found = batches_of(files, 15, multiple=1)
+    gone = 0
+    for batch, before in zip(found, whole):
+        kept = batch["input_mask"] > 0
+        assert (batch["input_ids"][kept] == before["input_ids"][kept]).all()
+        gone += (before["next_sentence_weights"] - batch["next_sentence_weights"]).sum()
+    assert gone == 1
+
+
+def test_lengths_that_are_not_those_of_the_records_are_noticed(tmp_path):
+    rows = random_rows(120)
+    files = write_set(tmp_path / "records", rows, lengths=np.maximum(rows["size"] - 1, 1).astype(np.uint16))
+    with pytest.raises(UserError, match="the records are longer than when their lengths were read"):
+        batches_of(files, 15, multiple=1)
+
+
+def test_a_row_with_too_many_masked_tokens_is_refused(packable):
+    made = Order(packable, 24, 0, RowSize(LENGTH, 8, 3))
+    message = r"config.packing: a row has \d+ masked tokens, but there is room for 3; set config.data.masked_lm_prob"
+    with pytest.raises(UserError, match=message):
+        list(itertools.islice(pipeline.packed_batches(made, PREDICTIONS, multiple=1, rules=RULES), 20))
+
+
+def test_packing_is_what_it_says():
+    """By hand: three sequences in two rows."""
+    batch = {
+        "input_ids": np.array([[1, 5, 2, 0, 0], [1, 6, 0, 0, 0], [1, 7, 8, 9, 2]], np.int32),
+        "input_mask": np.array([[1, 1, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]], np.int32),
+        "segment_ids": np.array([[0, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 1, 1]], np.int32),
+        "masked_lm_positions": np.array([[1, 0], [1, 0], [1, 3]], np.int32),
+        "masked_lm_ids": np.array([[50, 0], [60, 0], [70, 90]], np.int32),
+        "masked_lm_weights": np.array([[1, 0], [1, 0], [1, 1]], np.float32),
+        "next_sentence_labels": np.array([1, 0, 1], np.int32),
+        "next_sentence_weights": np.array([1, 1, 1], np.float32),
+    }
+    packed = pack_pretraining(batch, np.array([4, 5, 6]), np.array([0, 0, 1]), np.array([0, 3, 0]), 3, RowSize(5, 2, 3))
+    expected = {
+        "dropout_rows": [4, 6, 0],
+        "input_ids": [[1, 5, 2, 1, 6], [1, 7, 8, 9, 2], [0] * 5],
+        "input_mask": [[1, 1, 1, 2, 2], [1, 1, 1, 1, 1], [0] * 5],
+        "segment_ids": [[0, 0, 1, 0, 1], [0, 0, 0, 1, 1], [0] * 5],
+        "positions": [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4], [0] * 5],
+        "masked_lm_positions": [[1, 4, 0], [1, 3, 0], [0] * 3],
+        "masked_lm_ids": [[50, 60, 0], [70, 90, 0], [0] * 3],
+        "masked_lm_weights": [[1, 1, 0], [1, 1, 0], [0] * 3],
+        "first_tokens": [[0, 3], [0, 0], [0, 0]],
+        "next_sentence_labels": [[1, 0], [1, 0], [0, 0]],
+        "next_sentence_weights": [[1, 1], [1, 0], [0, 0]],
+    }
+    assert {name: x.tolist() for name, x in packed.items()} == expected
+    assert packing.numbers_in_row(np.array([0, 0, 1, 3, 3, 3])).tolist() == [0, 1, 0, 0, 1, 2]
