@@ -18,7 +18,7 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def check(found, lengths, size, row=ROW):
+def assert_plan(found, lengths, size, row=ROW):
     """Each sequence comes once, each step has `size`, and those of a row lie side by side and fit."""
     there = found.order >= 0
     assert sorted(found.order[there]) == list(range(len(lengths)))
@@ -41,7 +41,7 @@ def like_wikipedia(count, seed=0):
 @pytest.mark.parametrize("count, size", [(64 * 256, 64), (1000, 8), (1003, 16), (64, 64), (5, 8), (7, 1)])
 def test_each_sequence_has_one_place_and_each_step_its_number(count, size):
     lengths = like_wikipedia(count)
-    check(plan(lengths, size, ROW, rng()), lengths, size)
+    assert_plan(plan(lengths, size, ROW, rng()), lengths, size)
 
 
 @pytest.mark.parametrize("lengths", [[512], [170], [64], [1], [171, 341], [512, 1], [512, 300, 30]])
@@ -49,7 +49,7 @@ def test_each_sequence_has_one_place_and_each_step_its_number(count, size):
 def test_so_it_is_where_the_numbers_do_not_work_out(lengths, size):
     """Rows of three cannot be dealt to steps of four."""
     lengths = np.resize(np.array(lengths), 48 * 5)
-    check(plan(lengths, size, ROW, rng()), lengths, size)
+    assert_plan(plan(lengths, size, ROW, rng()), lengths, size)
 
 
 def test_rows_are_full():
@@ -63,7 +63,7 @@ def test_rows_are_full():
 def test_a_row_holds_no_more_sequences_than_it_may():
     lengths = np.full(4096, 9)
     found = plan(lengths, 64, RowSize(512, 4), rng())
-    check(found, lengths, 64, RowSize(512, 4))
+    assert_plan(found, lengths, 64, RowSize(512, 4))
     assert found.count == 16
 
 

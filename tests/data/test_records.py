@@ -313,3 +313,39 @@ def test_predictions_a_row_are_free_where_records_are_not_masked(copied):
     records.write_manifest(copied, manifest)
     found = records.find_records(copied, 64, 7, "train")
     assert (found.masking, found.layout, found.vocab_size) == ("dynamic", "compact", 150)
+
+
+def test_lengths_of_records_without_a_manifest_are_measured_once(tmp_path, monkeypatch):
+    (tmp_path / "records").mkdir()
+    sizes = [[3, 8, 5], [6, 4]]
+    for i, some in enumerate(sizes):
+        with tf.io.TFRecordWriter(str(tmp_path / f"records/tf_examples.tfrecord-{i:05d}")) as writer:
+            for size in some:
+                writer.write(google_example({**GOOGLE, "input_mask": [1] * size + [0] * (8 - size)}))
+    measured, measure = [], lengths._measure
+
+    def spy(path, *arguments):
+        measured.append(path)
+        return measure(path, *arguments)
+
+    monkeypatch.setattr(lengths, "_measure", spy)
+    for times in (2, 2):
+        found = records.find_records(tmp_path / "records", 8, 2, "train", cache=tmp_path / "run", measures=True)
+        assert found.lengths.tolist() == [3, 8, 5, 6, 4] and len(measured) == times
+    assert records.find_records(tmp_path / "records", 8, 2, "train").lengths is None
+
+
+@pytest.mark.parametrize("damage, message", [("delete", "cannot be read"), ("cut", "is not what the manifest says")])
+def test_lengths_that_are_missing_or_damaged_are_named(records_folder, tmp_path, damage, message):
+    folder = shutil.copytree(records_folder, tmp_path / "records")
+    path = next((folder / "length32").glob("train-*.lengths"))
+    path.unlink() if damage == "delete" else path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(UserError, match=rf"{path.name}: {message}"):
+        records.find_records(folder, 32, 5, "train")
+
+
+def test_lengths_are_those_of_the_records(records_folder):
+    for length, predictions in ((32, 5), (64, 10)):
+        found = records.find_records(records_folder, length, predictions, "train")
+        form = layouts.Format(length, predictions)
+        np.testing.assert_array_equal(found.lengths, lengths.measure(found.paths, found.counts, form, None))
