@@ -7,23 +7,21 @@ the number of hosts.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from bertjax.data import packing
 from bertjax.data.packing import Plan, RowSize, first_in_row, numbers_in_row
-from bertjax.sharding.mesh import Batch
+from bertjax.sharding.mesh import Batch, Rows
 
 # Lengths that batches are padded to. Each costs a compilation; more lengths mean less padding.
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 WINDOW = 16  # batches, at most, within which examples are sorted by length
 LEAST_WINDOWS = 4  # per epoch: with one, the same examples would share a batch in every epoch
 COSTLY_LENGTH = 2048  # of rows in which attention takes as long as all else, in models like BERT-base
-EVALUATED_TOKENS = 64
+EVALUATED_TOKENS = 64  # that a packed batch of predictions has for each example
 TOKENS = ("input_ids", "input_mask", "token_types", "positions")  # what packed rows say of each token
-
-Rows = Callable[[int], np.ndarray]  # number of rows of a batch -> those that this host computes, ascending
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +48,17 @@ class Examples:
     @functools.cached_property
     def lengths(self) -> np.ndarray:
         """`[examples]`: length of each example in tokens; of its longest choice."""
-        lengths = np.array([len(ids) for ids in self.input_ids], np.int64)
-        return lengths.reshape(len(self), self.choices).max(1) if self.choices else lengths
+        return self._sizes.max(1)
 
     @functools.cached_property
     def tokens(self) -> np.ndarray:
         """`[examples]`: tokens of each example; of all its choices."""
-        lengths = np.array([len(ids) for ids in self.input_ids], np.int64)
-        return lengths.reshape(len(self), self.choices).sum(1) if self.choices else lengths
+        return self._sizes.sum(1)
+
+    @property
+    def _sizes(self) -> np.ndarray:
+        """`[examples, sequences]` tokens."""
+        return np.array([len(ids) for ids in self.input_ids], np.int64).reshape(-1, max(1, self.choices))
 
     def batch(self, rows: np.ndarray, length: int) -> Batch:
         """`input_ids`, `input_mask`, `token_types` `[rows, length]` or `[rows, choices, length]`; `labels`, `weights`.
@@ -269,6 +270,8 @@ def packed_evaluation(
 
     A batch has `EVALUATED_TOKENS` for each of `batch_size` examples, or fewer if there are fewer; see `row_for`.
     """
+    if not len(examples):
+        return
     row = row_for(examples, batch_size, longest, multiple)
     pack = packing.best_fit(examples.tokens, row, np.random.default_rng(0))
     count = packing.whole(min(power_of_two(pack.max() + 1), batch_size * EVALUATED_TOKENS / row.tokens), multiple)

@@ -19,7 +19,7 @@ from bertjax.data.masking import Draws, Rules, draw, mask_tokens
 from bertjax.data.order import Order, Span
 from bertjax.data.packing import pack_pretraining
 from bertjax.data.records import RecordSet
-from bertjax.sharding.mesh import Batch
+from bertjax.sharding.mesh import Batch, Rows
 
 HELDOUT_DRAWS = 256  # rows whose masks are drawn together, whatever the batch size
 READ_BUFFER = 1 << 20  # bytes
@@ -42,9 +42,6 @@ class Stream(NamedTuple):
     places: Callable[[int], np.ndarray]
     block: int
     seed: list[int]
-
-
-Rows = Callable[[int], np.ndarray]  # number of rows of a batch -> those that this host reads, ascending
 
 
 def train_batches(

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import math
 import os
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -18,6 +19,7 @@ from bertjax.sharding.topology import has_accelerator
 _POINTER = ctypes.c_void_p
 
 Batch = dict[str, np.ndarray]  # name -> `[rows, ...]`, inputs and labels
+Rows = Callable[[int], np.ndarray]  # number of rows of a batch -> those that this host computes, ascending
 
 
 # Options of XLA for the training step, by `device_kind`.

@@ -236,3 +236,8 @@ def test_packed_labels_and_choices():
     assert spans["labels"].tolist() == [[[0, 1], [1, 1], [0, 0]], [[0, 0]] * 3, [[0, 0]] * 3]
     scored = Examples(ids, types, np.array([0.5, 1, 2, 3])).packed(*order, starts, 3, row)
     assert scored["labels"].dtype == np.float32 and scored["labels"][0].tolist() == [0.5, 2, 0]
+
+
+def test_nothing_to_evaluate_gives_no_batches():
+    nothing = Examples([], [])
+    assert not list(packed_evaluation(nothing, 8, 128, 1)) and not list(evaluation_batches(nothing, 8, 128))
