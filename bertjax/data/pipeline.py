@@ -228,20 +228,18 @@ def _batches(files: RecordSet, form: Format, stream: Stream, step: int, rules: R
         tf.errors.FailedPreconditionError,  # too few records
         tf.errors.InvalidArgumentError,  # not of this layout
         tf.errors.NotFoundError,
-        tf.errors.UnknownError,  # from masking
     )
     lost = dict(files.lost)
     while True:
         dataset = stream.records(step, lost)
         dataset = dataset.map(functools.partial(layouts.parse, form=form), num_parallel_calls=tf.data.AUTOTUNE)
-        if form.masking == "dynamic":
-            mask = functools.partial(_masked, stream=stream, rules=rules)
-            dataset = dataset.enumerate(step).map(mask, num_parallel_calls=tf.data.AUTOTUNE)
         try:
             for batch in dataset.prefetch(PREFETCH).as_numpy_iterator():
                 if impossible(batch, form):
                     problem = "impossible values"
                     break
+                if form.masking == "dynamic":
+                    batch |= _mask(batch, stream, step, rules)
                 yield batch
                 step += 1
             else:
@@ -267,20 +265,18 @@ def _find_lost(files: RecordSet, form: Format, spans: Iterator[Span], lost: dict
     return len(lost) > before
 
 
-def _masked(step, batch, *, stream: Stream, rules: Rules):
-    """Masks a batch inside tf.data, so that it overlaps with the training step."""
-    from bertjax.data.tf import tf
-
-    def mask(step, ids, inside):
-        draws = _draws(stream.places(int(step))[: len(ids)], stream.block, stream.seed, ids.shape[1], rules)
-        masked, positions, labels, counts = mask_tokens(ids, inside.sum(1), draws, rules)
-        used = np.arange(rules.max_predictions_per_seq) < counts[:, None]
-        return masked, positions, labels, used.astype(np.float32)
-
-    types = (tf.int32, tf.int32, tf.int32, tf.float32)
-    names = ("input_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
-    found = tf.numpy_function(mask, [step, batch["input_ids"], batch["input_mask"]], types)
-    return {**batch, **dict(zip(names, found))}
+def _mask(batch: Batch, stream: Stream, step: int, rules: Rules) -> Batch:
+    """The arrays that masking changes and adds. Not inside tf.data, whose threads would wait for each other here."""
+    ids = batch["input_ids"]
+    draws = _draws(stream.places(step)[: len(ids)], stream.block, stream.seed, ids.shape[1], rules)
+    masking = mask_tokens(ids, batch["input_mask"].sum(1), draws, rules)
+    used = np.arange(rules.max_predictions_per_seq) < masking.counts[:, None]
+    return {
+        "input_ids": masking.ids,
+        "masked_lm_positions": masking.positions,
+        "masked_lm_ids": masking.labels,
+        "masked_lm_weights": used.astype(np.float32),
+    }
 
 
 def _draws(places: np.ndarray, block: int, seed: list[int], length: int, rules: Rules) -> Draws:
