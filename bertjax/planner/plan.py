@@ -18,7 +18,8 @@ from bertjax.planner.kernels import kernel_seconds
 from bertjax.sharding.mesh import make_mesh, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import GIB, Accelerator, available_cores
-from bertjax.tasks.pretraining import Pretraining, packed_rows, ways_to_compute
+from bertjax.tasks.pretraining import Pretraining, packed_rows
+from bertjax.tasks.pretraining_run import ways_to_compute
 from bertjax.training.step import abstract_hyperparameters, make_program
 from bertjax.validation import REMAT_POLICIES
 

@@ -5,7 +5,7 @@ from etils import epath
 from bertjax import tasks
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import use_cpu_cores
-from bertjax.tasks import finetuning, pretraining, sweep
+from bertjax.tasks import finetuning, pretraining_run, sweep
 from bertjax.training.run import run
 
 
@@ -19,5 +19,5 @@ def launch(config, workdir: epath.PathLike) -> None:
         sweep.run(config, workdir)
     else:
         sweep.refuse_search(workdir)
-        run(pretraining.KIND if config.task == tasks.PRETRAINING else finetuning.KIND, config, workdir)
+        run(pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning.KIND, config, workdir)
     hosts.leave()

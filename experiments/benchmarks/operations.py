@@ -74,7 +74,8 @@ def compiled(name: str, options) -> dict[str, float]:
     from bertjax.planner.hlo import HloModule
     from bertjax.sharding.mesh import make_mesh
     from bertjax.sharding.topology import accelerator
-    from bertjax.tasks.pretraining import Pretraining, ways_to_compute
+    from bertjax.tasks.pretraining import Pretraining
+    from bertjax.tasks.pretraining_run import ways_to_compute
     from bertjax.training.step import abstract_hyperparameters, make_program
 
     jax.config.update("jax_platforms", "cpu")

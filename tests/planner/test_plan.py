@@ -15,7 +15,7 @@ from bertjax.config import UserError, named_stages, stage, stages_of
 from bertjax.planner import hlo, report
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.sharding.topology import GENERATIONS, accelerator
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.tasks.pretraining import Pretraining, packed_rows
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.state import make_layout
 from experiments import small
@@ -104,13 +104,17 @@ def test_the_memory_is_what_was_committed(data_parallel):
         assert math.isclose(measured[field], golden[field], rel_tol=0.05, abs_tol=2), (field, measured, golden)
 
 
-def at_rest(config, task, target) -> list[int]:
-    """Bytes a chip of params and of optimizer state, from shapes and layout alone."""
+def abstract_mesh(config, target) -> AbstractMesh:
     devices = target.chips * target.generation.devices_per_chip
     left = devices // math.prod(size for size in config.mesh.values() if size != -1)
     sizes = {axis: left if size == -1 else size for axis, size in config.mesh.items()}
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+
+def at_rest(config, task, target) -> list[int]:
+    """Bytes a chip of params and of optimizer state, from shapes and layout alone."""
     optimizer = make_optimizer(config.optimizer)
-    layout = make_layout(task.init_params, optimizer, AbstractMesh(tuple(sizes.values()), tuple(sizes))).state
+    layout = make_layout(task.init_params, optimizer, abstract_mesh(config, target)).state
     params = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
     arrays = ((params, layout.params), (jax.eval_shape(optimizer.init, params), layout.opt_state))
     parts = (
@@ -123,8 +127,10 @@ def at_rest(config, task, target) -> list[int]:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_stored_measurements_are_those_of_todays_configs(name):
     """As far as it can be told without the compiler. tests/golden/make_hbm.py measures again, where something moved."""
-    config, target = make_hbm.load(name), accelerator(name.split()[1])
-    task = Pretraining(config, Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), tuple(config.mesh)), None)
+    config, target = make_hbm.load(name), make_hbm.target(name)
+    rows = packed_rows(config, abstract_mesh(config, target), make_hbm.REAL_TOKENS) if config.packing else None
+    one_device = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), tuple(config.mesh))
+    task = Pretraining(config, one_device, None, rows=rows)
     params, optimizer = at_rest(config, task, target)
     steps = np.cumsum([0, *(stage.steps for stage in stages_of(config))])
     assert [row["stage"] for row in GOLDEN[name]] == list(range(len(stages_of(config))))
@@ -146,8 +152,9 @@ def test_readme_says_what_was_measured():
             continue
         used = " / ".join(f"{stage['hbm_used_mib'] / 1024:.1f}" for stage in rows)
         steps = " / ".join(f"{stage['estimated_step_microseconds'] / 1000:,.0f}" for stage in rows)
-        line = f"| {name.replace(' ', ' | ')} | {used} of {rows[0]['hbm_available_mib'] / 1024:.1f} GiB | {steps} ms |"
-        assert line in readme
+        config, _, topology = name.rpartition(" ")
+        available = f"{rows[0]['hbm_available_mib'] / 1024:.1f}"
+        assert f"| {config} | {topology} | {used} of {available} GiB | {steps} ms |" in readme
 
 
 @pytest.mark.tpu_aot

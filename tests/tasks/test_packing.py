@@ -14,7 +14,7 @@ from bertjax.config import BertConfig, UserError, named_stages, stage
 from bertjax.data.examples import Examples, packed_evaluation
 from bertjax.data.preparation import prepare
 from bertjax.sharding.mesh import make_mesh, put_batch
-from bertjax.tasks import objectives, pretraining
+from bertjax.tasks import objectives, pretraining_run
 from bertjax.tasks.objectives import Predictor, apply
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint
@@ -131,7 +131,7 @@ def test_a_packed_run_ends_where_the_padded_one_does(short_records, tmp_path):
         config.stages, config.batch_size = named_stages(short=stage(50, 32, 5)), 64
         config.eval.every_steps = config.checkpoint.every_steps = 50
         workdir = tmp_path / str(packing)
-        run(pretraining.KIND, config, workdir)
+        run(pretraining_run.KIND, config, workdir)
         ends.append(checkpoint.read_params(workdir, 50))
         lines = read_metrics(workdir)
         losses.append([line["train/loss"] for line in lines if "train/loss" in line])

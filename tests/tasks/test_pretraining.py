@@ -15,9 +15,10 @@ from bertjax.data.records import find_records
 from bertjax.data.tf import tf
 from bertjax.interop import pretrained
 from bertjax.model.bert import BertForMaskedLM, BertModel
-from bertjax.tasks import fill_mask, finetuning, pretraining
+from bertjax.tasks import fill_mask, finetuning, pretraining, pretraining_run
 from bertjax.tasks.extraction import extract
-from bertjax.tasks.pretraining import Pretraining, find_or_prepare, report
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.tasks.pretraining_run import find_or_prepare, report
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.logging import read_metrics
@@ -194,8 +195,8 @@ def train(next_sentence, corpus_file, workdir):
     config = config_with(next_sentence, corpus=corpus_file)
     config.stages = named_stages(short=stage(10, 32, 5))
     with preparing_in_process(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretraining, "make_mesh", one_device_mesh)
-        run(pretraining.KIND, config, workdir)
+        patch.setattr(pretraining_run, "make_mesh", one_device_mesh)
+        run(pretraining_run.KIND, config, workdir)
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +239,7 @@ def test_a_run_without_pairs_resumes_bit_for_bit(trained, corpus_file, tmp_path)
 def test_a_workdir_keeps_its_objective(trained, before, now):
     message = rf"config.data.next_sentence = '{now}': .* holds a run with '{before}'; choose another --workdir"
     with pytest.raises(UserError, match=message):
-        run(pretraining.KIND, config_with(now, records="elsewhere"), trained(before))
+        run(pretraining_run.KIND, config_with(now, records="elsewhere"), trained(before))
 
 
 def test_a_model_without_pairs_is_used_like_any_other(trained, tmp_path, capsys):
@@ -328,7 +329,7 @@ def test_records_without_a_manifest_are_counted_once(records_folder, tmp_path, m
     monkeypatch.setattr(records, "count_records", count)
     totals = []
     for _ in range(2):
-        opened = pretraining.KIND.open(config, tmp_path / "run", None)
+        opened = pretraining_run.KIND.open(config, tmp_path / "run", None)
         totals.append([files.total for files in files_of(opened.task)])
     files = list((tmp_path / "theirs").rglob("*.tfrecord"))
     assert sorted(counted) == sorted(map(str, files))  # each once
@@ -348,12 +349,12 @@ def test_remat_auto_takes_the_first_policy_that_fits(records_folder, monkeypatch
     config = tiny_config(records=records_folder)
     config.remat = "auto"
     task = Pretraining(config, one_device_mesh(config), records_folder)
-    assert pretraining.fastest_that_fits(task, platform="cpu").config.remat == "none"
+    assert pretraining_run.fastest_that_fits(task, platform="cpu").config.remat == "none"
     fitting = iter([False, True])
-    monkeypatch.setattr(pretraining, "fits_in_memory", lambda lowered, device: next(fitting))
-    assert pretraining.fastest_that_fits(task, platform="gpu").config.remat == "dots"
+    monkeypatch.setattr(pretraining_run, "fits_in_memory", lambda lowered, device: next(fitting))
+    assert pretraining_run.fastest_that_fits(task, platform="gpu").config.remat == "dots"
     fitting = iter([False, False])  # nothing is left to try after the last
-    assert pretraining.fastest_that_fits(task, platform="gpu").config.remat == "full"
+    assert pretraining_run.fastest_that_fits(task, platform="gpu").config.remat == "full"
     assert config.remat == task.config.remat == "auto"
 
 
@@ -362,7 +363,7 @@ def test_long_runs_on_tpus_unroll_their_layers_if_that_fits():
         config = tiny_config()
         config.stages.short.steps = steps
         config.update(fields)
-        return [(way.remat, way.unroll) for way in pretraining.ways_to_compute(config, platform, chip)]
+        return [(way.remat, way.unroll) for way in pretraining_run.ways_to_compute(config, platform, chip)]
 
     assert ways("tpu", "TPU v4") == [("none", "yes"), ("none", "auto")]
     assert ways("tpu", "TPU v4", remat="auto")[:3] == [("none", "yes"), ("none", "auto"), ("dots", "auto")]

@@ -1,0 +1,180 @@
+"""Pre-training as a `Kind` of run: finds or prepares its records, chooses how to compute, and reports at the end."""
+
+import copy
+import functools
+from collections.abc import Iterator
+
+import jax
+from etils import epath
+
+from bertjax.config import UserError, corpus_sources, total_steps
+from bertjax.data import preparation, vocabulary
+from bertjax.data.records import read_manifest, require_folder
+from bertjax.interop import pretrained
+from bertjax.model.bert import BertForMaskedLM
+from bertjax.model.kernels import has_kernels
+from bertjax.sharding import hosts
+from bertjax.sharding.mesh import local_copy, make_mesh
+from bertjax.sharding.topology import available_cores
+from bertjax.tasks import fill_mask
+from bertjax.tasks.pretraining import PAIR_OBJECTIVES, Pretraining
+from bertjax.text import tokenizer
+from bertjax.text.tokenizer import Tokenizer
+from bertjax.training.checkpoint import Scores
+from bertjax.training.loop import Trained
+from bertjax.training.run import Kind, Run
+from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
+from bertjax.training.workdir import RunInfo, tokenizer_entry
+from bertjax.validation import REMAT_POLICIES
+
+# From how many steps unrolled layers pay: BERT-base on a v5e gains 12 ms a step, and compiles 100 s longer a stage.
+UNROLLED_STEPS = 20_000
+
+
+def _adopt(config, before: RunInfo | None) -> None:
+    """Sets the fields that `init_checkpoint` determines: activation, LayerNorm epsilon and, if unset, the tokenizer."""
+    if not config.init_checkpoint:
+        return
+    if before is None:
+        pretrained.adopt(config)
+    else:  # does not need `init_checkpoint`, which may be gone
+        model = before.config.model
+        config.model.update(hidden_act=model.hidden_act, layer_norm_eps=model.layer_norm_eps)
+
+
+def ways_to_compute(config, platform: str, chip: str) -> Iterator:
+    """Yields `config` with what "auto" may stand for in `remat` and `unroll`, the fastest first."""
+    policies = REMAT_POLICIES if config.remat == "auto" else (config.remat,)
+    # On TPUs without kernels, what "none" stores takes longer to write and read than to recompute (bertjax.compile).
+    if config.remat == "auto" and platform == "tpu" and not has_kernels(chip):
+        policies = ("full",)
+    ways = [(remat, config.unroll) for remat in policies]
+    is_long = total_steps(config) >= UNROLLED_STEPS
+    if config.unroll == "auto" and policies[0] == "none" and has_kernels(chip) and is_long:
+        ways.insert(0, ("none", "yes"))
+    for remat, unroll in ways:
+        candidate = copy.deepcopy(config)
+        candidate.remat, candidate.unroll = remat, unroll
+        yield candidate
+
+
+def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
+    """Returns the task with the first of `ways_to_compute` that fits the longest stage in memory, or the last."""
+    device = task.mesh.devices.flat[0]
+    *others, last = map(task.computing_as, ways_to_compute(task.config, platform, device.device_kind))
+    for way in others:
+        if platform == "cpu":
+            return way
+        if jax.process_index() == 0:  # it can take minutes
+            print(f"compiling with remat={way.config.remat} unroll={way.config.unroll}", flush=True)
+        program = make_program(way, way.config, way.mesh)
+        batch = way.abstract_batch(len(way.rows) - 1)
+        lowered = program.train_step.lower(program.state, batch, abstract_hyperparameters(way.mesh))
+        if fits_in_memory(lowered, device):
+            return way
+    return last
+
+
+def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
+    mesh = make_mesh(config)
+    records, tokenizer = find_or_prepare(config, workdir)
+    initialize = None
+    if config.init_checkpoint and before is None:
+        pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
+        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
+    fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
+    with hosts.first_before_others("records counted"):
+        task = Pretraining(config, mesh, records, workdir, tokenizer)
+    task = fastest_that_fits(task, mesh.devices.flat[0].platform)  # all hosts compile together
+    fields = [field for field in ("remat", "unroll") if task.config[field] != config[field]]
+    notes = [f"config.{field} = 'auto': {task.config[field]}" for field in fields]
+    if (warmup := config.optimizer.warmup_steps) >= task.total_steps:
+        notes += [f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does"]
+    info = RunInfo(config.copy_and_resolve_references(), tokenizer=tokenizer_entry(tokenizer))
+
+    def end_report(trained: Trained) -> str:
+        params = local_copy(trained.state.params, mesh)  # all hosts must call this
+        if jax.process_index():
+            return ""
+        model = BertForMaskedLM(task.model.config, task.model.compute)
+        filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks)
+        return "\n".join([report(trained.scores), *map(fill_mask.describe, filled)])
+
+    return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report)
+
+
+KIND = Kind(
+    identity=lambda config: ("data.next_sentence",),
+    adopt=_adopt,
+    total_steps=lambda config, before: total_steps(config),
+    open=_open,
+)
+
+
+def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]:
+    """Returns the folder of the records and their tokenizer; prepares them in the workdir if the config names none.
+
+    Raises `UserError` if they are missing or do not match the config.
+    """
+    folder = require_folder(config.data.records) if config.data.records else workdir / "records"
+    manifest = read_manifest(folder)
+    if manifest is None and not config.data.records:
+        if jax.process_count() > 1:
+            raise UserError(
+                "config.data.records = '': runs on several hosts need records; run bertjax.prepare on one host first"
+            )
+        print(f"preparing {', '.join(corpus_sources(config))} in {folder}", flush=True)
+        manifest = preparation.prepare(config, folder, workers=available_cores())
+    elif manifest is not None:
+        if not config.data.records and jax.process_index() == 0:
+            print(f"found prepared records in {folder}", flush=True)
+        preparation.check_recipe(config, manifest, folder)
+    if manifest is None and config.data.next_sentence != "pairs":
+        raise UserError(
+            f"config.data.next_sentence = {config.data.next_sentence!r}: the records in {folder} have no manifest, and "
+            f"are taken for Google's, which are pairs; set --config.data.next_sentence=pairs, or use bertjax.prepare"
+        )
+    if manifest is None and not config.tokenizer.path:
+        raise UserError(
+            f"config.tokenizer.path = '': the records in {folder} have no manifest; set the vocabulary that they "
+            f"were made with"
+        )
+    return folder, _tokenizer_of_records(config, folder, manifest)
+
+
+def _tokenizer_of_records(config, folder: epath.Path, manifest: dict | None) -> Tokenizer:
+    made_with = manifest["tokenizer"] if manifest else dict(config.tokenizer)
+    path = config.tokenizer.path or folder / tokenizer.KINDS[made_with["kind"]].filename
+    kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
+    if not config.tokenizer.path:
+        kind, lowercase = made_with["kind"], made_with["lowercase"]
+    loaded = tokenizer.load(kind, path, lowercase)
+    if manifest and loaded.fingerprint != made_with["fingerprint"]:
+        raise UserError(
+            f"config.tokenizer: the records in {folder} were made with another tokenizer ({made_with['kind']}, "
+            f"lowercase = {made_with['lowercase']}, {made_with['vocab_size']} pieces); leave tokenizer.path empty to "
+            f"use theirs"
+        )
+    vocabulary.check_vocab_size(config, loaded, path)
+    return loaded
+
+
+def report(scores: Scores | None) -> str:
+    """Formats the held-out scores, each with its baseline."""
+    if scores is None:
+        return "no held-out data, so no scores"
+    loss, unigram, accuracy, majority = (
+        scores.scores[name] for name in ("mlm_loss", "unigram_loss", "mlm_accuracy", "mlm_majority")
+    )
+    comparison = f"{abs(unigram - loss):.3f} {'more' if unigram > loss else 'less'}"
+    lines = [
+        f"held-out masked words: loss {loss:.3f} nats; unigram baseline {unigram:.3f}, {comparison}",
+        f"                       accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}",
+    ]
+    for pairs in PAIR_OBJECTIVES.values():
+        if f"{pairs.metrics}_loss" in scores.scores:
+            accuracy, majority = (scores.scores[f"{pairs.metrics}_{name}"] for name in ("accuracy", "majority"))
+            lines.append(
+                f"held-out {pairs.report}: accuracy {accuracy:.1%}; always the more frequent class {majority:.1%}"
+            )
+    return "\n".join(lines)
