@@ -60,6 +60,12 @@ class Examples:
         """`[examples, sequences]` tokens."""
         return np.array([len(ids) for ids in self.input_ids], np.int64).reshape(-1, max(1, self.choices))
 
+    @functools.cached_property
+    def _labels(self) -> np.ndarray:
+        """`[examples, ...]` labels that are not per token; 0 if they are unknown."""
+        labels = np.zeros(len(self), np.int32) if self.labels is None else np.asarray(self.labels)
+        return labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
+
     def batch(self, rows: np.ndarray, length: int) -> Batch:
         """`input_ids`, `input_mask`, `token_types` `[rows, length]` or `[rows, choices, length]`; `labels`, `weights`.
 
@@ -83,15 +89,12 @@ class Examples:
         }
         if self.choices:
             batch = {name: x.reshape(len(rows), choices, length) for name, x in batch.items()}
-        if self.labels is None:
-            labels = np.zeros(len(rows), np.int32)
-        elif self.per_token:
+        if self.per_token and self.labels is not None:
             labels = padded(self.labels, fill=-1)
             weights = weights[:, None] * (labels >= 0)
             labels = np.maximum(labels, 0)
         else:
-            labels = np.stack([np.asarray(self.labels[max(i, 0)]) for i in rows])
-            labels = labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
+            labels = self._labels[np.maximum(rows, 0)]
         return {**batch, "labels": labels, "weights": weights}
 
     def packed(self, examples: np.ndarray, rows: np.ndarray, starts: np.ndarray, count: int, row: RowSize) -> Batch:
@@ -111,18 +114,16 @@ class Examples:
         if self.per_token:
             labels = np.full((count, row.tokens), -1, np.int32)
         else:
-            known = np.zeros(1, np.int32) if self.labels is None else np.asarray(self.labels[0])
-            dtype = np.float32 if known.dtype.kind == "f" else np.int32
-            labels = np.zeros((count, row.sequences, *known.shape[known.ndim and self.labels is None :]), dtype)
+            labels = np.zeros((count, row.sequences, *self._labels.shape[1:]), self._labels.dtype)
         weights = np.zeros((count, row.sequences), np.float32)
         there = examples >= 0
         examples, rows, starts = examples[there], rows[there], starts[there]
         for example, own, start, number in zip(examples, rows, starts, numbers_in_row(rows)):
             weights[own, number] = 1
-            if self.labels is not None and self.per_token:
-                labels[own, start : start + len(self.labels[example])] = self.labels[example]
+            if not self.per_token:
+                labels[own, number] = self._labels[example]
             elif self.labels is not None:
-                labels[own, number] = self.labels[example]
+                labels[own, start : start + len(self.labels[example])] = self.labels[example]
             for choice in range(choices):
                 ids, types = (each[example * choices + choice] for each in (self.input_ids, self.token_types))
                 first_tokens[own, number, choice] = start

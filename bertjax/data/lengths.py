@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 
 import google_crc32c
@@ -11,8 +12,9 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data import layouts
-from bertjax.data.faults import IO_THREADS
+from bertjax.data.faults import BLOCK, IO_THREADS
 from bertjax.data.layouts import Format
+from bertjax.data.serialization import read_tfrecords
 from bertjax.files import write_whole
 
 LENGTH = np.dtype("<u2")
@@ -56,31 +58,35 @@ def measure(paths: Sequence[str], counts: Sequence[int], form: Format, cache: ep
     """Measures the records of files, given with their numbers; keeps the lengths of each file in the folder `cache`."""
     found = []
     for path, count in tqdm.tqdm(list(zip(paths, counts)), "measuring records", disable=None, leave=False):
-        identity = f"{path} {epath.Path(path).stat().length} {count}"
+        file = epath.Path(path).stat()
+        identity = f"{path} {file.length} {file.mtime} {count}"
         kept = epath.Path(cache) / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.lengths" if cache else None
         if kept is not None and kept.exists() and kept.stat().length == count * LENGTH.itemsize:
             found.append(np.frombuffer(kept.read_bytes(), LENGTH))
             continue
-        found.append(_measure(path, count, form))
-        if kept is not None:
-            write_whole(kept, found[-1].tobytes())
+        lengths = _measure(path, count, form)
+        found.append(np.maximum(lengths, 1))
+        if kept is not None and lengths.all():
+            write_whole(kept, lengths.tobytes())
     return np.concatenate(found)
 
 
 def _measure(path: str, count: int, form: Format) -> np.ndarray:
-    """The lengths of a file's records; from the first that cannot be read, which training will find, all are 1."""
+    """The lengths of a file's records; 0 for those that cannot be read, which training will find."""
+    lengths = np.zeros(count, LENGTH)
+    with epath.Path(path).open("rb") as file:
+        found = enumerate(itertools.islice(read_tfrecords(file), count))
+        while block := list(itertools.islice(found, BLOCK)):
+            readable = {number: record for number, record in block if record is not None}
+            lengths[list(readable)] = _lengths(list(readable.values()), form)
+    return lengths
+
+
+def _lengths(records: list[bytes], form: Format) -> list[int]:
     from bertjax.data.tf import tf
 
-    def length(records):
-        return tf.reduce_sum(layouts.parse(records, form)["input_mask"], 1)
-
-    found = tf.data.TFRecordDataset(path, buffer_size=1 << 22).batch(4096).map(length, tf.data.AUTOTUNE)
-    lengths = np.ones(count, LENGTH)
-    first = 0
     try:
-        for some in found.as_numpy_iterator():
-            lengths[first : first + len(some)] = some
-            first += len(some)
-    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
-        pass
-    return np.maximum(lengths, 1)
+        return layouts.parse(records, form)["input_mask"].numpy().sum(1).tolist() if records else []
+    except tf.errors.InvalidArgumentError:
+        half = len(records) // 2
+        return _lengths(records[:half], form) + _lengths(records[half:], form) if half else [0]

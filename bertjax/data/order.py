@@ -24,9 +24,15 @@ from bertjax.data.records import RecordSet
 
 MAX_LANES = 64
 SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs
-PACKED_TOGETHER = 128  # sequences of a step, at least: few do not fill their last row
+PACKED_TOGETHER = 128  # sequences of a step, about: few do not fill their last row
+FIRST_WINDOWS = 4  # whose largest number of rows all windows have, unless they need more: each costs a compilation
 
 Span = tuple[str, int, int]  # path, first record, number of records
+
+
+def count_groups(batch_size: int) -> int:
+    """Returns how many groups of lanes have the sequences of a batch, if they are packed: a power of two."""
+    return math.gcd(batch_size, MAX_LANES, 1 << (max(1, batch_size // PACKED_TOGETHER).bit_length() - 1))
 
 
 class Order:
@@ -50,12 +56,13 @@ class Order:
                 f"data.dupe_factor, or reduce the batch size"
             )
         is_known = files.lengths is not None
-        self.groups = math.gcd(self.lanes, max(1, batch_size // PACKED_TOGETHER)) if is_known else self.lanes
+        self.groups = count_groups(batch_size) if is_known else self.lanes
         width = batch_size // self.lanes  # of a lane in a batch
         self.steps = max(1, min(SHUFFLE_WINDOW, files.total // self.lanes) // width)
         self.window = self.steps * width
         self._firsts = np.cumsum([0, *files.counts])  # record of each file in the list
         self.plan = functools.lru_cache(4 * self.groups)(self.plan)
+        self._most_rows = functools.lru_cache(None)(self._most_rows)
 
     @property
     def group_size(self) -> int:
@@ -63,8 +70,7 @@ class Order:
         return self.batch_size // self.groups
 
     def lanes_of(self, group: int) -> range:
-        share = self.lanes // self.groups
-        return range(group * share, (group + 1) * share)
+        return range(group, self.lanes, self.groups)  # apart, because files that lie together may resemble each other
 
     def groups_of(self, rows: np.ndarray, count: int) -> np.ndarray:
         """Returns the groups that fill some of the `count` rows of a batch, ascending."""
@@ -120,8 +126,12 @@ class Order:
 
     def rows(self, step: int, multiple: int) -> int:
         """Returns how many rows hold the packed sequences of a step, of any step in its window: a multiple of that."""
-        most = max(self.plan(group, step // self.steps).count for group in range(self.groups))
+        most = max(map(self._most_rows, {*range(FIRST_WINDOWS), step // self.steps}))
         return packing.whole(most * self.groups, math.lcm(self.groups, multiple))
+
+    def _most_rows(self, window: int) -> int:
+        """Of a group, in any step of the window."""
+        return max(self.plan(group, window).count for group in range(self.groups))
 
     def sequences_of(self, groups: np.ndarray) -> np.ndarray:
         """Returns which sequences of each batch some groups have, as padded batches number them."""

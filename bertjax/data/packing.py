@@ -14,6 +14,8 @@ import numpy as np
 from bertjax.config import UserError
 from bertjax.sharding.mesh import Batch
 
+PARTNERS = 8  # steps, at most, with which one exchanges packs: of a million steps, all pairs would be too many
+
 
 class RowSize(NamedTuple):
     """The most that a row holds."""
@@ -83,6 +85,9 @@ def best_fit(lengths: np.ndarray, row: RowSize, rng: np.random.Generator) -> np.
 
     Sequences of one length are interchangeable, and so are packs with the same room: they are assigned many at a time.
     """
+    if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= row.tokens:
+        wrong = lengths.min() if lengths.min() < 1 else lengths.max()
+        raise UserError(f"a sequence has {wrong} tokens, but a row holds 1 to {row.tokens}; prepare the data again")
     order = rng.permutation(len(lengths))
     order = order[np.argsort(-lengths[order], kind="stable")]
     bounds = np.flatnonzero(np.diff(lengths[order])) + 1
@@ -127,24 +132,23 @@ def deal(pack: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, rng: np.rando
         missing[to] -= members[some]
     _even_out(step, members, missing)
     of_sequences = step[pack]
-    for i in np.flatnonzero(missing < 0):
-        own = np.flatnonzero(of_sequences == i)
-        spare = own[np.argsort(lengths[own])][: -missing[i]]
-        for sequence in spare:
-            of_sequences[sequence] = to = int(missing.argmax())
-            missing[to] -= 1
-            pack[sequence] = len(members)
-            members = np.append(members, 1)
+
+    # What is still too many: the shortest of each step, each in a pack of its own.
+    found = np.flatnonzero(missing[of_sequences] < 0)
+    found = found[np.lexsort((lengths[found], of_sequences[found]))]
+    spare = found[numbers_in_row(of_sequences[found]) < -missing[of_sequences[found]]]
+    of_sequences[spare] = np.repeat(np.arange(len(sizes)), np.maximum(missing, 0))
+    pack[spare] = len(members) + np.arange(len(spare))
     return of_sequences
 
 
 def _even_out(step: np.ndarray, members: np.ndarray, missing: np.ndarray) -> None:
-    """Exchanges packs between steps that have too many sequences and steps that miss some, until none can be."""
+    """Exchanges packs between steps that have too many sequences and steps that miss some, a few of them for each."""
     packs = {int(i): collections.defaultdict(list) for i in np.flatnonzero(missing)}
     for each in np.flatnonzero(np.isin(step, list(packs))):
         packs[int(step[each])][int(members[each])].append(int(each))
     for to in np.flatnonzero(missing > 0):
-        for source in np.flatnonzero(missing < 0):
+        for source in np.flatnonzero(missing < 0)[:PARTNERS]:
             while missing[to] > 0 > missing[source] and (found := _exchange(packs, source, to, missing)):
                 more, fewer = found
                 step[more], step[fewer] = to, source

@@ -135,7 +135,7 @@ def _groups(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, st
         return _read(spans, form, lane).batch(order.window)
 
     def group_records(group):
-        lanes = tf.data.Dataset.range(group * together, (group + 1) * together)
+        lanes = tf.data.Dataset.range(group, order.lanes, order.groups)
         windows = lanes.interleave(lane_windows, cycle_length=together)  # not in parallel: it would read windows ahead
         windows = windows.batch(together).map(lambda lanes: tf.reshape(lanes, [-1]))
         places = tf.data.Dataset.from_generator(orders, output_signature=tf.TensorSpec([None], tf.int64), args=(group,))

@@ -138,7 +138,7 @@ def find_records(
             manifest["tokenizer"]["vocab_size"],
             on_corrupt,
             lost={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt)},
-            lengths=lengths.read(files),
+            lengths=lengths.read(files) if split == "train" else None,
         )
     else:
         paths = _find_files(folder, length, split)

@@ -20,7 +20,7 @@ from bertjax.config import bert_config, stages_of, total_steps
 from bertjax.data import pipeline
 from bertjax.data.layouts import features
 from bertjax.data.masking import rules_of
-from bertjax.data.order import Order
+from bertjax.data.order import Order, count_groups
 from bertjax.data.packing import RowSize, whole
 from bertjax.data.records import find_records
 from bertjax.model.bert import BertForMaskedLM, BertForPreTraining, cast_encoder, forward_flops
@@ -81,7 +81,6 @@ class Pretraining:
         self._pairs = PAIR_OBJECTIVES.get(config.data.next_sentence)
         self.model = self._make_model()
         self.total_steps, self._stages = total_steps(config), stages_of(config)
-        self.eval_batch_size = config.batch_size // config.microbatches  # fits in memory, because a microbatch does
         self.row_sizes = [row_size(config, stage) for stage in self._stages]
         self.rows = rows or [config.batch_size] * len(self._stages)
         if records is not None:
@@ -96,6 +95,7 @@ class Pretraining:
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(config, mesh)) for order in self.orders]
             self._rules = [tokenizer and rules_of(config.data, tokenizer, predictions) for _, predictions in shapes]
+        self.eval_batch_size = min(self.rows) // config.microbatches  # fits in memory, because a microbatch does
         self._unigram: np.ndarray | None = None  # counted at the first evaluation
         self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
 
@@ -290,9 +290,12 @@ class Pretraining:
 
 def row_size(config, stage) -> RowSize:
     """Returns what a row of packed sequences holds."""
-    # Of each sequence, the number of masked tokens is rounded.
-    masked = math.ceil(config.data.masked_lm_prob * stage.length + SEQUENCES_PER_ROW / 2)
-    return RowSize(stage.length, SEQUENCES_PER_ROW, min(masked, SEQUENCES_PER_ROW * stage.max_predictions_per_seq))
+    # Of each sequence, the number of masked tokens is rounded, and at least one; the shortest has three tokens.
+    wanted = config.data.masked_lm_prob * stage.length
+    rounded = math.ceil(wanted + SEQUENCES_PER_ROW / 2)
+    at_least_one = math.floor(wanted + SEQUENCES_PER_ROW * (1 - 3 * config.data.masked_lm_prob))
+    most = min(max(rounded, at_least_one), SEQUENCES_PER_ROW * stage.max_predictions_per_seq)
+    return RowSize(stage.length, SEQUENCES_PER_ROW, most)
 
 
 def row_multiple(config, mesh: Mesh) -> int:
@@ -301,9 +304,12 @@ def row_multiple(config, mesh: Mesh) -> int:
 
 
 def packed_rows(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[int]:
-    """Estimates the rows of a step of each stage from the share of real tokens in its sequences."""
-    multiple = row_multiple(config, mesh)
-    return [whole(share * config.batch_size, multiple) for share in real_tokens_share]
+    """Estimates the rows of a step of each stage from the share of real tokens in its sequences, as `Order.rows`."""
+    if len(real_tokens_share) != len(config.stages):
+        raise ValueError("packing needs the share of real tokens of each stage")
+    groups = count_groups(config.batch_size)
+    multiple = math.lcm(groups, row_multiple(config, mesh))
+    return [whole(math.ceil(share * config.batch_size / groups) * groups, multiple) for share in real_tokens_share]
 
 
 def _weighted(logits, labels, weights) -> tuple[jax.Array, jax.Array]:

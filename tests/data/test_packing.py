@@ -9,6 +9,7 @@ from bertjax.config import UserError
 from bertjax.data import order, packing, pipeline
 from bertjax.data.order import Order
 from bertjax.data.packing import RowSize, pack_pretraining, plan
+from bertjax.data.records import RecordSet
 from tests.data.test_pipeline import LENGTH, PREDICTIONS, RULES, assert_same, batches_of, random_rows, write_set
 
 ROW = RowSize(512, 8)
@@ -58,6 +59,22 @@ def test_rows_are_full():
     needed = lengths.sum(dtype=int) / 512 / 1024
     assert needed < found.count < needed + 1.2  # the last row of a step need not be full
     assert (found.rows.max(1) + 1).mean() < needed / 0.99
+
+
+def test_planning_a_large_epoch_is_not_quadratic(monkeypatch):
+    """Steps of four sequences, most of them in rows of five to nine: hardly any numbers work out."""
+    calls, exchange = [], packing._exchange
+    monkeypatch.setattr(packing, "_exchange", lambda *arguments: calls.append(1) or exchange(*arguments))
+    lengths = np.clip(rng().lognormal(3, 0.4, 20_000), 6, 128).astype(int)
+    found = plan(lengths, 4, RowSize(128, 16), rng())
+    assert_plan(found, lengths, 4, RowSize(128, 16))
+    assert 1000 < len(calls) < 20 * 5000
+
+
+@pytest.mark.parametrize("wrong", [0, 513])
+def test_a_length_that_no_row_can_hold_is_refused(wrong):
+    with pytest.raises(UserError, match=f"a sequence has {wrong} tokens, but a row holds 1 to 512"):
+        plan(np.array([100, wrong, 200]), 2, ROW, rng())
 
 
 def test_a_row_holds_no_more_sequences_than_it_may():
@@ -157,6 +174,7 @@ def test_the_number_of_rows_is_a_multiple(packable, multiple):
 
 def test_packed_batches_are_functions_of_the_step(packable, monkeypatch):
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 3)  # several an epoch, that need not have the same rows
+    monkeypatch.setattr(order, "FIRST_WINDOWS", 0)
     straight = batches_of(packable, 60, multiple=1)
     assert len({len(batch["input_ids"]) for batch in straight}) > 1
     for start in (1, 3, 5, 33):
@@ -186,10 +204,37 @@ def test_a_host_reads_only_its_groups(packable, monkeypatch):
     monkeypatch.setattr(order, "PACKED_TOGETHER", 4)
     made = Order(packable, 16, 0, RowSize(LENGTH, 8, 8))
     assert made.groups == 4 and [len(made.lanes_of(group)) for group in range(4)] == [4] * 4
+    assert sorted(lane for group in range(4) for lane in made.lanes_of(group)) == list(range(16))
     for host in range(4):
         rows = np.arange(host * 3, host * 3 + 3)
         assert made.groups_of(rows, 12).tolist() == [host]
     assert made.groups_of(np.arange(3, 9), 12).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "batch_size, groups",
+    [(24, 1), (96, 1), (256, 2), (384, 2), (640, 4), (1000, 4), (4000, 16), (4096, 32), (8192, 64)],
+)
+def test_many_sequences_a_step_are_packed_in_many_groups(batch_size, groups):
+    """Or each of many hosts would read them all."""
+    assert order.count_groups(batch_size) == groups and batch_size % groups == 0
+
+
+def test_files_of_long_and_of_short_sequences_share_the_groups():
+    lengths = np.repeat([512, 100], 50_000).astype(np.uint16)
+    files = RecordSet(("long", "short"), (50_000, 50_000), lengths=lengths)
+    made = Order(files, 1024, 0, ROW)
+    needed = lengths.sum(dtype=int) / 512 / 100_000 * 1024
+    assert made.groups == 8 and needed < made.rows(0, 8) < 1.05 * needed
+
+
+def test_the_number_of_rows_hardly_changes(monkeypatch):
+    """Each new one is a compilation."""
+    monkeypatch.setattr(order, "SHUFFLE_WINDOW", 32)
+    lengths = rng().integers(8, 512, 40_000).astype(np.uint16)
+    made = Order(RecordSet(("a",), (40_000,), lengths=lengths), 24, 0, ROW)
+    own = {made.plan(0, window).count for window in range(40)}
+    assert len(own) > 1 and len({made.rows(window * made.steps, 1) for window in range(40)}) <= 2
 
 
 def test_skipped_records_leave_gaps(tmp_path):

@@ -335,6 +335,23 @@ def test_lengths_of_records_without_a_manifest_are_measured_once(tmp_path, monke
     assert records.find_records(tmp_path / "records", 8, 2, "train").lengths is None
 
 
+def test_a_damaged_record_hides_no_other_length(tmp_path):
+    (tmp_path / "records").mkdir()
+    path, sizes = tmp_path / "records/tf_examples.tfrecord", [3, 8, 5, 6, 4]
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for size in sizes:
+            writer.write(google_example({**GOOGLE, "input_mask": [1] * size + [0] * (8 - size)}))
+        writer.write(google_example({**GOOGLE, "input_mask": [1, 0]}))  # of another length
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 6 + 40] ^= 1  # of the second
+    path.write_bytes(damaged)
+    given = ((str(path),), (6,), layouts.Format(8, 2), tmp_path / "lengths")
+    assert lengths.measure(*given).tolist() == [3, 1, 5, 6, 4, 1]
+    path.write_bytes(whole)  # what could not be read is not remembered
+    assert lengths.measure(*given).tolist() == [3, 8, 5, 6, 4, 1]
+
+
 @pytest.mark.parametrize("damage, message", [("delete", "cannot be read"), ("cut", "is not what the manifest says")])
 def test_lengths_that_are_missing_or_damaged_are_named(records_folder, tmp_path, damage, message):
     folder = shutil.copytree(records_folder, tmp_path / "records")

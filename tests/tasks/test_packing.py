@@ -16,7 +16,7 @@ from bertjax.data.preparation import prepare
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.tasks import objectives, pretraining_run
 from bertjax.tasks.objectives import Predictor, apply
-from bertjax.tasks.pretraining import Pretraining
+from bertjax.tasks.pretraining import Pretraining, row_size
 from bertjax.training import checkpoint
 from bertjax.training.logging import read_metrics
 from bertjax.training.optimizer import make_schedule
@@ -121,6 +121,41 @@ def test_a_packed_step_on_a_mesh_is_that_of_padded_sequences_on_one_device(padde
     assert_close(metrics["loss"], others["loss"])
     assert_close(metrics["grad_norm"], others["grad_norm"], 1e-4)
     assert_close(params, expected, 2e-5)
+
+
+def test_dropout_of_packed_rows_is_the_same_on_any_mesh(short_records):
+    """Though the number of rows, of which some are empty, is another one."""
+
+    def after_a_step(devices, microbatches, **mesh):
+        config = config_of(short_records, True, **mesh)
+        config.batch_size, config.microbatches = 48, microbatches
+        config.model.update(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
+        task = Pretraining(config, make_mesh(config, jax.devices()[:devices]), short_records)
+        program = make_program(task, task.config, task.mesh)
+        hyperparameters = put_hyperparameters(0, make_schedule(task.config.optimizer, 10), task.mesh)
+        batch = put_batch(next(task.batches(0)), task.mesh)
+        return task.rows[0], program.train_step(program.init(jax.random.key(0)), batch, hyperparameters)[1]
+
+    (rows, alone), (other_rows, divided) = after_a_step(1, 1), after_a_step(8, 3, fsdp=2)
+    assert rows < other_rows
+    assert_close(divided["loss"], alone["loss"])
+    assert_close(divided["grad_norm"], alone["grad_norm"], 1e-4)
+
+
+@pytest.mark.parametrize("prob", [0.02, 0.05, 0.1, 0.15, 0.3, 0.5])
+def test_there_is_room_for_the_masked_tokens_of_any_row(prob):
+    rng = random.Random(0)
+    for length in (16, 128, 512):
+        config = config_of("", True)
+        config.data.masked_lm_prob = prob
+        row = row_size(config, stage(1, length, length))
+        for _ in range(2000):
+            left, sizes = length, []
+            while left >= 3 and len(sizes) < row.sequences:
+                sizes.append(rng.choice([3, 4, 5, 10, left, rng.randint(3, left)]))
+                sizes[-1] = min(sizes[-1], left)
+                left -= sizes[-1]
+            assert sum(max(1, round(prob * size)) for size in sizes) <= row.predictions, (prob, length, sizes)
 
 
 def test_a_packed_run_ends_where_the_padded_one_does(short_records, tmp_path):
