@@ -147,9 +147,17 @@ def test_every_mesh_predicts_the_same(tuned, checkpoint, sizes):
     assert outputs[0].score == max(line.get("eval/accuracy", 0) for line in read_metrics(workdir))
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tuned, checkpoint, tmp_path, monkeypatch):
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tuned, checkpoint, tmp_path, monkeypatch, packing):
     folder, whole = tuned
     config = config_for(folder, checkpoint)
+    config.packing = packing
+    if packing:
+        shares = [np.mean([line.get("train/real_tokens_share", 0) for line in read_metrics(whole)])]
+        whole = tmp_path / "whole"
+        run(config, whole)
+        shares.append(np.mean([line.get("train/real_tokens_share", 0) for line in read_metrics(whole)]))
+        assert shares[1] > 1.2 * shares[0] and read_metrics(whole)[-2]["eval/accuracy"] > 0.9
     config.checkpoint.every_steps = 20
 
     evaluate = finetuning.FineTuning.evaluate
