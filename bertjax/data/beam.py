@@ -27,6 +27,7 @@ from bertjax.data import blocks, cleaning, shards, vocabulary
 from bertjax.data.blocks import Block
 from bertjax.data.cleaning import Repeats
 from bertjax.data.corpus import Group, check_not_empty
+from bertjax.data.counts import sample
 from bertjax.data.job import Job
 from bertjax.data.runs import ROWS, divide, merge
 from bertjax.data.selection import Selection
@@ -107,7 +108,7 @@ def _repeats_of(hashes, rules) -> Repeats:
 def learn_tokenizer(
     config, groups: list[Group], selection: Selection, repeats: str | None, work: epath.Path, options: Sequence[str]
 ):
-    """As `vocabulary.learn_tokenizer`; another one if there are too many words to keep the counts of all."""
+    """As `vocabulary.learn_tokenizer`."""
     words = work / "words"
     work.mkdir(parents=True, exist_ok=True)
     with pipeline(options) as made:
@@ -123,15 +124,15 @@ def learn_tokenizer(
             | "as lines" >> beam.Map(json.dumps)
             | beam.io.WriteToText(str(words))
         )
-    counts = vocabulary.WordCounts(COUNTED_LETTERS[config.tokenizer.kind])
-    for path in sorted(words.parent.glob("words-*")):
-        with path.open() as file:
-            lines = map(json.loads, file)
-            while some := dict(itertools.islice(lines, COUNTED_TOGETHER)):
-                counts.add(some)
-    if counts.threshold > 1:
-        print("this vocabulary is not that of a local run; for the same records learn it first with bertjax.vocabulary")
-    return vocabulary.learn_from(config, counts)
+
+    def parts():
+        for path in words.parent.glob("words-*"):
+            with path.open() as file:
+                lines = map(json.loads, file)
+                while some := dict(itertools.islice(lines, COUNTED_TOGETHER)):
+                    yield some
+
+    return vocabulary.learn_from(config, sample(parts(), COUNTED_LETTERS[config.tokenizer.kind]))
 
 
 def _count(block: Block, how: vocabulary.Words):

@@ -200,7 +200,7 @@ def learnt_tokenizer(config, groups: list[Group], selection: Selection, work: st
     kept = epath.Path(work) / tokenizer.KINDS[kind].filename
     if kept.exists():
         return tokenizer.load(kind, kept, lowercase)
-    learnt = vocabulary.learn_tokenizer(config, groups, selection, pool, ahead)
+    learnt = vocabulary.learn_tokenizer(config, groups, selection, work, pool, ahead)
     learnt.save(work)
     return learnt
 

@@ -3,17 +3,18 @@
 import collections
 import functools
 import itertools
+import pathlib
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data import cleaning, corpus
 from bertjax.data.blocks import Block, read_blocks
 from bertjax.data.corpus import Group
+from bertjax.data.counts import Sample, WordCounts, sample
 from bertjax.data.progress import progress
 from bertjax.data.selection import Selection, selection_of, with_repeats
 from bertjax.data.workers import in_order, worker_pool
@@ -44,19 +45,19 @@ def learn_vocabulary(config, workers: int) -> Tokenizer:
     groups = corpus.groups(list(selection.weights))
     with worker_pool(workers) as pool, tempfile.TemporaryDirectory() as work:
         selection = with_repeats(selection, groups, work, pool, 2 * workers)
-        return learn_tokenizer(config, groups, selection, pool, 2 * workers)
+        return learn_tokenizer(config, groups, selection, work, pool, 2 * workers)
 
 
-def learn_tokenizer(config, groups: list[Group], selection: Selection, pool, ahead: int) -> Tokenizer:
+def learn_tokenizer(config, groups: list[Group], selection: Selection, work: str, pool, ahead: int) -> Tokenizer:
     """Learns a vocabulary of `model.vocab_size` pieces from the documents that are not held out.
 
     Reads them once, each document once whatever the mixture. The vocabulary does not depend on the number of processes,
     and the memory not on the corpus.
     """
-    return learn_from(config, count_corpus(words_of(config), groups, selection, pool, ahead))
+    return learn_from(config, count_corpus(words_of(config), groups, selection, work, pool, ahead))
 
 
-def learn_from(config, counts: "WordCounts") -> Tokenizer:
+def learn_from(config, counts: Sample) -> Tokenizer:
     kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
     if kind == "wordpiece" and lowercase and config.data.language != "en":
         print("text is lower-cased and accents are stripped; --config.tokenizer.lowercase=False keeps both", flush=True)
@@ -83,51 +84,17 @@ def count_block(block: Block, how: Words) -> collections.Counter[str]:
     return learning.count_words(how.kind, itertools.chain.from_iterable(texts), how.lowercase)
 
 
-def count_corpus(how: Words, groups: Iterable[Group], selection: Selection, pool, ahead: int) -> "WordCounts":
-    """Counts the words of the documents that are not held out."""
-    counts, read = WordCounts(learning.COUNTED_LETTERS[how.kind]), collections.Counter()
+def count_corpus(how: Words, groups: Iterable[Group], selection: Selection, work: str, pool, ahead: int) -> Sample:
+    """Counts the words of the documents that are not held out, in a folder within `work`."""
+    most, read = learning.COUNTED_LETTERS[how.kind], collections.Counter()
     train = (block for block in read_blocks(groups, selection, read) if block.split == "train")
-    with progress("counting words", groups) as bar:
-        for words in in_order(pool, functools.partial(count_block, how=how), train, ahead):
-            counts.add(words)
-            bar.update(read["bytes"] - bar.n)
-    if not counts.words:
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        counts = WordCounts(pathlib.Path(folder), most)
+        with progress("counting words", groups) as bar:
+            for words in in_order(pool, functools.partial(count_block, how=how), train, ahead):
+                counts.add(words)
+                bar.update(read["bytes"] - bar.n)
+        found = sample(counts.parts(), most)
+    if not found.words:
         raise UserError(f"data.corpus: there are no words to learn a vocabulary from{cleaning.describe(read)}")
-    return counts
-
-
-class WordCounts:
-    """Counts of words that together have at most `max_letters` letters; exact while all words fit.
-
-    Beyond that, each word rarer than a threshold t is kept with probability count / t, and then counts as t; t doubles
-    until they take up half the room. So every count, and every sum of counts, is right on average, and a frequent
-    word's is off by about t. Depends on nothing but the order of what is added.
-    """
-
-    def __init__(self, max_letters: int):
-        self.words: dict[str, int] = {}
-        self.total = 0
-        self.threshold = 1
-        self._letters, self._max_letters = 0, max_letters
-        self._random = np.random.default_rng(0)
-
-    def add(self, words: Mapping[str, int]) -> None:
-        known = len(self.words)
-        for word, count in words.items():
-            self.words[word] = self.words.get(word, 0) + count
-        self.total += sum(words.values())
-        self._letters += sum(map(len, itertools.islice(self.words, known, None)))
-        if self._letters > self._max_letters:
-            self._thin()
-
-    def _thin(self) -> None:
-        """Once with the threshold as it is, for the words that have come since."""
-        while True:
-            counts = np.fromiter(self.words.values(), np.int64, len(self.words))
-            kept = self._random.random(len(counts)) * self.threshold < counts
-            counts = np.maximum(counts, self.threshold)[kept].tolist()
-            self.words = dict(zip(itertools.compress(self.words, kept.tolist()), counts))
-            self._letters = sum(map(len, self.words))
-            if self._letters <= self._max_letters / 2:
-                return
-            self.threshold *= 2
+    return found

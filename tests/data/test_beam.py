@@ -4,6 +4,7 @@ import pytest
 
 from bertjax.config import UserError
 from bertjax.data import blocks, corpus, preparation
+from bertjax.text import learning
 from tests.conftest import make_corpus, tiny_config
 from tests.data.test_preparation import digest
 
@@ -24,8 +25,11 @@ def config(tmp_path, monkeypatch):
     return config
 
 
-def test_the_records_are_those_of_the_local_run(config, tmp_path, in_process):
+def test_the_records_are_those_of_the_local_run(config, tmp_path, in_process, monkeypatch, capsys):
+    monkeypatch.setitem(learning.COUNTED_LETTERS, "wordpiece", 200)  # fewer than there are
+    config.model.vocab_size = 110
     here = preparation.prepare(config, tmp_path / "here")
+    assert "; of words rarer than " in capsys.readouterr().out
     assert here["cleaning"]["duplicate_documents"] == 40 and here["cleaning"]["repeated_lines"] > 0
     left = tmp_path / "beam" / "unfinished" / "beam"  # by a pipeline that was stopped
     left.mkdir(parents=True)
