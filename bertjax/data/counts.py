@@ -9,11 +9,16 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from bertjax.config import UserError
+
 PARTS = 64  # files; of 100 GB of text, one has some million words
 
 
 class WordCounts:
-    """Exact counts. Words of more than `max_letters` letters together go to files in `folder`, by their hash."""
+    """Exact counts. Words of more than `max_letters` letters together go to files in `folder`, by their hash.
+
+    Raises `UserError` if these cannot be written, such as on a full disk.
+    """
 
     def __init__(self, folder: pathlib.Path, max_letters: int):
         self._folder, self._max_letters = folder, max_letters
@@ -35,9 +40,12 @@ class WordCounts:
         parts = collections.defaultdict(list)
         for word, count in self._words.items():
             parts[_hash(word)[0] % PARTS].append(f"{count} {word}\n")
-        for number, lines in parts.items():
-            with self._file(number, "a") as file:
-                file.writelines(lines)
+        try:
+            for number, lines in parts.items():
+                with self._file(number, "a") as file:
+                    file.writelines(lines)
+        except OSError as error:
+            raise UserError(f"{self._folder}: cannot be written ({error.strerror or error})") from None
         self._words, self._letters, self._on_disk = {}, 0, True
 
     def _file(self, number: int, mode: str):

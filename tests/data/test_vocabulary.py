@@ -8,7 +8,7 @@ import pytest
 
 from bertjax.config import UserError
 from bertjax.data import blocks, corpus, vocabulary
-from bertjax.data.counts import WordCounts, sample
+from bertjax.data.counts import PARTS, WordCounts, sample
 from bertjax.data.selection import is_heldout, selection_of
 from bertjax.text import learning, sentences
 from tests.conftest import tiny_config
@@ -92,6 +92,13 @@ def test_counts_are_exact_in_memory_and_on_disk(tmp_path, room):
     assert sum(map(len, found)) == len(set().union(*found))  # each word once
     assert sum(map(collections.Counter, found), collections.Counter()) == sum(parts, collections.Counter())
     assert any(tmp_path.iterdir()) == (room < 10**6)
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    for number in range(PARTS):
+        (tmp_path / f"words-{number:02d}").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=rf"^{tmp_path}: cannot be written \(No space left on device\)$"):
+        WordCounts(tmp_path, 100).add(zipf_words(0)[0])
 
 
 def test_a_sample_takes_bounded_room_and_is_right_on_average():
