@@ -1,6 +1,5 @@
 """Plans a config for a TPU without the hardware: compiles its train and evaluation steps with libtpu."""
 
-import concurrent.futures
 import copy
 import dataclasses
 import math
@@ -17,7 +16,7 @@ from bertjax.planner import hlo
 from bertjax.planner.kernels import kernel_seconds
 from bertjax.sharding.mesh import make_mesh, replicated
 from bertjax.sharding.rules import RULES
-from bertjax.sharding.topology import GIB, Accelerator, available_cores
+from bertjax.sharding.topology import GIB, Accelerator
 from bertjax.tasks.pretraining import Pretraining, packed_rows
 from bertjax.tasks.pretraining_run import ways_to_compute
 from bertjax.training.step import abstract_hyperparameters, make_program
@@ -94,11 +93,8 @@ def plan(
 def _plan(config, accelerator: Accelerator, stages: list[int] | None, real_tokens_share) -> list[StagePlan]:
     stages = list(range(len(stages_of(config)))) if stages is None else stages
     builder = _Builder(config, accelerator, real_tokens_share)
-    # XLA releases the GIL while it compiles, and uses mostly one core.
-    with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
-        compiled = [[pool.submit(_compile, lowered) for lowered in builder.lower(number)] for number in stages]
-        pairs = [[future.result() for future in pair] for pair in compiled]
-        return list(pool.map(lambda number, pair: builder.read(number, *pair), stages, pairs))
+    # One after the other: two compilations at once have crashed libtpu.
+    return [builder.read(number, *map(_compile, builder.lower(number))) for number in stages]
 
 
 def settings_that_fit(

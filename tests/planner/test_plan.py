@@ -246,7 +246,7 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
         "    config.batch_size = 8\n    return config\n"
     )
     packed = ("--config.packing=True", "--real_tokens_share=0.6,0.4")
-    done = run("compile", f"--config={experiment}", "--topology=v6e-4", "--json", *packed, cwd=tmp_path)
+    done = run("compile", f"--config={experiment}", "--topology=v6e-4", "--json", *packed, cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["stage"] for row in rows] == [0, 1]
