@@ -28,6 +28,7 @@ setuptools.setup(
         "importlib_resources",  # tensorflow-datasets needs it to prepare a data set, and does not say so
         "jax>=0.10",
         "ml-collections>=1.1",
+        "msgspec>=0.20",
         "numpy>=2.0",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.32",
@@ -36,6 +37,7 @@ setuptools.setup(
         "scipy",
         "sentencepiece>=0.2.3",
         "sentencex>=1.0.10",
+        "tenacity>=9",
         "tensorboard>=2.19",
         "tensorflow-datasets>=4.9.9",
         f"tensorflow-cpu>=2.20; {X86_LINUX}",

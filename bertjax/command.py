@@ -1,9 +1,12 @@
 """Shared code of the commands: flags, and one-line errors with a non-zero exit code for users' mistakes."""
 
+import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from logging import getLogger
 
 import ml_collections
 from absl import app, flags
@@ -44,20 +47,71 @@ def run(main: Callable[[list[str]], None]) -> None:
     def guarded(argv):
         from absl import logging
 
-        logging.set_verbosity(logging.ERROR)  # silences libraries
-        main(argv[1:])
+        logging.set_verbosity(logging.FATAL)  # silences libraries, which also raise what they log
+        # Texts are UTF-8, whatever letters the locale has.
+        main([os.fsencode(argument).decode(errors="replace") for argument in argv[1:]])
 
+    _open_streams()
+    _silence_leftovers()
     signal.signal(signal.SIGTERM, _terminate)
     try:
         app.run(guarded, flags_parser=_parse)
     except UserError as error:
         _fail(str(error))
-    except OSError as error:  # a path that cannot be read or written
-        if error.filename is None:
+    except KeyboardInterrupt as stop:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while Python ends, its handler would print a traceback
+        _fail(str(stop) or "interrupted", code=130)
+    except BrokenPipeError:  # whoever read the output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still in the buffer
+        sys.exit(1)
+    except Exception as error:
+        for cause in _causes(error):  # a path that cannot be read or written; a full disk, whatever fails of it
+            if full := _full(cause):
+                _fail(f"{full}; free some space, and start the same command again")
+        if not isinstance(error, OSError) or error.filename is None:
             raise
         _fail(f"{error.filename}: {error.strerror or error}")
-    except KeyboardInterrupt as stop:
-        _fail(str(stop) or "interrupted", code=130)
+
+
+def _open_streams() -> None:
+    """Makes printing safe: without streams (>&-), and in a locale that lacks a letter."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes this number, which a data file would get otherwise
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _silence_leftovers() -> None:
+    """Where a task of Orbax fails, others are left behind, whose ends asyncio and TensorStore would print."""
+    shown = sys.unraisablehook
+    getLogger("asyncio").disabled = True
+    sys.unraisablehook = lambda failed: str(failed.exc_value) == "Event loop is closed" or shown(failed)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _full(error: BaseException) -> str:
+    """Says which disk is full, if that is the error; libraries say it in words of their own."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{error.filename or _output()}: {error.strerror}"
+    said = next(
+        (words for words in ("No space left on device", "quota exceeded", "File too large") if words in str(error)), ""
+    )
+    return said and f"{_output()}: {said}"
+
+
+def _output() -> str:
+    """Returns what the command writes to, as far as its flags say that."""
+    named = (flags.FLAGS[name].value for name in ("workdir", "output") if name in flags.FLAGS)
+    return next(filter(None, named), "output")
 
 
 def define_checkpoint_flag() -> flags.FlagHolder:
@@ -87,7 +141,9 @@ def keep_compiled() -> None:
     """Turns on JAX's persistent compilation cache, in JAX_COMPILATION_CACHE_DIR or ~/.cache/bertjax/compiled."""
     import jax
 
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
+    home = os.path.expanduser("~")
+    home = tempfile.gettempdir() if home.startswith("~") else home  # a user without a home
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", f"{home}/.cache/bertjax/compiled")
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # many short compilations are seconds too
 

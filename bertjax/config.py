@@ -7,6 +7,7 @@ or device is touched.
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 
 import ml_collections
@@ -127,9 +128,11 @@ def common_config() -> ml_collections.ConfigDict:
             weight_decay=0.01,
             max_grad_norm=1.0,
             bias_correction=False,  # Google's AdamWeightDecayOptimizer has none
+            skip_nonfinite=0,  # updates in a row that are left out because the loss is not finite, before a run stops
         )
     )
     config.log_every_steps = 100
+    config.watchdog = 10.0  # logs what a step waited for that took so many times as long as the median; 0: none
     config.profile = ""  # START:STOP writes a trace of these steps, both included, to WORKDIR/profile
     config.eval = ml_collections.ConfigDict(dict(every_steps=10_000))
     config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep=3))  # keeps the latest 3 and the best
@@ -146,11 +149,12 @@ def pretraining_config() -> ml_collections.ConfigDict:
     # Ids -> records. Field names as in Google's create_pretraining_data.py, if it has them.
     config.data = ml_collections.ConfigDict(
         dict(
-            # A file, folder, glob, gs://..., hf:NAME, tfds:NAME, pydoc, or a list of them.
+            # A file, folder, glob, gs://..., hf:NAME, tfds:NAME, pydoc, or a list of them: A,B (a comma in a name: \,).
             corpus=config_dict.placeholder(object),
             mixture="",  # how often sources are used: SOURCE=WEIGHT,... multiplies dupe_factor; sources not named: 1
             records="",  # folder of TFRecords; empty: prepare them from data.corpus in the workdir
             layout="google",  # of the records: google (theirs) | compact (without padding: half the size)
+            checksums=False,  # reads all records before training and compares them with the manifest's checksums
             on_corrupt="stop",  # at a damaged record: stop | skip (an empty row takes its place; counted)
             seed=0,  # for the records: held-out documents, pairs, masks; config.seed is for training
             text_column="text",  # of .parquet and .jsonl files, Hugging Face data sets and TensorFlow Datasets
@@ -222,7 +226,7 @@ def total_steps(config: ml_collections.ConfigDict) -> int:
 def mixture_of(config: ml_collections.ConfigDict) -> dict[str, float]:
     """Returns `data.mixture` as {source: weight} for every source of `data.corpus`. Raises `UserError` if invalid."""
     text, weights = config.data.mixture, dict.fromkeys(corpus_sources(config), 1.0)
-    for part in filter(None, map(str.strip, text.split(","))):
+    for part in filter(None, map(str.strip, split_at_commas(text))):
         source, _, weight = part.rpartition("=")
         try:
             value = float(weight)
@@ -239,10 +243,23 @@ def mixture_of(config: ml_collections.ConfigDict) -> dict[str, float]:
     return weights
 
 
+def split_at_commas(text: str) -> list[str]:
+    """Splits a text at its commas, except where they are written as `\\,`."""
+    return [part.replace("\\,", ",") for part in re.split(r"(?<!\\),", text)]
+
+
+def join_with_commas(parts: Sequence) -> str:
+    """The inverse of `split_at_commas`."""
+    return ",".join(str(part).replace(",", "\\,") for part in parts)
+
+
 def corpus_sources(config: ml_collections.ConfigDict) -> tuple[str, ...]:
-    """Returns `data.corpus` as a tuple. It may be a string, several separated by commas (from a flag), or a list."""
+    """Returns `data.corpus` as a tuple. It may be a string, several separated by commas (from a flag), or a list.
+
+    In a string, a comma of a source's own is written as `\\,`.
+    """
     corpus = config.data.corpus or ()
-    parts = corpus.split(",") if isinstance(corpus, str) else corpus
+    parts = split_at_commas(corpus) if isinstance(corpus, str) else corpus
     if not isinstance(parts, Sequence) or not all(isinstance(p, str) for p in parts):
         raise UserError(f"config.data.corpus = {corpus!r}: must be a string, or a list of strings")
     return tuple(p.strip() for p in parts if p.strip())

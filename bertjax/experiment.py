@@ -67,7 +67,7 @@ def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
                 parsed = field.value + parsed
             field.set(parsed)
         except UserError as error:
-            raise UserError(f"{argument}: {error}") from None
+            raise UserError(" ".join(f"{argument}: {error}".split())) from None
         overridden.add(field.name)
     return config, rest + texts
 

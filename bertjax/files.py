@@ -1,12 +1,75 @@
-"""Writes files atomically."""
+"""Writes files atomically; reads JSON that anyone may have written.
+
+What fails for a reason that may pass, such as a network file system's, is tried again; the libraries of object stores
+do that by themselves.
+"""
 
 import contextlib
+import errno
 import uuid
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
+import msgspec
+import tenacity
 from etils import epath
 
 from bertjax.config import UserError
+
+T = TypeVar("T")
+
+# Errors that are the same a minute later: a full or read-only disk, a wrong path or permission.
+LASTING = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EEXIST,
+    errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EPIPE,
+}  # fmt: skip
+ATTEMPTS, LONGEST_WAIT = 6, 8.0  # seconds: after 1, 2, 4, 8 and 8
+
+
+def _may_pass(error: BaseException) -> bool:
+    cause = error.__context__ if isinstance(error, UserError) else error
+    lasts = FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError  # errno or not
+    return isinstance(cause, OSError) and not isinstance(cause, lasts) and cause.errno not in LASTING
+
+
+persistently = tenacity.retry(
+    retry=tenacity.retry_if_exception(_may_pass),
+    stop=tenacity.stop_after_attempt(ATTEMPTS),
+    wait=tenacity.wait_exponential(max=LONGEST_WAIT),
+    reraise=True,
+)  # decorates a function that may be called again
+
+
+@persistently
+def read_whole(path: epath.PathLike) -> bytes:
+    """Reads a file at once."""
+    return epath.Path(path).read_bytes()
+
+
+def parse_json(text: str | bytes, kind: type[T] = Any) -> T:
+    """Returns JSON as a value of a type, such as `dict[str, int]`. Raises `ValueError` with what is wrong."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def read_json(path: epath.PathLike, kind: type[T] = dict[str, Any], remedy: str = "copy it again") -> T:
+    """Reads a JSON file as a value of a type. Raises `UserError` if there is no file, or if it has another content."""
+    path = epath.Path(path)
+    try:
+        return parse_json(read_whole(path).removeprefix(b"\xef\xbb\xbf"), kind)
+    except (FileNotFoundError, IsADirectoryError):
+        raise UserError(f"no file {path}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: damaged, or not what belongs there ({error}); {remedy}") from None
+
+
+def inside(folder: epath.Path, name: str, source: epath.PathLike) -> epath.Path:
+    """Returns the path of a file that the file `source` names. Raises `UserError` if it leads out of the folder."""
+    if not name or name.startswith("/") or "\\" in name or "://" in name or "\0" in name or ".." in name.split("/"):
+        raise UserError(f"{source}: names the file {name!r}, which is not in {folder}")
+    return folder / name
 
 
 @contextlib.contextmanager
@@ -28,6 +91,7 @@ def replacing(path: epath.PathLike) -> Iterator[epath.Path]:
         raise
 
 
+@persistently
 def write_whole(path: epath.PathLike, content: str | bytes) -> None:
     """Writes a file at once, and the folders that it is in."""
     epath.Path(path).parent.mkdir(parents=True, exist_ok=True)

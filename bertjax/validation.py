@@ -20,6 +20,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 NEXT_SENTENCE = ("pairs", "none", "order")
 MASKING = ("static", "dynamic")
 LAYOUTS = ("google", "compact")
+MAX_LAYERS = 1000  # of what can be a BERT; a damaged file may say anything
 
 
 def require(ok: bool, field: str, value, remedy: str) -> None:
@@ -77,7 +78,7 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     mixture_of(config)
     _validate_stages(config)
     for text in config.eval.fill_masks:
-        require("[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
+        require(isinstance(text, str) and "[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
     require(
         not with_data or bool(config.data.records) or bool(corpus_sources(config)),
         "data.corpus",
@@ -90,7 +91,7 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
     """Raises `UserError` if a field that all fine-tuning tasks share is invalid; `with_data`: also require the data."""
     _validate_common(config)
     share(config, "optimizer.warmup_proportion")
-    require(0 < config.epochs < math.inf, "epochs", config.epochs, "must be above 0 and finite")
+    require(config.epochs > 0, "epochs", config.epochs, "must be above 0")
     require(config.max_seq_length >= 8, "max_seq_length", config.max_seq_length, "must be at least 8")
     require(config.restarts >= 0, "restarts", config.restarts, "must be at least 0")
     one = f'applies to searches only; for a single run also set --config.sweep="seed={config.seed}"'
@@ -108,8 +109,7 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
 
 def _validate_common(config) -> None:
     one_of(config, "tokenizer.kind", TOKENIZER_KINDS)
-    one_of(config, "model.hidden_act", ACTIVATIONS)
-    one_of(config, "model.attention", ATTENTION)
+    validate_model(config)
     one_of(config, "optimizer.name", OPTIMIZERS)
     one_of(config, "remat", (*REMAT_POLICIES, "auto") if config.task == "pretraining" else REMAT_POLICIES)
     one_of(config, "unroll", ("auto", "yes", "no"))
@@ -122,29 +122,52 @@ def _validate_common(config) -> None:
     positive(config, "checkpoint.every_steps", "checkpoint.keep")
     _seed(config, "seed")
     _profile(config.profile)
-    positive(config, *(f"model.{name}" for name in MODEL_SIZES))
-    share(config, "model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
     share(config, "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay")
-    for name in ("learning_rate", "epsilon", "max_grad_norm"):
-        require(
-            0 < config.optimizer[name] < math.inf,
-            f"optimizer.{name}",
-            config.optimizer[name],
-            "must be above 0 and finite",
-        )
+    skips, factor = config.optimizer.skip_nonfinite, config.watchdog
+    require(skips >= 0, "optimizer.skip_nonfinite", skips, "must be at least 0")
+    require(factor == 0 or factor > 1, "watchdog", factor, "must be above 1, or 0 for none")
+    for name, limit in (("learning_rate", math.inf), ("max_grad_norm", math.inf), ("epsilon", 1)):
+        remedy = "must be above 0" + f" and below {limit}" * (limit == 1)
+        require(0 < config.optimizer[name] < limit, f"optimizer.{name}", config.optimizer[name], remedy)
 
-    model, batch, microbatches = config.model, config.batch_size, config.microbatches
-    require(
-        model.hidden_size % model.num_attention_heads == 0,
-        "model.hidden_size",
-        model.hidden_size,
-        f"must be a multiple of model.num_attention_heads = {model.num_attention_heads}",
-    )
+    batch, microbatches = config.batch_size, config.microbatches
     require(batch % microbatches == 0, "batch_size", batch, f"must be a multiple of microbatches = {microbatches}")
 
     for axis, size in config.mesh.items():
         require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the remaining devices")
     require(list(config.mesh.values()).count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
+    _validate_numbers(config)
+
+
+def validate_model(config) -> None:
+    """Raises `UserError` if `config.model` describes no model."""
+    one_of(config, "model.hidden_act", ACTIVATIONS)
+    one_of(config, "model.attention", ATTENTION)
+    positive(config, *(f"model.{name}" for name in MODEL_SIZES))
+    for name in MODEL_SIZES:
+        most = MAX_LAYERS if name == "num_hidden_layers" else 2**31 - 1
+        require(config.model[name] <= most, f"model.{name}", config.model[name], f"must be at most {most}")
+    share(config, "model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
+    for name in ("initializer_range", "layer_norm_eps"):
+        require(0 < config.model[name] < 1, f"model.{name}", config.model[name], "must be above 0 and below 1")
+    require(
+        config.model.hidden_size % config.model.num_attention_heads == 0,
+        "model.hidden_size",
+        config.model.hidden_size,
+        f"must be a multiple of model.num_attention_heads = {config.model.num_attention_heads}",
+    )
+
+
+def _validate_numbers(config, prefix: str = "") -> None:
+    """That all numbers are finite, and that whole numbers fit the 32 bits that devices have for them."""
+    for name, value in config.items():
+        if isinstance(value, ml_collections.ConfigDict):
+            _validate_numbers(value, f"{prefix}{name}.")
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float):
+                require(math.isfinite(number), f"{prefix}{name}", value, "must be finite")
+            elif isinstance(number, int):
+                require(abs(number) < 2**31, f"{prefix}{name}", value, "must be below 2 ** 31")
 
 
 def _validate_cleaning(cleaning) -> None:

@@ -74,7 +74,7 @@ def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
     [
         ("remat", "auto", "config.remat = 'auto': choose one of none, dots, full"),
         ("epochs", 0.0, "config.epochs = 0.0: must be above 0"),
-        ("epochs", float("inf"), "config.epochs = inf: must be above 0"),
+        ("epochs", float("inf"), "config.epochs = inf: must be finite"),
         ("optimizer.learning_rate", float("inf"), "config.optimizer.learning_rate = inf: must be above 0"),
         ("max_seq_length", 4, "config.max_seq_length = 4: must be at least 8"),
         ("optimizer.warmup_proportion", 1.5, "config.optimizer.warmup_proportion = 1.5"),

@@ -107,7 +107,7 @@ def assert_same_run(workdir, alone):
     for a, b in zip(ours, theirs):
         assert a.keys() == b.keys()
         for name in a:
-            if "per_second" not in name and not name.startswith("wall"):
+            if "per_second" not in name and not name.startswith(("wall", "goodput")):
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-6, err_msg=f"{name} of {a['step']}")
     ours, theirs = params_of(workdir), params_of(alone)
     assert ours.keys() == theirs.keys()
@@ -138,6 +138,17 @@ def test_two_hosts_go_on_where_one_stopped_stop_together_and_end_as_one_would_ha
     assert is_silent(second[1]), second[1]  # one host speaks
     assert checkpoint.steps(workdir)[-1] == 10
     assert_same_run(workdir, alone)
+
+
+def test_where_a_host_dies_the_others_name_it_and_stop(experiment, tmp_path):
+    endless = ("--config.stages.short.steps=100000", "--config.eval.every_steps=100000", "--config.packing=False")
+    processes = start(2, f"--config={experiment}", f"--workdir={tmp_path / 'run'}", *endless)
+    wait_for_line("step 3/", processes)
+    processes[1].send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    (code, _, stderr), _ = finish(processes)
+    assert code == 1 and time.monotonic() - began < 60
+    assert stderr.splitlines()[-1] == "error: host 1 has died; start the same command again on all hosts", stderr
 
 
 def test_hosts_that_are_missing_are_named(experiment, tmp_path):

@@ -1,6 +1,7 @@
 """Finds the files and records that are not what was written."""
 
 import concurrent.futures
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
 
@@ -12,26 +13,41 @@ from bertjax.config import UserError
 from bertjax.data import layouts
 from bertjax.data.layouts import Format
 from bertjax.data.serialization import read_tfrecords
+from bertjax.files import persistently
 
+PART = 1 << 20  # bytes read at a time
 HEAD_BYTES = 4096  # of a file, that are compared with the manifest before training
 IO_THREADS = 16  # remote storage answers in tens of milliseconds
 BLOCK = 1024  # records parsed at a time
 
 
-def check_files(files: Mapping[str, Mapping]) -> dict[str, str]:
-    """Compares the size and the head of files with what `records.write_records` returned for them.
+@persistently
+def crc32c_of(path: epath.PathLike) -> int:
+    """Reads a file, and returns its checksum."""
+    checksum = 0
+    with epath.Path(path).open("rb") as file:
+        while part := file.read(PART):
+            checksum = google_crc32c.extend(checksum, part)
+    return checksum
+
+
+def check_files(files: Mapping[str, Mapping], reads_all: bool = False) -> dict[str, str]:
+    """Compares the size and the head of files, or all of them, with what `records.write_records` returned for them.
 
     Returns {path: what is wrong}. Raises `UserError` if a file does not exist.
     """
     with concurrent.futures.ThreadPoolExecutor(IO_THREADS) as pool:
-        found = dict(zip(files, pool.map(_check_file, files, files.values())))
+        check = functools.partial(_check_file, reads_all=reads_all)
+        found = dict(zip(files, pool.map(check, files, files.values())))
     return {path: fault for path, fault in found.items() if fault}
 
 
-def _check_file(path: str, entry: Mapping) -> str:
+def _check_file(path: str, entry: Mapping, reads_all: bool) -> str:
     file = epath.Path(path)
     if not file.exists():
         raise UserError(f"{path}: missing, but listed in the manifest; copy or prepare it again")
+    if reads_all and "crc32c" not in entry:
+        raise UserError(f"config.data.checksums = True: the manifest has none of {path}; set it to False")
     if "bytes" not in entry:  # a manifest of an older version
         return ""
     try:
@@ -39,9 +55,11 @@ def _check_file(path: str, entry: Mapping) -> str:
             return f"has {size:,} bytes, not {entry['bytes']:,} as the manifest says"
         with file.open("rb") as opened:
             head = google_crc32c.value(opened.read(HEAD_BYTES))
+        if head == entry.get("head_crc32c") and reads_all and crc32c_of(path) != entry.get("crc32c"):
+            return "is damaged: its checksum is not that of the manifest"
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    return "" if head == entry["head_crc32c"] else "is another file than the manifest says, or was overwritten"
+    return "" if head == entry.get("head_crc32c") else "is another file than the manifest says, or was overwritten"
 
 
 def find(files: Mapping[str, int], form: Format) -> Iterator[tuple[str, tuple[range, ...], str]]:

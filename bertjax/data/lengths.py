@@ -15,7 +15,7 @@ from bertjax.data import layouts
 from bertjax.data.faults import BLOCK, IO_THREADS
 from bertjax.data.layouts import Format
 from bertjax.data.serialization import read_tfrecords
-from bertjax.files import write_whole
+from bertjax.files import read_whole, write_whole
 
 LENGTH = np.dtype("<u2")
 CHECKSUM = "lengths_crc32c"  # in a file's entry in the manifest
@@ -46,7 +46,7 @@ def read(files: Mapping[str, Mapping]) -> np.ndarray | None:
 def _read(records: str, entry: Mapping) -> np.ndarray:
     path = path_of(records)
     try:
-        content = path.read_bytes()
+        content = read_whole(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); copy it with the records") from None
     if google_crc32c.value(content) != entry[CHECKSUM]:

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import tqdm
 from etils import epath
 
-from bertjax.config import UserError, corpus_sources, mixture_of, pretraining_config, stages_of
+from bertjax import lock
+from bertjax.config import UserError, corpus_sources, join_with_commas, mixture_of, pretraining_config, stages_of
 from bertjax.data import blocks, cleaning, corpus, records, shards, vocabulary
 from bertjax.data.corpus import Group
 from bertjax.data.job import UNFINISHED, Job, Stage
@@ -58,7 +59,7 @@ def check_recipe(config, manifest: dict, folder: epath.PathLike) -> None:
     if wrong := {name: prepared.get(name) for name, value in recipe.items() if prepared.get(name) != value}:
         name, made_with = next(iter(wrong.items()))
         flags = " ".join(
-            f"--config.data.{field}={','.join(map(str, value)) if isinstance(value, list) else value}"
+            f"--config.data.{field}={join_with_commas(value) if isinstance(value, list) else value}"
             for field, value in wrong.items()
         )
         raise UserError(
@@ -85,14 +86,16 @@ def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequ
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
     given = vocabulary.load_tokenizer(config) if config.tokenizer.path else None
-    if beam_options is None:
-        prepared = prepare_here(config, output, groups, selection, given, workers)
-    else:
-        prepared = prepare_on_beam(config, output, groups, selection, given, beam_options)
-    manifest = manifest_of(config, prepared)
-    shards.delete_others(output, manifest["sets"])
-    records.write_manifest(output, manifest)
-    epath.Path(prepared.job.work).parent.rmtree()
+    with lock.held(output, "--output"):
+        folder_for(output)  # again: another preparation may just have ended
+        if beam_options is None:
+            prepared = prepare_here(config, output, groups, selection, given, workers)
+        else:
+            prepared = prepare_on_beam(config, output, groups, selection, given, beam_options)
+        manifest = manifest_of(config, prepared)
+        shards.delete_others(output, manifest["sets"])
+        records.write_manifest(output, manifest)
+        epath.Path(prepared.job.work).parent.rmtree()
     report(manifest, time.time() - began)
     return manifest
 

@@ -4,20 +4,62 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import google_crc32c
+import msgspec
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data import lengths
-from bertjax.data.faults import HEAD_BYTES, check_files
+from bertjax.data.faults import HEAD_BYTES, check_files, crc32c_of
 from bertjax.data.layouts import Format, features
 from bertjax.data.serialization import Numbers, count_of, tfrecords
-from bertjax.files import replacing, write_whole
+from bertjax.files import inside, parse_json, read_json, replacing, write_whole
 
 MANIFEST = "manifest.json"
 COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # in the cache
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class TokenizerEntry(TypedDict):
+    kind: Literal["wordpiece", "sentencepiece"]
+    lowercase: bool
+    vocab_size: Count
+    fingerprint: str
+
+
+class FileEntry(TypedDict):
+    """A file of records; the manifests of older versions have less than `write_records` and `lengths.write` return."""
+
+    records: Count
+    bytes: NotRequired[Count]
+    crc32c: NotRequired[Count]
+    head_crc32c: NotRequired[Count]
+    lengths_crc32c: NotRequired[Count]
+
+
+class SetEntry(TypedDict):
+    """The records of one length: their files by path, relative to the folder."""
+
+    max_predictions_per_seq: Count
+    train: dict[str, FileEntry | Count]
+    heldout: dict[str, FileEntry | Count]
+
+
+class Manifest(TypedDict):
+    """What `MANIFEST` says of a folder of records; `preparation.manifest_of` makes it."""
+
+    recipe: dict[str, Any]
+    layout: NotRequired[Literal["google", "compact"]]
+    tokenizer: TokenizerEntry
+    sets: dict[str, SetEntry]
+    corpus: NotRequired[dict[str, int]]  # what was read and left out
+    sources: NotRequired[dict[str, dict[str, int]]]
+    cleaning: NotRequired[dict[str, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +101,8 @@ def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray | 
             count, size = count + count_of(next(iter(block.values()))), size + len(data)
             checksum = google_crc32c.extend(checksum, data)
             head += data[: HEAD_BYTES - len(head)]
+    if "://" not in str(path) and crc32c_of(path) != checksum:  # object stores have checksums of their own
+        raise UserError(f"{path}: cannot be read back as it was written; check the disk")
     return dict(records=count, bytes=size, crc32c=checksum, head_crc32c=google_crc32c.value(head))
 
 
@@ -66,23 +110,13 @@ def set_folder(length: int) -> str:
     return f"length{length}"
 
 
-def read_manifest(folder: epath.PathLike) -> dict | None:
+def read_manifest(folder: epath.PathLike) -> Manifest | None:
     """Returns the manifest of a folder of records; None if it has none, as records from Google's code do."""
     path = epath.Path(folder) / MANIFEST
-    if not path.exists():
-        return None
-    try:
-        manifest = json.loads(path.read_text())
-        return manifest if "sets" in manifest and "tokenizer" in manifest else _damaged(path)
-    except json.JSONDecodeError:
-        return _damaged(path)
+    return read_json(path, Manifest, "prepare the records again") if path.exists() else None
 
 
-def _damaged(path):
-    raise UserError(f"{path}: not a manifest written by bertjax.prepare; prepare the records again")
-
-
-def write_manifest(folder: epath.PathLike, manifest: dict) -> None:
+def write_manifest(folder: epath.PathLike, manifest: Mapping) -> None:
     """Writes the manifest. Call this last: a folder with a manifest is complete."""
     write_whole(epath.Path(folder) / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
@@ -103,6 +137,7 @@ def find_records(
     vocab_size: int | None = None,
     *,
     on_corrupt: str = "stop",
+    checksums: bool = False,
     cache: epath.PathLike | None = None,
     measures: bool = False,
 ) -> RecordSet | None:
@@ -113,7 +148,8 @@ def find_records(
     folder `cache` keeps both: files of unchanged size are not read again.
 
     Raises `UserError` if there are no files, if some are missing, if they have another length or vocabulary, or if they
-    are not what the manifest says; `on_corrupt="skip"` leaves out such files, unless all are.
+    are not what the manifest says, in size and beginning or, with `checksums`, anywhere; `on_corrupt="skip"` leaves out
+    such files, unless all are.
     """
     folder = require_folder(folder)
     if manifest := read_manifest(folder):
@@ -129,7 +165,10 @@ def find_records(
             )
         if not found[split]:
             return None
-        files = {str(folder / name): e if isinstance(e, dict) else {"records": e} for name, e in found[split].items()}
+        files = {
+            str(inside(folder, name, folder / MANIFEST)): entry if isinstance(entry, dict) else {"records": entry}
+            for name, entry in found[split].items()
+        }
         found = RecordSet(
             tuple(files),
             tuple(entry["records"] for entry in files.values()),
@@ -137,11 +176,13 @@ def find_records(
             masking,
             manifest["tokenizer"]["vocab_size"],
             on_corrupt,
-            lost={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt)},
+            lost={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt, checksums)},
             lengths=lengths.read(files) if split == "train" else None,
         )
     else:
         paths = _find_files(folder, length, split)
+        if checksums:
+            raise UserError(f"config.data.checksums = True: the records in {folder} have no manifest; set it to False")
         if not paths:
             return None
         check_record(paths[0], length, max_predictions_per_seq, vocab_size)
@@ -167,9 +208,9 @@ def _find_files(folder: epath.Path, length: int, split: str) -> list[str]:
     return paths
 
 
-def _damaged_files(files: dict[str, dict[str, int]], on_corrupt: str) -> list[str]:
+def _damaged_files(files: dict[str, dict[str, int]], on_corrupt: str, checksums: bool) -> list[str]:
     """Returns the paths of files that are not what the manifest says, to be left out."""
-    faults = check_files(files)
+    faults = check_files(files, reads_all=checksums)
     if faults and (on_corrupt == "stop" or len(faults) == len(files)):
         (path, fault), others = next(iter(faults.items())), len(faults) - 1
         also = f" (and {others} more files are damaged)" if others else ""
@@ -232,11 +273,15 @@ def _count_all(paths: list[str], counts: epath.PathLike | None) -> tuple[int, ..
     return tuple(known[path]["records"] for path in paths)
 
 
+class _Counted(TypedDict):
+    bytes: Count
+    records: Count
+
+
 def _read_counts(path: epath.PathLike) -> dict[str, dict[str, int]]:
     """Returns {path: {"bytes": size, "records": count}}; empty if the file is missing or invalid."""
     path = epath.Path(path)
     try:
-        known = json.loads(path.read_text()) if path.exists() else {}
-        return {name: {field: int(found[field]) for field in ("bytes", "records")} for name, found in known.items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return parse_json(path.read_bytes(), dict[str, _Counted]) if path.exists() else {}
+    except ValueError:
         return {}

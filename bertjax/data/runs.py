@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from bertjax.files import replacing
+from bertjax.files import persistently, replacing
 
 KEY = np.dtype(np.uint64)
 ROWS = 4096  # that are copied at a time
 
 
+@persistently
 def write_run(path: str, keys: np.ndarray, parts: Sequence[np.ndarray]) -> None:
     """Writes rows, which are the concatenation of `parts`, in the ascending order of their `keys` `[rows]`, uint64."""
     order = np.argsort(keys, kind="stable")

@@ -15,7 +15,7 @@ from bertjax.data.layouts import features_of
 from bertjax.data.runs import ROWS, gather
 from bertjax.data.selection import SPLITS
 from bertjax.data.sequences import row_type
-from bertjax.files import write_whole
+from bertjax.files import persistently, write_whole
 
 SHARD_BYTES = 32 << 20  # of rows in memory, at most; some 90 MB as records
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
@@ -65,6 +65,7 @@ def write(shard: Shard, job: Job) -> dict[str, int]:
     return written
 
 
+@persistently
 def write_rows(shard: Shard, job: Job, rows: np.ndarray) -> dict[str, int]:
     path = epath.Path(job.output) / shard.path
     parts = (features_of(rows[first : first + ROWS], job.data["layout"]) for first in range(0, len(rows), ROWS))

@@ -5,11 +5,12 @@ import io
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etils import epath
 
 from bertjax.config import UserError
+from bertjax.files import parse_json, read_whole
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 csv.field_size_limit(2**31 - 1)  # a whole document may be one cell
@@ -60,7 +61,7 @@ def read_text(path: epath.PathLike) -> str:
     if not path.is_file():
         raise UserError(f"no file {path}")
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_whole(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
 
@@ -107,11 +108,9 @@ def _json_rows(path, text: str) -> list[Row]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number}: not JSON ({error})") from None
-        if not isinstance(value, dict):
-            raise UserError(f"{path}:{number}: not a JSON object that maps column names to values")
+            value = parse_json(line, dict[str, Any])
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: not a JSON object of columns ({error})") from None
         rows.append(_row(value, f"{path}:{number}"))
     return rows
 

@@ -1,18 +1,22 @@
 """Hugging Face folders: config.json, safetensors in one or several files, and the tokenizer."""
 
 import contextlib
+import dataclasses
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from typing import TypedDict
 
+import ml_collections
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 from etils import epath
 
 from bertjax.config import BertConfig, UserError
-from bertjax.files import write_whole
+from bertjax.files import inside, read_json, write_whole
 from bertjax.interop.variables import WORDS, check_variables, to_params, to_variables, variable_shapes
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.validation import validate_model
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 REQUIRED = (
@@ -41,6 +45,19 @@ FINE_TUNED_NAMES = {
 }
 
 
+class _Head(TypedDict, total=False):
+    """What config.json says of the model on top of BERT."""
+
+    architectures: list[str] | None
+    id2label: dict[int, str | int | float] | None
+
+
+class _Index(TypedDict):
+    """model.safetensors.index.json"""
+
+    weight_map: dict[str, str]
+
+
 def read_config(path: epath.Path) -> BertConfig:
     """Reads a `BertConfig` from Hugging Face's config.json. Raises `UserError` if it is not a BERT encoder."""
     fields = read_json(path)
@@ -65,13 +82,10 @@ def read_config(path: epath.Path) -> BertConfig:
 
 def read_head(path: epath.Path) -> tuple[str, tuple[str, ...]]:
     """Returns (architecture, label names) of a config.json; each is empty if absent, or if the class is unknown."""
-    fields = read_json(path)
-    architecture = next(iter(fields.get("architectures") or ()), "")
-    names = fields.get("id2label") or {}
-    try:
-        labels = tuple(str(names[key]) for key in sorted(names, key=int))
-    except (TypeError, ValueError):
-        raise UserError(f"{path}: id2label is not an object that maps numbers to names") from None
+    head = read_json(path, _Head)
+    architecture = next(iter(head.get("architectures") or ()), "")
+    names = head.get("id2label") or {}
+    labels = tuple(str(names[key]) for key in sorted(names))
     return architecture if architecture in ARCHITECTURES else "", labels
 
 
@@ -83,26 +97,14 @@ def bert_config(path: epath.Path, fields: dict) -> BertConfig:
             raise UserError(f"{path}: {name} is missing; a BERT config needs it")
     for name, field in names.items():
         value, numbers = fields.get(name, field.default), (int, float) if field.type is float else (field.type,)
-        if type(value) not in numbers or (field.type is int and value < 1):
+        if type(value) not in numbers:
             raise UserError(f"{path}: {name} is {value!r}, which is not a valid {field.type.__name__}")
-    if fields["hidden_size"] % fields["num_attention_heads"]:
-        raise UserError(
-            f"{path}: hidden_size {fields['hidden_size']} is not a multiple of num_attention_heads "
-            f"{fields['num_attention_heads']}"
-        )
-    return BertConfig(**{name: fields[name] for name in names if name in fields})
-
-
-def read_json(path: epath.Path) -> dict:
+    found = BertConfig(**{name: fields[name] for name in names if name in fields})
     try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"no file {path}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path}: not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not a JSON object")
-    return content
+        validate_model(ml_collections.ConfigDict(dict(model=dataclasses.asdict(found))))
+    except UserError as error:
+        raise UserError(f"{path}: {str(error).replace('config.model.', '').replace('model.', '')}") from None
+    return found
 
 
 def huggingface_name(variable: str) -> str:
@@ -189,14 +191,12 @@ def _weight_files(folder: epath.Path) -> list[epath.Path]:
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise UserError(f"{index}: no weight_map from tensors to files")
-        files = sorted(set(weight_map.values()))
-        for name in files:
-            if not (folder / name).exists():
-                raise UserError(f"{folder / name}: missing, but listed in {index}; copy it too")
-        return [folder / name for name in files]
+        names = sorted(set(read_json(index, _Index)["weight_map"].values()))
+        files = [inside(folder, name, index) for name in names]
+        for path in files:
+            if not path.is_file():
+                raise UserError(f"{path}: missing, but listed in {index}; copy it too")
+        return files
     pickles = [p.name for p in folder.iterdir() if p.name.endswith((".bin", ".pt", ".pth"))]
     if pickles:
         raise UserError(
@@ -217,7 +217,7 @@ def choose_architecture(variables: dict, stated: str = "") -> str:
     not otherwise: bert-base-uncased states `BertForMaskedLM` although it has all weights of `BertForPreTraining`.
     """
     present = {part for part in HEADS if any(name.startswith(part) for name in variables)}
-    if stated and present & set(ARCHITECTURES[stated]) & set(FINE_TUNED_HEADS):
+    if present & set(ARCHITECTURES.get(stated, ())) & set(FINE_TUNED_HEADS):
         return stated
     fitting = [name for name, parts in ARCHITECTURES.items() if present >= set(parts)]
     kept = {

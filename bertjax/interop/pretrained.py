@@ -9,6 +9,7 @@ import ml_collections
 from etils import epath
 
 from bertjax.config import MODEL_SIZES, BertConfig, UserError, bert_config, common_config
+from bertjax.files import inside, read_json
 from bertjax.interop import huggingface, tf1
 from bertjax.interop.variables import to_variables
 from bertjax.model.bert import count_parameters
@@ -82,6 +83,7 @@ def read(path: epath.PathLike) -> Pretrained:
     if place.format == "bertjax":
         info = place.info
         params, ignored = checkpoint.read_params(place.folder, place.step), []
+        _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
         known = dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
         known["decided"] = scores.decided if scores else {}
@@ -96,6 +98,26 @@ def read(path: epath.PathLike) -> Pretrained:
             f"{place.folder}: its tokenizer has {found.vocab_size} pieces, its model only {config.vocab_size}"
         )
     return Pretrained(str(place), place.format, config, params, found, ignored, **known)
+
+
+def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
+    """Raises `UserError` if the params of a run are not of the sizes that its config says."""
+    embeddings, layers = params["bert"]["embeddings"], params["bert"]["encoder"]["layers"]
+    rows, hidden = embeddings["word"]["embedding"].shape
+    number, _, inner = layers["intermediate"]["kernel"].shape
+    found = dict(
+        hidden_size=hidden,
+        num_hidden_layers=number,
+        num_attention_heads=layers["attention"]["query_key_value"]["kernel"].shape[-2],
+        intermediate_size=inner,
+        max_position_embeddings=len(embeddings["position"]["embedding"]),
+        type_vocab_size=len(embeddings["token_type"]["embedding"]),
+    )
+    if rows != config.padded_vocab_size:
+        found["vocab_size"] = f"up to {rows}"
+    for name, size in found.items():
+        if size != (given := getattr(config, name)):
+            raise UserError(f"{place.folder / workdir.CONFIG}: model.{name} is {given}, but the params have {size}")
 
 
 def read_with_tokenizer(path: epath.PathLike) -> Pretrained:
@@ -160,20 +182,20 @@ def find(path: epath.PathLike) -> Place:
     if (chosen := WHICH.fullmatch(str(path))) and not path.exists():
         path, which = epath.Path(chosen[1]), chosen[2]
     if (best := path / BEST_RUN).is_file():  # of a search
-        path = path / best.read_text().strip()
+        path = inside(path, best.read_bytes().decode(errors="replace").strip(), best)
     if (path / checkpoint.FOLDER).is_dir():
         info = workdir.require_info(path)
         default = "best" if info.architecture and checkpoint.best_step(path) is not None else "latest"
         return Place("bertjax", path, checkpoint.choose_step(path, which or default), info)
     if which:
         raise UserError(f"@{which} needs the workdir of a run, but {str(path)!r} is not one")
-    if (path / huggingface.CONFIG).exists() and "task" in huggingface.read_json(path / huggingface.CONFIG):
+    if (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG):
         raise UserError(f"{path}: a run that has not saved a checkpoint yet")
     has_tf1 = (path / f"{tf1.PREFIX}.index").exists() and not list(path.glob("*.safetensors"))
     if (path / huggingface.CONFIG).exists() and not has_tf1:
         return Place("huggingface", path)
     for prefix in (epath.Path(re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", str(path))), path / tf1.PREFIX):
-        if prefix.with_name(prefix.name + ".index").exists():
+        if prefix.name and prefix.with_name(prefix.name + ".index").exists():  # "/" has no name
             return Place("tf1", prefix.parent, prefix=prefix)
     raise UserError(
         f"no checkpoint in {str(path)!r}: give the workdir of a run, a Hugging Face folder (config.json and "
@@ -193,10 +215,10 @@ def _is_uncased(folder: epath.Path, vocabulary: epath.Path) -> bool:
     """
     if (folder / "added_tokens.json").exists():
         known = set(tokenizer.load("wordpiece", vocabulary).pieces)
-        if added := sorted(set(huggingface.read_json(folder / "added_tokens.json")) - known):
+        if added := sorted(set(read_json(folder / "added_tokens.json")) - known):
             raise UserError(f"{folder / 'added_tokens.json'}: adds {', '.join(added[:3])}, which is not supported")
     path = folder / "tokenizer_config.json"
-    settings = huggingface.read_json(path) if path.exists() else {}
+    settings = read_json(path) if path.exists() else {}
     lowercase, strips = settings.get("do_lower_case"), settings.get("strip_accents")
     if strips is not None and strips != lowercase:
         raise UserError(f"{path}: strip_accents {strips} with do_lower_case {lowercase} is not supported")

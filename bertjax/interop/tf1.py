@@ -6,8 +6,8 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import BertConfig, UserError
-from bertjax.files import write_whole
-from bertjax.interop.huggingface import bert_config, read_json
+from bertjax.files import read_json, write_whole
+from bertjax.interop.huggingface import bert_config
 from bertjax.interop.variables import FINE_TUNED, check_variables, to_params, to_variables, variable_shapes
 from bertjax.text.tokenizer import Tokenizer
 

@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
 from bertjax.config import UserError
 from bertjax.files import write_whole
+from bertjax.sharding import liveness
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
@@ -31,7 +33,7 @@ def join(timeout: float) -> int:
     coordinator, index, count, local_devices = _find_processes(timeout)
     if count == 1:
         return 0
-    _roll_call(coordinator, index, count, timeout)
+    liveness.watch(_roll_call(coordinator, index, count, timeout))
     jax.distributed.initialize(
         coordinator, count, index, local_devices, initialization_timeout=60, shutdown_timeout_seconds=30
     )
@@ -79,6 +81,30 @@ def first_before_others(name: str) -> Iterator[None]:
             multihost_utils.sync_global_devices(name)
 
 
+def as_on_first(number: int) -> int:
+    """Returns the number, of at most 31 bits, that host 0 has."""
+    if jax.process_count() == 1:
+        return number
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
+
+
+@contextlib.contextmanager
+def on_first(context: contextlib.AbstractContextManager) -> Iterator[None]:
+    """Context manager: host 0 enters `context`. Raises `UserError` on all hosts if that fails."""
+    with contextlib.ExitStack() as stack:
+        error = None
+        if jax.process_index() == 0:
+            try:
+                stack.enter_context(context)
+            except UserError as failed:
+                error = failed
+        if jax.process_count() > 1 and multihost_utils.process_allgather(np.array(error is not None)).any():
+            raise error or UserError("host 0 has stopped")
+        if error:
+            raise error
+        yield
+
+
 def _find_processes(timeout: float) -> tuple[str, int, int, list[int] | None]:
     """Returns host 0's address and port, this process's index, the number of processes, and its GPUs (None: all)."""
     given = [os.environ.get(name) for name in VARIABLES]
@@ -122,23 +148,26 @@ def _find_processes(timeout: float) -> tuple[str, int, int, list[int] | None]:
     return coordinator, index, count, local_devices
 
 
-def _roll_call(coordinator: str, index: int, count: int, timeout: float) -> None:
-    """Waits until all hosts have reported to host 0, on the port next to JAX's."""
+def _roll_call(coordinator: str, index: int, count: int, timeout: float) -> dict[int, socket.socket]:
+    """Waits until all hosts have reported to host 0, on the port next to JAX's; returns the connections by host."""
     host, port = coordinator.rsplit(":", 1)
     port = int(port) + 1 if int(port) < 65_535 else int(port) - 1
     deadline = time.monotonic() + timeout
     if index == 0:
-        _collect_reports(socket.AF_INET6 if host.startswith("[") else socket.AF_INET, port, count, timeout, deadline)
-    else:
-        _report(host.strip("[]"), port, index, timeout, deadline)
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        return _collect_reports(family, port, count, timeout, deadline)
+    return {0: _report(host.strip("[]"), port, index, timeout, deadline)}
 
 
-def _collect_reports(family: socket.AddressFamily, port: int, count: int, timeout: float, deadline: float) -> None:
+def _collect_reports(
+    family: socket.AddressFamily, port: int, count: int, timeout: float, deadline: float
+) -> dict[int, socket.socket]:
     connections: dict[int, socket.socket] = {}
     try:
         server = socket.create_server(("", port), family=family, backlog=count)
     except OSError as error:
         raise UserError(f"port {port} of host 0 cannot be used: {error.strerror}; is another run active?") from None
+    is_complete = False
     try:
         with server:
             while len(connections) < count - 1 and (remaining := deadline - time.monotonic()) > 0:
@@ -157,11 +186,13 @@ def _collect_reports(family: socket.AddressFamily, port: int, count: int, timeou
         message = f"{_hosts(missing)} of {count} did not report within {timeout:.0f} seconds" if missing else "all here"
         for connection in connections.values():
             connection.sendall(f"{message}\n".encode())
+        is_complete = not missing
     finally:
-        for connection in connections.values():
+        for connection in connections.values() if not is_complete else ():
             connection.close()
     if missing:
         raise UserError(f"{message}; start the same command on every host")
+    return connections
 
 
 def _is_closed(connection: socket.socket) -> bool:
@@ -176,20 +207,21 @@ def _is_closed(connection: socket.socket) -> bool:
         connection.settimeout(5)
 
 
-def _report(host: str, port: int, index: int, timeout: float, deadline: float) -> None:
+def _report(host: str, port: int, index: int, timeout: float, deadline: float) -> socket.socket:
     answer = ""
     while time.monotonic() < deadline and not answer:
         try:
-            with socket.create_connection((host, port), timeout=5) as connection:
-                connection.sendall(f"{index}\n".encode())
-                connection.settimeout(timeout + 5)  # from here on, host 0 enforces the timeout
-                answer = connection.makefile().readline().strip()
+            connection = socket.create_connection((host, port), timeout=5)
+            connection.sendall(f"{index}\n".encode())
+            connection.settimeout(timeout + 5)  # from here on, host 0 enforces the timeout
+            answer = connection.makefile().readline().strip()
         except OSError:  # host 0 is not listening yet
             time.sleep(0.2)
     if not answer:
         raise UserError(f"host 0 ({host}:{port}) cannot be reached within {timeout:.0f} seconds; is it running?")
     if answer != "all here":
         raise UserError(f"{answer}; start the same command on every host")
+    return connection
 
 
 def _hosts(indices: list[int]) -> str:

@@ -2,8 +2,8 @@
 
 from etils import epath
 
-from bertjax import tasks
-from bertjax.sharding import hosts
+from bertjax import lock, tasks
+from bertjax.sharding import hosts, liveness
 from bertjax.sharding.mesh import use_cpu_cores
 from bertjax.tasks import finetuning, pretraining_run, sweep
 from bertjax.training.run import run
@@ -13,11 +13,13 @@ def launch(config, workdir: epath.PathLike) -> None:
     """Trains a validated config in `workdir` and prints the report; a finished run only prints its report."""
     workdir, is_search = epath.Path(workdir), bool(config.get("sweep"))
     hosts.join(config.hosts_timeout)
-    use_cpu_cores(config)  # before anything asks JAX for its devices
-    hosts.check_shared(workdir)
-    if is_search:
-        sweep.run(config, workdir)
-    else:
-        sweep.refuse_search(workdir)
-        run(pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning.KIND, config, workdir)
+    with liveness.ending_together():
+        use_cpu_cores(config)  # before anything asks JAX for its devices
+        hosts.check_shared(workdir)
+        with hosts.on_first(lock.held(workdir, "--workdir")):
+            if is_search:
+                sweep.run(config, workdir)
+            else:
+                sweep.refuse_search(workdir)
+                run(pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning.KIND, config, workdir)
     hosts.leave()

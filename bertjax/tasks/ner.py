@@ -4,7 +4,6 @@ The first piece of a word carries its tag. Neighbouring sentences of a document 
 """
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,6 +13,7 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
 from bertjax.data.tables import TFDS, column, read_text, read_tfds
+from bertjax.files import parse_json
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
@@ -145,7 +145,7 @@ def read_examples(path: str, split: str) -> list[Sentence]:
     """Reads the sentences of "tfds:conll2003", each as its own document: it has no document boundaries."""
     sentences = []
     for index, row in enumerate(read_tfds(path, split)):
-        words, tags = (json.loads(column(row, name)) for name in ("tokens", "ner"))
+        words, tags = (parse_json(column(row, name)) for name in ("tokens", "ner"))
         if wrong := [tag for tag in tags if not is_bio(tag)]:
             raise UserError(f"{row.where}: the tag is {wrong[0]!r}, expected O, B-type or I-type")
         sentences.append(Sentence(tuple(words), to_bio(tags), index, (row.where,) * len(words)))

@@ -85,7 +85,8 @@ class Pretraining:
         self.rows = rows or [config.batch_size] * len(self._stages)
         if records is not None:
             shapes = [(s.length, s.max_predictions_per_seq) for s in self._stages]
-            given = dict(vocab_size=config.model.vocab_size, on_corrupt=config.data.on_corrupt, cache=cache)
+            given = dict(vocab_size=config.model.vocab_size, cache=cache)
+            given |= dict(on_corrupt=config.data.on_corrupt, checksums=config.data.checksums)
             find = functools.partial(find_records, records, **given)
             train = [find(*shape, split="train", measures=config.packing) for shape in shapes]
             self.orders = [

@@ -8,14 +8,16 @@ import collections
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, NotRequired, TypedDict
 
+import msgspec
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
 from bertjax.data.tables import TFDS, column, read_text, read_tfds
+from bertjax.files import parse_json
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
@@ -129,31 +131,48 @@ def find_file(folder: str, name: str, version: str) -> epath.Path:
     return path
 
 
+class _Answer(TypedDict):
+    text: str
+    answer_start: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Asked(TypedDict):
+    id: str | int
+    question: str
+    answers: NotRequired[list[_Answer]]
+    is_impossible: NotRequired[bool]
+
+
+class _Paragraph(TypedDict):
+    context: str
+    qas: list[_Asked]
+
+
+class _Article(TypedDict):
+    paragraphs: list[_Paragraph]
+
+
+class _File(TypedDict):
+    """A SQuAD file."""
+
+    data: list[_Article]
+
+
 def read(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
     """Reads a SQuAD file. Raises `UserError` if its format is invalid, or an answer is not at its `answer_start`."""
     questions = []
     try:
-        content = json.loads(read_text(path))
-        for article in content["data"]:
-            for paragraph in article["paragraphs"]:
-                for asked in paragraph["qas"]:
-                    given = asked["answers"] if with_answers and not asked.get("is_impossible") else []
-                    questions.append(
-                        Question(
-                            str(asked["id"]),
-                            _text(asked["question"]),
-                            _text(paragraph["context"]),
-                            tuple(_text(answer["text"]) for answer in given),
-                            tuple(int(answer["answer_start"]) for answer in given),
-                        )
-                    )
-                    if with_answers and not given and not asked.get("is_impossible"):
-                        raise KeyError("an answer, or is_impossible")
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        where = f"after question {questions[-1].name}" if questions else "at the first question"
-        raise UserError(f"{path}: not in SQuAD's format {where}: {type(error).__name__} {error}") from None
+        content = parse_json(read_text(path), _File)
+    except ValueError as error:
+        raise UserError(f"{path}: not in SQuAD's format ({error})") from None
+    for paragraph in (paragraph for article in content["data"] for paragraph in article["paragraphs"]):
+        for asked in paragraph["qas"]:
+            is_impossible = asked.get("is_impossible", False)
+            given = asked.get("answers", []) if with_answers and not is_impossible else []
+            if with_answers and not given and not is_impossible:
+                raise UserError(f"{path}: question {asked['id']} has neither an answer nor is_impossible")
+            answers, starts = (tuple(answer[field] for answer in given) for field in ("text", "answer_start"))
+            questions.append(Question(str(asked["id"]), asked["question"], paragraph["context"], answers, starts))
     return _checked(path, questions)
 
 
@@ -161,17 +180,11 @@ def read_examples(path: str, split: str) -> list[Question]:
     """Reads a split of "tfds:squad/v1.1" or "tfds:squad/v2.0"."""
     questions = []
     for row in read_tfds(path, split):
-        given = json.loads(column(row, "answers"))
+        given = parse_json(column(row, "answers"))
         question, context = column(row, "question"), column(row, "context")
         answers = tuple(given["text"]), tuple(given["answer_start"])
         questions.append(Question(column(row, "id"), question, context, *answers))
     return _checked(f"{path}, {split}", questions)
-
-
-def _text(value) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
 
 
 def _checked(path: epath.PathLike, questions: list[Question]) -> list[Question]:

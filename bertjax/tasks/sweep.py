@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
+from typing import TypedDict
 
 import jax
 import numpy as np
@@ -18,14 +19,14 @@ from etils import epath
 
 from bertjax import tasks
 from bertjax.config import UserError
-from bertjax.files import write_whole
+from bertjax.files import read_json, write_whole
 from bertjax.interop.pretrained import BEST_RUN
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import finetuning
 from bertjax.tasks.finetuning import Material, count_steps
 from bertjax.training import checkpoint
-from bertjax.training.loop import Diverged
+from bertjax.training.divergence import Diverged
 from bertjax.training.run import Run
 from bertjax.training.run import run as run_one
 from bertjax.training.step import Program, make_program
@@ -45,6 +46,13 @@ class Result:
 
     settings: dict
     scores: dict
+    failed: bool
+
+
+class _Finished(TypedDict):
+    """`RESULT`"""
+
+    scores: dict[str, float | None]
     failed: bool
 
 
@@ -262,7 +270,7 @@ def read_result(workdir: epath.Path, settings: dict, trial) -> Result | None:
     if (before := read_info(workdir)) is not None:
         _refuse(workdir, differences(before, RunInfo(trial)))
     path = workdir / RESULT
-    return Result(settings, **json.loads(path.read_text())) if path.exists() else None
+    return Result(settings, **read_json(path, _Finished)) if path.exists() else None
 
 
 def keep_best(workdir: epath.Path, metric: str) -> None:
@@ -270,7 +278,7 @@ def keep_best(workdir: epath.Path, metric: str) -> None:
     ranks = {}
     for path in sorted((workdir / RUNS).glob(f"*/{RESULT}")):
         has_checkpoint = checkpoint.folder_of(path.parent).exists()
-        ranks[path.parent] = (*_rank(json.loads(path.read_text())["scores"], metric), has_checkpoint)
+        ranks[path.parent] = (*_rank(read_json(path, _Finished)["scores"], metric), has_checkpoint)
     top = max(ranks, key=ranks.get)
     write_whole(workdir / BEST_RUN, f"{RUNS}/{top.name}\n")
     for trial in ranks:

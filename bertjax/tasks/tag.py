@@ -1,12 +1,12 @@
 """Tagging of the user's own data: CSV or TSV with one word per row, or JSON lines with one sentence per row."""
 
 import itertools
-import json
 
 from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.tables import Row, column, find_table, read_table
+from bertjax.files import parse_json
 from bertjax.tasks import ner
 from bertjax.tasks.finetuning import Dataset, FineTuningTask
 from bertjax.tasks.ner import Sentence
@@ -66,12 +66,9 @@ def _sentence(row: Row, words: str, tags: str) -> tuple[tuple, tuple, tuple]:
 
 def _list(row: Row, name: str) -> list[str]:
     try:
-        value = json.loads(column(row, name))
-    except json.JSONDecodeError:
-        value = None
-    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-        raise UserError(f"{row.where}: {name} is not a list of strings")
-    return value
+        return parse_json(column(row, name), list[str])
+    except ValueError:
+        raise UserError(f"{row.where}: {name} is not a list of strings") from None
 
 
 TASK = FineTuningTask("BertForTokenClassification", ner.INPUTS, load, ner.predict)

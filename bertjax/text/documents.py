@@ -3,13 +3,12 @@
 import dataclasses
 import functools
 import glob
-import json
 import lzma
 import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
 import pyarrow
@@ -18,6 +17,7 @@ from fsspec.utils import glob_translate
 from pyarrow import fs
 
 from bertjax.config import UserError
+from bertjax.files import parse_json
 
 # One per stream of a file, which may have several. The libraries' file objects do not serve: python-zstandard's ends
 # quietly on an unfinished frame, lzma's at whatever follows the first stream and is none.
@@ -278,9 +278,8 @@ def _read_jsonl(path: str, field: str, on_read: Callable) -> Iterator[Document]:
         if not line.strip():
             continue
         try:
-            text = json.loads(line)[field]
-            text.encode()  # "\\ud800" is valid JSON, but not a character
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            text = parse_json(line, dict[str, Any]).get(field)
+        except ValueError:
             text = None
         if not isinstance(text, str):
             raise UserError(

@@ -4,16 +4,16 @@ import abc
 import functools
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
+import msgspec
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.files import write_whole
+from bertjax.files import parse_json, read_whole, write_whole
 
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
 MAX_KNOWN_WORDS = 300_000  # that a tokenizer remembers, some 50 MB
@@ -208,17 +208,41 @@ def _with_special_pieces(tokenizer, ours: Tokenizer) -> str:
     return tokenizer.to_str()
 
 
+class _AddedToken(TypedDict):
+    content: str
+
+
+class _TokenizerJson(TypedDict):
+    """What we need of tokenizer.json."""
+
+    model: dict[str, Any]
+    normalizer: dict[str, Any] | None
+    added_tokens: NotRequired[list[_AddedToken]]
+
+
+class _Model(TypedDict):
+    vocab: dict[str, int]
+    max_input_chars_per_word: NotRequired[int]
+
+
+class _Normalizer(TypedDict, total=False):
+    lowercase: bool
+    strip_accents: bool | None
+    handle_chinese_chars: bool
+
+
 def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
     """Returns the pieces of a BERT's tokenizer.json, and whether it lower-cases."""
     try:
-        content = json.loads(_read(path))
-        model, normalizer = content["model"], content["normalizer"] or {}
-        vocabulary = model["vocab"]
-        if model.get("type", "WordPiece") != "WordPiece" or normalizer.get("type") != "BertNormalizer":
-            raise UserError(f"tokenizer.path: {path} is not a BERT WordPiece tokenizer, but {model.get('type')}")
-        pieces = sorted(vocabulary, key=vocabulary.get)
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
-        raise UserError(f"tokenizer.path: {path} is not a tokenizer.json") from None
+        content = parse_json(_read(path), _TokenizerJson)
+        kind, normalizer = content["model"].get("type", "WordPiece"), content["normalizer"] or {}
+        if kind != "WordPiece" or normalizer.get("type") != "BertNormalizer":
+            raise UserError(f"tokenizer.path: {path} is not a BERT WordPiece tokenizer, but {kind}")
+        model, normalizer = msgspec.convert(content["model"], _Model), msgspec.convert(normalizer, _Normalizer)
+    except ValueError as error:
+        raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
+    vocabulary = model["vocab"]
+    pieces = sorted(vocabulary, key=vocabulary.get)
     if [vocabulary[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"tokenizer.path: the ids in {path} have gaps")
     added = [token["content"] for token in content.get("added_tokens", ()) if token["content"] not in vocabulary]
@@ -289,13 +313,12 @@ class SentencePiece(Tokenizer):
             raise UserError("only a SentencePiece model of type unigram can be written as tokenizer.json")
         pieces = [(piece, self._processor.get_score(i)) for i, piece in enumerate(self.pieces)]
         tokenizer = HuggingFaceTokenizer(models.Unigram(pieces, unk_id=self.unk_id, byte_fallback=False))
-        tokenizer.normalizer = normalizers.Sequence(
-            [
-                normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap),
-                normalizers.Strip(),
-                normalizers.Replace(Regex(" {2,}"), " "),
-            ]
-        )
+        try:
+            precompiled = normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap)
+        except Exception as error:  # the library's own, of no other type
+            raise UserError(f"the normalization of {self.filename} is damaged ({error}); copy it again") from None
+        normalization = [precompiled, normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        tokenizer.normalizer = normalizers.Sequence(normalization)
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="always")
         tokenizer.decoder = decoders.Metaspace(replacement="\u2581", prepend_scheme="always")
         return _with_special_pieces(tokenizer, self)
@@ -341,4 +364,4 @@ def _read(path: epath.PathLike) -> bytes:
     path = epath.Path(path)
     if not path.exists() or path.is_dir():
         raise UserError(f"tokenizer.path: no file {str(path)!r}")
-    return path.read_bytes()
+    return read_whole(path)

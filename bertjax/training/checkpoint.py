@@ -1,12 +1,15 @@
 """Orbax checkpoints of a run, written in the background; keeps the latest few and the best one.
 
-`WORKDIR/checkpoints/STEP` holds `params`, `rest` (step and optimizer state) and, once the step has been evaluated,
-`scores.json`, which predict and convert read and which determines the best checkpoint.
+`WORKDIR/checkpoints/STEP` holds `params`, `rest` (step and optimizer state), the `checksums` of both and, once the step
+has been evaluated, `scores.json`, which predict and convert read and which determines the best checkpoint. A run goes
+on from the latest checkpoint that is what was saved; it moves those that are not to `WORKDIR/checkpoints-damaged`.
 """
 
 import dataclasses
+import itertools
 import json
 import math
+import re
 
 import jax
 import numpy as np
@@ -15,10 +18,19 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from bertjax.config import UserError
-from bertjax.files import write_whole
+from bertjax.files import read_json, write_whole
+from bertjax.sharding import hosts
+from bertjax.training import checksums
 from bertjax.training.state import TrainState
 
-FOLDER, SCORES = "checkpoints", "scores.json"
+FOLDER, DAMAGED_FOLDER, SCORES = "checkpoints", "checkpoints-damaged", "scores.json"
+CHECKSUMS_FILE = "checksums/metadata"  # of a step; the name is Orbax's
+NO_STEP, ALL_DAMAGED = -1, -2
+# In the messages of TensorStore and of systems, whatever the type of the error: these say nothing of the content.
+MAY_PASS = re.compile(
+    "UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|PERMISSION_DENIED|Permission denied|Too many open files|"
+    "Cannot allocate memory|Input/output error|Stale file handle|timed out"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +50,10 @@ class Scores:
     decided: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
+class Unreadable(UserError):
+    """A checkpoint cannot be read, which may pass."""
+
+
 def folder_of(workdir: epath.PathLike) -> epath.Path:
     """Returns `WORKDIR/checkpoints` as an absolute path, which Orbax requires."""
     folder = epath.Path(workdir) / FOLDER
@@ -55,10 +71,7 @@ def read_scores(workdir: epath.PathLike, step: int) -> Scores | None:
     path = folder_of(workdir) / str(step) / SCORES
     if not path.exists():
         return None
-    try:
-        return Scores(**json.loads(path.read_text()))
-    except (ValueError, TypeError):
-        raise UserError(f"{path}: damaged; delete it to mark the step as not evaluated") from None
+    return read_json(path, Scores, "delete it to mark the step as not evaluated")
 
 
 def write_scores(workdir: epath.PathLike, step: int, scores: Scores) -> None:
@@ -102,6 +115,50 @@ def _read_all_scores(workdir: epath.PathLike) -> dict[int, Scores]:
 def is_resumable(workdir: epath.PathLike, step: int) -> bool:
     """Returns whether training can resume from a checkpoint: it has the optimizer state, not only params."""
     return (folder_of(workdir) / str(step) / "rest").exists()
+
+
+def latest_intact_step(workdir: epath.PathLike) -> int | None:
+    """Returns the latest step whose checkpoint is what was saved; None if nothing was saved.
+
+    Moves later ones, which are damaged, out of the way. All hosts must call this; the first one reads the checkpoints.
+    Raises `UserError` if all are damaged, or if one cannot be read for another reason.
+    """
+    damaged, step = epath.Path(workdir) / DAMAGED_FOLDER, NO_STEP
+    if jax.process_index() == 0:
+        while (found := steps(workdir)) and (damage := _find_damage(workdir, found[-1])):
+            target = _move_away(workdir, found[-1])
+            print(f"{damage}; moved this checkpoint to {target}", flush=True)
+        step = found[-1] if found else ALL_DAMAGED if damaged.exists() else NO_STEP
+    step = hosts.as_on_first(step)
+    if step == ALL_DAMAGED:
+        raise UserError(f"{workdir}: all its checkpoints were damaged, see {damaged}; choose another --workdir")
+    return None if step == NO_STEP else step
+
+
+def _find_damage(workdir: epath.PathLike, step: int) -> str:
+    """Reads a checkpoint; returns in what it differs from what was saved, "" if in nothing."""
+    try:
+        saved = _read_checksums(workdir, step)
+        _read(workdir, step, "params", saved)
+        if is_resumable(workdir, step) or (saved and "rest" in saved):
+            rest = _read(workdir, step, "rest", saved)
+            if (its_step := np.asarray(rest.get("step"))) != step:
+                raise UserError(f"{folder_of(workdir) / str(step)}: is the checkpoint of step {its_step}")
+        read_scores(workdir, step)
+    except Unreadable:  # which does not mean that it is damaged
+        raise
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _move_away(workdir: epath.PathLike, step: int) -> epath.Path:
+    folder = epath.Path(workdir) / DAMAGED_FOLDER
+    folder.mkdir(exist_ok=True)
+    names = itertools.chain([str(step)], (f"{step}-{i}" for i in itertools.count(2)))
+    target = next(folder / name for name in names if not (folder / name).exists())
+    (folder_of(workdir) / str(step)).rename(target)
+    return target
 
 
 def check_resumable(workdir: epath.PathLike, step: int, total_steps: int | None) -> None:
@@ -149,10 +206,10 @@ class Checkpoints(PreservationPolicy):
 
     def save(self, step: int, state: TrainState, params_only: bool = False) -> None:
         """Starts saving; returns once the arrays are copied."""
-        items = {"params": ocp.args.StandardSave(state.params)}
+        items = {"params": state.params}
         if not params_only:
-            items["rest"] = ocp.args.StandardSave({"step": state.step, "opt_state": state.opt_state})
-        self._manager.save(step, args=ocp.args.Composite(**items), force=True)  # the loop decides when to save
+            items["rest"] = {"step": state.step, "opt_state": state.opt_state}
+        self._manager.save(step, args=_with_checksums(items), force=True)  # the loop decides when to save
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Restores the state of a step with the shardings of `abstract`, whatever mesh it was saved on."""
@@ -189,11 +246,14 @@ class Checkpoints(PreservationPolicy):
             write_scores(self._workdir, step, scores)
         return self._scores[step]
 
-    def close(self) -> None:
-        """Waits for pending writes, and deletes the checkpoints that Orbax would delete on the next save."""
+    def close(self, deletes: bool) -> None:
+        """Waits for pending writes.
+
+        `deletes` those checkpoints that Orbax would delete on the next save, for which all hosts must call this.
+        """
         self._manager.wait_until_finished()
         steps = list(self._manager.all_steps())
-        for step in sorted(set(steps) - self._kept(steps)):
+        for step in sorted(set(steps) - self._kept(steps)) if deletes else ():
             self._manager.delete(step)
         self._manager.close()
 
@@ -215,19 +275,60 @@ def choose_step(workdir: epath.PathLike, which: str) -> int:
 
 
 def read_params(workdir: epath.PathLike, step: int) -> dict:
-    """Reads the params of a checkpoint as NumPy arrays. Raises `UserError` if they cannot be read."""
-    path = folder_of(workdir) / str(step) / "params"
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        try:
-            tree = checkpointer.metadata(path).item_metadata.tree
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-            return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
-        except (ValueError, AttributeError, OSError) as error:
-            raise UserError(f"{path}: damaged or incomplete ({str(error).splitlines()[0][:200]})") from None
+    """Reads the params of a checkpoint as NumPy arrays. Raises `UserError` if they are not what was saved."""
+    return _read(workdir, step, "params", _read_checksums(workdir, step))
+
+
+def _read(workdir: epath.PathLike, step: int, item: str, saved: dict | None) -> dict:
+    """Reads an item of a checkpoint as NumPy arrays, and compares it with its checksums, if there are any."""
+    path = folder_of(workdir) / str(step) / item
+    try:
+        with _checkpointer_of_this_host() as checkpointer:
+            if (metadata := checkpointer.metadata(path).item_metadata) is None:
+                raise ValueError("its metadata cannot be read")
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
+            found = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+            own = {name: checksums.of_numpy(x) for name, x in checksums.names_of(found).items()}
+    except Exception as error:  # whatever a damaged file causes in Orbax, TensorStore and what they use
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        if isinstance(error, MemoryError) or MAY_PASS.search(str(error)):
+            raise Unreadable(f"{path}: cannot be read now ({reason})") from None
+        raise UserError(f"{path}: damaged or incomplete ({reason})") from None
+    if saved is not None:
+        expected = saved.get(item, {})
+        if wrong := sorted(name for name in {*own, *expected} if own.get(name) != expected.get(name)):
+            more = f" and {len(wrong) - 1} more" * (len(wrong) > 1)
+            raise UserError(f"{path}: damaged: {wrong[0]}{more} is not what was saved")
+    return found
+
+
+def _checkpointer_of_this_host() -> ocp.Checkpointer:
+    """Reads without the other hosts, for whom Orbax would wait."""
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(own, {own}, barrier_sync_key_prefix=f"host{own}")
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
+
+
+def _read_checksums(workdir: epath.PathLike, step: int) -> dict | None:
+    """Checksums by item and array; None if the checkpoint is from before there were any."""
+    path = folder_of(workdir) / str(step) / CHECKSUMS_FILE
+    if not path.exists():
+        return None
+    saved = read_json(path, dict[str, dict[str, int]])
+    if "params" not in saved:
+        raise UserError(f"{path}: damaged")
+    return saved
+
+
+def _with_checksums(items: dict) -> ocp.args.Composite:
+    """Returns what to save: the items and their checksums."""
+    found = {item: checksums.on_devices(tree) for item, tree in items.items()}
+    found = jax.tree.map(int, jax.device_get(found))
+    to_save = {item: ocp.args.StandardSave(tree) for item, tree in items.items()}
+    return ocp.args.Composite(**to_save, checksums=ocp.args.JsonSave(found))
 
 
 def write_params(workdir: epath.PathLike, params: dict) -> None:
     """Writes params alone as the checkpoint of step 0, to initialize from or predict with, but not to resume."""
-    path = folder_of(workdir) / "0" / "params"
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path, params)
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(folder_of(workdir) / "0", args=_with_checksums({"params": params}))

@@ -1,6 +1,5 @@
 """Logs the metrics of a run: a progress bar or plain lines, TensorBoard, and metrics.jsonl."""
 
-import collections
 import contextlib
 import json
 import math
@@ -8,26 +7,29 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
+import numpy as np
 import tqdm
 from etils import epath
 
-from bertjax.files import write_whole
+from bertjax.config import UserError
+from bertjax.files import parse_json, read_json, write_whole
+from bertjax.training.clocks import PARTS, shares
 
-METRICS = "metrics.jsonl"
+METRICS, UNREPORTED = "metrics.jsonl", "unreported_metrics_{}.json"
 UPLOAD_SECONDS = 30  # between uploads of the whole file to an object store
 
 
 def read_metrics(workdir: epath.PathLike) -> list[dict]:
-    """Returns the lines of `metrics.jsonl`, without a last line that a crash cut off."""
+    """Returns the lines of `metrics.jsonl`, without one that a crash cut off."""
     path = epath.Path(workdir) / METRICS
     lines = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            found = parse_json(line, dict[str, float | None])
+            lines.append({**found, "step": int(found["step"])})
     return lines
 
 
@@ -43,8 +45,11 @@ class _GrowingFile:
     def write(self, more: bytes) -> None:
         self._content += more
         if not self._is_remote:
-            with self._path.open("ab") as file:
-                file.write(more)
+            try:
+                with self._path.open("ab") as file:
+                    file.write(more)
+            except OSError:  # perhaps with a part of it written
+                write_whole(self._path, self._content)
         elif time.monotonic() - self._uploaded > UPLOAD_SECONDS:
             self.flush()
 
@@ -54,11 +59,19 @@ class _GrowingFile:
             self._uploaded = time.monotonic()
 
 
+class _Unreported(TypedDict):
+    metrics: list[dict[str, float | None]]
+    wall: dict[str, float]
+
+
 class MetricsWriter:
     """Appends to `WORKDIR/metrics.jsonl` and to TensorBoard's `WORKDIR/tensorboard`.
 
     A resumed run first drops the lines after `start_step`, which it will write again. It does not write a line twice,
     such as that of an evaluation at `start_step`.
+
+    Attributes:
+      wall: seconds of all processes of the run so far, by `PARTS`.
     """
 
     def __init__(self, workdir: epath.PathLike, start_step: int):
@@ -66,8 +79,20 @@ class MetricsWriter:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        workdir = epath.Path(workdir)
-        kept = [line for line in read_metrics(workdir) if line["step"] <= start_step]
+        workdir = self._workdir = epath.Path(workdir)
+        lines = read_metrics(workdir)
+        kept = [line for line in lines if line["step"] <= start_step]
+        self.wall, self._carried = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+        for line in lines:
+            for part in PARTS:
+                seconds = line.get(f"wall/{part}") or 0.0
+                if line["step"] <= start_step:
+                    self.wall[part] += seconds
+                else:  # this work is done again
+                    self._carried["restart"] += seconds
+        for path in workdir.glob(UNREPORTED.format("*")):
+            if path.name != UNREPORTED.format(start_step):
+                path.unlink(missing_ok=True)
         self._lines = _GrowingFile(workdir / METRICS, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._there = {(line["step"], name) for line in kept for name in line}
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
@@ -75,15 +100,50 @@ class MetricsWriter:
         self._records = RecordWriter(self._events)
         self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
+    def write_wall(self, step: int, seconds: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        """Writes metrics with the seconds since the last line, by `PARTS`."""
+        seconds = self._with_carried(seconds)
+        for part in PARTS:
+            self.wall[part] += seconds[part]
+            self._carried[part] = 0.0
+        self.write(step, {**metrics, **{f"wall/{part}": seconds[part] for part in PARTS}})
+
+    def write_end(self, step: int, seconds: Mapping[str, float]) -> None:
+        """As `write_wall`, with the shares of all seconds of the run."""
+        whole = {part: self.wall[part] + more for part, more in self._with_carried(seconds).items()}
+        self.write_wall(step, seconds, {f"goodput/{part}": share for part, share in shares(whole).items()})
+
+    def _with_carried(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Adds what earlier processes spent and no line has."""
+        return {part: seconds[part] + self._carried[part] for part in PARTS}
+
+    def keep_unreported(self, step: int, metrics: Sequence[Mapping[str, float]], seconds: Mapping[str, float]) -> None:
+        """Keeps what belongs to the next line, which a resumed run will write: metrics of each step, and seconds."""
+        content = {"metrics": [_finite(each) for each in metrics], "wall": self._with_carried(seconds)}
+        write_whole(self._workdir / UNREPORTED.format(step), json.dumps(content) + "\n")
+
+    def unreported(self, step: int) -> list[dict[str, np.float32]]:
+        """Returns the metrics of `keep_unreported`, if it was called for this step; none otherwise. Call this once."""
+        path = self._workdir / UNREPORTED.format(step)
+        try:
+            kept = read_json(path, _Unreported) if path.exists() else {"metrics": [], "wall": {}}
+        except UserError as error:
+            print(f"{error}; going on without", flush=True)
+            return []
+        for part in PARTS:
+            self._carried[part] += kept["wall"].get(part, 0.0)
+        return [
+            {name: np.float32(np.nan if value is None else value) for name, value in metrics.items()}
+            for metrics in kept["metrics"]
+        ]
+
     def write(self, step: int, metrics: dict[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if all((step, name) in self._there for name in metrics):
             return
-        # JSON has no NaN.
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._lines.write((json.dumps({"step": step, **finite}) + "\n").encode())
+        self._lines.write((json.dumps({"step": step, **_finite(metrics)}) + "\n").encode())
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         event = Event(step=step, wall_time=time.time(), summary=Summary(value=values))
         self._records.write(event.SerializeToString())
@@ -94,49 +154,9 @@ class MetricsWriter:
         self._events.flush()
 
 
-class Clocks:
-    """Measures where the wall time of this process goes: `data`, `checkpoints`, `evaluation`, and the rest, `steps`.
-
-    Each is the time that the host spends there. While it waits for `data`, devices may still work on a few steps, so
-    it is an upper bound of what reading costs. `checkpoints` is the time of copying the arrays to the host, and of
-    waiting for an earlier write; the write itself runs in the background. `steps` is everything else: compiling and
-    starting steps, and waiting for their results.
-    """
-
-    def __init__(self):
-        self.total = collections.Counter()  # seconds until the last lap
-        self._start_lap()
-
-    def _start_lap(self) -> None:
-        self._started, self._seconds = time.monotonic(), dict.fromkeys(("evaluation", "checkpoints", "data"), 0.0)
-
-    @contextlib.contextmanager
-    def waiting(self, name: str) -> Iterator[None]:
-        """Context manager: counts the time of its block as `name`."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds[name] += time.monotonic() - started
-
-    def lap(self) -> dict[str, float]:
-        """Returns the seconds by name since the last call, and adds them to `total`."""
-        elapsed = time.monotonic() - self._started
-        seconds = {"steps": elapsed - sum(self._seconds.values()), **self._seconds}
-        self.total.update(seconds)
-        self._start_lap()
-        return seconds
-
-
-def shares(group: str, seconds: dict[str, float]) -> dict[str, float]:
-    """Returns the metrics `group/NAME`: each clock's share of all `seconds`."""
-    return {f"{group}/{name}": value / sum(seconds.values()) for name, value in seconds.items()}
-
-
-def describe_wall_time(seconds: dict[str, float]) -> str:
-    """Formats "wall time: 93.1% steps, 4.2% evaluation, 0.9% checkpoints, 1.8% waiting for data"."""
-    parts = [f"{value / sum(seconds.values()):.1%} {name}" for name, value in seconds.items()]
-    return "wall time: " + ", ".join(parts).replace(" data", " waiting for data")
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no NaN."""
+    return {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 class Progress:

@@ -1,7 +1,6 @@
 """The training loop, shared by all tasks."""
 
 import contextlib
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,12 +9,13 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config import UserError
 from bertjax.files import write_whole
 from bertjax.sharding.streams import STEPS_IN_FLIGHT, on_devices
 from bertjax.sharding.topology import peak_flops
 from bertjax.training.checkpoint import Checkpoints, Scores, check_resumable, is_resumable
-from bertjax.training.logging import Clocks, MetricsWriter, Progress, describe_wall_time, shares
+from bertjax.training.clocks import Clocks, Watchdog, describe_wall
+from bertjax.training.divergence import Diverged, NonFinite
+from bertjax.training.logging import MetricsWriter, Progress
 from bertjax.training.optimizer import make_schedule
 from bertjax.training.profile import profiled
 from bertjax.training.state import TrainState
@@ -33,10 +33,6 @@ class Trained(NamedTuple):
     best: Scores | None
 
 
-class Diverged(UserError):
-    """The loss or the gradient norm of a step is not finite."""
-
-
 def train(
     task: Task,
     config,
@@ -47,6 +43,7 @@ def train(
     *,
     on_start: Callable[[int], None] = lambda step: None,
     resumable_at_end: bool = True,
+    began: float | None = None,
 ) -> Trained:
     """Trains to `task.total_steps`, from the latest checkpoint in `workdir` if there is one.
 
@@ -55,10 +52,13 @@ def train(
       program: a program to reuse instead of compiling.
       on_start: called with the start step once the state is restored or initialized, before training.
       resumable_at_end: saves the optimizer state with the last checkpoint too, so that training can be extended.
+      began: when the run began in this process, by `time.monotonic`; None: now.
 
     On Ctrl-C or SIGTERM, saves a checkpoint and raises `KeyboardInterrupt`. Raises `Diverged` if the loss or the
-    gradient norm is not finite.
+    gradient norm is not finite, more often in a row than `config.optimizer.skip_nonfinite`.
     """
+    clocks, watchdog = Clocks(began), Watchdog(config.watchdog)
+
     # State: restored, imported or random.
     program = program or make_program(task, config, mesh)
     schedule = make_schedule(config.optimizer, task.total_steps)
@@ -73,23 +73,28 @@ def train(
     progress = Progress(task.total_steps, start) if is_first else None
     peak = peak_flops(mesh.devices.flat[0])
     scores = checkpoints.scores(start)
-    pending: list[dict] = []  # metrics since the last report, still on the devices
-    clocks = Clocks()
+    unreported = writer.unreported(start) if is_first else []  # metrics since the last report, of an earlier process
+    pending: list[dict] = []  # those of this process, still on the devices
+    say = progress.say if is_first else lambda text: None
+    nonfinite = NonFinite(task, config.optimizer.skip_nonfinite, schedule, workdir, say)
+
+    def fetch(step: int) -> list[dict]:
+        """Fetches the metrics of the pending steps, of which `step` is the last."""
+        with clocks.waiting("devices"):
+            fetched = jax.device_get(pending)
+        pending.clear()
+        nonfinite.check(step - len(fetched), fetched, has_checkpoint=checkpoints.latest_step() is not None)
+        return fetched
 
     def report(step: int) -> None:
-        """Fetches the metrics of the steps since the last report, and logs their means."""
-        fetched = jax.device_get(pending)
-        first = step - len(pending)
-        pending.clear()
-        seconds = clocks.lap()
-        means = {f"train/{name}": float(np.mean([m[name] for m in fetched])) for name in fetched[0]}
+        """Logs the means of the metrics of the steps since the last report."""
+        fetched, seconds = fetch(step), clocks.lap()
+        found = nonfinite.finite([*unreported, *fetched])
+        unreported.clear()
+        means = {f"train/{name}": float(np.mean([m[name] for m in found])) for name in found[0]}
         tokens, padding = means.pop("train/tokens"), means.pop("train/padding")
-        for offset, metrics in enumerate(fetched):
-            # Either makes all params NaN.
-            if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
-                raise Diverged(_diverged(first + offset, metrics, float(schedule(first + offset)), workdir))
         training = seconds["steps"] + seconds["data"]
-        rate = task.flops(first, step) / training
+        rate = task.flops(step - len(fetched), step) / training
         means["train/learning_rate"] = float(schedule(step - 1))
         means["train/sequences_per_second"] = config.batch_size * len(fetched) / training
         means["train/tokens_per_second"] = tokens * len(fetched) / training
@@ -97,7 +102,7 @@ def train(
         if peak:
             means["train/mfu"] = rate / (peak * mesh.size)
         if is_first:
-            writer.write(step, {**means, **shares("wall", seconds)})
+            writer.write_wall(step, seconds, means)
             progress.report(step, means, task.flops(step, task.total_steps) / rate)
 
     def evaluates_at(step: int) -> bool:
@@ -124,6 +129,7 @@ def train(
                 scores = checkpoints.add_scores(step, found)
 
     # Training.
+    compiled, ends_with_all = set(), False  # shapes of batches; if not, the others cannot be waited for
     try:
         with (
             stop_signals() as stops_now,
@@ -133,27 +139,39 @@ def train(
                 config.profile,
                 workdir,
                 finish=lambda: jax.block_until_ready(state),
-                say=progress.say if is_first else lambda text: None,
+                say=say,
             ) as steps,
         ):
+            clocks.start_steps()
             if evaluates_at(start) and scores is None:  # the run was stopped before the evaluation finished
                 evaluate(start)
             for step in steps:
                 with clocks.waiting("data"):
                     batch = next(batches)
-                with jax.transfer_guard("disallow"):  # no implicit transfers to or from the host
+                shapes = tuple(x.shape for x in jax.tree.leaves(batch))
+                with (
+                    jax.transfer_guard("disallow"),  # no implicit transfers to or from the host
+                    clocks.waiting("compile") if shapes not in compiled else contextlib.nullcontext(),
+                ):
                     state, metrics = program.train_step(state, batch, hyperparameters)
+                compiled.add(shapes)
                 pending.append(metrics)
                 if len(pending) > STEPS_IN_FLIGHT:
-                    pending[-1 - STEPS_IN_FLIGHT]["loss"].block_until_ready()
+                    with clocks.waiting("devices"):
+                        pending[-1 - STEPS_IN_FLIGHT]["loss"].block_until_ready()
                 if is_first:
                     progress.advance()
 
                 stops, evaluates = stops_now(), evaluates_at(step)
-                saves = stops or evaluates or step % config.checkpoint.every_steps == 0
+                saves = evaluates or step % config.checkpoint.every_steps == 0
+                # Before saving: raises if the loss is not finite.
                 if saves or step % config.log_every_steps == 0:
-                    report(step)  # before saving: raises if the loss is not finite
-                if saves:
+                    report(step)
+                elif stops:
+                    unreported += fetch(step)
+                    if is_first:
+                        writer.keep_unreported(step, unreported, clocks.lap())
+                if saves or stops:
                     params_only = step == task.total_steps and not resumable_at_end
                     with clocks.waiting("checkpoints"):
                         checkpoints.save(step, state, params_only)
@@ -163,17 +181,22 @@ def train(
                     raise KeyboardInterrupt(f"stopped at step {step}")
                 if evaluates:
                     evaluate(step)
+                if stalled := watchdog.check(clocks.step()):
+                    print(f"host {jax.process_index()}: step {step} {stalled}", flush=True)
+        ends_with_all = True
+    except (KeyboardInterrupt, Diverged):  # on all hosts
+        ends_with_all = True
+        raise
     finally:
         with clocks.waiting("checkpoints"):
-            checkpoints.close()
+            checkpoints.close(deletes=ends_with_all)
         if is_first:
             progress.close()
             writer.flush()
     if is_first:
-        clocks.lap()
-        writer.write(task.total_steps, shares("wall_total", clocks.total))
+        writer.write_end(task.total_steps, clocks.lap())
         writer.flush()
-        print(describe_wall_time(clocks.total), flush=True)
+        print(describe_wall(writer.wall), flush=True)
     best_step = checkpoints.best_step()
     return Trained(state, scores, best_step, checkpoints.scores(best_step))
 
@@ -190,11 +213,3 @@ def _restore_or_initialize(task: Task, config, workdir, program: Program, checkp
         return 0, state if initialize is None else state.replace(params=initialize(state.params))
     # The end of a trial, whose last checkpoint has params only.
     return start, state.replace(step=state.step + start, params=checkpoints.restore_params(start, program.state.params))
-
-
-def _diverged(step: int, metrics: dict, learning_rate: float, workdir) -> str:
-    return (
-        f"training diverged: the loss of step {step + 1} is {metrics['loss']} (gradient norm "
-        f"{metrics['grad_norm']:.3g}, learning rate {learning_rate:.3g}); lower config.optimizer.learning_rate or "
-        f"lengthen the warm-up. The checkpoints in {workdir} are from earlier steps"
-    )

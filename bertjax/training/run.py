@@ -1,6 +1,7 @@
 """Executes a run, from config to report: pre-training, fine-tuning, or a trial of a search."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 
 import jax
@@ -85,9 +86,11 @@ def run(
         if jax.process_index() == 0 and lines:
             print("\n".join(lines), flush=True)
 
+    began = time.monotonic()
+
     # Compare with the earlier run, if any.
-    steps = checkpoint.steps(workdir)
-    before = require_info(workdir) if steps else None
+    done = checkpoint.latest_intact_step(workdir)
+    before = require_info(workdir) if done is not None else None
     if before is not None and before.config.task != config.task:
         refuse(workdir, [Difference("task", before.config.task, config.task, is_fatal=True)])
     kind.adopt(config, before)
@@ -97,8 +100,8 @@ def run(
 
         # Stop if it has finished.
         total = kind.total_steps(config, before)
-        checkpoint.check_resumable(workdir, steps[-1], total)
-        if steps[-1] == total and (finished := read_report(workdir)) is not None:
+        checkpoint.check_resumable(workdir, done, total)
+        if done == total and (finished := read_report(workdir)) is not None:
             say(f"already finished: {total} steps, in {workdir}", finished)
             if changed:
                 settings = "; ".join(map(str, changed))
@@ -130,6 +133,7 @@ def run(
         make_program(opened),
         on_start=on_start,
         resumable_at_end=not is_trial,
+        began=began,
     )
     text = opened.report(trained)
     if jax.process_index() == 0:

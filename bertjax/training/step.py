@@ -45,7 +45,7 @@ def make_program(task: Task, config, mesh: Mesh) -> Program:
         layout,
         init,
         abstract_state(init, layout),
-        _make_train_step(task, optimizer, layout, mesh, config.microbatches, config.grad_dtype),
+        _make_train_step(task, optimizer, layout, mesh, config),
         jax.jit(task.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute),
     )
 
@@ -74,14 +74,17 @@ def fits_in_memory(lowered, device) -> bool:
     return needed <= (device.memory_stats() or {}).get("bytes_limit", math.inf)
 
 
-def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbatches: int, grad_dtype: str):
+def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, config):
     """Compiles the training step.
 
     The dropout of a row depends only on (seed, step, row of the batch); if a batch has `dropout_rows`, those are its
     rows' numbers, so that the number of packed rows does not change it. Each index along `data` sums the gradients of
-    its own rows; these sums are then reduced across the network, once per step, in `grad_dtype`.
+    its own rows; these sums are then reduced across the network, once per step, in `config.grad_dtype`.
+
+    With `config.optimizer.skip_nonfinite`, a step whose loss or gradient is not finite changes only the step's number.
     """
     ways, frozen = mesh.shape["data"], task.frozen
+    microbatches, grad_dtype = config.microbatches, config.grad_dtype
 
     def gradients(params, batch, keys):
         def loss_of(part):
@@ -125,7 +128,12 @@ def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, microbat
         before = learnt(state.params, frozen)
         updates, opt_state = optimizer.update(grads, state.opt_state, before, learning_rate=rate)
         params = {**state.params, **optax.apply_updates(before, updates)}
-        return TrainState(state.step + 1, params, opt_state), {**metrics, "grad_norm": optax.global_norm(grads)}
+        metrics["grad_norm"] = optax.global_norm(grads)
+        if config.optimizer.skip_nonfinite:
+            is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+            old, new = (state.params, state.opt_state), (params, opt_state)
+            params, opt_state = jax.tree.map(lambda a, b: jnp.where(is_finite, b, a), old, new)
+        return TrainState(state.step + 1, params, opt_state), metrics
 
     return jax.jit(
         train_step,

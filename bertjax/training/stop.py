@@ -23,6 +23,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
     def note(number, frame):
         if received and number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a third one ends the process, whatever it is doing
             raise KeyboardInterrupt
         received.append(number)
         if several:  # JAX propagates SIGTERM to the other hosts
@@ -39,4 +40,5 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
         yield lambda: multihost_utils.reached_preemption_sync_point(next(_asked)) if several else bool(received)
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is note:
+                signal.signal(number, handler)

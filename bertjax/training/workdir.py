@@ -6,15 +6,17 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypedDict
 
 import ml_collections
+import msgspec
 from etils import epath
 
-from bertjax.config import UserError, common_config, pretraining_config
-from bertjax.files import write_whole
+from bertjax.config import UserError, bert_config, common_config, pretraining_config
+from bertjax.files import read_json, write_whole
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.validation import validate_model
 
 CONFIG, REPORT = "config.json", "report.txt"
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
@@ -54,26 +56,41 @@ class Difference(NamedTuple):
         return f"{self.field} = {self.new!r} (was {self.old!r})"
 
 
+class _UsedTokenizer(TypedDict):
+    kind: Literal["wordpiece", "sentencepiece"]
+    lowercase: bool
+    fingerprint: str
+
+
+class _Beside(TypedDict, total=False):
+    """What `config.json` has beside the config."""
+
+    architecture: str
+    labels: tuple[str, ...]
+    train_examples: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    used_tokenizer: _UsedTokenizer
+
+
 def read_info(workdir: epath.PathLike) -> RunInfo | None:
     """Reads what a workdir says about its run; None if it has none. Raises `UserError` if it is damaged."""
     path = epath.Path(workdir) / CONFIG
     if not path.exists():
         return None
+    content = read_json(path)
     try:
-        content = json.loads(path.read_text())
-        beside = {name: content.pop(name) for name in ("architecture", "labels", "train_examples") if name in content}
-        used_tokenizer = content.pop("used_tokenizer", None)
-        if "model" not in content:
-            raise KeyError("model")
+        beside, _ = msgspec.convert(content, _Beside), content["model"]
+        content = {name: value for name, value in content.items() if name not in _Beside.__annotations__}
         config = (pretraining_config() if "stages" in content else common_config()).unlock()
         if "stages" in content:  # replaces the default stages instead of merging with them
             config.stages = ml_collections.ConfigDict(content.pop("stages"))
         config.update(content)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise UserError(f"{path}: damaged, or written by another version or program") from None
-    if "labels" in beside:
-        beside["labels"] = tuple(beside["labels"])
-    return RunInfo(config.lock(), tokenizer=used_tokenizer, **beside)
+        validate_model(config)
+        bert_config(config)  # no other fields
+    except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise UserError(f"{path}: damaged, or written by another version or program ({reason})") from None
+    labels, used_tokenizer = beside.pop("labels", None), beside.pop("used_tokenizer", None)
+    return RunInfo(config.lock(), labels=labels, tokenizer=used_tokenizer, **beside)
 
 
 def require_info(workdir: epath.PathLike) -> RunInfo:
@@ -103,11 +120,18 @@ def tokenizer_entry(tokenizer: Tokenizer) -> dict:
 
 
 def load_tokenizer(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
-    """Loads the tokenizer of a run; None if it was converted from a checkpoint without one."""
+    """Loads the tokenizer of a run; None if it was converted from a checkpoint without one.
+
+    Raises `UserError` if it is not the one that the run was trained with.
+    """
     if info.tokenizer is None:
         return None
     kind = info.tokenizer["kind"]
-    return tokenizer.load(kind, epath.Path(workdir) / tokenizer.KINDS[kind].filename, info.tokenizer["lowercase"])
+    path = epath.Path(workdir) / tokenizer.KINDS[kind].filename
+    found = tokenizer.load(kind, path, info.tokenizer["lowercase"])
+    if found.fingerprint != info.tokenizer["fingerprint"]:
+        raise UserError(f"{path}: is not the vocabulary that {CONFIG} beside it names; copy it again")
+    return found
 
 
 def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> list[Difference]:
@@ -173,7 +197,7 @@ def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
 def read_report(workdir: epath.PathLike) -> str | None:
     """Returns the report of a run; None if it has not finished."""
     path = epath.Path(workdir) / REPORT
-    return path.read_text().rstrip("\n") if path.exists() else None
+    return path.read_bytes().decode(errors="replace").rstrip("\n") if path.exists() else None
 
 
 def write_report(workdir: epath.PathLike, text: str) -> None:

@@ -216,7 +216,7 @@ def test_our_own_records_are_checked_by_their_manifest(records_folder, tmp_path)
     with pytest.raises(UserError, match=r"max_predictions_per_seq = 7, but .* with 5"):
         records.find_records(records_folder, 32, 7, "train")
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match="not a manifest"):
+    with pytest.raises(UserError, match=r"manifest.json: damaged, .*prepare the records again"):
         records.find_records(tmp_path, 32, 5, "train")
     (tmp_path / "manifest.json").write_text(json.dumps(records.read_manifest(records_folder)))
     with pytest.raises(UserError, match=r"train-00000.*: missing, but listed"):
@@ -274,7 +274,8 @@ def test_swapped_files_are_named_even_if_they_have_the_same_size(tmp_path):
         entries[f"{i}.tfrecord"] = records.write_records(tmp_path / f"{i}.tfrecord", [block])
     assert len({entry["bytes"] for entry in entries.values()}) == 1
     sets = {"8": {"max_predictions_per_seq": 2, "train": entries, "heldout": {}}}
-    records.write_manifest(tmp_path, {"sets": sets, "recipe": {}, "tokenizer": {"vocab_size": 9}})
+    made_with = {"kind": "wordpiece", "lowercase": True, "vocab_size": 9, "fingerprint": ""}
+    records.write_manifest(tmp_path, {"sets": sets, "recipe": {}, "tokenizer": made_with})
     assert records.find_records(tmp_path, 8, 2, "train").counts == (9, 9)
     swap(tmp_path / "0.tfrecord", tmp_path / "1.tfrecord")
     for on_corrupt in ("stop", "skip"):  # nothing is left to train on

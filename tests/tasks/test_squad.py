@@ -186,20 +186,25 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("{", r"train-v1.1.json:1: not JSON"),
+        ("{", r"train-v1.1.json: not in SQuAD's format \(Input data was truncated"),
         ('{"data": []}', r"no question in it"),
         (squad_file([Question("q7", "ship?", "a ship")] * 2, "2.0"), r"two questions have the id q7"),
         (
             squad_file([Question("q7", "ship?", "a ship", ("ship",), ("x",))], "1.1"),
-            r"format at the first question: Val",
+            r"qas\[0\].answers\[0\].answer_start",
         ),
-        (squad_file([Question("q7", None, "a ship")], "2.0"), r"at the first question: TypeError None is not a string"),
-        ('{"data": [{"paragraphs": [{"context": "a", "qas": ["q7"]}]}]}', r"at the first question: AttributeError"),
+        (squad_file([Question("q7", "ship?", "a ship", ("ship",), (-4,))], "1.1"), r"Expected `int` >= 0"),
+        ('{"data": [{"paragraphs": [], "title": ' + "[" * 100_000, r"nested too deep"),
+        (
+            squad_file([Question("q7", None, "a ship")], "2.0"),
+            r"Expected `str`, got `null` - at `\$.data\[0\].paragraphs\[0\].qas",
+        ),
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": ["q7"]}]}]}', r"Expected `object`, got `str`"),
         (
             squad_file([Question("q7", "ship?", "a ship")], "1.1").replace("true", "false"),
-            r"format after question q7: KeyError 'an answer, or is_impossible'",
+            r"question q7 has neither an answer nor is_impossible",
         ),
-        ('{"date": []}', r"not in SQuAD's format at the first question: KeyError 'data'"),
+        ('{"date": []}', r"missing required field `data`"),
         (squad_file([Question("q7", "ship?", "a ship", ("sail",), (2,))], "1.1"), r"question q7: its answer 'sail'"),
     ],
 )

@@ -14,8 +14,9 @@ from bertjax.tasks.sweep import Result
 from bertjax.training import checkpoint as checkpoints
 from bertjax.training import workdir
 from bertjax.training.checkpoint import Scores
+from bertjax.training.divergence import Diverged
 from bertjax.training.logging import read_metrics
-from bertjax.training.loop import Diverged, Trained
+from bertjax.training.loop import Trained
 from tests.tasks.test_finetuning import config_for, write_sst2
 
 

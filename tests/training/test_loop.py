@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.sharding.rules import RULES
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint
+from bertjax.training.clocks import PARTS
 from bertjax.training.logging import MetricsWriter, read_metrics
 from bertjax.training.loop import train
 from bertjax.training.optimizer import make_schedule
@@ -219,10 +221,14 @@ print("trained")
 
 
 def test_what_pretraining_says_of_its_wall_time_adds_up(straight_run):
-    for line in read_metrics(straight_run[0]):
-        for group in ("wall", "wall_total"):
-            if shares := [value for name, value in line.items() if name.startswith(f"{group}/")]:
-                assert len(shares) == 4 and sum(shares) == pytest.approx(1) and min(shares) >= 0
+    *_, last = lines = read_metrics(straight_run[0])
+    walls = [line for line in lines if "wall/steps" in line]
+    assert min(line[f"wall/{part}"] for line in walls for part in PARTS) >= 0
+    total = sum(line[f"wall/{part}"] for line in walls for part in PARTS)
+    for part in PARTS:
+        assert last[f"goodput/{part}"] == pytest.approx(sum(line[f"wall/{part}"] for line in walls) / total)
+    assert sum(last[f"goodput/{part}"] for part in PARTS) == pytest.approx(1)
+    assert walls[0]["wall/restart"] > 0 == walls[1]["wall/restart"] < walls[0]["wall/compile"]
 
 
 # What any task can show, with one that compiles in a moment.
@@ -333,6 +339,31 @@ def test_a_signal_before_an_evaluation_saves_and_does_not_evaluate(train_toy, tm
     assert task.evaluated == [5, 10] and evaluated_steps(tmp_path) == evaluated_steps(straight) == [5, 10]
 
 
+def test_what_a_stopped_run_logs_is_what_it_would_have_logged(train_toy, tmp_path):
+    """Stopped between two reports, at a step of its own."""
+    train_toy(Toy(toy_config()), tmp_path / "straight", log_every_steps=4)
+    task = Toy(toy_config())
+    batches = task.batches
+
+    def interrupted(start):
+        for step, batch in enumerate(batches(start), 1):
+            if step == 7:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    task.batches = interrupted
+    with pytest.raises(KeyboardInterrupt, match=r"stopped at step [67]"):
+        train_toy(task, log_every_steps=4)
+    train_toy(Toy(toy_config()), log_every_steps=4)
+
+    def logged(workdir):
+        timed = ("per_second", "wall/", "goodput/")
+        return [{k: v for k, v in line.items() if not any(x in k for x in timed)} for line in read_metrics(workdir)]
+
+    assert logged(tmp_path) == logged(tmp_path / "straight")
+    assert [line["step"] for line in logged(tmp_path) if "train/loss" in line] == [4, 5, 8, 10]
+
+
 def test_a_signal_during_an_evaluation_ends_it(train_toy, tmp_path):
     task = Toy(toy_config())
     evaluate = task.evaluate
@@ -384,6 +415,41 @@ def test_what_is_no_number_stops_the_run_and_is_not_saved(tmp_path, what):
     with pytest.raises(UserError, match=f"training diverged: .*{which}"):
         train(task, task.config, tmp_path, task.mesh)
     assert checkpoint.steps(tmp_path) == [5]
+
+
+class Poisoned(Toy):
+    """Its loss is no number in these steps."""
+
+    poisoned = (3, 7)
+
+    def batches(self, start_step):
+        for step, batch in enumerate(super().batches(start_step), start_step + 1):
+            yield {**batch, "poison": np.full_like(batch["y"], step in self.poisoned)}
+
+    def loss(self, params, batch, dropout_keys=None):
+        value, metrics = super().loss(params, batch, dropout_keys)
+        return jnp.where(batch["poison"].max(), jnp.nan, value), metrics
+
+
+def test_updates_that_are_not_finite_can_be_left_out(tmp_path, capsys):
+    config = toy_config()
+    config.optimizer.skip_nonfinite = 1
+    task = Poisoned(config)
+    trained = train(task, config, tmp_path / "run", task.mesh)
+    assert int(trained.state.step) == 10 and np.isfinite(jax.tree.leaves(trained.state.params)[0]).all()
+    assert int(trained.state.opt_state[1].count) == 8
+    lines = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]
+    assert [re.search(r"loss of step (\d) is nan .*, 1 in a row", line)[1] for line in lines] == ["3", "7"]
+    by_step = {line["step"]: line for line in read_metrics(tmp_path / "run") if "train/loss" in line}
+    assert by_step[4]["train/skipped"] == 0.5 and by_step[2]["train/skipped"] == 0 < by_step[4]["train/loss"]
+    for step in (3, 7):
+        kept = np.load(tmp_path / f"run/nonfinite/step{step}-host0.npz")
+        expected = next(itertools.islice(task.batches(0), step - 1, None))
+        assert kept.keys() == expected.keys() and all(np.array_equal(kept[name], expected[name]) for name in kept)
+    task = Poisoned(config)
+    task.poisoned = (7, 8)
+    with pytest.raises(UserError, match=r"training diverged: the loss of step 8 is nan"):
+        train(task, config, tmp_path / "twice", task.mesh)
 
 
 def test_the_loop_refuses_a_transfer_that_nobody_asked_for(train_toy, monkeypatch):
@@ -451,13 +517,45 @@ def test_the_log_says_where_the_wall_time_goes(train_toy, tmp_path, capsys):
     lines = read_metrics(tmp_path)
     reports, total = {line["step"]: line for line in lines if "train/loss" in line}, lines[-1]
     assert reports[2]["wall/evaluation"] == 0 < reports[2]["wall/data"]
-    assert reports[6]["wall/evaluation"] > 0.4  # since step 5, after which the run has evaluated
+    assert reports[6]["wall/evaluation"] > 0.3  # since step 5, after which the run has evaluated
     assert reports[6]["train/sequences_per_second"] > 16 / 0.3  # the evaluation's 0.3 s are not counted
-    assert total["wall_total/evaluation"] * elapsed > 0.55 and total["wall_total/data"] * elapsed > 0.15
-    assert total["wall_total/checkpoints"] > 0.001
+    assert total["goodput/evaluation"] * elapsed > 0.55 and total["goodput/data"] * elapsed > 0.15
+    assert total["goodput/checkpoints"] > 0.001
     printed = capsys.readouterr().out.splitlines()[-1]
-    assert printed.startswith("wall time: ") and printed.endswith("% waiting for data")
-    assert f"{total['wall_total/evaluation']:.1%} evaluation" in printed
+    assert printed.startswith("wall time: ") and "% waiting for data, " in printed
+    assert f"{total['goodput/evaluation']:.1%} evaluation" in printed
+
+
+def test_a_step_that_waits_for_data_is_named(train_toy, tmp_path, capsys):
+    class Stalling(Toy):
+        total_steps = 20
+
+        def batches(self, start_step):
+            for step, batch in enumerate(super().batches(start_step)):
+                time.sleep(1.2 * (step == 12))
+                yield batch
+
+    train_toy(Stalling(toy_config()))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "times the median" in line]
+    assert re.match(r"host 0: step 1\d took 1\.\d s, \d+ times the median, waiting for: data 1\.\d s", line)
+    train_toy(Stalling(toy_config()), tmp_path / "quiet", watchdog=0.0)
+    assert "times the median" not in capsys.readouterr().out
+
+
+def test_the_wall_time_of_all_processes_of_a_run_is_added_up(tmp_path):
+    seconds = dict.fromkeys(PARTS, 1.0)
+    first = MetricsWriter(tmp_path, 0)
+    for step in (2, 4, 6):
+        first.write_wall(step, seconds, {})
+    first.keep_unreported(4, [{"loss": np.float32(0.1)}, {"loss": np.float32("nan")}], seconds)
+    second = MetricsWriter(tmp_path, 4)  # killed, it goes on from step 4
+    (one, other) = second.unreported(4)
+    assert one == {"loss": np.float32(0.1)} and np.isnan(other["loss"])
+    second.write_wall(6, seconds, {})
+    third = MetricsWriter(tmp_path, 6)
+    for writer in (second, third):  # six seconds of step 6 were spent for nothing
+        assert writer.wall == {**dict.fromkeys(PARTS, 2.0 + 1.0 + 1.0), "restart": 4.0 + 6.0}
+    assert third.unreported(6) == [] and not list(tmp_path.glob("unreported*"))
 
 
 def profiled_steps(workdir, name):

@@ -1,0 +1,673 @@
+"""Damaged and made-up input at every door: each must end in a result, or in a `UserError` of one line.
+
+Command:  python -m experiments.benchmarks.fuzz --inputs=10000
+Measures: for each door (a kind of file, a folder, texts, overrides) its share of the inputs: files of a good folder are
+          torn, flipped, cut, mixed, or a value of their JSON is replaced, and what reads them is called. Processes of
+          their own, so that a crash, a minute without an answer, or a gigabyte more memory is seen and counted
+Results:  RESULTS.md
+"""
+
+import collections
+import dataclasses
+import gzip
+import json
+import lzma
+import multiprocessing
+import os
+import pathlib
+import random
+import resource
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+
+from absl import flags
+
+from bertjax import command
+
+INPUTS = flags.DEFINE_integer("inputs", 10_000, "Of all doors together.")
+DOORS = flags.DEFINE_list("doors", [], "Names of doors; by default all.")
+SEED = flags.DEFINE_integer("seed", 0, "Of the damage.")
+
+SECONDS = 60  # for an input
+MEMORY = 1 << 30  # bytes more than before an input
+WORDS = "ship sail harbour wave captain bread oven butter judge witness verdict rose spade hedge".split()
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+ODD = [
+    None, True, False, 0, -1, 1, 2, 7, 2**31, 2**63, 10**30, -0.5, 0.5, 1e308, float("nan"), float("inf"),
+    "", "x", "../x", "/etc/passwd", "\0", "\u2028", "é" * 300,
+    [], {}, [[]], [0], [None], ["x"], {"x": 1}, {"": {}},
+]  # fmt: skip
+ODD_VALUES = (
+    "1e99", "-1e-300", "nan", "1,2", "(1, 2)", "['a']", "paper", "seed=0,1", "auto", "full", "8", "64", "1e-4",
+    "x" * 3000, "$(x)", "{}", "lambda: 0", "9" * 5000,
+)  # fmt: skip
+LONE, DEEP = '"\ud800"', "[" * 100_000  # JSON that `json` writes and reads, and should not
+
+
+@dataclasses.dataclass(frozen=True)
+class Door:
+    """Where input enters.
+
+    Attributes:
+      make: writes good input to a folder.
+      enter: uses what is in such a folder; it may be damaged.
+      files: glob of the files to damage; empty: `enter` takes the random generator too, and makes up its input.
+    """
+
+    make: Callable
+    enter: Callable
+    files: str = "**/*"
+
+
+# Damage.
+
+
+def damage(path: pathlib.Path, others: list[pathlib.Path], rng: random.Random) -> str:
+    """Damages a file; returns how."""
+    content = path.read_bytes()
+    is_json = path.suffix in (".json", ".jsonl")
+    kinds = [replace_value] * 6 * is_json + [flip, cut, tear, repeat, insert, zero, delete, empty, mix]
+    kind = rng.choice(kinds)
+    changed = kind(content, rng, others)
+    if changed is None:
+        path.unlink()
+    else:
+        path.write_bytes(changed)
+    return f"{kind.__name__} {path.name}"
+
+
+def flip(content, rng, others):
+    content = bytearray(content)
+    for _ in range(rng.choice((1, 1, 2, 16)) if content else 0):
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return bytes(content)
+
+
+def cut(content, rng, others):
+    return content[: rng.randrange(len(content) + 1)]
+
+
+def tear(content, rng, others):
+    first, last = _range(content, rng)
+    return content[:first] + content[last:]
+
+
+def repeat(content, rng, others):
+    first, last = _range(content, rng)
+    return content[:last] + content[first:]
+
+
+def insert(content, rng, others):
+    first, _ = _range(content, rng)
+    return content[:first] + rng.randbytes(rng.choice((1, 4, 100))) + content[first:]
+
+
+def zero(content, rng, others):
+    first, last = _range(content, rng)
+    return content[:first] + bytes(last - first) + content[last:]
+
+
+def mix(content, rng, others):
+    other = rng.choice(others).read_bytes()
+    return content[: rng.randrange(len(content) + 1)] + other[rng.randrange(len(other) + 1) :]
+
+
+def delete(content, rng, others):
+    return None
+
+
+def empty(content, rng, others):
+    return b""
+
+
+def _range(content, rng):
+    first = rng.randrange(len(content) + 1)
+    return first, min(len(content), first + rng.choice((1, 8, 200, 10_000)))
+
+
+def replace_value(content, rng, others):
+    """Replaces a value of a JSON document, or of a line of JSON, removes it, or adds one."""
+    lines = content.decode().split("\n")
+    number = rng.randrange(len(lines)) if not content.startswith(b"{\n") else None
+    document = json.loads(content if number is None else lines[number] or "{}")
+    places = list(_places(document))
+    value = rng.choice(ODD)
+    if places:
+        holder, key = rng.choice(places)
+        if rng.random() < 0.15 and isinstance(holder, dict):
+            del holder[key]
+        else:
+            holder[key] = value
+    else:
+        document = value
+    text = json.dumps(document)
+    if rng.random() < 0.1:
+        text = text.replace(json.dumps(value), rng.choice((LONE.encode("unicode-escape").decode(), DEEP)), 1)
+    if number is None:
+        return text.encode()
+    return "\n".join([*lines[:number], text, *lines[number + 1 :]]).encode()
+
+
+def _places(value):
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield value, key
+        yield from _places(inner)
+
+
+# Doors.
+
+
+def tiny_config():
+    from bertjax.config import named_stages, pretraining_config, stage
+
+    config = pretraining_config()
+    config.data.update(heldout_fraction=0.2, dupe_factor=2)
+    config.model.update(vocab_size=len(pieces()), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                        intermediate_size=32, max_position_embeddings=64)  # fmt: skip
+    config.stages = named_stages(only=stage(2, 32, 5))
+    config.batch_size = 8
+    config.optimizer.warmup_steps = 0
+    config.eval.update(every_steps=2, max_sequences=8, fill_masks=())
+    return config
+
+
+def text(documents: int = 40) -> str:
+    rng = random.Random(0)
+    lines = [[" ".join(rng.choices(WORDS, k=8)).capitalize() + "." for _ in range(6)] for _ in range(documents)]
+    return "\n\n".join(map("\n".join, lines)) + "\n"
+
+
+def pieces() -> list[str]:
+    from bertjax.text.tokenizer import SPECIAL_PIECES
+
+    return [*SPECIAL_PIECES, *WORDS, *LETTERS, *("##" + x for x in LETTERS), *".,:?!"]
+
+
+def wordpiece():
+    from bertjax.text.tokenizer import WordPiece
+
+    return WordPiece(pieces(), lowercase=True)
+
+
+def make_records(folder):
+    from bertjax.data.preparation import prepare
+
+    corpus, config = folder / "text.txt", tiny_config()
+    corpus.write_text(text())
+    wordpiece().save(folder)
+    config.tokenizer.path, config.data.corpus = str(folder / "vocab.txt"), str(corpus)
+    prepare(config, folder / "records")
+
+
+def train_on_records(folder):
+    """As `bertjax.main` does until the first steps."""
+    from bertjax.tasks.pretraining_run import find_or_prepare
+
+    config = tiny_config()
+    config.data.records = str(folder / "records")
+    records, _ = find_or_prepare(config, folder)
+    read_batches(records, vocab_size=None)
+
+
+def read_batches(records, vocab_size):
+    from bertjax.data.order import Order
+    from bertjax.data.packing import RowSize
+    from bertjax.data.pipeline import heldout_batches, train_batches
+    from bertjax.data.records import find_records
+
+    found = find_records(records, 32, 5, "train", vocab_size, measures=True)
+    batches = train_batches(Order(found, 8, 0, RowSize(32, 5, 4)), 5)
+    for _ in range(found.total // 8 + 2):
+        next(batches)
+    if heldout := find_records(records, 32, 5, "heldout", vocab_size):
+        list(heldout_batches(heldout, 32, 5, batch_size=8, max_sequences=20))
+
+
+def make_google_records(folder):
+    make_records(folder)
+    for path in sorted((folder / "records").rglob("*")):
+        if path.suffix != ".tfrecord":
+            path.is_dir() or path.unlink()
+
+
+def read_google_records(folder):
+    read_batches(folder / "records", vocab_size=len(pieces()))
+
+
+def make_checkpoint(folder, to="bertjax"):
+    """A fine-tuned checkpoint with everything that one can have."""
+    from bertjax.interop import huggingface, pretrained
+
+    source = folder if to == "huggingface" else folder / "source"
+    huggingface.write(
+        source,
+        _bert_config(),
+        fine_tuned_params(),
+        wordpiece(),
+        "BertForSequenceClassification",
+        ("bad", "fair", "good"),
+    )
+    if to != "huggingface":
+        pretrained.convert(source, folder / "made", to)
+        shutil.rmtree(source)
+
+
+def fine_tuned_params():
+    import numpy as np
+
+    from bertjax.interop.variables import to_params, variable_shapes
+
+    config, rng = _bert_config(), np.random.default_rng(0)
+    variables = {name: rng.normal(size=shape).astype("float32") for name, shape in variable_shapes(config).items()}
+    return to_params({**variables, "output_weights": rng.normal(size=(3, 16)), "output_bias": np.zeros(3)}, config)
+
+
+def _bert_config():
+    from bertjax.config import BertConfig
+
+    return BertConfig(vocab_size=len(pieces()), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                      intermediate_size=32, max_position_embeddings=64)  # fmt: skip
+
+
+def make_sharded(folder):
+    """A Hugging Face folder whose weights lie in two files."""
+    import safetensors.numpy
+
+    make_checkpoint(folder, "huggingface")
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    weight_map = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(tensors)}
+    for file in set(weight_map.values()):
+        part = {name: tensors[name] for name in tensors if weight_map[name] == file}
+        safetensors.numpy.save_file(part, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def make_tf1(folder):
+    make_checkpoint(folder, "tf1")
+
+
+def convert(folder):
+    """As `bertjax.convert`, which uses all that was read."""
+    import numpy as np
+
+    from bertjax.interop import pretrained
+
+    source = folder / "made" if (folder / "made").is_dir() else folder
+    found = pretrained.read(source)
+    if found.format == "bertjax":  # which has checksums
+        ours, theirs = pretrained.flattened(found.params), pretrained.flattened(fine_tuned_params())
+        assert ours.keys() == {name for name in theirs if name.startswith(("bert/", "classifier/"))}
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours), "values that were not saved"
+    if found.tokenizer is not None:
+        found.tokenizer.encode("the captain saw a Bread oven.")
+    pretrained.convert(source, folder.parent / "converted", "huggingface" if found.format == "bertjax" else "bertjax")
+
+
+def make_run(folder):
+    """A workdir of pre-training with two checkpoints."""
+    from bertjax.tasks.launch import launch
+
+    make_records(folder)
+    config = tiny_config()
+    config.data.records = str(folder / "records")
+    config.checkpoint.every_steps = 1
+    launch(config, folder / "run")
+
+
+def resume(folder):
+    """As `bertjax.main`."""
+    from bertjax.tasks.launch import launch
+
+    config = tiny_config()
+    config.data.records = str(folder / "records")
+    config.checkpoint.every_steps = 1
+    launch(config, folder / "run")
+
+
+def make_search(folder):
+    """The folder of a search with two finished trials."""
+    from bertjax.training.checkpoint import Scores, write_scores
+
+    for trial, score in (("seed=0", 0.5), ("seed=1", 0.75)):
+        make_checkpoint(folder / trial)
+        (folder / "runs").mkdir(exist_ok=True)
+        (folder / trial / "made").rename(folder / "runs" / trial)
+        (folder / trial).rmdir()
+        write_scores(folder / "runs" / trial, 0, Scores({"accuracy": score}, score))
+        (folder / "runs" / trial / "result.json").write_text(
+            json.dumps({"scores": {"accuracy": score}, "failed": False}) + "\n"
+        )
+    (folder / "best").write_text("runs/seed=1\n")
+
+
+def use_search(folder):
+    from etils import epath
+
+    from bertjax.interop import pretrained
+    from bertjax.tasks import sweep
+
+    pretrained.read(folder)
+    sweep.keep_best(epath.Path(folder), "accuracy")
+
+
+def make_tokenizers(folder):
+    from bertjax.text import learning
+
+    wordpiece().save(folder)
+    (folder / "tokenizer.json").write_text(wordpiece().to_huggingface())
+    learning.learn("sentencepiece", learning.count_words("sentencepiece", text().splitlines()), 40).save(folder)
+
+
+def tokenize(folder):
+    from bertjax.config import UserError
+    from bertjax.text import tokenizer
+
+    last = None
+    for kind, name in (
+        ("wordpiece", "vocab.txt"),
+        ("wordpiece", "tokenizer.json"),
+        ("sentencepiece", "tokenizer.model"),
+    ):
+        try:
+            found = tokenizer.load(kind, folder / name)
+            encoding = found.encode("The captain's bread, éa 東京 \U0001f600\0 x")
+            assert all(0 <= i < found.vocab_size for i in encoding.ids)
+            found.decode(encoding.ids)
+            found.encode_flat(["a", "captain"])
+            found.continues_word.sum()
+            found.save(folder.parent / "saved")
+            found.to_huggingface()
+        except UserError as error:
+            last = error
+    if last:
+        raise last
+
+
+def make_texts(folder):
+    import pyarrow
+    import zstandard
+    from pyarrow import parquet
+
+    content = text().encode()
+    lines = "".join(json.dumps({"text": part}) + "\n" for part in text().split("\n\n")).encode()
+    for name, data in (
+        ("a.txt", content), ("b.jsonl", lines),
+        ("c.txt.gz", gzip.compress(content)), ("d.txt.xz", lzma.compress(content)),
+        ("e.jsonl.zst", zstandard.compress(lines)), ("f.txt.gz", gzip.compress(content[:900]) + gzip.compress(content)),
+    ):  # fmt: skip
+        (folder / name).write_bytes(data)
+    parquet.write_table(pyarrow.table({"text": text().split("\n\n")}), folder / "g.parquet")
+
+
+def read_texts(folder):
+    from bertjax.config import UserError
+    from bertjax.data.corpus import read_documents
+
+    last = None
+    for path in sorted(folder.iterdir()):
+        try:
+            for document in read_documents([str(path)]):
+                "\n".join(document.lines).encode()
+        except UserError as error:
+            last = error
+    if last:
+        raise last
+
+
+def make_tables(folder):
+    """Good data of every fine-tuning task that reads files."""
+    rng = random.Random(0)
+    sentences = [" ".join(rng.choices(WORDS, k=5)) for _ in range(12)]
+    rows = [{"text": sentence, "label": str(i % 2)} for i, sentence in enumerate(sentences)]
+    for name in ("train", "dev"):
+        for suffix, content in (
+            ("csv", "text,label\n" + "".join(f'"{row["text"]}",{row["label"]}\n' for row in rows)),
+            ("tsv", "text\tlabel\n" + "".join(f"{row['text']}\t{row['label']}\n" for row in rows)),
+            ("jsonl", "".join(json.dumps(row) + "\n" for row in rows)),
+        ):
+            (folder / f"classify-{suffix}").mkdir(exist_ok=True)
+            (folder / f"classify-{suffix}" / f"{name}.{suffix}").write_text(content)
+        tagged = "".join(
+            json.dumps({"words": s.split(), "tags": ["O", "B-X", "I-X", "O", "O"]}) + "\n" for s in sentences
+        )
+        _write(folder / "tag" / f"{name}.jsonl", tagged)
+        conll = "-DOCSTART- -X- O O\n\n" + "\n\n".join("\n".join(f"{w} NN I O" for w in s.split()) for s in sentences)
+        _write(folder / "ner" / f"{name}.txt", conll + "\n")
+        glue = "sentence\tlabel\n" + "".join(f"{row['text']}\t{row['label']}\n" for row in rows)
+        _write(folder / "glue" / "SST-2" / f"{name}.tsv", glue)
+        asked = [
+            {"context": s, "qas": [{"id": f"q{i}", "question": "what?", "is_impossible": False,
+             "answers": [{"text": s.split()[0], "answer_start": 0}]}]} for i, s in enumerate(sentences)
+        ]  # fmt: skip
+        _write(folder / "squad" / f"{name}-v1.1.json", json.dumps({"data": [{"paragraphs": asked}]}))
+    header = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
+    for name in ("train", "val"):
+        lines = [f"v,{i},s,{s},the,gold,{s},a ship,a wave,bread,{i % 4}" for i, s in enumerate(sentences)]
+        _write(folder / "swag" / f"{name}.csv", "\n".join([header, *lines]) + "\n")
+
+
+def _write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+def load_tables(folder):
+    from bertjax import experiment, tasks
+    from bertjax.config import UserError
+
+    last = None
+    for case in sorted(folder.iterdir()):
+        task = case.name.partition("-")[0]
+        config = experiment.load({"glue": "glue:sst2", "squad": "squad:v1.1"}.get(task, task))
+        config.data.path, config.max_seq_length = str(case), 128
+        config.init_checkpoint = "x"
+        try:
+            tasks.validate(config)
+            tasks.get(config.task).load(config, wordpiece())
+        except UserError as error:
+            last = error
+    if last:
+        raise last
+
+
+def nothing(folder):
+    (folder / "nothing").touch()
+
+
+def override(folder, rng):
+    """Random overrides of any experiment, of pre-training and fine-tuning."""
+    from bertjax import experiment, tasks
+
+    if rng is None:
+        return
+    name = rng.choice([*experiment.shipped(), "small:mini", "glue:mrpc", "squad:v2.0"])
+    config = experiment.load(name)
+    fields = list(_fields(config, "config"))
+    arguments = [f"--config={name}"]
+    for _ in range(rng.choice((0, 1, 1, 2, 4))):
+        field = rng.choice(fields)
+        value = rng.choice((*map(str, ODD), *ODD_VALUES))
+        value = rng.choice((value, _value(config, field)))
+        if rng.random() < 0.1:
+            field = field[: rng.randrange(1, len(field))]
+        arguments.append(f"--{field}={value}" if rng.random() < 0.9 else f"--no{field}")
+    config, _ = experiment.from_arguments(arguments)
+    tasks.validate(config, with_data=rng.random() < 0.5)
+    if config.get("sweep"):
+        from bertjax.tasks import sweep
+
+        sweep.trials(config)
+
+
+def _value(config, field):
+    for name in field.split(".")[1:]:
+        config = config[name]
+    return str(config)
+
+
+def _fields(config, prefix):
+    for name, value in config.items():
+        if hasattr(value, "items"):
+            yield from _fields(value, f"{prefix}.{name}")
+        yield f"{prefix}.{name}"
+
+
+def made_up_text(folder, rng):
+    """Any characters, through everything that a text passes."""
+    import numpy as np
+    from hypothesis import HealthCheck, Phase, given, settings, strategies
+    from hypothesis import seed as seeded
+
+    from bertjax.text.documents import Document
+    from bertjax.text.sentences import split
+
+    known = wordpiece()
+
+    @seeded(rng.randrange(2**32) if rng else 0)
+    @settings(
+        max_examples=5, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    @given(strategies.text(max_size=300), strategies.sampled_from(("en", "de", "zh", "ja", "ar", "hi")))
+    def enters(content, language):
+        lines = [line for line in content.splitlines() if line.strip()]
+        for sentence in split(Document("x:1", lines), language):
+            assert sentence.strip()
+        encoding = known.encode(content)
+        ids, sizes = known.encode_flat([content])
+        assert np.array_equal(ids, encoding.ids) and sizes.sum() == len(encoding.ids)
+        assert all(0 <= a <= b <= len(content) for a, b in encoding.offsets)
+        known.decode(encoding.ids)
+
+    enters()
+
+
+ALL = {
+    "manifest": Door(make_records, train_on_records, "records/manifest.json"),
+    "records": Door(make_records, train_on_records, "records/**/*"),
+    "google records": Door(make_google_records, read_google_records, "records/**/*.tfrecord"),
+    "converted workdir": Door(make_checkpoint, convert),
+    "workdir's config": Door(make_checkpoint, convert, "made/config.json"),
+    "resumed workdir": Door(make_run, resume, "run/**/*"),
+    "search": Door(make_search, use_search),
+    "Hugging Face": Door(lambda folder: make_checkpoint(folder, "huggingface"), convert),
+    "Hugging Face's JSON": Door(make_sharded, convert, "*.json"),
+    "TF1": Door(make_tf1, convert),
+    "tokenizers": Door(make_tokenizers, tokenize),
+    "texts": Door(make_texts, read_texts),
+    "tables": Door(make_tables, load_tables),
+    "overrides": Door(nothing, override, ""),
+    "made-up text": Door(nothing, made_up_text, ""),
+}
+
+
+# One input after the other, in a process of its own.
+
+
+def pass_through(name: str, folder: pathlib.Path, seed: int, number: int) -> tuple[str, str]:
+    """Returns how an input ends ("result", "UserError", or what is wrong), and its damage with what was raised."""
+    import jax
+
+    from bertjax.config import UserError
+
+    door, rng = ALL[name], random.Random(f"{name} {seed} {number}")
+    made_up = rng if number else None
+    place = pathlib.Path(tempfile.mkdtemp(prefix="fuzz-"))
+    copy = place / "input"
+    shutil.copytree(folder / name, copy, symlinks=True)
+    what = "made up" if number else "undamaged"
+    if door.files and number:
+        files = sorted(path for path in copy.glob(door.files) if path.is_file())
+        chosen = files[rng.randrange(len(files))]
+        others = sorted(path for path in copy.rglob("*") if path.is_file())
+        what = damage(chosen, others, rng)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        door.enter(copy) if door.files else door.enter(copy, made_up)
+        ended, said = "result", ""
+    except UserError as error:
+        ended, said = ("UserError" if str(error).count("\n") == 0 else "several lines"), str(error)
+    except OSError as error:  # of which the commands print one line as well, if it names the file
+        ended, said = ("UserError" if error.filename else "escape"), traceback.format_exc()
+    except (Exception, SystemExit):  # whatever it is, it should not be
+        ended, said = "escape", traceback.format_exc()
+    finally:
+        shutil.rmtree(place)
+        jax.clear_caches() if number % 50 == 0 else None
+    if (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 > MEMORY:
+        ended, said = "memory", what
+    return ended, f"{what}: {said}"
+
+
+def make_all(names, folder: pathlib.Path) -> None:
+    """Makes good input for each door, `FOLDER/NAME`."""
+    made = {}
+    for name in names:
+        make = ALL[name].make
+        if make in made:
+            shutil.copytree(made[make], folder / name)
+        else:
+            (folder / name).mkdir()
+            make(folder / name)
+        made.setdefault(make, folder / name)
+
+
+def _work(connection, folder, seed):
+    import warnings
+
+    warnings.simplefilter("ignore")
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1), os.dup2(sink, 2)
+    while True:
+        name, number = connection.recv()
+        connection.send(pass_through(name, folder, seed, number))
+
+
+def fuzz(names, inputs: int, seed: int, folder: pathlib.Path, show=print) -> dict[str, collections.Counter]:
+    """Passes that many inputs through the doors; returns {door: {how they ended: count}}, and shows what is wrong."""
+    found = {name: collections.Counter() for name in names}
+    make_all(names, folder)
+    context = multiprocessing.get_context("spawn")
+    process = connection = None
+    for number in range(inputs):
+        name = names[number % len(names)]
+        if process is None:
+            connection, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, folder, seed), daemon=True)
+            process.start()
+            theirs.close()
+            is_fresh = True
+        connection.send((name, number // len(names)))
+        try:
+            ended, said = connection.recv() if connection.poll(SECONDS + 60 * is_fresh) else ("hang", "")
+        except EOFError:
+            ended, said = "crash", ""
+        is_fresh = False
+        found[name][ended] += 1
+        if ended not in ("result", "UserError") or (ended != "result" and said.startswith("undamaged")):
+            show(f"--- {name} {number // len(names)}: {ended}\n{said}", flush=True)
+        if ended in ("hang", "crash", "memory"):
+            process.kill()
+            process = None
+    if process is not None:
+        process.kill()
+    return found
+
+
+def main(_):
+    names, began = DOORS.value or list(ALL), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        found = fuzz(names, INPUTS.value, SEED.value, pathlib.Path(folder))
+    ways = sorted({way for counts in found.values() for way in counts}, key=lambda way: (way != "result", way))
+    print("| door | inputs | " + " | ".join(ways) + " |\n|" + "---|" * (len(ways) + 2))
+    for name, counts in [*found.items(), ("all", sum(found.values(), collections.Counter()))]:
+        print(f"| {name} | {counts.total()} | " + " | ".join(str(counts[way]) for way in ways) + " |")
+    print(f"{time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    command.run(main)

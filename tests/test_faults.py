@@ -1,0 +1,71 @@
+"""Faults as they come: signals, full disks, killed processes."""
+
+import re
+import resource
+import signal
+import time
+
+from bertjax.training import checkpoint
+from tests.conftest import make_corpus
+from tests.processes import run, start
+from tests.test_commands import TINY, base
+
+ENDLESS = [
+    "--config.stages.long.steps=100000", "--config.checkpoint.every_steps=5", "--config.log_every_steps=1",
+    "--config.stages.short.max_predictions_per_seq=5", "--config.data.dupe_factor=3", "--workdir=run",
+]  # fmt: skip
+
+
+def train(records, folder):
+    return start("main", *base(f"--config.data.records={records}", *TINY, *ENDLESS), cwd=folder)
+
+
+def wait_until(condition, process):
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, process.describe()
+        time.sleep(0.01)
+
+
+def test_a_full_disk_is_one_line_and_costs_no_checkpoint(records_folder, tmp_path):
+    process = train(records_folder, tmp_path)
+    wait_until(lambda: (tmp_path / "run/checkpoints/5").exists(), process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, 2000))
+    assert process.wait(200) == 1, process.describe()
+    lines = process.stderr.splitlines()
+    assert len(lines) == 1 and re.match(r"error: .*run.*(File too large|cannot be written)", lines[0]), lines
+    again = train(records_folder, tmp_path)
+    wait_until(lambda: "training in run, from step" in again.stdout, again)
+    again.send_signal(signal.SIGKILL)
+    assert "damaged" not in again.stdout and checkpoint.latest_intact_step(tmp_path / "run") >= 5
+
+
+def test_however_often_ctrl_c_is_pressed_there_is_one_line_at_most(records_folder, tmp_path):
+    process = train(records_folder, tmp_path)
+    wait_until(lambda: "step 5/" in process.stdout, process)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    assert process.wait(100) in (130, -signal.SIGINT), process.describe()
+    assert process.stderr.count("\n") <= 1 and "Traceback" not in process.stderr, process.stderr
+
+
+def test_the_second_of_two_runs_in_a_workdir_refuses_and_the_first_goes_on(records_folder, tmp_path):
+    pair = [train(records_folder, tmp_path) for _ in range(2)]
+    wait_until(lambda: any(process.poll() is not None for process in pair), pair[0] if pair[1].poll() else pair[1])
+    (refused,) = [process for process in pair if process.poll() is not None]
+    (other,) = [process for process in pair if process is not refused]
+    assert refused.poll() == 1 and re.fullmatch(
+        rf"error: --workdir=run: in use by (host \S+, process {other.pid}, since .*|another process); wait .*\n",
+        refused.stderr,
+    )
+    wait_until(lambda: "step 5/" in other.stdout, other)
+    other.send_signal(signal.SIGKILL)
+
+
+def test_a_corpus_may_have_a_comma_in_its_name(tmp_path):
+    (tmp_path / "a,b.txt").write_text(make_corpus(30))
+    (tmp_path / "c.txt").write_text(make_corpus(30, seed=1))
+    arguments = base(r"--config.data.corpus=a\,b.txt,c.txt", "--output=out", *TINY)
+    done = run("prepare", *arguments, cwd=tmp_path)
+    assert done.returncode == 0 and "from a,b.txt" in done.stdout, done.stderr

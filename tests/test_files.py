@@ -1,0 +1,72 @@
+"""Files on storage that fails now and then, or lies full; JSON and paths that anyone may have written."""
+
+import errno
+import types
+
+import pytest
+from etils.epath import gpath
+
+from bertjax import files
+from bertjax.config import UserError
+from bertjax.data.preparation import prepare
+from bertjax.training.logging import MetricsWriter, read_metrics
+from tests.conftest import tiny_config
+
+
+@pytest.fixture
+def faulty(monkeypatch):
+    """(every, number) makes every so manyth opening or renaming of a file fail with that error; counts them."""
+    counts = {"calls": 0, "failed": 0}
+    monkeypatch.setattr("tenacity.nap.time", types.SimpleNamespace(sleep=lambda seconds: None))
+
+    def install(every, number):
+        def failing(method):
+            def call(self, *arguments, **more):
+                counts["calls"] += 1
+                if counts["calls"] % every == 0:
+                    counts["failed"] += 1
+                    raise OSError(number, "the storage fails", str(self))
+                return method(self, *arguments, **more)
+
+            return call
+
+        for name in ("open", "replace"):
+            monkeypatch.setattr(gpath.PosixGPath, name, failing(getattr(gpath.PosixGPath, name)))
+        return counts
+
+    return install
+
+
+def test_storage_that_fails_now_and_then_loses_nothing(corpus_file, records_folder, tmp_path, faulty, in_process):
+    counts = faulty(5, errno.EIO)
+    prepare(tiny_config(corpus_file), tmp_path / "out")
+    for path in records_folder.rglob("*"):
+        if path.is_file():
+            assert (tmp_path / "out" / path.relative_to(records_folder)).read_bytes() == path.read_bytes()
+    for step in range(20):
+        writer = MetricsWriter(tmp_path / "run", step)
+        writer.write(step + 1, {"train/loss": float(step)})
+    assert [line["train/loss"] for line in read_metrics(tmp_path / "run")] == list(range(20))
+    assert counts["failed"] > 10
+
+
+@pytest.mark.parametrize("number, tries", [(errno.EIO, files.ATTEMPTS), (errno.ENOSPC, 1)])
+def test_what_does_not_pass_is_one_line_with_the_file(tmp_path, faulty, number, tries):
+    counts = faulty(1, number)
+    with pytest.raises(UserError, match=r"/a.txt: cannot be written \(the storage fails\)$"):
+        files.write_whole(tmp_path / "a.txt", "content")
+    assert counts["failed"] == tries and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "gs://bucket/x", "", "a\\..\\x"])
+def test_no_name_in_a_file_leads_out_of_its_folder(tmp_path, name):
+    with pytest.raises(UserError, match=r"manifest.json: names the file .*, which is not in"):
+        files.inside(tmp_path, name, tmp_path / "manifest.json")
+    assert files.inside(tmp_path, "length32/a.tfrecord", "") == tmp_path / "length32/a.tfrecord"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"a": NaN}', '{"a": "\\ud800"}', "\xff"])
+def test_json_of_another_shape_is_one_line(tmp_path, content):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(UserError, match=r"^\S+/a.json: damaged, or not what belongs there \(.*\); copy it again$"):
+        files.read_json(tmp_path / "a.json", dict[str, int])

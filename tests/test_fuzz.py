@@ -1,0 +1,27 @@
+"""A few hundred of the inputs of experiments/benchmarks/fuzz.py, the same each time; it has ten thousand."""
+
+import pytest
+
+from experiments.benchmarks import fuzz
+from tests.conftest import preparing_in_process
+
+EACH = 15
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("good")
+    with preparing_in_process():
+        fuzz.make_all(list(fuzz.ALL), folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", fuzz.ALL)
+def test_damaged_input_ends_in_a_result_or_one_line(good, name):
+    ended, what = fuzz.pass_through(name, good, seed=0, number=0)
+    assert ended == "result", what  # it is not damaged
+    found = [fuzz.pass_through(name, good, seed=0, number=number) for number in range(1, EACH)]
+    wrong = [what for ended, what in found if ended not in ("result", "UserError")]
+    assert not wrong, wrong[0]
+    if name in ("manifest", "records", "tokenizers", "texts", "tables"):  # of which each byte matters
+        assert any(ended == "UserError" for ended, _ in found)
