@@ -49,7 +49,8 @@ def _read(records: str, entry: Mapping) -> np.ndarray:
         content = read_whole(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); copy it with the records") from None
-    if google_crc32c.value(content) != entry[CHECKSUM]:
+    is_of_all = len(content) == entry["records"] * LENGTH.itemsize
+    if google_crc32c.value(content) != entry[CHECKSUM] or not is_of_all:
         raise UserError(f"{path}: is not what the manifest says; copy it again, or prepare the records again")
     return np.frombuffer(content, LENGTH)
 

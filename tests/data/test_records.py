@@ -367,3 +367,13 @@ def test_lengths_are_those_of_the_records(records_folder):
         found = records.find_records(records_folder, length, predictions, "train")
         form = layouts.Format(length, predictions)
         np.testing.assert_array_equal(found.lengths, lengths.measure(found.paths, found.counts, form, None))
+
+
+def test_a_manifest_that_counts_other_records_than_there_are_is_refused(copied):
+    """A reader that believed it would look for them for ever."""
+    path = copied / records.MANIFEST
+    manifest = json.loads(path.read_text())
+    next(iter(manifest["sets"]["64"]["train"].values()))["records"] += 1000
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"train-00000-of-00008.lengths: is not what the manifest says"):
+        records.find_records(copied, 64, 10, "train")
