@@ -57,6 +57,7 @@ setuptools.setup(
             f"jax[tpu]; {X86_LINUX}",  # libtpu, for the tests that compile for TPUs
             "apache-beam>=2.60",
             "datasets>=3",
+            "hypothesis>=6",
             "ipykernel>=6.29",
             "matplotlib>=3.9",
             "nbclient>=0.10",
