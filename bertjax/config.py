@@ -35,6 +35,10 @@ class BertConfig:
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     attention: str = "auto"  # how it is computed: auto (by chip and length) | xla | fused (one kernel, on TPUs)
+    # What BERT chose otherwise than the systems that it is compared with; its choices come first.
+    causal: bool = False  # tokens attend to earlier ones only, and learn to predict the next one (GPT)
+    positions: str = "learned"  # learned | sinusoidal (the original Transformer's) | none
+    norm: str = "post"  # LayerNorm after each sum: post | before each sublayer, and at the end: pre (GPT-2)
 
     @property
     def head_size(self) -> int:
@@ -56,10 +60,15 @@ class Compute:
     chip: str = ""  # `device_kind` of the devices, for kernels; empty: none
 
 
-# The fields that determine the shapes of the params.
+# The fields that determine the shapes of the params; those that say which arrays there are; and what else a checkpoint
+# determines.
 MODEL_SIZES = tuple(field.name for field in dataclasses.fields(BertConfig) if field.type is int)
+MODEL_FORM = ("positions", "norm")
+MODEL_BEHAVIOUR = ("hidden_act", "layer_norm_eps", "causal")
+OWN_FIELDS = (*MODEL_FORM, "causal", "attention")  # that Google's and Hugging Face's configs of a BERT do not have
 
-# (layers, hidden size, heads). base and large: Devlin et al. 2019, section 3; the others: Turc et al. 2019, table 1.
+# (layers, hidden size, heads). base and large: Devlin et al. 2019, section 3; other BERTs: Turc et al. 2019, table 1;
+# gpt: Radford et al. 2018, section 4.1; gpt2: Radford et al. 2019, table 2.
 SIZES = {
     "tiny": (2, 128, 2),
     "mini": (4, 256, 4),
@@ -67,14 +76,23 @@ SIZES = {
     "medium": (8, 512, 8),
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
+    "gpt": (12, 768, 12),
+    "gpt2": (12, 768, 12),
+    "gpt2-medium": (24, 1024, 16),
+    "gpt2-large": (36, 1280, 20),
+    "gpt2-xl": (48, 1600, 25),
 }
 
 
 def model_size(name: str) -> dict:
-    """Returns the `config.model` fields of a published size. Raises `UserError` if the name is not in `SIZES`."""
-    if name not in SIZES:
-        raise UserError(f"unknown model size {name!r}: choose one of {', '.join(SIZES)}")
-    layers, hidden, heads = SIZES[name]
+    """Returns the `config.model` fields of a published size, or of LAYERS-HIDDEN-HEADS, such as 12-768-12.
+
+    Raises `UserError` for any other name.
+    """
+    numbers = SIZES.get(name) or (tuple(map(int, name.split("-"))) if re.fullmatch(r"\d+-\d+-\d+", name) else None)
+    if numbers is None:
+        raise UserError(f"unknown model size {name!r}: choose one of {', '.join(SIZES)}, or LAYERS-HIDDEN-HEADS")
+    layers, hidden, heads = numbers
     return dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden)
 
 
@@ -135,7 +153,8 @@ def common_config() -> ml_collections.ConfigDict:
     config.watchdog = 10.0  # logs what a step waited for that took so many times as long as the median; 0: none
     config.profile = ""  # START:STOP writes a trace of these steps, both included, to WORKDIR/profile
     config.eval = ml_collections.ConfigDict(dict(every_steps=10_000))
-    config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep=3))  # keeps the latest 3 and the best
+    # Keeps the latest 3 and the best; with keep_every=N also those of steps N, 2 N, 3 N, ...
+    config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep=3, keep_every=0))
     return config
 
 
@@ -211,6 +230,8 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     config.checkpoint.update(every_steps=1000, keep=1)
     config.sweep = ""  # grid search: "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2"
     config.restarts = 0  # of a sweep: repetitions of a failed trial, with other seeds
+    # A BiLSTM between BERT and the output layer: its size in each direction (0: none), and its layers.
+    config.head = ml_collections.ConfigDict(dict(lstm_size=0, lstm_layers=1))
     return config.lock()
 
 

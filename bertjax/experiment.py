@@ -94,7 +94,7 @@ def load(experiment: str) -> ConfigDict:
     try:
         config = _call_get_config(_find(name), [argument] if colon else [])
     except UserError as error:
-        raise UserError(f"--config={experiment}: {error}") from None
+        raise UserError(" ".join(f"--config={experiment}: {error}".split())) from None
     return config.lock()
 
 

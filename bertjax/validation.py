@@ -16,6 +16,8 @@ OPTIMIZERS = ("adam", "lamb")
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 ATTENTION = ("auto", "xla", "fused")
+POSITIONS = ("learned", "sinusoidal", "none")
+NORMS = ("post", "pre")
 DTYPES = ("auto", "float32", "bfloat16")
 NEXT_SENTENCE = ("pairs", "none", "order")
 MASKING = ("static", "dynamic")
@@ -77,6 +79,26 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     _validate_cleaning(config.data.cleaning)
     mixture_of(config)
     _validate_stages(config)
+    if config.model.causal:
+        causal = "model.causal = True: the next word is to be predicted"
+        require(
+            config.data.masking == "dynamic",
+            "data.masking",
+            config.data.masking,
+            f"{causal}, and no records can be masked before; set dynamic",
+        )
+        require(
+            config.data.next_sentence == "none",
+            "data.next_sentence",
+            config.data.next_sentence,
+            f"{causal}, and nothing else; set none",
+        )
+        require(
+            not config.eval.fill_masks,
+            "eval.fill_masks",
+            config.eval.fill_masks,
+            f'{causal}, so no [MASK] can be filled; set "()"',
+        )
     for text in config.eval.fill_masks:
         require(isinstance(text, str) and "[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
     require(
@@ -96,6 +118,12 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
     require(config.restarts >= 0, "restarts", config.restarts, "must be at least 0")
     one = f'applies to searches only; for a single run also set --config.sweep="seed={config.seed}"'
     require(bool(config.sweep) or not config.restarts, "restarts", config.restarts, one)
+    lstm_size = config.head.get("lstm_size", 0)
+    require(lstm_size >= 0, "head.lstm_size", lstm_size, "must be at least 1, or 0 for no BiLSTM")
+    if "lstm_layers" in config.head:
+        positive(config, "head.lstm_layers")
+    whole = "a BiLSTM (head.lstm_size) reads whole rows, which sequences cannot share; set False"
+    require(not (config.packing and lstm_size), "packing", config.packing, whole)
     require(config.eval.every_steps >= 0, "eval.every_steps", config.eval.every_steps, "must be at least 0")
     if with_data:
         require(bool(config.data.path), "data.path", config.data.path, "say where the data is: a folder, or tfds:NAME")
@@ -120,6 +148,13 @@ def _validate_common(config) -> None:
 
     positive(config, "batch_size", "microbatches", "log_every_steps", "hosts_timeout")
     positive(config, "checkpoint.every_steps", "checkpoint.keep")
+    every, kept = config.checkpoint.every_steps, config.checkpoint.keep_every
+    require(
+        kept >= 0 and kept % every == 0,
+        "checkpoint.keep_every",
+        kept,
+        f"must be a multiple of every_steps = {every}, or 0",
+    )
     _seed(config, "seed")
     _profile(config.profile)
     share(config, "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay")
@@ -143,6 +178,8 @@ def validate_model(config) -> None:
     """Raises `UserError` if `config.model` describes no model."""
     one_of(config, "model.hidden_act", ACTIVATIONS)
     one_of(config, "model.attention", ATTENTION)
+    one_of(config, "model.positions", POSITIONS)
+    one_of(config, "model.norm", NORMS)
     positive(config, *(f"model.{name}" for name in MODEL_SIZES))
     for name in MODEL_SIZES:
         most = MAX_LAYERS if name == "num_hidden_layers" else 2**31 - 1

@@ -19,10 +19,15 @@ from bertjax.config import (
 )
 from bertjax.tasks import validate
 from bertjax.validation import validate_pretraining
+from experiments.ablations import scaled
+from experiments.ablations.scaled import SCALES
 
 ROOT = pathlib.Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
-PRETRAINING = ["base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart"]
+PRETRAINING = [
+    "base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart", "gpt:gpt2",
+    "ablations/objective:ltr", "ablations/size:6-768-3", "ablations/masking:80-20-0", "ablations/positions:none",
+]  # fmt: skip
 FINE_TUNING = ["glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "tag", "swag", "features:last"]
 EXPERIMENTS = PRETRAINING + FINE_TUNING
 
@@ -42,7 +47,7 @@ def snapshot(config) -> str:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_golden_snapshot(experiment, request):
     """A default that moves shows in review. Refresh with: pytest tests/test_config.py --update-golden"""
-    path = GOLDEN / f"{experiment.replace(':', '-')}.json"
+    path = GOLDEN / f"{experiment.replace(':', '-').replace('/', '-')}.json"
     if request.config.getoption("--update-golden"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(snapshot(load(experiment)))
@@ -50,8 +55,29 @@ def test_golden_snapshot(experiment, request):
 
 
 def test_every_experiment_has_a_snapshot():
-    files = {path.stem for path in (ROOT / "experiments").glob("*.py")}
-    assert files == {experiment.partition(":")[0] for experiment in EXPERIMENTS}
+    ours = {experiment.partition(":")[0] for experiment in EXPERIMENTS}
+    assert {path.stem for path in (ROOT / "experiments").glob("*.py")} == {name for name in ours if "/" not in name}
+    not_experiments = {"__main__", "scaled", "tables"}
+    ablations = {f"ablations/{path.stem}" for path in (ROOT / "experiments/ablations").glob("*.py")}
+    assert ablations - {f"ablations/{name}" for name in not_experiments} == ours & ablations
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_model_of_the_ablations_is_a_valid_config(scale):
+    """And differs from BERT's in what its table compares, and in the records that this takes."""
+    bert = snapshot(scaled.get_config(f"{scale}/bert")).splitlines()
+    changed = {"no_nsp": {"next_sentence"}, "ltr": {"next_sentence", "causal"}, "masking-80-20-0": {"masked_lm_split"},
+               "sinusoidal": {"positions"}}  # fmt: skip
+    for table in scaled.TABLES:
+        for model in scaled.models(table, SCALES[scale]).values():
+            config = scaled.get_config(f"{scale}/{model.name}")
+            validate(config, with_data=False)
+            lines = [line for line in snapshot(config).splitlines() if line not in bert]
+            if model.name in changed and model.name != "masking-80-20-0":
+                assert {line.split('"')[1] for line in lines} == changed[model.name]
+    assert scaled.get_config(f"{scale}/masking-80-20-0").data.masked_lm_split == (0.8, 0.0, 0.2)
+    with pytest.raises(UserError, match="unknown model 'x': choose one of bert, no_nsp, ltr"):
+        scaled.get_config(f"{scale}/x")
 
 
 @pytest.mark.parametrize("experiment", FINE_TUNING)
@@ -117,7 +143,7 @@ def test_stages_run_from_short_to_long_whatever_their_names():
 def test_the_kinds_of_config_share_what_is_common():
     """Neither kind has fields of the other."""
     ours, theirs = (set(json.loads(c.to_json_best_effort())) for c in (pretraining_config(), fine_tuning_config("ner")))
-    assert ours - theirs == {"stages"} and theirs - ours == {"epochs", "max_seq_length", "restarts", "sweep"}
+    assert ours - theirs == {"stages"} and theirs - ours == {"epochs", "head", "max_seq_length", "restarts", "sweep"}
     common = common_config().to_dict()
     for config in (pretraining_config(), fine_tuning_config("ner")):
         assert set(common) <= set(config) and set(common["optimizer"]) < set(config.optimizer)
@@ -175,6 +201,10 @@ def test_the_papers_recipe():
         ("mesh.fsdp", -1, "only one axis can be -1"),
         ("remat", "some", "config.remat = 'some': choose one of none, dots, full, auto"),
         ("unroll", "some", "config.unroll = 'some': choose one of auto, yes, no"),
+        ("model.positions", "rotary", "config.model.positions = 'rotary': choose one of learned, sinusoidal, none"),
+        ("model.norm", "rms", "config.model.norm = 'rms': choose one of post, pre"),
+        ("model.causal", True, "config.data.masking = 'static': model.causal = True: .*; set dynamic"),
+        ("checkpoint.keep_every", 7, "config.checkpoint.keep_every = 7: must be a multiple of every_steps = 5000"),
         ("model.attention", "flash", "config.model.attention = 'flash': choose one of auto, xla, fused"),
         ("dtype", "float16", "config.dtype = 'float16'"),
         ("profile", "5:3", "config.profile = '5:3': write START:STOP, such as 20:24"),

@@ -19,6 +19,7 @@ PART = 1 << 20  # bytes read at a time
 HEAD_BYTES = 4096  # of a file, that are compared with the manifest before training
 IO_THREADS = 16  # remote storage answers in tens of milliseconds
 BLOCK = 1024  # records parsed at a time
+LEAST_BYTES = 16  # of a record: its size and two checksums
 
 
 @persistently
@@ -48,10 +49,14 @@ def _check_file(path: str, entry: Mapping, reads_all: bool) -> str:
         raise UserError(f"{path}: missing, but listed in the manifest; copy or prepare it again")
     if reads_all and "crc32c" not in entry:
         raise UserError(f"config.data.checksums = True: the manifest has none of {path}; set it to False")
-    if "bytes" not in entry:  # a manifest of an older version
-        return ""
     try:
-        if (size := file.stat().length) != entry["bytes"]:
+        size = file.stat().length
+        if (whole := entry.get("bytes", size)) < LEAST_BYTES * entry["records"]:
+            records = f"{entry['records']:,} records, as the manifest says"
+            raise UserError(f"{path}: cannot have {records}, in {whole:,} bytes; copy both again")
+        if "bytes" not in entry:  # a manifest of an older version
+            return ""
+        if size != entry["bytes"]:
             return f"has {size:,} bytes, not {entry['bytes']:,} as the manifest says"
         with file.open("rb") as opened:
             head = google_crc32c.value(opened.read(HEAD_BYTES))

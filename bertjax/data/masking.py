@@ -1,4 +1,4 @@
-"""Masks tokens for masked-language-model training (Devlin et al. 2019, section 3.1).
+"""Masks tokens for masked-language-model training (Devlin et al. 2019, section 3.1); or none, to predict the next ones.
 
 All random numbers are drawn first, as arrays by row, so that a row's mask does not depend on the rows beside it.
 """
@@ -26,6 +26,7 @@ class Rules(NamedTuple):
       max_predictions_per_seq: tokens that are selected at most.
       continues_word: `[vocab_size]` booleans: True if a piece continues a word; None to select single tokens.
       spans: whether to select spans of whole words (SpanBERT).
+      next_tokens: to mask nothing: each token but the last predicts the next one; then the others are unused.
     """
 
     masked_lm_prob: float
@@ -37,10 +38,11 @@ class Rules(NamedTuple):
     sep_id: int
     continues_word: np.ndarray | None = None
     spans: bool = False
+    next_tokens: bool = False
 
 
-def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int) -> Rules:
-    """Returns the rules of `config.data`."""
+def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int, causal: bool = False) -> Rules:
+    """Returns the rules of `config.data`; `causal`: of `config.model`."""
     whole_words = data["do_whole_word_mask"] or data["do_span_mask"]
     return Rules(
         masked_lm_prob=data["masked_lm_prob"],
@@ -52,6 +54,7 @@ def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int) 
         sep_id=tokenizer.sep_id,
         continues_word=tokenizer.continues_word if whole_words else None,
         spans=data["do_span_mask"],
+        next_tokens=causal,
     )
 
 
@@ -104,6 +107,14 @@ class Masking(NamedTuple):
     positions: np.ndarray
     labels: np.ndarray
     counts: np.ndarray
+
+
+def next_tokens(ids: np.ndarray, sizes: np.ndarray, most: int) -> Masking:
+    """Masks nothing: each token of a row `[length]` but its last one predicts the next; at most `most` of them do."""
+    counts = np.clip(sizes - 1, 0, most)
+    used = np.arange(most) < counts[:, None]
+    following = np.pad(ids[:, 1 : most + 1], [(0, 0), (0, max(0, most + 1 - ids.shape[1]))])
+    return Masking(ids, np.where(used, np.arange(most, dtype=ids.dtype), 0), np.where(used, following, 0), counts)
 
 
 def mask_tokens(ids: np.ndarray, sizes: np.ndarray, draws: Draws, rules: Rules) -> Masking:

@@ -12,7 +12,7 @@ import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 from etils import epath
 
-from bertjax.config import BertConfig, UserError
+from bertjax.config import OWN_FIELDS, BertConfig, UserError
 from bertjax.files import inside, read_json, write_whole
 from bertjax.interop.variables import WORDS, check_variables, to_params, to_variables, variable_shapes
 from bertjax.text.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...]]:
 
 def bert_config(path: epath.Path, fields: dict) -> BertConfig:
     """Builds a `BertConfig` from a JSON object. Raises `UserError` if a field is missing or has an invalid value."""
-    names = BertConfig.__dataclass_fields__
+    names = {name: field for name, field in BertConfig.__dataclass_fields__.items() if name not in OWN_FIELDS}
     for name in REQUIRED:
         if name not in fields:
             raise UserError(f"{path}: {name} is missing; a BERT config needs it")
@@ -281,7 +281,7 @@ def _config_json(config: BertConfig, architecture: str) -> dict:
     return {
         "architectures": [architecture],
         "model_type": "bert",
-        **{name: getattr(config, name) for name in config.__dataclass_fields__},
+        **{name: getattr(config, name) for name in config.__dataclass_fields__ if name not in OWN_FIELDS},
         "pad_token_id": 0,
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,

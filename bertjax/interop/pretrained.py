@@ -8,7 +8,15 @@ import jax
 import ml_collections
 from etils import epath
 
-from bertjax.config import MODEL_SIZES, BertConfig, UserError, bert_config, common_config
+from bertjax.config import (
+    MODEL_BEHAVIOUR,
+    MODEL_FORM,
+    MODEL_SIZES,
+    BertConfig,
+    UserError,
+    bert_config,
+    common_config,
+)
 from bertjax.files import inside, read_json
 from bertjax.interop import huggingface, tf1
 from bertjax.interop.variables import to_variables
@@ -103,6 +111,11 @@ def read(path: epath.PathLike) -> Pretrained:
 def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
     """Raises `UserError` if the params of a run are not of the sizes that its config says."""
     embeddings, layers = params["bert"]["embeddings"], params["bert"]["encoder"]["layers"]
+    has = dict(positions="position" in embeddings, norm="norm" in params["bert"]["encoder"])
+    for name, is_there in (("positions", config.positions == "learned"), ("norm", config.norm == "pre")):
+        if has[name] != is_there:
+            given = getattr(config, name)
+            raise UserError(f"{place.folder / workdir.CONFIG}: model.{name} is {given!r}, but the params are others")
     rows, hidden = embeddings["word"]["embedding"].shape
     number, _, inner = layers["intermediate"]["kernel"].shape
     found = dict(
@@ -110,9 +123,10 @@ def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
         num_hidden_layers=number,
         num_attention_heads=layers["attention"]["query_key_value"]["kernel"].shape[-2],
         intermediate_size=inner,
-        max_position_embeddings=len(embeddings["position"]["embedding"]),
         type_vocab_size=len(embeddings["token_type"]["embedding"]),
     )
+    if has["positions"]:
+        found["max_position_embeddings"] = len(embeddings["position"]["embedding"])
     if rows != config.padded_vocab_size:
         found["vocab_size"] = f"up to {rows}"
     for name, size in found.items():
@@ -232,11 +246,11 @@ def _is_uncased(folder: epath.Path, vocabulary: epath.Path) -> bool:
 
 def adopt(config) -> None:
     """Takes activation and LayerNorm epsilon from `config.init_checkpoint`; also its tokenizer, if the config names no
-    tokenizer and no records. Raises `UserError` if the model sizes differ."""
+    tokenizer and no records. Raises `UserError` if the model's sizes or form differ."""
     path = config.init_checkpoint
     place = find(path)
-    theirs = _read_config(place)
-    if wrong := {name: getattr(theirs, name) for name in MODEL_SIZES if config.model[name] != getattr(theirs, name)}:
+    theirs, names = _read_config(place), (*MODEL_SIZES, *MODEL_FORM)
+    if wrong := {name: getattr(theirs, name) for name in names if config.model[name] != getattr(theirs, name)}:
         name, value = next(iter(wrong.items()))
         flags = " ".join(f"--config.model.{field}={size}" for field, size in wrong.items())
         raise UserError(f"config.model.{name} = {config.model[name]}: {path} has {value}; set {flags}")
@@ -252,7 +266,8 @@ def adopt_model(config, theirs: BertConfig, source: str) -> None:
     Raises `UserError` if the config sets other sizes, or `max_seq_length` exceeds the model's positions.
     """
     default = BertConfig()
-    for name in MODEL_SIZES:
+    taken = (*MODEL_SIZES, *MODEL_FORM, *MODEL_BEHAVIOUR)
+    for name in (*MODEL_SIZES, *MODEL_FORM, "causal"):
         if config.model[name] not in (getattr(default, name), getattr(theirs, name)):
             value = getattr(theirs, name)
             raise UserError(f"config.model.{name} = {config.model[name]}: {source} has {value}; leave it out")
@@ -261,7 +276,7 @@ def adopt_model(config, theirs: BertConfig, source: str) -> None:
             f"config.max_seq_length = {config.max_seq_length}: {source} has {theirs.max_position_embeddings} positions "
             f"only; set --config.max_seq_length={theirs.max_position_embeddings} or less"
         )
-    config.model.update({name: getattr(theirs, name) for name in (*MODEL_SIZES, "hidden_act", "layer_norm_eps")})
+    config.model.update({name: getattr(theirs, name) for name in taken})
 
 
 def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:
@@ -321,7 +336,9 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         known = ", ".join(huggingface.ARCHITECTURES)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
     pretrained, left_out = read(source), []
-    if pretrained.head and to != "bertjax":  # other formats have no class for the model on top of BERT
+    if to != "bertjax":
+        _require_bert(pretrained, to)
+    if "lstm" in pretrained.params and to != "bertjax":  # other formats have no class for the model on top of BERT
         left_out = sorted(pretrained.params.keys() - {"bert"})
         encoder = {"bert": pretrained.params["bert"]}
         pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=())
@@ -352,6 +369,16 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
     if pretrained.ignored:
         parts.append(f"ignored, not part of BERT: {', '.join(pretrained.ignored[:8])}")
     return "; ".join(parts)
+
+
+def _require_bert(pretrained: Pretrained, to: str) -> None:
+    """Raises `UserError` if the model is one that the other format has no class for."""
+    for name in (*MODEL_FORM, "causal"):
+        if (value := getattr(pretrained.config, name)) != getattr(BertConfig, name):
+            raise UserError(
+                f"{pretrained.path}: a model with model.{name} = {value!r} has no place in --format={to}; "
+                f"only --format=bertjax keeps it"
+            )
 
 
 def flattened(params: dict) -> dict:

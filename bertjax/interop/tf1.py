@@ -5,7 +5,7 @@ import json
 import numpy as np
 from etils import epath
 
-from bertjax.config import BertConfig, UserError
+from bertjax.config import OWN_FIELDS, BertConfig, UserError
 from bertjax.files import read_json, write_whole
 from bertjax.interop.huggingface import bert_config
 from bertjax.interop.variables import FINE_TUNED, check_variables, to_params, to_variables, variable_shapes
@@ -57,7 +57,8 @@ def write(folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: T
         shape_and_slices=[""] * len(names),
         tensors=[variables[name] for name in names],
     )
-    fields = {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "layer_norm_eps"}
+    names = (name for name in config.__dataclass_fields__ if name not in (*OWN_FIELDS, "layer_norm_eps"))
+    fields = {name: getattr(config, name) for name in names}
     if config.hidden_act != "relu":
         fields["hidden_act"] = "gelu"
     if config.hidden_act == "gelu":

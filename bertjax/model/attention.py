@@ -1,4 +1,5 @@
-"""Multi-head self-attention (Vaswani et al. 2017, section 3.2), restricted to tokens of the same segment."""
+"""Multi-head self-attention (Vaswani et al. 2017, section 3.2), restricted to tokens of the same segment, and in a
+causal model to earlier ones."""
 
 import functools
 import math
@@ -84,7 +85,12 @@ class LayerNorm(nn.Module):
         rate, epsilon, chip = self.config.hidden_dropout_prob, self.config.layer_norm_eps, self.compute.chip
         if has_kernels(chip) and can_add_norm(*x.shape[1:]):
             return fused_add_norm(x, update, update_bias, self.scale, self.bias, dropout_keys, rate, epsilon, chip)
-        return self(x + dropout(update + update_bias.astype(update.dtype), rate, dropout_keys))
+        return self(residual_sum(x, update, update_bias, dropout_keys, rate))
+
+
+def residual_sum(x, update, update_bias, dropout_keys, rate: float):
+    """x + dropout(update + update_bias): `[batch, length, hidden]`, keys `[batch]` or None."""
+    return x + dropout(update + update_bias.astype(update.dtype), rate, dropout_keys)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -133,9 +139,10 @@ class SelfAttention(nn.Module):
         rate = config.attention_probs_dropout_prob
         if fuses(config, compute, x.shape[1]):
             kernel, bias = project.kernel.astype(dtype), project.bias.astype(dtype)
-            context = fused_attention(x, kernel, bias, segments, dropout_keys, rate, compute.chip, compute.unroll)
+            how = dict(chip=compute.chip, unroll=compute.unroll, causal=config.causal)
+            context = fused_attention(x, kernel, bias, segments, dropout_keys, rate, **how)
         else:
-            context = plain_attention(project(x), segments, dropout_keys, rate)
+            context = plain_attention(project(x), segments, dropout_keys, rate, config.causal)
         output = Dense(config, dtype, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")
         return output.product(context), output.bias
 

@@ -26,8 +26,13 @@ class BertModel(nn.Module):
         self.pooler = Pooler(self.config, self.compute.dtype)
 
     def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None, first_tokens=None):
-        """As `encode`; `first_tokens` `[batch, examples]`, if given: pooled output `[batch, examples, hidden]`."""
+        """As `encode`; `first_tokens` `[batch, examples]`, if given: pooled output `[batch, examples, hidden]`.
+
+        A causal model is pooled at the last token of an example instead, which alone has seen all of it.
+        """
         hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
+        if self.config.causal:
+            return hidden, self.pooler(hidden, last_tokens(segments, first_tokens))
         return hidden, self.pooler(hidden, first_tokens)
 
     def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
@@ -50,8 +55,16 @@ class BertModel(nn.Module):
         return jnp.concatenate([x[None], hidden]) if every_layer else hidden
 
 
+def last_tokens(segments, first_tokens=None):
+    """Returns the last token of each row `[batch]`, or of the examples whose first tokens are given, in their shape."""
+    if first_tokens is None:
+        return jnp.maximum((segments > 0).sum(-1) - 1, 0)
+    own = jnp.take_along_axis(segments, first_tokens, axis=1)[..., None] == segments[:, None, :]
+    return jnp.where(own, jnp.arange(segments.shape[1]), 0).max(-1)
+
+
 class BertForMaskedLM(nn.Module):
-    """BERT with the masked-LM head, at the masked positions only; without pooler."""
+    """BERT with the masked-LM head, at the masked positions only; without pooler. A causal one has next words there."""
 
     config: BertConfig
     compute: Compute = Compute()
@@ -94,49 +107,73 @@ class BertForSequenceClassification(nn.Module):
 
     With `first_tokens` `[batch, examples]`, those of several examples of a row: `[batch, examples, labels]`. A single
     label is a regression, or the score of one choice in multiple choice.
+
+    With `lstm_size` there is a BiLSTM instead of the pooler: its states where each direction ends are classified.
     """
 
     config: BertConfig
     labels: int
     compute: Compute = Compute()
+    lstm_size: int = 0
+    lstm_layers: int = 1
 
     def setup(self):
         self.bert = BertModel(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels)
+        if self.lstm_size:
+            self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
-        _, pooled = self.bert(input_ids, segments, token_types, positions, dropout_keys, first_tokens)
+        if self.lstm_size:
+            hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
+            forward, backward = jnp.split(self.lstm(hidden, segments, dropout_keys), 2, axis=-1)
+            last = jnp.take_along_axis(forward, last_tokens(segments)[:, None, None], axis=1)[:, 0]
+            pooled = jnp.concatenate([last, backward[:, 0]], axis=-1)
+        else:
+            _, pooled = self.bert(input_ids, segments, token_types, positions, dropout_keys, first_tokens)
         return self.classifier(pooled, dropout_keys)
 
 
 class BertForTokenClassification(nn.Module):
-    """Classifies each token: `[batch, length, labels]` logits."""
+    """Classifies each token: `[batch, length, labels]` logits. With `lstm_size`, a BiLSTM is in between."""
 
     config: BertConfig
     labels: int
     compute: Compute = Compute()
+    lstm_size: int = 0
+    lstm_layers: int = 1
 
     def setup(self):
         self.bert = BertModel(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels)
+        if self.lstm_size:
+            self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None):
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
+        if self.lstm_size:
+            hidden = self.lstm(hidden, segments, dropout_keys)
         return self.classifier(hidden, dropout_keys)
 
 
 class BertForQuestionAnswering(nn.Module):
-    """Predicts the start and the end of an answer span: `[batch, length, 2]` logits."""
+    """Predicts start and end of an answer span: `[batch, length, 2]` logits. With `lstm_size`, after a BiLSTM."""
 
     config: BertConfig
     compute: Compute = Compute()
+    lstm_size: int = 0
+    lstm_layers: int = 1
 
     def setup(self):
         self.bert = BertModel(self.config, self.compute)
         self.spans = Classifier(self.config, 2, dropout=False)  # as in run_squad.create_model
+        if self.lstm_size:
+            self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None):
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
+        if self.lstm_size:
+            hidden = self.lstm(hidden, segments, dropout_keys)
         return self.spans(hidden, dropout_keys)
 
 
@@ -203,14 +240,15 @@ def count_parameters(params, config: BertConfig) -> int:
     return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(count, params)))
 
 
-def lstm_flops(model: BertForFeatureBasedTagging, batch: int, length: int) -> int:
-    """Matrix-multiply FLOPs of one forward pass through BiLSTM and classifier, without BERT."""
-    size, width = model.lstm_size, model.config.hidden_size
-    if HIDDEN_STATES[model.layers].combine == "concat":
+def lstm_flops(model: nn.Module, batch: int, length: int) -> int:
+    """Matrix-multiply FLOPs of one forward pass through the BiLSTM of a model, 0 if it has none."""
+    size, width = getattr(model, "lstm_size", 0), model.config.hidden_size
+    if not size:
+        return 0
+    if isinstance(model, BertForFeatureBasedTagging) and HIDDEN_STATES[model.layers].combine == "concat":
         width *= count_layers(model.layers, model.config)
     inputs = [width, *[2 * size] * (model.lstm_layers - 1)]
-    per_token = sum(2 * 4 * size * (each + size) for each in inputs)  # two directions, four gates
-    return 2 * batch * length * (per_token + 2 * size * model.labels)
+    return 2 * batch * length * sum(2 * 4 * size * (each + size) for each in inputs)  # two directions, four gates
 
 
 def forward_flops(config: BertConfig, batch: int, length: int, predictions: int, pooled: int = 1) -> int:

@@ -1,4 +1,5 @@
-"""Embeddings and the stack of post-LayerNorm Transformer layers (Devlin et al. 2019, section 3)."""
+"""Embeddings and the stack of Transformer layers (Devlin et al. 2019, section 3), after each of whose parts comes a
+LayerNorm, or before it (`norm="pre"`, Radford et al. 2019, section 2.3)."""
 
 import functools
 import math
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config import BertConfig, Compute
-from bertjax.model.attention import Dense, LayerNorm, SelfAttention
+from bertjax.model.attention import Dense, LayerNorm, SelfAttention, residual_sum
 from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.kernels import has_kernels
 
@@ -47,8 +48,17 @@ class Embedding(nn.Module):
         return jnp.take(table.astype(jnp.float32), ids, axis=0).astype(self.dtype)
 
 
+def sinusoids(length: int, size: int, scale: float) -> jax.Array:
+    """The position embeddings of the original Transformer `[length, size]` (Vaswani et al. 2017, section 3.5).
+
+    There, word embeddings have a standard deviation of 1 when they are added; here `scale`, and so have these.
+    """
+    angles = jnp.arange(length)[:, None] * 10_000.0 ** (-2 * jnp.arange((size + 1) // 2) / size)
+    return scale * jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(length, -1)[:, :size]
+
+
 class Embeddings(nn.Module):
-    """Sums word, position and token-type embeddings, then applies LayerNorm and dropout."""
+    """Sums word, position and token-type embeddings; LayerNorm, unless layers begin with one; dropout."""
 
     config: BertConfig
     compute: Compute
@@ -57,18 +67,30 @@ class Embeddings(nn.Module):
         config, dtype = self.config, self.compute.dtype
 
         self.word = Embedding(config, dtype, config.padded_vocab_size, "vocab")
-        self.position = Embedding(config, dtype, config.max_position_embeddings)
+        if config.positions == "learned":
+            self.position = Embedding(config, dtype, config.max_position_embeddings)
         self.token_type = Embedding(config, dtype, config.type_vocab_size)
-        self.norm = LayerNorm(config, self.compute)
+        if config.norm == "post":
+            self.norm = LayerNorm(config, self.compute)
 
     def __call__(self, input_ids, token_types, positions, dropout_keys=None):
         """Three `[batch, length]` integer arrays -> `[batch, length, hidden]`."""
-        x = self.word(input_ids) + self.position(positions) + self.token_type(token_types)
-        return dropout(self.norm(x), self.config.hidden_dropout_prob, dropout_keys)
+        config = self.config
+        x = self.word(input_ids) + self.token_type(token_types)
+        if config.positions == "learned":
+            x += self.position(positions)
+        elif config.positions == "sinusoidal":
+            table = sinusoids(config.max_position_embeddings, config.hidden_size, config.initializer_range)
+            x += table[positions].astype(x.dtype)
+        x = self.norm(x) if config.norm == "post" else x
+        return dropout(x, config.hidden_dropout_prob, dropout_keys)
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a two-layer feed-forward network, each followed by dropout, residual sum and LayerNorm."""
+    """Self-attention and a two-layer feed-forward network, each followed by dropout, residual sum and LayerNorm.
+
+    With `norm="pre"` each begins with the LayerNorm instead.
+    """
 
     config: BertConfig
     compute: Compute
@@ -79,11 +101,20 @@ class EncoderLayer(nn.Module):
         config, dtype = self.config, self.compute.dtype
         keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(3)]
 
-        attended, bias = SelfAttention(config, self.compute, name="attention")(x, segments, keys[0])
-        x = LayerNorm(config, self.compute, name="attention_norm").of_sum(x, attended, bias, keys[1])
+        is_pre, rate = config.norm == "pre", config.hidden_dropout_prob
+        attention = SelfAttention(config, self.compute, name="attention")
+        attention_norm = LayerNorm(config, self.compute, name="attention_norm")
+        output_norm = LayerNorm(config, self.compute, name="output_norm")
+
+        attended, bias = attention(attention_norm(x) if is_pre else x, segments, keys[0])
+        if is_pre:
+            x = residual_sum(x, attended, bias, keys[1], rate)
+        else:
+            x = attention_norm.of_sum(x, attended, bias, keys[1])
 
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
-        inner = Dense(config, dtype, hidden, wide, ("embed", "mlp"), name="intermediate")(x)
+        inner = Dense(config, dtype, hidden, wide, ("embed", "mlp"), name="intermediate")
+        inner = inner(output_norm(x) if is_pre else x)
         output = Dense(config, dtype, wide, hidden, ("mlp", "embed"), name="output")
 
         def project(output, inner):
@@ -94,7 +125,10 @@ class EncoderLayer(nn.Module):
             # The backward pass recomputes the activation: on TPUs that is cheaper than to write it and read it again.
             project = nn.remat(project, prevent_cse=self.compute.unroll)
         outer = project(output, inner)
-        x = LayerNorm(config, self.compute, name="output_norm").of_sum(x, outer, output.bias, keys[2])
+        if is_pre:
+            x = residual_sum(x, outer, output.bias, keys[2], rate)
+        else:
+            x = output_norm.of_sum(x, outer, output.bias, keys[2])
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
         return x, x if self.every_layer else None
 
@@ -123,4 +157,7 @@ class Encoder(nn.Module):
         )(self.config, self.compute, every_layer, name="layers")
         numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
         last, each = layers(x, numbers, segments, dropout_keys)
+        if self.config.norm == "pre":
+            last = LayerNorm(self.config, self.compute, name="norm")(last)
+            each = each.at[-1].set(last) if every_layer else None
         return each if every_layer else last

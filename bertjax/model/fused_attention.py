@@ -26,7 +26,9 @@ _ROWS = ("batch", None, None)
 _LOG_SUMS = ("batch", "heads", None, "length")
 
 
-def fused_attention(x, kernel, bias, segments, dropout_keys, rate: float, chip: str, unroll: bool = False):
+def fused_attention(
+    x, kernel, bias, segments, dropout_keys, rate: float, chip: str, unroll: bool = False, causal: bool = False
+):
     """Projects to queries, keys and values; softmax(Q K^T / sqrt(size)) V within segments, with dropout on the softmax.
 
     The backward pass projects again: on TPUs that takes less time than to store three projections and read them back.
@@ -36,17 +38,18 @@ def fused_attention(x, kernel, bias, segments, dropout_keys, rate: float, chip: 
       x: `[batch, length, hidden]`; length is a multiple of 128, at most `LONGEST`.
       kernel, bias: `[hidden, 3, heads, size]`, `[3, heads, size]` of the projections. 128 is a multiple of size, and
         heads * size on each device one of 128.
-      segments: `[batch, length]` int32; see `same_segment`.
+      segments: `[batch, length]` int32; see `visible`.
       dropout_keys: `[batch]`; None: no dropout.
       rate: of dropout.
       chip: `device_kind`.
       unroll: the layers are compiled one by one.
+      causal: tokens attend to themselves and to earlier ones only.
 
     Returns:
       `[batch, length, heads * size]`.
     """
     hidden, _, heads, size = kernel.shape
-    attention = Attention(x.shape[1], size, 0.0 if dropout_keys is None else rate, chip, unroll)
+    attention = Attention(x.shape[1], size, 0.0 if dropout_keys is None else rate, chip, unroll, causal)
     kernel, bias = kernel.reshape(hidden, 3, heads * size), bias.reshape(3, heads * size)
     return _attend(x, kernel, bias, segments, words_of(dropout_keys, len(x)), attention)
 
@@ -59,6 +62,7 @@ class Attention(NamedTuple):
     rate: float
     chip: str
     unroll: bool = False  # the layers, as `Compute` has it
+    causal: bool = False
 
     @property
     def heads(self) -> int:
@@ -109,6 +113,14 @@ class Attention(NamedTuple):
             **options,
         )
         return call(*arrays.values(), *(array for _, array in others))
+
+    def visible(self, keys, queries, first_key: int, first_query: int):
+        """`[keys, queries]` booleans, of segments `[keys, 1]` and `[1, queries]`."""
+        same = keys == queries
+        if not self.causal:
+            return same
+        key, query = (jax.lax.broadcasted_iota(jnp.int32, same.shape, axis) for axis in (0, 1))
+        return same & (first_key + key <= first_query + query)
 
     def kept(self, words_ref, row: int, head: int, first_key: int, first_query: int, shape):
         """`[keys, queries]` booleans: the probabilities that dropout keeps."""
@@ -210,13 +222,13 @@ def _forward_kernel(attention: Attention, rows, words_ref, row_ref, column_ref, 
     size, chunk, dtype = attention.size, attention.chunk, planes_ref.dtype
     for row, first in itertools.product(range(rows), range(0, attention.length, chunk)):
         at = pl.ds(first, chunk)
-        same = column_ref[row] == row_ref[row, :, at]
+        visible = attention.visible(column_ref[row], row_ref[row, :, at], 0, first)
         queries = _transposed(planes_ref[3 * row, at, :])
         keys, values = planes_ref[3 * row + 1], _transposed(planes_ref[3 * row + 2])
         outputs = []
         for head in range(attention.heads):
             scores = _dot(keys, _only(head, size, queries).astype(dtype))
-            scores = jnp.where(same, scores, _MASKED) * attention.scale
+            scores = jnp.where(visible, scores, _MASKED) * attention.scale
             most = scores.max(0, keepdims=True)
             probs = jnp.exp2(scores - most)
             sums = probs.sum(0, keepdims=True)
@@ -246,14 +258,14 @@ def _backward_kernel(
         products = of_context_t * _transposed(context_ref[row])
         for first in range(0, attention.length, chunk):
             at = pl.ds(first, chunk)
-            same = column_ref[row, at, :] == row_ref[row]
+            visible = attention.visible(column_ref[row, at, :], row_ref[row], first, 0)
             keys, values = planes_ref[3 * row + 1, at, :], planes_ref[3 * row + 2, at, :]
             keys_t = _transposed(keys)
             of_queries, of_keys, of_values = [], [], []
             for head in range(attention.heads):
                 own = slice(head * size, (head + 1) * size)
                 scores = _dot(keys, _only(head, size, queries_t).astype(dtype))
-                scores = jnp.where(same, scores, _MASKED) * attention.scale
+                scores = jnp.where(visible, scores, _MASKED) * attention.scale
                 probs = dropped = jnp.exp2(scores - log_sums_ref[row, head])
                 of_probs = _dot(values, (_only(head, size, of_context_t) * (1 / keep)).astype(dtype))
                 if attention.rate:

@@ -14,19 +14,20 @@ from bertjax.model.encoder import ACTIVATIONS
 class Pooler(nn.Module):
     """tanh(W h + b) of the first token: `[batch, length, hidden]` -> `[batch, hidden]`.
 
-    With `first_tokens` `[batch, examples]`, of those: `[batch, examples, hidden]`.
+    With `tokens` `[batch]` or `[batch, examples]`, of those: `[batch, hidden]` or `[batch, examples, hidden]`.
     """
 
     config: BertConfig
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, hidden, first_tokens=None):
+    def __call__(self, hidden, tokens=None):
         size = self.config.hidden_size
-        if first_tokens is None:
+        if tokens is None:
             first = hidden[:, 0]
         else:
-            first = jnp.take_along_axis(hidden, first_tokens[:, :, None], axis=1)
+            first = jnp.take_along_axis(hidden, tokens.reshape(len(tokens), -1)[:, :, None], axis=1)
+            first = first.reshape(*tokens.shape, size)
         return jnp.tanh(Dense(self.config, self.dtype, (size,), (size,), ("embed", None), name="dense")(first))
 
 

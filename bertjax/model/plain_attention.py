@@ -10,21 +10,24 @@ import jax.numpy as jnp
 from bertjax.model.dropout import dropout
 
 
-def plain_attention(query_key_value, segments, dropout_keys, rate: float):
-    """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments."""
-    context = _attend(query_key_value, segments, dropout_keys, 0.0 if dropout_keys is None else rate)
+def plain_attention(query_key_value, segments, dropout_keys, rate: float, causal: bool = False):
+    """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments.
+
+    `causal`: tokens attend to themselves and to earlier ones only.
+    """
+    context = _attend(query_key_value, segments, dropout_keys, 0.0 if dropout_keys is None else rate, causal)
     return context.reshape(*context.shape[:2], -1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attend(query_key_value, segments, dropout_keys, rate: float):
-    return _attend_forward(query_key_value, segments, dropout_keys, rate)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _attend(query_key_value, segments, dropout_keys, rate: float, causal: bool):
+    return _attend_forward(query_key_value, segments, dropout_keys, rate, causal)[0]
 
 
-def _attend_forward(query_key_value, segments, dropout_keys, rate):
+def _attend_forward(query_key_value, segments, dropout_keys, rate, causal):
     """Softmax is normalized after the product with the values, which is smaller than the scores."""
     query, key, value = _constrained(query_key_value)
-    scores = _scores(query, key, segments)
+    scores = _scores(query, key, visible(segments, causal))
     most = scores.max(-1, keepdims=True)
     exponentials = jnp.exp(scores - most)
     sums = exponentials.sum(-1, keepdims=True)
@@ -34,12 +37,12 @@ def _attend_forward(query_key_value, segments, dropout_keys, rate):
     return context, (query_key_value, segments, dropout_keys, most + jnp.log(sums), context)
 
 
-def _attend_backward(rate, saved, grad):
+def _attend_backward(rate, causal, saved, grad):
     """Recomputes scores and dropout: they take less time than memory, of which they would be most."""
     query_key_value, segments, dropout_keys, log_sums, context = saved
     query, key, value = _constrained(query_key_value)
     dtype = query.dtype
-    probs = jnp.exp(_scores(query, key, segments) - log_sums)
+    probs = jnp.exp(_scores(query, key, visible(segments, causal)) - log_sums)
 
     grad_value = jnp.einsum("bhqk,bqhd->bkhd", dropout(probs.astype(dtype), rate, dropout_keys), grad)
     grad_probs = jnp.einsum("bqhd,bkhd->bhqk", grad, value, preferred_element_type=jnp.float32)
@@ -61,16 +64,17 @@ def _constrained(query_key_value):
     return nn.with_logical_constraint(query, ("batch", "length", "heads", "kv")), key, value
 
 
-def _scores(query, key, segments):
-    """`[batch, length, heads, size]`, twice, and `[batch, length]` -> `[batch, heads, queries, keys]`, in float32."""
+def _scores(query, key, mask):
+    """`[batch, length, heads, size]`, twice, and a mask -> `[batch, heads, queries, keys]`, in float32."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
     scores = scores / math.sqrt(query.shape[-1])
-    return jnp.where(same_segment(segments), scores, jnp.finfo(jnp.float32).min)
+    return jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
 
 
-def same_segment(segments: jax.Array) -> jax.Array:
-    """Attention mask: `[batch, length]` segments -> `[batch, 1, length, length]` booleans.
+def visible(segments: jax.Array, causal: bool = False) -> jax.Array:
+    """Attention mask: `[batch, length]` segments -> `[batch, 1, queries, keys]` booleans.
 
     Segment 0 is padding. Padding attends to padding, so that no row of the softmax is empty; no other token does.
     """
-    return (segments[:, :, None] == segments[:, None, :])[:, None]
+    mask = (segments[:, :, None] == segments[:, None, :])[:, None]
+    return mask & jnp.tri(segments.shape[1], dtype=bool) if causal else mask

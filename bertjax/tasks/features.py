@@ -10,7 +10,7 @@ from bertjax.tasks import ner, objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask
 from bertjax.tasks.objectives import Objective
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation import one_of, positive, require
+from bertjax.validation import one_of, positive
 
 ARCHITECTURE = "BertForFeatureBasedTagging"  # transformers has no such class
 
@@ -24,8 +24,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
 def validate(config) -> None:
     one_of(config, "head.layers", tuple(HIDDEN_STATES))
     check_layers(config.head.layers, bert_config(config), "config.head.layers")
-    positive(config, "head.lstm_size", "head.lstm_layers")
-    require(not config.packing, "packing", True, "the BiLSTM reads whole rows, which sequences cannot share; set False")
+    positive(config, "head.lstm_size")
 
 
 def tagging(labels: int) -> Objective:
@@ -42,7 +41,6 @@ def tagging(labels: int) -> Objective:
         make_model=make_model,
         frozen=("bert",),
         flops=flops,
-        packs=False,  # the BiLSTM reads whole rows
     )
 
 

@@ -129,7 +129,7 @@ class FineTuning:
             bert_config(config), compute=compute_on(mesh, config), **config.get("head", {})
         )
         self.frozen = dataset.objective.frozen
-        if config.packing and not dataset.objective.packs:
+        if config.packing and not dataset.objective.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
         self.total_steps = count_steps(config, len(dataset.train))
         given = (dataset.train, config.batch_size, config.seed, config.model.max_position_embeddings)

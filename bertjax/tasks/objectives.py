@@ -19,6 +19,7 @@ from bertjax.model.bert import (
     BertForSequenceClassification,
     BertForTokenClassification,
     forward_flops,
+    lstm_flops,
 )
 from bertjax.model.dropout import fold_in
 from bertjax.sharding.mesh import Batch, local_rows, replicated
@@ -38,7 +39,8 @@ class Objective:
       loss: (logits, batch) -> (losses, whether each prediction is correct), both of the shape of the batch's weights.
       frozen: top-level keys of the params that are not trained.
       flops: (module, rows, length) -> model FLOPs of a training step.
-      packs: whether sequences can share a row; then the module takes `positions`, see `apply`.
+      packs: whether sequences can share a row, unless a BiLSTM reads whole rows; then the module takes `positions`, see
+        `apply`.
     """
 
     architecture: str
@@ -46,9 +48,12 @@ class Objective:
     loss: Callable[[jax.Array, dict], tuple[jax.Array, jax.Array]]
     frozen: tuple[str, ...] = ()
     flops: Callable[[nn.Module, int, int], int] = lambda model, sequences, length: (
-        3 * forward_flops(model.config, sequences, length, 0)
+        3 * (forward_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
     )
     packs: bool = False
+
+    def packs_rows_of(self, model: nn.Module) -> bool:
+        return self.packs and not getattr(model, "lstm_size", 0)
 
 
 def classification(labels: int) -> Objective:
@@ -181,4 +186,4 @@ def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = objective.make_model(source.config, **source.head)
     params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
-    return Predictor(model, mesh, PREDICTION_BATCH, objective.packs)(params, examples)
+    return Predictor(model, mesh, PREDICTION_BATCH, objective.packs_rows_of(model))(params, examples)

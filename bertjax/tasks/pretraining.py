@@ -1,4 +1,5 @@
-"""Pre-training: masked words, and what pairs of segments teach, if there are any (Devlin et al. 2019, section 3.1)."""
+"""Pre-training: masked words, and what pairs of segments teach, if there are any (Devlin et al. 2019, section 3.1); or,
+of a causal model, the next words (left-to-right, section 5.1)."""
 
 import collections
 import copy
@@ -40,15 +41,17 @@ SEQUENCES_PER_ROW = 8  # at most; see experiments/benchmarks/RESULTS.md
 UNIGRAM_SEQUENCES = 65_536  # training sequences that the unigram baseline is estimated from
 
 
-class PairObjective(NamedTuple):
-    """The names of what pairs of segments teach: of its metrics (`NAME_loss`, ...), and in the report."""
+class Learnt(NamedTuple):
+    """The names of what is learnt: of its metrics (`NAME_loss`, ...), and in the report."""
 
     metrics: str
     report: str
 
 
+# By `model.causal`.
+WORDS = {False: Learnt("mlm", "masked words"), True: Learnt("lm", "next words")}
 # By `data.next_sentence`; with "none" there are no pairs.
-PAIR_OBJECTIVES = {"pairs": PairObjective("nsp", "next sentence"), "order": PairObjective("sop", "sentence order")}
+PAIRS = {"pairs": Learnt("nsp", "next sentence"), "order": Learnt("sop", "sentence order")}
 
 
 class Pretraining:
@@ -78,7 +81,7 @@ class Pretraining:
         rows: Sequence[int] | None = None,
     ):
         self.config, self.mesh = config, mesh
-        self._pairs = PAIR_OBJECTIVES.get(config.data.next_sentence)
+        self._words, self._pairs = WORDS[config.model.causal], PAIRS.get(config.data.next_sentence)
         self.model = self._make_model()
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self.row_sizes = [row_size(config, stage) for stage in self._stages]
@@ -95,7 +98,10 @@ class Pretraining:
             self._heldout = [find(*shape, split="heldout") for shape in shapes]
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(config, mesh)) for order in self.orders]
-            self._rules = [tokenizer and rules_of(config.data, tokenizer, predictions) for _, predictions in shapes]
+            self._rules = [
+                tokenizer and rules_of(config.data, tokenizer, self._predictions(stage), config.model.causal)
+                for stage in self._stages
+            ]
         self.eval_batch_size = min(self.rows) // config.microbatches  # fits in memory, because a microbatch does
         self._unigram: np.ndarray | None = None  # counted at the first evaluation
         self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
@@ -112,7 +118,7 @@ class Pretraining:
             if start_step < end:
                 start = max(start_step, first)
                 given = dict(start=start - first, rows=own, rules=self._rules[index])
-                order, predictions = self.orders[index], self._stages[index].max_predictions_per_seq
+                order, predictions = self.orders[index], self._predictions(self._stages[index])
                 if self.config.packing:
                     batches = pipeline.packed_batches(
                         order, predictions, multiple=row_multiple(self.config, self.mesh), **given
@@ -150,7 +156,8 @@ class Pretraining:
         loss, accuracy = _weighted(words, batch["masked_lm_ids"], batch["masked_lm_weights"])
         tokens = (batch["input_mask"] > 0).sum().astype(jnp.float32)
         padding = batch["input_mask"].size - tokens
-        metrics = dict(mlm_loss=loss, mlm_accuracy=accuracy, tokens=tokens, padding=padding)
+        name = self._words.metrics
+        metrics = {f"{name}_loss": loss, f"{name}_accuracy": accuracy, "tokens": tokens, "padding": padding}
         if self._pairs:
             name = self._pairs.metrics
             pair_loss, accuracy = _weighted(pairs, batch["next_sentence_labels"], batch["next_sentence_weights"])
@@ -160,10 +167,10 @@ class Pretraining:
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
         """Returns losses and accuracies on held-out data, with their baselines; None if there is no held-out data.
 
-        `unigram_loss` is the loss of predicting the training frequencies of words, on the same masked words.
-        `mlm_majority` and `nsp_majority` (or `sop_majority`) are the accuracies of predicting the most frequent word
-        and class. Evaluates the first `eval.max_sequences` held-out sequences of the stage of `step`; losses of
-        different lengths are not compared.
+        `unigram_loss` is the loss of predicting the training frequencies of words, on the same words. `mlm_majority`
+        (`lm_majority` of a causal model) and `nsp_majority` (or `sop_majority`) are the accuracies of predicting the
+        most frequent word and class. Evaluates the first `eval.max_sequences` held-out sequences of the stage of
+        `step`; losses of different lengths are not compared.
         """
         index = next(i for i, end in enumerate(self._stage_ends) if step <= end)
         if self._heldout[index] is None:
@@ -172,7 +179,7 @@ class Pretraining:
         batches = pipeline.heldout_batches(
             self._heldout[index],
             stage.length,
-            stage.max_predictions_per_seq,
+            self._predictions(stage),
             batch_size=self.eval_batch_size,
             max_sequences=self.config.eval.max_sequences,
             rules=self._rules[index],
@@ -188,20 +195,21 @@ class Pretraining:
                 after_batch()
         sums = {name: float(value) for name, value in sums.items()}
 
-        words, sequences = sums["words"], sums["sequences"]
+        words, sequences, name = sums["words"], sums["sequences"], self._words.metrics
         if not words:  # all are in damaged files
             return None
         scores = {
-            "mlm_loss": sums["mlm_loss"] / words,
+            f"{name}_loss": sums[f"{name}_loss"] / words,
             "unigram_loss": sums["unigram_loss"] / words,
-            "mlm_accuracy": sums["mlm_accuracy"] / words,
-            "mlm_majority": sums["most_frequent"] / words,
+            f"{name}_accuracy": sums[f"{name}_accuracy"] / words,
+            f"{name}_majority": sums["most_frequent"] / words,
         }
         if self._pairs:
             name, ones = self._pairs.metrics, sums["label_1"]
             scores |= {f"{name}_{metric}": sums[f"{name}_{metric}"] / sequences for metric in ("loss", "accuracy")}
             scores[f"{name}_majority"] = max(ones, sequences - ones) / sequences
-        return Scores(scores, -scores["mlm_loss"], measured_on=f"{round(sequences)} sequences of length {stage.length}")
+        measured_on = f"{round(sequences)} sequences of length {stage.length}"
+        return Scores(scores, -scores[f"{self._words.metrics}_loss"], measured_on)
 
     def files(self) -> dict[str, str]:
         return {}
@@ -224,7 +232,7 @@ class Pretraining:
         total, first = 0, 0
         for stage, row, rows, end in zip(self._stages, self.row_sizes, self.rows, self._stage_ends):
             steps = max(0, min(stop, end) - max(start, first))
-            predictions, pooled = stage.max_predictions_per_seq, 1
+            predictions, pooled = self._predictions(stage), 1
             if self.config.packing:
                 predictions, pooled = row.predictions, row.sequences
             pooled *= self._pairs is not None
@@ -245,8 +253,12 @@ class Pretraining:
         make_model = BertForPreTraining if self._pairs else BertForMaskedLM
         return make_model(bert_config(self.config), compute_on(self.mesh, self.config))
 
+    def _predictions(self, stage) -> int:
+        """Returns how many tokens of a sequence are predicted, at most."""
+        return most_predictions(self.config, stage)
+
     def _abstract_batch(self, stage: int, rows: int) -> dict:
-        sizes = features(self._stages[stage].length, self._stages[stage].max_predictions_per_seq)
+        sizes = features(self._stages[stage].length, self._predictions(self._stages[stage]))
         shapes = {name: (size,) for name, (size, _) in sizes.items()}
         return self._abstract(rows, shapes | {"next_sentence_labels": (), "next_sentence_weights": ()})
 
@@ -279,7 +291,7 @@ class Pretraining:
         if self._unigram is None:
             sequences = min(UNIGRAM_SEQUENCES, self.orders[0].files.total)
             counts = np.ones(self.model.config.vocab_size, np.int64)
-            predictions = self._stages[0].max_predictions_per_seq
+            predictions = self._predictions(self._stages[0])
             all_rows = pipeline.train_batches(self.orders[0], predictions, rules=self._rules[0])  # on every host
             for batch in itertools.islice(all_rows, max(1, sequences // self.config.batch_size)):
                 ids = batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
@@ -289,8 +301,15 @@ class Pretraining:
         return self._unigram
 
 
+def most_predictions(config, stage) -> int:
+    """Returns how many tokens of a sequence are predicted, at most: all but its first one, if the model is causal."""
+    return stage.length - 1 if config.model.causal else stage.max_predictions_per_seq
+
+
 def row_size(config, stage) -> RowSize:
     """Returns what a row of packed sequences holds."""
+    if config.model.causal:
+        return RowSize(stage.length, SEQUENCES_PER_ROW, most_predictions(config, stage))
     # Of each sequence, the number of masked tokens is rounded, and at least one; the shortest has three tokens.
     wanted = config.data.masked_lm_prob * stage.length
     rounded = math.ceil(wanted + SEQUENCES_PER_ROW / 2)

@@ -17,7 +17,7 @@ from bertjax.sharding import hosts
 from bertjax.sharding.mesh import local_copy, make_mesh
 from bertjax.sharding.topology import available_cores
 from bertjax.tasks import fill_mask
-from bertjax.tasks.pretraining import PAIR_OBJECTIVES, Pretraining
+from bertjax.tasks.pretraining import PAIRS, WORDS, Pretraining
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
@@ -163,15 +163,16 @@ def report(scores: Scores | None) -> str:
     """Formats the held-out scores, each with its baseline."""
     if scores is None:
         return "no held-out data, so no scores"
-    loss, unigram, accuracy, majority = (
-        scores.scores[name] for name in ("mlm_loss", "unigram_loss", "mlm_accuracy", "mlm_majority")
-    )
+    words = next(words for words in WORDS.values() if f"{words.metrics}_loss" in scores.scores)
+    loss, accuracy, majority = (scores.scores[f"{words.metrics}_{name}"] for name in ("loss", "accuracy", "majority"))
+    unigram = scores.scores["unigram_loss"]
     comparison = f"{abs(unigram - loss):.3f} {'more' if unigram > loss else 'less'}"
+    title = f"held-out {words.report}: "
     lines = [
-        f"held-out masked words: loss {loss:.3f} nats; unigram baseline {unigram:.3f}, {comparison}",
-        f"                       accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}",
+        f"{title}loss {loss:.3f} nats; unigram baseline {unigram:.3f}, {comparison}",
+        f"{'':{len(title)}}accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}",
     ]
-    for pairs in PAIR_OBJECTIVES.values():
+    for pairs in PAIRS.values():
         if f"{pairs.metrics}_loss" in scores.scores:
             accuracy, majority = (scores.scores[f"{pairs.metrics}_{name}"] for name in ("accuracy", "majority"))
             lines.append(

@@ -222,7 +222,7 @@ def best(results: list[Result], metric: str) -> Result:
 
 def _rank(scores: dict, metric: str) -> tuple[bool, float]:
     """Returns a sort key, higher is better; a missing score, as of a diverged trial, ranks last."""
-    return scores[metric] is not None, _number(scores[metric])
+    return scores.get(metric) is not None, _number(scores.get(metric))
 
 
 def table(results: list[Result], metrics: Sequence[str]) -> str:

@@ -185,21 +185,23 @@ class Checkpoints(PreservationPolicy):
     Every host holds all scores, so that the hosts agree on which checkpoints to delete without reading them.
     """
 
-    def __init__(self, workdir: epath.PathLike, keep: int):
-        self._workdir, self._keep, self._scores = workdir, keep, _read_all_scores(workdir)
+    def __init__(self, workdir: epath.PathLike, keep: int, keep_every: int = 0):
+        self._workdir, self._keep, self._keep_every = workdir, keep, keep_every
+        self._scores = _read_all_scores(workdir)
         self._manager = _Manager(
             folder_of(workdir),
             options=ocp.CheckpointManagerOptions(preservation_policy=self, cleanup_tmp_directories=True),
         )
 
     def should_preserve(self, checkpoints, *, context) -> list[bool]:
-        """Tells Orbax, on every save, which checkpoints to keep: the latest few and the best."""
+        """Tells Orbax, on every save, which checkpoints to keep: the latest few, the best, and each `keep_every`."""
         del context
         kept = self._kept([info.step for info in checkpoints])
         return [info.step in kept for info in checkpoints]
 
     def _kept(self, steps: list[int]) -> set[int | None]:
-        return {*steps[-self._keep :], self.best_step()}
+        regular = [step for step in steps if self._keep_every and step % self._keep_every == 0]
+        return {*steps[-self._keep :], *regular, self.best_step()}
 
     def latest_step(self) -> int | None:
         return self._manager.latest_step()

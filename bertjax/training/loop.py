@@ -63,7 +63,7 @@ def train(
     program = program or make_program(task, config, mesh)
     schedule = make_schedule(config.optimizer, task.total_steps)
     hyperparameters = put_hyperparameters(config.seed, schedule, mesh)
-    checkpoints = Checkpoints(workdir, config.checkpoint.keep)
+    checkpoints = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every)
     start, state = _restore_or_initialize(task, config, workdir, program, checkpoints, initialize)
     on_start(start)
 

@@ -308,6 +308,18 @@ def test_manifests_of_older_versions_are_read(copied):
     assert records.find_records(copied, 64, 10, "train") == before
 
 
+@pytest.mark.parametrize("measures", [False, True])
+def test_a_manifest_cannot_have_more_records_than_its_files_have_room_for(copied, measures):
+    manifest = records.read_manifest(copied)
+    files = manifest["sets"]["64"]["train"]
+    files[next(iter(files))] = 2**31
+    records.write_manifest(copied, manifest)
+    with pytest.raises(
+        UserError, match=r"train-00000-of-.*: cannot have 2,147,483,648 records, as the manifest says, in"
+    ):
+        records.find_records(copied, 64, 10, "train", measures=measures)
+
+
 def test_predictions_a_row_are_free_where_records_are_not_masked(copied):
     manifest = records.read_manifest(copied)
     manifest["recipe"]["masking"], manifest["layout"] = "dynamic", "compact"

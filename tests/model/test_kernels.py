@@ -49,19 +49,25 @@ def close(a, b, share: float) -> None:
     assert np.abs(a - b).max() <= share * np.abs(a).max(), (np.abs(a - b).max(), np.abs(a).max())
 
 
-def plain(x, kernel, bias, segments, dropout_keys, rate):
+def plain(x, kernel, bias, segments, dropout_keys, rate, causal=False):
     projected = jnp.tensordot(x, kernel, 1) + bias
-    return plain_attention(projected, segments, dropout_keys, rate)
+    return plain_attention(projected, segments, dropout_keys, rate, causal)
 
 
 fused = functools.partial(fused_attention, chip=kernels.EMULATED)
 
 
-def definition(x, kernel, bias, segments, dropout_keys, rate):
+def causal(attend):
+    return functools.partial(attend, causal=True)
+
+
+def definition(x, kernel, bias, segments, dropout_keys, rate, causal=False):
     """Vaswani et al. 2017, section 3.2.1, in float32, differentiated by JAX."""
     query, key, value = jnp.moveaxis(jnp.tensordot(x, kernel, 1) + bias, 2, 0)
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
     allowed = segments[:, None, :, None] == segments[:, None, None, :]
+    place = np.arange(x.shape[1])
+    allowed &= (place[None, :] <= place[:, None]) | (not causal)
     probs = dropout(jax.nn.softmax(scores, where=allowed), rate, dropout_keys)
     context = jnp.einsum("bhqk,bkhd->bqhd", probs, value)
     return context.reshape(*context.shape[:2], -1)
@@ -97,10 +103,15 @@ def with_gradients(attend, rows, length, heads, size, rate, dtype):
         (fused, 2, 1024, 2, 64, RATE, "float32", 5e-6),
         (fused, 9, 128, 4, 32, 0.0, "float32", 5e-6),
         (fused, 2, 256, 2, 64, RATE, "bfloat16", 2e-2),
+        (causal(plain), 4, 37, 3, 24, RATE, "float32", 5e-6),
+        (causal(fused), 3, 128, 4, 64, RATE, "float32", 5e-6),
+        (causal(fused), 2, 1024, 2, 64, RATE, "float32", 5e-6),  # in two chunks
     ],
 )
 def test_attention_and_its_gradients_are_those_of_the_definition(attend, rows, length, heads, size, rate, dtype, share):
-    expected = with_gradients(definition, rows, length, heads, size, rate, "float32")
+    is_causal = isinstance(attend, functools.partial) and attend.keywords.get("causal", False)
+    by_definition = functools.partial(definition, causal=is_causal)
+    expected = with_gradients(by_definition, rows, length, heads, size, rate, "float32")
     found = with_gradients(attend, rows, length, heads, size, rate, dtype)
     for a, b in zip(expected, found, strict=True):
         assert b.dtype == dtype

@@ -17,6 +17,7 @@ from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.tasks import objectives, pretraining_run
 from bertjax.tasks.objectives import Predictor, apply
 from bertjax.tasks.pretraining import Pretraining, row_size
+from bertjax.text import tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.logging import read_metrics
 from bertjax.training.optimizer import make_schedule
@@ -51,6 +52,17 @@ def short_records(tmp_path_factory):
     return folder / "records"
 
 
+@pytest.fixture(scope="module")
+def dynamic_records(short_records, tmp_path_factory):
+    """Of the same text, not masked, of full sentences."""
+    folder = tmp_path_factory.mktemp("dynamic") / "records"
+    config = config_of("", False, short_records.parent / "text.txt")
+    config.data.update(masking="dynamic", next_sentence="none", short_seq_prob=0.9)
+    with preparing_in_process():
+        prepare(config, folder)
+    return folder
+
+
 def config_of(records, packing, corpus="", **mesh):
     config = tiny_config(corpus, records)
     config.packing = packing
@@ -69,6 +81,29 @@ def padded(short_records):
 def packed(short_records):
     config = config_of(short_records, True)
     return Pretraining(config, one_device_mesh(config), short_records)
+
+
+@pytest.mark.parametrize("step", [0, 6])
+def test_next_words_of_packed_sequences_are_those_of_padded_ones(dynamic_records, step):
+    """All of them, and of no sequence that follows in a row."""
+    losses, gradients = [], []
+    for packing in (False, True):
+        config = config_of(dynamic_records, packing)
+        config.model.causal, config.data.masking, config.data.next_sentence = True, "dynamic", "none"
+        pieces = tokenizer.load("wordpiece", dynamic_records / "vocab.txt")
+        task = Pretraining(config, one_device_mesh(config), dynamic_records, tokenizer=pieces)
+        if not packing:
+            params = make_program(task, task.config, task.mesh).init(jax.random.key(0)).params
+        batch = next(task.batches(step))
+        told = task.abstract_batch(step // 6)
+        assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
+        sequences = int(batch["next_sentence_weights"].sum())
+        assert batch["masked_lm_weights"].sum() == (batch["input_mask"] > 0).sum() - sequences
+        (loss, metrics), gradient = loss_and_gradient(task)(params, batch)
+        assert metrics.keys() == {"lm_loss", "lm_accuracy", "tokens", "padding"}
+        losses.append(loss), gradients.append(gradient)
+    assert_close(*losses)
+    assert_close(*gradients)
 
 
 @pytest.fixture(scope="module")
@@ -312,5 +347,5 @@ def test_what_cannot_be_packed_is_refused():
 
     config = features.get_config()
     config.packing = True
-    with pytest.raises(UserError, match=r"config.packing = True: the BiLSTM reads whole rows"):
+    with pytest.raises(UserError, match=r"config.packing = True: a BiLSTM .* reads whole rows"):
         tasks.validate(config, with_data=False)

@@ -285,6 +285,12 @@ def test_the_latest_checkpoints_and_the_best_are_kept(train_toy, tmp_path):
     assert (result.best_step, result.best.score, result.scores.score) == (4, 5, 2)
 
 
+def test_checkpoints_of_regular_steps_are_kept(train_toy, tmp_path):
+    kept = dict(every_steps=1, keep=1, keep_every=3)
+    train_toy(Toy(toy_config(), scores=[1, 5, 4, 3, 2]), eval=KEPT["eval"], checkpoint=kept)
+    assert checkpoint.steps(tmp_path) == [3, 4, 6, 9, 10]
+
+
 def test_what_the_last_evaluation_makes_superfluous_goes_too(train_toy, tmp_path):
     train_toy(
         Toy(toy_config(), scores=[1, 5, 4, 3, 6]), eval=dict(every_steps=2), checkpoint=dict(every_steps=1, keep=1)

@@ -1,0 +1,29 @@
+"""What pre-training learns, as in the paper's ablation: bert, no_nsp, ltr, ltr_bilstm.
+
+bert: masked words and next sentences. no_nsp: masked words only, of full sentences. ltr: a left-to-right model, which
+sees the words before only and learns the next one (the arrangement of GPT, with BERT's data and input). ltr_bilstm: the
+same, and a BiLSTM on top when it is fine-tuned, with --config.head.lstm_size=768.
+
+Command:  bertjax train --config=experiments/ablations/objective.py:ltr --config.data.corpus=texts/ --workdir=runs/ltr
+Hardware: 4 Cloud TPUs (16 chips), 4 days, in the paper; small models on two CPU cores: RESULTS.md
+Paper:    BERT-base's size, dev sets (Devlin et al. 2019, table 5), MNLI-m, QNLI, MRPC, SST-2 accuracy, SQuAD 1.1 F1:
+          bert 84.4 88.4 86.7 92.7 88.5, no_nsp 83.9 84.9 86.5 92.6 87.9, ltr 82.1 84.3 77.5 92.1 77.8, ltr_bilstm 82.1
+          84.1 75.7 91.6 84.9
+"""
+
+from bertjax.config import UserError, pretraining_config
+
+NAMES = ("bert", "no_nsp", "ltr", "ltr_bilstm")
+
+
+def get_config(name="bert"):
+    if name not in NAMES:
+        raise UserError(f"unknown objective {name!r}: choose one of {', '.join(NAMES)}")
+    config = pretraining_config()
+    config.data.masking = "dynamic"  # one set of records for all that have the same sentences
+    if name != "bert":
+        config.data.next_sentence = "none"
+    if name.startswith("ltr"):
+        config.model.causal = True
+        config.eval.fill_masks = ()
+    return config

@@ -1,0 +1,256 @@
+"""The paper's comparisons, scaled to what is at hand: pre-training as SCALE/NAME, such as cores/ltr.
+
+The scales and all names are below; `python -m experiments.ablations` runs them all, and fine-tunes what they pre-train.
+
+Command:  python -m bertjax.main --config=experiments/ablations/scaled.py:cores/ltr --config.data.corpus=texts/
+Hardware: cores: two CPU cores
+Paper:    see the experiments beside this file
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+
+from bertjax import experiment
+from bertjax.config import UserError, model_size, named_stages, stage
+
+FOLDER = pathlib.Path(__file__).parent
+MASKINGS = ("80-10-10", "100-0-0", "80-0-20", "80-20-0", "0-20-80", "0-0-100")
+FEATURES = ("embeddings", "second_to_last", "last", "weighted_sum_last_four", "concat_last_four", "weighted_sum_all")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large everything is.
+
+    Args:
+      size: LAYERS-HIDDEN-HEADS of the model in all tables but that of sizes.
+      sizes: those of that table.
+      files: of each corpus.
+      pretraining, fine_tuning: config fields by name, of all runs.
+      tasks: the same, by task.
+      lstm_size: of a BiLSTM on top.
+      articles: of SQuAD's training set, the first ones.
+      checkpoints: steps that the table of steps compares.
+    """
+
+    size: str
+    sizes: tuple[str, ...]
+    steps: int
+    length: int
+    files: int
+    pretraining: Mapping
+    fine_tuning: Mapping
+    tasks: Mapping[str, Mapping]
+    lstm_size: int
+    articles: int
+    seeds: int
+    checkpoints: tuple[int, ...]
+
+    def corpora(self, folder: pathlib.Path) -> list[pathlib.Path]:
+        """Returns the first files of each corpus in the folder, whose names are CORPUS-NUMBER.txt.xz or so."""
+        names = sorted({path.name.rpartition("-")[0] for path in folder.glob("*-*.txt*")})
+        return [path for name in names for path in sorted(folder.glob(f"{name}-*.txt*"))[: self.files]]
+
+
+SCALES = {
+    # Hours on two CPU cores.
+    "cores": Scale(
+        size="2-128-2",
+        sizes=("1-128-2", "2-128-1", "2-128-2", "4-128-2", "4-192-3", "6-192-3"),
+        steps=6_000,
+        length=128,
+        files=2,
+        pretraining={
+            "batch_size": 64,
+            "model.vocab_size": 8192,
+            "model.max_position_embeddings": 256,
+            "model.initializer_range": 0.05,  # as wide as BERT-base's, for a hidden size of 128
+            "model.hidden_dropout_prob": 0.0,  # no text is seen more than a few times
+            "model.attention_probs_dropout_prob": 0.0,
+            "optimizer.learning_rate": 2e-3,
+            "optimizer.warmup_steps": 500,
+            "optimizer.beta2": 0.98,
+            "optimizer.bias_correction": True,
+            "eval.max_sequences": 4096,
+        },
+        fine_tuning={"optimizer.learning_rate": 3e-4, "model.hidden_dropout_prob": 0.1},
+        tasks={
+            "mrpc": {"epochs": 5.0},
+            "stsb": {"epochs": 5.0},
+            "conll": {"epochs": 5.0, "optimizer.learning_rate": 1e-3, "max_seq_length": 128},
+            "features": {"epochs": 5.0, "max_seq_length": 128, "head.lstm_size": 128},
+            "squad": {"max_seq_length": 256},
+        },
+        lstm_size=128,
+        articles=100,
+        seeds=3,
+        checkpoints=(500, 1000, 2000, 4000, 6000),
+    ),
+    # Minutes: that everything runs.
+    "trial": Scale(
+        size="4-32-2",
+        sizes=("4-32-2", "2-32-2"),
+        steps=40,
+        length=32,
+        files=1,
+        pretraining={
+            "batch_size": 16,
+            "model.vocab_size": 3000,
+            "model.max_position_embeddings": 64,
+            "optimizer.learning_rate": 1e-3,
+            "optimizer.warmup_steps": 5,
+            "eval.max_sequences": 64,
+        },
+        fine_tuning={"epochs": 1.0, "max_seq_length": 32, "optimizer.learning_rate": 1e-3},
+        tasks={
+            "squad": {"max_seq_length": 64, "data.max_query_length": 16, "data.doc_stride": 32},
+            "features": {"head.lstm_size": 16},
+        },
+        lstm_size=16,
+        articles=2,
+        seeds=2,
+        checkpoints=(20, 40),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """A pre-trained model.
+
+    Args:
+      name: of its workdir.
+      experiment: FILE:ARGUMENT beside this file, or the name of a shipped one.
+      records: which ones: pairs | sentences.
+      changes: config fields by name in which it differs from the scale.
+    """
+
+    name: str
+    experiment: str
+    records: str = "pairs"
+    changes: Mapping = dataclasses.field(default_factory=dict)
+
+
+BERT = Pretrained("bert", "objective.py:bert")
+# The weights that BERT starts from: one step at a rate of nearly 0.
+RANDOM = Pretrained("random", "objective.py:bert", changes={"optimizer.learning_rate": 1e-12, "steps": 1})
+NO_NSP = Pretrained("no_nsp", "objective.py:no_nsp", "sentences")
+LTR = Pretrained("ltr", "objective.py:ltr", "sentences")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A fine-tuning task: its experiment, the folder of its data, and the metric of the table."""
+
+    name: str
+    experiment: str
+    data: str
+    metric: str
+
+
+TASKS = {
+    "sst2": Task("SST-2", "glue:sst2", "glue", "accuracy"),
+    "mrpc": Task("MRPC", "glue:mrpc", "glue", "accuracy"),
+    "stsb": Task("STS-B", "glue:stsb", "glue", "spearman"),
+    "conll": Task("CoNLL", "ner", "conll2003", "f1"),
+    "squad": Task("SQuAD", "squad:v1.1", "squad", "f1"),
+    **{f"features-{name}": Task(f"CoNLL, {name}", f"features:{name}", "conll2003", "f1") for name in FEATURES},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A model, fine-tuned on a task with some seeds.
+
+    Args:
+      step: of the checkpoint; 0: the last one.
+      has_lstm: whether there is a BiLSTM on top.
+    """
+
+    model: Pretrained
+    task: str
+    step: int = 0
+    has_lstm: bool = False
+
+    @property
+    def folder(self) -> str:
+        variant = f"@{self.step}" * bool(self.step) + "_bilstm" * self.has_lstm
+        return f"{self.model.name}{variant}-{self.task}"
+
+    def settings(self, scale: Scale) -> dict:
+        """Returns the overrides of the task's experiment."""
+        is_frozen = self.task.startswith("features-")
+        fields = {**scale.fine_tuning, **scale.tasks.get("features" if is_frozen else self.task, {})}
+        if is_frozen:
+            return fields
+        if self.has_lstm:
+            return {**fields, "head.lstm_size": scale.lstm_size}
+        return {**fields, "packing": True}
+
+
+# The rows of each table, and the tasks that are its columns.
+ROWS = {
+    "objective": {"BERT": BERT, "no NSP": NO_NSP, "left to right": LTR, "left to right, BiLSTM": LTR, "random": RANDOM},
+    "masking": {name: Pretrained(f"masking-{name}", f"masking.py:{name}") for name in MASKINGS} | {MASKINGS[0]: BERT},
+    "positions": {
+        "learned": BERT,
+        **{name: Pretrained(name, f"positions.py:{name}") for name in ("sinusoidal", "none")},
+    },
+}
+COLUMNS = {
+    "objective": ("sst2", "mrpc", "stsb", "conll", "squad"),
+    "size": ("sst2", "mrpc", "conll"),
+    "steps": ("sst2", "conll"),
+    "masking": ("sst2", "conll", "features-concat_last_four"),
+    "features": ("conll", *(f"features-{name}" for name in FEATURES)),
+    "positions": ("sst2", "mrpc", "conll"),
+}
+TABLES = tuple(COLUMNS)
+
+
+def models(table: str, scale: Scale) -> dict[str, Pretrained]:
+    """Returns the rows of a table by their titles."""
+    if table == "size":
+        changes = {size: {f"model.{field}": value for field, value in model_size(size).items()} for size in scale.sizes}
+        found = {size: Pretrained(f"size-{size}", f"size.py:{size}", changes=changes[size]) for size in scale.sizes}
+        return found | ({scale.size: BERT} if scale.size in found else {})
+    return {"steps": {"masked words": NO_NSP, "left to right": LTR}, "features": {"BERT": BERT}}.get(table) or ROWS[
+        table
+    ]
+
+
+def cells(table: str, scale: Scale) -> Iterator[tuple[str, Cell]]:
+    """Yields (title of the row, cell) of a table, row by row."""
+    for title, model in models(table, scale).items():
+        for step in scale.checkpoints if table == "steps" else (0,):
+            for task in COLUMNS[table]:
+                yield title, Cell(model, task, step, has_lstm="BiLSTM" in title)
+
+
+def get_config(which="cores/bert"):
+    scale, _, name = which.partition("/")
+    if scale not in SCALES:
+        raise UserError(f"unknown scale {scale!r}: choose one of {', '.join(SCALES)}")
+    known = {model.name: model for table in TABLES for model in models(table, SCALES[scale]).values()}
+    if name not in known:
+        raise UserError(f"unknown model {name!r}: choose one of {', '.join(known)}")
+    return _config(SCALES[scale], known[name])
+
+
+def _config(scale: Scale, model: Pretrained):
+    file, colon, argument = model.experiment.partition(":")
+    config = experiment.load(f"{FOLDER / file}{colon}{argument}").unlock()
+    fields = {f"model.{field}": value for field, value in model_size(scale.size).items()}
+    fields |= {**scale.pretraining, **model.changes}
+    steps = fields.pop("steps", scale.steps)
+    config.stages = named_stages(only=stage(steps, scale.length, -(-15 * scale.length // 100)))
+    config.packing = True
+    config.data.update(dupe_factor=1, layout="compact")
+    config.tokenizer.lowercase = False
+    config.eval.update(every_steps=max(1, steps // 10), fill_masks=())
+    config.checkpoint.update(every_steps=min(scale.checkpoints[0], steps), keep_every=min(scale.checkpoints[0], steps))
+    for name, value in fields.items():
+        section, _, field = name.rpartition(".")
+        (config[section] if section else config)[field] = value
+    return config.lock()

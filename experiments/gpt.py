@@ -1,0 +1,25 @@
+"""A left-to-right language model of GPT's sizes: gpt, gpt2, gpt2-medium, gpt2-large, gpt2-xl.
+
+The modules are BERT's, with a causal mask: the output layer's transformation, token types and WordPiece are BERT's as
+well, and the rate decays linearly. gpt2 has its LayerNorm before each part, as published.
+
+Command:  bertjax train --config=gpt:gpt2 --config.data.corpus=texts/ --workdir=runs/gpt2
+Hardware: 8 GPUs, a month, for gpt (Radford et al. 2018); small models on two CPU cores: ablations/RESULTS.md
+Paper:    not comparable: other data and vocabularies
+"""
+
+from bertjax.config import model_size, named_stages, pretraining_config, stage
+
+
+def get_config(size="gpt2"):
+    config = pretraining_config()
+    length = 1024 if size.startswith("gpt2") else 512
+    config.model.update(model_size(size), causal=True, layer_norm_eps=1e-5, max_position_embeddings=length)
+    config.model.norm = "pre" if size.startswith("gpt2") else "post"
+    config.data.update(next_sentence="none", masking="dynamic", dupe_factor=1)
+    config.stages = named_stages(only=stage(800_000, length, 154))
+    # As GPT (section 4.1): 64 sequences, rates up to 2.5e-4 after 2,000 steps.
+    config.batch_size = 64
+    config.optimizer.update(learning_rate=2.5e-4, warmup_steps=2000, bias_correction=True)
+    config.eval.fill_masks = ()
+    return config

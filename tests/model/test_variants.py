@@ -1,0 +1,133 @@
+"""What BERT chose otherwise than others: causal attention, positions, where LayerNorm is, a BiLSTM on top."""
+
+import dataclasses
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.config import BertConfig, UserError, model_size
+from bertjax.model.bert import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    lstm_flops,
+)
+from bertjax.model.encoder import sinusoids
+
+TINY = BertConfig(
+    vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+    max_position_embeddings=24, initializer_range=0.3,
+)  # fmt: skip
+
+
+def made(module, config, **fields):
+    """A model with random params, none of which is 0 or 1."""
+    model, ids = module(config, **fields), jnp.zeros((1, 8), jnp.int32)
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), ids, ids, ids)["params"])
+    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    return lambda *inputs, **named: jax.jit(model.apply)({"params": params}, *inputs, **named), params
+
+
+def row(seed, length=12):
+    rng = np.random.default_rng(seed)
+    return rng.integers(5, 60, (1, length)), np.ones((1, length), int), np.zeros((1, length), int)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_causal_model_sees_what_was_before_and_nothing_else(norm):
+    run, _ = made(BertModel, dataclasses.replace(TINY, causal=True, norm=norm))
+    ids, segments, types = row(0)
+    before, pooled = run(ids, segments, types)
+    for place in (0, 5, 11):
+        changed = ids.copy()
+        changed[0, place] = (changed[0, place] + 1) % 60
+        after, other = run(changed, segments, types)
+        differs = (after != before).any(-1)[0]
+        np.testing.assert_array_equal(differs, np.arange(12) >= place)
+        assert (other != pooled).any()  # the last token has seen all of it
+
+
+def test_a_causal_model_is_pooled_at_the_last_token_of_each_example():
+    run, _ = made(BertModel, dataclasses.replace(TINY, causal=True))
+    examples = [row(seed, length)[0][0] for seed, length in ((0, 5), (1, 3), (2, 7))]
+    alone = []
+    for ids in examples:  # padded
+        padded = np.pad(ids, (0, 9))[None]
+        segments = (np.arange(len(ids) + 9) < len(ids))[None].astype(int)
+        alone.append(run(padded, segments, np.zeros_like(padded))[1][0])
+    ids = np.pad(np.concatenate(examples), (0, 3))[None]
+    segments = np.repeat([1, 2, 3, 0], [5, 3, 7, 3])[None]
+    positions = np.concatenate([np.arange(n) for n in (5, 3, 7, 3)])[None]
+    first_tokens = np.array([[0, 5, 8, 0]])  # of three examples; the row has room for a fourth
+    _, pooled = run(ids, segments, np.zeros_like(ids), positions, None, first_tokens)
+    np.testing.assert_allclose(pooled[0, :3], np.stack(alone), atol=2e-5)
+
+
+def test_sinusoids_are_those_of_the_original_transformer():
+    """Vaswani et al. 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i + 1) = cos of the same."""
+    found, size = sinusoids(9, 6, 0.5), 6
+    for position in range(9):
+        for i in range(size // 2):
+            angle = position / 10_000 ** (2 * i / size)
+            np.testing.assert_allclose(found[position, 2 * i], 0.5 * math.sin(angle), atol=1e-6)
+            np.testing.assert_allclose(found[position, 2 * i + 1], 0.5 * math.cos(angle), atol=1e-6)
+
+
+@pytest.mark.parametrize("positions, knows_order", [("learned", True), ("sinusoidal", True), ("none", False)])
+def test_only_positions_tell_the_order_of_words(positions, knows_order):
+    run, params = made(BertModel, dataclasses.replace(TINY, positions=positions))
+    assert ("position" in params["embeddings"]) == (positions == "learned")
+    ids, segments, types = row(0)
+    order = np.random.default_rng(1).permutation(12)
+    straight, _ = run(ids, segments, types)
+    shuffled, _ = run(ids[:, order], segments, types)
+    assert (np.abs(shuffled - straight[:, order]).max() > 0.1) == knows_order
+
+
+def test_features_of_a_model_that_ends_with_a_layernorm_are_its_output():
+    model, ids = BertModel(dataclasses.replace(TINY, norm="pre")), jnp.arange(8)[None] + 5
+    params = model.init(jax.random.key(0), ids, ids * 0 + 1, ids * 0)["params"]
+    run = dict(segments=ids * 0 + 1, token_types=ids * 0, method="encode")
+    states = model.apply({"params": params}, ids, every_layer=True, **run)
+    assert states.shape == (3, 1, 8, 32)
+    np.testing.assert_array_equal(states[-1], model.apply({"params": params}, ids, **run))
+    np.testing.assert_allclose(states[-1].mean(-1), 0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "module", [BertForSequenceClassification, BertForTokenClassification, BertForQuestionAnswering]
+)
+def test_a_bilstm_on_top_reads_both_ways_and_no_padding(module):
+    labels = {} if module is BertForQuestionAnswering else {"labels": 3}
+    run, params = made(module, dataclasses.replace(TINY, causal=True), lstm_size=16, **labels)
+    assert params["lstm"]["forward_0"]["hi"]["kernel"].shape == (16, 16) and "pooler" not in params["bert"]
+    ids, segments, types = row(0)
+    logits = run(ids, segments, types)
+    wider = [np.pad(x, ((0, 0), (0, 7)), constant_values=value) for x, value in ((ids, 9), (segments, 0), (types, 0))]
+    padded = run(*wider)
+    padded = padded if module is BertForSequenceClassification else padded[:, :12]
+    np.testing.assert_allclose(padded, logits, atol=1e-5)
+    ids[0, 11] = 5 if ids[0, 11] != 5 else 6
+    changed = run(ids, segments, types)  # which the first token of a causal model sees through the BiLSTM alone
+    assert (changed != logits).any(-1).all()
+
+
+def test_flops_of_a_bilstm():
+    """Two directions of four gates, each of an input and a state, 2 FLOPs a multiply-add, per token and layer."""
+    model = BertForTokenClassification(TINY, 3, lstm_size=16, lstm_layers=2)
+    assert lstm_flops(model, 5, 7) == 5 * 7 * 2 * 2 * 4 * 16 * ((32 + 16) + (2 * 16 + 16))
+    assert lstm_flops(BertForTokenClassification(TINY, 3), 5, 7) == 0
+
+
+def test_sizes_have_names_or_numbers():
+    assert model_size("12-768-12") == model_size("base") == model_size("gpt2")
+    assert model_size("gpt2-xl") == dict(
+        num_hidden_layers=48, hidden_size=1600, num_attention_heads=25, intermediate_size=6400
+    )
+    with pytest.raises(UserError, match=r"unknown model size '12-768': choose one of .*, or LAYERS-HIDDEN-HEADS"):
+        model_size("12-768")
