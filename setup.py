@@ -27,6 +27,7 @@ setuptools.setup(
         "google-crc32c>=1.6",
         "importlib_resources",  # tensorflow-datasets needs it to prepare a data set, and does not say so
         "jax>=0.10",
+        "matplotlib>=3.9",
         "ml-collections>=1.1",
         "msgspec>=0.20",
         "numpy>=2.0",
@@ -59,7 +60,6 @@ setuptools.setup(
             "datasets>=3",
             "hypothesis>=6",
             "ipykernel>=6.29",
-            "matplotlib>=3.9",
             "nbclient>=0.10",
             "nbformat>=5.10",
             "pytest>=8",

@@ -1,6 +1,7 @@
 """Shared code of the commands: flags, and one-line errors with a non-zero exit code for users' mistakes."""
 
 import errno
+import gc
 import os
 import signal
 import sys
@@ -54,23 +55,28 @@ def run(main: Callable[[list[str]], None]) -> None:
     _open_streams()
     _silence_leftovers()
     signal.signal(signal.SIGTERM, _terminate)
+    failure, code = "", 1
     try:
         app.run(guarded, flags_parser=_parse)
     except UserError as error:
-        _fail(str(error))
+        failure = str(error)
     except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while Python ends, its handler would print a traceback
-        _fail(str(stop) or "interrupted", code=130)
+        failure, code = str(stop) or "interrupted", 130
     except BrokenPipeError:  # whoever read the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still in the buffer
         sys.exit(1)
     except Exception as error:
         for cause in _causes(error):  # a path that cannot be read or written; a full disk, whatever fails of it
             if full := _full(cause):
-                _fail(f"{full}; free some space, and start the same command again")
-        if not isinstance(error, OSError) or error.filename is None:
+                failure = failure or f"{full}; free some space, and start the same command again"
+        if not failure and (not isinstance(error, OSError) or error.filename is None):
             raise
-        _fail(f"{error.filename}: {error.strerror or error}")
+        failure = failure or f"{error.filename}: {error.strerror or error}"
+    if failure:
+        gc.collect()  # with the exception's frames, the iterators of tf.data: those that outlive Python print warnings
+        print(f"error: {failure}", file=sys.stderr, flush=True)
+        sys.exit(code)
 
 
 def _open_streams() -> None:
@@ -166,8 +172,3 @@ def _parse(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except (UserError, flags.Error) as error:
         raise UserError(" ".join(str(error).split())) from None
-
-
-def _fail(message: str, code: int = 1):
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    sys.exit(code)

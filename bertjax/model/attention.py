@@ -77,7 +77,7 @@ class LayerNorm(nn.Module):
 
     def __call__(self, x):
         """`[..., hidden]` -> `[..., hidden]`."""
-        standardized = _standardize(x, self.config.layer_norm_eps)
+        standardized = standardize(x, self.config.layer_norm_eps)
         return (standardized * self.scale + self.bias).astype(self.compute.dtype)
 
     def of_sum(self, x, update, update_bias, dropout_keys):
@@ -94,7 +94,7 @@ def residual_sum(x, update, update_bias, dropout_keys, rate: float):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _standardize(x, epsilon: float):
+def standardize(x, epsilon: float):
     """Subtracts the mean over the last axis and divides by the standard deviation, in float32.
 
     Its gradient in closed form needs x and two numbers per row; the derived one reads and keeps much more.
@@ -117,7 +117,7 @@ def _standardize_backward(epsilon, saved, grad):
     return ((inverse * (grad - grad.mean(-1, keepdims=True) - y * slope)).astype(x.dtype),)
 
 
-_standardize.defvjp(_standardize_forward, _standardize_backward)
+standardize.defvjp(_standardize_forward, _standardize_backward)
 
 
 class SelfAttention(nn.Module):

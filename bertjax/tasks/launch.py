@@ -1,8 +1,10 @@
 """Launches a config on all hosts: pre-training, fine-tuning, or a search over fine-tuning runs."""
 
+import jax
 from etils import epath
 
 from bertjax import lock, tasks
+from bertjax.reporting import page
 from bertjax.sharding import hosts, liveness
 from bertjax.sharding.mesh import use_cpu_cores
 from bertjax.tasks import finetuning, pretraining_run, sweep
@@ -22,4 +24,6 @@ def launch(config, workdir: epath.PathLike) -> None:
             else:
                 sweep.refuse_search(workdir)
                 run(pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning.KIND, config, workdir)
+            if jax.process_index() == 0:
+                page.write(workdir, [workdir])
     hosts.leave()

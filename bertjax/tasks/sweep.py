@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from typing import TypedDict
 
 import jax
 import numpy as np
@@ -30,10 +29,21 @@ from bertjax.training.divergence import Diverged
 from bertjax.training.run import Run
 from bertjax.training.run import run as run_one
 from bertjax.training.step import Program, make_program
-from bertjax.training.workdir import CONFIG, Difference, RunInfo, differences, read_info, refuse, require_info
+from bertjax.training.workdir import (
+    CONFIG,
+    RESULT,
+    RUNS,
+    Difference,
+    Finished,
+    RunInfo,
+    differences,
+    read_info,
+    refuse,
+    require_info,
+)
 from bertjax.validation import value_of
 
-RUNS, RESULT, SUMMARY = "runs", "result.json", "sweep.md"
+SUMMARY = "sweep.md"
 ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # of the table's columns, after all others
 NOT_COMPILED = ("learning_rate", "warmup_proportion")  # optimizer fields that do not need another program
 NEXT_SEED = 1000  # added to the seed of a failed trial
@@ -46,13 +56,6 @@ class Result:
 
     settings: dict
     scores: dict
-    failed: bool
-
-
-class _Finished(TypedDict):
-    """`RESULT`"""
-
-    scores: dict[str, float | None]
     failed: bool
 
 
@@ -193,7 +196,8 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
         if jax.process_index() == 0:
             print(error, flush=True)
     if jax.process_index() == 0:
-        write_whole(workdir / RESULT, json.dumps({"scores": result.scores, "failed": result.failed}) + "\n")
+        content = {"scores": result.scores, "failed": result.failed, "baseline": dataset.baseline}
+        write_whole(workdir / RESULT, json.dumps(content) + "\n")
     return result
 
 
@@ -270,7 +274,10 @@ def read_result(workdir: epath.Path, settings: dict, trial) -> Result | None:
     if (before := read_info(workdir)) is not None:
         _refuse(workdir, differences(before, RunInfo(trial)))
     path = workdir / RESULT
-    return Result(settings, **read_json(path, _Finished)) if path.exists() else None
+    if not path.exists():
+        return None
+    found = read_json(path, Finished)
+    return Result(settings, found["scores"], found["failed"])
 
 
 def keep_best(workdir: epath.Path, metric: str) -> None:
@@ -278,7 +285,7 @@ def keep_best(workdir: epath.Path, metric: str) -> None:
     ranks = {}
     for path in sorted((workdir / RUNS).glob(f"*/{RESULT}")):
         has_checkpoint = checkpoint.folder_of(path.parent).exists()
-        ranks[path.parent] = (*_rank(read_json(path, _Finished)["scores"], metric), has_checkpoint)
+        ranks[path.parent] = (*_rank(read_json(path, Finished)["scores"], metric), has_checkpoint)
     top = max(ranks, key=ranks.get)
     write_whole(workdir / BEST_RUN, f"{RUNS}/{top.name}\n")
     for trial in ranks:

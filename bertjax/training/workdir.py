@@ -6,7 +6,7 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple, TypedDict
+from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
 
 import ml_collections
 import msgspec
@@ -19,6 +19,7 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import validate_model
 
 CONFIG, REPORT = "config.json", "report.txt"
+RUNS, RESULT = "runs", "result.json"  # of a search: the folder of its trials, and what a finished one has
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
 DECISIVE = ("task", "seed", "batch_size", "epochs", "max_seq_length", "packing", "stages", "data", "head", "optimizer",
             "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
@@ -69,6 +70,14 @@ class _Beside(TypedDict, total=False):
     labels: tuple[str, ...]
     train_examples: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     used_tokenizer: _UsedTokenizer
+
+
+class Finished(TypedDict):
+    """`RESULT`; `baseline`: the best score of a prediction that is always the same."""
+
+    scores: dict[str, float | None]
+    failed: bool
+    baseline: NotRequired[float]
 
 
 def read_info(workdir: epath.PathLike) -> RunInfo | None:

@@ -1,0 +1,36 @@
+"""Draws runs on one page: python -m bertjax.report WORKDIR... --output=FOLDER
+
+Loss and accuracy against steps, tokens and hours, learning rate, gradient norm and throughput, of all runs over each
+other; of searches, means and standard deviations. Of a single run also what its checkpoint has learnt: the attention of
+--text, head by head, and the neighbours of word embeddings. Writes report.html, with its pictures, and report.png.
+"""
+
+from absl import flags
+
+from bertjax import command
+
+_OUTPUT = flags.DEFINE_string("output", None, "Folder to write to; by default the workdir, if there is only one.")
+_TEXT = flags.DEFINE_string("text", "the man went to the store to buy a bottle of milk .", "To draw the attention of.")
+_WORDS = flags.DEFINE_list("words", [], "To list the neighbours of; by default the words of the text.")
+
+
+def main(workdirs: list[str]) -> None:
+    from etils import epath
+
+    from bertjax.config import UserError
+    from bertjax.interop import pretrained
+    from bertjax.reporting import page
+    from bertjax.training.workdir import RUNS
+
+    if not workdirs:
+        raise UserError("name the workdirs of one or more runs")
+    if _OUTPUT.value is None and len(workdirs) > 1:
+        raise UserError("--output: say in which folder to write about several runs")
+    source = None
+    if len(workdirs) == 1 and not (epath.Path(workdirs[0]) / RUNS).is_dir():
+        source = pretrained.read_with_tokenizer(workdirs[0])
+    print(page.write(_OUTPUT.value or workdirs[0], workdirs, source, _TEXT.value, _WORDS.value))
+
+
+if __name__ == "__main__":
+    command.run(main)

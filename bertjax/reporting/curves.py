@@ -1,0 +1,118 @@
+"""Draws runs over each other: loss and scores against steps, tokens and hours, and how the training went."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax.reporting.history import History
+
+COLUMNS = 3
+POINTS = 1000  # of a curve; more are averaged
+
+
+class Panel(NamedTuple):
+    """One plot.
+
+    Attributes:
+      trained, scored, baselines: metrics that are drawn as a thin line, as dots on a line, and as a dashed line; of
+        each, those that a run has.
+      against: steps | tokens | hours.
+    """
+
+    title: str
+    trained: tuple[str, ...] = ()
+    scored: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
+    against: str = "steps"
+    is_log: bool = False
+
+
+_LOSSES = Panel(
+    "loss of words",
+    ("train/mlm_loss", "train/lm_loss"),
+    ("eval/mlm_loss", "eval/lm_loss"),
+    ("eval/unigram_loss",),
+)
+PRETRAINING = (
+    _LOSSES,
+    _LOSSES._replace(against="tokens"),
+    _LOSSES._replace(against="hours"),
+    Panel(
+        "accuracy of words",
+        ("train/mlm_accuracy", "train/lm_accuracy"),
+        ("eval/mlm_accuracy", "eval/lm_accuracy"),
+        ("eval/mlm_majority", "eval/lm_majority"),
+    ),
+    Panel(
+        "accuracy of sentence pairs",
+        ("train/nsp_accuracy", "train/sop_accuracy"),
+        ("eval/nsp_accuracy", "eval/sop_accuracy"),
+        ("eval/nsp_majority", "eval/sop_majority"),
+    ),
+)
+TRAINING = (
+    Panel("learning rate", ("train/learning_rate",)),
+    Panel("gradient norm", ("train/grad_norm",), is_log=True),
+    Panel("tokens a second, without padding", ("train/tokens_per_second",)),
+    Panel("model FLOPs utilisation", ("train/mfu",)),
+)
+
+
+def draw(histories: Sequence[History]):
+    """Returns a Matplotlib figure, with the panels for which there are metrics."""
+    from matplotlib.figure import Figure  # not pyplot, which would choose a display
+
+    panels = [panel for panel in (*PRETRAINING, *_fine_tuning(histories), *TRAINING) if _has_any(panel, histories)]
+    rows = max(1, -(-len(panels) // COLUMNS))
+    figure = Figure(figsize=(4.6 * COLUMNS, 3.2 * rows + 0.5), layout="constrained")
+    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    for axis, panel in zip(axes, panels):
+        for number, history in enumerate(histories):
+            _draw(axis, panel, history, f"C{number % 10}")
+        axis.set(title=panel.title, xlabel=panel.against, yscale="log" if panel.is_log else "linear")
+        axis.grid(alpha=0.3)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    if panels:
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    return figure
+
+
+def _fine_tuning(histories: Iterable[History]) -> list[Panel]:
+    """The loss, and a panel for each score on the dev set, at most four."""
+    scores = {}
+    for history in histories:
+        if history.task != "pretraining":
+            scores |= {name: None for line in history.lines for name in line if name.startswith("eval/")}
+    panels = [Panel(f"{name.removeprefix('eval/')}, dev set", scored=(name,)) for name in list(scores)[:4]]
+    return [Panel("loss", ("train/loss",)), *panels] if scores else []
+
+
+def _has_any(panel: Panel, histories: Iterable[History]) -> bool:
+    metrics = (*panel.trained, *panel.scored)
+    return any(len(history.of(metric)[0]) for history in histories for metric in metrics)
+
+
+def _draw(axis, panel: Panel, history: History, color: str) -> None:
+    def x(steps):
+        found: dict[str, Callable] = {"tokens": history.tokens, "hours": history.hours}
+        return found[panel.against](steps) if panel.against in found else steps
+
+    label = history.name
+    for metrics, style in (
+        (panel.trained, dict(linewidth=0.9, alpha=0.7)),
+        (panel.scored, dict(marker="o", markersize=3, linewidth=1.6)),
+        (panel.baselines, dict(linestyle="--", linewidth=1)),
+    ):
+        for metric in metrics:
+            steps, values = history.of(metric)
+            if len(steps):
+                axis.plot(x(_thinned(steps)), _thinned(values), color=color, label=label, **style)
+                label = None
+
+
+def _thinned(values: np.ndarray) -> np.ndarray:
+    """Averages neighbours until there are at most `POINTS`."""
+    size = -(-len(values) // POINTS)
+    return np.array([part.mean() for part in np.split(values, range(size, len(values), size))]) if size > 1 else values

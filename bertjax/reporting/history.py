@@ -1,0 +1,61 @@
+"""What `metrics.jsonl` says of a run: each metric by steps, tokens and hours."""
+
+import dataclasses
+import functools
+
+import numpy as np
+from etils import epath
+
+from bertjax.training.clocks import PARTS
+from bertjax.training.logging import read_metrics
+from bertjax.training.workdir import require_info
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """The metrics of a run.
+
+    Args:
+      lines: of `metrics.jsonl`.
+      batch_size: sequences of a step.
+    """
+
+    name: str
+    task: str
+    lines: list[dict]
+    batch_size: int
+
+    def of(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the steps at which a metric was logged, and its values, `[times]` each."""
+        found = [(line["step"], line[metric]) for line in self.lines if line.get(metric) is not None]
+        return np.array([step for step, _ in found]), np.array([value for _, value in found])
+
+    def tokens(self, steps: np.ndarray) -> np.ndarray:
+        """Returns how many tokens, without padding, training had read at some steps."""
+        return np.interp(steps, *self._tokens)
+
+    def hours(self, steps: np.ndarray) -> np.ndarray:
+        """Returns the hours of all processes of the run at some steps, evaluations and waiting included."""
+        return np.interp(steps, *self._hours)
+
+    @functools.cached_property
+    def _tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        steps, of_tokens = self.of("train/tokens_per_second")
+        _, of_sequences = self.of("train/sequences_per_second")
+        of_step = self.batch_size * of_tokens / of_sequences
+        return np.append(0, steps), np.append(0, np.cumsum(np.diff(steps, prepend=0) * of_step))
+
+    @functools.cached_property
+    def _hours(self) -> tuple[np.ndarray, np.ndarray]:
+        found = [(line["step"], sum(line.get(f"wall/{part}") or 0.0 for part in PARTS)) for line in self.lines]
+        steps, seconds = np.array([(0, 0.0), *found]).T
+        return steps, np.cumsum(seconds) / 3600
+
+
+def read_history(workdir: epath.PathLike, name: str = "") -> History:
+    """Reads the metrics of a run; by default it has the name of its folder.
+
+    Raises `UserError` if that is not the workdir of a run.
+    """
+    info = require_info(workdir)
+    return History(name or epath.Path(workdir).name, info.config.task, read_metrics(workdir), info.config.batch_size)

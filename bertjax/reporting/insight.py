@@ -1,0 +1,75 @@
+"""What a checkpoint has learnt, to look at: where each head attends, and which word embeddings lie close together."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from bertjax.config import UserError
+from bertjax.interop.pretrained import Pretrained
+from bertjax.model.attention import standardize
+from bertjax.model.bert import BertModel
+
+MOST_LAYERS = 12  # that are drawn, evenly spaced
+NEIGHBOURS = 8
+
+
+def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
+    """Computes the attention of a text.
+
+    Returns its pieces, and the probabilities `[layers, heads, queries, keys]`. Raises `UserError` if it is too long.
+    """
+    config, params, pieces = source.config, source.params["bert"], source.tokenizer
+    ids = np.array([[pieces.cls_id, *pieces.encode_with_masks(text), pieces.sep_id]])
+    if ids.shape[1] > config.max_position_embeddings:
+        raise UserError(f"{text[:60]!r}... has {ids.shape[1]} tokens, more than the model's positions")
+    inputs = (ids, np.ones_like(ids), np.zeros_like(ids))
+    states = BertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
+    layers = params["encoder"]["layers"]
+    x = np.asarray(states[:-1, 0])  # what each layer reads
+    if config.norm == "pre":
+        norm = layers["attention_norm"]
+        x = standardize(x, config.layer_norm_eps) * norm["scale"][:, None] + norm["bias"][:, None]
+    project = layers["attention"]["query_key_value"]
+    projected = np.einsum("lnh,lhpad->lpand", x, project["kernel"]) + project["bias"][:, :, :, None]
+    scores = np.einsum("laqd,lakd->laqk", projected[:, 0], projected[:, 1]) / np.sqrt(config.head_size)
+    if config.causal:
+        scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
+    return [pieces.pieces[i] for i in ids[0]], np.asarray(jax.nn.softmax(scores, axis=-1))
+
+
+def neighbours(source: Pretrained, words: Sequence[str]) -> dict[str, list[tuple[str, float]]]:
+    """Returns, by piece, the pieces with the closest embeddings (cosine); words without a piece are left out."""
+    pieces = source.tokenizer.pieces
+    table = np.asarray(source.params["bert"]["embeddings"]["word"]["embedding"], np.float32)[: len(pieces)]
+    table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
+    found, numbers = {}, {piece: number for number, piece in enumerate(pieces)}
+    for word in words:
+        if word in numbers:
+            near = table @ table[numbers[word]]
+            near[numbers[word]] = -np.inf
+            closest = np.argsort(-near)[:NEIGHBOURS]
+            found[word] = [(pieces[i], float(near[i])) for i in closest]
+    return found
+
+
+def draw(pieces: Sequence[str], probabilities: np.ndarray):
+    """Returns a Matplotlib figure: a row for each layer, a column for each head; rows of a picture are queries."""
+    from matplotlib.figure import Figure
+
+    layers = np.unique(np.linspace(0, len(probabilities) - 1, min(len(probabilities), MOST_LAYERS)).round().astype(int))
+    heads = probabilities.shape[1]
+    is_large = heads <= 4
+    side = 2.6 if is_large else 1.3
+    figure = Figure(figsize=(side * heads + 1, side * len(layers) + 0.5), layout="constrained")
+    axes = figure.subplots(len(layers), heads, squeeze=False)
+    for row, layer in enumerate(layers):
+        for head, axis in enumerate(axes[row]):
+            axis.imshow(probabilities[layer, head], cmap="viridis", vmin=0)
+            axis.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=7)
+            axis.set(xticks=[], yticks=[])
+            if head == 0:
+                axis.set_yticks(range(len(pieces)), pieces, fontsize=6 if is_large else 3)
+            if row == len(layers) - 1 and is_large:
+                axis.set_xticks(range(len(pieces)), pieces, fontsize=6, rotation=90)
+    return figure

@@ -1,0 +1,158 @@
+"""The page about runs: what is drawn is what was logged, and what a checkpoint has learnt is what it computes."""
+
+import base64
+import dataclasses
+import json
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.config import BertConfig, UserError, pretraining_config
+from bertjax.interop.pretrained import Pretrained
+from bertjax.model.attention import standardize
+from bertjax.model.bert import BertModel
+from bertjax.model.encoder import ACTIVATIONS
+from bertjax.reporting import curves, insight, page
+from bertjax.reporting.history import read_history
+from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.training.workdir import RunInfo, write_info
+
+PIECES = [*SPECIAL_PIECES, "ship", "boat", "the", "whale", "saw", "."]
+TINY = BertConfig(
+    vocab_size=len(PIECES), hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64,
+    max_position_embeddings=24, initializer_range=0.5,
+)  # fmt: skip
+
+
+def made_run(folder, losses, batch_size=8, seconds=36.0):
+    """Logs every 10 steps: 2 seconds a sequence, 50 tokens a sequence in the first half, 100 in the other."""
+    folder.mkdir(parents=True)
+    config = pretraining_config()
+    config.batch_size = batch_size
+    write_info(folder, RunInfo(config), None)
+    lines = []
+    for number, loss in enumerate(losses, 1):
+        tokens = 25 if number <= len(losses) / 2 else 50
+        train = {"mlm_loss": loss, "sequences_per_second": 0.5, "tokens_per_second": tokens, "grad_norm": 1.0}
+        lines.append({f"train/{name}": value for name, value in train.items()} | {"wall/steps": seconds})
+        lines.append({"eval/mlm_loss": loss + 0.5, "eval/unigram_loss": 7.0})
+    steps = [10 * (i // 2 + 1) for i in range(len(lines))]
+    text = "".join(json.dumps({"step": step, **line}) + "\n" for step, line in zip(steps, lines))
+    (folder / "metrics.jsonl").write_text(text)
+    return folder
+
+
+def test_tokens_and_hours_are_added_up(tmp_path):
+    history = read_history(made_run(tmp_path / "run", [5.0, 4.0, 3.0, 2.0]))
+    steps, losses = history.of("train/mlm_loss")
+    assert steps.tolist() == [10, 20, 30, 40] and losses.tolist() == [5, 4, 3, 2]
+    np.testing.assert_allclose(history.tokens(steps), 10 * 8 * np.cumsum([50, 50, 100, 100]))
+    np.testing.assert_allclose(history.hours(steps), [0.01, 0.02, 0.03, 0.04])
+
+
+def test_what_is_drawn_is_what_was_logged(tmp_path):
+    histories = [read_history(made_run(tmp_path / name, losses)) for name, losses in (("a", [5.0, 4.0]), ("b", [6.0]))]
+    figure = curves.draw(histories)
+    shown = [axis for axis in figure.axes if axis.get_title()]
+    titles = [(axis.get_title(), axis.get_xlabel()) for axis in shown]
+    assert titles == [
+        *(("loss of words", against) for against in ("steps", "tokens", "hours")),
+        ("gradient norm", "steps"), ("tokens a second, without padding", "steps"),
+    ]  # fmt: skip
+    by_tokens = [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in shown[1].lines]
+    assert by_tokens == [
+        ([4000, 12000], [5, 4]), ([4000, 12000], [5.5, 4.5]), ([4000, 12000], [7, 7]),
+        ([8000], [6]), ([8000], [6.5]), ([8000], [7]),
+    ]  # fmt: skip
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+
+
+def test_a_long_curve_is_thinned(tmp_path):
+    history = read_history(made_run(tmp_path / "run", np.linspace(9, 1, 2500).tolist()))
+    line = curves.draw([history]).axes[0].lines[0]
+    assert len(line.get_ydata()) <= 1000
+    np.testing.assert_allclose(line.get_ydata(), np.interp(line.get_xdata(), *history.of("train/mlm_loss")), atol=1e-9)
+
+
+def test_the_page_has_its_pictures_inside(tmp_path):
+    runs = [made_run(tmp_path / "runs-of" / name, [5.0, 4.0]) for name in ("one", "<two>")]
+    written = page.write(tmp_path / "out", runs).read_text()
+    inside = re.findall(r'src="data:image/png;base64,([^"]+)"', written)
+    assert [base64.b64decode(each) for each in inside] == [(tmp_path / "out/report.png").read_bytes()]
+    assert (tmp_path / "out/report.png").read_bytes().startswith(b"\x89PNG")
+    assert "&lt;two&gt;" in written and "<two>" not in written and "<td>12,000</td>" in written
+    assert "http" not in written
+
+
+def test_a_search_has_mean_deviation_and_baseline(tmp_path):
+    for seed, score in ((0, 0.7), (1, 0.8), (2, None)):
+        trial = made_run(tmp_path / f"search/runs/seed={seed}", [5.0])
+        result = {"scores": {"accuracy": score}, "failed": score is None, "baseline": 0.5}
+        (trial / "result.json").write_text(json.dumps(result))
+    written = page.write(tmp_path, [tmp_path / "search"]).read_text()
+    assert "<td>50.0 ± 43.6</td><td>50.0</td><td>3</td><td>1</td>" in written
+    with pytest.raises(UserError, match=r"no .*config.json: .*nowhere' is not the workdir of a run"):
+        page.write(tmp_path, [tmp_path / "nowhere"])
+
+
+def checkpoint_of(config):
+    ids = jnp.zeros((1, 8), jnp.int32)
+    params = nn.meta.unbox(jax.jit(BertModel(config).init)(jax.random.key(0), ids, ids, ids)["params"])
+    return Pretrained("x", "bertjax", config, {"bert": params}, WordPiece(PIECES, lowercase=True), [])
+
+
+@pytest.mark.parametrize("causal, norm", [(False, "post"), (True, "pre")])
+def test_attention_is_what_the_model_attends_to(causal, norm):
+    source = checkpoint_of(dataclasses.replace(TINY, causal=causal, norm=norm))
+    pieces, found = insight.attention(source, "the ship saw the [MASK] .")
+    assert pieces == ["[CLS]", "the", "ship", "saw", "the", "[MASK]", ".", "[SEP]"]
+    assert found.shape == (3, 2, 8, 8)
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
+    upper = found[..., np.triu_indices(8, 1)[0], np.triu_indices(8, 1)[1]]
+    assert (upper == 0).all() if causal else (upper > 0).all()
+
+    # With these probabilities, the rest of a layer is what the model computes.
+    params, config = source.params["bert"], source.config
+    ids = np.array([[PIECES.index(piece) for piece in pieces]])
+    inputs = dict(segments=np.ones_like(ids), token_types=np.zeros_like(ids), every_layer=True, method="encode")
+    states = BertModel(config).apply({"params": params}, ids, **inputs)[:, 0]
+    layer = jax.tree.map(lambda x: x[1], params["encoder"]["layers"])
+
+    def normalized(x, name):
+        return standardize(x, config.layer_norm_eps) * layer[name]["scale"] + layer[name]["bias"]
+
+    def attended(x):
+        value = np.einsum("nh,had->and", x, layer["attention"]["query_key_value"]["kernel"][:, 2])
+        return np.einsum("aqk,akd,adh->qh", found[1], value, layer["attention"]["output"]["kernel"])
+
+    def inner(x):
+        return ACTIVATIONS[config.hidden_act](x @ layer["intermediate"]["kernel"]) @ layer["output"]["kernel"]
+
+    x = states[1]
+    if norm == "post":
+        x = normalized(x + attended(x), "attention_norm")
+        x = normalized(x + inner(x), "output_norm")
+    else:
+        x = x + attended(normalized(x, "attention_norm"))
+        x = x + inner(normalized(x, "output_norm"))
+    np.testing.assert_allclose(x, states[2], atol=1e-4)
+
+
+def test_attention_of_too_long_a_text_is_refused():
+    with pytest.raises(UserError, match="has 26 tokens, more than the model's positions"):
+        insight.attention(checkpoint_of(TINY), "ship " * 24)
+
+
+def test_neighbours_are_the_closest_embeddings():
+    source = checkpoint_of(TINY)
+    table = np.array(source.params["bert"]["embeddings"]["word"]["embedding"])
+    table[PIECES.index("boat")] = 3 * table[PIECES.index("ship")]
+    table[PIECES.index("whale")] = -table[PIECES.index("ship")]
+    source.params["bert"]["embeddings"]["word"]["embedding"] = table
+    found = insight.neighbours(source, ["ship", "absent"])
+    assert found.keys() == {"ship"} and found["ship"][0] == ("boat", pytest.approx(1.0))
+    assert [word for word, _ in found["ship"]].count("ship") == 0 and len(found["ship"]) == insight.NEIGHBOURS
