@@ -1,6 +1,7 @@
 """Converts a checkpoint: python -m bertjax.convert --source=PATH --output=DIR --format=huggingface
 
-Source and output are a run's workdir, a Hugging Face folder or Google's bert_model.ckpt.
+Source and output are a run's workdir, a Hugging Face folder or Google's bert_model.ckpt. A Hugging Face folder that is
+made of a run gets a model card, README.md, with data, recipe and scores.
 """
 
 from absl import flags
@@ -13,6 +14,9 @@ _FORMAT = flags.DEFINE_enum("format", None, ["bertjax", "huggingface", "tf1"], "
 _ARCHITECTURE = flags.DEFINE_string(
     "architecture", "", "For huggingface: the transformers class; by default the one that keeps the most weights."
 )
+_LICENSE = flags.DEFINE_string(
+    "license", "unknown", "For huggingface: of the model, in the model card: apache-2.0, ..."
+)
 flags.mark_flags_as_required(["source", "output", "format"])
 
 
@@ -24,7 +28,8 @@ def main(arguments: list[str]) -> None:
 
     from bertjax.interop import pretrained
 
-    print(pretrained.convert(_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value), flush=True)
+    given = (_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value, _LICENSE.value)
+    print(pretrained.convert(*given), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ from bertjax.config import (
     bert_config,
     common_config,
 )
-from bertjax.files import inside, read_json
+from bertjax.data.records import read_manifest
+from bertjax.files import inside, read_json, write_whole
 from bertjax.interop import huggingface, tf1
+from bertjax.interop.model_card import model_card
 from bertjax.interop.variables import to_variables
 from bertjax.model.bert import count_parameters
 from bertjax.text import tokenizer
@@ -42,6 +44,7 @@ class Pretrained:
       labels: names of a classifier's labels.
       settings: the config of the run; empty for other formats.
       decided: values tuned on the dev set, such as the "no answer" threshold.
+      scores: of a bertjax checkpoint, if it has been evaluated.
     """
 
     path: str
@@ -54,6 +57,7 @@ class Pretrained:
     labels: tuple[str, ...] = ()
     settings: ml_collections.ConfigDict = dataclasses.field(default_factory=ml_collections.ConfigDict)
     decided: dict[str, float] = dataclasses.field(default_factory=dict)
+    scores: dict[str, float | None] = dataclasses.field(default_factory=dict)
 
     @property
     def head(self) -> dict:
@@ -94,7 +98,7 @@ def read(path: epath.PathLike) -> Pretrained:
         _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
         known = dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
-        known["decided"] = scores.decided if scores else {}
+        known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":
         params, ignored = huggingface.read_params(place.folder, config)
         known["architecture"], known["labels"] = huggingface.read_head(place.folder / huggingface.CONFIG)
@@ -325,8 +329,13 @@ def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -
     return flax.traverse_util.unflatten_dict(loaded, sep="/")
 
 
-def convert(source: epath.PathLike, output: epath.PathLike, to: str, architecture: str = "") -> str:
-    """Writes `source` to the folder `output` in one of the `FORMATS`; returns a one-line summary."""
+def convert(
+    source: epath.PathLike, output: epath.PathLike, to: str, architecture: str = "", license_name: str = "unknown"
+) -> str:
+    """Writes `source` to the folder `output` in one of the `FORMATS`; returns a one-line summary.
+
+    For Hugging Face, a bertjax run gets a model card, with this license.
+    """
     output = epath.Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output={output}: exists and is not empty; name a new folder")
@@ -350,6 +359,9 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
         left_out += huggingface.write(
             output, pretrained.config, pretrained.params, pretrained.tokenizer, architecture, pretrained.labels
         )
+        if pretrained.settings.get("task"):
+            card = _model_card(pretrained, find(source).folder, output.name, architecture, license_name)
+            write_whole(output / "README.md", card)
     elif to == "tf1":
         tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
     else:
@@ -369,6 +381,14 @@ def convert(source: epath.PathLike, output: epath.PathLike, to: str, architectur
     if pretrained.ignored:
         parts.append(f"ignored, not part of BERT: {', '.join(pretrained.ignored[:8])}")
     return "; ".join(parts)
+
+
+def _model_card(pretrained: Pretrained, workdir: epath.Path, name: str, architecture: str, license_name: str) -> str:
+    params, pieces = count_parameters(pretrained.params, pretrained.config), pretrained.tokenizer
+    mask = pieces.pieces[pieces.mask_id] if pieces else "[MASK]"
+    manifest = read_manifest(pretrained.settings.data.get("records") or workdir / "records")
+    known = (pretrained.config, params, pretrained.settings, pretrained.scores, manifest)
+    return model_card(name, architecture, *known, mask, license_name)
 
 
 def _require_bert(pretrained: Pretrained, to: str) -> None:

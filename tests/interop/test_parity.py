@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import BertConfig, Compute, bert_config, fine_tuning_config, model_size
+from bertjax.config import BertConfig, Compute, bert_config, fine_tuning_config, model_size, pretraining_config
 from bertjax.data.examples import Examples
 from bertjax.interop import huggingface, pretrained
 from bertjax.interop.variables import to_params, to_variables, variable_shapes
@@ -19,11 +19,15 @@ from bertjax.model.bert import (
     BertForTokenClassification,
     BertModel,
 )
+from bertjax.reporting import insight
 from bertjax.sharding.mesh import put_batch
 from bertjax.tasks import finetuning, objectives
 from bertjax.text import learning, python_docs
+from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.training import checkpoint
 from bertjax.training.optimizer import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
+from bertjax.training.workdir import RunInfo, write_info
 from tests.conftest import one_device_mesh
 from tests.text.test_tokenizer import HARD
 
@@ -170,6 +174,113 @@ def test_a_model_without_pairs_is_their_masked_lm(tmp_path):
     words = BertForMaskedLM(TINY).apply({"params": params}, **batch)
     chosen = np.take_along_axis(expected, batch["masked_positions"][:, :, None], axis=1)
     np.testing.assert_allclose(words[..., : TINY.vocab_size], chosen, rtol=0, atol=1e-4)
+
+
+def test_a_causal_bert_is_their_decoder(tmp_path):
+    params = to_params(random_variables(TINY), TINY)
+    batch = random_batch(TINY, batch=3, length=32, predictions=4)
+    huggingface.write(tmp_path, TINY, params, None)
+    theirs = transformers.BertLMHeadModel.from_pretrained(tmp_path, is_decoder=True, attn_implementation="eager")
+    with torch.no_grad():
+        expected = run_torch(theirs.eval(), batch).logits.numpy()
+    words = BertForMaskedLM(dataclasses.replace(TINY, causal=True)).apply({"params": params}, **batch)
+    chosen = np.take_along_axis(expected, batch["masked_positions"][:, :, None], axis=1)
+    np.testing.assert_allclose(words[..., : TINY.vocab_size], chosen, rtol=0, atol=1e-4)
+
+
+def test_the_encoder_of_gpt2_is_theirs():
+    """Causal, with its LayerNorms first; without token types, of which ours are 0 here."""
+    config = dataclasses.replace(TINY, causal=True, norm="pre", max_position_embeddings=64)
+    size = dict(n_embd=config.hidden_size, n_layer=config.num_hidden_layers, n_head=config.num_attention_heads)
+    torch.manual_seed(0)
+    theirs = transformers.GPT2Model(
+        transformers.GPT2Config(vocab_size=config.vocab_size, n_positions=64, attn_implementation="eager", **size)
+    ).eval()
+    for parameter in theirs.parameters():
+        parameter.data.add_(0.02 * torch.randn_like(parameter))
+    named = {name: x.detach().numpy() for name, x in theirs.state_dict().items()}
+    hidden, heads, head = config.hidden_size, config.num_attention_heads, config.head_size
+
+    def stacked(name, *shape):
+        layers = [named[f"h.{i}.{name}"] for i in range(config.num_hidden_layers)]
+        return np.stack([x.reshape(shape or x.shape) for x in layers])
+
+    def dense(name, inputs=(), outputs=()):
+        return {"kernel": stacked(f"{name}.weight", *inputs, *outputs), "bias": stacked(f"{name}.bias", *outputs)}
+
+    def norm(name):
+        return {"scale": stacked(f"{name}.weight"), "bias": stacked(f"{name}.bias")}
+
+    attention = {
+        "query_key_value": dense("attn.c_attn", (hidden,), (3, heads, head)),
+        "output": dense("attn.c_proj", (heads, head), (hidden,)),
+    }
+    layers = {
+        "attention": attention, "attention_norm": norm("ln_1"), "intermediate": dense("mlp.c_fc"),
+        "output": dense("mlp.c_proj"), "output_norm": norm("ln_2"),
+    }  # fmt: skip
+    rows = config.padded_vocab_size - config.vocab_size
+    embeddings = {
+        "word": {"embedding": np.pad(named["wte.weight"], ((0, rows), (0, 0)))},
+        "position": {"embedding": named["wpe.weight"]},
+        "token_type": {"embedding": np.zeros((2, hidden), np.float32)},
+    }
+    last = {"scale": named["ln_f.weight"], "bias": named["ln_f.bias"]}
+    params = {"embeddings": embeddings, "encoder": {"layers": layers, "norm": last}}
+    batch = random_batch(config, batch=3, length=32, predictions=1)
+    inputs = {name: batch[name] for name in ("input_ids", "segments")} | {"token_types": batch["token_types"] * 0}
+    config = dataclasses.replace(config, hidden_act="gelu_new")
+    found = BertModel(config).apply({"params": params}, **inputs, method="encode")
+    with torch.no_grad():
+        ids, mask = torch.tensor(batch["input_ids"], dtype=torch.long), torch.tensor(batch["segments"])
+        expected = theirs(input_ids=ids, attention_mask=mask).last_hidden_state.numpy()
+    real = batch["segments"][..., None]
+    np.testing.assert_allclose(found * real, expected * real, rtol=0, atol=1e-4)
+
+
+def test_the_attention_that_a_report_draws_is_theirs(tmp_path):
+    params, pieces = to_params(random_variables(TINY), TINY), [*SPECIAL_PIECES, *(f"w{i}" for i in range(995))]
+    tokenizer = WordPiece(pieces, lowercase=True)
+    huggingface.write(tmp_path, TINY, params, tokenizer)
+    shown, found = insight.attention(pretrained.read(tmp_path), "w3 w5 [MASK] w900")
+    theirs = transformers.BertModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        ids = torch.tensor([[pieces.index(piece) for piece in shown]])
+        expected = theirs(input_ids=ids, output_attentions=True).attentions
+    np.testing.assert_allclose(found, np.concatenate([x.numpy() for x in expected]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "model, labels",
+    [
+        (BertForMaskedLM(TINY), ()),
+        (BertForSequenceClassification(TINY, 2), ("bad", "good")),
+        (BertForTokenClassification(TINY, 3), ("O", "B-X", "I-X")),
+        (BertForQuestionAnswering(TINY), ()),
+    ],
+)
+def test_the_code_of_a_model_card_runs(model, labels, tmp_path, monkeypatch):
+    ids = np.zeros((1, 8), np.int32)
+    more = (ids,) if isinstance(model, BertForMaskedLM) else ()
+    params = nn.meta.unbox(model.init(jax.random.key(0), ids, ids, ids, *more)["params"])
+    config = (fine_tuning_config("glue", name="sst2") if labels else pretraining_config()).unlock()
+    config.model.update(dataclasses.asdict(TINY))
+    letters = "abcdefghijklmnopqrstuvwxyz.?"
+    pieces = WordPiece([*SPECIAL_PIECES, *letters, *("##" + x for x in letters)], lowercase=True)
+    checkpoint.write_params(tmp_path / "run", jax.device_get(params))
+    architecture = "" if more else type(model).__name__
+    write_info(tmp_path / "run", RunInfo(config.lock(), architecture, labels or None), pieces)
+    pretrained.convert(tmp_path / "run", tmp_path / "card", "huggingface")
+    code = (tmp_path / "card/README.md").read_text().split("```")[1].removeprefix("python\n")
+    monkeypatch.chdir(tmp_path)
+    scope = {}
+    *before, last = code.strip().splitlines()
+    exec("\n".join(before), scope)
+    result = eval(last, scope)
+    if labels:
+        assert {answer.get("label", answer.get("entity")) for answer in result} <= set(labels)
+    else:
+        assert len(result) == 5 if more else isinstance(result, str)
 
 
 @pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertForNextSentencePrediction", "BertModel"])

@@ -1,0 +1,127 @@
+"""The model card of a run: the README.md that Hugging Face shows beside `model.safetensors`."""
+
+import json
+from collections.abc import Mapping
+
+import ml_collections
+
+from bertjax.config import BertConfig, corpus_sources, stages_of
+
+PIPELINE = """
+from transformers import pipeline
+
+use = pipeline("{tag}", model="{name}")
+use("{text}")
+"""
+# transformers has no pipeline for it any more.
+ANSWERS = """
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer, model = (cls.from_pretrained("{name}") for cls in (AutoTokenizer, AutoModelForQuestionAnswering))
+inputs = tokenizer("Who lives in Rome?", "Anna lives in Rome.", return_tensors="pt")
+outputs = model(**inputs)
+answer = slice(outputs.start_logits.argmax(), outputs.end_logits.argmax() + 1)
+tokenizer.decode(inputs["input_ids"][0][answer])
+"""
+MASKED = "The man went to the {mask} to buy milk."
+# By class of transformers: what it is for, as the hub calls it; how it is used; an input.
+USES = {
+    "BertForPreTraining": ("fill-mask", PIPELINE, MASKED),
+    "BertForMaskedLM": ("fill-mask", PIPELINE, MASKED),
+    "BertForSequenceClassification": ("text-classification", PIPELINE, "A fine day."),
+    "BertForTokenClassification": ("token-classification", PIPELINE, "Anna lives in Rome."),
+    "BertForQuestionAnswering": ("question-answering", ANSWERS, ""),
+    "BertModel": ("feature-extraction", PIPELINE, "A fine day."),
+}
+RECIPE = ("seed", "batch_size", "epochs", "max_seq_length", "dtype", "init_checkpoint")
+OPTIMIZER = ("name", "learning_rate", "warmup_steps", "warmup_proportion", "weight_decay", "beta1", "beta2", "epsilon")
+
+
+def model_card(
+    name: str,
+    architecture: str,
+    model: BertConfig,
+    params: int,
+    settings: ml_collections.ConfigDict,
+    scores: Mapping[str, float | None],
+    manifest: Mapping | None,
+    mask: str,
+    license_name: str,
+) -> str:
+    """Returns the card, in Markdown with the metadata in front.
+
+    Args:
+      name: of the model, or of its folder.
+      architecture: the class of transformers that it is written for.
+      params: their number.
+      settings: the config of the run.
+      scores: on held-out data, or on the dev set.
+      manifest: of the records that it was pre-trained on, if they are there.
+      mask: the mask's piece.
+      license_name: an identifier, such as apache-2.0.
+    """
+    is_pretrained = settings.task == "pretraining"
+    tag, code, text = USES.get(architecture, ("", "", ""))
+    metadata = {"license": license_name, "library_name": "transformers", "tags": ["bert", "bertjax"]}
+    if tag:
+        metadata["pipeline_tag"] = tag
+    if is_pretrained:
+        metadata["language"] = settings.data.language
+    done = "pre-trained" if is_pretrained else f"fine-tuned for the task `{settings.task}`"
+    lines = [
+        "---",
+        *(f"{field}: {json.dumps(value)}" for field, value in metadata.items()),  # JSON is YAML
+        "---",
+        "",
+        f"# {name}",
+        "",
+        f"A BERT of {model.num_hidden_layers} layers of {model.hidden_size} with {params:,} parameters, {done} with "
+        f"bertjax.",
+    ]
+    if tag:
+        code = code.strip().format(tag=tag, name=name, text=text.format(mask=mask))
+        lines += ["", "## Use", "", "```python", code, "```"]
+    lines += [
+        "",
+        "## Data",
+        "",
+        *_table(_data(settings, manifest)),
+        "",
+        "## Recipe",
+        "",
+        *_table(_recipe(settings)),
+    ]
+    if scores:
+        title = "held-out data" if is_pretrained else "the dev set"
+        numbers = {score: "" if value is None else f"{value:.4g}" for score, value in scores.items()}
+        lines += ["", f"## Scores on {title}", "", *_table(numbers)]
+    lines += ["", "## What it is for, and what it is not", "", "To be written: intended uses, limits, known biases."]
+    return "\n".join(lines) + "\n"
+
+
+def _data(settings, manifest: Mapping | None) -> dict:
+    if settings.task != "pretraining":
+        return {"data": settings.data.get("path") or "not from a file"}
+    sources = manifest["recipe"].get("corpus", ()) if manifest else corpus_sources(settings)
+    found = {"corpus": ", ".join(sources) or settings.data.records}
+    if manifest and "corpus" in manifest:
+        found |= {
+            f"training {name}": f"{manifest['corpus'][f'train_{name}']:,}" for name in ("documents", "characters")
+        }
+    names = ("next_sentence", "masking", "masked_lm_prob", "masked_lm_split", "dupe_factor", "heldout_fraction")
+    return found | {name: settings.data[name] for name in names}
+
+
+def _recipe(settings) -> dict:
+    found = {name: settings[name] for name in RECIPE if name in settings and settings[name] != ""}
+    for stage in stages_of(settings) if "stages" in settings else ():
+        found[f"steps of length {stage.length}"] = f"{stage.steps:,}"
+    return found | {f"optimizer.{name}": settings.optimizer[name] for name in OPTIMIZER if name in settings.optimizer}
+
+
+def _table(values: Mapping) -> list[str]:
+    return [
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in values.items()),
+    ]

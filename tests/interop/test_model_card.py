@@ -1,0 +1,98 @@
+"""The model card that `convert` writes for Hugging Face: what it says is what the run did."""
+
+import json
+
+import pytest
+import yaml
+
+from bertjax.config import fine_tuning_config, pretraining_config
+from bertjax.interop import pretrained
+from bertjax.training import checkpoint
+from bertjax.training.checkpoint import Scores
+from bertjax.training.workdir import RunInfo, write_info
+from tests.interop.test_golden import GOLDEN
+
+
+def made_run(folder, config, scores, architecture="", labels=None):
+    """A run whose weights are those of tests/golden/bert."""
+    golden = pretrained.read(GOLDEN)
+    config = config.unlock()
+    config.model.update({name: getattr(golden.config, name) for name in golden.config.__dataclass_fields__})
+    checkpoint.write_params(folder, golden.params)
+    write_info(folder, RunInfo(config.lock(), architecture, labels), golden.tokenizer)
+    checkpoint.write_scores(folder, 0, Scores(scores))
+    return folder
+
+
+def read_card(folder):
+    _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ") and line != "| | |"]
+    return yaml.safe_load(metadata), dict(row for row in rows if len(row) == 2), text
+
+
+def test_a_pretrained_model(tmp_path):
+    config = pretraining_config()
+    config.data.update(corpus="a.txt,b.txt", language="is")
+    config.batch_size = 48
+    run = made_run(tmp_path / "run", config, {"mlm_loss": 2.5, "mlm_accuracy": None})
+    pretrained.convert(run, tmp_path / "icelandic", "huggingface", license_name="apache-2.0")
+    metadata, rows, text = read_card(tmp_path / "icelandic")
+    assert metadata == {
+        "license": "apache-2.0", "language": "is", "library_name": "transformers", "pipeline_tag": "fill-mask",
+        "tags": ["bert", "bertjax"],
+    }  # fmt: skip
+    assert rows["batch_size"] == "48" and rows["steps of length 512"] == "100,000" and rows["mlm_loss"] == "2.5"
+    assert rows["corpus"] == "a.txt, b.txt" and rows["masked_lm_split"] == "(0.8, 0.1, 0.1)"
+    assert "# icelandic\n" in text and 'pipeline("fill-mask", model="icelandic")' in text and "[MASK]" in text
+
+
+def test_the_records_of_a_run_say_what_its_corpus_was(records_folder, tmp_path):
+    config = pretraining_config()
+    config.data.records = str(records_folder)
+    pretrained.convert(made_run(tmp_path / "run", config, {}), tmp_path / "out", "huggingface")
+    _, rows, text = read_card(tmp_path / "out")
+    corpus = json.loads((records_folder / "manifest.json").read_text())["corpus"]
+    assert rows["corpus"].endswith("text.txt") and "## Scores" not in text
+    assert rows["training documents"] == str(corpus["train_documents"]) and int(rows["training documents"]) > 50
+
+
+def test_a_fine_tuned_model(tmp_path):
+    config = fine_tuning_config("glue", name="mrpc").unlock()
+    config.update(epochs=2.0, init_checkpoint="some/where")
+    config.data.path = "GLUE"
+    run = made_run(tmp_path / "run", config, {"f1": 0.91234}, "BertForMaskedLM", ("no", "yes"))
+    pretrained.convert(run, tmp_path / "out", "huggingface")
+    metadata, rows, _ = read_card(tmp_path / "out")
+    assert metadata["license"] == "unknown" and "language" not in metadata
+    assert (rows["data"], rows["epochs"], rows["init_checkpoint"], rows["f1"]) == (
+        "GLUE",
+        "2.0",
+        "some/where",
+        "0.9123",
+    )
+
+
+@pytest.mark.parametrize("to", ["tf1", "bertjax"])
+def test_other_formats_have_none(tmp_path, to):
+    run = made_run(tmp_path / "run", pretraining_config(), {})
+    pretrained.convert(run, tmp_path / "out", to)
+    assert not (tmp_path / "out/README.md").exists()
+
+
+def test_a_checkpoint_of_unknown_origin_has_none(tmp_path):
+    pretrained.convert(GOLDEN, tmp_path / "first", "bertjax")
+    pretrained.convert(tmp_path / "first", tmp_path / "second", "huggingface")
+    assert not (tmp_path / "second/README.md").exists()
+
+
+@pytest.mark.parametrize("field, value", [("causal", True), ("norm", "pre"), ("positions", "none")])
+def test_what_is_no_bert_is_not_written_as_one(tmp_path, field, value):
+    config = pretraining_config()
+    run = made_run(tmp_path / "run", config, {})
+    content = json.loads((run / "config.json").read_text())
+    content["model"][field] = value
+    (run / "config.json").write_text(json.dumps(content))
+    message = rf"model.{field} = {value!r} has no place in --format=" if field == "causal" else f"model.{field} is"
+    for to in ("huggingface", "tf1"):
+        with pytest.raises(pretrained.UserError, match=message):
+            pretrained.convert(run, tmp_path / "out", to)
