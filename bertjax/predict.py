@@ -1,7 +1,8 @@
 """Predicts with a checkpoint: python -m bertjax.predict --checkpoint=PATH "the man went to the [MASK]"
 
-With a pre-trained checkpoint, prints the most likely words for each [MASK] of each text, with probabilities. With a
-fine-tuned one, prints a JSON object per text: its label, tags, answer or choice. " ||| " separates the parts of a text.
+With a pre-trained checkpoint, prints the most likely words for each [MASK] of each text, with probabilities; with a
+left-to-right one (model.causal), --generate=N continues each text by up to N pieces. With a fine-tuned one, prints a
+JSON object per text: its label, tags, answer or choice. " ||| " separates the parts of a text.
 PATH is a run's workdir, a Hugging Face folder, or Google's bert_model.ckpt. From a workdir, uses the best checkpoint
 after fine-tuning and the latest after pre-training; PATH@best, PATH@latest or PATH@STEP choose another.
 """
@@ -15,7 +16,17 @@ from bertjax import command
 _CHECKPOINT = command.define_checkpoint_flag()
 _INPUT = flags.DEFINE_string("input", None, "File with one text per line, in addition to those on the command line.")
 _JSON = flags.DEFINE_bool("json", False, "Print filled masks as one JSON object per text: text, masks with words.")
-_TOP_K = flags.DEFINE_integer("top_k", 5, "Number of words per mask.", lower_bound=1)
+_TOP_K = flags.DEFINE_integer(
+    "top_k", None, "Number of words per mask (5); with --generate, chooses among that many pieces (all).", lower_bound=1
+)
+_GENERATE = flags.DEFINE_integer("generate", 0, "Pieces to continue each text with, at most.", lower_bound=0)
+_TEMPERATURE = flags.DEFINE_float(
+    "temperature", 1.0, "Of --generate; 0: always the most likely piece.", lower_bound=0.0
+)
+_TOP_P = flags.DEFINE_float(
+    "top_p", 1.0, "Of --generate: among the likeliest pieces with this share.", lower_bound=1e-6, upper_bound=1.0
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Of --generate.", lower_bound=0)
 flags.mark_flag_as_required("checkpoint")
 
 
@@ -33,8 +44,10 @@ def main(texts: list[str]) -> None:
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
     task = of_checkpoint(source.settings.get("task", ""), source.architecture)
     if task is None:
-        fill_masks(source, texts)
+        continue_texts(source, texts) if _GENERATE.value else fill_masks(source, texts)
         return
+    if _GENERATE.value:
+        raise UserError(f"--generate={_GENERATE.value}: {source.path} is fine-tuned; continue texts before that")
     parts = task.inputs.split(texts)
     if not source.params.keys() - {"bert", "masked_lm", "next_sentence"}:
         raise UserError(
@@ -53,13 +66,31 @@ def fill_masks(source, texts: list[str]) -> None:
 
     if "masked_lm" not in source.params:
         raise UserError(f"{source.path}: no masked-LM head to fill a [MASK]; bertjax.extract writes hidden states")
+    if source.config.causal:
+        raise UserError(f"{source.path}: a left-to-right model fills no [MASK]; --generate=50 continues texts")
     model, params = BertForMaskedLM(source.config), jax.device_put(source.params)  # once, not per text
-    for filled in fill_mask.fill_masks(model, params, source.tokenizer, texts, _TOP_K.value):
+    for filled in fill_mask.fill_masks(model, params, source.tokenizer, texts, _TOP_K.value or 5):
         if _JSON.value:
             masks = [[{"word": word, "probability": p} for word, p in words] for words in filled.masks]
             print(json.dumps({"text": filled.text, "masks": masks}, ensure_ascii=False), flush=True)
         else:
             print(fill_mask.describe(filled), flush=True)
+
+
+def continue_texts(source, texts: list[str]) -> None:
+    import jax
+
+    from bertjax.config import UserError
+    from bertjax.model.bert import BertForMaskedLM
+    from bertjax.tasks.generation import Sampling, generate
+
+    if "masked_lm" not in source.params:
+        raise UserError(f"{source.path}: no language-model head to continue a text with")
+    model, params = BertForMaskedLM(source.config), jax.device_put(source.params)
+    sampling = Sampling(_TEMPERATURE.value, _TOP_K.value or 0, _TOP_P.value)
+    for number, text in enumerate(texts):
+        found = generate(model, params, source.tokenizer, text, _GENERATE.value, sampling, _SEED.value + number)
+        print(json.dumps({"text": text, "continued": found}, ensure_ascii=False) if _JSON.value else found, flush=True)
 
 
 if __name__ == "__main__":

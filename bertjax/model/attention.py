@@ -13,7 +13,7 @@ from bertjax.model.dropout import dropout
 from bertjax.model.fused_attention import LONGEST, fused_attention
 from bertjax.model.fused_norm import can_add_norm, fused_add_norm
 from bertjax.model.kernels import LANES, has_kernels, parts_along
-from bertjax.model.plain_attention import plain_attention
+from bertjax.model.plain_attention import Cache, cached_attention, plain_attention
 
 
 class Dense(nn.Module):
@@ -127,24 +127,28 @@ class SelfAttention(nn.Module):
     compute: Compute
 
     @nn.compact
-    def __call__(self, x, segments, dropout_keys=None):
-        """Returns the output projection's product `[batch, length, hidden]`, and its bias, which is not added yet.
+    def __call__(self, x, segments, dropout_keys=None, cache: Cache | None = None):
+        """Returns the output projection's product `[batch, length, hidden]`, its bias, which is not added yet, and the
+        cache with these tokens.
 
-        `x` is `[batch, length, hidden]`, `segments` `[batch, length]`.
+        `x` is `[batch, length, hidden]`, `segments` `[batch, length]`; with a cache they are the tokens' positions
+        `[length]` instead, see `cached_attention`.
         """
         config, compute, dtype = self.config, self.compute, self.compute.dtype
         hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
         axes = ("embed", None, "heads", "kv")
         project = Dense(config, dtype, (hidden,), (3, heads, size), axes, name="query_key_value")
         rate = config.attention_probs_dropout_prob
-        if fuses(config, compute, x.shape[1]):
+        if cache is not None:
+            context, cache = cached_attention(project(x), segments, cache)
+        elif fuses(config, compute, x.shape[1]):
             kernel, bias = project.kernel.astype(dtype), project.bias.astype(dtype)
             how = dict(chip=compute.chip, unroll=compute.unroll, causal=config.causal)
             context = fused_attention(x, kernel, bias, segments, dropout_keys, rate, **how)
         else:
             context = plain_attention(project(x), segments, dropout_keys, rate, config.causal)
         output = Dense(config, dtype, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")
-        return output.product(context), output.bias
+        return output.product(context), output.bias, cache
 
 
 def fuses(config: BertConfig, compute: Compute, length: int) -> bool:

@@ -9,6 +9,7 @@ from bertjax.model.dropout import fold_in
 from bertjax.model.encoder import Embeddings, Encoder
 from bertjax.model.heads import BiLSTM, Classifier, MaskedLanguageModelHead, NextSentenceHead, Pooler
 from bertjax.model.hidden_states import HIDDEN_STATES, combine, count_layers
+from bertjax.model.plain_attention import Cache
 
 
 class BertModel(nn.Module):
@@ -54,6 +55,24 @@ class BertModel(nn.Module):
         hidden = self.encoder(x, segments, dropout_keys, every_layer=every_layer)
         return jnp.concatenate([x[None], hidden]) if every_layer else hidden
 
+    def decode(self, input_ids, positions, cache: Cache):
+        """Runs a causal model on some tokens that follow those in a cache: hidden states, and the cache with these.
+
+        Args:
+          input_ids: `[batch, length]`.
+          positions: `[length]`, one after the other.
+          cache: as `new_cache` makes it.
+        """
+        each = jnp.broadcast_to(positions, input_ids.shape)
+        x = self.embeddings(input_ids, jnp.zeros_like(input_ids), each)
+        return self.encoder(x, positions, cache=cache)
+
+
+def new_cache(config: BertConfig, batch: int, longest: int, dtype) -> Cache:
+    """Returns an empty cache for `longest` tokens, `[layers, batch, longest, heads, size]`."""
+    shape = (config.num_hidden_layers, batch, longest, config.num_attention_heads, config.head_size)
+    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
 
 def last_tokens(segments, first_tokens=None):
     """Returns the last token of each row `[batch]`, or of the examples whose first tokens are given, in their shape."""
@@ -77,6 +96,12 @@ class BertForMaskedLM(nn.Module):
         """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`."""
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
         return self.masked_lm(hidden, masked_positions, self.bert.embeddings.word.embedding)
+
+    def decode(self, input_ids, positions, cache: Cache, last):
+        """As `BertModel.decode`: the logits of the word after the token `last` of these `[batch, padded vocab]`."""
+        hidden, cache = self.bert.decode(input_ids, positions, cache)
+        last = jnp.full((len(input_ids), 1), last)
+        return self.masked_lm(hidden, last, self.bert.embeddings.word.embedding)[:, 0], cache
 
 
 class BertForPreTraining(nn.Module):

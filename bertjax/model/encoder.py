@@ -12,6 +12,7 @@ from bertjax.config import BertConfig, Compute
 from bertjax.model.attention import Dense, LayerNorm, SelfAttention, residual_sum
 from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.kernels import has_kernels
+from bertjax.model.plain_attention import Cache
 
 
 def _gelu(x: jax.Array) -> jax.Array:
@@ -97,7 +98,7 @@ class EncoderLayer(nn.Module):
     every_layer: bool = False  # also return x as an output of the scan
 
     @nn.compact
-    def __call__(self, x, number, segments, dropout_keys):
+    def __call__(self, x, number, cache, segments, dropout_keys):
         config, dtype = self.config, self.compute.dtype
         keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(3)]
 
@@ -106,7 +107,7 @@ class EncoderLayer(nn.Module):
         attention_norm = LayerNorm(config, self.compute, name="attention_norm")
         output_norm = LayerNorm(config, self.compute, name="output_norm")
 
-        attended, bias = attention(attention_norm(x) if is_pre else x, segments, keys[0])
+        attended, bias, cache = attention(attention_norm(x) if is_pre else x, segments, keys[0], cache)
         if is_pre:
             x = residual_sum(x, attended, bias, keys[1], rate)
         else:
@@ -130,7 +131,7 @@ class EncoderLayer(nn.Module):
         else:
             x = output_norm.of_sum(x, outer, output.bias, keys[2])
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        return x, x if self.every_layer else None
+        return x, (x if self.every_layer else None, cache)
 
 
 class Encoder(nn.Module):
@@ -140,8 +141,11 @@ class Encoder(nn.Module):
     compute: Compute
 
     @nn.compact
-    def __call__(self, x, segments, dropout_keys=None, *, every_layer: bool = False):
-        """The last layer's `[batch, length, hidden]`, or with `every_layer` all `[layers, batch, length, hidden]`."""
+    def __call__(self, x, segments, dropout_keys=None, *, every_layer: bool = False, cache: Cache | None = None):
+        """The last layer's `[batch, length, hidden]`, or with `every_layer` all `[layers, batch, length, hidden]`.
+
+        With a cache, whose arrays are stacked on `[layers]`, also returns what it then is; see `SelfAttention`.
+        """
         layer, trains = EncoderLayer, dropout_keys is not None
         if self.compute.remat != "none":
             policy = jax.checkpoint_policies.checkpoint_dots if self.compute.remat == "dots" else None
@@ -150,14 +154,16 @@ class Encoder(nn.Module):
             layer,
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=(0, nn.broadcast, nn.broadcast),
+            in_axes=(0, 0, nn.broadcast, nn.broadcast),
             length=self.config.num_hidden_layers,
             unroll=self.config.num_hidden_layers if self.compute.unroll and trains else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(self.config, self.compute, every_layer, name="layers")
         numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
-        last, each = layers(x, numbers, segments, dropout_keys)
+        last, (each, cache) = layers(x, numbers, cache, segments, dropout_keys)
         if self.config.norm == "pre":
             last = LayerNorm(self.config, self.compute, name="norm")(last)
             each = each.at[-1].set(last) if every_layer else None
+        if cache is not None:
+            return last, cache
         return each if every_layer else last

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,6 +18,32 @@ def plain_attention(query_key_value, segments, dropout_keys, rate: float, causal
     """
     context = _attend(query_key_value, segments, dropout_keys, 0.0 if dropout_keys is None else rate, causal)
     return context.reshape(*context.shape[:2], -1)
+
+
+class Cache(NamedTuple):
+    """The keys and values of earlier tokens, `[batch, longest, heads, size]`, of one layer or stacked on `[layers]`."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+def cached_attention(query_key_value, positions, cache: Cache):
+    """Attends from some tokens to themselves, to those before, and to those in the cache, without dropout.
+
+    Args:
+      query_key_value: `[batch, length, 3, heads, size]`.
+      positions: `[length]`, one after the other; the cache has those before.
+
+    Returns:
+      The context `[batch, length, heads * size]`, and the cache with these tokens.
+    """
+    query, key, value = jnp.moveaxis(query_key_value, 2, 0)
+    start = (0, positions[0], 0, 0)
+    cache = Cache(*(jax.lax.dynamic_update_slice(old, new, start) for old, new in zip(cache, (key, value))))
+    is_before = jnp.arange(cache.keys.shape[1]) <= positions[:, None]
+    probs = nn.softmax(_scores(query, cache.keys, is_before)).astype(query.dtype)
+    context = jnp.einsum("bhqk,bkhd->bqhd", probs, cache.values)
+    return context.reshape(*context.shape[:2], -1), cache
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

@@ -63,22 +63,29 @@ class Suite:
             return
         self._pretrain(cell.model)
         settings = {
-            "data.path": self._squad() if task.data == "squad" else self.data / task.data,
+            "data.path": self._part(cell.task) or self.data / task.data,
             "init_checkpoint": f"{self.workdir / cell.model.name}@{cell.step or 'latest'}",
             "sweep": f"seed={','.join(map(str, range(self.scale.seeds)))}",
             **cell.settings(self.scale),
         }
         self._start("main", folder, task.experiment, settings, f"--workdir={folder}")
 
-    def _squad(self) -> pathlib.Path:
-        """Returns a folder with the first articles of SQuAD, and its dev set (of the trial, two articles)."""
-        folder = self.workdir / f"squad-{self.scale.articles}"
-        for name in ("train-v1.1.json", "dev-v1.1.json"):
-            content = json.loads((self.data / "squad" / name).read_text())
-            if name.startswith("train") or self.scale_name == "trial":
+    def _part(self, task: str) -> pathlib.Path | None:
+        """Writes the first part of a task's data, if the scale says so; returns its folder."""
+        if task == "sst2":
+            folder = self.workdir / f"sst2-{self.scale.sentences}"
+            for name, most in (("train.tsv", self.scale.sentences), ("dev.tsv", None)):
+                lines = (self.data / "glue/SST-2" / name).read_text().splitlines(keepends=True)
+                write_whole(folder / "SST-2" / name, "".join(lines[: most and most + 1]))  # with the header
+            return folder
+        if task == "squad":
+            folder = self.workdir / f"squad-{self.scale.articles}"
+            for name in ("train-v1.1.json", "dev-v1.1.json"):
+                content = json.loads((self.data / "squad" / name).read_text())
                 content["data"] = content["data"][: self.scale.articles]
-            write_whole(folder / name, json.dumps(content))
-        return folder
+                write_whole(folder / name, json.dumps(content))
+            return folder
+        return None
 
     def _pretrain(self, model: Pretrained) -> None:
         folder = self.workdir / model.name

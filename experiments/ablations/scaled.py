@@ -30,7 +30,7 @@ class Scale:
       pretraining, fine_tuning: config fields by name, of all runs.
       tasks: the same, by task.
       lstm_size: of a BiLSTM on top.
-      articles: of SQuAD's training set, the first ones.
+      sentences, articles: of the training sets of SST-2 and SQuAD, the first ones.
       checkpoints: steps that the table of steps compares.
     """
 
@@ -43,6 +43,7 @@ class Scale:
     fine_tuning: Mapping
     tasks: Mapping[str, Mapping]
     lstm_size: int
+    sentences: int
     articles: int
     seeds: int
     checkpoints: tuple[int, ...]
@@ -58,7 +59,7 @@ SCALES = {
     "cores": Scale(
         size="2-128-2",
         sizes=("1-128-2", "2-128-1", "2-128-2", "4-128-2", "4-192-3", "6-192-3"),
-        steps=6_000,
+        steps=2_500,
         length=128,
         files=2,
         pretraining={
@@ -69,10 +70,10 @@ SCALES = {
             "model.hidden_dropout_prob": 0.0,  # no text is seen more than a few times
             "model.attention_probs_dropout_prob": 0.0,
             "optimizer.learning_rate": 2e-3,
-            "optimizer.warmup_steps": 500,
+            "optimizer.warmup_steps": 250,
             "optimizer.beta2": 0.98,
             "optimizer.bias_correction": True,
-            "eval.max_sequences": 4096,
+            "eval.max_sequences": 2048,
         },
         fine_tuning={"optimizer.learning_rate": 3e-4, "model.hidden_dropout_prob": 0.1},
         tasks={
@@ -83,9 +84,10 @@ SCALES = {
             "squad": {"max_seq_length": 256},
         },
         lstm_size=128,
-        articles=100,
+        sentences=10_000,
+        articles=20,
         seeds=3,
-        checkpoints=(500, 1000, 2000, 4000, 6000),
+        checkpoints=(250, 500, 1000, 2500),
     ),
     # Minutes: that everything runs.
     "trial": Scale(
@@ -108,6 +110,7 @@ SCALES = {
             "features": {"head.lstm_size": 16},
         },
         lstm_size=16,
+        sentences=500,
         articles=2,
         seeds=2,
         checkpoints=(20, 40),
@@ -248,7 +251,7 @@ def _config(scale: Scale, model: Pretrained):
     config.packing = True
     config.data.update(dupe_factor=1, layout="compact")
     config.tokenizer.lowercase = False
-    config.eval.update(every_steps=max(1, steps // 10), fill_masks=())
+    config.eval.update(every_steps=min(scale.checkpoints[0], steps), fill_masks=())
     config.checkpoint.update(every_steps=min(scale.checkpoints[0], steps), keep_every=min(scale.checkpoints[0], steps))
     for name, value in fields.items():
         section, _, field = name.rpartition(".")
