@@ -37,20 +37,23 @@ class _GrowingFile:
     """A file to append to. Object stores cannot append: there, the whole file is uploaded now and then."""
 
     def __init__(self, path: epath.Path, content: bytes = b""):
-        self._path, self._content, self._is_remote = path, content, "://" in str(path)
+        self._path, self._is_remote = path, "://" in str(path)
+        self._content, self._size = content if self._is_remote else b"", len(content)
         self._uploaded = time.monotonic()
         if not path.exists() or path.read_bytes() != content:
             write_whole(path, content)
 
     def write(self, more: bytes) -> None:
-        self._content += more
         if not self._is_remote:
             try:
                 with self._path.open("ab") as file:
                     file.write(more)
             except OSError:  # perhaps with a part of it written
-                write_whole(self._path, self._content)
-        elif time.monotonic() - self._uploaded > UPLOAD_SECONDS:
+                write_whole(self._path, self._path.read_bytes()[: self._size] + more)
+            self._size += len(more)
+            return
+        self._content += more
+        if time.monotonic() - self._uploaded > UPLOAD_SECONDS:
             self.flush()
 
     def flush(self) -> None:

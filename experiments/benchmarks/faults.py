@@ -1,6 +1,6 @@
 """What becomes of runs whose processes are killed, stopped, started twice or left without disk, again and again.
 
-Command:  python -m experiments.benchmarks.faults --measure=kills,stops,twice,full,haul
+Command:  python -m experiments.benchmarks.faults --measure=kills,stops,twice,full,haul,memory
 Measures: kills: `kill -9` at random moments of pre-training, fine-tuning and a search, until they end; params of all
               checkpoints and metrics must be those of the undisturbed run, bit for bit
           stops: SIGTERM at random moments; the exit code, and the seconds until the process has saved and ended
@@ -8,6 +8,7 @@ Measures: kills: `kill -9` at random moments of pre-training, fine-tuning and a 
           full:  main, prepare and convert on a disk with too little space (a limit on the size of files)
           haul:  minutes of training, evaluation, checkpoints and restarts; slopes of memory, descriptors and threads,
               size of the workdir, steps of the metrics
+          memory: minutes of training in one process, and what it then has
 Results:  RESULTS.md
 """
 
@@ -32,7 +33,7 @@ from experiments.benchmarks import fuzz
 
 MEASURE = flags.DEFINE_list("measure", ["kills", "stops", "twice", "full"], "See above.")
 TIMES = flags.DEFINE_integer("times", 20, "How often each is done.")
-MINUTES = flags.DEFINE_float("minutes", 30, "Of `haul`.")
+MINUTES = flags.DEFINE_float("minutes", 30, "Of `haul` and `memory`.")
 
 EXPERIMENTS = """
 from experiments.benchmarks.fuzz import tiny_config
@@ -229,6 +230,21 @@ def haul(folder, rng) -> None:
     )
 
 
+def memory(folder, rng) -> None:
+    """Of one process, in fifths of the time: a slope of the first minutes would say nothing of a week."""
+    process = train(folder, "haul", folder / "memory", stdout=subprocess.DEVNULL)
+    seen = []
+    for _ in range(5):
+        time.sleep(12 * MINUTES.value)
+        assert process.poll() is None, process.stderr.read()
+        seen.append(_resources(process.pid))
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    sizes = ", ".join(f"{size / 2**20:.1f}" for size, _, _ in seen)
+    print(f"memory, after each fifth of {MINUTES.value:.0f} min: {sizes} MiB; descriptors and threads "
+          f"{[tuple(rest) for _, *rest in seen]}", flush=True)  # fmt: skip
+
+
 def _resources(pid: int) -> tuple[int, int, int]:
     status = dict(line.split(":", 1) for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
     memory = int(status["VmRSS"].split()[0]) * 1024
@@ -236,7 +252,7 @@ def _resources(pid: int) -> tuple[int, int, int]:
 
 
 def main(_):
-    measures = dict(kills=kills, stops=stops, twice=twice, full=full, haul=haul)
+    measures = dict(kills=kills, stops=stops, twice=twice, full=full, haul=haul, memory=memory)
     if unknown := set(MEASURE.value) - measures.keys():
         raise UserError(f"--measure={','.join(unknown)}: choose from {', '.join(measures)}")
     with tempfile.TemporaryDirectory() as name:
