@@ -13,7 +13,7 @@ from bertjax.config import MODEL_SIZES, UserError, corpus_sources, mixture_of
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 OPTIMIZERS = ("adam", "lamb")
-TOKENIZER_KINDS = ("wordpiece", "sentencepiece")
+TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 ATTENTION = ("auto", "xla", "fused")
 POSITIONS = ("learned", "sinusoidal", "none")

@@ -25,7 +25,7 @@ from experiments.ablations.scaled import SCALES
 ROOT = pathlib.Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
 PRETRAINING = [
-    "base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart", "gpt:gpt2",
+    "base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart", "gpt:gpt2", "bytes",
     "ablations/objective:ltr", "ablations/size:6-768-3", "ablations/masking:80-20-0", "ablations/positions:none",
 ]  # fmt: skip
 FINE_TUNING = ["glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "tag", "swag", "features:last"]
@@ -195,7 +195,7 @@ def test_the_papers_recipe():
         ("data.corpus", None, "config.data.corpus = None: say where the text is"),
         ("data.corpus", [], "config.data.corpus = .*: say where the text is"),
         ("eval.fill_masks", ("no mask",), "config.eval.fill_masks = 'no mask': each text needs a"),
-        ("tokenizer.kind", "bpe", "config.tokenizer.kind = 'bpe': choose one of wordpiece, sentencepiece"),
+        ("tokenizer.kind", "bpe", "config.tokenizer.kind = 'bpe': choose one of wordpiece, sentencepiece, bytes"),
         ("optimizer.learning_rate", -1.0, "config.optimizer.learning_rate = -1.0: must be above 0"),
         ("mesh.data", 0, "config.mesh.data = 0"),
         ("mesh.fsdp", -1, "only one axis can be -1"),

@@ -85,7 +85,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequ
     began = time.time()
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
-    given = vocabulary.load_tokenizer(config) if config.tokenizer.path else None
+    given = vocabulary.given_tokenizer(config)
     with lock.held(output, "--output"):
         folder_for(output)  # again: another preparation may just have ended
         if beam_options is None:

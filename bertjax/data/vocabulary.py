@@ -22,10 +22,16 @@ from bertjax.text import learning, sentences, tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
 
-def load_tokenizer(config) -> Tokenizer:
-    """Loads the tokenizer of `config.tokenizer.path`. Its size must match the model's."""
-    loaded = tokenizer.load(config.tokenizer.kind, config.tokenizer.path, config.tokenizer.lowercase)
-    check_vocab_size(config, loaded, config.tokenizer.path)
+def given_tokenizer(config) -> Tokenizer | None:
+    """Loads the tokenizer of `config.tokenizer.path`; None if a vocabulary is to be learnt. Bytes have no need of one.
+
+    Raises `UserError` unless its size is the model's.
+    """
+    kind, path, lowercase = (config.tokenizer[name] for name in ("kind", "path", "lowercase"))
+    if not path and kind != tokenizer.Bytes.kind:
+        return None
+    loaded = tokenizer.load(kind, path, lowercase) if path else tokenizer.Bytes()
+    check_vocab_size(config, loaded, path or "of bytes")
     return loaded
 
 
@@ -40,7 +46,9 @@ def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) 
 
 
 def learn_vocabulary(config, workers: int) -> Tokenizer:
-    """Learns the tokenizer of a config in `workers` processes."""
+    """Learns the tokenizer of a config in `workers` processes. Raises `UserError` if there is nothing to learn."""
+    if config.tokenizer.kind == tokenizer.Bytes.kind:
+        raise UserError("config.tokenizer.kind = 'bytes': there is nothing to learn; leave tokenizer.path empty")
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
     with worker_pool(workers) as pool, tempfile.TemporaryDirectory() as work:

@@ -170,8 +170,9 @@ def _read_tokenizer(place: Place) -> Tokenizer | None:
     file = _tokenizer_file(folder)
     if file is None:
         return None
-    if file.name == tokenizer.SentencePiece.filename:
-        return tokenizer.load("sentencepiece", file)
+    for kind in (tokenizer.SentencePiece, tokenizer.Bytes):
+        if file.name == kind.filename:
+            return kind.load(file)
     return tokenizer.load("wordpiece", file, lowercase=_is_uncased(folder, file))
 
 
@@ -222,7 +223,8 @@ def find(path: epath.PathLike) -> Place:
 
 
 def _tokenizer_file(folder: epath.Path) -> epath.Path | None:
-    names = (tokenizer.SentencePiece.filename, "tokenizer.json", tokenizer.WordPiece.filename)
+    own = (tokenizer.SentencePiece.filename, tokenizer.Bytes.filename)
+    names = (*own, "tokenizer.json", tokenizer.WordPiece.filename)
     return next((folder / name for name in names if (folder / name).exists()), None)
 
 

@@ -1,4 +1,4 @@
-"""Tokenizes text: WordPiece (with the tokenizers library) and SentencePiece, behind one interface."""
+"""Tokenizes text: WordPiece and bytes (with the tokenizers library) and SentencePiece, behind one interface."""
 
 import abc
 import functools
@@ -28,7 +28,7 @@ class Encoding(NamedTuple):
 
 
 class Tokenizer(abc.ABC):
-    """The interface of both kinds of tokenizer.
+    """The interface of all kinds of tokenizer.
 
     Encoding never produces special pieces from text: a literal "[SEP]" is encoded character by character.
     """
@@ -352,12 +352,69 @@ def _read_sentencepiece(model: bytes):
     return found.FromString(model)
 
 
-KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece)}
+class Bytes(Tokenizer):
+    """The 256 bytes of UTF-8, written as GPT-2 writes them. Each text begins with a space, so that words keep apart."""
+
+    kind = "bytes"
+    filename = "bytes.txt"
+
+    def __init__(self):
+        from tokenizers import pre_tokenizers
+
+        super().__init__([*SPECIAL_PIECES, *sorted(pre_tokenizers.ByteLevel.alphabet())], "of bytes")
+        self._tokenizer = self._new()
+
+    @classmethod
+    def load(cls, path: epath.PathLike) -> "Bytes":
+        """Checks that a file, as `save` writes it, has the same pieces."""
+        found = cls()
+        if _read(path) != found._definition():
+            raise UserError(f"tokenizer.path: {path} is not what a tokenizer of bytes has; leave the path empty")
+        return found
+
+    def _new(self):
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+        from tokenizers import decoders, models, pre_tokenizers
+
+        tokenizer = HuggingFaceTokenizer(models.BPE({piece: i for i, piece in enumerate(self.pieces)}, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer
+
+    @functools.cached_property
+    def continues_word(self) -> np.ndarray:
+        space = self.encode("a").ids[0]
+        return np.array([i >= len(SPECIAL_PIECES) and i != space for i in range(self.vocab_size)])
+
+    def encode(self, text: str) -> Encoding:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return Encoding(encoding.ids, encoding.offsets)
+
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False).removeprefix(" ")
+
+    def save(self, folder: epath.PathLike) -> None:
+        write_whole(epath.Path(folder) / self.filename, self._definition())
+
+    def to_huggingface(self) -> str:
+        return _with_special_pieces(self._new(), self)
+
+    def _definition(self) -> bytes:
+        return "".join(f"{piece}\n" for piece in self.pieces).encode()
+
+
+KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes)}
 
 
 def load(kind: str, path: epath.PathLike, lowercase: bool = True) -> Tokenizer:
-    """Loads a tokenizer from a `vocab.txt`, `tokenizer.json` or `.model` file. Raises `UserError` if it is invalid."""
-    return WordPiece.load(path, lowercase) if kind == "wordpiece" else SentencePiece.load(path)
+    """Loads a tokenizer from a `vocab.txt`, `tokenizer.json` or `.model` file, or checks a `bytes.txt`.
+
+    Raises `UserError` if it is invalid.
+    """
+    return WordPiece.load(path, lowercase) if kind == WordPiece.kind else KINDS[kind].load(path)
 
 
 def _read(path: epath.PathLike) -> bytes:

@@ -58,7 +58,7 @@ class Difference(NamedTuple):
 
 
 class _UsedTokenizer(TypedDict):
-    kind: Literal["wordpiece", "sentencepiece"]
+    kind: Literal["wordpiece", "sentencepiece", "bytes"]
     lowercase: bool
     fingerprint: str
 

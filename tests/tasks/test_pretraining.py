@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax import tasks
 from bertjax.config import UserError, named_stages, stage
 from bertjax.data import records
 from bertjax.data.pipeline import heldout_batches
@@ -15,7 +16,7 @@ from bertjax.data.records import find_records
 from bertjax.data.tf import tf
 from bertjax.interop import pretrained
 from bertjax.model.bert import BertForMaskedLM, BertModel
-from bertjax.tasks import fill_mask, finetuning, pretraining, pretraining_run
+from bertjax.tasks import fill_mask, finetuning, generation, pretraining, pretraining_run
 from bertjax.tasks.extraction import extract
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_run import find_or_prepare, report
@@ -381,3 +382,46 @@ def test_a_program_fits_if_it_leaves_the_devices_memory_in_bounds():
     lowered = jax.jit(lambda x: (x @ x).sum()).lower(jax.ShapeDtypeStruct((512, 512), np.float32))
     assert fits_in_memory(lowered, Device(None)) and fits_in_memory(lowered, Device(1 << 23))
     assert not fits_in_memory(lowered, Device((1 << 20) - 1))  # less than the argument
+
+
+def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file, capsys):
+    """Two things at once, because each costs a run: its pieces are bytes, and it learns the next one."""
+    config = config_with("none", corpus=corpus_file)
+    config.tokenizer.kind, config.data.masking = "bytes", "dynamic"
+    config.model.update(causal=True, vocab_size=261)
+    config.eval.fill_masks = ()
+    config.stages = named_stages(short=stage(10, 32, 5))
+    with preparing_in_process(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining_run, "make_mesh", one_device_mesh)
+        run(pretraining_run.KIND, config, tmp_path / "run")
+    lines = read_metrics(tmp_path / "run")
+    (scores,) = [line for line in lines if "eval/lm_loss" in line and line["step"] == 10]
+    assert (
+        scores.keys() >= {"eval/unigram_loss", "eval/lm_accuracy", "eval/lm_majority"} and "eval/mlm_loss" not in scores
+    )
+    assert scores["eval/lm_loss"] < 5.3 < np.log(261)  # of bytes that are equally likely
+    assert (tmp_path / "run/report.txt").read_text().startswith("held-out next words: loss")
+
+    source = pretrained.read(tmp_path / "run")
+    assert source.tokenizer.kind == "bytes" and source.config.causal
+    model, said = BertForMaskedLM(source.config), "The ship"
+    found = generation.generate(model, source.params, source.tokenizer, said, 20, generation.Sampling(), seed=1)
+    assert found.startswith(said) and len(found.encode()) <= len(said) + 20
+    assert generation.generate(model, source.params, source.tokenizer, said, 20, generation.Sampling(), seed=1) == found
+
+    tasks_data = tmp_path / "sst2"
+    test_finetuning.write_sst2(tasks_data, train=32, dev=16)
+    config = test_finetuning.config_for(tasks_data, tmp_path / "run", epochs=1.0)
+    config.head.lstm_size = 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetuning, "make_mesh", one_device_mesh)
+        test_finetuning.run(config, tmp_path / "tuned")
+    tuned = pretrained.read(tmp_path / "tuned")
+    assert tuned.config.causal and tuned.params["lstm"]["forward_0"]["hi"]["kernel"].shape == (8, 8)
+    (prediction,) = tasks.get("glue").predict(tuned, [("a fine ship",)])
+    assert sum(prediction["probabilities"].values()) == pytest.approx(1)
+    message = r"model.causal = True has no place in --format=huggingface; only --format=bertjax keeps it"
+    with pytest.raises(UserError, match=message):
+        pretrained.convert(tmp_path / "tuned", tmp_path / "out", "huggingface")
+    pretrained.convert(tmp_path / "tuned", tmp_path / "copy", "bertjax")
+    assert pretrained.read(tmp_path / "copy").config == tuned.config

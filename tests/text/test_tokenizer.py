@@ -1,4 +1,4 @@
-"""Both kinds of tokenizer against what they wrap, against Google's rules, and against themselves."""
+"""All kinds of tokenizer against what they wrap, against Google's rules, and against themselves."""
 
 import re
 
@@ -102,6 +102,39 @@ def test_many_texts_are_encoded_as_each_of_them(kind, remembered, monkeypatch):
         assert sizes.tolist() == [len(each) for each in expected]
         assert ids.tolist() == [i for each in expected for i in each]
     assert learnt.encode_flat([])[0].size == 0
+
+
+@pytest.mark.parametrize("text", [*HARD, "a [MASK] b", "  two  spaces "])
+def test_bytes_are_those_of_utf8(text, tmp_path):
+    """After a space, with which each text begins."""
+    pieces = tokenizer.Bytes()
+    encoding = pieces.encode(text)
+    whole = (" " * (not text.startswith(" ")) + text) if text else ""
+    assert len(encoding.ids) == len(whole.encode()) and pieces.vocab_size == 261
+    assert all(i >= len(tokenizer.SPECIAL_PIECES) for i in encoding.ids)
+    assert pieces.decode(encoding.ids) == whole.removeprefix(" ")
+    assert pieces.encode_ids([text, "x"])[0] == encoding.ids
+    assert all(0 <= start <= end <= len(text) for start, end in encoding.offsets)
+    pieces.save(tmp_path)
+    assert tokenizer.load("bytes", tmp_path / "bytes.txt").fingerprint == pieces.fingerprint
+    import tokenizers
+
+    theirs = tokenizers.Tokenizer.from_str(pieces.to_huggingface()).encode(text)
+    if "[" not in text:  # where special pieces are typed, theirs takes them for special
+        assert theirs.ids == [pieces.cls_id, *encoding.ids, pieces.sep_id]
+
+
+def test_words_of_bytes_begin_with_a_space():
+    pieces = tokenizer.Bytes()
+    ids = pieces.encode("one two").ids
+    assert pieces.continues_word[ids].tolist() == [False, True, True, True] * 2
+    assert not pieces.continues_word[: len(tokenizer.SPECIAL_PIECES)].any()
+
+
+def test_another_file_is_no_vocabulary_of_bytes(tmp_path):
+    (tmp_path / "bytes.txt").write_text("[PAD]\n")
+    with pytest.raises(UserError, match=r"bytes.txt is not what a tokenizer of bytes has; leave the path empty"):
+        tokenizer.load("bytes", tmp_path / "bytes.txt")
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
