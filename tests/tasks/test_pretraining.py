@@ -409,9 +409,8 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file,
     assert found.startswith(said) and len(said) < len(found) <= len(said) + 20
     assert generation.generate(model, source.params, source.tokenizer, said, 20, generation.Sampling(), seed=1) == found
 
-    tasks_data = tmp_path / "sst2"
-    test_finetuning.write_sst2(tasks_data, train=32, dev=16)
-    config = test_finetuning.config_for(tasks_data, tmp_path / "run", epochs=1.0)
+    test_finetuning.write_sst2(tmp_path, train=32, dev=16)
+    config = test_finetuning.config_for(tmp_path, tmp_path / "run", epochs=1.0)
     config.head.lstm_size = 8
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finetuning, "make_mesh", one_device_mesh)
