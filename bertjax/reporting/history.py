@@ -6,9 +6,10 @@ import functools
 import numpy as np
 from etils import epath
 
+from bertjax.files import read_json
 from bertjax.training.clocks import PARTS
 from bertjax.training.logging import read_metrics
-from bertjax.training.workdir import require_info
+from bertjax.training.workdir import RESULT, RUNS, Finished, require_info
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,3 +60,9 @@ def read_history(workdir: epath.PathLike, name: str = "") -> History:
     """
     info = require_info(workdir)
     return History(name or epath.Path(workdir).name, info.config.task, read_metrics(workdir), info.config.batch_size)
+
+
+def read_results(workdir: epath.PathLike) -> dict[epath.Path, Finished]:
+    """Returns the results of the finished trials of a search, by their folders; none if it is not a search."""
+    paths = sorted((epath.Path(workdir) / RUNS).glob(f"*/{RESULT}"))
+    return {path.parent: read_json(path, Finished) for path in paths}

@@ -9,12 +9,12 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.files import read_json, write_whole
+from bertjax.files import write_whole
 from bertjax.interop.pretrained import Pretrained
 from bertjax.reporting import curves, insight
-from bertjax.reporting.history import History, read_history
+from bertjax.reporting.history import History, read_history, read_results
 from bertjax.training.clocks import PARTS
-from bertjax.training.workdir import RESULT, RUNS, Finished
+from bertjax.training.workdir import RUNS
 
 PAGE, PICTURE, ATTENTION = "report.html", "report.png", "report-attention.png"
 DPI = 80
@@ -30,9 +30,9 @@ class Search:
     """The finished trials of a search."""
 
     def __init__(self, workdir: epath.Path):
-        self.name, folders = workdir.name, sorted(path.parent for path in (workdir / RUNS).glob(f"*/{RESULT}"))
-        self.results = [read_json(folder / RESULT, Finished) for folder in folders]
-        self.histories = [read_history(folder, f"{self.name}/{folder.name}") for folder in folders]
+        found = read_results(workdir)
+        self.name, self.results = workdir.name, list(found.values())
+        self.histories = [read_history(folder, f"{self.name}/{folder.name}") for folder in found]
 
     def scores(self) -> dict[str, list[float]]:
         """Returns the scores of all trials by metric; those that are undefined count as 0."""

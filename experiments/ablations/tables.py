@@ -1,42 +1,42 @@
-"""The tables of RESULTS.md: mean and standard deviation over the seeds of each cell, from the runs' workdirs."""
+"""The tables and pictures of RESULTS.md: mean and standard deviation over the seeds of each cell, from the workdirs."""
 
-import json
 import pathlib
 
 import numpy as np
 
+from bertjax.reporting import curves
+from bertjax.reporting.history import read_history, read_results
 from bertjax.training import checkpoint
-from experiments.ablations.scaled import COLUMNS, TASKS, Cell, Scale, cells
+from experiments.ablations.scaled import COLUMNS, TASKS, Scale, cells, models
+
+DPI = 60
 
 
 def scores(folder: pathlib.Path, metric: str) -> list[float]:
     """Returns the scores of the finished trials of a search, in percent."""
-    found = [json.loads(path.read_text())["scores"][metric] for path in sorted(folder.glob("runs/*/result.json"))]
-    return [100 * (score or 0.0) for score in found]
-
-
-def heldout(folder: pathlib.Path, step: int = 0) -> dict[str, float]:
-    """Returns the held-out scores of pre-training, of a step or of the last one."""
-    found = checkpoint.read_scores(folder, step or checkpoint.choose_step(folder, "latest"))
-    return found.scores if found else {}
+    return [100 * (result["scores"].get(metric) or 0.0) for result in read_results(folder).values()]
 
 
 def table(workdir: pathlib.Path, name: str, scale: Scale) -> str:
     """Formats a table in Markdown."""
-    has_steps = name == "steps"
-    titles = ["", *["steps"] * has_steps, "held-out perplexity", *(TASKS[task].name for task in COLUMNS[name])]
-    lines = {}
+    titles = ["", "steps", "M tokens", "hours", "held-out perplexity", *(TASKS[task].name for task in COLUMNS[name])]
+    rows = {}
     for title, cell in cells(name, scale):
-        row = lines.setdefault((title, cell.step), [title, *[f"{cell.step:,}"] * has_steps, _perplexity(workdir, cell)])
+        row = rows.setdefault((title, cell.step), [title, *_pretraining(workdir / cell.model.name, cell.step)])
         row.append(_cell(scores(workdir / cell.folder, TASKS[cell.task].metric)))
-    rows = [titles, ["---"] * len(titles), *lines.values()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = [titles, ["---"] * len(titles), *rows.values()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _perplexity(workdir: pathlib.Path, cell: Cell) -> str:
-    found = heldout(workdir / cell.model.name, cell.step)
-    losses = [found[loss] for loss in ("mlm_loss", "lm_loss") if loss in found]
-    return f"{np.exp(losses[0]):.1f}" if losses else ""
+def _pretraining(folder: pathlib.Path, step: int) -> list[str]:
+    """Steps, tokens, hours and held-out perplexity of a model, at a step or at its end."""
+    if not checkpoint.steps(folder):
+        return [""] * 4
+    step = step or checkpoint.choose_step(folder, "latest")
+    history, found = read_history(folder), checkpoint.read_scores(folder, step)
+    losses = [found.scores[loss] for loss in ("mlm_loss", "lm_loss") if found and loss in found.scores]
+    tokens, hours = history.tokens(np.array([step]))[0], history.hours(np.array([step]))[0]
+    return [f"{step:,}", f"{tokens / 1e6:.1f}", f"{hours:.2f}", f"{np.exp(losses[0]):.1f}" if losses else ""]
 
 
 def _cell(found: list[float]) -> str:
@@ -44,11 +44,37 @@ def _cell(found: list[float]) -> str:
     return f"{np.mean(found):.1f}{spread}" if found else ""
 
 
+def draw(workdir: pathlib.Path, name: str, scale: Scale):
+    """Returns a Matplotlib figure: scores against steps in the table of steps, else how the models were pre-trained."""
+    if name != "steps":
+        folders = [workdir / model.name for model in models(name, scale).values()]
+        return curves.draw([read_history(folder) for folder in folders if checkpoint.steps(folder)])
+    from matplotlib.figure import Figure
+
+    tasks = COLUMNS[name]
+    figure = Figure(figsize=(4.6 * len(tasks), 3.4), layout="constrained")
+    for task, axis in zip(tasks, figure.subplots(1, len(tasks), squeeze=False)[0]):
+        for title in models(name, scale):
+            found = {
+                cell.step: values
+                for row, cell in cells(name, scale)
+                if row == title and cell.task == task and (values := scores(workdir / cell.folder, TASKS[task].metric))
+            }
+            means, spreads = ([f(values) for values in found.values()] for f in (np.mean, np.std))
+            axis.errorbar(list(found), means, spreads, marker="o", capsize=3, label=title)
+        axis.set(title=f"{TASKS[task].name}, dev set", xlabel="steps of pre-training")
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False)
+    return figure
+
+
 def write(path: pathlib.Path, workdir: pathlib.Path, name: str, scale: Scale) -> None:
-    """Replaces a table in a Markdown file, between `<!-- NAME -->` and `<!-- /NAME -->`; what is around it stays."""
+    """Replaces a table and its picture in a Markdown file: what is between `<!-- NAME -->` and `<!-- /NAME -->`."""
+    draw(workdir, name, scale).savefig(path.with_name(f"{name}.png"), dpi=DPI)
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     text = path.read_text() if path.exists() else ""
     if begin not in text:
         text = f"{text.rstrip()}\n\n## {name.capitalize()}\n\n{begin}\n{end}\n".lstrip()
     before, after = text.split(begin)[0], text.split(end)[1]
-    path.write_text(f"{before}{begin}\n{table(workdir, name, scale)}\n{end}{after}")
+    content = f"{table(workdir, name, scale)}\n\n![{name}]({name}.png)"
+    path.write_text(f"{before}{begin}\n{content}\n{end}{after}")
