@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 import ml_collections
 
-from bertjax.config import MODEL_SIZES, UserError, corpus_sources, mixture_of
+from bertjax.config import MODEL_SIZES, UserError, corpus_sources, mixture_of, words_to_predict
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 OPTIMIZERS = ("adam", "lamb")
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 ATTENTION = ("auto", "xla", "fused")
+ENCODERS = ("transformer", "lstms")
 POSITIONS = ("learned", "sinusoidal", "none")
 NORMS = ("post", "pre")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -79,26 +80,12 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     _validate_cleaning(config.data.cleaning)
     mixture_of(config)
     _validate_stages(config)
-    if config.model.causal:
-        causal = "model.causal = True: the next word is to be predicted"
-        require(
-            config.data.masking == "dynamic",
-            "data.masking",
-            config.data.masking,
-            f"{causal}, and no records can be masked before; set dynamic",
-        )
-        require(
-            config.data.next_sentence == "none",
-            "data.next_sentence",
-            config.data.next_sentence,
-            f"{causal}, and nothing else; set none",
-        )
-        require(
-            not config.eval.fill_masks,
-            "eval.fill_masks",
-            config.eval.fill_masks,
-            f'{causal}, so no [MASK] can be filled; set "()"',
-        )
+    if words_to_predict(config) != "masked":
+        form = "encoder = 'lstms'" if config.model.encoder == "lstms" else "causal = True"
+        for field, needed in (("data.masking", "dynamic"), ("data.next_sentence", "none"), ("eval.fill_masks", ())):
+            why = f"with model.{form} nothing is masked, and there are no pairs; set {needed}"
+            require(value_of(config, field) == needed, field, value_of(config, field), why)
+    _validate_lstms(config)
     for text in config.eval.fill_masks:
         require(isinstance(text, str) and "[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
     require(
@@ -124,6 +111,7 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
         positive(config, "head.lstm_layers")
     whole = "a BiLSTM (head.lstm_size) reads whole rows, which sequences cannot share; set False"
     require(not (config.packing and lstm_size), "packing", config.packing, whole)
+    _validate_lstms(config)
     require(config.eval.every_steps >= 0, "eval.every_steps", config.eval.every_steps, "must be at least 0")
     if with_data:
         require(bool(config.data.path), "data.path", config.data.path, "say where the data is: a folder, or tfds:NAME")
@@ -133,6 +121,15 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
             config.init_checkpoint,
             "say what to fine-tune: the workdir of a run, a Hugging Face folder, or Google's bert_model.ckpt",
         )
+
+
+def _validate_lstms(config) -> None:
+    if config.model.encoder == "lstms":
+        whole = "model.encoder = 'lstms' reads whole rows, which sequences cannot share; set False"
+        require(not config.packing, "packing", config.packing, whole)
+        require(not config.model.causal, "model.causal", True, "model.encoder = 'lstms' has both directions; set False")
+        size = config.model.hidden_size
+        require(size % 2 == 0, "model.hidden_size", size, "must be even: half of it is for each direction")
 
 
 def _validate_common(config) -> None:
@@ -178,6 +175,7 @@ def validate_model(config) -> None:
     """Raises `UserError` if `config.model` describes no model."""
     one_of(config, "model.hidden_act", ACTIVATIONS)
     one_of(config, "model.attention", ATTENTION)
+    one_of(config, "model.encoder", ENCODERS)
     one_of(config, "model.positions", POSITIONS)
     one_of(config, "model.norm", NORMS)
     positive(config, *(f"model.{name}" for name in MODEL_SIZES))

@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
 PRETRAINING = [
     "base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart", "bytes",
-    "gpt:gpt2",
+    "gpt:gpt2", "elmo",
     "ablations/objective:ltr", "ablations/size:6-768-3", "ablations/masking:80-20-0", "ablations/positions:none",
 ]  # fmt: skip
 FINE_TUNING = ["glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "tag", "swag", "features:last"]
@@ -204,7 +204,12 @@ def test_the_papers_recipe():
         ("unroll", "some", "config.unroll = 'some': choose one of auto, yes, no"),
         ("model.positions", "rotary", "config.model.positions = 'rotary': choose one of learned, sinusoidal, none"),
         ("model.norm", "rms", "config.model.norm = 'rms': choose one of post, pre"),
-        ("model.causal", True, "config.data.masking = 'static': model.causal = True: .*; set dynamic"),
+        ("model.causal", True, "config.data.masking = 'static': with model.causal = True nothing is .*set dynamic"),
+        (
+            "model.encoder",
+            "lstms",
+            "config.data.masking = 'static': with model.encoder = 'lstms' nothing .*set dynamic",
+        ),
         ("checkpoint.keep_every", 7, "config.checkpoint.keep_every = 7: must be a multiple of every_steps = 5000"),
         ("model.attention", "flash", "config.model.attention = 'flash': choose one of auto, xla, fused"),
         ("dtype", "float16", "config.dtype = 'float16'"),

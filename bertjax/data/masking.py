@@ -26,7 +26,7 @@ class Rules(NamedTuple):
       max_predictions_per_seq: tokens that are selected at most.
       continues_word: `[vocab_size]` booleans: True if a piece continues a word; None to select single tokens.
       spans: whether to select spans of whole words (SpanBERT).
-      next_tokens: to mask nothing: each token but the last predicts the next one; then the others are unused.
+      words: what is predicted: masked words; or, without masks, next ones; or those and the previous ones (neighbours).
     """
 
     masked_lm_prob: float
@@ -38,11 +38,11 @@ class Rules(NamedTuple):
     sep_id: int
     continues_word: np.ndarray | None = None
     spans: bool = False
-    next_tokens: bool = False
+    words: str = "masked"
 
 
-def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int, causal: bool = False) -> Rules:
-    """Returns the rules of `config.data`; `causal`: of `config.model`."""
+def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int, words: str = "masked") -> Rules:
+    """Returns the rules of `config.data`; `words` as in `Rules`."""
     whole_words = data["do_whole_word_mask"] or data["do_span_mask"]
     return Rules(
         masked_lm_prob=data["masked_lm_prob"],
@@ -54,7 +54,7 @@ def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int, 
         sep_id=tokenizer.sep_id,
         continues_word=tokenizer.continues_word if whole_words else None,
         spans=data["do_span_mask"],
-        next_tokens=causal,
+        words=words,
     )
 
 
@@ -109,12 +109,25 @@ class Masking(NamedTuple):
     counts: np.ndarray
 
 
-def next_tokens(ids: np.ndarray, sizes: np.ndarray, most: int) -> Masking:
-    """Masks nothing: each token of a row `[length]` but its last one predicts the next; at most `most` of them do."""
-    counts = np.clip(sizes - 1, 0, most)
-    used = np.arange(most) < counts[:, None]
-    following = np.pad(ids[:, 1 : most + 1], [(0, 0), (0, max(0, most + 1 - ids.shape[1]))])
-    return Masking(ids, np.where(used, np.arange(most, dtype=ids.dtype), 0), np.where(used, following, 0), counts)
+def neighbours(ids: np.ndarray, sizes: np.ndarray, words: str) -> dict[str, np.ndarray]:
+    """Masks nothing: each token of a row `[rows, length]` but its last one predicts the next one.
+
+    With `words` "neighbours", each but the first one also predicts the previous one. These predictions are in the
+    second half of the columns; in each half, unused ones are at the end.
+
+    Returns the arrays of `layouts.features` that say what is predicted, `[rows, predictions]`.
+    """
+    place = np.arange(ids.shape[1] - 1, dtype=ids.dtype)
+    used = place < sizes[:, None] - 1
+    positions, labels = [np.where(used, place, 0)], [np.where(used, ids[:, 1:], 0)]
+    if words == "neighbours":
+        positions.append(np.where(used, place + 1, 0))
+        labels.append(np.where(used, ids[:, :-1], 0))
+    return {
+        "masked_lm_positions": np.concatenate(positions, 1),
+        "masked_lm_ids": np.concatenate(labels, 1),
+        "masked_lm_weights": np.tile(used, len(labels)).astype(np.float32),
+    }
 
 
 def mask_tokens(ids: np.ndarray, sizes: np.ndarray, draws: Draws, rules: Rules) -> Masking:

@@ -15,7 +15,7 @@ from bertjax.config import UserError
 from bertjax.data import faults, layouts
 from bertjax.data.faults import impossible
 from bertjax.data.layouts import Format
-from bertjax.data.masking import Draws, Rules, draw, mask_tokens, next_tokens
+from bertjax.data.masking import Draws, Rules, draw, mask_tokens, neighbours
 from bertjax.data.order import Order, Span
 from bertjax.data.packing import pack_pretraining
 from bertjax.data.records import RecordSet
@@ -268,11 +268,10 @@ def _find_lost(files: RecordSet, form: Format, spans: Iterator[Span], lost: dict
 def _mask(batch: Batch, stream: Stream, step: int, rules: Rules) -> Batch:
     """The arrays that masking changes and adds. Not inside tf.data, whose threads would wait for each other here."""
     ids, sizes = batch["input_ids"], batch["input_mask"].sum(1)
-    if rules.next_tokens:
-        masking = next_tokens(ids, sizes, rules.max_predictions_per_seq)
-    else:
-        draws = _draws(stream.places(step)[: len(ids)], stream.block, stream.seed, ids.shape[1], rules)
-        masking = mask_tokens(ids, sizes, draws, rules)
+    if rules.words != "masked":
+        return neighbours(ids, sizes, rules.words)
+    draws = _draws(stream.places(step)[: len(ids)], stream.block, stream.seed, ids.shape[1], rules)
+    masking = mask_tokens(ids, sizes, draws, rules)
     used = np.arange(rules.max_predictions_per_seq) < masking.counts[:, None]
     return {
         "input_ids": masking.ids,

@@ -114,22 +114,27 @@ def read(path: epath.PathLike) -> Pretrained:
 
 def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
     """Raises `UserError` if the params of a run are not of the sizes that its config says."""
-    embeddings, layers = params["bert"]["embeddings"], params["bert"]["encoder"]["layers"]
-    has = dict(positions="position" in embeddings, norm="norm" in params["bert"]["encoder"])
-    for name, is_there in (("positions", config.positions == "learned"), ("norm", config.norm == "pre")):
-        if has[name] != is_there:
-            given = getattr(config, name)
-            raise UserError(f"{place.folder / workdir.CONFIG}: model.{name} is {given!r}, but the params are others")
-    rows, hidden = embeddings["word"]["embedding"].shape
-    number, _, inner = layers["intermediate"]["kernel"].shape
-    found = dict(
-        hidden_size=hidden,
-        num_hidden_layers=number,
-        num_attention_heads=layers["attention"]["query_key_value"]["kernel"].shape[-2],
-        intermediate_size=inner,
-        type_vocab_size=len(embeddings["token_type"]["embedding"]),
+    embeddings, encoder = params["bert"]["embeddings"], params["bert"]["encoder"]
+    forms = dict(
+        encoder=("transformer",) if "layers" in encoder else ("lstms",),
+        positions=("learned",) if "position" in embeddings else ("sinusoidal", "none"),
+        norm=("post",) if "norm" in embeddings else ("pre",),
     )
-    if has["positions"]:
+    for name, form in forms.items():
+        if (given := getattr(config, name)) not in form:
+            raise UserError(
+                f"{place.folder / workdir.CONFIG}: model.{name} is {given!r}, but the params are of {form[0]!r}"
+            )
+    rows, hidden = embeddings["word"]["embedding"].shape
+    found = dict(hidden_size=hidden, type_vocab_size=len(embeddings["token_type"]["embedding"]))
+    if "layers" in encoder:
+        kernels = encoder["layers"]
+        number, _, found["intermediate_size"] = kernels["intermediate"]["kernel"].shape
+        found["num_hidden_layers"] = number
+        found["num_attention_heads"] = kernels["attention"]["query_key_value"]["kernel"].shape[-2]
+    else:
+        found["num_hidden_layers"] = sum(name.startswith("forward_") for name in encoder)
+    if "position" in embeddings:
         found["max_position_embeddings"] = len(embeddings["position"]["embedding"])
     if rows != config.padded_vocab_size:
         found["vocab_size"] = f"up to {rows}"

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from bertjax.config import BertConfig, Compute
 from bertjax.model.dropout import fold_in
 from bertjax.model.encoder import Embeddings, Encoder
-from bertjax.model.heads import BiLSTM, Classifier, MaskedLanguageModelHead, NextSentenceHead, Pooler
+from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, Pooler
 from bertjax.model.hidden_states import HIDDEN_STATES, combine, count_layers
+from bertjax.model.lstm import BiLSTM, TwoWayLSTMs
 from bertjax.model.plain_attention import Cache
 
 
@@ -23,7 +24,8 @@ class BertModel(nn.Module):
 
     def setup(self):
         self.embeddings = Embeddings(self.config, self.compute)
-        self.encoder = Encoder(self.config, self.compute)
+        encoder = TwoWayLSTMs if self.config.encoder == "lstms" else Encoder
+        self.encoder = encoder(self.config, self.compute)
         self.pooler = Pooler(self.config, self.compute.dtype)
 
     def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None, first_tokens=None):
@@ -83,7 +85,10 @@ def last_tokens(segments, first_tokens=None):
 
 
 class BertForMaskedLM(nn.Module):
-    """BERT with the masked-LM head, at the masked positions only; without pooler. A causal one has next words there."""
+    """BERT with the masked-LM head, at the masked positions only; without pooler. A causal one has next words there.
+
+    Of two LSTMs, the forward one has the first half of the positions, the backward one the other half.
+    """
 
     config: BertConfig
     compute: Compute = Compute()
@@ -95,7 +100,13 @@ class BertForMaskedLM(nn.Module):
     def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None, positions=None):
         """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`."""
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        return self.masked_lm(hidden, masked_positions, self.bert.embeddings.word.embedding)
+        table = self.bert.embeddings.word.embedding
+        if self.config.encoder == "lstms":
+            is_forward = jnp.arange(hidden.shape[-1]) < hidden.shape[-1] // 2
+            each = [jnp.where(seen, hidden, jnp.zeros_like(hidden)) for seen in (is_forward, ~is_forward)]
+            halves = jnp.split(masked_positions, 2, axis=1)
+            return jnp.concatenate([self.masked_lm(*pair, table) for pair in zip(each, halves)], axis=1)
+        return self.masked_lm(hidden, masked_positions, table)
 
     def decode(self, input_ids, positions, cache: Cache, last):
         """As `BertModel.decode`: the logits of the word after the token `last` of these `[batch, padded vocab]`."""
@@ -284,9 +295,14 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int,
     Computed analytically: XLA's cost analysis counts the body of a scan once. Excludes lookups, norms and softmax, as
     is usual for model FLOPs utilisation (Chowdhery et al. 2022, appendix B). A training step costs three times as many.
     """
-    hidden, inner = config.hidden_size, config.intermediate_size
-    per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices
-    attention = 2 * length * length * hidden  # scores and weighted values, all heads
+    hidden, inner, half = config.hidden_size, config.intermediate_size, config.hidden_size // 2
+    if config.encoder == "lstms":
+        inputs = hidden + (config.num_hidden_layers - 1) * half  # of all layers, of a direction
+        layers = length * 2 * 4 * half * (inputs + config.num_hidden_layers * half)  # two directions, four gates
+    else:
+        per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices
+        attention = 2 * length * length * hidden  # scores and weighted values, all heads
+        layers = config.num_hidden_layers * (length * per_token + attention)
     masked_lm = predictions * (hidden * hidden + hidden * config.padded_vocab_size)
     pairs = pooled * (hidden * hidden + 2 * hidden)
-    return 2 * batch * (config.num_hidden_layers * (length * per_token + attention) + masked_lm + pairs)
+    return 2 * batch * (layers + masked_lm + pairs)

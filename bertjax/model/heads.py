@@ -1,7 +1,5 @@
 """The heads on top of the encoder."""
 
-import functools
-
 import flax.linen as nn
 import jax.numpy as jnp
 
@@ -85,42 +83,3 @@ class Classifier(nn.Module):
             keys = fold_in(dropout_keys, self.config.num_hidden_layers + 1)  # lower ones are the encoder's
             hidden = dropout(hidden, self.config.hidden_dropout_prob, keys)
         return Dense(self.config, jnp.float32, hidden.shape[-1:], (self.labels,), ("embed", None), name="dense")(hidden)
-
-
-class BiLSTM(nn.Module):
-    """A stack of bidirectional LSTM layers: `[batch, length, width]` -> `[batch, length, 2 * size]`.
-
-    Applies dropout before each layer. Ignores padding, which is segment 0 at the end of a row.
-    """
-
-    config: BertConfig
-    dtype: jnp.dtype
-    size: int
-    layers: int
-
-    @nn.compact
-    def __call__(self, x, segments, dropout_keys=None):
-        lengths = (segments > 0).sum(-1)
-        cell = functools.partial(
-            nn.OptimizedLSTMCell,
-            self.size,
-            dtype=self.dtype,
-            kernel_init=_unsplit(nn.initializers.lecun_normal()),
-            recurrent_kernel_init=_unsplit(nn.initializers.orthogonal()),
-            bias_init=_unsplit(nn.initializers.zeros),
-        )
-        for layer in range(self.layers):
-            keys = fold_in(dropout_keys, self.config.num_hidden_layers + 2 + layer)  # Classifier uses the one before
-            x = dropout(x, self.config.hidden_dropout_prob, keys)
-            both = nn.Bidirectional(nn.RNN(cell(name=f"forward_{layer}")), nn.RNN(cell(name=f"backward_{layer}")))
-            x = both(x, seq_lengths=lengths)
-        return x
-
-
-def _unsplit(init):
-    """Wraps an initializer so that no mesh axis partitions its arrays in compute."""
-
-    def boxed(key, shape, dtype=jnp.float32):
-        return nn.with_logical_partitioning(init, (None,) * len(shape))(key, shape, dtype)
-
-    return boxed

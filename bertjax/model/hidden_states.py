@@ -24,6 +24,7 @@ HIDDEN_STATES = {
     "concat_last_four": HiddenStates(slice(-4, None), "concat"),
     "sum_all": HiddenStates(slice(1, None), "sum"),
     "weighted_sum_all": HiddenStates(slice(1, None), "weighted_sum"),
+    "weighted_sum_with_embeddings": HiddenStates(slice(0, None), "weighted_sum"),
 }
 TABLE_7 = (
     "embeddings", "second_to_last", "last", "weighted_sum_last_four", "concat_last_four", "weighted_sum_all",

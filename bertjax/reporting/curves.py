@@ -30,8 +30,8 @@ class Panel(NamedTuple):
 
 _LOSSES = Panel(
     "loss of words",
-    ("train/mlm_loss", "train/lm_loss"),
-    ("eval/mlm_loss", "eval/lm_loss"),
+    ("train/mlm_loss", "train/lm_loss", "train/bilm_loss"),
+    ("eval/mlm_loss", "eval/lm_loss", "eval/bilm_loss"),
     ("eval/unigram_loss",),
 )
 PRETRAINING = (
@@ -40,9 +40,9 @@ PRETRAINING = (
     _LOSSES._replace(against="hours"),
     Panel(
         "accuracy of words",
-        ("train/mlm_accuracy", "train/lm_accuracy"),
-        ("eval/mlm_accuracy", "eval/lm_accuracy"),
-        ("eval/mlm_majority", "eval/lm_majority"),
+        ("train/mlm_accuracy", "train/lm_accuracy", "train/bilm_accuracy"),
+        ("eval/mlm_accuracy", "eval/lm_accuracy", "eval/bilm_accuracy"),
+        ("eval/mlm_majority", "eval/lm_majority", "eval/bilm_majority"),
     ),
     Panel(
         "accuracy of sentence pairs",

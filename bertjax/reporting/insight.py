@@ -17,8 +17,11 @@ NEIGHBOURS = 8
 def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
     """Computes the attention of a text.
 
-    Returns its pieces, and the probabilities `[layers, heads, queries, keys]`. Raises `UserError` if it is too long.
+    Returns its pieces, and the probabilities `[layers, heads, queries, keys]`. Raises `UserError` if it is too long, or
+    if the model has no attention.
     """
+    if source.config.encoder != "transformer":
+        raise UserError(f"{source.path}: a model with model.encoder = {source.config.encoder!r} has no attention")
     config, params, pieces = source.config, source.params["bert"], source.tokenizer
     ids = np.array([[pieces.cls_id, *pieces.encode_with_masks(text), pieces.sep_id]])
     if ids.shape[1] > config.max_position_embeddings:

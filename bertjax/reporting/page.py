@@ -104,16 +104,16 @@ def _mean(scores: Sequence[float]) -> str:
 
 
 def _of_checkpoint(folder: epath.Path, source: Pretrained, text: str, words: Sequence[str]) -> str:
-    pieces, probabilities = insight.attention(source, text)
-    picture = _png(insight.draw(pieces, probabilities))
-    write_whole(folder / ATTENTION, picture)
+    parts, known = [], source.tokenizer
+    if source.config.encoder == "transformer":
+        picture = _png(insight.draw(*insight.attention(source, text)))
+        write_whole(folder / ATTENTION, picture)
+        said = "Rows attend, columns are attended to; " + html.escape(text)
+        parts.append(f'<h2>Attention, head by head</h2><p class="note">{said}</p>{_image(picture, "attention")}')
+    pieces = [known.pieces[i] for i in known.encode(text).ids]
     near = insight.neighbours(source, words or dict.fromkeys(piece for piece in pieces if piece.isalpha()))
     rows = [[word, ", ".join(f"{other} {share:.2f}" for other, share in found)] for word, found in near.items()]
-    said = "Rows attend, columns are attended to; " + html.escape(text)
-    return (
-        f'<h2>Attention, head by head</h2><p class="note">{said}</p>{_image(picture, "attention")}'
-        f"<h2>Nearest word embeddings</h2>{_table(['', 'cosine'], rows)}"
-    )
+    return "".join([*parts, f"<h2>Nearest word embeddings</h2>{_table(['', 'cosine'], rows)}"])
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

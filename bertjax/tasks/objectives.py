@@ -39,7 +39,7 @@ class Objective:
       loss: (logits, batch) -> (losses, whether each prediction is correct), both of the shape of the batch's weights.
       frozen: top-level keys of the params that are not trained.
       flops: (module, rows, length) -> model FLOPs of a training step.
-      packs: whether sequences can share a row, unless a BiLSTM reads whole rows; then the module takes `positions`, see
+      packs: whether sequences can share a row, unless LSTMs read whole rows; then the module takes `positions`, see
         `apply`.
     """
 
@@ -53,7 +53,7 @@ class Objective:
     packs: bool = False
 
     def packs_rows_of(self, model: nn.Module) -> bool:
-        return self.packs and not getattr(model, "lstm_size", 0)
+        return self.packs and not getattr(model, "lstm_size", 0) and model.config.encoder == "transformer"
 
 
 def classification(labels: int) -> Objective:

@@ -1,5 +1,5 @@
 """Pre-training: masked words, and what pairs of segments teach, if there are any (Devlin et al. 2019, section 3.1); or,
-of a causal model, the next words (left-to-right, section 5.1)."""
+of a causal model, the next words (left-to-right, section 5.1), and of two LSTMs those and the previous ones (ELMo)."""
 
 import collections
 import copy
@@ -17,7 +17,7 @@ import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config import bert_config, stages_of, total_steps
+from bertjax.config import bert_config, stages_of, total_steps, words_to_predict
 from bertjax.data import pipeline
 from bertjax.data.layouts import features
 from bertjax.data.masking import rules_of
@@ -48,8 +48,12 @@ class Learnt(NamedTuple):
     report: str
 
 
-# By `model.causal`.
-WORDS = {False: Learnt("mlm", "masked words"), True: Learnt("lm", "next words")}
+# By `words_to_predict`.
+WORDS = {
+    "masked": Learnt("mlm", "masked words"),
+    "next": Learnt("lm", "next words"),
+    "neighbours": Learnt("bilm", "next and previous words"),
+}
 # By `data.next_sentence`; with "none" there are no pairs.
 PAIRS = {"pairs": Learnt("nsp", "next sentence"), "order": Learnt("sop", "sentence order")}
 
@@ -81,7 +85,7 @@ class Pretraining:
         rows: Sequence[int] | None = None,
     ):
         self.config, self.mesh = config, mesh
-        self._words, self._pairs = WORDS[config.model.causal], PAIRS.get(config.data.next_sentence)
+        self._words, self._pairs = WORDS[words_to_predict(config)], PAIRS.get(config.data.next_sentence)
         self.model = self._make_model()
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self.row_sizes = [row_size(config, stage) for stage in self._stages]
@@ -99,7 +103,7 @@ class Pretraining:
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(config, mesh)) for order in self.orders]
             self._rules = [
-                tokenizer and rules_of(config.data, tokenizer, self._predictions(stage), config.model.causal)
+                tokenizer and rules_of(config.data, tokenizer, self._predictions(stage), words_to_predict(config))
                 for stage in self._stages
             ]
         self.eval_batch_size = min(self.rows) // config.microbatches  # fits in memory, because a microbatch does
@@ -302,8 +306,9 @@ class Pretraining:
 
 
 def most_predictions(config, stage) -> int:
-    """Returns how many tokens of a sequence are predicted, at most: all but its first one, if the model is causal."""
-    return stage.length - 1 if config.model.causal else stage.max_predictions_per_seq
+    """Returns how many tokens of a sequence are predicted, at most; neighbours are, once from each side."""
+    most = {"next": stage.length - 1, "neighbours": 2 * (stage.length - 1), "masked": stage.max_predictions_per_seq}
+    return most[words_to_predict(config)]
 
 
 def row_size(config, stage) -> RowSize:

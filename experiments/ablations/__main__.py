@@ -18,7 +18,7 @@ from bertjax import command
 from bertjax.config import UserError
 from bertjax.files import write_whole
 from experiments.ablations import tables
-from experiments.ablations.scaled import SCALES, TABLES, TASKS, Cell, Pretrained, Scale, cells
+from experiments.ablations.scaled import SCALES, TABLES, TASKS, Cell, Model, Scale, cells
 
 FOLDER = pathlib.Path(__file__).parent
 SCALE = flags.DEFINE_enum("scale", "cores", list(SCALES), "How large the models are, and how long they train.")
@@ -87,7 +87,7 @@ class Suite:
             return folder
         return None
 
-    def _pretrain(self, model: Pretrained) -> None:
+    def _pretrain(self, model: Model) -> None:
         folder = self.workdir / model.name
         if (folder / "report.txt").exists():
             return
@@ -96,11 +96,13 @@ class Suite:
             f"{FOLDER / 'scaled.py'}:{self.scale_name}/{model.name}",
         )
         if not (records / "manifest.json").exists():
-            self._prepare(config, records)
+            self._prepare(model, config, records)
         self._start("main", folder, config, {"data.records": records}, f"--workdir={folder}")
 
-    def _prepare(self, config: str, records: pathlib.Path) -> None:
+    def _prepare(self, model: Model, config: str, records: pathlib.Path) -> None:
         corpus = {"data.corpus": ",".join(map(str, self.scale.corpora(self.data / "corpora")))}
+        if model.records == "bytes":
+            return self._start("prepare", records, config, corpus, f"--output={records}")
         vocabulary = self.workdir / "vocabulary"
         if not (vocabulary / "vocab.txt").exists():
             self._start("vocabulary", vocabulary, config, corpus, f"--output={vocabulary}")

@@ -119,27 +119,39 @@ SCALES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretrained:
+class Model:
     """A pre-trained model.
 
     Args:
       name: of its workdir.
       experiment: FILE:ARGUMENT beside this file, or the name of a shipped one.
-      records: which ones: pairs | sentences.
-      changes: config fields by name in which it differs from the scale.
+      records: which ones: pairs | sentences | bytes.
+      changes: config fields by name in which it differs from the scale; `length` is that of its stage.
+      tasks: the same, of its fine-tuning.
     """
 
     name: str
     experiment: str
     records: str = "pairs"
     changes: Mapping = dataclasses.field(default_factory=dict)
+    tasks: Mapping = dataclasses.field(default_factory=dict)
 
 
-BERT = Pretrained("bert", "objective.py:bert")
+BERT = Model("bert", "objective.py:bert")
 # The weights that BERT starts from: one step at a rate of nearly 0.
-RANDOM = Pretrained("random", "objective.py:bert", changes={"optimizer.learning_rate": 1e-12, "steps": 1})
-NO_NSP = Pretrained("no_nsp", "objective.py:no_nsp", "sentences")
-LTR = Pretrained("ltr", "objective.py:ltr", "sentences")
+RANDOM = Model("random", "objective.py:bert", changes={"optimizer.learning_rate": 1e-12, "steps": 1})
+NO_NSP = Model("no_nsp", "objective.py:no_nsp", "sentences")
+LTR = Model("ltr", "objective.py:ltr", "sentences")
+GPT = Model("gpt", "../gpt.py:gpt2", "sentences")
+ELMO = Model("elmo", "../elmo.py", "sentences", {"packing": False}, {"packing": False})
+# Of as many characters a step: four times as long, a quarter of the sequences.
+BYTES = Model(
+    "bytes",
+    "../bytes.py",
+    "bytes",
+    {"model.vocab_size": 261, "model.max_position_embeddings": 512, "length": 512, "batch_size": 16},
+    {"max_seq_length": 384},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +170,10 @@ TASKS = {
     "stsb": Task("STS-B", "glue:stsb", "glue", "spearman"),
     "conll": Task("CoNLL", "ner", "conll2003", "f1"),
     "squad": Task("SQuAD", "squad:v1.1", "squad", "f1"),
-    **{f"features-{name}": Task(f"CoNLL, {name}", f"features:{name}", "conll2003", "f1") for name in FEATURES},
+    **{
+        f"features-{name}": Task(f"CoNLL, {name}", f"features:{name}", "conll2003", "f1")
+        for name in (*FEATURES, "weighted_sum_with_embeddings")
+    },
 }
 
 
@@ -171,7 +186,7 @@ class Cell:
       has_lstm: whether there is a BiLSTM on top.
     """
 
-    model: Pretrained
+    model: Model
     task: str
     step: int = 0
     has_lstm: bool = False
@@ -185,20 +200,24 @@ class Cell:
         """Returns the overrides of the task's experiment."""
         is_frozen = self.task.startswith("features-")
         fields = {**scale.fine_tuning, **scale.tasks.get("features" if is_frozen else self.task, {})}
-        if is_frozen:
-            return fields
         if self.has_lstm:
-            return {**fields, "head.lstm_size": scale.lstm_size}
-        return {**fields, "packing": True}
+            fields["head.lstm_size"] = scale.lstm_size
+        elif not is_frozen:
+            fields["packing"] = True
+        return {**fields, **self.model.tasks}
 
 
 # The rows of each table, and the tasks that are its columns.
 ROWS = {
     "objective": {"BERT": BERT, "no NSP": NO_NSP, "left to right": LTR, "left to right, BiLSTM": LTR, "random": RANDOM},
-    "masking": {name: Pretrained(f"masking-{name}", f"masking.py:{name}") for name in MASKINGS} | {MASKINGS[0]: BERT},
-    "positions": {
-        "learned": BERT,
-        **{name: Pretrained(name, f"positions.py:{name}") for name in ("sinusoidal", "none")},
+    "masking": {name: Model(f"masking-{name}", f"masking.py:{name}") for name in MASKINGS} | {MASKINGS[0]: BERT},
+    "systems": {
+        "BERT": BERT,
+        "BERT, sinusoidal positions": Model("sinusoidal", "positions.py:sinusoidal"),
+        "BERT, no positions": Model("none", "positions.py:none"),
+        "GPT-2's form": GPT,
+        "ELMo's form": ELMO,
+        "BERT, of bytes": BYTES,
     },
 }
 COLUMNS = {
@@ -207,16 +226,16 @@ COLUMNS = {
     "steps": ("sst2", "conll"),
     "masking": ("sst2", "conll", "features-concat_last_four"),
     "features": ("conll", *(f"features-{name}" for name in FEATURES)),
-    "positions": ("sst2", "mrpc", "conll"),
+    "systems": ("sst2", "mrpc", "conll", "features-weighted_sum_with_embeddings"),
 }
 TABLES = tuple(COLUMNS)
 
 
-def models(table: str, scale: Scale) -> dict[str, Pretrained]:
+def models(table: str, scale: Scale) -> dict[str, Model]:
     """Returns the rows of a table by their titles."""
     if table == "size":
         changes = {size: {f"model.{field}": value for field, value in model_size(size).items()} for size in scale.sizes}
-        found = {size: Pretrained(f"size-{size}", f"size.py:{size}", changes=changes[size]) for size in scale.sizes}
+        found = {size: Model(f"size-{size}", f"size.py:{size}", changes=changes[size]) for size in scale.sizes}
         return found | ({scale.size: BERT} if scale.size in found else {})
     return {"steps": {"masked words": NO_NSP, "left to right": LTR}, "features": {"BERT": BERT}}.get(table) or ROWS[
         table
@@ -241,13 +260,13 @@ def get_config(which="cores/bert"):
     return _config(SCALES[scale], known[name])
 
 
-def _config(scale: Scale, model: Pretrained):
+def _config(scale: Scale, model: Model):
     file, colon, argument = model.experiment.partition(":")
     config = experiment.load(f"{FOLDER / file}{colon}{argument}").unlock()
     fields = {f"model.{field}": value for field, value in model_size(scale.size).items()}
     fields |= {**scale.pretraining, **model.changes}
-    steps = fields.pop("steps", scale.steps)
-    config.stages = named_stages(only=stage(steps, scale.length, -(-15 * scale.length // 100)))
+    steps, length = fields.pop("steps", scale.steps), fields.pop("length", scale.length)
+    config.stages = named_stages(only=stage(steps, length, -(-15 * length // 100)))
     config.packing = True
     config.data.update(dupe_factor=1, layout="compact")
     config.tokenizer.lowercase = False

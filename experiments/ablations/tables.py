@@ -34,7 +34,7 @@ def _pretraining(folder: pathlib.Path, step: int) -> list[str]:
         return [""] * 4
     step = step or checkpoint.choose_step(folder, "latest")
     history, found = read_history(folder), checkpoint.read_scores(folder, step)
-    losses = [found.scores[loss] for loss in ("mlm_loss", "lm_loss") if found and loss in found.scores]
+    losses = [found.scores[loss] for loss in ("mlm_loss", "lm_loss", "bilm_loss") if found and loss in found.scores]
     tokens, hours = history.tokens(np.array([step]))[0], history.hours(np.array([step]))[0]
     return [f"{step:,}", f"{tokens / 1e6:.1f}", f"{hours:.2f}", f"{np.exp(losses[0]):.1f}" if losses else ""]
 

@@ -11,10 +11,12 @@ import pytest
 
 from bertjax.config import BertConfig, UserError, model_size
 from bertjax.model.bert import (
+    BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    forward_flops,
     lstm_flops,
 )
 from bertjax.model.encoder import sinusoids
@@ -115,6 +117,46 @@ def test_a_bilstm_on_top_reads_both_ways_and_no_padding(module):
     ids[0, 11] = 5 if ids[0, 11] != 5 else 6
     changed = run(ids, segments, types)  # which the first token of a causal model sees through the BiLSTM alone
     assert (changed != logits).any(-1).all()
+
+
+def test_two_lstms_see_one_side_each():
+    """In all layers: the first half of a state what was before, the other half what comes, padding never."""
+    config = dataclasses.replace(TINY, encoder="lstms", positions="none")
+    model, (ids, segments, types) = BertModel(config), row(0)
+    ids, segments, types = (np.pad(x, ((0, 0), (0, 4))) for x in (ids, segments, types))
+    params = nn.meta.unbox(model.init(jax.random.key(0), ids, segments, types)["params"])
+    assert "layers" not in params["encoder"] and params["encoder"]["backward_1"]["hi"]["kernel"].shape == (16, 16)
+    run = jax.jit(lambda ids: model.apply({"params": params}, ids, segments, types, every_layer=True, method="encode"))
+    before, place = run(ids), np.arange(12)
+    assert before.shape == (3, 1, 16, 32)
+    for changed_at in (0, 5, 11, 13):
+        changed = ids.copy()
+        changed[0, changed_at] = (changed[0, changed_at] + 1) % 60
+        differs = (run(changed) != before)[1:, 0, :12]
+        is_padding = changed_at >= 12
+        np.testing.assert_array_equal(differs[..., :16].any(-1), [(place >= changed_at) & (not is_padding)] * 2)
+        np.testing.assert_array_equal(differs[..., 16:].any(-1), [(place <= changed_at) & (not is_padding)] * 2)
+
+
+def test_each_lstm_predicts_the_words_that_it_has_not_seen():
+    config = dataclasses.replace(TINY, encoder="lstms", positions="none")
+    ids, segments, types = row(0)
+    positions = np.array([[0, 5, 10, 1, 6, 11]])  # the words after the first three, and before the others
+    model = BertForMaskedLM(config)
+    params = model.init(jax.random.key(0), ids, segments, types, positions)["params"]
+    run = jax.jit(lambda ids: model.apply({"params": params}, ids, segments, types, positions))
+    before = run(ids)
+    for place in range(12):
+        changed = ids.copy()
+        changed[0, place] = (changed[0, place] + 1) % 60
+        differs = (run(changed) != before)[0, :, : config.vocab_size].any(-1)
+        assert differs.tolist() == [*(place <= at for at in (0, 5, 10)), *(place >= at for at in (1, 6, 11))]
+
+
+def test_flops_of_two_lstms():
+    """Four gates of 16 units a direction, which read 32 numbers in the first layer and 16 in the second."""
+    config = dataclasses.replace(TINY, encoder="lstms")
+    assert forward_flops(config, 3, 7, 0, pooled=0) == 3 * 7 * 2 * 2 * 4 * 16 * ((32 + 16) + (16 + 16))
 
 
 def test_flops_of_a_bilstm():

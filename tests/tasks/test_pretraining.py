@@ -26,7 +26,7 @@ from bertjax.training.logging import read_metrics
 from bertjax.training.run import run
 from bertjax.training.step import fits_in_memory, make_program
 from tests.conftest import one_device_mesh, preparing_in_process, tiny_config
-from tests.tasks import test_finetuning
+from tests.tasks import test_features, test_finetuning
 
 
 @pytest.fixture(scope="module")
@@ -424,3 +424,31 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file,
         pretrained.convert(tmp_path / "tuned", tmp_path / "out", "huggingface")
     pretrained.convert(tmp_path / "tuned", tmp_path / "copy", "bertjax")
     assert pretrained.read(tmp_path / "copy").config == tuned.config
+
+
+def test_two_lstms_from_text_to_features(tmp_path, corpus_file):
+    config = config_with("none", corpus=corpus_file)
+    config.data.masking, config.eval.fill_masks = "dynamic", ()
+    config.model.update(encoder="lstms", positions="none")
+    config.stages = named_stages(short=stage(10, 32, 5))
+    with preparing_in_process(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining_run, "make_mesh", one_device_mesh)
+        run(pretraining_run.KIND, config, tmp_path / "run")
+    assert (tmp_path / "run/report.txt").read_text().startswith("held-out next and previous words: loss")
+    source = pretrained.read(tmp_path / "run")
+    assert source.config.encoder == "lstms" and source.params["bert"]["encoder"].keys() == {
+        f"{way}_{layer}" for way in ("forward", "backward") for layer in range(2)
+    }
+    (line,) = [line for line in read_metrics(tmp_path / "run") if "eval/bilm_loss" in line and line["step"] == 10]
+    assert line["eval/bilm_loss"] < np.log(150)  # of pieces that are equally likely
+
+    features = test_features.config_for(tmp_path, tmp_path / "run", "weighted_sum_with_embeddings", epochs=1.0)
+    tasks.validate(features)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetuning, "make_mesh", one_device_mesh)
+        run(finetuning.KIND, features, tmp_path / "tuned")
+    tuned = pretrained.read(tmp_path / "tuned")
+    assert tuned.params["layer_weights"].shape == (3,) and (tuned.params["layer_weights"] != 0).all()
+    before, after = (pretrained.flattened(each.params["bert"]) for each in (source, tuned))
+    frozen = [name for name in before if name.startswith("e")]  # all but the pooler, which is new
+    assert frozen and all((before[name] == after[name]).all() for name in frozen)
