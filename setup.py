@@ -16,7 +16,7 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=[*setuptools.find_packages(include=["bertjax", "bertjax.*"]), "bertjax.experiments"],
-    package_dir={"bertjax.experiments": "experiments"},  # without its benchmarks/
+    package_dir={"bertjax.experiments": "experiments"},  # without benchmarks/ and ablations/
     entry_points={"console_scripts": ["bertjax = bertjax.__main__:main"]},
     python_requires=">=3.11",
     install_requires=[

@@ -14,9 +14,7 @@ _FORMAT = flags.DEFINE_enum("format", None, ["bertjax", "huggingface", "tf1"], "
 _ARCHITECTURE = flags.DEFINE_string(
     "architecture", "", "For huggingface: the transformers class; by default the one that keeps the most weights."
 )
-_LICENSE = flags.DEFINE_string(
-    "license", "unknown", "For huggingface: of the model, in the model card: apache-2.0, ..."
-)
+_LICENSE = flags.DEFINE_string("license", "", "For huggingface: of the model, in the model card: apache-2.0, ...")
 flags.mark_flags_as_required(["source", "output", "format"])
 
 

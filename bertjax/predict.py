@@ -15,7 +15,7 @@ from bertjax import command
 
 _CHECKPOINT = command.define_checkpoint_flag()
 _INPUT = flags.DEFINE_string("input", None, "File with one text per line, in addition to those on the command line.")
-_JSON = flags.DEFINE_bool("json", False, "Print filled masks as one JSON object per text: text, masks with words.")
+_JSON = flags.DEFINE_bool("json", False, "Print filled masks, or continued texts, as one JSON object per text.")
 _TOP_K = flags.DEFINE_integer(
     "top_k", None, "Number of words per mask (5); with --generate, chooses among that many pieces (all).", lower_bound=1
 )
@@ -26,7 +26,7 @@ _TEMPERATURE = flags.DEFINE_float(
 _TOP_P = flags.DEFINE_float(
     "top_p", 1.0, "Of --generate: among the likeliest pieces with this share.", lower_bound=1e-6, upper_bound=1.0
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Of --generate.", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", 0, "Of --generate.", lower_bound=0, upper_bound=2**31 - 1)
 flags.mark_flag_as_required("checkpoint")
 
 

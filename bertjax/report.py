@@ -15,19 +15,17 @@ _WORDS = flags.DEFINE_list("words", [], "To list the neighbours of; by default t
 
 
 def main(workdirs: list[str]) -> None:
-    from etils import epath
-
     from bertjax.config import UserError
     from bertjax.interop import pretrained
     from bertjax.reporting import page
-    from bertjax.training.workdir import RUNS
+    from bertjax.training import checkpoint
 
     if not workdirs:
         raise UserError("name the workdirs of one or more runs")
     if _OUTPUT.value is None and len(workdirs) > 1:
         raise UserError("--output: say in which folder to write about several runs")
     source = None
-    if len(workdirs) == 1 and not (epath.Path(workdirs[0]) / RUNS).is_dir():
+    if len(workdirs) == 1 and checkpoint.steps(workdirs[0]):  # not of a search, nor of a trial that was not the best
         source = pretrained.read_with_tokenizer(workdirs[0])
     print(page.write(_OUTPUT.value or workdirs[0], workdirs, source, _TEXT.value, _WORDS.value))
 

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from bertjax import experiment
 from bertjax.config import (
     UserError,
     bert_config,
@@ -69,13 +70,20 @@ def test_every_model_of_the_ablations_is_a_valid_config(scale):
     bert = snapshot(scaled.get_config(f"{scale}/bert")).splitlines()
     changed = {"no_nsp": {"next_sentence"}, "ltr": {"next_sentence", "causal"}, "masking-80-20-0": {"masked_lm_split"},
                "sinusoidal": {"positions"}}  # fmt: skip
+    sizes = {}
     for table in scaled.TABLES:
         for model in scaled.models(table, SCALES[scale]).values():
             config = scaled.get_config(f"{scale}/{model.name}")
             validate(config, with_data=False)
+            sizes[model.name] = config.model
             lines = [line for line in snapshot(config).splitlines() if line not in bert]
             if model.name in changed and model.name != "masking-80-20-0":
                 assert {line.split('"')[1] for line in lines} == changed[model.name]
+        for _, cell in scaled.cells(table, SCALES[scale]):
+            tuned = experiment.load(scaled.TASKS[cell.task].experiment).unlock()
+            tuned.model.update(sizes[cell.model.name])  # as the checkpoint's
+            tuned.update_from_flattened_dict(cell.settings(SCALES[scale]))
+            validate(tuned, with_data=False)
     assert scaled.get_config(f"{scale}/masking-80-20-0").data.masked_lm_split == (0.8, 0.0, 0.2)
     with pytest.raises(UserError, match="unknown model 'x': choose one of bert, no_nsp, ltr"):
         scaled.get_config(f"{scale}/x")

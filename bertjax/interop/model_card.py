@@ -68,6 +68,8 @@ def model_card(
     if is_pretrained:
         metadata["language"] = settings.data.language
     done = "pre-trained" if is_pretrained else f"fine-tuned for the task `{settings.task}`"
+    if architecture == "BertModel":  # without the heads
+        done = f"the encoder of a model that was {done if is_pretrained else f'trained for the task `{settings.task}`'}"
     lines = [
         "---",
         *(f"{field}: {json.dumps(value)}" for field, value in metadata.items()),  # JSON is YAML
@@ -99,15 +101,17 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
+_COUNTS = ("documents", "characters")
+
+
 def _data(settings, manifest: Mapping | None) -> dict:
     if settings.task != "pretraining":
         return {"data": settings.data.get("path") or "not from a file"}
-    sources = manifest["recipe"].get("corpus", ()) if manifest else corpus_sources(settings)
-    found = {"corpus": ", ".join(sources) or settings.data.records}
-    if manifest and "corpus" in manifest:
-        found |= {
-            f"training {name}": f"{manifest['corpus'][f'train_{name}']:,}" for name in ("documents", "characters")
-        }
+    recipe, counts = (manifest["recipe"], manifest.get("corpus") or {}) if manifest else ({}, {})
+    sources = recipe.get("corpus") or corpus_sources(settings)
+    found = {"corpus": ", ".join(map(str, sources)) if isinstance(sources, list | tuple) else str(sources)}
+    found["corpus"] = found["corpus"] or settings.data.records
+    found |= {f"training {name}": f"{counts[key]:,}" for name in _COUNTS if (key := f"train_{name}") in counts}
     names = ("next_sentence", "masking", "masked_lm_prob", "masked_lm_split", "dupe_factor", "heldout_fraction")
     return found | {name: settings.data[name] for name in names}
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
 import flax.traverse_util
 import jax
@@ -265,6 +266,8 @@ def adopt(config) -> None:
         name, value = next(iter(wrong.items()))
         flags = " ".join(f"--config.model.{field}={size}" for field, size in wrong.items())
         raise UserError(f"config.model.{name} = {config.model[name]}: {path} has {value}; set {flags}")
+    if config.model.causal != theirs.causal and jax.process_index() == 0:
+        print(f"config.model.causal = {config.model.causal}: {path} was trained with {theirs.causal}", flush=True)
     config.model.update(hidden_act=theirs.hidden_act, layer_norm_eps=theirs.layer_norm_eps)
     if config.tokenizer.path or config.data.records or (found := _read_tokenizer(place)) is None:
         return
@@ -337,7 +340,7 @@ def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -
 
 
 def convert(
-    source: epath.PathLike, output: epath.PathLike, to: str, architecture: str = "", license_name: str = "unknown"
+    source: epath.PathLike, output: epath.PathLike, to: str, architecture: str = "", license_name: str = ""
 ) -> str:
     """Writes `source` to the folder `output` in one of the `FORMATS`; returns a one-line summary.
 
@@ -346,14 +349,16 @@ def convert(
     output = epath.Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output={output}: exists and is not empty; name a new folder")
-    if architecture and to != "huggingface":
-        raise UserError(f"--architecture={architecture}: only for --format=huggingface")
+    for flag, given in (("architecture", architecture), ("license", license_name)):
+        if given and to != "huggingface":
+            raise UserError(f"--{flag}={given}: only for --format=huggingface")
     if architecture and architecture not in huggingface.ARCHITECTURES:
         known = ", ".join(huggingface.ARCHITECTURES)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
     pretrained, left_out = read(source), []
     if to != "bertjax":
         _require_bert(pretrained, to)
+    manifest = _manifest(pretrained, find(source).folder) if to == "huggingface" else None
     if "lstm" in pretrained.params and to != "bertjax":  # other formats have no class for the model on top of BERT
         left_out = sorted(pretrained.params.keys() - {"bert"})
         encoder = {"bert": pretrained.params["bert"]}
@@ -367,7 +372,8 @@ def convert(
             output, pretrained.config, pretrained.params, pretrained.tokenizer, architecture, pretrained.labels
         )
         if pretrained.settings.get("task"):
-            card = _model_card(pretrained, find(source).folder, output.name, architecture, license_name)
+            kept = {name: x for name, x in variables.items() if name not in left_out}
+            card = _model_card(pretrained, manifest, output.name, architecture, kept, license_name or "unknown")
             write_whole(output / "README.md", card)
     elif to == "tf1":
         tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
@@ -390,12 +396,28 @@ def convert(
     return "; ".join(parts)
 
 
-def _model_card(pretrained: Pretrained, workdir: epath.Path, name: str, architecture: str, license_name: str) -> str:
-    params, pieces = count_parameters(pretrained.params, pretrained.config), pretrained.tokenizer
-    mask = pieces.pieces[pieces.mask_id] if pieces else "[MASK]"
-    manifest = read_manifest(pretrained.settings.data.get("records") or workdir / "records")
-    known = (pretrained.config, params, pretrained.settings, pretrained.scores, manifest)
-    return model_card(name, architecture, *known, mask, license_name)
+def _manifest(pretrained: Pretrained, workdir: epath.Path) -> Mapping | None:
+    """Returns the manifest of the records of a pre-training run, if they are still there."""
+    if pretrained.settings.get("task") != "pretraining":
+        return None
+    return read_manifest(pretrained.settings.data.records or workdir / "records")
+
+
+def _model_card(
+    pretrained: Pretrained, manifest: Mapping | None, name: str, architecture: str, kept: dict, license_name: str
+) -> str:
+    pieces, has_head = pretrained.tokenizer, architecture != "BertModel"
+    return model_card(
+        name,
+        architecture,
+        pretrained.config,
+        params=sum(x.size for x in kept.values()),
+        settings=pretrained.settings,
+        scores=pretrained.scores if has_head else {},
+        manifest=manifest,
+        mask=pieces.pieces[pieces.mask_id] if pieces else "[MASK]",
+        license_name=license_name,
+    )
 
 
 def _require_bert(pretrained: Pretrained, to: str) -> None:

@@ -75,7 +75,10 @@ def draw(histories: Sequence[History]):
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     if panels:
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+        named = {}
+        for axis in axes:
+            named |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels())}
+        figure.legend(named.values(), named, loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 

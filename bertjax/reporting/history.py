@@ -11,6 +11,8 @@ from bertjax.training.clocks import PARTS
 from bertjax.training.logging import read_metrics
 from bertjax.training.workdir import RESULT, RUNS, Finished, require_info
 
+_UNITS = ("tokens", "sequences")
+
 
 @dataclasses.dataclass(frozen=True)
 class History:
@@ -41,9 +43,9 @@ class History:
 
     @functools.cached_property
     def _tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        steps, of_tokens = self.of("train/tokens_per_second")
-        _, of_sequences = self.of("train/sequences_per_second")
-        of_step = self.batch_size * of_tokens / of_sequences
+        rates = ((line["step"], *(line.get(f"train/{unit}_per_second") for unit in _UNITS)) for line in self.lines)
+        found = np.array([rate for rate in rates if all(rate)]).reshape(-1, 3)
+        steps, of_step = found[:, 0], self.batch_size * found[:, 1] / found[:, 2]
         return np.append(0, steps), np.append(0, np.cumsum(np.diff(steps, prepend=0) * of_step))
 
     @functools.cached_property

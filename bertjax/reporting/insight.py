@@ -12,6 +12,7 @@ from bertjax.model.bert import BertModel
 
 MOST_LAYERS = 12  # that are drawn, evenly spaced
 NEIGHBOURS = 8
+WORD_BEGINS = "\u2581"  # SentencePiece's mark
 
 
 def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
@@ -41,18 +42,25 @@ def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
     return [pieces.pieces[i] for i in ids[0]], np.asarray(jax.nn.softmax(scores, axis=-1))
 
 
-def neighbours(source: Pretrained, words: Sequence[str]) -> dict[str, list[tuple[str, float]]]:
-    """Returns, by piece, the pieces with the closest embeddings (cosine); words without a piece are left out."""
+def piece_of(source: Pretrained, word: str) -> int:
+    """Returns the id of a word's piece. Raises `UserError` if it has several pieces, or none."""
+    ids = source.tokenizer.encode(word).ids
+    if len(ids) != 1:
+        raise UserError(f"--words: {word!r} has {len(ids)} pieces; name words that have one of their own")
+    return ids[0]
+
+
+def neighbours(source: Pretrained, ids: Sequence[int]) -> dict[str, list[tuple[str, float]]]:
+    """Returns, by piece, the pieces with the closest embeddings (cosine); of pieces that are words only."""
     pieces = source.tokenizer.pieces
     table = np.asarray(source.params["bert"]["embeddings"]["word"]["embedding"], np.float32)[: len(pieces)]
     table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
-    found, numbers = {}, {piece: number for number, piece in enumerate(pieces)}
-    for word in words:
-        if word in numbers:
-            near = table @ table[numbers[word]]
-            near[numbers[word]] = -np.inf
-            closest = np.argsort(-near)[:NEIGHBOURS]
-            found[word] = [(pieces[i], float(near[i])) for i in closest]
+    found = {}
+    for number in dict.fromkeys(ids):
+        if pieces[number].strip(WORD_BEGINS).isalpha():
+            near = table @ table[number]
+            near[number] = -np.inf
+            found[pieces[number]] = [(pieces[i], float(near[i])) for i in np.argsort(-near)[:NEIGHBOURS]]
     return found
 
 

@@ -92,10 +92,12 @@ def _of_searches(searches: Sequence[Search]) -> str:
     for search in searches:
         scores = search.scores()
         cells = [_mean(scores[name]) if name in scores else "" for name in metrics]
-        baselines = {f"{100 * result['baseline']:.1f}" for result in search.results if "baseline" in result}
+        baselines = {
+            f"{result['metric']} {100 * result['baseline']:.1f}" for result in search.results if "baseline" in result
+        }
         failed = sum(result["failed"] for result in search.results)
         rows.append([search.name, *cells, ", ".join(sorted(baselines)), str(len(search.results)), str(failed)])
-    return _table(["", *metrics, f"baseline of {metrics[0] if metrics else ''}", "trials", "failed"], rows)
+    return _table(["", *metrics, "baseline", "trials", "failed"], rows)
 
 
 def _mean(scores: Sequence[float]) -> str:
@@ -110,8 +112,8 @@ def _of_checkpoint(folder: epath.Path, source: Pretrained, text: str, words: Seq
         write_whole(folder / ATTENTION, picture)
         said = "Rows attend, columns are attended to; " + html.escape(text)
         parts.append(f'<h2>Attention, head by head</h2><p class="note">{said}</p>{_image(picture, "attention")}')
-    pieces = [known.pieces[i] for i in known.encode(text).ids]
-    near = insight.neighbours(source, words or dict.fromkeys(piece for piece in pieces if piece.isalpha()))
+    ids = [insight.piece_of(source, word) for word in words] or known.encode(text).ids
+    near = insight.neighbours(source, ids)
     rows = [[word, ", ".join(f"{other} {share:.2f}" for other, share in found)] for word, found in near.items()]
     return "".join([*parts, f"<h2>Nearest word embeddings</h2>{_table(['', 'cosine'], rows)}"])
 

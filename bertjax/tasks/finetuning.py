@@ -125,9 +125,8 @@ class FineTuning:
 
     def __init__(self, config, mesh: Mesh, dataset: Dataset):
         self.config, self.mesh, self.dataset = config, mesh, dataset
-        self.model = dataset.objective.make_model(
-            bert_config(config), compute=compute_on(mesh, config), **config.get("head", {})
-        )
+        head = config.get("head", {})
+        self.model = dataset.objective.model(bert_config(config), head, compute=compute_on(mesh, config))
         self.frozen = dataset.objective.frozen
         if config.packing and not dataset.objective.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")

@@ -39,10 +39,8 @@ def generate(
     if not config.causal:
         raise UserError("only a left-to-right model (model.causal) continues a text; this one fills a [MASK]")
     ids = [tokenizer.cls_id, *tokenizer.encode(text).ids]
-    if len(ids) >= config.max_position_embeddings:
-        raise UserError(
-            f"{text[:60]!r}... has {len(ids)} tokens, the model no more than {config.max_position_embeddings}"
-        )
+    if len(ids) >= (most := config.max_position_embeddings):
+        raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, and the model no room for more than {most}")
     size = min(config.max_position_embeddings, 1 << (len(ids) - 1).bit_length())  # few lengths to compile for
     longest = min(config.max_position_embeddings, size + tokens)
     tokens = min(tokens, longest - len(ids))

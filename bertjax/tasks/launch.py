@@ -21,9 +21,19 @@ def launch(config, workdir: epath.PathLike) -> None:
         with hosts.on_first(lock.held(workdir, "--workdir")):
             if is_search:
                 sweep.run(config, workdir)
+                draw(workdir)
             else:
                 sweep.refuse_search(workdir)
-                run(pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning.KIND, config, workdir)
-            if jax.process_index() == 0:
-                page.write(workdir, [workdir])
+                kind = pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning.KIND
+                if run(kind, config, workdir) is not None:
+                    draw(workdir)
     hosts.leave()
+
+
+def draw(workdir: epath.Path) -> None:
+    """Writes the page about a run, if that can be done: the run has ended well, whatever fails here."""
+    if jax.process_index() == 0:
+        try:
+            page.write(workdir, [workdir])
+        except Exception as error:
+            print(f"{workdir / page.PAGE}: not drawn ({error})", flush=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import flax.linen as nn
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from bertjax.config import BertConfig
 from bertjax.data.examples import Examples, evaluation_batches, packed_evaluation
 from bertjax.data.packing import numbers_in_row
 from bertjax.model.bert import (
@@ -51,6 +52,12 @@ class Objective:
         3 * (forward_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
     )
     packs: bool = False
+
+    def model(self, config: BertConfig, head: Mapping, **how) -> nn.Module:
+        """Makes the model of `config.head`; where that has no BiLSTM, `make_model` is told nothing of one."""
+        if not head.get("lstm_size", True):
+            head = {name: value for name, value in head.items() if not name.startswith("lstm_")}
+        return self.make_model(config, **head, **how)
 
     def packs_rows_of(self, model: nn.Module) -> bool:
         return self.packs and not getattr(model, "lstm_size", 0) and model.config.encoder == "transformer"
@@ -184,6 +191,6 @@ make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # compiled once for 
 def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray]:
     """Returns the logits of each example by a checkpoint (`interop.pretrained.Pretrained`), using one device."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
-    model = objective.make_model(source.config, **source.head)
+    model = objective.model(source.config, source.head)
     params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
     return Predictor(model, mesh, PREDICTION_BATCH, objective.packs_rows_of(model))(params, examples)

@@ -196,7 +196,8 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
         if jax.process_index() == 0:
             print(error, flush=True)
     if jax.process_index() == 0:
-        content = {"scores": result.scores, "failed": result.failed, "baseline": dataset.baseline}
+        baseline = {"metric": dataset.metric, "baseline": dataset.baseline}
+        content = {"scores": result.scores, "failed": result.failed, **baseline}
         write_whole(workdir / RESULT, json.dumps(content) + "\n")
     return result
 

@@ -73,10 +73,11 @@ class _Beside(TypedDict, total=False):
 
 
 class Finished(TypedDict):
-    """`RESULT`; `baseline`: the best score of a prediction that is always the same."""
+    """`RESULT`; `baseline`: the best score, by `metric`, of a prediction that is always the same."""
 
     scores: dict[str, float | None]
     failed: bool
+    metric: NotRequired[str]
     baseline: NotRequired[float]
 
 
@@ -187,7 +188,8 @@ def _refusal(workdir: epath.PathLike, difference: Difference) -> str:
 
 def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
     """Returns the decisive fields by dotted name, with JSON values."""
-    content, leaves = json.loads(config.to_json_best_effort()), {}
+    content = json.loads(config.to_json_best_effort())
+    leaves = {"head.lstm_size": 0, "head.lstm_layers": 1}  # of runs from before there were these fields
 
     def walk(name: str, value) -> None:
         if isinstance(value, dict):

@@ -23,9 +23,9 @@ from experiments.ablations.scaled import SCALES, TABLES, TASKS, Cell, Model, Sca
 FOLDER = pathlib.Path(__file__).parent
 SCALE = flags.DEFINE_enum("scale", "cores", list(SCALES), "How large the models are, and how long they train.")
 DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", required=True)
-WORKDIR = flags.DEFINE_string("workdir", "runs/ablations", "Folder of all runs.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all runs, by default runs/ablations-SCALE.")
 WANTED = flags.DEFINE_list("tables", list(TABLES), f"Of {', '.join(TABLES)}.")
-RESULTS = flags.DEFINE_string("results", str(FOLDER / "RESULTS.md"), "The file with the tables.")
+RESULTS = flags.DEFINE_string("results", None, "The file with the tables: beside this one, of a trial in the workdir.")
 
 
 def main(arguments: list[str]) -> None:
@@ -33,7 +33,10 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"{arguments[0]!r} is not understood; see --help")
     if unknown := set(WANTED.value) - set(TABLES):
         raise UserError(f"--tables={','.join(unknown)}: there are {', '.join(TABLES)}")
-    data, workdir = (pathlib.Path(path.value).absolute() for path in (DATA, WORKDIR))
+    data, workdir = (
+        pathlib.Path(path or f"runs/ablations-{SCALE.value}").absolute() for path in (DATA.value, WORKDIR.value)
+    )
+    results = pathlib.Path(RESULTS.value or (workdir if SCALE.value == "trial" else FOLDER) / "RESULTS.md")
     for folder in ("corpora", *(task.data for task in TASKS.values())):
         if not (data / folder).is_dir():
             raise UserError(f"--data={DATA.value}: no folder {folder} in it")
@@ -41,7 +44,7 @@ def main(arguments: list[str]) -> None:
     for table in WANTED.value:
         for _, cell in cells(table, suite.scale):
             suite.run(cell)
-        tables.write(pathlib.Path(RESULTS.value), workdir, table, suite.scale)
+        tables.write(results, workdir, table, suite.scale)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,3 +96,33 @@ def test_what_is_no_bert_is_not_written_as_one(tmp_path, field, value):
     for to in ("huggingface", "tf1"):
         with pytest.raises(pretrained.UserError, match=message):
             pretrained.convert(run, tmp_path / "out", to)
+
+
+def test_the_card_of_an_encoder_has_no_scores_of_what_was_left_out(tmp_path):
+    config = fine_tuning_config("glue", name="mrpc")
+    run = made_run(tmp_path / "run", config, {"f1": 0.9}, "BertForMaskedLM", ("no", "yes"))
+    said = pretrained.convert(run, tmp_path / "out", "huggingface", "BertModel")
+    metadata, rows, text = read_card(tmp_path / "out")
+    assert metadata["pipeline_tag"] == "feature-extraction" and "f1" not in rows and "masked_lm" not in said
+    assert "the encoder of a model that was trained for the task `glue`" in text
+    import safetensors.numpy
+
+    written = safetensors.numpy.load_file(tmp_path / "out/model.safetensors")
+    assert f"with {sum(x.size for x in written.values()):,} parameters" in text
+
+
+@pytest.mark.parametrize("corpus", [{}, {"train_documents": 3}])
+def test_an_odd_manifest_is_no_reason_to_fail(records_folder, tmp_path, corpus):
+    config = pretraining_config()
+    config.data.records = str(tmp_path / "records")
+    manifest = json.loads((records_folder / "manifest.json").read_text()) | {"corpus": corpus}
+    manifest["recipe"]["corpus"] = 5
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records/manifest.json").write_text(json.dumps(manifest))
+    pretrained.convert(made_run(tmp_path / "run", config, {}), tmp_path / "out", "huggingface")
+    _, rows, _ = read_card(tmp_path / "out")
+    assert rows["corpus"] == "5" and rows.get("training documents") == ("3" if corpus else None)
+    (tmp_path / "records/manifest.json").write_text("{")
+    with pytest.raises(pretrained.UserError, match=r"manifest.json: damaged"):
+        pretrained.convert(tmp_path / "run", tmp_path / "again", "huggingface")
+    assert not (tmp_path / "again").exists()

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import BertConfig, UserError, pretraining_config
+from bertjax.config import BertConfig, UserError, fine_tuning_config, pretraining_config
 from bertjax.interop.pretrained import Pretrained
 from bertjax.model.attention import standardize
 from bertjax.model.bert import BertModel
 from bertjax.model.encoder import ACTIVATIONS
 from bertjax.reporting import curves, insight, page
 from bertjax.reporting.history import read_history
+from bertjax.tasks import launch
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.workdir import RunInfo, write_info
 
@@ -91,10 +92,10 @@ def test_the_page_has_its_pictures_inside(tmp_path):
 def test_a_search_has_mean_deviation_and_baseline(tmp_path):
     for seed, score in ((0, 0.7), (1, 0.8), (2, None)):
         trial = made_run(tmp_path / f"search/runs/seed={seed}", [5.0])
-        result = {"scores": {"accuracy": score}, "failed": score is None, "baseline": 0.5}
+        result = {"scores": {"accuracy": score}, "failed": score is None, "baseline": 0.5, "metric": "accuracy"}
         (trial / "result.json").write_text(json.dumps(result))
     written = page.write(tmp_path, [tmp_path / "search"]).read_text()
-    assert "<td>50.0 ± 43.6</td><td>50.0</td><td>3</td><td>1</td>" in written
+    assert "<td>50.0 ± 43.6</td><td>accuracy 50.0</td><td>3</td><td>1</td>" in written
     with pytest.raises(UserError, match=r"no .*config.json: .*nowhere' is not the workdir of a run"):
         page.write(tmp_path, [tmp_path / "nowhere"])
 
@@ -153,6 +154,44 @@ def test_neighbours_are_the_closest_embeddings():
     table[PIECES.index("boat")] = 3 * table[PIECES.index("ship")]
     table[PIECES.index("whale")] = -table[PIECES.index("ship")]
     source.params["bert"]["embeddings"]["word"]["embedding"] = table
-    found = insight.neighbours(source, ["ship", "absent"])
+    found = insight.neighbours(source, [PIECES.index(piece) for piece in ("ship", ".", "[SEP]", "ship")])
     assert found.keys() == {"ship"} and found["ship"][0] == ("boat", pytest.approx(1.0))
     assert [word for word, _ in found["ship"]].count("ship") == 0 and len(found["ship"]) == insight.NEIGHBOURS
+    assert insight.piece_of(source, "Whale") == PIECES.index("whale")
+    with pytest.raises(UserError, match="--words: 'whale ship' has 2 pieces; name words that have one of their own"):
+        insight.piece_of(source, "whale ship")
+
+
+def test_a_damaged_line_costs_no_more_than_itself(tmp_path):
+    run = made_run(tmp_path / "run", [5.0, 4.0, 3.0])
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines[2] = json.dumps(json.loads(lines[2]) | {"train/tokens_per_second": None})
+    (run / "metrics.jsonl").write_text("\n".join([*lines[:4], "{", *lines[4:]]) + "\n")
+    history = read_history(run)
+    np.testing.assert_allclose(history.tokens(np.array([10, 30])), [4000, 4000 + 20 * 8 * 100])
+    page.write(tmp_path / "out", [run])
+    (run / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"run: no metrics yet"):
+        page.write(tmp_path / "out", [run])
+
+
+def test_runs_of_different_kinds_are_all_named(tmp_path):
+    made_run(tmp_path / "one", [5.0]), made_run(tmp_path / "two", [5.0])
+    config = fine_tuning_config("ner")
+    write_info(tmp_path / "two", RunInfo(config), None)
+    line = {
+        "step": 3,
+        "train/loss": 1.0,
+        "eval/f1": 0.5,
+        "train/tokens_per_second": 3.0,
+        "train/sequences_per_second": 1,
+    }
+    (tmp_path / "two/metrics.jsonl").write_text(json.dumps(line) + "\n")
+    figure = curves.draw([read_history(tmp_path / name) for name in ("one", "two")])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
+    assert {axis.get_title() for axis in figure.axes} >= {"loss of words", "loss", "f1, dev set"}
+
+
+def test_a_page_that_cannot_be_drawn_does_not_fail_a_run(tmp_path, capsys):
+    launch.draw(tmp_path)
+    assert f"{tmp_path}/report.html: not drawn (no {tmp_path}/config.json" in capsys.readouterr().out

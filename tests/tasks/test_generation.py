@@ -83,7 +83,7 @@ def test_pieces_come_as_often_as_sampling_says(sampling, allowed):
 
 def test_what_cannot_be_continued_is_refused():
     model, params = made(TINY)
-    with pytest.raises(UserError, match=r"has 41 tokens, the model no more than 40"):
+    with pytest.raises(UserError, match=r"has 41 tokens, and the model no room for more than 40"):
         generate(model, params, PIECES, "w4 " * 40, 3, Sampling())
     bert = BertForMaskedLM(dataclasses.replace(TINY, causal=False))
     with pytest.raises(UserError, match=r"only a left-to-right model \(model.causal\) continues a text"):
