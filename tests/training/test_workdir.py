@@ -108,3 +108,18 @@ def test_scores_are_kept_beside_their_checkpoint(tmp_path):
     (tmp_path / "checkpoints/7/scores.json").write_text('{"scores": ')
     with pytest.raises(UserError, match=r"scores.json: damaged"):
         checkpoint.read_scores(tmp_path, 7)
+
+
+def test_a_run_from_before_there_was_a_head_has_the_same(tmp_path):
+    config = fine_tuning_config("ner")
+    workdir.write_info(tmp_path, RunInfo(config), None)
+    content = json.loads((tmp_path / "config.json").read_text())
+    del content["head"]
+    for field in ("causal", "encoder", "norm", "positions"):
+        del content["model"][field]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    before = workdir.require_info(tmp_path)
+    assert workdir.differences(before, RunInfo(config)) == []
+    other = fine_tuning_config("ner")
+    other.head.lstm_size = 64
+    assert [each.field for each in workdir.differences(before, RunInfo(other))] == ["head.lstm_size"]
