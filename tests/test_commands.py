@@ -48,6 +48,7 @@ def test_main_goes_from_text_to_filled_masks(trained):
     assert "config.optimizer.warmup_steps = 10000: the 10 steps end before the warm-up does" in result.stdout
     names = {path.name for path in (folder / "run").iterdir()}
     assert names >= {"config.json", "vocab.txt", "records", "checkpoints", "metrics.jsonl", "tensorboard", "report.txt"}
+    assert names >= {"report.html", "report.png"}
     assert not list((folder / "run").rglob("*.partial"))
 
 
@@ -174,6 +175,22 @@ def test_extract_writes_hidden_states(trained, tmp_path):
         assert arrays["hidden"].shape == (2, 4, 32) and arrays["mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
 
 
+def test_report_looks_into_a_run(trained, tmp_path):
+    folder, _ = trained
+    result = run("report", "run", f"--output={tmp_path}", "--text=the ship saw the oven .", cwd=folder)
+    assert result.returncode == 0 and result.stdout == f"{tmp_path}/report.html\n", result.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert "Attention, head by head" in page and "Nearest word embeddings" in page and page.count("<img") == 2
+    assert "<h2>" not in (folder / "run/report.html").read_text()
+    for arguments, message in (
+        ((), "error: name the workdirs of one or more runs"),
+        (("run", "run"), "error: --output: say in which folder to write about several runs"),
+        (("nowhere",), "error: no nowhere/config.json: 'nowhere' is not the workdir of a run"),
+    ):
+        result = run("report", *arguments, cwd=folder)
+        assert result.returncode == 1 and result.stderr == f"{message}\n"
+
+
 @pytest.mark.parametrize("module", sorted({module for module, _ in COMMANDS.values()}))
 def test_help_imports_no_more_than_it_needs(module, tmp_path):
     """So that it answers at once."""
@@ -247,6 +264,7 @@ def test_a_workdir_of_another_model_is_refused(trained):
         (["--checkpoint=run", "a [MASK]", "no mask here"], "no [MASK] in 'no mask here'"),
         (["--checkpoint=run", "--input=nowhere.txt"], "--input: no file 'nowhere.txt'"),
         (["a [MASK]"], "--checkpoint"),
+        (["--checkpoint=run", "--generate=5", "a"], "only a left-to-right model (model.causal) continues a text"),
     ],
 )
 def test_predict_refuses_what_it_cannot_do(trained, arguments, message):

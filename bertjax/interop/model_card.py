@@ -10,7 +10,7 @@ from bertjax.config import BertConfig, corpus_sources, stages_of
 PIPELINE = """
 from transformers import pipeline
 
-use = pipeline("{tag}", model="{name}")
+use = pipeline("{purpose}", model="{name}")
 use("{text}")
 """
 # transformers has no pipeline for it any more.
@@ -61,10 +61,10 @@ def model_card(
       license_name: an identifier, such as apache-2.0.
     """
     is_pretrained = settings.task == "pretraining"
-    tag, code, text = USES.get(architecture, ("", "", ""))
+    purpose, code, text = USES.get(architecture, ("", "", ""))
     metadata = {"license": license_name, "library_name": "transformers", "tags": ["bert", "bertjax"]}
-    if tag:
-        metadata["pipeline_tag"] = tag
+    if purpose:
+        metadata["pipeline_tag"] = purpose
     if is_pretrained:
         metadata["language"] = settings.data.language
     done = "pre-trained" if is_pretrained else f"fine-tuned for the task `{settings.task}`"
@@ -80,8 +80,8 @@ def model_card(
         f"A BERT of {model.num_hidden_layers} layers of {model.hidden_size} with {params:,} parameters, {done} with "
         f"bertjax.",
     ]
-    if tag:
-        code = code.strip().format(tag=tag, name=name, text=text.format(mask=mask))
+    if purpose:
+        code = code.strip().format(purpose=purpose, name=name, text=text.format(mask=mask))
         lines += ["", "## Use", "", "```python", code, "```"]
     lines += [
         "",

@@ -77,12 +77,13 @@ class Embeddings(nn.Module):
     def __call__(self, input_ids, token_types, positions, dropout_keys=None):
         """Three `[batch, length]` integer arrays -> `[batch, length, hidden]`."""
         config = self.config
-        x = self.word(input_ids) + self.token_type(token_types)
+        x = self.word(input_ids)
         if config.positions == "learned":
             x += self.position(positions)
         elif config.positions == "sinusoidal":
             table = sinusoids(config.max_position_embeddings, config.hidden_size, config.initializer_range)
             x += table[positions].astype(x.dtype)
+        x += self.token_type(token_types)
         x = self.norm(x) if config.norm == "post" else x
         return dropout(x, config.hidden_dropout_prob, dropout_keys)
 

@@ -15,7 +15,7 @@ import tqdm
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.files import parse_json, read_json, write_whole
+from bertjax.files import parse_json, read_json, read_whole, write_whole
 from bertjax.training.clocks import PARTS, shares
 
 METRICS, UNREPORTED = "metrics.jsonl", "unreported_metrics_{}.json"
@@ -49,7 +49,7 @@ class _GrowingFile:
                 with self._path.open("ab") as file:
                     file.write(more)
             except OSError:  # perhaps with a part of it written
-                write_whole(self._path, self._path.read_bytes()[: self._size] + more)
+                write_whole(self._path, read_whole(self._path)[: self._size] + more)
             self._size += len(more)
             return
         self._content += more
