@@ -6,6 +6,7 @@ from experiments.benchmarks import fuzz
 from tests.conftest import preparing_in_process
 
 EACH = 15
+SLOW = {"resumed workdir": 5}  # which compiles each time
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def good(tmp_path_factory):
 def test_damaged_input_ends_in_a_result_or_one_line(good, name):
     ended, what = fuzz.pass_through(name, good, seed=0, number=0)
     assert ended == "result", what  # it is not damaged
-    found = [fuzz.pass_through(name, good, seed=0, number=number) for number in range(1, EACH)]
+    found = [fuzz.pass_through(name, good, seed=0, number=number) for number in range(1, SLOW.get(name, EACH))]
     wrong = [what for ended, what in found if ended not in ("result", "UserError")]
     assert not wrong, wrong[0]
     if name in ("manifest", "records", "tokenizers", "texts", "tables"):  # of which each byte matters
