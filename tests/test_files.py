@@ -43,6 +43,13 @@ def test_storage_that_fails_now_and_then_loses_nothing(corpus_file, records_fold
     for path in records_folder.rglob("*"):
         if path.is_file():
             assert (tmp_path / "out" / path.relative_to(records_folder)).read_bytes() == path.read_bytes()
+    assert counts["failed"] > 10
+
+
+@pytest.mark.parametrize("before", range(5))  # which of the calls fail
+def test_no_line_of_metrics_is_lost_or_there_twice(tmp_path, faulty, before):
+    counts = faulty(5, errno.EIO)
+    counts["calls"] = before
     for step in range(20):
         writer = MetricsWriter(tmp_path / "run", step)
         writer.write(step + 1, {"train/loss": float(step)})

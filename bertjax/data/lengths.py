@@ -63,7 +63,7 @@ def measure(paths: Sequence[str], counts: Sequence[int], form: Format, cache: ep
         identity = f"{path} {file.length} {file.mtime} {count}"
         kept = epath.Path(cache) / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.lengths" if cache else None
         if kept is not None and kept.exists() and kept.stat().length == count * LENGTH.itemsize:
-            found.append(np.frombuffer(kept.read_bytes(), LENGTH))
+            found.append(np.frombuffer(read_whole(kept), LENGTH))
             continue
         lengths = _measure(path, count, form)
         found.append(np.maximum(lengths, 1))

@@ -16,7 +16,7 @@ from bertjax.data import lengths
 from bertjax.data.faults import HEAD_BYTES, check_files, crc32c_of
 from bertjax.data.layouts import Format, features
 from bertjax.data.serialization import Numbers, count_of, tfrecords
-from bertjax.files import inside, parse_json, read_json, replacing, write_whole
+from bertjax.files import inside, parse_json, read_json, read_whole, replacing, write_whole
 
 MANIFEST = "manifest.json"
 COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # in the cache
@@ -282,6 +282,6 @@ def _read_counts(path: epath.PathLike) -> dict[str, dict[str, int]]:
     """Returns {path: {"bytes": size, "records": count}}; empty if the file is missing or invalid."""
     path = epath.Path(path)
     try:
-        return parse_json(path.read_bytes(), dict[str, _Counted]) if path.exists() else {}
+        return parse_json(read_whole(path), dict[str, _Counted]) if path.exists() else {}
     except ValueError:
         return {}

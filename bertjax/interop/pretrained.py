@@ -19,7 +19,7 @@ from bertjax.config import (
     common_config,
 )
 from bertjax.data.records import read_manifest
-from bertjax.files import inside, read_json, write_whole
+from bertjax.files import inside, read_json, read_whole, write_whole
 from bertjax.interop import huggingface, tf1
 from bertjax.interop.model_card import model_card
 from bertjax.interop.variables import to_variables
@@ -207,7 +207,7 @@ def find(path: epath.PathLike) -> Place:
     if (chosen := WHICH.fullmatch(str(path))) and not path.exists():
         path, which = epath.Path(chosen[1]), chosen[2]
     if (best := path / BEST_RUN).is_file():  # of a search
-        path = inside(path, best.read_bytes().decode(errors="replace").strip(), best)
+        path = inside(path, read_whole(best).decode(errors="replace").strip(), best)
     if (path / checkpoint.FOLDER).is_dir():
         info = workdir.require_info(path)
         default = "best" if info.architecture and checkpoint.best_step(path) is not None else "latest"

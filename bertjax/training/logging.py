@@ -26,7 +26,7 @@ def read_metrics(workdir: epath.PathLike) -> list[dict]:
     """Returns the lines of `metrics.jsonl`, without one that a crash cut off."""
     path = epath.Path(workdir) / METRICS
     lines = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    for line in read_whole(path).splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             found = parse_json(line, dict[str, float | None])
             lines.append({**found, "step": int(found["step"])})
@@ -40,7 +40,7 @@ class _GrowingFile:
         self._path, self._is_remote = path, "://" in str(path)
         self._content, self._size = content if self._is_remote else b"", len(content)
         self._uploaded = time.monotonic()
-        if not path.exists() or path.read_bytes() != content:
+        if not path.exists() or read_whole(path) != content:
             write_whole(path, content)
 
     def write(self, more: bytes) -> None:

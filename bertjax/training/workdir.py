@@ -13,7 +13,7 @@ import msgspec
 from etils import epath
 
 from bertjax.config import UserError, bert_config, common_config, pretraining_config
-from bertjax.files import read_json, write_whole
+from bertjax.files import read_json, read_whole, write_whole
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import validate_model
@@ -208,7 +208,7 @@ def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
 def read_report(workdir: epath.PathLike) -> str | None:
     """Returns the report of a run; None if it has not finished."""
     path = epath.Path(workdir) / REPORT
-    return path.read_bytes().decode(errors="replace").rstrip("\n") if path.exists() else None
+    return read_whole(path).decode(errors="replace").rstrip("\n") if path.exists() else None
 
 
 def write_report(workdir: epath.PathLike, text: str) -> None:
