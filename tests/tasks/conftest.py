@@ -7,10 +7,20 @@ import pytest
 from bertjax.config import BertConfig
 from bertjax.interop import huggingface
 from bertjax.model.bert import BertForPreTraining
+from bertjax.tasks import finetuning, pretraining_run
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
-from tests.conftest import TOPICS
+from tests.conftest import TOPICS, one_device_mesh
 
 WORDS = [word for words in TOPICS.values() for word in words]
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    """Runs use one of the eight devices: quicker where a test is not about devices."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (finetuning, pretraining_run):
+            patch.setattr(module, "make_mesh", one_device_mesh)
+        yield
 
 
 @pytest.fixture(scope="session")

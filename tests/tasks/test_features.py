@@ -13,6 +13,8 @@ from bertjax.tasks.launch import launch
 from experiments.features import get_config
 from tests.tasks.test_ner import conll
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 CONFIG = BertConfig(
     vocab_size=50, hidden_size=16, num_hidden_layers=6, num_attention_heads=2, intermediate_size=32,
     max_position_embeddings=16, initializer_range=0.3,

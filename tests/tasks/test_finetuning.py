@@ -25,6 +25,8 @@ from tests.processes import ROOT
 from tests.processes import run as command
 from tests.test_several_hosts import assert_same_run, finish, is_silent, start
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 
 def topic_rows(count: int, seed: int) -> list[tuple[str, str, str]]:
     """(text, other text, "1" where both are of one topic)."""

@@ -14,6 +14,8 @@ from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 WORDS = [word for words in TOPICS.values() for word in words]
 
 

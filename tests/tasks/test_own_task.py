@@ -24,6 +24,8 @@ from tests.processes import ROOT
 from tests.processes import run as command
 from tests.tasks import own_task
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 SEA = "ship sail harbour"  # two words with an s
 
 

@@ -28,6 +28,8 @@ from bertjax.training.step import fits_in_memory, make_program
 from tests.conftest import one_device_mesh, preparing_in_process, tiny_config
 from tests.tasks import test_features, test_finetuning
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 
 @pytest.fixture(scope="module")
 def task(records_folder):
@@ -192,11 +194,10 @@ def test_without_pairs_the_loss_is_that_of_the_words(task, params, records_folde
 
 
 def train(next_sentence, corpus_file, workdir):
-    """Ten steps on records of its own, on one device, because it compiles faster."""
+    """Ten steps on records of its own."""
     config = config_with(next_sentence, corpus=corpus_file)
     config.stages = named_stages(short=stage(10, 32, 5))
-    with preparing_in_process(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretraining_run, "make_mesh", one_device_mesh)
+    with preparing_in_process():
         run(pretraining_run.KIND, config, workdir)
 
 
@@ -252,9 +253,7 @@ def test_a_model_without_pairs_is_used_like_any_other(trained, tmp_path, capsys)
     test_finetuning.write_sst2(tmp_path, train=32, dev=16)
     capsys.readouterr()
     config = test_finetuning.config_for(tmp_path, trained("none"), epochs=1.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetuning, "make_mesh", one_device_mesh)
-        test_finetuning.run(config, tmp_path / "tuned")
+    test_finetuning.run(config, tmp_path / "tuned")
     said = capsys.readouterr().out
     left = "bert/pooler/dense/bias, bert/pooler/dense/kernel, classifier/dense/bias, classifier/dense/kernel"
     assert f"left fresh: {left}; not used: masked_lm/bias" in said
@@ -391,8 +390,7 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file,
     config.model.update(causal=True, vocab_size=261)
     config.eval.fill_masks = ()
     config.stages = named_stages(short=stage(10, 32, 5))
-    with preparing_in_process(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretraining_run, "make_mesh", one_device_mesh)
+    with preparing_in_process():
         run(pretraining_run.KIND, config, tmp_path / "run")
     lines = read_metrics(tmp_path / "run")
     (scores,) = [line for line in lines if "eval/lm_loss" in line and line["step"] == 10]
@@ -412,9 +410,7 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file,
     test_finetuning.write_sst2(tmp_path, train=32, dev=16)
     config = test_finetuning.config_for(tmp_path, tmp_path / "run", epochs=1.0)
     config.head.lstm_size = 8
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetuning, "make_mesh", one_device_mesh)
-        test_finetuning.run(config, tmp_path / "tuned")
+    test_finetuning.run(config, tmp_path / "tuned")
     tuned = pretrained.read(tmp_path / "tuned")
     assert tuned.config.causal and tuned.params["lstm"]["forward_0"]["hi"]["kernel"].shape == (8, 8)
     (prediction,) = tasks.get("glue").predict(tuned, [("a fine ship",)])
@@ -431,8 +427,7 @@ def test_two_lstms_from_text_to_features(tmp_path, corpus_file):
     config.data.masking, config.eval.fill_masks = "dynamic", ()
     config.model.update(encoder="lstms", positions="none")
     config.stages = named_stages(short=stage(10, 32, 5))
-    with preparing_in_process(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretraining_run, "make_mesh", one_device_mesh)
+    with preparing_in_process():
         run(pretraining_run.KIND, config, tmp_path / "run")
     assert (tmp_path / "run/report.txt").read_text().startswith("held-out next and previous words: loss")
     source = pretrained.read(tmp_path / "run")
@@ -444,9 +439,7 @@ def test_two_lstms_from_text_to_features(tmp_path, corpus_file):
 
     features = test_features.config_for(tmp_path, tmp_path / "run", "weighted_sum_with_embeddings", epochs=1.0)
     tasks.validate(features)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetuning, "make_mesh", one_device_mesh)
-        run(finetuning.KIND, features, tmp_path / "tuned")
+    run(finetuning.KIND, features, tmp_path / "tuned")
     tuned = pretrained.read(tmp_path / "tuned")
     assert tuned.params["layer_weights"].shape == (3,) and (tuned.params["layer_weights"] != 0).all()
     before, after = (pretrained.flattened(each.params["bert"]) for each in (source, tuned))

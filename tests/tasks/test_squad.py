@@ -18,6 +18,8 @@ from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 WORDS = [word for words in TOPICS.values() for word in words]
 SIZES = dict(max_seq_length=24, doc_stride=7, max_query_length=5)
 

@@ -12,6 +12,8 @@ from bertjax.tasks.launch import launch
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 
 def write(path, count, seed, label=None):
     """The right ending is of the sentence's topic, the others are of another."""

@@ -19,6 +19,8 @@ from bertjax.training.logging import read_metrics
 from bertjax.training.loop import Trained
 from tests.tasks.test_finetuning import config_for, write_sst2
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 
 def parse(text):
     config = fine_tuning_config("glue", name="sst2")
