@@ -187,8 +187,8 @@ def test_what_is_tried_against_a_lack_of_memory_ends():
 @pytest.mark.tpu_aot
 def test_what_does_not_fit_is_said_with_what_does():
     config = tiny()
-    config.model.num_hidden_layers = 8
-    config.batch_size = 2**16
+    config.model.num_hidden_layers = 1  # the compiler looks for memory in each of them
+    config.batch_size = 2**18
     target = accelerator("v5litepod-1")
     (result,) = plan(config, target)
     assert not result.fits and result.hbm_used_bytes > result.hbm_available_bytes
@@ -241,7 +241,7 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
     experiment = tmp_path / "short.py"
     experiment.write_text(
         "from bertjax.config import model_size, named_stages, pretraining_config, stage\n\ndef get_config():\n"
-        "    config = pretraining_config()\n    config.model.update(**model_size('tiny'), vocab_size=512)\n"
+        "    config = pretraining_config()\n    config.model.update(**model_size('1-128-2'), vocab_size=512)\n"
         "    config.stages = named_stages(short=stage(10, 64, 10), long=stage(10, 128, 20))\n"
         "    config.batch_size = 8\n    return config\n"
     )
