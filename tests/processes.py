@@ -187,6 +187,7 @@ def _run(module: str) -> None:
 if __name__ == "__main__":
     os.environ.pop("PYTHONPATH", None)
     import jax
+    import matplotlib.figure  # noqa: F401
 
     import bertjax.data.preparation
     import bertjax.data.tf
