@@ -79,11 +79,11 @@ SCALES = {
         tasks={
             "conll": {"optimizer.learning_rate": 1e-3, "max_seq_length": 128},
             "features": {"epochs": 3.0, "max_seq_length": 128, "head.lstm_size": 128},
-            "squad": {"max_seq_length": 256},
+            "squad": {"epochs": 2.0, "max_seq_length": 256},
         },
         lstm_size=128,
         sentences=10_000,
-        articles=10,
+        articles=6,
         seeds=3,
         checkpoints=(250, 500, 1000, 2000),
     ),
