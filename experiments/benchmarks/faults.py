@@ -1,6 +1,7 @@
 """What becomes of runs whose processes are killed, stopped, started twice or left without disk, again and again.
 
 Command:  python -m experiments.benchmarks.faults --measure=kills,stops,twice,full,haul,memory
+          python -m experiments.benchmarks.faults --measure=versions --python=OTHER/bin/python
 Measures: kills: `kill -9` at random moments of pre-training, fine-tuning and a search, until they end; params of all
               checkpoints and metrics must be those of the undisturbed run, bit for bit
           stops: SIGTERM at random moments; the exit code, and the seconds until the process has saved and ended
@@ -9,6 +10,7 @@ Measures: kills: `kill -9` at random moments of pre-training, fine-tuning and a 
           haul:  minutes of training, evaluation, checkpoints and restarts; slopes of memory, descriptors and threads,
               size of the workdir, steps of the metrics
           memory: minutes of training in one process, and what it then has
+          versions: a run that is stopped, and goes on with another Python, which has another JAX, either way
 Results:  RESULTS.md
 """
 
@@ -34,6 +36,7 @@ from experiments.benchmarks import fuzz
 MEASURE = flags.DEFINE_list("measure", ["kills", "stops", "twice", "full"], "See above.")
 TIMES = flags.DEFINE_integer("times", 20, "How often each is done.")
 MINUTES = flags.DEFINE_float("minutes", 30, "Of `haul` and `memory`.")
+PYTHON = flags.DEFINE_string("python", sys.executable, "Of `versions`.")
 
 EXPERIMENTS = """
 from experiments.benchmarks.fuzz import tiny_config
@@ -64,10 +67,12 @@ PREPARE = (
 )  # fmt: skip
 
 
-def start(folder: pathlib.Path, module: str, *arguments, stdout=subprocess.PIPE, **more) -> subprocess.Popen:
+def start(
+    folder: pathlib.Path, module: str, *arguments, stdout=subprocess.PIPE, python=sys.executable, **more
+) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(
-        [sys.executable, "-m", f"bertjax.{module}", *map(str, arguments)], cwd=folder, env=environment, text=True,
+        [python, "-m", f"bertjax.{module}", *map(str, arguments)], cwd=folder, env=environment, text=True,
         stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True, **more,
     )  # fmt: skip
 
@@ -245,6 +250,36 @@ def memory(folder, rng) -> None:
           f"{[tuple(rest) for _, *rest in seen]}", flush=True)  # fmt: skip
 
 
+def versions(folder, rng) -> None:
+    """The largest relative difference of a metric of training or evaluation, against a run that was not stopped."""
+    from bertjax.training.logging import read_metrics
+
+    def metrics(workdir):
+        lines = read_metrics(folder / workdir)
+        kept = ("train/loss", "train/grad_norm", "train/mlm_loss", "eval/mlm_loss")
+        return {(line["step"], name): line[name] for line in lines for name in kept if name in line}
+
+    code, _, stderr = finish(train(folder, "pretraining", "versions-straight"))
+    assert code == 0, stderr
+    expected = metrics("versions-straight")
+    for number, pythons in enumerate(itertools.product((sys.executable, PYTHON.value), repeat=2)):
+        workdir = f"versions-{number}"
+        process = train(folder, "pretraining", workdir, python=pythons[0])
+        while "step 98/" not in process.stdout.readline():
+            assert process.poll() is None, process.stderr.read()
+        process.send_signal(signal.SIGTERM)
+        stopped, (code, _, stderr) = finish(process), finish(train(folder, "pretraining", workdir, python=pythons[1]))
+        found = metrics(workdir)
+        differences = [abs(found[key] / value - 1) for key, value in expected.items()] if code == 0 else [np.nan]
+        said = ", then ".join(_jax_version(python) for python in pythons)
+        print(f"versions, {said}: exit codes {stopped[0]}, {code} {stderr[-300:]}; largest difference among "
+              f"{len(expected)} metrics {max(differences):.1e}", flush=True)  # fmt: skip
+
+
+def _jax_version(python: str) -> str:
+    return subprocess.check_output([python, "-c", "import jax; print('JAX', jax.__version__)"], text=True).strip()
+
+
 def _resources(pid: int) -> tuple[int, int, int]:
     status = dict(line.split(":", 1) for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
     memory = int(status["VmRSS"].split()[0]) * 1024
@@ -252,7 +287,7 @@ def _resources(pid: int) -> tuple[int, int, int]:
 
 
 def main(_):
-    measures = dict(kills=kills, stops=stops, twice=twice, full=full, haul=haul, memory=memory)
+    measures = dict(kills=kills, stops=stops, twice=twice, full=full, haul=haul, memory=memory, versions=versions)
     if unknown := set(MEASURE.value) - measures.keys():
         raise UserError(f"--measure={','.join(unknown)}: choose from {', '.join(measures)}")
     with tempfile.TemporaryDirectory() as name:
