@@ -24,6 +24,9 @@ def main(workdirs: list[str]) -> None:
         raise UserError("name the workdirs of one or more runs")
     if _OUTPUT.value is None and len(workdirs) > 1:
         raise UserError("--output: say in which folder to write about several runs")
+    for flag in (_TEXT, _WORDS):
+        if flag.present and len(workdirs) > 1:
+            raise UserError(f"--{flag.name}: of one run only; of {len(workdirs)} runs, their curves are drawn")
     source = None
     if len(workdirs) == 1 and checkpoint.steps(workdirs[0]):  # not of a search, nor of a trial that was not the best
         source = pretrained.read_with_tokenizer(workdirs[0])

@@ -185,6 +185,10 @@ def test_report_looks_into_a_run(trained, tmp_path):
     for arguments, message in (
         ((), "error: name the workdirs of one or more runs"),
         (("run", "run"), "error: --output: say in which folder to write about several runs"),
+        (
+            ("run", "run", f"--output={tmp_path}", "--text=a"),
+            "error: --text: of one run only; of 2 runs, their curves are drawn",
+        ),
         (("nowhere",), "error: no nowhere/config.json: 'nowhere' is not the workdir of a run"),
     ):
         result = run("report", *arguments, cwd=folder)
@@ -264,6 +268,7 @@ def test_a_workdir_of_another_model_is_refused(trained):
         (["--checkpoint=run", "a [MASK]", "no mask here"], "no [MASK] in 'no mask here'"),
         (["--checkpoint=run", "--input=nowhere.txt"], "--input: no file 'nowhere.txt'"),
         (["a [MASK]"], "--checkpoint"),
+        (["--checkpoint=run", "--top_p=0.5", "a [MASK]"], "--top_p=0.5: give --generate=N as well"),
         (["--checkpoint=run", "--generate=5", "a"], "only a left-to-right model (model.causal) continues a text"),
     ],
 )
