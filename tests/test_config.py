@@ -85,7 +85,7 @@ def test_every_model_of_the_ablations_is_a_valid_config(scale):
             tuned.update_from_flattened_dict(cell.settings(SCALES[scale]))
             validate(tuned, with_data=False)
     assert scaled.get_config(f"{scale}/masking-80-20-0").data.masked_lm_split == (0.8, 0.0, 0.2)
-    with pytest.raises(UserError, match="unknown model 'x': choose one of bert, no_nsp, ltr"):
+    with pytest.raises(UserError, match="unknown model 'x': choose one of random, bert, no_nsp, ltr"):
         scaled.get_config(f"{scale}/x")
 
 
