@@ -26,6 +26,7 @@ class Scale:
     Args:
       size: LAYERS-HIDDEN-HEADS of the model in all tables but that of sizes.
       sizes: those of that table.
+      stages: (steps, length) of each, of sequences.
       files: of each corpus.
       pretraining, fine_tuning: config fields by name, of all runs.
       tasks: the same, by task.
@@ -36,8 +37,7 @@ class Scale:
 
     size: str
     sizes: tuple[str, ...]
-    steps: int
-    length: int
+    stages: tuple[tuple[int, int], ...]
     files: int
     pretraining: Mapping
     fine_tuning: Mapping
@@ -55,23 +55,22 @@ class Scale:
 
 
 SCALES = {
-    # Hours on two CPU cores.
+    # Hours on two CPU cores. Masked words are no more than words of a text's topic until a model has found out which
+    # positions are neighbours. Short sequences, few pieces and many small steps make that soon: after 2,500 steps here.
     "cores": Scale(
         size="4-128-2",
         sizes=("1-128-2", "2-128-2", "4-128-1", "4-128-2", "4-192-3", "6-192-3"),
-        steps=2_000,
-        length=128,
+        stages=((5_000, 32), (300, 128)),
         files=2,
         pretraining={
-            "batch_size": 32,
-            "model.vocab_size": 8192,
+            "batch_size": 64,
+            "model.vocab_size": 2048,
             "model.max_position_embeddings": 256,
             "model.initializer_range": 0.05,  # as wide as BERT-base's, for a hidden size of 128
             "model.hidden_dropout_prob": 0.0,  # no text is seen more than a few times
             "model.attention_probs_dropout_prob": 0.0,
-            "optimizer.learning_rate": 2e-3,
-            "optimizer.warmup_steps": 200,
-            "optimizer.beta2": 0.98,
+            "optimizer.learning_rate": 1e-3,
+            "optimizer.warmup_steps": 300,
             "optimizer.bias_correction": True,
             "eval.max_sequences": 2048,
         },
@@ -85,14 +84,13 @@ SCALES = {
         sentences=10_000,
         articles=6,
         seeds=3,
-        checkpoints=(250, 500, 1000, 2000),
+        checkpoints=(1500, 3000, 4500, 5300),
     ),
     # Minutes: that everything runs.
     "trial": Scale(
         size="4-32-2",
         sizes=("4-32-2", "2-32-2"),
-        steps=40,
-        length=32,
+        stages=((30, 16), (10, 32)),
         files=1,
         pretraining={
             "batch_size": 16,
@@ -124,8 +122,10 @@ class Model:
       name: of its workdir.
       experiment: FILE:ARGUMENT beside this file, or the name of a shipped one.
       records: which ones: pairs | sentences | bytes.
-      changes: config fields by name in which it differs from the scale; `length` is that of its stage.
+      changes: config fields by name in which it differs from the scale.
       tasks: the same, of its fine-tuning.
+      steps: of its first and only stage; None: all stages.
+      pieces: that it has for a piece of the others: sequences are that many times longer, and steps have fewer.
     """
 
     name: str
@@ -133,22 +133,24 @@ class Model:
     records: str = "pairs"
     changes: Mapping = dataclasses.field(default_factory=dict)
     tasks: Mapping = dataclasses.field(default_factory=dict)
+    steps: int | None = None
+    pieces: int = 1
 
 
 BERT = Model("bert", "objective.py:bert")
 # The weights that BERT starts from: one step at a rate of nearly 0.
-RANDOM = Model("random", "objective.py:bert", changes={"optimizer.learning_rate": 1e-12, "steps": 1})
+RANDOM = Model("random", "objective.py:bert", changes={"optimizer.learning_rate": 1e-12}, steps=1)
 NO_NSP = Model("no_nsp", "objective.py:no_nsp", "sentences")
 LTR = Model("ltr", "objective.py:ltr", "sentences")
 GPT = Model("gpt", "../gpt.py:gpt2", "sentences")
 ELMO = Model("elmo", "../elmo.py", "sentences", {"packing": False}, {"packing": False})
-# Of as many characters a step: four times as long, a quarter of the sequences.
 BYTES = Model(
     "bytes",
     "../bytes.py",
     "bytes",
-    {"model.vocab_size": 261, "model.max_position_embeddings": 512, "length": 512, "batch_size": 8},
+    {"model.vocab_size": 261, "model.max_position_embeddings": 512},
     {"max_seq_length": 384},
+    pieces=4,
 )
 
 
@@ -263,13 +265,22 @@ def _config(scale: Scale, model: Model):
     config = experiment.load(f"{FOLDER / file}{colon}{argument}").unlock()
     fields = {f"model.{field}": value for field, value in model_size(scale.size).items()}
     fields |= {**scale.pretraining, **model.changes}
-    steps, length = fields.pop("steps", scale.steps), fields.pop("length", scale.length)
-    config.stages = named_stages(only=stage(steps, length, -(-15 * length // 100)))
+    fields["batch_size"] //= model.pieces
+    stages = dict(zip(("short", "long"), scale.stages))
+    if model.steps:
+        stages = {"short": (model.steps, scale.stages[0][1])}
+    config.stages = named_stages(
+        **{
+            name: stage(steps, length * model.pieces, -(-15 * length * model.pieces // 100))
+            for name, (steps, length) in stages.items()
+        }
+    )
+    every = min(scale.checkpoints[0], model.steps or scale.checkpoints[0])
     config.packing = True
     config.data.update(dupe_factor=1, layout="compact")
     config.tokenizer.lowercase = False
-    config.eval.update(every_steps=min(scale.checkpoints[0], steps), fill_masks=())
-    config.checkpoint.update(every_steps=min(scale.checkpoints[0], steps), keep_every=min(scale.checkpoints[0], steps))
+    config.eval.update(every_steps=every, fill_masks=())
+    config.checkpoint.update(every_steps=every, keep_every=every)
     for name, value in fields.items():
         section, _, field = name.rpartition(".")
         (config[section] if section else config)[field] = value
