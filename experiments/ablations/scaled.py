@@ -55,8 +55,8 @@ class Scale:
 
 
 SCALES = {
-    # Hours on two CPU cores. Masked words are no more than words of a text's topic until a model has found out which
-    # positions are neighbours. Short sequences, few pieces and many small steps make that soon: after 2,500 steps here.
+    # Hours on two CPU cores. A recipe that was seen to learn more of masked words than a text's topic, after about 5 M
+    # tokens: RESULTS.md.
     "cores": Scale(
         size="4-128-2",
         sizes=("1-128-2", "2-128-2", "4-128-1", "4-128-2", "4-192-3", "6-192-3"),
