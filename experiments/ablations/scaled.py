@@ -55,7 +55,7 @@ class Scale:
 
 
 SCALES = {
-    # 40 minutes a model on two CPU cores. A recipe that was seen to beat random weights on words, and on sentences by
+    # About 45 minutes a model on two CPU cores. A recipe that was seen to beat random weights on words, and on sentences by
     # less: RESULTS.md.
     "cores": Scale(
         size="4-128-2",
