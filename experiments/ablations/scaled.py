@@ -55,8 +55,8 @@ class Scale:
 
 
 SCALES = {
-    # About 45 minutes a model on two CPU cores. A recipe that was seen to beat random weights on words, and on sentences by
-    # less: RESULTS.md.
+    # About 45 minutes a model on two CPU cores. A recipe that was seen to beat random weights on words, and by less on
+    # sentences: RESULTS.md.
     "cores": Scale(
         size="4-128-2",
         sizes=("1-128-2", "2-128-2", "4-128-1", "4-128-2", "4-192-3", "6-192-3"),
