@@ -2,21 +2,29 @@
 
 Command:  python -m experiments.ablations --scale=cores --data=DATA --workdir=runs/ablations
           DATA has corpora/*.txt.xz (or .txt), glue/, conll2003/ and squad/ as those are distributed. What was stopped
-          goes on where it was; --tables=objective,size runs these only, --results=FILE writes elsewhere
+          goes on where it was; --tables=objective,size runs these only, --results=FILE writes elsewhere, --jobs=2 runs
+          two models or fine-tunings at a time, each on its half of the cores
 """
 
+import concurrent.futures
 import dataclasses
+import itertools
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Container, Iterable
 
 from absl import flags
 
 from bertjax import command
 from bertjax.config import UserError
 from bertjax.files import write_whole
+from bertjax.sharding.topology import available_cores
 from experiments.ablations import tables
 from experiments.ablations.scaled import SCALES, TABLES, TASKS, Cell, Model, Scale, cells
 
@@ -26,6 +34,7 @@ DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", req
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all runs, by default runs/ablations-SCALE.")
 WANTED = flags.DEFINE_list("tables", list(TABLES), f"Of {', '.join(TABLES)}.")
 RESULTS = flags.DEFINE_string("results", None, "The file with the tables: beside this one, of a trial in the workdir.")
+JOBS = flags.DEFINE_integer("jobs", 1, "How many runs at a time; small models use one core better than several.")
 
 
 def main(arguments: list[str]) -> None:
@@ -40,31 +49,76 @@ def main(arguments: list[str]) -> None:
     for folder in ("corpora", *(task.data for task in TASKS.values())):
         if not (data / folder).is_dir():
             raise UserError(f"--data={DATA.value}: no folder {folder} in it")
+    if not 1 <= JOBS.value <= available_cores():
+        raise UserError(f"--jobs={JOBS.value}: from 1 to {available_cores()}, the cores of this machine")
     suite = Suite(SCALE.value, workdir, data)
-    for table in WANTED.value:
-        for _, cell in cells(table, suite.scale):
-            suite.run(cell)
-        tables.write(results, workdir, table, suite.scale)
+    unfinished = {table: {cell.name for _, cell in cells(table, suite.scale)} for table in WANTED.value}
+
+    def write_finished(to_do: Container[str]) -> None:
+        for table in [table for table, names in unfinished.items() if not any(name in to_do for name in names)]:
+            tables.write(results, workdir, table, suite.scale)
+            del unfinished[table]
+
+    all_cells = [cell for table in WANTED.value for _, cell in cells(table, suite.scale)]
+    _run_all(suite, [run for cell in all_cells for run in (cell.model, cell)], JOBS.value, write_finished)
+
+
+def _run_all(suite: "Suite", runs: Iterable[Model | Cell], jobs: int, on_done: Callable) -> None:
+    """Runs all, `jobs` at a time, fine-tunings after their models; after each, calls `on_done(names still to do)`."""
+    cores = sorted(os.sched_getaffinity(0)) if jobs > 1 and hasattr(os, "sched_setaffinity") else None
+    shares = itertools.count()
+
+    def take_share() -> None:  # of a thread, and of the processes that it starts
+        if cores:
+            os.sched_setaffinity(0, cores[next(shares) :: jobs])
+
+    to_do, running = {run.name: run for run in runs}, {}
+    with concurrent.futures.ThreadPoolExecutor(jobs, initializer=take_share) as pool:
+        try:
+            while to_do:
+                ready = [run for run in to_do.values() if isinstance(run, Model) or run.model.name not in to_do]
+                for run in [run for run in ready if run.name not in running.values()][: jobs - len(running)]:
+                    running[pool.submit(suite.run, run)] = run.name
+                for done in concurrent.futures.wait(running, return_when="FIRST_COMPLETED").done:
+                    done.result()
+                    del to_do[running.pop(done)]
+                on_done(to_do)
+        except BaseException as error:
+            suite.interrupt()
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt("interrupted; the same command goes on") from None
+            raise
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """Runs what a cell needs, unless it is there already."""
+    """Runs what a table needs, unless it is there already."""
 
     scale_name: str
     workdir: pathlib.Path
     data: pathlib.Path
+    processes: list[subprocess.Popen] = dataclasses.field(default_factory=list)
+    preparing: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    is_interrupted: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     @property
     def scale(self) -> Scale:
         return SCALES[self.scale_name]
 
-    def run(self, cell: Cell) -> None:
-        """Fine-tunes a model on a task with all seeds, after its pre-training, and that after its preparation."""
-        folder, task = self.workdir / cell.folder, TASKS[cell.task]
+    def run(self, what: Model | Cell) -> None:
+        """Pre-trains a model, after its preparation, or fine-tunes it on a task with all seeds."""
+        self._pretrain(what) if isinstance(what, Model) else self._fine_tune(what)
+
+    def interrupt(self) -> None:
+        """Stops what runs, as Ctrl-C does; nothing else starts."""
+        self.is_interrupted.set()
+        for process in self.processes:
+            process.send_signal(signal.SIGINT)
+
+    def _fine_tune(self, cell: Cell) -> None:
+        folder, task = self.workdir / cell.name, TASKS[cell.task]
         if len(tables.scores(folder, task.metric)) >= self.scale.seeds:
             return
-        self._pretrain(cell.model)
         settings = {
             "data.path": self._part(cell.task) or self.data / task.data,
             "init_checkpoint": f"{self.workdir / cell.model.name}@{cell.step or 'latest'}",
@@ -98,8 +152,9 @@ class Suite:
             self.workdir / f"records-{model.records}",
             f"{FOLDER / 'scaled.py'}:{self.scale_name}/{model.name}",
         )
-        if not (records / "manifest.json").exists():
-            self._prepare(model, config, records)
+        with self.preparing:  # records are shared
+            if not (records / "manifest.json").exists():
+                self._prepare(model, config, records)
         self._start("main", folder, config, {"data.records": records}, f"--workdir={folder}")
 
     def _prepare(self, model: Model, config: str, records: pathlib.Path) -> None:
@@ -114,6 +169,8 @@ class Suite:
 
     def _start(self, module: str, folder: pathlib.Path, config: str, settings: dict, *arguments: str) -> None:
         """Runs a command of bertjax; its output goes to FOLDER.log."""
+        if self.is_interrupted.is_set():
+            raise KeyboardInterrupt
         arguments = [
             f"--config={config}",
             *(f"--config.{name}={value}" for name, value in settings.items()),
@@ -121,14 +178,23 @@ class Suite:
         ]
         log, began = folder.with_name(folder.name + ".log"), time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{time.strftime('%H:%M:%S')} {module} {folder.name}", end=" ", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {module} {folder.name}", flush=True)
         with log.open("a") as output:
             print(f"$ {module} {' '.join(arguments)}", file=output, flush=True)
-            done = subprocess.run([sys.executable, "-m", f"bertjax.{module}", *arguments], stdout=output, stderr=output)
-        print(f"{time.monotonic() - began:.0f} s", flush=True)
-        if done.returncode == 130:
-            raise KeyboardInterrupt("interrupted; the same command goes on")
-        if done.returncode:
+            # In a session of its own: Ctrl-C reaches it once, by `interrupt`.
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"bertjax.{module}", *arguments],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            self.processes.append(process)
+            code = process.wait()
+        end = {0: "done", 130: "interrupted"}.get(code, "failed")
+        print(f"{time.strftime('%H:%M:%S')} {module} {folder.name} {end}: {time.monotonic() - began:.0f} s", flush=True)
+        if code == 130:
+            raise KeyboardInterrupt
+        if code:
             last = log.read_text(errors="replace").splitlines()[-1]
             raise UserError(f"{last} ({log})")
 

@@ -59,7 +59,7 @@ SCALES = {
     # sentences: RESULTS.md.
     "cores": Scale(
         size="4-128-2",
-        sizes=("1-128-2", "2-128-2", "4-128-1", "4-128-2", "4-192-3", "6-192-3"),
+        sizes=("1-128-2", "2-64-1", "2-128-2", "4-64-1", "4-128-2", "4-192-3"),
         stages=((8_000, 32), (2_500, 128)),
         files=2,
         pretraining={
@@ -192,7 +192,8 @@ class Cell:
     has_lstm: bool = False
 
     @property
-    def folder(self) -> str:
+    def name(self) -> str:
+        """Of its workdir."""
         variant = f"@{self.step}" * bool(self.step) + "_bilstm" * self.has_lstm
         return f"{self.model.name}{variant}-{self.task}"
 
@@ -222,11 +223,11 @@ ROWS = {
 }
 COLUMNS = {
     "objective": ("sst2", "mrpc", "stsb", "conll", "squad"),
-    "size": ("sst2", "mrpc", "conll"),
-    "steps": ("sst2", "conll"),
-    "masking": ("sst2", "conll", "features-concat_last_four"),
+    "size": ("sst2", "conll"),
+    "steps": ("conll",),
+    "masking": ("conll", "features-concat_last_four"),
     "features": ("conll", *(f"features-{name}" for name in FEATURES)),
-    "systems": ("sst2", "mrpc", "conll", "features-weighted_sum_with_embeddings"),
+    "systems": ("sst2", "conll", "features-weighted_sum_with_embeddings"),
 }
 TABLES = tuple(COLUMNS)
 

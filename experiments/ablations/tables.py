@@ -23,7 +23,7 @@ def table(workdir: pathlib.Path, name: str, scale: Scale) -> str:
     rows = {}
     for title, cell in cells(name, scale):
         row = rows.setdefault((title, cell.step), [title, *_pretraining(workdir / cell.model.name, cell.step)])
-        row.append(_cell(scores(workdir / cell.folder, TASKS[cell.task].metric)))
+        row.append(_cell(scores(workdir / cell.name, TASKS[cell.task].metric)))
     lines = [titles, ["---"] * len(titles), *rows.values()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -58,7 +58,7 @@ def draw(workdir: pathlib.Path, name: str, scale: Scale):
             found = {
                 cell.step: values
                 for row, cell in cells(name, scale)
-                if row == title and cell.task == task and (values := scores(workdir / cell.folder, TASKS[task].metric))
+                if row == title and cell.task == task and (values := scores(workdir / cell.name, TASKS[task].metric))
             }
             means, spreads = ([f(values) for values in found.values()] for f in (np.mean, np.std))
             axis.errorbar(list(found), means, spreads, marker="o", capsize=3, label=title)
