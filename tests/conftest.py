@@ -20,6 +20,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/
 import concurrent.futures
 import contextlib
 import importlib.util
+import pathlib
 import random
 import signal
 
@@ -34,30 +35,45 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 # A shell's background jobs ignore Ctrl-C, and so would the processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Files that take half a minute or more, longest first: or one worker would be left with the last of them.
+FOLDER = pathlib.Path(__file__).parent
+
+# Files that take ten seconds or more, longest first: or one worker would be left with the last of them.
 LONG = (
-    "test_loop.py",
-    "test_plan.py",
-    "test_finetuning.py",
-    "test_commands.py",
-    "test_notebook.py",
-    "test_sweep.py",
+    "interop/test_parity.py",
+    "model/test_kernels.py",
+    "planner/test_plan.py",
+    "tasks/test_pretraining.py",
     "test_several_hosts.py",
-    "test_features.py",
-    "test_squad.py",
-    "test_own_task.py",
-    "test_pretraining.py",
-    "test_ner.py",
-    "test_pretrained.py",
-    "test_bert.py",
-    "test_golden.py",
-    "test_swag.py",
-    "test_preparation.py",
+    "test_commands.py",
+    "tasks/test_finetuning.py",
+    "tasks/test_packing.py",
+    "training/test_loop.py",
+    "test_fuzz.py",
+    "model/test_variants.py",
+    "data/test_pipeline.py",
+    "data/test_packing.py",
+    "tpu/test_notebook.py",
+    "tpu/test_launch.py",
+    "tasks/test_squad.py",
+    "tasks/test_features.py",
+    "data/test_preparation.py",
+    "tasks/test_own_task.py",
+    "interop/test_real_weights.py",
+    "model/test_bert.py",
+    "training/test_damage.py",
+    "test_faults.py",
+    "tasks/test_generation.py",
+    "tasks/test_sweep.py",
 )
 
 
+def pytest_configure(config):
+    config.option.loadscopereorder = False  # of xdist, which would begin with the files of most tests
+
+
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    order = {FOLDER / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path, len(LONG)))
     if importlib.util.find_spec("libtpu") is None:
         for item in items:
             if item.get_closest_marker("tpu_aot"):
@@ -85,6 +101,13 @@ def make_corpus(documents: int, seed: int = 0) -> str:
         ]
         texts.append("\n".join(lines))
     return "\n\n".join(texts) + "\n"
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(request, monkeypatch):
+    """Spares each run the second that its page takes; `test_report` and the commands, in processes, draw theirs."""
+    if request.path.name != "test_report.py":
+        monkeypatch.setattr("bertjax.reporting.page.write", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,11 @@
-"""A few hundred of the inputs of experiments/benchmarks/fuzz.py, the same each time; it has ten thousand."""
+"""A hundred of the inputs of experiments/benchmarks/fuzz.py, the same each time; it has ten thousand."""
 
 import pytest
 
 from experiments.benchmarks import fuzz
 from tests.conftest import preparing_in_process
 
-EACH = 15
+EACH = 10
 SLOW = {"resumed workdir": 5}  # which compiles each time
 
 

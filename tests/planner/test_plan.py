@@ -242,7 +242,7 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
     experiment.write_text(
         "from bertjax.config import model_size, named_stages, pretraining_config, stage\n\ndef get_config():\n"
         "    config = pretraining_config()\n    config.model.update(**model_size('1-128-2'), vocab_size=512)\n"
-        "    config.stages = named_stages(short=stage(10, 64, 10), long=stage(10, 128, 20))\n"
+        "    config.stages = named_stages(short=stage(10, 32, 5), long=stage(10, 64, 10))\n"
         "    config.batch_size = 8\n    return config\n"
     )
     packed = ("--config.packing=True", "--real_tokens_share=0.6,0.4")
