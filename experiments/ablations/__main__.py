@@ -34,7 +34,7 @@ DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", req
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all runs, by default runs/ablations-SCALE.")
 WANTED = flags.DEFINE_list("tables", list(TABLES), f"Of {', '.join(TABLES)}.")
 RESULTS = flags.DEFINE_string("results", None, "The file with the tables: beside this one, of a trial in the workdir.")
-JOBS = flags.DEFINE_integer("jobs", 1, "How many runs at a time; small models use one core better than several.")
+JOBS = flags.DEFINE_integer("jobs", 1, "How many runs at a time, each on its share of the CPU cores: for small models.")
 
 
 def main(arguments: list[str]) -> None:
