@@ -55,8 +55,8 @@ class Scale:
 
 
 SCALES = {
-    # About 45 minutes a model on two CPU cores. A recipe that was seen to beat random weights on words, and by less on
-    # sentences: RESULTS.md.
+    # About 45 minutes a model on two CPU cores, 20 of them in the first stage. A recipe that beat random weights
+    # on words, and by less on sentences: RESULTS.md.
     "cores": Scale(
         size="4-128-2",
         sizes=("1-128-2", "2-64-1", "2-128-2", "4-64-1", "4-128-2", "4-192-3"),
@@ -124,7 +124,8 @@ class Model:
       records: which ones: pairs | sentences | bytes.
       changes: config fields by name in which it differs from the scale.
       tasks: the same, of its fine-tuning.
-      steps: of its first and only stage; None: all stages.
+      stages: how many of the scale's; None: all.
+      steps: of its first and only stage; None: as many as the scale has.
       pieces: that it has for a piece of the others: sequences are that many times longer, and steps have fewer.
     """
 
@@ -133,6 +134,7 @@ class Model:
     records: str = "pairs"
     changes: Mapping = dataclasses.field(default_factory=dict)
     tasks: Mapping = dataclasses.field(default_factory=dict)
+    stages: int | None = None
     steps: int | None = None
     pieces: int = 1
 
@@ -140,16 +142,18 @@ class Model:
 BERT = Model("bert", "objective.py:bert")
 # The weights that BERT starts from: one step at a rate of nearly 0.
 RANDOM = Model("random", "objective.py:bert", changes={"optimizer.learning_rate": 1e-12}, steps=1)
+BERT_SHORT = Model("bert_short", "objective.py:bert", stages=1)
 NO_NSP = Model("no_nsp", "objective.py:no_nsp", "sentences")
 LTR = Model("ltr", "objective.py:ltr", "sentences")
-GPT = Model("gpt", "../gpt.py:gpt2", "sentences")
-ELMO = Model("elmo", "../elmo.py", "sentences", {"packing": False}, {"packing": False})
+GPT = Model("gpt", "../gpt.py:gpt2", "sentences", stages=1)
+ELMO = Model("elmo", "../elmo.py", "sentences", {"packing": False}, {"packing": False}, stages=1)
 BYTES = Model(
     "bytes",
     "../bytes.py",
     "bytes",
     {"model.vocab_size": 261, "model.max_position_embeddings": 512},
     {"max_seq_length": 384},
+    stages=1,
     pieces=4,
 )
 
@@ -208,14 +212,15 @@ class Cell:
         return {**fields, **self.model.tasks}
 
 
-# The rows of each table, and the tasks that are its columns.
+# The rows of each table, and the tasks that are its columns. Sizes, maskings and systems have the first stage only.
 ROWS = {
     "objective": {"random": RANDOM, "BERT": BERT, "no NSP": NO_NSP, "left to right": LTR, "left to right, BiLSTM": LTR},
-    "masking": {name: Model(f"masking-{name}", f"masking.py:{name}") for name in MASKINGS} | {MASKINGS[0]: BERT},
+    "masking": {name: Model(f"masking-{name}", f"masking.py:{name}", stages=1) for name in MASKINGS}
+    | {MASKINGS[0]: BERT_SHORT},
     "systems": {
-        "BERT": BERT,
-        "BERT, sinusoidal positions": Model("sinusoidal", "positions.py:sinusoidal"),
-        "BERT, no positions": Model("none", "positions.py:none"),
+        "BERT": BERT_SHORT,
+        "BERT, sinusoidal positions": Model("sinusoidal", "positions.py:sinusoidal", stages=1),
+        "BERT, no positions": Model("none", "positions.py:none", stages=1),
         "GPT-2's form": GPT,
         "ELMo's form": ELMO,
         "BERT, of bytes": BYTES,
@@ -236,8 +241,10 @@ def models(table: str, scale: Scale) -> dict[str, Model]:
     """Returns the rows of a table by their titles."""
     if table == "size":
         changes = {size: {f"model.{field}": value for field, value in model_size(size).items()} for size in scale.sizes}
-        found = {size: Model(f"size-{size}", f"size.py:{size}", changes=changes[size]) for size in scale.sizes}
-        return found | ({scale.size: BERT} if scale.size in found else {})
+        found = {
+            size: Model(f"size-{size}", f"size.py:{size}", changes=changes[size], stages=1) for size in scale.sizes
+        }
+        return found | ({scale.size: BERT_SHORT} if scale.size in found else {})
     return {"steps": {"masked words": NO_NSP, "left to right": LTR}, "features": {"BERT": BERT}}.get(table) or ROWS[
         table
     ]
@@ -267,7 +274,7 @@ def _config(scale: Scale, model: Model):
     fields = {f"model.{field}": value for field, value in model_size(scale.size).items()}
     fields |= {**scale.pretraining, **model.changes}
     fields["batch_size"] //= model.pieces
-    stages = dict(zip(("short", "long"), scale.stages))
+    stages = dict(zip(("short", "long"), scale.stages[: model.stages]))
     if model.steps:
         stages = {"short": (model.steps, scale.stages[0][1])}
     config.stages = named_stages(
