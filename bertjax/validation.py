@@ -5,6 +5,7 @@ its module, with the helpers below. `tasks.validate` runs all checks.
 """
 
 import math
+import re
 from collections.abc import Sequence
 
 import ml_collections
@@ -68,6 +69,9 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     positive(config, "eval.every_steps", "eval.max_sequences", "data.dupe_factor")
     share(config, "data.short_seq_prob", "data.heldout_fraction")
     _seed(config, "data.seed")
+    language = config.data.language
+    code = re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language)
+    require(bool(code), "data.language", language, "must be an ISO 639 code, such as 'en' or 'de'")
     require(0 < masked <= 0.5, "data.masked_lm_prob", masked, "must be above 0 and at most 0.5")
     one_of(config, "data.next_sentence", NEXT_SENTENCE)
     one_of(config, "data.masking", MASKING)
@@ -111,6 +115,8 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
     require(lstm_size >= 0, "head.lstm_size", lstm_size, "must be at least 1, or 0 for no BiLSTM")
     if "lstm_layers" in config.head:
         positive(config, "head.lstm_layers")
+        more = "there is no BiLSTM to have several layers: set head.lstm_size"
+        require(config.head.lstm_layers == 1 or lstm_size > 0, "head.lstm_layers", config.head.lstm_layers, more)
     whole = "a BiLSTM (head.lstm_size) reads whole rows, which sequences cannot share; set False"
     require(not (config.packing and lstm_size), "packing", config.packing, whole)
     _validate_lstms(config)

@@ -115,6 +115,7 @@ def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
         ("optimizer.warmup_proportion", 1.5, "config.optimizer.warmup_proportion = 1.5"),
         ("data.name", "mrcp", "config.data.name = 'mrcp': choose one of cola, sst2, mrpc"),
         ("eval.every_steps", -1, "config.eval.every_steps = -1"),
+        ("head.lstm_layers", 2, "config.head.lstm_layers = 2: there is no BiLSTM to have several layers"),
         (
             "restarts",
             3,
@@ -225,6 +226,7 @@ def test_the_papers_recipe():
         ("profile", "0:3", "config.profile = '0:3': write START:STOP.* the first step is 1"),
         ("profile", "5", "config.profile = '5': write START:STOP"),
         ("profile", "5:-3", "config.profile = '5:-3': write START:STOP"),
+        ("data.language", "german", "config.data.language = 'german': must be an ISO 639 code, such as 'en' or 'de'"),
     ],
 )
 def test_mistakes_name_field_value_and_remedy(field, value, message):

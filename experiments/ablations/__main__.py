@@ -34,7 +34,7 @@ DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", req
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all runs, by default runs/ablations-SCALE.")
 WANTED = flags.DEFINE_list("tables", list(TABLES), f"Of {', '.join(TABLES)}.")
 RESULTS = flags.DEFINE_string("results", None, "The file with the tables: beside this one, of a trial in the workdir.")
-JOBS = flags.DEFINE_integer("jobs", 1, "How many runs at a time, each on its share of the CPU cores: for small models.")
+JOBS = flags.DEFINE_integer("jobs", 1, "How many runs at a time; two or more share the CPU's cores: for small models.")
 
 
 def main(arguments: list[str]) -> None:
@@ -51,6 +51,8 @@ def main(arguments: list[str]) -> None:
             raise UserError(f"--data={DATA.value}: no folder {folder} in it")
     if not 1 <= JOBS.value <= available_cores():
         raise UserError(f"--jobs={JOBS.value}: from 1 to {available_cores()}, the cores of this machine")
+    if JOBS.value > 1:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # on a GPU they would take each other's memory
     suite = Suite(SCALE.value, workdir, data)
     unfinished = {table: {cell.name for _, cell in cells(table, suite.scale)} for table in WANTED.value}
 
