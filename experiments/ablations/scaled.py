@@ -27,6 +27,7 @@ class Scale:
       size: LAYERS-HIDDEN-HEADS of the model in all tables but that of sizes.
       sizes: those of that table.
       stages: (steps, length) of each, of sequences.
+      short_stages: the same, of the tables with many models: of sizes, maskings and systems.
       files: of each corpus.
       pretraining, fine_tuning: config fields by name, of all runs.
       tasks: the same, by task.
@@ -38,6 +39,7 @@ class Scale:
     size: str
     sizes: tuple[str, ...]
     stages: tuple[tuple[int, int], ...]
+    short_stages: tuple[tuple[int, int], ...]
     files: int
     pretraining: Mapping
     fine_tuning: Mapping
@@ -55,12 +57,13 @@ class Scale:
 
 
 SCALES = {
-    # About 45 minutes a model on two CPU cores, 20 of them in the first stage. A recipe that beat random weights
-    # on words, and by less on sentences: RESULTS.md.
+    # About 45 minutes a model on two CPU cores, 25 with short stages. A recipe that beat random weights on words, and
+    # by less on sentences: RESULTS.md.
     "cores": Scale(
         size="4-128-2",
         sizes=("1-128-2", "2-64-1", "2-128-2", "4-64-1", "4-128-2", "4-192-3"),
         stages=((8_000, 32), (2_500, 128)),
+        short_stages=((8_000, 32), (500, 128)),
         files=2,
         pretraining={
             "batch_size": 64,
@@ -77,7 +80,12 @@ SCALES = {
         fine_tuning={"optimizer.learning_rate": 3e-4, "model.hidden_dropout_prob": 0.1},
         tasks={
             "conll": {"optimizer.learning_rate": 1e-3, "max_seq_length": 128},
-            "features": {"epochs": 3.0, "max_seq_length": 128, "head.lstm_size": 128},
+            "features": {
+                "optimizer.learning_rate": 1e-3,
+                "epochs": 3.0,
+                "max_seq_length": 128,
+                "head.lstm_size": 128,
+            },
             "squad": {"epochs": 2.0, "max_seq_length": 256},
         },
         lstm_size=128,
@@ -91,6 +99,7 @@ SCALES = {
         size="4-32-2",
         sizes=("4-32-2", "2-32-2"),
         stages=((30, 16), (10, 32)),
+        short_stages=((30, 16), (5, 32)),
         files=1,
         pretraining={
             "batch_size": 16,
@@ -124,7 +133,7 @@ class Model:
       records: which ones: pairs | sentences | bytes.
       changes: config fields by name in which it differs from the scale.
       tasks: the same, of its fine-tuning.
-      stages: how many of the scale's; None: all.
+      is_short: whether it has the scale's short stages.
       steps: of its first and only stage; None: as many as the scale has.
       pieces: that it has for a piece of the others: sequences are that many times longer, and steps have fewer.
     """
@@ -134,7 +143,7 @@ class Model:
     records: str = "pairs"
     changes: Mapping = dataclasses.field(default_factory=dict)
     tasks: Mapping = dataclasses.field(default_factory=dict)
-    stages: int | None = None
+    is_short: bool = False
     steps: int | None = None
     pieces: int = 1
 
@@ -142,18 +151,18 @@ class Model:
 BERT = Model("bert", "objective.py:bert")
 # The weights that BERT starts from: one step at a rate of nearly 0.
 RANDOM = Model("random", "objective.py:bert", changes={"optimizer.learning_rate": 1e-12}, steps=1)
-BERT_SHORT = Model("bert_short", "objective.py:bert", stages=1)
+BERT_SHORT = Model("bert_short", "objective.py:bert", is_short=True)
 NO_NSP = Model("no_nsp", "objective.py:no_nsp", "sentences")
 LTR = Model("ltr", "objective.py:ltr", "sentences")
-GPT = Model("gpt", "../gpt.py:gpt2", "sentences", stages=1)
-ELMO = Model("elmo", "../elmo.py", "sentences", {"packing": False}, {"packing": False}, stages=1)
+GPT = Model("gpt", "../gpt.py:gpt2", "sentences", is_short=True)
+ELMO = Model("elmo", "../elmo.py", "sentences", {"packing": False}, {"packing": False}, is_short=True)
 BYTES = Model(
     "bytes",
     "../bytes.py",
     "bytes",
     {"model.vocab_size": 261, "model.max_position_embeddings": 512},
     {"max_seq_length": 384},
-    stages=1,
+    is_short=True,
     pieces=4,
 )
 
@@ -212,15 +221,15 @@ class Cell:
         return {**fields, **self.model.tasks}
 
 
-# The rows of each table, and the tasks that are its columns. Sizes, maskings and systems have the first stage only.
+# The rows of each table, and the tasks that are its columns.
 ROWS = {
     "objective": {"random": RANDOM, "BERT": BERT, "no NSP": NO_NSP, "left to right": LTR, "left to right, BiLSTM": LTR},
-    "masking": {name: Model(f"masking-{name}", f"masking.py:{name}", stages=1) for name in MASKINGS}
+    "masking": {name: Model(f"masking-{name}", f"masking.py:{name}", is_short=True) for name in MASKINGS}
     | {MASKINGS[0]: BERT_SHORT},
     "systems": {
         "BERT": BERT_SHORT,
-        "BERT, sinusoidal positions": Model("sinusoidal", "positions.py:sinusoidal", stages=1),
-        "BERT, no positions": Model("none", "positions.py:none", stages=1),
+        "BERT, sinusoidal positions": Model("sinusoidal", "positions.py:sinusoidal", is_short=True),
+        "BERT, no positions": Model("none", "positions.py:none", is_short=True),
         "GPT-2's form": GPT,
         "ELMo's form": ELMO,
         "BERT, of bytes": BYTES,
@@ -242,7 +251,7 @@ def models(table: str, scale: Scale) -> dict[str, Model]:
     if table == "size":
         changes = {size: {f"model.{field}": value for field, value in model_size(size).items()} for size in scale.sizes}
         found = {
-            size: Model(f"size-{size}", f"size.py:{size}", changes=changes[size], stages=1) for size in scale.sizes
+            size: Model(f"size-{size}", f"size.py:{size}", changes=changes[size], is_short=True) for size in scale.sizes
         }
         return found | ({scale.size: BERT_SHORT} if scale.size in found else {})
     return {"steps": {"masked words": NO_NSP, "left to right": LTR}, "features": {"BERT": BERT}}.get(table) or ROWS[
@@ -274,7 +283,7 @@ def _config(scale: Scale, model: Model):
     fields = {f"model.{field}": value for field, value in model_size(scale.size).items()}
     fields |= {**scale.pretraining, **model.changes}
     fields["batch_size"] //= model.pieces
-    stages = dict(zip(("short", "long"), scale.stages[: model.stages]))
+    stages = dict(zip(("short", "long"), scale.short_stages if model.is_short else scale.stages))
     if model.steps:
         stages = {"short": (model.steps, scale.stages[0][1])}
     config.stages = named_stages(

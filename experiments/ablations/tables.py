@@ -60,7 +60,8 @@ def draw(workdir: pathlib.Path, name: str, scale: Scale):
                 for row, cell in cells(name, scale)
                 if row == title and cell.task == task and (values := scores(workdir / cell.name, TASKS[task].metric))
             }
-            means, spreads = ([f(values) for values in found.values()] for f in (np.mean, np.std))
+            means = [np.mean(values) for values in found.values()]
+            spreads = [np.std(values, ddof=1) for values in found.values()]
             axis.errorbar(list(found), means, spreads, marker="o", capsize=3, label=title)
         axis.set(title=f"{TASKS[task].name}, dev set", xlabel="steps of pre-training")
         axis.grid(alpha=0.3)
