@@ -40,6 +40,9 @@ class BertConfig:
     causal: bool = False  # tokens attend to earlier ones only, and learn to predict the next one (GPT)
     positions: str = "learned"  # learned | sinusoidal (the original Transformer's) | none
     norm: str = "post"  # LayerNorm after each sum: post | before each sublayer, and at the end: pre (GPT-2)
+    # The words' output layer: transform (dense, activation, LayerNorm, then the embeddings and a bias) | plain (the
+    # embeddings alone; GPT).
+    output: str = "transform"
 
     @property
     def head_size(self) -> int:
@@ -64,7 +67,7 @@ class Compute:
 # The fields that determine the shapes of the params; those that say which arrays there are; and what else a checkpoint
 # determines.
 MODEL_SIZES = tuple(field.name for field in dataclasses.fields(BertConfig) if field.type is int)
-MODEL_FORM = ("encoder", "positions", "norm")
+MODEL_FORM = ("encoder", "positions", "norm", "output")
 MODEL_BEHAVIOUR = ("hidden_act", "layer_norm_eps", "causal")
 OWN_FIELDS = (*MODEL_FORM, "causal", "attention")  # that Google's and Hugging Face's configs of a BERT do not have
 
@@ -133,9 +136,9 @@ def common_config() -> ml_collections.ConfigDict:
     config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: the remaining devices
     config.hosts_timeout = 300  # seconds to wait for all hosts of a run to start
 
-    # Text -> ids: wordpiece | sentencepiece | bytes (of UTF-8; 261 pieces, without a file). With an empty path,
-    # pre-training learns a vocabulary of model.vocab_size from data.corpus, or uses that of data.records; fine-tuning
-    # uses that of init_checkpoint.
+    # Text -> ids: wordpiece | sentencepiece | bytes (of UTF-8; 261 pieces, without a file) | bpe (GPT-2's, which is not
+    # learnt here). With an empty path, pre-training learns a vocabulary of model.vocab_size from data.corpus, or uses
+    # that of data.records; fine-tuning uses that of init_checkpoint.
     config.tokenizer = ml_collections.ConfigDict(dict(kind="wordpiece", path="", lowercase=True))
 
     config.optimizer = ml_collections.ConfigDict(

@@ -67,10 +67,8 @@ def fill_masks(source, texts: list[str]) -> None:
     from bertjax.model.bert import BertForMaskedLM
     from bertjax.tasks import fill_mask
 
-    if "masked_lm" not in source.params:
+    if not source.predicts_words:
         raise UserError(f"{source.path}: no masked-LM head to fill a [MASK]; bertjax.extract writes hidden states")
-    if source.config.causal:
-        raise UserError(f"{source.path}: a left-to-right model fills no [MASK]; --generate=50 continues texts")
     model, params = BertForMaskedLM(source.config), jax.device_put(source.params)  # once, not per text
     for filled in fill_mask.fill_masks(model, params, source.tokenizer, texts, _TOP_K.value or 5):
         if _JSON.value:
@@ -87,7 +85,7 @@ def continue_texts(source, texts: list[str]) -> None:
     from bertjax.model.bert import BertForMaskedLM
     from bertjax.tasks.generation import Sampling, generate
 
-    if "masked_lm" not in source.params:
+    if not source.predicts_words:
         raise UserError(f"{source.path}: no language-model head to continue a text with")
     model, params = BertForMaskedLM(source.config), jax.device_put(source.params)
     sampling = Sampling(_TEMPERATURE.value, _TOP_K.value or 0, _TOP_P.value)

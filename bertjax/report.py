@@ -30,6 +30,11 @@ def main(workdirs: list[str]) -> None:
     source = None
     if len(workdirs) == 1 and checkpoint.steps(workdirs[0]):  # not of a search, nor of a trial that was not the best
         source = pretrained.read_with_tokenizer(workdirs[0])
+    for flag in (_TEXT, _WORDS):
+        if flag.present and source is None:
+            raise UserError(f"--{flag.name}: {workdirs[0]} has no checkpoint to look into; a search's are in runs/")
+    if _TEXT.present and source.config.encoder != "transformer":
+        raise UserError(f"--text: {workdirs[0]} has no attention to draw; leave it out")
     print(page.write(_OUTPUT.value or workdirs[0], workdirs, source, _TEXT.value, _WORDS.value))
 
 

@@ -14,12 +14,13 @@ from bertjax.config import MODEL_SIZES, UserError, corpus_sources, mixture_of, w
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 OPTIMIZERS = ("adam", "lamb")
-TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes")
+TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 ATTENTION = ("auto", "xla", "fused")
 ENCODERS = ("transformer", "lstms")
 POSITIONS = ("learned", "sinusoidal", "none")
 NORMS = ("post", "pre")
+OUTPUTS = ("transform", "plain")
 DTYPES = ("auto", "float32", "bfloat16")
 NEXT_SENTENCE = ("pairs", "none", "order")
 MASKING = ("static", "dynamic")
@@ -69,6 +70,9 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     positive(config, "eval.every_steps", "eval.max_sequences", "data.dupe_factor")
     share(config, "data.short_seq_prob", "data.heldout_fraction")
     _seed(config, "data.seed")
+    found = config.tokenizer.path or config.data.records or config.init_checkpoint
+    learnt = "is not learnt here: set tokenizer.path to the tokenizer.json of a GPT-2, or choose another"
+    require(config.tokenizer.kind != "bpe" or bool(found), "tokenizer.kind", "bpe", learnt)
     language = config.data.language
     code = re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language)
     require(bool(code), "data.language", language, "must be an ISO 639 code, such as 'en' or 'de'")
@@ -186,6 +190,7 @@ def validate_model(config) -> None:
     one_of(config, "model.encoder", ENCODERS)
     one_of(config, "model.positions", POSITIONS)
     one_of(config, "model.norm", NORMS)
+    one_of(config, "model.output", OUTPUTS)
     positive(config, *(f"model.{name}" for name in MODEL_SIZES))
     for name in MODEL_SIZES:
         most = MAX_LAYERS if name == "num_hidden_layers" else 2**31 - 1

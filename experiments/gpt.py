@@ -1,7 +1,7 @@
 """A left-to-right language model of GPT's sizes: gpt, gpt2, gpt2-medium, gpt2-large, gpt2-xl.
 
-The modules are BERT's, with a causal mask: the output layer's transformation, token types and WordPiece are BERT's as
-well, and the rate decays linearly. gpt2 has its LayerNorm before each part, as published.
+The modules are BERT's, with a causal mask; token types and WordPiece are BERT's as well, and the rate decays linearly.
+gpt2 has its LayerNorm before each part, as published. GPT-2's published weights are in this form, see README.
 
 Command:  bertjax train --config=gpt:gpt2 --config.data.corpus=texts/ --workdir=runs/gpt2
 Hardware: 8 GPUs, a month, for gpt (Radford et al. 2018); small models on two CPU cores: ablations/RESULTS.md
@@ -14,7 +14,8 @@ from bertjax.config import model_size, named_stages, pretraining_config, stage
 def get_config(size="gpt2"):
     config = pretraining_config()
     length = 1024 if size.startswith("gpt2") else 512
-    config.model.update(model_size(size), causal=True, layer_norm_eps=1e-5, max_position_embeddings=length)
+    config.model.update(model_size(size), causal=True, output="plain")
+    config.model.update(layer_norm_eps=1e-5, max_position_embeddings=length)
     config.model.norm = "pre" if size.startswith("gpt2") else "post"
     config.data.update(next_sentence="none", masking="dynamic", dupe_factor=1)
     config.stages = named_stages(only=stage(800_000, length, 154))

@@ -190,6 +190,7 @@ def test_report_looks_into_a_run(trained, tmp_path):
             "error: --text: of one run only; of 2 runs, their curves are drawn",
         ),
         (("nowhere",), "error: no nowhere/config.json: 'nowhere' is not the workdir of a run"),
+        (("nowhere", "--words=a"), "error: --words: nowhere has no checkpoint to look into; a search's are in runs/"),
     ):
         result = run("report", *arguments, cwd=folder)
         assert result.returncode == 1 and result.stderr == f"{message}\n"

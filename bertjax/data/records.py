@@ -26,7 +26,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class TokenizerEntry(TypedDict):
-    kind: Literal["wordpiece", "sentencepiece", "bytes"]
+    kind: Literal["wordpiece", "sentencepiece", "bytes", "bpe"]
     lowercase: bool
     vocab_size: Count
     fingerprint: str

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from bertjax.config import UserError
+from bertjax.config import UserError, words_to_predict
 from bertjax.data import cleaning, corpus
 from bertjax.data.blocks import Block, read_blocks
 from bertjax.data.corpus import Group
@@ -25,13 +25,15 @@ from bertjax.text.tokenizer import Tokenizer
 def given_tokenizer(config) -> Tokenizer | None:
     """Loads the tokenizer of `config.tokenizer.path`; None if a vocabulary is to be learnt. Bytes have no need of one.
 
-    Raises `UserError` unless its size is the model's.
+    Raises `UserError` unless its size is the model's, and it has a [MASK] if the model needs one.
     """
     kind, path, lowercase = (config.tokenizer[name] for name in ("kind", "path", "lowercase"))
     if not path and kind != tokenizer.Bytes.kind:
         return None
     loaded = tokenizer.load(kind, path, lowercase) if path else tokenizer.Bytes()
     check_vocab_size(config, loaded, path or "of bytes")
+    if loaded.mask_id == loaded.sep_id and words_to_predict(config) == "masked":
+        raise UserError(f"config.tokenizer.path = {path!r}: has no [MASK]; set --config.model.causal=True, or another")
     return loaded
 
 

@@ -1,4 +1,7 @@
-"""Hugging Face folders: config.json, safetensors in one or several files, and the tokenizer."""
+"""Hugging Face folders: config.json, safetensors in one or several files, and the tokenizer.
+
+BERT's are read and written, GPT-2's read.
+"""
 
 import contextlib
 import dataclasses
@@ -14,6 +17,7 @@ from etils import epath
 
 from bertjax.config import OWN_FIELDS, BertConfig, UserError
 from bertjax.files import inside, read_json, write_whole
+from bertjax.interop import gpt2
 from bertjax.interop.variables import WORDS, check_variables, to_params, to_variables, variable_shapes
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import validate_model
@@ -59,11 +63,13 @@ class _Index(TypedDict):
 
 
 def read_config(path: epath.Path) -> BertConfig:
-    """Reads a `BertConfig` from Hugging Face's config.json. Raises `UserError` if it is not a BERT encoder."""
+    """Reads a `BertConfig` from the config.json of a BERT encoder or a GPT-2. Raises `UserError` for any other."""
     fields = read_json(path)
     kind = fields.get("model_type", "bert")
-    if kind != "bert":
-        raise UserError(f"{path}: model_type {kind!r} is another architecture; supported: bert")
+    if kind not in ("bert", "gpt2"):
+        raise UserError(f"{path}: model_type {kind!r} is another architecture; supported: bert, gpt2")
+    form = gpt2.FORM if kind == "gpt2" else {}
+    fields = gpt2.as_bert(path, fields) if kind == "gpt2" else fields
     for name, expected in (
         ("position_embedding_type", "absolute"),
         ("is_decoder", False),
@@ -77,7 +83,8 @@ def read_config(path: epath.Path) -> BertConfig:
     activation = fields.get("hidden_act", "gelu")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise UserError(f"{path}: hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return bert_config(path, {**fields, "hidden_act": ACTIVATIONS[activation]})
+    found = bert_config(path, {**fields, "hidden_act": ACTIVATIONS[activation]})
+    return dataclasses.replace(found, **form)
 
 
 def read_head(path: epath.Path) -> tuple[str, tuple[str, ...]]:
@@ -136,6 +143,8 @@ def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]
     Accepts encoders with and without the prefix `bert.`, LayerNorms with `gamma` and `beta`, weights in half precision,
     and redundant copies of the tied decoder. Raises `UserError` if tensors are missing or contradict each other.
     """
+    if config.causal:  # of these folders' models only GPT-2
+        return gpt2.to_params(dict(_tensors(folder)), config, str(folder))
     known = {huggingface_name(variable): variable for variable in (*variable_shapes(config), *FINE_TUNED_NAMES)}
     variables, ignored, stored = {}, [], {}
     for name, tensor in _tensors(folder):

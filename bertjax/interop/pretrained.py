@@ -66,6 +66,11 @@ class Pretrained:
         return dict(self.settings.get("head", {}))
 
     @property
+    def predicts_words(self) -> bool:
+        """Whether it has an output layer for words: one that is plain has no params."""
+        return "masked_lm" in self.params or (self.config.output == "plain" and not self.architecture)
+
+    @property
     def max_seq_length(self) -> int:
         """The sequence length it was fine-tuned with, if known; otherwise the number of positions."""
         return self.settings.get("max_seq_length", self.config.max_position_embeddings)
@@ -120,6 +125,7 @@ def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
         encoder=("transformer",) if "layers" in encoder else ("lstms",),
         positions=("learned",) if "position" in embeddings else ("sinusoidal", "none"),
         norm=("post",) if "norm" in embeddings else ("pre",),
+        output=("transform",) if "masked_lm" in params else (config.output,),
     )
     for name, form in forms.items():
         if (given := getattr(config, name)) not in form:
@@ -148,7 +154,7 @@ def read_with_tokenizer(path: epath.PathLike) -> Pretrained:
     """As `read`. Also raises `UserError` if the checkpoint has no tokenizer."""
     source = read(path)
     if source.tokenizer is None:
-        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt")
+        raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt or tokenizer.json")
     return source
 
 
@@ -176,10 +182,8 @@ def _read_tokenizer(place: Place) -> Tokenizer | None:
     file = _tokenizer_file(folder)
     if file is None:
         return None
-    for kind in (tokenizer.SentencePiece, tokenizer.Bytes):
-        if file.name == kind.filename:
-            return kind.load(file)
-    return tokenizer.load("wordpiece", file, lowercase=_is_uncased(folder, file))
+    kind = tokenizer.kind_of(file)
+    return tokenizer.load(kind, file, lowercase=kind == tokenizer.WordPiece.kind and _is_uncased(folder, file))
 
 
 def require_tokenizer(config) -> Tokenizer:
@@ -212,8 +216,10 @@ def find(path: epath.PathLike) -> Place:
         info = workdir.require_info(path)
         default = "best" if info.architecture and checkpoint.best_step(path) is not None else "latest"
         return Place("bertjax", path, checkpoint.choose_step(path, which or default), info)
-    if which:
+    if which and not (path / workdir.RESULT).exists():
         raise UserError(f"@{which} needs the workdir of a run, but {str(path)!r} is not one")
+    if (path / workdir.RESULT).exists():
+        raise UserError(f"{path}: not the best trial of its search, so that its checkpoint was deleted")
     if (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG):
         raise UserError(f"{path}: a run that has not saved a checkpoint yet")
     has_tf1 = (path / f"{tf1.PREFIX}.index").exists() and not list(path.glob("*.safetensors"))
@@ -299,11 +305,12 @@ def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:
     theirs = read_tokenizer(path)
     if theirs is None or theirs.fingerprint == ours.fingerprint:
         return
+    common = min(len(ours.pieces), len(theirs.pieces))
     different = sum(a != b for a, b in zip(ours.pieces, theirs.pieces))
-    if not different and ours.lowercase != theirs.lowercase:
+    message = f"{different} of the first {common} pieces of the tokenizer are not those of {path}"
+    if different <= 0.1 * common and ours.lowercase != theirs.lowercase:
         raise UserError(f"config.tokenizer.lowercase = {ours.lowercase}: {path} was trained with {theirs.lowercase}")
-    message = f"{different} of the first {len(theirs.pieces)} pieces of the tokenizer are not those of {path}"
-    if different > 0.1 * len(theirs.pieces):
+    if different > 0.1 * common:
         raise UserError(f"config.init_checkpoint: {message}; use its tokenizer, also for records")
     if jax.process_index() == 0:
         print(message, flush=True)

@@ -31,9 +31,12 @@ class BertModel(nn.Module):
     def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None, first_tokens=None):
         """As `encode`; `first_tokens` `[batch, examples]`, if given: pooled output `[batch, examples, hidden]`.
 
-        A causal model is pooled at the last token of an example instead, which alone has seen all of it.
+        A causal model is pooled at the last token of an example instead, which alone has seen all of it, and two LSTMs
+        where each of them has.
         """
         hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
+        if self.config.encoder == "lstms":
+            return hidden, self.pooler(join_ends(hidden, segments)[:, None])
         if self.config.causal:
             return hidden, self.pooler(hidden, last_tokens(segments, first_tokens))
         return hidden, self.pooler(hidden, first_tokens)
@@ -82,6 +85,16 @@ def last_tokens(segments, first_tokens=None):
         return jnp.maximum((segments > 0).sum(-1) - 1, 0)
     own = jnp.take_along_axis(segments, first_tokens, axis=1)[..., None] == segments[:, None, :]
     return jnp.where(own, jnp.arange(segments.shape[1]), 0).max(-1)
+
+
+def join_ends(states, segments):
+    """Joins the states of two directions, forward ones first, where each has read the whole row.
+
+    `[batch, length, 2 * size]` -> `[batch, 2 * size]`.
+    """
+    forward, backward = jnp.split(states, 2, axis=-1)
+    last = jnp.take_along_axis(forward, last_tokens(segments)[:, None, None], axis=1)[:, 0]
+    return jnp.concatenate([last, backward[:, 0]], axis=-1)
 
 
 class BertForMaskedLM(nn.Module):
@@ -162,9 +175,7 @@ class BertForSequenceClassification(nn.Module):
     def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
         if self.lstm_size:
             hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
-            forward, backward = jnp.split(self.lstm(hidden, segments, dropout_keys), 2, axis=-1)
-            last = jnp.take_along_axis(forward, last_tokens(segments)[:, None, None], axis=1)[:, 0]
-            pooled = jnp.concatenate([last, backward[:, 0]], axis=-1)
+            pooled = join_ends(self.lstm(hidden, segments, dropout_keys), segments)
         else:
             _, pooled = self.bert(input_ids, segments, token_types, positions, dropout_keys, first_tokens)
         return self.classifier(pooled, dropout_keys)
@@ -303,6 +314,7 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int,
         per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices
         attention = 2 * length * length * hidden  # scores and weighted values, all heads
         layers = config.num_hidden_layers * (length * per_token + attention)
-    masked_lm = predictions * (hidden * hidden + hidden * config.padded_vocab_size)
+    transform = hidden * hidden if config.output == "transform" else 0
+    masked_lm = predictions * (transform + hidden * config.padded_vocab_size)
     pairs = pooled * (hidden * hidden + 2 * hidden)
     return 2 * batch * (layers + masked_lm + pairs)

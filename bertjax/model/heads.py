@@ -32,7 +32,8 @@ class Pooler(nn.Module):
 class MaskedLanguageModelHead(nn.Module):
     """Predicts the words at masked positions.
 
-    Dense, activation, LayerNorm, then a decoder tied to the word embeddings, with its own bias.
+    Dense, activation, LayerNorm, then a decoder tied to the word embeddings, with its own bias; or, if `config.output`
+    is "plain", the tied decoder alone, which has no params.
     """
 
     config: BertConfig
@@ -49,12 +50,13 @@ class MaskedLanguageModelHead(nn.Module):
         """
         config, dtype = self.config, self.compute.dtype
         hidden = jnp.take_along_axis(hidden, masked_positions[:, :, None], axis=1)
-        hidden = Dense(config, dtype, (config.hidden_size,), (config.hidden_size,), ("embed", None), name="dense")(
-            hidden
-        )
-        hidden = LayerNorm(config, self.compute, name="norm")(ACTIVATIONS[config.hidden_act](hidden))
-        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-        bias = self.param("bias", bias_init, (config.padded_vocab_size,))
+        bias = 0.0
+        if config.output == "transform":
+            size = (config.hidden_size,)
+            hidden = Dense(config, dtype, size, size, ("embed", None), name="dense")(hidden)
+            hidden = LayerNorm(config, self.compute, name="norm")(ACTIVATIONS[config.hidden_act](hidden))
+            bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+            bias = self.param("bias", bias_init, (config.padded_vocab_size,))
         logits = jnp.einsum("...d,vd->...v", hidden, word_embeddings.astype(dtype), preferred_element_type=jnp.float32)
         is_piece = jnp.arange(config.padded_vocab_size) < config.vocab_size
         return jnp.where(is_piece, logits + bias, jnp.finfo(jnp.float32).min)

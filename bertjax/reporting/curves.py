@@ -34,16 +34,14 @@ _LOSSES = Panel(
     ("eval/mlm_loss", "eval/lm_loss", "eval/bilm_loss"),
     ("eval/unigram_loss",),
 )
+_ACCURACIES = Panel(
+    "accuracy of words",
+    ("train/mlm_accuracy", "train/lm_accuracy", "train/bilm_accuracy"),
+    ("eval/mlm_accuracy", "eval/lm_accuracy", "eval/bilm_accuracy"),
+    ("eval/mlm_majority", "eval/lm_majority", "eval/bilm_majority"),
+)
 PRETRAINING = (
-    _LOSSES,
-    _LOSSES._replace(against="tokens"),
-    _LOSSES._replace(against="hours"),
-    Panel(
-        "accuracy of words",
-        ("train/mlm_accuracy", "train/lm_accuracy", "train/bilm_accuracy"),
-        ("eval/mlm_accuracy", "eval/lm_accuracy", "eval/bilm_accuracy"),
-        ("eval/mlm_majority", "eval/lm_majority", "eval/bilm_majority"),
-    ),
+    *(panel._replace(against=against) for panel in (_LOSSES, _ACCURACIES) for against in ("steps", "tokens", "hours")),
     Panel(
         "accuracy of sentence pairs",
         ("train/nsp_accuracy", "train/sop_accuracy"),

@@ -47,20 +47,27 @@ def piece_of(source: Pretrained, word: str) -> int:
     ids = source.tokenizer.encode(word).ids
     if len(ids) != 1:
         raise UserError(f"--words: {word!r} has {len(ids)} pieces; name words that have one of their own")
+    if ids[0] == source.tokenizer.unk_id:
+        raise UserError(f"--words: {word!r} is unknown to the vocabulary")
     return ids[0]
 
 
+def words_of(source: Pretrained, text: str) -> list[int]:
+    """Returns the ids of a text's pieces that are words, or parts of them."""
+    ids, pieces = source.tokenizer.encode(text).ids, source.tokenizer.pieces
+    return [number for number in ids if pieces[number].strip(WORD_BEGINS).isalpha()]
+
+
 def neighbours(source: Pretrained, ids: Sequence[int]) -> dict[str, list[tuple[str, float]]]:
-    """Returns, by piece, the pieces with the closest embeddings (cosine); of pieces that are words only."""
+    """Returns, by piece, the pieces with the closest embeddings (cosine)."""
     pieces = source.tokenizer.pieces
     table = np.asarray(source.params["bert"]["embeddings"]["word"]["embedding"], np.float32)[: len(pieces)]
     table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
     found = {}
     for number in dict.fromkeys(ids):
-        if pieces[number].strip(WORD_BEGINS).isalpha():
-            near = table @ table[number]
-            near[number] = -np.inf
-            found[pieces[number]] = [(pieces[i], float(near[i])) for i in np.argsort(-near)[:NEIGHBOURS]]
+        near = table @ table[number]
+        near[number] = -np.inf
+        found[pieces[number]] = [(pieces[i], float(near[i])) for i in np.argsort(-near)[:NEIGHBOURS]]
     return found
 
 

@@ -27,17 +27,15 @@ img { max-width: 100% } .note { color: #666 }
 
 
 class Search:
-    """The finished trials of a search."""
+    """The finished trials of a search, by their settings without the seed."""
 
     def __init__(self, workdir: epath.Path):
         found = read_results(workdir)
-        self.name, self.results = workdir.name, list(found.values())
+        self.name, self.results = workdir.name, {}
+        for folder, result in found.items():
+            settings = ",".join(part for part in folder.name.split(",") if not part.startswith("seed="))
+            self.results.setdefault(settings, []).append(result)
         self.histories = [read_history(folder, f"{self.name}/{folder.name}") for folder in found]
-
-    def scores(self) -> dict[str, list[float]]:
-        """Returns the scores of all trials by metric; those that are undefined count as 0."""
-        names = dict.fromkeys(name for result in self.results for name in result["scores"])
-        return {name: [result["scores"].get(name) or 0.0 for result in self.results] for name in names}
 
 
 def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pretrained | None = None, text: str = "",
@@ -86,33 +84,36 @@ def _summary(run: History) -> list[str]:
 
 
 def _of_searches(searches: Sequence[Search]) -> str:
-    """A row for each search, with mean and standard deviation of its trials."""
-    metrics = list(dict.fromkeys(name for search in searches for name in search.scores()))[:6]
+    """A row for each setting of each search, with mean and standard deviation over its seeds."""
+    groups = {(search.name, settings): found for search in searches for settings, found in search.results.items()}
+    metrics = list(dict.fromkeys(name for found in groups.values() for result in found for name in result["scores"]))[
+        :6
+    ]
     rows = []
-    for search in searches:
-        scores = search.scores()
-        cells = [_mean(scores[name]) if name in scores else "" for name in metrics]
-        baselines = {
-            f"{result['metric']} {100 * result['baseline']:.1f}" for result in search.results if "baseline" in result
-        }
-        failed = sum(result["failed"] for result in search.results)
-        rows.append([search.name, *cells, ", ".join(sorted(baselines)), str(len(search.results)), str(failed)])
+    for (name, settings), found in groups.items():
+        cells = [_mean([result["scores"].get(metric) for result in found]) for metric in metrics]
+        baselines = {f"{result['metric']} {100 * result['baseline']:.1f}" for result in found if "baseline" in result}
+        failed = sum(result["failed"] for result in found)
+        title = f"{name}/{settings}" if settings else name
+        rows.append([title, *cells, ", ".join(sorted(baselines)), str(len(found)), str(failed)])
     return _table(["", *metrics, "baseline", "trials", "failed"], rows)
 
 
-def _mean(scores: Sequence[float]) -> str:
+def _mean(scores: Sequence[float | None]) -> str:
+    """Mean and standard deviation in percent; a score that is undefined counts as 0."""
+    scores = [score or 0.0 for score in scores]
     spread = f" ± {100 * np.std(scores, ddof=1):.1f}" if len(scores) > 1 else ""
     return f"{100 * np.mean(scores):.1f}{spread}"
 
 
 def _of_checkpoint(folder: epath.Path, source: Pretrained, text: str, words: Sequence[str]) -> str:
-    parts, known = [], source.tokenizer
+    parts = []
     if source.config.encoder == "transformer":
         picture = _png(insight.draw(*insight.attention(source, text)))
         write_whole(folder / ATTENTION, picture)
         said = "Rows attend, columns are attended to; " + html.escape(text)
         parts.append(f'<h2>Attention, head by head</h2><p class="note">{said}</p>{_image(picture, "attention")}')
-    ids = [insight.piece_of(source, word) for word in words] or known.encode(text).ids
+    ids = [insight.piece_of(source, word) for word in words] or insight.words_of(source, text)
     near = insight.neighbours(source, ids)
     rows = [[word, ", ".join(f"{other} {share:.2f}" for other, share in found)] for word, found in near.items()]
     return "".join([*parts, f"<h2>Nearest word embeddings</h2>{_table(['', 'cosine'], rows)}"])

@@ -31,11 +31,14 @@ def fill_masks(
 ) -> Iterator[Filled]:
     """Yields each text with its masks filled. `params` may have more heads.
 
-    Raises `UserError`, before filling any, if a text has no mask or is too long for the model.
+    Raises `UserError`, before filling any, if the model predicts next words, or if a text has no mask or is too long.
     """
     top_k = min(top_k, tokenizer.vocab_size)
     longest = model.config.max_position_embeddings
-    for text, ids in [(text, _encode(text, tokenizer, longest)) for text in texts]:
+    encoded = [(text, _encode(text, tokenizer, longest)) for text in texts]
+    if encoded and (model.config.causal or model.config.encoder == "lstms"):
+        raise UserError("only a model that was trained with masks fills a [MASK]; this one predicts next words")
+    for text, ids in encoded:
         positions = np.flatnonzero(np.array(ids) == tokenizer.mask_id)
         # Pads to powers of two to limit compilations.
         length = min(longest, max(16, 1 << (len(ids) - 1).bit_length()))

@@ -37,7 +37,8 @@ def generate(
     """
     config = model.config
     if not config.causal:
-        raise UserError("only a left-to-right model (model.causal) continues a text; this one fills a [MASK]")
+        does = "reads in both directions" if config.encoder == "lstms" else "fills a [MASK]"
+        raise UserError(f"only a left-to-right model (model.causal) continues a text; this one {does}")
     ids = [tokenizer.cls_id, *tokenizer.encode(text).ids]
     if len(ids) >= (most := config.max_position_embeddings):
         raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, and the model no room for more than {most}")
@@ -45,9 +46,18 @@ def generate(
     longest = min(config.max_position_embeddings, size + tokens)
     tokens = min(tokens, longest - len(ids))
     prompt = np.pad(ids, (0, size - len(ids)), constant_values=tokenizer.pad_id)[None].astype(np.int32)
-    special = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.mask_id)
+    special = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.mask_id} - {tokenizer.sep_id}
     found = _generate(
-        model, longest, sampling, special, tokenizer.sep_id, params, prompt, len(ids), tokens, jax.random.key(seed)
+        model,
+        longest,
+        sampling,
+        tuple(special),
+        tokenizer.sep_id,
+        params,
+        prompt,
+        len(ids),
+        tokens,
+        jax.random.key(seed),
     )
     found = np.asarray(found)[0, len(ids) : len(ids) + tokens].tolist()
     end = found.index(tokenizer.sep_id) if tokenizer.sep_id in found else len(found)
@@ -69,7 +79,7 @@ def _generate(model, longest, sampling, special, sep_id, params, prompt, used, t
 
     def step(state):
         ids, logits, cache, place = state
-        logits = logits.at[:, jnp.array(special)].set(NEVER)
+        logits = logits.at[:, jnp.array(special, jnp.int32)].set(NEVER)
         ids = ids.at[:, place].set(_choose(logits, sampling, jax.random.fold_in(key, place)))
         logits, cache = run(jax.lax.dynamic_slice(ids, (0, place), (1, 1)), place[None], cache, 0)
         return ids, logits, cache, place + 1

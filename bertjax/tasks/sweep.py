@@ -157,8 +157,9 @@ def run(config, workdir: epath.Path) -> None:
         results.append(result)
         hosts.wait_for_all("trial done")  # before its checkpoints may be deleted
         if is_first:
-            keep_best(workdir, dataset.metric)
-            write_whole(workdir / SUMMARY, table(results, (dataset.metric, *dataset.more_metrics)))
+            best = keep_best(workdir, dataset.metric)
+            summary = f"{table(results, (dataset.metric, *dataset.more_metrics))}\n{best}\n"
+            write_whole(workdir / SUMMARY, summary)
         if result.failed and restarts:
             taken = {name_of(other) for other, _ in queue} | {name_of(other.settings) for other in results}
             again = {**settings, "seed": settings.get("seed", config.seed) + NEXT_SEED}
@@ -166,7 +167,7 @@ def run(config, workdir: epath.Path) -> None:
                 again["seed"] += NEXT_SEED
             queue.insert(0, (again, restarts - 1))
     if is_first:
-        print(table(results, (dataset.metric, *dataset.more_metrics)), end="", flush=True)
+        print(summary, end="", flush=True)
 
 
 def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, programs: dict) -> Result:
@@ -221,20 +222,13 @@ def _refuse(workdir: epath.Path, found: list[Difference]) -> None:
         raise UserError(f"{workdir}: trained with other settings, {changed}; choose another --workdir")
 
 
-def best(results: list[Result], metric: str) -> Result:
-    return max(results, key=lambda result: _rank(result.scores, metric))
-
-
 def _rank(scores: dict, metric: str) -> tuple[bool, float]:
     """Returns a sort key, higher is better; a missing score, as of a diverged trial, ranks last."""
     return scores.get(metric) is not None, _number(scores.get(metric))
 
 
 def table(results: list[Result], metrics: Sequence[str]) -> str:
-    """Formats Markdown: mean, best and standard deviation over the seeds of each setting, including failed trials.
-
-    The first metric ranks the trials.
-    """
+    """Formats Markdown: mean, best and standard deviation over the seeds of each setting, including failed trials."""
     names = sorted({name for r in results for name in r.settings if name != "seed"}, key=_place)
     groups: dict[tuple, list[Result]] = {}
     for result in results:
@@ -251,9 +245,7 @@ def table(results: list[Result], metrics: Sequence[str]) -> str:
             spread = f"{np.std(scores, ddof=1):.2f}" if len(scores) > 1 else ""
             cells += [f"{np.mean(scores):.2f}", f"{max(scores):.2f}", spread]
         lines.append("| " + " | ".join([*cells, str(len(group)), str(sum(r.failed for r in group))]) + " |")
-    top = best(results, metrics[0])
-    best_line = f"best: {RUNS}/{name_of(top.settings)}, {metrics[0]} {100 * _number(top.scores[metrics[0]]):.2f}"
-    return "\n".join([*lines, "", best_line]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _number(score: float | None) -> float:
@@ -281,8 +273,11 @@ def read_result(workdir: epath.Path, settings: dict, trial) -> Result | None:
     return Result(settings, found["scores"], found["failed"])
 
 
-def keep_best(workdir: epath.Path, metric: str) -> None:
-    """Writes the name of the best trial in the workdir, of any search, and deletes the checkpoints of the others."""
+def keep_best(workdir: epath.Path, metric: str) -> str:
+    """Writes the name of the best trial in the workdir, of any search, and deletes the checkpoints of the others.
+
+    Returns a line that names it.
+    """
     ranks = {}
     for path in sorted((workdir / RUNS).glob(f"*/{RESULT}")):
         has_checkpoint = checkpoint.folder_of(path.parent).exists()
@@ -292,3 +287,4 @@ def keep_best(workdir: epath.Path, metric: str) -> None:
     for trial in ranks:
         if trial != top and (rest := checkpoint.folder_of(trial)).exists():
             rest.rmtree()
+    return f"best: {RUNS}/{top.name}, {metric} {100 * ranks[top][1]:.2f}"

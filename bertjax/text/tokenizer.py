@@ -1,4 +1,4 @@
-"""Tokenizes text: WordPiece and bytes (with the tokenizers library) and SentencePiece, behind one interface."""
+"""Tokenizes text: WordPiece, bytes, GPT-2's BPE (with the tokenizers library), SentencePiece; behind one interface."""
 
 import abc
 import functools
@@ -217,12 +217,18 @@ class _TokenizerJson(TypedDict):
 
     model: dict[str, Any]
     normalizer: dict[str, Any] | None
+    pre_tokenizer: NotRequired[dict[str, Any] | None]
     added_tokens: NotRequired[list[_AddedToken]]
 
 
 class _Model(TypedDict):
     vocab: dict[str, int]
     max_input_chars_per_word: NotRequired[int]
+
+
+class _Merges(TypedDict):
+    vocab: dict[str, int]
+    merges: list[str | tuple[str, str]]
 
 
 class _Normalizer(TypedDict, total=False):
@@ -241,7 +247,17 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
         model, normalizer = msgspec.convert(content["model"], _Model), msgspec.convert(normalizer, _Normalizer)
     except ValueError as error:
         raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
-    vocabulary = model["vocab"]
+    pieces = _ordered(model["vocab"], content, path)
+    lowercase, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
+    if strips is not None and strips != lowercase:
+        raise UserError(f"tokenizer.path: {path} has lowercase {lowercase} but strip_accents {strips}: not supported")
+    if not normalizer.get("handle_chinese_chars", True) or model.get("max_input_chars_per_word", 100) != 100:
+        raise UserError(f"tokenizer.path: {path} has other rules for Chinese or for long words: not supported")
+    return pieces, lowercase
+
+
+def _ordered(vocabulary: dict[str, int], content: _TokenizerJson, path) -> list[str]:
+    """Returns the pieces by their ids. Raises `UserError` for gaps between ids, and for other pieces."""
     pieces = sorted(vocabulary, key=vocabulary.get)
     if [vocabulary[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"tokenizer.path: the ids in {path} have gaps")
@@ -250,12 +266,7 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
         raise UserError(
             f"tokenizer.path: {path} adds tokens to its vocabulary ({', '.join(added[:3])}), which is not supported"
         )
-    lowercase, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
-    if strips is not None and strips != lowercase:
-        raise UserError(f"tokenizer.path: {path} has lowercase {lowercase} but strip_accents {strips}: not supported")
-    if not normalizer.get("handle_chinese_chars", True) or model.get("max_input_chars_per_word", 100) != 100:
-        raise UserError(f"tokenizer.path: {path} has other rules for Chinese or for long words: not supported")
-    return pieces, lowercase
+    return pieces
 
 
 class SentencePiece(Tokenizer):
@@ -406,7 +417,79 @@ class Bytes(Tokenizer):
         return "".join(f"{piece}\n" for piece in self.pieces).encode()
 
 
-KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes)}
+class BPE(Tokenizer):
+    """GPT-2's byte-level BPE, read from its tokenizer.json. "<|endoftext|>" is all special pieces in one.
+
+    Each text begins with a space, so that words keep apart.
+    """
+
+    kind = "bpe"
+    filename = "tokenizer.json"
+
+    def __init__(self, content: bytes, path: str = "(given)"):
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+        from tokenizers import decoders, models, pre_tokenizers, processors
+
+        try:
+            found = parse_json(content, _TokenizerJson)
+            kind = found["model"].get("type", "?"), (found.get("pre_tokenizer") or {}).get("type")
+            if kind != ("BPE", "ByteLevel") or found["normalizer"]:
+                raise UserError(f"tokenizer.path: {path} is not a byte-level BPE tokenizer as GPT-2's, but {kind[0]}")
+            model = msgspec.convert(found["model"], _Merges, strict=False)
+            merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
+            super().__init__(
+                _ordered(model["vocab"], found, path), path, aliases=dict.fromkeys(SPECIAL_PIECES, "<|endoftext|>")
+            )
+            self._tokenizer = HuggingFaceTokenizer(models.BPE(model["vocab"], merges))
+        except UserError:
+            raise
+        except Exception as error:  # the library's own has no other type
+            raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
+        self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        self._tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # a space is no part of its word
+        self._tokenizer.decoder = decoders.ByteLevel()
+        self._content = content
+
+    @classmethod
+    def load(cls, path: epath.PathLike) -> "BPE":
+        return cls(_read(path), str(path))
+
+    @functools.cached_property
+    def continues_word(self) -> np.ndarray:
+        return np.array([not piece.startswith("\u0120") and i != self.sep_id for i, piece in enumerate(self.pieces)])
+
+    def encode(self, text: str) -> Encoding:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return Encoding(encoding.ids, encoding.offsets)
+
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False).removeprefix(" ")
+
+    def save(self, folder: epath.PathLike) -> None:
+        write_whole(epath.Path(folder) / self.filename, self._content)
+
+    def to_huggingface(self) -> str:
+        return self._content.decode()
+
+    def _definition(self) -> bytes:
+        return self._content
+
+
+KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes, BPE)}
+
+
+def kind_of(path: epath.PathLike) -> str:
+    """Returns the kind of tokenizer that a file of a checkpoint is of, by its name, or a tokenizer.json's content."""
+    path = epath.Path(path)
+    if path.name == BPE.filename:
+        try:
+            return BPE.kind if parse_json(_read(path), _TokenizerJson)["model"].get("type") == "BPE" else WordPiece.kind
+        except ValueError as error:
+            raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
+    return next((cls.kind for cls in (SentencePiece, Bytes) if cls.filename == path.name), WordPiece.kind)
 
 
 def load(kind: str, path: epath.PathLike, lowercase: bool = True) -> Tokenizer:

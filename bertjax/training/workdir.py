@@ -58,7 +58,7 @@ class Difference(NamedTuple):
 
 
 class _UsedTokenizer(TypedDict):
-    kind: Literal["wordpiece", "sentencepiece", "bytes"]
+    kind: Literal["wordpiece", "sentencepiece", "bytes", "bpe"]
     lowercase: bool
     fingerprint: str
 

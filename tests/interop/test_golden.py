@@ -160,7 +160,7 @@ DAMAGES = {
     "no field": (lambda f: edit(f / "config.json", hidden_size=None), "config.json: hidden_size is missing"),
     "no number": (lambda f: edit(f / "config.json", hidden_size="many"), "hidden_size is 'many', which is not a valid"),
     "not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: damaged"),
-    "roberta": (lambda f: edit(f / "config.json", model_type="roberta"), "model_type 'roberta'.*supported: bert"),
+    "roberta": (lambda f: edit(f / "config.json", model_type="roberta"), "model_type 'roberta'.*supported: bert, gpt2"),
     "distilbert": (lambda f: edit(f / "config.json", model_type="distilbert"), "supported: bert"),
     "relative": (lambda f: edit(f / "config.json", position_embedding_type="relative_key"), "supported: 'absolute'"),
     "activation": (lambda f: edit(f / "config.json", hidden_act="swish"), "hidden_act 'swish' is not supported"),

@@ -6,8 +6,17 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+import tokenizers
 
-from bertjax.config import BertConfig, Compute, bert_config, fine_tuning_config, model_size, pretraining_config
+from bertjax.config import (
+    BertConfig,
+    Compute,
+    UserError,
+    bert_config,
+    fine_tuning_config,
+    model_size,
+    pretraining_config,
+)
 from bertjax.data.examples import Examples
 from bertjax.interop import huggingface, pretrained
 from bertjax.interop.variables import to_params, to_variables, variable_shapes
@@ -22,13 +31,14 @@ from bertjax.model.bert import (
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import put_batch
 from bertjax.tasks import finetuning, objectives
+from bertjax.tasks.generation import Sampling, generate
 from bertjax.text import learning, python_docs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training import checkpoint
 from bertjax.training.optimizer import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 from bertjax.training.workdir import RunInfo, write_info
-from tests.conftest import one_device_mesh
+from tests.conftest import make_corpus, one_device_mesh
 from tests.text.test_tokenizer import HARD
 
 torch = pytest.importorskip("torch")
@@ -188,54 +198,68 @@ def test_a_causal_bert_is_their_decoder(tmp_path):
     np.testing.assert_allclose(words[..., : TINY.vocab_size], chosen, rtol=0, atol=1e-4)
 
 
-def test_the_encoder_of_gpt2_is_theirs():
-    """Causal, with its LayerNorms first; without token types, of which ours are 0 here."""
-    config = dataclasses.replace(TINY, causal=True, norm="pre", max_position_embeddings=64)
-    size = dict(n_embd=config.hidden_size, n_layer=config.num_hidden_layers, n_head=config.num_attention_heads)
+@pytest.fixture(scope="module")
+def gpt2_folder(tmp_path_factory):
+    """A GPT-2 of random weights with a vocabulary of its kind, and transformers' model and tokenizer of it."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    learnt = tokenizers.ByteLevelBPETokenizer()
+    learnt.train_from_iterator([make_corpus(20)], 350, special_tokens=["<|endoftext|>"], show_progress=False)
+    learnt.save_model(str(folder))
+    pieces = transformers.GPT2TokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    pieces.save_pretrained(folder)
+    config = transformers.GPT2Config(
+        vocab_size=len(pieces), n_positions=64, n_embd=32, n_layer=3, n_head=4, attn_implementation="eager",
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
     torch.manual_seed(0)
-    theirs = transformers.GPT2Model(
-        transformers.GPT2Config(vocab_size=config.vocab_size, n_positions=64, attn_implementation="eager", **size)
-    ).eval()
+    theirs = transformers.GPT2LMHeadModel(config).eval()
     for parameter in theirs.parameters():
-        parameter.data.add_(0.02 * torch.randn_like(parameter))
-    named = {name: x.detach().numpy() for name, x in theirs.state_dict().items()}
-    hidden, heads, head = config.hidden_size, config.num_attention_heads, config.head_size
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    theirs.save_pretrained(folder)
+    return folder, theirs, pieces
 
-    def stacked(name, *shape):
-        layers = [named[f"h.{i}.{name}"] for i in range(config.num_hidden_layers)]
-        return np.stack([x.reshape(shape or x.shape) for x in layers])
 
-    def dense(name, inputs=(), outputs=()):
-        return {"kernel": stacked(f"{name}.weight", *inputs, *outputs), "bias": stacked(f"{name}.bias", *outputs)}
-
-    def norm(name):
-        return {"scale": stacked(f"{name}.weight"), "bias": stacked(f"{name}.bias")}
-
-    attention = {
-        "query_key_value": dense("attn.c_attn", (hidden,), (3, heads, head)),
-        "output": dense("attn.c_proj", (heads, head), (hidden,)),
-    }
-    layers = {
-        "attention": attention, "attention_norm": norm("ln_1"), "intermediate": dense("mlp.c_fc"),
-        "output": dense("mlp.c_proj"), "output_norm": norm("ln_2"),
-    }  # fmt: skip
-    rows = config.padded_vocab_size - config.vocab_size
-    embeddings = {
-        "word": {"embedding": np.pad(named["wte.weight"], ((0, rows), (0, 0)))},
-        "position": {"embedding": named["wpe.weight"]},
-        "token_type": {"embedding": np.zeros((2, hidden), np.float32)},
-    }
-    last = {"scale": named["ln_f.weight"], "bias": named["ln_f.bias"]}
-    params = {"embeddings": embeddings, "encoder": {"layers": layers, "norm": last}}
-    batch = random_batch(config, batch=3, length=32, predictions=1)
-    inputs = {name: batch[name] for name in ("input_ids", "segments")} | {"token_types": batch["token_types"] * 0}
-    config = dataclasses.replace(config, hidden_act="gelu_new")
-    found = BertModel(config).apply({"params": params}, **inputs, method="encode")
+def test_gpt2_has_their_logits(gpt2_folder):
+    folder, theirs, _ = gpt2_folder
+    source = pretrained.read(folder)
+    assert not source.ignored and source.predicts_words
+    ids = np.random.default_rng(0).integers(0, source.config.vocab_size, (2, 64))
+    every = np.broadcast_to(np.arange(64), ids.shape)
+    words = BertForMaskedLM(source.config).apply(
+        {"params": source.params}, ids, np.ones_like(ids), np.zeros_like(ids), masked_positions=every
+    )
     with torch.no_grad():
-        ids, mask = torch.tensor(batch["input_ids"], dtype=torch.long), torch.tensor(batch["segments"])
-        expected = theirs(input_ids=ids, attention_mask=mask).last_hidden_state.numpy()
-    real = batch["segments"][..., None]
-    np.testing.assert_allclose(found * real, expected * real, rtol=0, atol=1e-4)
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(words[..., : source.config.vocab_size], expected, rtol=0, atol=1e-4)
+
+
+def test_gpt2_goes_on_with_their_words(gpt2_folder):
+    folder, theirs, pieces = gpt2_folder
+    source = pretrained.read_with_tokenizer(folder)
+    assert source.tokenizer.pieces[source.tokenizer.cls_id] == "<|endoftext|>"
+    for text in ("The whale found the anchor", "naïve   captains, 2 nets", "日本"):
+        theirs_of_text = pieces(" " + text, return_offsets_mapping=True)
+        ids, offsets = source.tokenizer.encode(text)
+        assert ids == theirs_of_text.input_ids and source.tokenizer.decode(ids) == text
+        assert all(text[start:end].strip() == text[start:end] for start, end in offsets)
+        assert source.tokenizer.encode_ids([text, text]) == [ids, ids]
+        begin = torch.tensor([[0, *ids]])
+        expected = theirs.generate(begin, do_sample=False, max_new_tokens=12, pad_token_id=0)[0, 1:].tolist()
+        found = generate(
+            BertForMaskedLM(source.config), source.params, source.tokenizer, text, 12, Sampling(temperature=0)
+        )
+        assert found == pieces.decode([i for i in expected if i]).removeprefix(" ") and len(expected) > begin.shape[1]
+
+
+def test_gpt2_is_kept_in_a_workdir(gpt2_folder, tmp_path):
+    folder, *_ = gpt2_folder
+    pretrained.convert(folder, tmp_path / "ours", "bertjax")
+    before, after = pretrained.read(folder), pretrained.read(tmp_path / "ours")
+    assert before.config == after.config and before.tokenizer.fingerprint == after.tokenizer.fingerprint
+    jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
+    with pytest.raises(UserError, match=r"model.norm = 'pre' has no place in --format=huggingface"):
+        pretrained.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
 
 
 def test_the_attention_that_a_report_draws_is_theirs(tmp_path):

@@ -138,6 +138,19 @@ def test_two_lstms_see_one_side_each():
         np.testing.assert_array_equal(differs[..., 16:].any(-1), [(place <= changed_at) & (not is_padding)] * 2)
 
 
+def test_two_lstms_are_pooled_where_each_has_read_the_whole_row():
+    model, (ids, segments, types) = BertModel(dataclasses.replace(TINY, encoder="lstms", positions="none")), row(0)
+    ids, segments, types = (np.pad(x, ((0, 0), (0, 4))) for x in (ids, segments, types))
+    params = nn.meta.unbox(model.init(jax.random.key(0), ids, segments, types)["params"])
+    params["pooler"]["dense"]["kernel"] = jnp.eye(32)  # it shows what it reads
+    run = jax.jit(lambda ids: model.apply({"params": params}, ids, segments, types)[1].reshape(2, 16))
+    before = run(ids)
+    for changed_at in (0, 5, 11, 13):
+        changed = ids.copy()
+        changed[0, changed_at] = (changed[0, changed_at] + 1) % 60
+        assert (run(changed) != before).any(-1).tolist() == [changed_at < 12] * 2  # padding is not read
+
+
 def test_each_lstm_predicts_the_words_that_it_has_not_seen():
     config = dataclasses.replace(TINY, encoder="lstms", positions="none")
     ids, segments, types = row(0)

@@ -38,7 +38,13 @@ def made_run(folder, losses, batch_size=8, seconds=36.0):
     lines = []
     for number, loss in enumerate(losses, 1):
         tokens = 25 if number <= len(losses) / 2 else 50
-        train = {"mlm_loss": loss, "sequences_per_second": 0.5, "tokens_per_second": tokens, "grad_norm": 1.0}
+        train = {
+            "mlm_loss": loss,
+            "mlm_accuracy": 1 / loss,
+            "sequences_per_second": 0.5,
+            "tokens_per_second": tokens,
+            "grad_norm": 1.0,
+        }
         lines.append({f"train/{name}": value for name, value in train.items()} | {"wall/steps": seconds})
         lines.append({"eval/mlm_loss": loss + 0.5, "eval/unigram_loss": 7.0})
     steps = [10 * (i // 2 + 1) for i in range(len(lines))]
@@ -61,7 +67,7 @@ def test_what_is_drawn_is_what_was_logged(tmp_path):
     shown = [axis for axis in figure.axes if axis.get_title()]
     titles = [(axis.get_title(), axis.get_xlabel()) for axis in shown]
     assert titles == [
-        *(("loss of words", against) for against in ("steps", "tokens", "hours")),
+        *((f"{what} of words", against) for what in ("loss", "accuracy") for against in ("steps", "tokens", "hours")),
         ("gradient norm", "steps"), ("tokens a second, without padding", "steps"),
     ]  # fmt: skip
     by_tokens = [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in shown[1].lines]
@@ -87,6 +93,15 @@ def test_the_page_has_its_pictures_inside(tmp_path):
     assert (tmp_path / "out/report.png").read_bytes().startswith(b"\x89PNG")
     assert "&lt;two&gt;" in written and "<two>" not in written and "<td>12,000</td>" in written
     assert "http" not in written
+
+
+def test_a_search_over_settings_has_a_row_for_each(tmp_path):
+    for name, score in (("epochs=2,seed=0", 0.5), ("epochs=2,seed=1", 0.7), ("epochs=3,seed=0", 0.8)):
+        trial = made_run(tmp_path / f"search/runs/{name}", [5.0])
+        (trial / "result.json").write_text(json.dumps({"scores": {"f1": score}, "failed": False}))
+    written = page.write(tmp_path, [tmp_path / "search"]).read_text()
+    assert "<td>search/epochs=2</td><td>60.0 ± 14.1</td><td></td><td>2</td>" in written
+    assert "<td>search/epochs=3</td><td>80.0</td><td></td><td>1</td>" in written
 
 
 def test_a_search_has_mean_deviation_and_baseline(tmp_path):
@@ -154,12 +169,14 @@ def test_neighbours_are_the_closest_embeddings():
     table[PIECES.index("boat")] = 3 * table[PIECES.index("ship")]
     table[PIECES.index("whale")] = -table[PIECES.index("ship")]
     source.params["bert"]["embeddings"]["word"]["embedding"] = table
-    found = insight.neighbours(source, [PIECES.index(piece) for piece in ("ship", ".", "[SEP]", "ship")])
+    found = insight.neighbours(source, insight.words_of(source, "ship . Ship !"))
     assert found.keys() == {"ship"} and found["ship"][0] == ("boat", pytest.approx(1.0))
     assert [word for word, _ in found["ship"]].count("ship") == 0 and len(found["ship"]) == insight.NEIGHBOURS
     assert insight.piece_of(source, "Whale") == PIECES.index("whale")
     with pytest.raises(UserError, match="--words: 'whale ship' has 2 pieces; name words that have one of their own"):
         insight.piece_of(source, "whale ship")
+    with pytest.raises(UserError, match="--words: '☃' is unknown to the vocabulary"):
+        insight.piece_of(source, "☃")
 
 
 def test_a_damaged_line_costs_no_more_than_itself(tmp_path):

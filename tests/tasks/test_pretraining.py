@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import shutil
 
 import jax
@@ -25,6 +26,7 @@ from bertjax.training import checkpoint
 from bertjax.training.logging import read_metrics
 from bertjax.training.run import run
 from bertjax.training.step import fits_in_memory, make_program
+from tests import processes
 from tests.conftest import one_device_mesh, preparing_in_process, tiny_config
 from tests.tasks import test_features, test_finetuning
 
@@ -387,7 +389,7 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file,
     """Two things at once, because each costs a run: its pieces are bytes, and it learns the next one."""
     config = config_with("none", corpus=corpus_file)
     config.tokenizer.kind, config.data.masking = "bytes", "dynamic"
-    config.model.update(causal=True, vocab_size=261)
+    config.model.update(causal=True, output="plain", vocab_size=261)
     config.eval.fill_masks = ()
     config.stages = named_stages(short=stage(10, 32, 5))
     with preparing_in_process():
@@ -406,6 +408,13 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file,
     found = generation.generate(model, source.params, source.tokenizer, said, 20, generation.Sampling(), seed=1)
     assert found.startswith(said) and len(said) < len(found) <= len(said) + 20
     assert generation.generate(model, source.params, source.tokenizer, said, 20, generation.Sampling(), seed=1) == found
+    with pytest.raises(UserError, match="only a model that was trained with masks fills a"):
+        next(fill_mask.fill_masks(model, source.params, source.tokenizer, ["a [MASK]"]))
+    flags = ("--generate=20", "--temperature=0.8", "--top_k=50", "--top_p=0.9", "--seed=3", "--json")
+    predicted = processes.run("predict", "--checkpoint=run", *flags, said, cwd=tmp_path)
+    sampling = generation.Sampling(0.8, 50, 0.9)
+    expected = generation.generate(model, source.params, source.tokenizer, said, 20, sampling, seed=3)
+    assert json.loads(predicted.stdout) == {"text": said, "continued": expected}, predicted.stderr
 
     test_finetuning.write_sst2(tmp_path, train=32, dev=16)
     config = test_finetuning.config_for(tmp_path, tmp_path / "run", epochs=1.0)
@@ -415,7 +424,7 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file,
     assert tuned.config.causal and tuned.params["lstm"]["forward_0"]["hi"]["kernel"].shape == (8, 8)
     (prediction,) = tasks.get("glue").predict(tuned, [("a fine ship",)])
     assert sum(prediction["probabilities"].values()) == pytest.approx(1)
-    message = r"model.causal = True has no place in --format=huggingface; only --format=bertjax keeps it"
+    message = r"model.output = 'plain' has no place in --format=huggingface; only --format=bertjax keeps it"
     with pytest.raises(UserError, match=message):
         pretrained.convert(tmp_path / "tuned", tmp_path / "out", "huggingface")
     pretrained.convert(tmp_path / "tuned", tmp_path / "copy", "bertjax")
@@ -436,6 +445,12 @@ def test_two_lstms_from_text_to_features(tmp_path, corpus_file):
     }
     (line,) = [line for line in read_metrics(tmp_path / "run") if "eval/bilm_loss" in line and line["step"] == 10]
     assert line["eval/bilm_loss"] < np.log(150)  # of pieces that are equally likely
+
+    model = BertForMaskedLM(source.config)
+    with pytest.raises(UserError, match="only a model that was trained with masks fills a"):
+        next(fill_mask.fill_masks(model, source.params, source.tokenizer, ["a [MASK]"]))
+    with pytest.raises(UserError, match="continues a text; this one reads in both directions"):
+        generation.generate(model, source.params, source.tokenizer, "a", 5, generation.Sampling())
 
     features = test_features.config_for(tmp_path, tmp_path / "run", "weighted_sum_with_embeddings", epochs=1.0)
     tasks.validate(features)

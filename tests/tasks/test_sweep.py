@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from etils import epath
 
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
@@ -212,20 +213,30 @@ def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tm
 def test_a_table_has_every_score():
     results = [Result({"seed": i}, {"f1": f1, "accuracy": accuracy}, False) for i, (f1, accuracy) in
                enumerate([(0.5, 0.9), (0.7, 0.6)])]  # fmt: skip
-    head, _, row, _, best = sweep.table(results, ("f1", "accuracy")).splitlines()
+    head, _, row = sweep.table(results, ("f1", "accuracy")).splitlines()
     assert head == (
         "| f1, mean | best | standard deviation | accuracy, mean | best | standard deviation | runs | failed |"
     )
     assert row == "| 60.00 | 70.00 | 14.14 | 75.00 | 90.00 | 21.21 | 2 | 0 |"
-    assert best == "best: runs/seed=1, f1 70.00"
 
 
 def test_correlations_that_are_none_count_as_nothing():
     results = [Result({"epochs": 2}, {"spearman": None}, True), Result({"epochs": 2}, {"spearman": 0.5}, False)]
     assert "| 2 | 25.00 | 50.00 | 35.36 | 2 | 1 |" in sweep.table(results, ("spearman",))
-    assert sweep.best(results, "spearman") is results[1]
-    results[1] = Result({"epochs": 2}, {"spearman": -0.1}, True)
-    assert sweep.best(results, "spearman") is results[1]  # a loss that is no number is worse
+
+
+@pytest.mark.parametrize(
+    "scores, best",
+    [([0.5, 0.7], "runs/b, f1 70.00"), ([0.7, 0.7], "runs/a, f1 70.00"), ([None, -0.1], "runs/b, f1 -10.00")],
+)
+def test_the_trial_that_is_named_has_the_checkpoint(tmp_path, scores, best):
+    """Also of two that are equal; one that diverged is worse than any."""
+    for name, score in zip("ba" if scores[0] == scores[1] else "ab", scores):
+        (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / "runs" / name / sweep.RESULT).write_text(json.dumps({"scores": {"f1": score}, "failed": False}))
+    assert sweep.keep_best(epath.Path(tmp_path), "f1") == f"best: {best}"
+    kept = [path.parent.name for path in tmp_path.glob("runs/*/checkpoints")]
+    assert kept == [best[5]] and (tmp_path / "best").read_text() == f"runs/{best[5]}\n"
 
 
 def test_every_run_of_a_search_is_checked_before_the_first(checkpoint, tmp_path):

@@ -1,0 +1,105 @@
+"""GPT-2's published layout: fields of config.json and tensors of `GPT2LMHeadModel`, as our causal model."""
+
+import re
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import BertConfig, UserError
+
+# Our field -> GPT-2's. Their dropout after embeddings, embd_pdrop, is that of all sums here.
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "hidden_dropout_prob": "resid_pdrop",
+    "attention_probs_dropout_prob": "attn_pdrop",
+    "initializer_range": "initializer_range",
+}
+REQUIRED = ("vocab_size", "n_embd", "n_layer", "n_head", "n_positions")
+DEFAULTS = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}  # of transformers' GPT2Config
+FORM = {"causal": True, "norm": "pre", "output": "plain"}
+CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # which token sees which, in older files
+
+
+def as_bert(path: epath.Path, fields: dict) -> dict:
+    """Returns the fields of GPT-2's config.json under the names of `BertConfig`, where they are given.
+
+    Raises `UserError` if one is missing, or for a variant of attention that we do not have.
+    """
+    for name, expected in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
+        if fields.get(name, expected) != expected:
+            raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {expected!r}")
+    for name in REQUIRED:
+        if name not in fields:
+            raise UserError(f"{path}: {name} is missing; a GPT-2 config needs it")
+    found = {ours: fields.get(theirs, DEFAULTS.get(theirs)) for ours, theirs in FIELDS.items()}
+    if found["intermediate_size"] is None and isinstance(found["hidden_size"], int):
+        found["intermediate_size"] = 4 * found["hidden_size"]
+    same = ("add_cross_attention", "tie_word_embeddings", "quantization_config")  # checked as a BERT's are
+    return {name: x for name, x in found.items() if x is not None} | {
+        name: fields[name] for name in same if name in fields
+    }
+
+
+def to_params(tensors: dict[str, np.ndarray], config: BertConfig, source: str) -> tuple[dict, list[str]]:
+    """Converts tensors to our params, and returns the names of those that are not used.
+
+    GPT-2 has no token types: ours are 0. Raises `UserError` if a tensor is missing or of another shape.
+    """
+    named = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    named = {name: tensor for name, tensor in named.items() if not CONSTANTS.fullmatch(name)}
+    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    heads, size = config.num_attention_heads, config.head_size
+    used = set()
+
+    def take(name: str, *shape: int) -> np.ndarray:
+        if name not in named:
+            raise UserError(f"{source}: {name} is missing; is the checkpoint complete, and a GPT-2?")
+        if named[name].shape != shape:
+            raise UserError(f"{source}: {name} has shape {named[name].shape}, but its config says {shape}")
+        if named[name].dtype.kind in "iub":
+            raise UserError(f"{source}: {name} is of type {named[name].dtype}; quantized weights are not supported")
+        used.add(name)
+        return named[name].astype(np.float32)
+
+    def stacked(name: str, *shape: int) -> np.ndarray:
+        return np.stack([take(f"h.{number}.{name}", *shape) for number in range(layers)])
+
+    def norm(name: str) -> dict:
+        return {"scale": stacked(f"{name}.weight", hidden), "bias": stacked(f"{name}.bias", hidden)}
+
+    def dense(name: str, inputs: int, outputs: int) -> dict:  # their Conv1D is [inputs, outputs] as well
+        return {"kernel": stacked(f"{name}.weight", inputs, outputs), "bias": stacked(f"{name}.bias", outputs)}
+
+    three, output = dense("attn.c_attn", hidden, 3 * hidden), dense("attn.c_proj", hidden, hidden)
+    query_key_value = {
+        "kernel": three["kernel"].reshape(layers, hidden, 3, heads, size),
+        "bias": three["bias"].reshape(layers, 3, heads, size),
+    }
+    output["kernel"] = output["kernel"].reshape(layers, heads, size, hidden)
+    words = take("wte.weight", config.vocab_size, hidden)
+    if "lm_head.weight" in named and not np.array_equal(take("lm_head.weight", *words.shape), words):
+        raise UserError(f"{source}: lm_head.weight differs from the word embeddings; GPT-2 ties them")
+    encoder = {
+        "layers": {
+            "attention": {"query_key_value": query_key_value, "output": output},
+            "attention_norm": norm("ln_1"),
+            "intermediate": dense("mlp.c_fc", hidden, inner),
+            "output": dense("mlp.c_proj", inner, hidden),
+            "output_norm": norm("ln_2"),
+        },
+        "norm": {"scale": take("ln_f.weight", hidden), "bias": take("ln_f.bias", hidden)},
+    }
+    embeddings = {
+        "word": {"embedding": np.pad(words, ((0, config.padded_vocab_size - config.vocab_size), (0, 0)))},
+        "position": {"embedding": take("wpe.weight", config.max_position_embeddings, hidden)},
+        "token_type": {"embedding": np.zeros((config.type_vocab_size, hidden), np.float32)},
+    }
+    ignored = sorted(named.keys() - used)
+    return {"bert": {"embeddings": embeddings, "encoder": encoder}}, ignored
