@@ -8,7 +8,7 @@ or device is touched.
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import ml_collections
 from ml_collections import config_dict
@@ -281,7 +281,7 @@ def split_at_commas(text: str) -> list[str]:
     return [part.replace("\\,", ",") for part in re.split(r"(?<!\\),", text)]
 
 
-def join_with_commas(parts: Sequence) -> str:
+def join_with_commas(parts: Iterable) -> str:
     """The inverse of `split_at_commas`."""
     return ",".join(str(part).replace(",", "\\,") for part in parts)
 

@@ -53,6 +53,7 @@ class _Head(TypedDict, total=False):
     """What config.json says of the model on top of BERT."""
 
     architectures: list[str] | None
+    problem_type: str | None
     id2label: dict[int, str | int | float] | None
 
 
@@ -88,8 +89,13 @@ def read_config(path: epath.Path) -> BertConfig:
 
 
 def read_head(path: epath.Path) -> tuple[str, tuple[str, ...]]:
-    """Returns (architecture, label names) of a config.json; each is empty if absent, or if the class is unknown."""
+    """Returns (architecture, label names) of a config.json; each is empty if absent, or if the class is unknown.
+
+    Labels that do not exclude each other are of no class here.
+    """
     head = read_json(path, _Head)
+    if head.get("problem_type") == "multi_label_classification":
+        return "", ()
     architecture = next(iter(head.get("architectures") or ()), "")
     names = head.get("id2label") or {}
     labels = tuple(str(names[key]) for key in sorted(names))
@@ -265,6 +271,7 @@ def write(
         raise UserError(f"--architecture={architecture}: one score per choice, but this classifier has {rows} labels")
     if labels and (len(labels) != rows or len(set(labels)) != rows) and rows:
         raise UserError(f"the checkpoint names {len(set(labels))} labels, but its classifier has {rows} rows")
+    definition = tokenizer.to_huggingface() if tokenizer is not None else ""  # before anything is written
     tensors, left_out = {}, []
     for variable, array in variables.items():
         if variable.startswith(HEADS) and not variable.startswith(wanted):
@@ -282,7 +289,8 @@ def write(
     write_whole(folder / CONFIG, json.dumps(fields, indent=2) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder)
-        write_tokenizer(folder, config, tokenizer)
+        write_whole(folder / "tokenizer.json", definition)
+        write_whole(folder / "tokenizer_config.json", _tokenizer_config(config, tokenizer))
     return left_out
 
 
@@ -298,9 +306,8 @@ def _config_json(config: BertConfig, architecture: str) -> dict:
     }
 
 
-def write_tokenizer(folder: epath.Path, config: BertConfig, tokenizer: Tokenizer) -> None:
-    """Writes tokenizer.json and tokenizer_config.json, with which `AutoTokenizer` gives the same ids."""
-    write_whole(folder / "tokenizer.json", tokenizer.to_huggingface())
+def _tokenizer_config(config: BertConfig, tokenizer: Tokenizer) -> str:
+    """Returns the tokenizer_config.json with which `AutoTokenizer` reads the tokenizer.json beside it."""
     names = ("pad", "unk", "cls", "sep", "mask")
     special = {f"{name}_token": tokenizer.pieces[getattr(tokenizer, f"{name}_id")] for name in names}
     is_wordpiece = tokenizer.kind == "wordpiece"
@@ -312,4 +319,4 @@ def write_tokenizer(folder: epath.Path, config: BertConfig, tokenizer: Tokenizer
     }
     if is_wordpiece:
         settings |= {"do_lower_case": tokenizer.lowercase, "strip_accents": None, "tokenize_chinese_chars": True}
-    write_whole(folder / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")
+    return json.dumps(settings, indent=2) + "\n"

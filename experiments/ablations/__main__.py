@@ -2,33 +2,24 @@
 
 Command:  python -m experiments.ablations --scale=cores --data=DATA --workdir=runs/ablations
           DATA has corpora/*.txt.xz (or .txt), glue/, conll2003/ and squad/ as those are distributed. What was stopped
-          goes on where it was; --tables=objective,size runs these only, --results=FILE writes elsewhere, --jobs=2 runs
-          two models or fine-tunings at a time, each on its half of the cores
+          goes on where it was; what is finished is not repeated, so that a changed scale needs another workdir.
+          --tables=objective,size runs these only, --results=FILE writes elsewhere, --jobs=2 runs two models or
+          fine-tunings at a time, each on its half of the cores
 """
 
-import concurrent.futures
-import dataclasses
-import itertools
-import json
 import os
 import pathlib
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container
 
 from absl import flags
 
 from bertjax import command
 from bertjax.config import UserError
-from bertjax.files import write_whole
 from bertjax.sharding.topology import available_cores
 from experiments.ablations import tables
-from experiments.ablations.scaled import SCALES, TABLES, TASKS, Cell, Model, Scale, cells
+from experiments.ablations.scaled import COLUMNS, SCALES, TABLES, TASKS, cells
+from experiments.ablations.suite import FOLDER, Suite, run_all
 
-FOLDER = pathlib.Path(__file__).parent
 SCALE = flags.DEFINE_enum("scale", "cores", list(SCALES), "How large the models are, and how long they train.")
 DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", required=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all runs, by default runs/ablations-SCALE.")
@@ -46,9 +37,11 @@ def main(arguments: list[str]) -> None:
         pathlib.Path(path or f"runs/ablations-{SCALE.value}").absolute() for path in (DATA.value, WORKDIR.value)
     )
     results = pathlib.Path(RESULTS.value or (workdir if SCALE.value == "trial" else FOLDER) / "RESULTS.md")
-    for folder in ("corpora", *(task.data for task in TASKS.values())):
-        if not (data / folder).is_dir():
-            raise UserError(f"--data={DATA.value}: no folder {folder} in it")
+    wanted = [TASKS[name] for table in WANTED.value for name in COLUMNS[table]]
+    for path in ("corpora", *(f"{task.data}/{task.file}" for task in wanted)):
+        if not (data / path).exists():
+            raise UserError(f"--data={DATA.value}: no {path} in it")
+    SCALES[SCALE.value].corpora(data / "corpora")
     if not 1 <= JOBS.value <= available_cores():
         raise UserError(f"--jobs={JOBS.value}: from 1 to {available_cores()}, the cores of this machine")
     if JOBS.value > 1:
@@ -62,143 +55,7 @@ def main(arguments: list[str]) -> None:
             del unfinished[table]
 
     all_cells = [cell for table in WANTED.value for _, cell in cells(table, suite.scale)]
-    _run_all(suite, [run for cell in all_cells for run in (cell.model, cell)], JOBS.value, write_finished)
-
-
-def _run_all(suite: "Suite", runs: Iterable[Model | Cell], jobs: int, on_done: Callable) -> None:
-    """Runs all, `jobs` at a time, fine-tunings after their models; after each, calls `on_done(names still to do)`."""
-    cores = sorted(os.sched_getaffinity(0)) if jobs > 1 and hasattr(os, "sched_setaffinity") else None
-    shares = itertools.count()
-
-    def take_share() -> None:  # of a thread, and of the processes that it starts
-        if cores:
-            os.sched_setaffinity(0, cores[next(shares) :: jobs])
-
-    to_do, running = {run.name: run for run in runs}, {}
-    with concurrent.futures.ThreadPoolExecutor(jobs, initializer=take_share) as pool:
-        try:
-            while to_do:
-                ready = [run for run in to_do.values() if isinstance(run, Model) or run.model.name not in to_do]
-                for run in [run for run in ready if run.name not in running.values()][: jobs - len(running)]:
-                    running[pool.submit(suite.run, run)] = run.name
-                for done in concurrent.futures.wait(running, return_when="FIRST_COMPLETED").done:
-                    done.result()
-                    del to_do[running.pop(done)]
-                on_done(to_do)
-        except BaseException as error:
-            suite.interrupt()
-            if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt("interrupted; the same command goes on") from None
-            raise
-
-
-@dataclasses.dataclass(frozen=True)
-class Suite:
-    """Runs what a table needs, unless it is there already."""
-
-    scale_name: str
-    workdir: pathlib.Path
-    data: pathlib.Path
-    processes: list[subprocess.Popen] = dataclasses.field(default_factory=list)
-    preparing: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-    is_interrupted: threading.Event = dataclasses.field(default_factory=threading.Event)
-
-    @property
-    def scale(self) -> Scale:
-        return SCALES[self.scale_name]
-
-    def run(self, what: Model | Cell) -> None:
-        """Pre-trains a model, after its preparation, or fine-tunes it on a task with all seeds."""
-        self._pretrain(what) if isinstance(what, Model) else self._fine_tune(what)
-
-    def interrupt(self) -> None:
-        """Stops what runs, as Ctrl-C does; nothing else starts."""
-        self.is_interrupted.set()
-        for process in self.processes:
-            process.send_signal(signal.SIGINT)
-
-    def _fine_tune(self, cell: Cell) -> None:
-        folder, task = self.workdir / cell.name, TASKS[cell.task]
-        if len(tables.scores(folder, task.metric)) >= self.scale.seeds:
-            return
-        settings = {
-            "data.path": self._part(cell.task) or self.data / task.data,
-            "init_checkpoint": f"{self.workdir / cell.model.name}@{cell.step or 'latest'}",
-            "sweep": f"seed={','.join(map(str, range(self.scale.seeds)))}",
-            **cell.settings(self.scale),
-        }
-        self._start("main", folder, task.experiment, settings, f"--workdir={folder}")
-
-    def _part(self, task: str) -> pathlib.Path | None:
-        """Writes the first part of a task's data, if the scale says so; returns its folder."""
-        if task == "sst2":
-            folder = self.workdir / f"sst2-{self.scale.sentences}"
-            for name, most in (("train.tsv", self.scale.sentences), ("dev.tsv", None)):
-                lines = (self.data / "glue/SST-2" / name).read_text().splitlines(keepends=True)
-                write_whole(folder / "SST-2" / name, "".join(lines[: most and most + 1]))  # with the header
-            return folder
-        if task == "squad":
-            folder = self.workdir / f"squad-{self.scale.articles}"
-            for name in ("train-v1.1.json", "dev-v1.1.json"):
-                content = json.loads((self.data / "squad" / name).read_text())
-                content["data"] = content["data"][: self.scale.articles]
-                write_whole(folder / name, json.dumps(content))
-            return folder
-        return None
-
-    def _pretrain(self, model: Model) -> None:
-        folder = self.workdir / model.name
-        if (folder / "report.txt").exists():
-            return
-        records, config = (
-            self.workdir / f"records-{model.records}",
-            f"{FOLDER / 'scaled.py'}:{self.scale_name}/{model.name}",
-        )
-        with self.preparing:  # records are shared
-            if not (records / "manifest.json").exists():
-                self._prepare(model, config, records)
-        self._start("main", folder, config, {"data.records": records}, f"--workdir={folder}")
-
-    def _prepare(self, model: Model, config: str, records: pathlib.Path) -> None:
-        corpus = {"data.corpus": ",".join(map(str, self.scale.corpora(self.data / "corpora")))}
-        if model.records == "bytes":
-            return self._start("prepare", records, config, corpus, f"--output={records}")
-        vocabulary = self.workdir / "vocabulary"
-        if not (vocabulary / "vocab.txt").exists():
-            self._start("vocabulary", vocabulary, config, corpus, f"--output={vocabulary}")
-        settings = {**corpus, "tokenizer.path": vocabulary / "vocab.txt"}
-        self._start("prepare", records, config, settings, f"--output={records}")
-
-    def _start(self, module: str, folder: pathlib.Path, config: str, settings: dict, *arguments: str) -> None:
-        """Runs a command of bertjax; its output goes to FOLDER.log."""
-        if self.is_interrupted.is_set():
-            raise KeyboardInterrupt
-        arguments = [
-            f"--config={config}",
-            *(f"--config.{name}={value}" for name, value in settings.items()),
-            *arguments,
-        ]
-        log, began = folder.with_name(folder.name + ".log"), time.monotonic()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{time.strftime('%H:%M:%S')} {module} {folder.name}", flush=True)
-        with log.open("a") as output:
-            print(f"$ {module} {' '.join(arguments)}", file=output, flush=True)
-            # In a session of its own: Ctrl-C reaches it once, by `interrupt`.
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"bertjax.{module}", *arguments],
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-            self.processes.append(process)
-            code = process.wait()
-        end = {0: "done", 130: "interrupted"}.get(code, "failed")
-        print(f"{time.strftime('%H:%M:%S')} {module} {folder.name} {end}: {time.monotonic() - began:.0f} s", flush=True)
-        if code == 130:
-            raise KeyboardInterrupt
-        if code:
-            last = log.read_text(errors="replace").splitlines()[-1]
-            raise UserError(f"{last} ({log})")
+    run_all(suite, [run for cell in all_cells for run in (cell.model, cell)], JOBS.value, write_finished)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ Paper:    see the experiments beside this file
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 
 from bertjax import experiment
@@ -51,9 +52,16 @@ class Scale:
     checkpoints: tuple[int, ...]
 
     def corpora(self, folder: pathlib.Path) -> list[pathlib.Path]:
-        """Returns the first files of each corpus in the folder, whose names are CORPUS-NUMBER.txt.xz or so."""
-        names = sorted({path.name.rpartition("-")[0] for path in folder.glob("*-*.txt*")})
-        return [path for name in names for path in sorted(folder.glob(f"{name}-*.txt*"))[: self.files]]
+        """Returns the first files of each corpus in the folder: of CORPUS.txt, or CORPUS-NUMBER.txt.xz and so on.
+
+        Raises `UserError` if there are none.
+        """
+        corpora: dict[str, list[pathlib.Path]] = {}
+        for path in sorted(folder.glob("*.txt*")):
+            corpora.setdefault(re.fullmatch(r"(.+?)(-\d+)?\.txt.*", path.name)[1], []).append(path)
+        if not corpora:
+            raise UserError(f"{folder}: no *.txt, *.txt.xz or so")
+        return [path for files in corpora.values() for path in files[: self.files]]
 
 
 SCALES = {
@@ -169,22 +177,23 @@ BYTES = Model(
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A fine-tuning task: its experiment, the folder of its data, and the metric of the table."""
+    """A fine-tuning task: its experiment, the folder of its data with a file in it, and the metric of the table."""
 
     name: str
     experiment: str
     data: str
+    file: str
     metric: str
 
 
 TASKS = {
-    "sst2": Task("SST-2", "glue:sst2", "glue", "accuracy"),
-    "mrpc": Task("MRPC", "glue:mrpc", "glue", "accuracy"),
-    "stsb": Task("STS-B", "glue:stsb", "glue", "spearman"),
-    "conll": Task("CoNLL", "ner", "conll2003", "f1"),
-    "squad": Task("SQuAD", "squad:v1.1", "squad", "f1"),
+    "sst2": Task("SST-2", "glue:sst2", "glue", "SST-2/train.tsv", "accuracy"),
+    "mrpc": Task("MRPC", "glue:mrpc", "glue", "MRPC/train.tsv", "accuracy"),
+    "stsb": Task("STS-B", "glue:stsb", "glue", "STS-B/train.tsv", "spearman"),
+    "conll": Task("CoNLL", "ner", "conll2003", "eng.train", "f1"),
+    "squad": Task("SQuAD", "squad:v1.1", "squad", "train-v1.1.json", "f1"),
     **{
-        f"features-{name}": Task(f"CoNLL, {name}", f"features:{name}", "conll2003", "f1")
+        f"features-{name}": Task(f"CoNLL, {name}", f"features:{name}", "conll2003", "eng.train", "f1")
         for name in (*FEATURES, "weighted_sum_with_embeddings")
     },
 }

@@ -10,6 +10,7 @@ from bertjax.training import checkpoint
 from experiments.ablations.scaled import COLUMNS, TASKS, Scale, cells, models
 
 DPI = 60
+PREDICTED = {"mlm_loss": "masked", "lm_loss": "next", "bilm_loss": "next and previous"}  # words, of which a loss is
 
 
 def scores(folder: pathlib.Path, metric: str) -> list[float]:
@@ -19,7 +20,14 @@ def scores(folder: pathlib.Path, metric: str) -> list[float]:
 
 def table(workdir: pathlib.Path, name: str, scale: Scale) -> str:
     """Formats a table in Markdown."""
-    titles = ["", "steps", "M tokens", "hours", "held-out perplexity", *(TASKS[task].name for task in COLUMNS[name])]
+    titles = [
+        "",
+        "steps",
+        "M tokens",
+        "hours",
+        "perplexity of held-out words",
+        *(TASKS[task].name for task in COLUMNS[name]),
+    ]
     rows = {}
     for title, cell in cells(name, scale):
         row = rows.setdefault((title, cell.step), [title, *_pretraining(workdir / cell.model.name, cell.step)])
@@ -34,9 +42,11 @@ def _pretraining(folder: pathlib.Path, step: int) -> list[str]:
         return [""] * 4
     step = step or checkpoint.choose_step(folder, "latest")
     history, found = read_history(folder), checkpoint.read_scores(folder, step)
-    losses = [found.scores[loss] for loss in ("mlm_loss", "lm_loss", "bilm_loss") if found and loss in found.scores]
+    words = [
+        f"{np.exp(found.scores[loss]):.1f}, {of}" for loss, of in PREDICTED.items() if found and loss in found.scores
+    ]
     tokens, hours = history.tokens(np.array([step]))[0], history.hours(np.array([step]))[0]
-    return [f"{step:,}", f"{tokens / 1e6:.1f}", f"{hours:.2f}", f"{np.exp(losses[0]):.1f}" if losses else ""]
+    return [f"{step:,}", f"{tokens / 1e6:.1f}", f"{hours:.2f}", words[0] if words else ""]
 
 
 def _cell(found: list[float]) -> str:
