@@ -110,19 +110,19 @@ class Masking(NamedTuple):
 
 
 def neighbours(ids: np.ndarray, sizes: np.ndarray, words: str) -> dict[str, np.ndarray]:
-    """Masks nothing: each token of a row `[rows, length]` but its last one predicts the next one.
+    """Masks nothing: the tokens of a row `[rows, length]` predict the next ones, but not the [SEP] that closes the row.
 
-    With `words` "neighbours", each but the first one also predicts the previous one. These predictions are in the
-    second half of the columns; in each half, unused ones are at the end.
+    That says where the row ends, not the document. With `words` "neighbours", they also predict the previous ones, but
+    not [CLS]. These predictions are in the second half of the columns; in each half, unused ones are at the end.
 
     Returns the arrays of `layouts.features` that say what is predicted, `[rows, predictions]`.
     """
     place = np.arange(ids.shape[1] - 1, dtype=ids.dtype)
-    used = place < sizes[:, None] - 1
+    used = place < sizes[:, None] - 2
     positions, labels = [np.where(used, place, 0)], [np.where(used, ids[:, 1:], 0)]
     if words == "neighbours":
-        positions.append(np.where(used, place + 1, 0))
-        labels.append(np.where(used, ids[:, :-1], 0))
+        positions.append(np.where(used, place + 2, 0))
+        labels.append(np.where(used, ids[:, 1:], 0))
     return {
         "masked_lm_positions": np.concatenate(positions, 1),
         "masked_lm_ids": np.concatenate(labels, 1),

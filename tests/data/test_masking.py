@@ -187,11 +187,11 @@ def test_the_generator_decides_everything():
 def test_next_and_previous_words():
     ids = np.array([[2, 7, 8, 9, 3, 0], [2, 5, 3, 0, 0, 0], [0, 0, 0, 0, 0, 0]], np.int32)
     found = neighbours(ids, np.array([5, 3, 0]), "next")
-    assert found["masked_lm_positions"].tolist() == [[0, 1, 2, 3, 0], [0, 1, 0, 0, 0], [0] * 5]
-    assert found["masked_lm_ids"].tolist() == [[7, 8, 9, 3, 0], [5, 3, 0, 0, 0], [0] * 5]
-    assert found["masked_lm_weights"].tolist() == [[1, 1, 1, 1, 0], [1, 1, 0, 0, 0], [0] * 5]
+    assert found["masked_lm_positions"].tolist() == [[0, 1, 2, 0, 0], [0] * 5, [0] * 5]
+    assert found["masked_lm_ids"].tolist() == [[7, 8, 9, 0, 0], [5, 0, 0, 0, 0], [0] * 5]
+    assert found["masked_lm_weights"].tolist() == [[1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0] * 5]
     both = neighbours(ids, np.array([5, 3, 0]), "neighbours")
     assert all((both[name][:, :5] == found[name]).all() for name in found)
-    assert both["masked_lm_positions"][:, 5:].tolist() == [[1, 2, 3, 4, 0], [1, 2, 0, 0, 0], [0] * 5]
-    assert both["masked_lm_ids"][:, 5:].tolist() == [[2, 7, 8, 9, 0], [2, 5, 0, 0, 0], [0] * 5]
+    assert both["masked_lm_positions"][:, 5:].tolist() == [[2, 3, 4, 0, 0], [2, 0, 0, 0, 0], [0] * 5]
+    assert both["masked_lm_ids"][:, 5:].tolist() == [[7, 8, 9, 0, 0], [5, 0, 0, 0, 0], [0] * 5]
     assert (both["masked_lm_weights"][:, 5:] == found["masked_lm_weights"]).all()
