@@ -11,8 +11,6 @@ from bertjax.training.clocks import PARTS
 from bertjax.training.logging import read_metrics
 from bertjax.training.workdir import RESULT, RUNS, Finished, require_info
 
-_UNITS = ("tokens", "sequences")
-
 
 @dataclasses.dataclass(frozen=True)
 class History:
@@ -43,10 +41,15 @@ class History:
 
     @functools.cached_property
     def _tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        rates = ((line["step"], *(line.get(f"train/{unit}_per_second") for unit in _UNITS)) for line in self.lines)
-        found = np.array([rate for rate in rates if all(rate)]).reshape(-1, 3)
-        steps, of_step = found[:, 0], self.batch_size * found[:, 1] / found[:, 2]
+        found = [(line["step"], tokens) for line in self.lines if (tokens := self._tokens_per_step(line))]
+        steps, of_step = np.array(found).reshape(-1, 2).T
         return np.append(0, steps), np.append(0, np.cumsum(np.diff(steps, prepend=0) * of_step))
+
+    def _tokens_per_step(self, line: dict) -> float | None:
+        if found := line.get("train/tokens_per_step"):
+            return found
+        tokens, sequences = (line.get(f"train/{unit}_per_second") for unit in ("tokens", "sequences"))
+        return self.batch_size * tokens / sequences if tokens and sequences else None  # of an older version
 
     @functools.cached_property
     def _hours(self) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,7 @@ def launch(config, workdir: epath.PathLike) -> None:
             else:
                 sweep.refuse_search(workdir)
                 kind = pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning.KIND
-                if run(kind, config, workdir) is not None:
+                if run(kind, config, workdir) is not None or not (workdir / page.PAGE).exists():
                     draw(workdir)
     hosts.leave()
 

@@ -98,6 +98,7 @@ def train(
         means["train/learning_rate"] = float(schedule(step - 1))
         means["train/sequences_per_second"] = config.batch_size * len(fetched) / training
         means["train/tokens_per_second"] = tokens * len(fetched) / training
+        means["train/tokens_per_step"] = tokens
         means["train/real_tokens_share"] = tokens / (tokens + padding)
         if peak:
             means["train/mfu"] = rate / (peak * mesh.size)

@@ -61,6 +61,16 @@ def test_tokens_and_hours_are_added_up(tmp_path):
     np.testing.assert_allclose(history.hours(steps), [0.01, 0.02, 0.03, 0.04])
 
 
+def test_tokens_are_those_of_the_batch_size_at_the_time(tmp_path):
+    run = made_run(tmp_path / "run", [5.0, 4.0, 3.0], batch_size=16)  # resumed with 16 after step 10, with 8 before
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if "train/mlm_loss" in line:
+            line["train/tokens_per_step"] = 400 if line["step"] == 10 else 1600
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_history(run).tokens(np.array([5, 10, 20, 30])).tolist() == [2000, 4000, 20_000, 36_000]
+
+
 def test_what_is_drawn_is_what_was_logged(tmp_path):
     histories = [read_history(made_run(tmp_path / name, losses)) for name, losses in (("a", [5.0, 4.0]), ("b", [6.0]))]
     figure = curves.draw(histories)
