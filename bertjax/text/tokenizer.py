@@ -432,9 +432,9 @@ class BPE(Tokenizer):
 
         try:
             found = parse_json(content, _TokenizerJson)
-            kind = found["model"].get("type", "?"), (found.get("pre_tokenizer") or {}).get("type")
+            kind = found["model"].get("type"), (found.get("pre_tokenizer") or {}).get("type")
             if kind != ("BPE", "ByteLevel") or found["normalizer"]:
-                raise UserError(f"tokenizer.path: {path} is not a byte-level BPE tokenizer as GPT-2's, but {kind[0]}")
+                raise UserError(f"tokenizer.path: {path} is not a byte-level BPE as GPT-2's")
             model = msgspec.convert(found["model"], _Merges, strict=False)
             merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
             super().__init__(

@@ -211,7 +211,12 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
 
 
 TOKENIZERS = {
-    "no WordPiece": ({"model": {"type": "BPE", "vocab": {}}, "normalizer": None}, "is not a BERT WordPiece tokenizer"),
+    "no WordPiece": ({"model": {"type": "Unigram"}, "normalizer": None}, "is not a BERT WordPiece tokenizer"),
+    "no bytes": ({"model": {"type": "BPE", "vocab": {}}, "normalizer": None}, "is not a byte-level BPE as GPT-2's"),
+    "BPE, gaps": ({"model": {"type": "BPE", "vocab": {"a": 1}, "merges": []}, "normalizer": None,
+                   "pre_tokenizer": {"type": "ByteLevel"}}, "the ids in .* have gaps"),
+    "BPE, damaged": ({"model": {"type": "BPE", "vocab": {"<|endoftext|>": 0, "a": 1}, "merges": [["a", "b"]]},
+                      "normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}}, "is not a tokenizer.json"),
     "gaps": ({"model": {"vocab": {"a": 0, "b": 2}}}, "the ids in .* have gaps"),
     "added": ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<user>"}]}, r"adds tokens .*\(<user>\)"),
     "accents": ({"model": {"vocab": {"a": 0}}, "normalizer": {"type": "BertNormalizer", "lowercase": True,

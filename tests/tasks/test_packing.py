@@ -98,7 +98,7 @@ def test_next_words_of_packed_sequences_are_those_of_padded_ones(dynamic_records
         told = task.abstract_batch(step // 6)
         assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
         sequences = int(batch["next_sentence_weights"].sum())
-        assert batch["masked_lm_weights"].sum() == (batch["input_mask"] > 0).sum() - sequences
+        assert batch["masked_lm_weights"].sum() == (batch["input_mask"] > 0).sum() - 2 * sequences  # [CLS], last [SEP]
         (loss, metrics), gradient = loss_and_gradient(task)(params, batch)
         assert metrics.keys() == {"lm_loss", "lm_accuracy", "tokens", "padding"}
         losses.append(loss), gradients.append(gradient)
