@@ -363,8 +363,22 @@ def _read_sentencepiece(model: bytes):
     return found.FromString(model)
 
 
-class Bytes(Tokenizer):
-    """The 256 bytes of UTF-8, written as GPT-2 writes them. Each text begins with a space, so that words keep apart."""
+class ByteLevel(Tokenizer):
+    """Pieces of UTF-8's bytes, written as GPT-2's. Each text begins with a space, so that words keep apart."""
+
+    def encode(self, text: str) -> Encoding:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return Encoding(encoding.ids, encoding.offsets)
+
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False).removeprefix(" ")
+
+
+class Bytes(ByteLevel):
+    """The 256 bytes alone."""
 
     kind = "bytes"
     filename = "bytes.txt"
@@ -397,16 +411,6 @@ class Bytes(Tokenizer):
         space = self.encode("a").ids[0]
         return np.array([i >= len(SPECIAL_PIECES) and i != space for i in range(self.vocab_size)])
 
-    def encode(self, text: str) -> Encoding:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return Encoding(encoding.ids, encoding.offsets)
-
-    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False).removeprefix(" ")
-
     def save(self, folder: epath.PathLike) -> None:
         write_whole(epath.Path(folder) / self.filename, self._definition())
 
@@ -417,11 +421,8 @@ class Bytes(Tokenizer):
         return "".join(f"{piece}\n" for piece in self.pieces).encode()
 
 
-class BPE(Tokenizer):
-    """GPT-2's byte-level BPE, read from its tokenizer.json. "<|endoftext|>" is all special pieces in one.
-
-    Each text begins with a space, so that words keep apart.
-    """
+class BPE(ByteLevel):
+    """GPT-2's pieces, read from its tokenizer.json. "<|endoftext|>" is all special pieces in one."""
 
     kind = "bpe"
     filename = "tokenizer.json"
@@ -435,7 +436,7 @@ class BPE(Tokenizer):
             kind = found["model"].get("type"), (found.get("pre_tokenizer") or {}).get("type")
             if kind != ("BPE", "ByteLevel") or found["normalizer"]:
                 raise UserError(f"tokenizer.path: {path} is not a byte-level BPE as GPT-2's")
-            model = msgspec.convert(found["model"], _Merges, strict=False)
+            model = msgspec.convert(found["model"], _Merges)
             merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
             super().__init__(
                 _ordered(model["vocab"], found, path), path, aliases=dict.fromkeys(SPECIAL_PIECES, "<|endoftext|>")
@@ -457,16 +458,6 @@ class BPE(Tokenizer):
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
         return np.array([not piece.startswith("\u0120") and i != self.sep_id for i, piece in enumerate(self.pieces)])
-
-    def encode(self, text: str) -> Encoding:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return Encoding(encoding.ids, encoding.offsets)
-
-    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False).removeprefix(" ")
 
     def save(self, folder: epath.PathLike) -> None:
         write_whole(epath.Path(folder) / self.filename, self._content)
@@ -493,7 +484,7 @@ def kind_of(path: epath.PathLike) -> str:
 
 
 def load(kind: str, path: epath.PathLike, lowercase: bool = True) -> Tokenizer:
-    """Loads a tokenizer from a `vocab.txt`, `tokenizer.json` or `.model` file, or checks a `bytes.txt`.
+    """Loads a tokenizer from a `vocab.txt`, a `tokenizer.json` or a `.model` file, or checks a `bytes.txt`.
 
     Raises `UserError` if it is invalid.
     """
