@@ -66,7 +66,7 @@ def draw(workdir: pathlib.Path, name: str, scale: Scale):
     for task, axis in zip(tasks, figure.subplots(1, len(tasks), squeeze=False)[0]):
         for title in models(name, scale):
             found = {
-                cell.step: values
+                cell.step or sum(steps for steps, _ in scale.stages): values
                 for row, cell in cells(name, scale)
                 if row == title and cell.task == task and (values := scores(workdir / cell.name, TASKS[task].metric))
             }

@@ -65,6 +65,7 @@ def test_with_data_parallelism_weights_and_gradients_cross_the_network_once_a_st
 @pytest.mark.tpu_aot
 def test_gradients_can_cross_it_in_bfloat16_and_between_slices():
     config = tiny()
+    config.model.num_hidden_layers = 1
     config.grad_dtype, config.microbatches = "bfloat16", 2
     (result,) = plan(config, accelerator("v5litepod-4", slices=2))
     assert result.chips == 8 and result.fits
