@@ -49,8 +49,9 @@ def main(texts: list[str]) -> None:
     if task is None:
         continue_texts(source, texts) if _GENERATE.value else fill_masks(source, texts)
         return
-    if _GENERATE.value:
-        raise UserError(f"--generate={_GENERATE.value}: {source.path} is fine-tuned; continue texts before that")
+    for flag in (_GENERATE, _TOP_K):
+        if flag.value:
+            raise UserError(f"--{flag.name}={flag.value}: {source.path} is fine-tuned, and predicts no words")
     parts = task.inputs.split(texts)
     if not source.params.keys() - {"bert", "masked_lm", "next_sentence"}:
         raise UserError(

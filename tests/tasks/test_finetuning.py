@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import random
+import re
 import shutil
 
 import jax
@@ -247,6 +248,8 @@ def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
     assert result.stdout == "2 predictions in SST-2.tsv\n", result.stderr
     assert (tmp_path / "SST-2.tsv").read_text() == "index\tprediction\n7\t1\n9\t0\n"
 
+    result = command("predict", f"--checkpoint={workdir}", "--top_k=3", "ship", cwd=tmp_path)
+    assert re.fullmatch(rf"error: --top_k=3: {workdir}\S* is fine-tuned, and predicts no words\n", result.stderr)
     result = command("predict", f"--checkpoint={workdir}", "ship ||| sail ||| net", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr.startswith(
