@@ -139,7 +139,9 @@ def test_a_table_takes_the_place_of_the_one_before(data, tmp_path):
 def test_scores_after_fewer_steps_stand_beside_those_of_the_end(data, tmp_path):
     wanted = [cell for _, cell in scaled.cells("steps", TRIAL)]
     run_all(recorded(data, tmp_path), [run for cell in wanted for run in (cell.model, cell)], 1, lambda to_do: None)
-    assert {cell.name for cell in wanted} == {"no_nsp@20-conll", "no_nsp-conll", "ltr@20-conll", "ltr-conll"}
+    assert {cell.name for cell in wanted} == {
+        "no_nsp@20-conll-32", "no_nsp-conll-32", "ltr@20-conll-32", "ltr-conll-32"
+    }  # fmt: skip
     (axis,) = tables.draw(tmp_path / "work", "steps", TRIAL).axes
     assert [list(bars[0].get_xdata()) for bars in axis.containers] == [[20, 40], [20, 40]]
     np.testing.assert_allclose([list(bars[0].get_ydata()) for bars in axis.containers], 55.0)

@@ -88,6 +88,7 @@ SCALES = {
         fine_tuning={"optimizer.learning_rate": 3e-4, "model.hidden_dropout_prob": 0.1},
         tasks={
             "conll": {"optimizer.learning_rate": 1e-3, "max_seq_length": 128},
+            "conll-32": {"optimizer.learning_rate": 1e-3, "max_seq_length": 32},
             "features": {
                 "optimizer.learning_rate": 1e-3,
                 "epochs": 3.0,
@@ -191,6 +192,8 @@ TASKS = {
     "mrpc": Task("MRPC", "glue:mrpc", "glue", "MRPC/train.tsv", "accuracy"),
     "stsb": Task("STS-B", "glue:stsb", "glue", "STS-B/train.tsv", "spearman"),
     "conll": Task("CoNLL", "ner", "conll2003", "eng.train", "f1"),
+    # For checkpoints of the first stage, which know no later position.
+    "conll-32": Task("CoNLL, in sequences of 32", "ner", "conll2003", "eng.train", "f1"),
     "squad": Task("SQuAD", "squad:v1.1", "squad", "train-v1.1.json", "f1"),
     **{
         f"features-{name}": Task(f"CoNLL, {name}", f"features:{name}", "conll2003", "eng.train", "f1")
@@ -247,7 +250,7 @@ ROWS = {
 COLUMNS = {
     "objective": ("sst2", "mrpc", "stsb", "conll", "squad"),
     "size": ("conll", "squad"),
-    "steps": ("conll",),
+    "steps": ("conll-32",),
     "masking": ("conll", "features-concat_last_four"),
     "features": ("conll", *(f"features-{name}" for name in FEATURES)),
     "systems": ("sst2", "conll", "features-weighted_sum_with_embeddings"),
