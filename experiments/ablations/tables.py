@@ -4,12 +4,12 @@ import pathlib
 
 import numpy as np
 
-from bertjax.reporting import curves
 from bertjax.reporting.history import read_history, read_results
 from bertjax.training import checkpoint
-from experiments.ablations.scaled import COLUMNS, TASKS, Scale, cells, models
+from experiments.ablations.scaled import COLUMNS, TASKS, Scale, cells
 
-DPI = 60
+DPI = 80
+FEATURES = "CoNLL"  # title of their picture, whose rows are the table's columns
 PREDICTED = {"mlm_loss": "masked", "lm_loss": "next", "bilm_loss": "next and previous"}  # words, of which a loss is
 
 
@@ -55,27 +55,33 @@ def _cell(found: list[float]) -> str:
 
 
 def draw(workdir: pathlib.Path, name: str, scale: Scale):
-    """Returns a Matplotlib figure: scores against steps in the table of steps, else how the models were pre-trained."""
-    if name != "steps":
-        folders = [workdir / model.name for model in models(name, scale).values()]
-        return curves.draw([read_history(folder) for folder in folders if checkpoint.steps(folder)])
+    """Returns a Matplotlib figure of the scores, a panel a task: against steps in the table of steps, else by row."""
     from matplotlib.figure import Figure
 
-    tasks = COLUMNS[name]
-    figure = Figure(figsize=(4.6 * len(tasks), 3.4), layout="constrained")
-    for task, axis in zip(tasks, figure.subplots(1, len(tasks), squeeze=False)[0]):
-        for title in models(name, scale):
-            found = {
-                cell.step or sum(steps for steps, _ in scale.stages): values
-                for row, cell in cells(name, scale)
-                if row == title and cell.task == task and (values := scores(workdir / cell.name, TASKS[task].metric))
-            }
-            means = [np.mean(values) for values in found.values()]
-            spreads = [np.std(values, ddof=1) for values in found.values()]
-            axis.errorbar(list(found), means, spreads, marker="o", capsize=3, label=title)
-        axis.set(title=f"{TASKS[task].name}, dev set", xlabel="steps of pre-training")
+    panels: dict[str, dict[str, list]] = {}  # task -> row -> (steps, mean, standard deviation) of its cells
+    for title, cell in cells(name, scale):
+        if found := scores(workdir / cell.name, TASKS[cell.task].metric):
+            task, row = (FEATURES, TASKS[cell.task].name) if name == "features" else (TASKS[cell.task].name, title)
+            steps = cell.step or sum(steps for steps, _ in scale.stages)
+            panels.setdefault(task, {}).setdefault(row, []).append((steps, np.mean(found), np.std(found, ddof=1)))
+    most = max(map(len, panels.values()), default=0)
+    size = (4.6, 3.4) if name == "steps" else (max(6.0, 1.6 + 2.2 * len(panels)), 0.9 + 0.3 * most)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(1, len(panels) or 1, sharey=name != "steps", squeeze=False)[0]
+    for (task, rows), axis in zip(panels.items(), axes):
+        for row, found in rows.items():
+            steps, means, spreads = zip(*found)
+            if name == "steps":
+                axis.errorbar(steps, means, spreads, marker="o", capsize=3, label=row)
+            else:
+                axis.errorbar(means, [row], xerr=spreads, marker="o", capsize=3, color="C0")
+        axis.set(title=task)
         axis.grid(alpha=0.3)
-        axis.legend(frameon=False)
+    if name == "steps":
+        axes[0].set(xlabel="steps of pre-training")
+        axes[0].legend(frameon=False)
+    else:
+        axes[0].invert_yaxis()  # the first row above
     return figure
 
 
