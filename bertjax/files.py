@@ -40,6 +40,11 @@ persistently = tenacity.retry(
 )  # decorates a function that may be called again
 
 
+def absolute(path: epath.PathLike) -> epath.Path:
+    """Returns a path from the root, without `..`; that of an object store as it is."""
+    return epath.Path(path) if "://" in str(path) else epath.Path(path).absolute()
+
+
 @persistently
 def read_whole(path: epath.PathLike) -> bytes:
     """Reads a file at once."""

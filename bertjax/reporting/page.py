@@ -3,13 +3,14 @@
 import base64
 import html
 import io
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.files import write_whole
+from bertjax.files import absolute, write_whole
 from bertjax.interop.pretrained import Pretrained
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import History, read_history, read_results
@@ -29,13 +30,13 @@ img { max-width: 100% } .note { color: #666 }
 class Search:
     """The finished trials of a search, by their settings without the seed."""
 
-    def __init__(self, workdir: epath.Path):
+    def __init__(self, workdir: epath.Path, name: str):
         found = read_results(workdir)
-        self.name, self.results = workdir.name, {}
+        self.name, self.results = name, {}
         for folder, result in found.items():
             settings = ",".join(part for part in folder.name.split(",") if not part.startswith("seed="))
             self.results.setdefault(settings, []).append(result)
-        self.histories = [read_history(folder, f"{self.name}/{folder.name}") for folder in found]
+        self.histories = [read_history(folder, f"{name}/{folder.name}") for folder in found]
 
 
 def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pretrained | None = None, text: str = "",
@@ -49,11 +50,11 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
     Raises `UserError` if a workdir is not one, or has no metrics.
     """
     folder, runs, searches = epath.Path(folder), [], []
-    for workdir in map(epath.Path, workdirs):
+    for name, workdir in _named(workdirs).items():
         if (workdir / RUNS).is_dir():
-            searches.append(Search(workdir))
+            searches.append(Search(workdir, name))
         else:
-            runs.append(read_history(workdir))
+            runs.append(read_history(workdir, name))
     histories = [*runs, *(history for search in searches for history in search.histories)]
     if not any(history.lines for history in histories):
         raise UserError(f"{', '.join(map(str, workdirs))}: no metrics yet")
@@ -69,6 +70,13 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
     page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
     write_whole(folder / PAGE, f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n")
     return folder / PAGE
+
+
+def _named(workdirs: Sequence[epath.PathLike]) -> dict[str, epath.Path]:
+    """Returns the workdirs by the shortest ends of their paths that tell them apart, each once."""
+    paths = list(dict.fromkeys(map(absolute, workdirs)))
+    ends = ({"/".join(path.parts[-length:]): path for path in paths} for length in itertools.count(1))
+    return next(named for named in ends if len(named) == len(paths))
 
 
 _COLUMNS = ("steps", "tokens", "hours", "in steps", "last scores")

@@ -18,7 +18,7 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from bertjax.config import UserError
-from bertjax.files import read_json, write_whole
+from bertjax.files import absolute, read_json, write_whole
 from bertjax.sharding import hosts
 from bertjax.training import checksums
 from bertjax.training.state import TrainState
@@ -56,8 +56,7 @@ class Unreadable(UserError):
 
 def folder_of(workdir: epath.PathLike) -> epath.Path:
     """Returns `WORKDIR/checkpoints` as an absolute path, which Orbax requires."""
-    folder = epath.Path(workdir) / FOLDER
-    return folder if "://" in str(workdir) else folder.absolute()
+    return absolute(workdir) / FOLDER
 
 
 def steps(workdir: epath.PathLike) -> list[int]:

@@ -125,6 +125,26 @@ def test_a_search_has_mean_deviation_and_baseline(tmp_path):
         page.write(tmp_path, [tmp_path / "nowhere"])
 
 
+def test_runs_and_searches_of_one_name_are_told_apart(tmp_path, monkeypatch):
+    for owner, score in (("mine", 0.5), ("yours", 0.8)):
+        made_run(tmp_path / owner / "bert", [5.0])
+        trial = made_run(tmp_path / owner / "sst2/runs/seed=0", [5.0])
+        (trial / "result.json").write_text(json.dumps({"scores": {"f1": score}, "failed": False}))
+    drawn = []
+    monkeypatch.setattr(curves, "draw", lambda histories, draw=curves.draw: drawn.extend(histories) or draw(histories))
+    monkeypatch.chdir(tmp_path / "mine")
+    written = page.write(tmp_path, ["bert", ".//bert", "../yours/bert", "sst2", tmp_path / "yours/sst2"]).read_text()
+    assert [history.name for history in drawn] == [
+        "mine/bert", "yours/bert", "mine/sst2/seed=0", "yours/sst2/seed=0",
+    ]  # fmt: skip
+    assert "<td>mine/sst2</td><td>50.0</td>" in written and "<td>yours/sst2</td><td>80.0</td>" in written
+
+
+def test_the_folder_that_one_is_in_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(made_run(tmp_path / "bert", [5.0, 4.0]))
+    assert "<h1>bert</h1>" in page.write(tmp_path, ["."]).read_text()
+
+
 def checkpoint_of(config):
     ids = jnp.zeros((1, 8), jnp.int32)
     params = nn.meta.unbox(jax.jit(BertModel(config).init)(jax.random.key(0), ids, ids, ids)["params"])
