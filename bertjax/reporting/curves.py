@@ -58,16 +58,18 @@ TRAINING = (
 
 
 def draw(histories: Sequence[History]):
-    """Returns a Matplotlib figure, with the panels for which there are metrics."""
+    """Returns a Matplotlib figure, with the panels for which there are metrics; runs of one name have one colour."""
     from matplotlib.figure import Figure  # not pyplot, which would choose a display
 
     panels = [panel for panel in (*PRETRAINING, *_fine_tuning(histories), *TRAINING) if _has_any(panel, histories)]
     rows = max(1, -(-len(panels) // COLUMNS))
     figure = Figure(figsize=(4.6 * COLUMNS, 3.2 * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    names = dict.fromkeys(history.name for history in histories)
+    colors = {name: f"C{number % 10}" for number, name in enumerate(names)}
     for axis, panel in zip(axes, panels):
-        for number, history in enumerate(histories):
-            _draw(axis, panel, history, f"C{number % 10}")
+        for history in histories:
+            _draw(axis, panel, history, colors[history.name])
         axis.set(title=panel.title, xlabel=panel.against, yscale="log" if panel.is_log else "linear")
         axis.grid(alpha=0.3)
     for axis in axes[len(panels) :]:

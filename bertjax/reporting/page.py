@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -15,7 +15,7 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import History, read_history, read_results
 from bertjax.training.clocks import PARTS
-from bertjax.training.workdir import RUNS
+from bertjax.training.workdir import RUNS, Finished
 
 PAGE, PICTURE, ATTENTION = "report.html", "report.png", "report-attention.png"
 DPI = 80
@@ -25,18 +25,6 @@ table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; 
 th { border-bottom: 1px solid #999; font-weight: 600 } td:first-child, th:first-child { text-align: left }
 img { max-width: 100% } .note { color: #666 }
 """
-
-
-class Search:
-    """The finished trials of a search, by their settings without the seed."""
-
-    def __init__(self, workdir: epath.Path, name: str):
-        found = read_results(workdir)
-        self.name, self.results = name, {}
-        for folder, result in found.items():
-            settings = ",".join(part for part in folder.name.split(",") if not part.startswith("seed="))
-            self.results.setdefault(settings, []).append(result)
-        self.histories = [read_history(folder, f"{name}/{folder.name}") for folder in found]
 
 
 def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pretrained | None = None, text: str = "",
@@ -49,19 +37,21 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
 
     Raises `UserError` if a workdir is not one, or has no metrics.
     """
-    folder, runs, searches = epath.Path(folder), [], []
-    for name, workdir in _named(workdirs).items():
+    folder, named, runs, groups = epath.Path(folder), _named(workdirs), [], {}
+    for name, workdir in named.items():
         if (workdir / RUNS).is_dir():
-            searches.append(Search(workdir, name))
+            groups |= _grouped(name, read_results(workdir))
         else:
             runs.append(read_history(workdir, name))
-    histories = [*runs, *(history for search in searches for history in search.histories)]
+    is_alone = len(runs) + len(groups) == 1  # then its seeds have names and colours of their own
+    trials = ((title, trial) for title, found in groups.items() for trial in found)
+    histories = [*runs, *(read_history(trial, trial.name if is_alone else title) for title, trial in trials)]
     if not any(history.lines for history in histories):
         raise UserError(f"{', '.join(map(str, workdirs))}: no metrics yet")
-    title = ", ".join([*(run.name for run in runs), *(search.name for search in searches)])
+    title = ", ".join(named)
     parts = [f"<h1>{html.escape(title)}</h1>", _table(["", *_COLUMNS], [_summary(run) for run in runs]) if runs else ""]
-    if searches:
-        parts.append(_of_searches(searches))
+    if groups:
+        parts.append(_of_groups(groups))
     picture = _png(curves.draw(histories))
     parts.append(_image(picture, "curves"))
     write_whole(folder / PICTURE, picture)
@@ -91,18 +81,25 @@ def _summary(run: History) -> list[str]:
     return [run.name, f"{steps[0]:,}", f"{run.tokens(steps)[0]:,.0f}", f"{run.hours(steps)[0]:.2f}", share, scores]
 
 
-def _of_searches(searches: Sequence[Search]) -> str:
+def _grouped(name: str, results: Mapping[epath.Path, Finished]) -> dict[str, dict[epath.Path, Finished]]:
+    """Returns the trials of a search, with their results, by its name and their settings without the seed."""
+    groups = {}
+    for trial, result in results.items():
+        settings = ",".join(part for part in trial.name.split(",") if not part.startswith("seed="))
+        groups.setdefault(f"{name}/{settings}" if settings else name, {})[trial] = result
+    return groups
+
+
+def _of_groups(groups: Mapping[str, Mapping[epath.Path, Finished]]) -> str:
     """A row for each setting of each search, with mean and standard deviation over its seeds."""
-    groups = {(search.name, settings): found for search in searches for settings, found in search.results.items()}
-    metrics = list(dict.fromkeys(name for found in groups.values() for result in found for name in result["scores"]))[
-        :6
-    ]
+    results = {title: list(found.values()) for title, found in groups.items()}
+    metrics = list(dict.fromkeys(name for found in results.values() for result in found for name in result["scores"]))
+    metrics = metrics[:6]
     rows = []
-    for (name, settings), found in groups.items():
+    for title, found in results.items():
         cells = [_mean([result["scores"].get(metric) for result in found]) for metric in metrics]
         baselines = {f"{result['metric']} {100 * result['baseline']:.1f}" for result in found if "baseline" in result}
         failed = sum(result["failed"] for result in found)
-        title = f"{name}/{settings}" if settings else name
         rows.append([title, *cells, ", ".join(sorted(baselines)), str(len(found)), str(failed)])
     return _table(["", *metrics, "baseline", "trials", "failed"], rows)
 

@@ -53,6 +53,10 @@ def made_run(folder, losses, batch_size=8, seconds=36.0):
     return folder
 
 
+def made_trial(folder, score):
+    (made_run(folder, [5.0]) / "result.json").write_text(json.dumps({"scores": {"f1": score}, "failed": False}))
+
+
 def test_tokens_and_hours_are_added_up(tmp_path):
     history = read_history(made_run(tmp_path / "run", [5.0, 4.0, 3.0, 2.0]))
     steps, losses = history.of("train/mlm_loss")
@@ -107,8 +111,7 @@ def test_the_page_has_its_pictures_inside(tmp_path):
 
 def test_a_search_over_settings_has_a_row_for_each(tmp_path):
     for name, score in (("epochs=2,seed=0", 0.5), ("epochs=2,seed=1", 0.7), ("epochs=3,seed=0", 0.8)):
-        trial = made_run(tmp_path / f"search/runs/{name}", [5.0])
-        (trial / "result.json").write_text(json.dumps({"scores": {"f1": score}, "failed": False}))
+        made_trial(tmp_path / f"search/runs/{name}", score)
     written = page.write(tmp_path, [tmp_path / "search"]).read_text()
     assert "<td>search/epochs=2</td><td>60.0 ± 14.1</td><td></td><td>2</td>" in written
     assert "<td>search/epochs=3</td><td>80.0</td><td></td><td>1</td>" in written
@@ -125,19 +128,37 @@ def test_a_search_has_mean_deviation_and_baseline(tmp_path):
         page.write(tmp_path, [tmp_path / "nowhere"])
 
 
-def test_runs_and_searches_of_one_name_are_told_apart(tmp_path, monkeypatch):
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures of the pages that are written."""
+    draw, drawn = curves.draw, []
+    monkeypatch.setattr(curves, "draw", lambda histories: drawn.append(draw(histories)) or drawn[-1])
+    return drawn
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_runs_and_searches_of_one_name_are_told_apart(tmp_path, figures, monkeypatch):
     for owner, score in (("mine", 0.5), ("yours", 0.8)):
         made_run(tmp_path / owner / "bert", [5.0])
-        trial = made_run(tmp_path / owner / "sst2/runs/seed=0", [5.0])
-        (trial / "result.json").write_text(json.dumps({"scores": {"f1": score}, "failed": False}))
-    drawn = []
-    monkeypatch.setattr(curves, "draw", lambda histories, draw=curves.draw: drawn.extend(histories) or draw(histories))
+        made_trial(tmp_path / owner / "sst2/runs/seed=0", score)
     monkeypatch.chdir(tmp_path / "mine")
     written = page.write(tmp_path, ["bert", ".//bert", "../yours/bert", "sst2", tmp_path / "yours/sst2"]).read_text()
-    assert [history.name for history in drawn] == [
-        "mine/bert", "yours/bert", "mine/sst2/seed=0", "yours/sst2/seed=0",
-    ]  # fmt: skip
+    assert legend(figures[0]) == ["mine/bert", "yours/bert", "mine/sst2", "yours/sst2"]
     assert "<td>mine/sst2</td><td>50.0</td>" in written and "<td>yours/sst2</td><td>80.0</td>" in written
+
+
+def test_seeds_have_a_colour_of_their_own_only_when_alone(tmp_path, figures):
+    for trial in ("both/runs/epochs=2,seed=0", "both/runs/epochs=2,seed=1", "both/runs/epochs=3,seed=0",
+                  "one/runs/seed=0", "one/runs/seed=1"):  # fmt: skip
+        made_trial(tmp_path / trial, 0.5)
+    for search in ("both", "one"):
+        page.write(tmp_path, [tmp_path / search])
+    assert [legend(figure) for figure in figures] == [["both/epochs=2", "both/epochs=3"], ["seed=0", "seed=1"]]
+    trained = [[line.get_color() for line in figure.axes[0].lines[::3]] for figure in figures]
+    assert trained == [["C0", "C0", "C1"], ["C0", "C1"]]
 
 
 def test_the_folder_that_one_is_in_has_its_name(tmp_path, monkeypatch):
