@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from bertjax.config import UserError, pretraining_config
+from bertjax.config import UserError, pretraining_config, stages_of
 from bertjax.training.workdir import RunInfo, write_info
 from experiments.ablations import scaled, tables
 from experiments.ablations.suite import Suite, run_all
@@ -103,6 +103,18 @@ def test_after_an_interrupt_nothing_starts(data, tmp_path):
     with pytest.raises(KeyboardInterrupt, match="interrupted; the same command goes on"):
         run_all(suite, [scaled.BERT], 2, lambda to_do: None)
     assert not suite.processes
+
+
+@pytest.mark.parametrize("name", scaled.SCALES)
+def test_no_model_is_fine_tuned_at_positions_that_it_has_not_learnt(name):
+    for table in scaled.TABLES:
+        for title, cell in scaled.cells(table, scaled.SCALES[name]):
+            stages, done = stages_of(scaled.get_config(f"{name}/{cell.model.name}")), 0
+            for stage in stages:
+                if not cell.step or done < cell.step:
+                    learnt, done = stage.length, done + stage.steps
+            length = cell.settings(scaled.SCALES[name]).get("max_seq_length", 128)
+            assert length <= learnt or cell.model is scaled.RANDOM, f"{table}, {title}: {cell.name} has {length}"
 
 
 def test_what_fails_is_said_in_one_line(data, tmp_path):

@@ -67,8 +67,8 @@ def test_every_experiment_has_a_snapshot():
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_model_of_the_ablations_is_a_valid_config(scale):
     """And differs from BERT's in what its table compares, and in the records that this takes."""
-    of_all_stages, of_short_stages = (snapshot(scaled.get_config(f"{scale}/{name}")) for name in ("bert", "bert_short"))
-    assert of_all_stages != of_short_stages
+    of_all_stages, of_first_stage = (snapshot(scaled.get_config(f"{scale}/{name}")) for name in ("bert", "bert_short"))
+    assert of_all_stages != of_first_stage
     changed = {"no_nsp": {"next_sentence"}, "ltr": {"next_sentence", "causal"}, "masking-80-20-0": {"masked_lm_split"},
                "sinusoidal": {"positions"}}  # fmt: skip
     sizes = {}
@@ -77,7 +77,7 @@ def test_every_model_of_the_ablations_is_a_valid_config(scale):
             config = scaled.get_config(f"{scale}/{model.name}")
             validate(config, with_data=False)
             sizes[model.name] = config.model
-            bert = of_short_stages if model.is_short else of_all_stages
+            bert = of_first_stage if model.is_short else of_all_stages
             lines = set(snapshot(config).splitlines()) - set(bert.splitlines())
             if model.name in changed and model.name != "masking-80-20-0":
                 assert {line.split('"')[1] for line in lines} == changed[model.name]
