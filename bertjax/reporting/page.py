@@ -63,10 +63,10 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
 
 
 def _named(workdirs: Sequence[epath.PathLike]) -> dict[str, epath.Path]:
-    """Returns the workdirs by the shortest ends of their paths that tell them apart, each once."""
-    paths = list(dict.fromkeys(map(absolute, workdirs)))
-    ends = ({"/".join(path.parts[-length:]): path for path in paths} for length in itertools.count(1))
-    return next(named for named in ends if len(named) == len(paths))
+    """Returns the workdirs, as they were given, by the shortest ends that tell them apart, each once."""
+    given = {absolute(workdir): epath.Path(workdir) for workdir in workdirs}
+    ends = ({"/".join(path.parts[-length:]): given[path] for path in given} for length in itertools.count(1))
+    return next(named for named in ends if len(named) == len(given))
 
 
 _COLUMNS = ("steps", "tokens", "hours", "in steps", "last scores")
