@@ -49,13 +49,14 @@ class Embedding(nn.Module):
         return jnp.take(table.astype(jnp.float32), ids, axis=0).astype(self.dtype)
 
 
-def sinusoids(length: int, size: int, scale: float) -> jax.Array:
+def sinusoids(length: int, size: int) -> jax.Array:
     """The position embeddings of the original Transformer `[length, size]` (Vaswani et al. 2017, section 3.5).
 
-    There, word embeddings have a standard deviation of 1 when they are added; here `scale`, and so have these.
+    There, word embeddings are multiplied by the root of `size` before these are added (section 3.4); here these are
+    divided by it, which is the same to the LayerNorm that follows.
     """
     angles = jnp.arange(length)[:, None] * 10_000.0 ** (-2 * jnp.arange((size + 1) // 2) / size)
-    return scale * jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(length, -1)[:, :size]
+    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(length, -1)[:, :size] / size**0.5
 
 
 class Embeddings(nn.Module):
@@ -81,8 +82,7 @@ class Embeddings(nn.Module):
         if config.positions == "learned":
             x += self.position(positions)
         elif config.positions == "sinusoidal":
-            table = sinusoids(config.max_position_embeddings, config.hidden_size, config.initializer_range)
-            x += table[positions].astype(x.dtype)
+            x += sinusoids(config.max_position_embeddings, config.hidden_size)[positions].astype(x.dtype)
         x += self.token_type(token_types)
         x = self.norm(x) if config.norm == "post" else x
         return dropout(x, config.hidden_dropout_prob, dropout_keys)

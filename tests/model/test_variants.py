@@ -20,6 +20,7 @@ from bertjax.model.bert import (
     lstm_flops,
 )
 from bertjax.model.encoder import sinusoids
+from bertjax.training.workdir import MODEL_MAY_CHANGE
 
 TINY = BertConfig(
     vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
@@ -72,12 +73,13 @@ def test_a_causal_model_is_pooled_at_the_last_token_of_each_example():
 
 def test_sinusoids_are_those_of_the_original_transformer():
     """Vaswani et al. 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i + 1) = cos of the same."""
-    found, size = sinusoids(9, 6, 0.5), 6
+    size = 6
+    found = sinusoids(9, size) * size**0.5
     for position in range(9):
         for i in range(size // 2):
             angle = position / 10_000 ** (2 * i / size)
-            np.testing.assert_allclose(found[position, 2 * i], 0.5 * math.sin(angle), atol=1e-6)
-            np.testing.assert_allclose(found[position, 2 * i + 1], 0.5 * math.cos(angle), atol=1e-6)
+            np.testing.assert_allclose(found[position, 2 * i], math.sin(angle), atol=1e-6)
+            np.testing.assert_allclose(found[position, 2 * i + 1], math.cos(angle), atol=1e-6)
 
 
 @pytest.mark.parametrize("positions, knows_order", [("learned", True), ("sinusoidal", True), ("none", False)])
@@ -89,6 +91,15 @@ def test_only_positions_tell_the_order_of_words(positions, knows_order):
     straight, _ = run(ids, segments, types)
     shuffled, _ = run(ids[:, order], segments, types)
     assert (np.abs(shuffled - straight[:, order]).max() > 0.1) == knows_order
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_no_output_depends_on_what_fine_tuning_may_change(positions):
+    config = dataclasses.replace(TINY, positions=positions)
+    run, params = made(BertModel, config)
+    changed = dataclasses.replace(config, **dict.fromkeys(MODEL_MAY_CHANGE, 0.01))
+    expected, found = run(*row(0)), BertModel(changed).apply({"params": params}, *row(0))
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
 
 
 def test_features_of_a_model_that_ends_with_a_layernorm_are_its_output():
