@@ -286,6 +286,8 @@ def write(
         names = labels or [f"LABEL_{i}" for i in range(rows)]
         fields["id2label"] = {str(i): name for i, name in enumerate(names)}
         fields["label2id"] = {name: i for i, name in enumerate(names)}
+    if architecture == "BertForSequenceClassification" and rows == 1:
+        fields["problem_type"] = "regression"  # or a pipeline takes the number for a logit
     write_whole(folder / CONFIG, json.dumps(fields, indent=2) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder)

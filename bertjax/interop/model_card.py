@@ -5,13 +5,15 @@ from collections.abc import Mapping
 
 import ml_collections
 
-from bertjax.config import BertConfig, corpus_sources, stages_of
+from bertjax.config import BertConfig, corpus_sources, pretraining_config, stages_of
 
 PIPELINE = """
 from transformers import pipeline
 
 use = pipeline("{purpose}", model="{name}")
 use("{text}")
+"""
+PAIR = """use({{"text": "A fine day.", "text_pair": "The sun shines."}})  # if it was trained on pairs
 """
 # transformers has no pipeline for it any more.
 ANSWERS = """
@@ -23,18 +25,30 @@ outputs = model(**inputs)
 answer = slice(outputs.start_logits.argmax(), outputs.end_logits.argmax() + 1)
 tokenizer.decode(inputs["input_ids"][0][answer])
 """
+# Nor for this.
+CHOICE = """
+from transformers import AutoModelForMultipleChoice, AutoTokenizer
+
+tokenizer, model = (cls.from_pretrained("{name}") for cls in (AutoTokenizer, AutoModelForMultipleChoice))
+endings = ["She reads it.", "She flies."]
+inputs = tokenizer(["Anna opens a book."] * len(endings), endings, padding=True, return_tensors="pt")
+endings[model(**{{name: x[None] for name, x in inputs.items()}}).logits.argmax()]
+"""
 MASKED = "The man went to the {mask} to buy milk."
 # By class of transformers: what it is for, as the hub calls it; how it is used; an input.
 USES = {
     "BertForPreTraining": ("fill-mask", PIPELINE, MASKED),
     "BertForMaskedLM": ("fill-mask", PIPELINE, MASKED),
-    "BertForSequenceClassification": ("text-classification", PIPELINE, "A fine day."),
+    "BertForSequenceClassification": ("text-classification", PIPELINE + PAIR, "A fine day."),
     "BertForTokenClassification": ("token-classification", PIPELINE, "Anna lives in Rome."),
     "BertForQuestionAnswering": ("question-answering", ANSWERS, ""),
+    "BertForMultipleChoice": ("multiple-choice", CHOICE, ""),
     "BertModel": ("feature-extraction", PIPELINE, "A fine day."),
 }
-RECIPE = ("seed", "batch_size", "epochs", "max_seq_length", "dtype", "init_checkpoint")
-OPTIMIZER = ("name", "learning_rate", "warmup_steps", "warmup_proportion", "weight_decay", "beta1", "beta2", "epsilon")
+RECIPE = ("seed", "batch_size", "packing", "epochs", "max_seq_length", "dtype", "init_checkpoint")
+DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+OPTIMIZER = ("name", "learning_rate", "warmup_steps", "warmup_proportion", "weight_decay", "beta1", "beta2", "epsilon",
+             "max_grad_norm", "bias_correction")  # fmt: skip
 
 
 def model_card(
@@ -43,6 +57,7 @@ def model_card(
     model: BertConfig,
     params: int,
     settings: ml_collections.ConfigDict,
+    step: int,
     scores: Mapping[str, float | None],
     manifest: Mapping | None,
     mask: str,
@@ -55,6 +70,7 @@ def model_card(
       architecture: the class of transformers that it is written for.
       params: their number.
       settings: the config of the run.
+      step: of the checkpoint; 0: that of the run's end.
       scores: on held-out data, or on the dev set.
       manifest: of the records that it was pre-trained on, if they are there.
       mask: the mask's piece.
@@ -91,7 +107,7 @@ def model_card(
         "",
         "## Recipe",
         "",
-        *_table(_recipe(settings)),
+        *_table(_recipe(settings, step)),
     ]
     if scores:
         title = "held-out data" if is_pretrained else "the dev set"
@@ -102,6 +118,7 @@ def model_card(
 
 
 _COUNTS = ("documents", "characters")
+_IF_SET = ("mixture", "do_whole_word_mask", "do_span_mask")
 
 
 def _data(settings, manifest: Mapping | None) -> dict:
@@ -113,13 +130,27 @@ def _data(settings, manifest: Mapping | None) -> dict:
     found["corpus"] = found["corpus"] or settings.data.records
     found |= {f"training {name}": f"{counts[key]:,}" for name in _COUNTS if (key := f"train_{name}") in counts}
     names = ("next_sentence", "masking", "masked_lm_prob", "masked_lm_split", "dupe_factor", "heldout_fraction")
-    return found | {name: settings.data[name] for name in names}
+    found |= {name: settings.data[name] for name in names}
+    return found | {name: settings.data[name] for name in _IF_SET if settings.data[name]} | _cleaning(settings)
 
 
-def _recipe(settings) -> dict:
+def _cleaning(settings) -> dict:
+    """What was left out of the corpus, as far as it is not the default."""
+    default = pretraining_config().data.cleaning
+    return {f"cleaning.{name}": value for name, value in settings.data.cleaning.items() if value != default[name]}
+
+
+def _recipe(settings, step: int) -> dict:
     found = {name: settings[name] for name in RECIPE if name in settings and settings[name] != ""}
+    before = 0
     for stage in stages_of(settings) if "stages" in settings else ():
-        found[f"steps of length {stage.length}"] = f"{stage.steps:,}"
+        done = min(max(step - before, 0), stage.steps) if step else stage.steps
+        of_all = f" of {stage.steps:,}" if done < stage.steps else ""
+        found[f"steps of length {stage.length}"] = f"{done:,}{of_all}"
+        before += stage.steps
+    if step and "stages" not in settings:
+        found["steps"] = f"{step:,}"
+    found |= {name: settings.model[name] for name in DROPOUT}
     return found | {f"optimizer.{name}": settings.optimizer[name] for name in OPTIMIZER if name in settings.optimizer}
 
 

@@ -44,6 +44,7 @@ class Pretrained:
       architecture: the class of transformers, if known.
       labels: names of a classifier's labels.
       settings: the config of the run; empty for other formats.
+      step: of the run; 0: not known, as in other formats.
       decided: values tuned on the dev set, such as the "no answer" threshold.
       scores: of a bertjax checkpoint, if it has been evaluated.
     """
@@ -57,6 +58,7 @@ class Pretrained:
     architecture: str = ""
     labels: tuple[str, ...] = ()
     settings: ml_collections.ConfigDict = dataclasses.field(default_factory=ml_collections.ConfigDict)
+    step: int = 0
     decided: dict[str, float] = dataclasses.field(default_factory=dict)
     scores: dict[str, float | None] = dataclasses.field(default_factory=dict)
 
@@ -104,6 +106,7 @@ def read(path: epath.PathLike) -> Pretrained:
         _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
         known = dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
+        known["step"] = place.step
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":
         params, ignored = huggingface.read_params(place.folder, config)
@@ -420,6 +423,7 @@ def _model_card(
         pretrained.config,
         params=sum(x.size for x in kept.values()),
         settings=pretrained.settings,
+        step=pretrained.step,
         scores=pretrained.scores if has_head else {},
         manifest=manifest,
         mask=pieces.pieces[pieces.mask_id] if pieces else "[MASK]",

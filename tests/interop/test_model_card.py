@@ -13,14 +13,15 @@ from bertjax.training.workdir import RunInfo, write_info
 from tests.interop.test_golden import GOLDEN
 
 
-def made_run(folder, config, scores, architecture="", labels=None):
+def made_run(folder, config, scores, architecture="", labels=None, step=0):
     """A run whose weights are those of tests/golden/bert."""
     golden = pretrained.read(GOLDEN)
     config = config.unlock()
     config.model.update({name: getattr(golden.config, name) for name in golden.config.__dataclass_fields__})
     checkpoint.write_params(folder, golden.params)
+    (folder / "checkpoints/0").rename(folder / f"checkpoints/{step}")
     write_info(folder, RunInfo(config.lock(), architecture, labels), golden.tokenizer)
-    checkpoint.write_scores(folder, 0, Scores(scores))
+    checkpoint.write_scores(folder, step, Scores(scores))
     return folder
 
 
@@ -44,6 +45,31 @@ def test_a_pretrained_model(tmp_path):
     assert rows["batch_size"] == "48" and rows["steps of length 512"] == "100,000" and rows["mlm_loss"] == "2.5"
     assert rows["corpus"] == "a.txt, b.txt" and rows["masked_lm_split"] == "(0.8, 0.1, 0.1)"
     assert "# icelandic\n" in text and 'pipeline("fill-mask", model="icelandic")' in text and "[MASK]" in text
+
+
+@pytest.mark.parametrize(
+    "step, short, long",
+    [(905_000, "900,000", "5,000 of 100,000"), (40_000, "40,000 of 900,000", "0 of 100,000"),
+     (1_000_000, "900,000", "100,000")],
+)  # fmt: skip
+def test_no_more_steps_are_claimed_than_were_made(tmp_path, step, short, long):
+    run = made_run(tmp_path / "run", pretraining_config(), {}, step=step)
+    pretrained.convert(f"{run}@{step}", tmp_path / "out", "huggingface")
+    _, rows, _ = read_card(tmp_path / "out")
+    assert (rows["steps of length 128"], rows["steps of length 512"]) == (short, long)
+
+
+def test_what_is_not_the_default_is_said(tmp_path):
+    config = pretraining_config()
+    config.data.update(corpus="a/,b/", mixture="a/=2", do_whole_word_mask=True)
+    config.data.cleaning.min_words = 20
+    config.model.hidden_dropout_prob = 0.25
+    config.packing = True
+    pretrained.convert(made_run(tmp_path / "run", config, {}), tmp_path / "out", "huggingface")
+    _, rows, _ = read_card(tmp_path / "out")
+    assert rows["mixture"] == "a/=2" and rows["do_whole_word_mask"] == "True" and rows["packing"] == "True"
+    assert rows["cleaning.min_words"] == "20" and "cleaning.nfc" not in rows and "do_span_mask" not in rows
+    assert rows["optimizer.bias_correction"] == "False" and rows["optimizer.max_grad_norm"] == "1.0"
 
 
 def test_the_records_of_a_run_say_what_its_corpus_was(records_folder, tmp_path):

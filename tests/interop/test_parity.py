@@ -275,36 +275,45 @@ def test_the_attention_that_a_report_draws_is_theirs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model, labels",
+    "model, architecture, labels",
     [
-        (BertForMaskedLM(TINY), ()),
-        (BertForSequenceClassification(TINY, 2), ("bad", "good")),
-        (BertForTokenClassification(TINY, 3), ("O", "B-X", "I-X")),
-        (BertForQuestionAnswering(TINY), ()),
+        (BertForMaskedLM(TINY), "", ()),
+        (BertForSequenceClassification(TINY, 2), "BertForSequenceClassification", ("bad", "good")),
+        (BertForSequenceClassification(TINY, 1), "BertForSequenceClassification", ()),
+        (BertForSequenceClassification(TINY, 1), "BertForMultipleChoice", ()),
+        (BertForTokenClassification(TINY, 3), "BertForTokenClassification", ("O", "B-X", "I-X")),
+        (BertForQuestionAnswering(TINY), "BertForQuestionAnswering", ()),
     ],
 )
-def test_the_code_of_a_model_card_runs(model, labels, tmp_path, monkeypatch):
+def test_the_code_of_a_model_card_runs(model, architecture, labels, tmp_path, monkeypatch):
     ids = np.zeros((1, 8), np.int32)
-    more = (ids,) if isinstance(model, BertForMaskedLM) else ()
-    params = nn.meta.unbox(model.init(jax.random.key(0), ids, ids, ids, *more)["params"])
-    config = (fine_tuning_config("glue", name="sst2") if labels else pretraining_config()).unlock()
+    more = () if architecture else (ids,)
+    params = jax.device_get(nn.meta.unbox(model.init(jax.random.key(0), ids, ids, ids, *more)["params"]))
+    is_number = architecture == "BertForSequenceClassification" and not labels
+    if is_number:
+        params["classifier"]["dense"]["bias"] = np.array([3.7], np.float32)
+    config = (fine_tuning_config("glue", name="sst2") if architecture else pretraining_config()).unlock()
     config.model.update(dataclasses.asdict(TINY))
     letters = "abcdefghijklmnopqrstuvwxyz.?"
     pieces = WordPiece([*SPECIAL_PIECES, *letters, *("##" + x for x in letters)], lowercase=True)
-    checkpoint.write_params(tmp_path / "run", jax.device_get(params))
-    architecture = "" if more else type(model).__name__
+    checkpoint.write_params(tmp_path / "run", params)
     write_info(tmp_path / "run", RunInfo(config.lock(), architecture, labels or None), pieces)
     pretrained.convert(tmp_path / "run", tmp_path / "card", "huggingface")
     code = (tmp_path / "card/README.md").read_text().split("```")[1].removeprefix("python\n")
     monkeypatch.chdir(tmp_path)
-    scope = {}
-    *before, last = code.strip().splitlines()
-    exec("\n".join(before), scope)
-    result = eval(last, scope)
+    scope, results = {}, []
+    for line in code.strip().splitlines():
+        results.append(eval(line, scope) if line.startswith(("use(", "tokenizer.", "endings[")) else exec(line, scope))
+    *_, result = results
     if labels:
-        assert {answer.get("label", answer.get("entity")) for answer in result} <= set(labels)
+        assert {answer.get("label", answer.get("entity")) for answer in np.atleast_1d(result)} <= set(labels)
+    elif is_number:  # not a probability
+        numbers = [answer["score"] for found in results[-2:] for answer in np.atleast_1d(found)]
+        assert len(numbers) == 2 and all(3 < number < 5 for number in numbers)
+    elif architecture == "BertForMultipleChoice":
+        assert result in scope["endings"]
     else:
-        assert len(result) == 5 if more else isinstance(result, str)
+        assert isinstance(result, str) if architecture else len(result) == 5
 
 
 @pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertForNextSentencePrediction", "BertModel"])
