@@ -33,11 +33,14 @@ def fill_masks(
 
     Raises `UserError`, before filling any, if the model predicts next words, or if a text has no mask or is too long.
     """
-    top_k = min(top_k, tokenizer.vocab_size)
+    texts, top_k = list(texts), min(top_k, tokenizer.vocab_size)
     longest = model.config.max_position_embeddings
+    if texts and (model.config.causal or model.config.encoder == "lstms"):
+        instead = "; --generate=N continues a text with them" if model.config.causal else ""
+        raise UserError(
+            f"only a model that was trained with masks fills a [MASK]; this one predicts next words{instead}"
+        )
     encoded = [(text, _encode(text, tokenizer, longest)) for text in texts]
-    if encoded and (model.config.causal or model.config.encoder == "lstms"):
-        raise UserError("only a model that was trained with masks fills a [MASK]; this one predicts next words")
     for text, ids in encoded:
         positions = np.flatnonzero(np.array(ids) == tokenizer.mask_id)
         # Pads to powers of two to limit compilations.

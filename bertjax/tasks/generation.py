@@ -75,7 +75,8 @@ def _generate(model, longest, sampling, special, sep_id, params, prompt, used, t
 
     def goes_on(state):
         ids, _, _, place = state
-        return (place < used + tokens) & (ids[0, place - 1] != sep_id)
+        is_end = (place > used) & (ids[0, place - 1] == sep_id)  # in the text it may be GPT-2's first token
+        return (place < used + tokens) & ~is_end
 
     def step(state):
         ids, logits, cache, place = state

@@ -244,12 +244,15 @@ def test_gpt2_goes_on_with_their_words(gpt2_folder):
         assert ids == theirs_of_text.input_ids and source.tokenizer.decode(ids) == text
         assert all(text[start:end].strip() == text[start:end] for start, end in offsets)
         assert source.tokenizer.encode_ids([text, text]) == [ids, ids]
-        begin = torch.tensor([[0, *ids]])
-        expected = theirs.generate(begin, do_sample=False, max_new_tokens=12, pad_token_id=0)[0, 1:].tolist()
-        found = generate(
-            BertForMaskedLM(source.config), source.params, source.tokenizer, text, 12, Sampling(temperature=0)
-        )
-        assert found == pieces.decode([i for i in expected if i]).removeprefix(" ") and len(expected) > begin.shape[1]
+        continued_as_theirs(source, theirs, pieces, text, ids)
+    continued_as_theirs(source, theirs, pieces, "", [])
+
+
+def continued_as_theirs(source, theirs, pieces, text: str, ids: list[int]):
+    begin = torch.tensor([[0, *ids]])
+    expected = theirs.generate(begin, do_sample=False, max_new_tokens=12, pad_token_id=0)[0, 1:].tolist()
+    found = generate(BertForMaskedLM(source.config), source.params, source.tokenizer, text, 12, Sampling(temperature=0))
+    assert found == pieces.decode([i for i in expected if i]).removeprefix(" ") and len(expected) > begin.shape[1]
 
 
 def test_gpt2_is_kept_in_a_workdir(gpt2_folder, tmp_path):

@@ -408,8 +408,10 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file,
     found = generation.generate(model, source.params, source.tokenizer, said, 20, generation.Sampling(), seed=1)
     assert found.startswith(said) and len(said) < len(found) <= len(said) + 20
     assert generation.generate(model, source.params, source.tokenizer, said, 20, generation.Sampling(), seed=1) == found
-    with pytest.raises(UserError, match="only a model that was trained with masks fills a"):
-        next(fill_mask.fill_masks(model, source.params, source.tokenizer, ["a [MASK]"]))
+    for text in (said, "a [MASK]"):
+        refused = r"only a model that was trained with masks fills a .*; --generate=N continues a text"
+        with pytest.raises(UserError, match=refused):
+            next(fill_mask.fill_masks(model, source.params, source.tokenizer, [text]))
     flags = ("--generate=20", "--temperature=0.8", "--top_k=50", "--top_p=0.9", "--seed=3", "--json")
     predicted = processes.run("predict", "--checkpoint=run", *flags, said, cwd=tmp_path)
     sampling = generation.Sampling(0.8, 50, 0.9)
