@@ -20,7 +20,8 @@ TRIAL = scaled.SCALES["trial"]
 def data(tmp_path):
     reviews, articles = "sentence\tlabel\n" + 600 * "good\t1\n", json.dumps({"data": [1, 2, 3]})
     files = {
-        **dict.fromkeys(("conll2003/eng.train", "glue/MRPC/train.tsv", "glue/STS-B/train.tsv"), "any"),
+        **dict.fromkeys(("conll2003/eng.train", "conll2003/eng.testa"), "any"),
+        **dict.fromkeys((f"glue/{task}/{part}.tsv" for task in ("MRPC", "STS-B") for part in ("train", "dev")), "any"),
         **dict.fromkeys(("glue/SST-2/train.tsv", "glue/SST-2/dev.tsv"), reviews),
         **dict.fromkeys(("squad/train-v1.1.json", "squad/dev-v1.1.json"), articles),
     }
@@ -127,6 +128,14 @@ def test_what_fails_is_said_in_one_line(data, tmp_path):
     assert not str(caught.value).startswith("error")
 
 
+def test_a_run_that_was_killed_is_no_mistake_of_the_user(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", tmp_path / "python")
+    (tmp_path / "python").write_text("#!/bin/sh\necho step 300\nkill -9 $$\n")
+    (tmp_path / "python").chmod(0o755)
+    with pytest.raises(UserError, match=r"^vocabulary vocabulary: killed by SIGKILL, .* goes on \(.*vocabulary.log\)$"):
+        run_all(Suite("trial", tmp_path / "work", data), [scaled.BERT], 1, lambda to_do: None)
+
+
 def test_a_table_takes_the_place_of_the_one_before(data, tmp_path):
     folder = tmp_path / "work/bert"
     write_info(folder, RunInfo(pretraining_config()), None)
@@ -136,7 +145,8 @@ def test_a_table_takes_the_place_of_the_one_before(data, tmp_path):
         1,
         lambda _: None,
     )
-    path = tmp_path / "RESULTS.md"
+    path = tmp_path / "new/RESULTS.md"
+    tables.write(path, tmp_path / "work", "objective", TRIAL)  # makes the folder
     path.write_text("before\n\n<!-- objective -->\nold\n<!-- /objective -->\n\nafter\n")
     for _ in range(2):
         tables.write(path, tmp_path / "work", "objective", TRIAL)
@@ -145,7 +155,7 @@ def test_a_table_takes_the_place_of_the_one_before(data, tmp_path):
     assert text.startswith("before\n\n<!-- objective -->\n|  | steps |") and "old" not in text
     assert "after\n\n## Size\n" in text and text.count("<!-- size -->") == 1
     assert "\n| BERT |  |  |  |  | 55.0 ± 7.1 |  |  |  |  |\n" in text  # of 50 and 60
-    assert (tmp_path / "objective.png").exists() and "![objective](objective.png)" in text
+    assert (tmp_path / "new/objective.png").exists() and "![objective](objective.png)" in text
 
 
 def test_scores_after_fewer_steps_stand_beside_those_of_the_end(data, tmp_path):
@@ -163,6 +173,8 @@ def test_scores_after_fewer_steps_stand_beside_those_of_the_end(data, tmp_path):
     "missing, flag, message",
     [
         ("conll2003/eng.train", "--tables=features", "--data=data: no conll2003/eng.train in it"),
+        ("glue/STS-B/dev.tsv", "--tables=objective", "--data=data: no glue/STS-B/dev.tsv in it"),
+        ("", "--results=data", "--results=data: a folder; name a file in it, such as data/RESULTS.md"),
         ("corpora", "--tables=size", "--data=data: no corpora in it"),
         ("", "--jobs=999", "--jobs=999: from 1 to "),
         ("", "--tables=sizes", "--tables=sizes: there are objective, size"),

@@ -37,8 +37,10 @@ def main(arguments: list[str]) -> None:
         pathlib.Path(path or f"runs/ablations-{SCALE.value}").absolute() for path in (DATA.value, WORKDIR.value)
     )
     results = pathlib.Path(RESULTS.value or (workdir if SCALE.value == "trial" else FOLDER) / "RESULTS.md")
+    if results.is_dir():
+        raise UserError(f"--results={RESULTS.value}: a folder; name a file in it, such as {results / 'RESULTS.md'}")
     wanted = [TASKS[name] for table in WANTED.value for name in COLUMNS[table]]
-    for path in ("corpora", *(f"{task.data}/{task.file}" for task in wanted)):
+    for path in ("corpora", *(f"{task.data}/{file}" for task in wanted for file in task.files)):
         if not (data / path).exists():
             raise UserError(f"--data={DATA.value}: no {path} in it")
     SCALES[SCALE.value].corpora(data / "corpora")

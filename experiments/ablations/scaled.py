@@ -187,25 +187,32 @@ BYTES = Model(
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A fine-tuning task: its experiment, the folder of its data with a file in it, and the metric of the table."""
+    """A fine-tuning task: its experiment, the folder of its data with the files in it, and the metric of the table."""
 
     name: str
     experiment: str
     data: str
-    file: str
+    files: tuple[str, str]
     metric: str
 
 
+def _glue(name: str, task: str, metric: str) -> Task:
+    return Task(name, f"glue:{task}", "glue", (f"{name}/train.tsv", f"{name}/dev.tsv"), metric)
+
+
+TAGGED = ("conll2003", ("eng.train", "eng.testa"))  # CoNLL's data
+
+
 TASKS = {
-    "sst2": Task("SST-2", "glue:sst2", "glue", "SST-2/train.tsv", "accuracy"),
-    "mrpc": Task("MRPC", "glue:mrpc", "glue", "MRPC/train.tsv", "accuracy"),
-    "stsb": Task("STS-B", "glue:stsb", "glue", "STS-B/train.tsv", "spearman"),
-    "conll": Task("CoNLL", "ner", "conll2003", "eng.train", "f1"),
+    "sst2": _glue("SST-2", "sst2", "accuracy"),
+    "mrpc": _glue("MRPC", "mrpc", "accuracy"),
+    "stsb": _glue("STS-B", "stsb", "spearman"),
+    "conll": Task("CoNLL", "ner", *TAGGED, "f1"),
     # For checkpoints of the first stage, which know no later position.
-    "conll-32": Task("CoNLL, in sequences of 32", "ner", "conll2003", "eng.train", "f1"),
-    "squad": Task("SQuAD", "squad:v1.1", "squad", "train-v1.1.json", "f1"),
+    "conll-32": Task("CoNLL, in sequences of 32", "ner", *TAGGED, "f1"),
+    "squad": Task("SQuAD", "squad:v1.1", "squad", ("train-v1.1.json", "dev-v1.1.json"), "f1"),
     **{
-        f"features-{name}": Task(f"CoNLL, {name}", f"features:{name}", "conll2003", "eng.train", "f1")
+        f"features-{name}": Task(f"CoNLL, {name}", f"features:{name}", *TAGGED, "f1")
         for name in (*FEATURES, "weighted_sum_with_embeddings")
     },
 }

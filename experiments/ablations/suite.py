@@ -155,6 +155,9 @@ class Suite:
         print(f"{time.strftime('%H:%M:%S')} {module} {folder.name} {end}: {time.monotonic() - began:.0f} s", flush=True)
         if code == 130:
             raise KeyboardInterrupt
+        if code < 0:
+            raise UserError(f"{module} {folder.name}: killed by {signal.Signals(-code).name}, if not by you probably "
+                            f"for lack of memory; the same command goes on ({log})")  # fmt: skip
         if code:
             last = log.read_text(errors="replace").splitlines()[-1]
             raise UserError(f"{last.removeprefix('error: ')} ({log})")

@@ -87,6 +87,7 @@ def draw(workdir: pathlib.Path, name: str, scale: Scale):
 
 def write(path: pathlib.Path, workdir: pathlib.Path, name: str, scale: Scale) -> None:
     """Replaces a table and its picture in a Markdown file: what is between `<!-- NAME -->` and `<!-- /NAME -->`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     draw(workdir, name, scale).savefig(path.with_name(f"{name}.png"), dpi=DPI)
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     text = path.read_text() if path.exists() else ""
