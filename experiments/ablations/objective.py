@@ -1,8 +1,9 @@
-"""What pre-training learns, as in the paper's ablation: bert, no_nsp, ltr, ltr_bilstm.
+"""What pre-training learns, as in the paper's ablation: bert, no_nsp, ltr, ltr_bilstm; and order, ALBERT's.
 
 bert: masked words and next sentences. no_nsp: masked words only, of full sentences. ltr: a left-to-right model, which
 sees the words before only and learns the next one (the arrangement of GPT, with BERT's data and input). ltr_bilstm: the
-same, and a BiLSTM on top when it is fine-tuned, with --config.head.lstm_size=768.
+same, and a BiLSTM on top when it is fine-tuned, with --config.head.lstm_size=768. order: masked words, and which of two
+consecutive segments is the first (Lan et al. 2020, section 3.1).
 
 Command:  bertjax train --config=experiments/ablations/objective.py:ltr --config.data.corpus=texts/ --workdir=runs/ltr
 Hardware: 4 Cloud TPUs (16 chips), 4 days, in the paper; small models on two CPU cores: RESULTS.md
@@ -13,7 +14,7 @@ Paper:    BERT-base's size, dev sets (Devlin et al. 2019, table 5), MNLI-m, QNLI
 
 from bertjax.config import UserError, pretraining_config
 
-NAMES = ("bert", "no_nsp", "ltr", "ltr_bilstm")
+NAMES = ("bert", "no_nsp", "ltr", "ltr_bilstm", "order")
 
 
 def get_config(name="bert"):
@@ -22,7 +23,7 @@ def get_config(name="bert"):
     config = pretraining_config()
     config.data.masking = "dynamic"  # one set of records for all that have the same sentences
     if name != "bert":
-        config.data.next_sentence = "none"
+        config.data.next_sentence = "order" if name == "order" else "none"
     if name.startswith("ltr"):
         config.model.causal = True
         config.eval.fill_masks = ()

@@ -148,7 +148,7 @@ class Model:
     Args:
       name: of its workdir.
       experiment: FILE:ARGUMENT beside this file, or the name of a shipped one.
-      records: which ones: pairs | sentences | bytes.
+      records: which ones: pairs | order | sentences | bytes.
       changes: config fields by name in which it differs from the scale.
       tasks: the same, of its fine-tuning.
       is_short: whether it has the first stage only, and is fine-tuned in sequences of that length: in the tables with
@@ -264,6 +264,7 @@ ROWS = {
         "GPT-2's form": GPT,
         "ELMo's form": ELMO,
         "BERT, of bytes": BYTES,
+        "ALBERT's sentence order": Model("order", "objective.py:order", "order", is_short=True),
     },
 }
 COLUMNS = {
