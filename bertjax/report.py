@@ -3,6 +3,7 @@
 Loss and accuracy against steps, tokens and hours, learning rate, gradient norm and throughput, of all runs over each
 other; of searches, means and standard deviations. Of a single run also what its checkpoint has learnt: the attention of
 --text, head by head, and the neighbours of word embeddings. Writes report.html, with its pictures, and report.png.
+WORKDIR@STEP looks into that checkpoint; a Hugging Face folder or Google's bert_model.ckpt has no curves, but this.
 """
 
 from absl import flags
@@ -18,7 +19,6 @@ def main(workdirs: list[str]) -> None:
     from bertjax.config import UserError
     from bertjax.interop import pretrained
     from bertjax.reporting import page
-    from bertjax.training import checkpoint
 
     if not workdirs:
         raise UserError("name the workdirs of one or more runs")
@@ -27,15 +27,30 @@ def main(workdirs: list[str]) -> None:
     for flag in (_TEXT, _WORDS):
         if flag.present and len(workdirs) > 1:
             raise UserError(f"--{flag.name}: of one run only; of {len(workdirs)} runs, their curves are drawn")
-    source = None
-    if len(workdirs) == 1 and checkpoint.steps(workdirs[0]):  # not of a search, nor of a trial that was not the best
+    source, runs = None, workdirs
+    if len(workdirs) == 1 and (place := _checkpoint(workdirs[0])):
         source = pretrained.read_with_tokenizer(workdirs[0])
+        runs = [place.folder] if place.format == "bertjax" else []
     for flag in (_TEXT, _WORDS):
         if flag.present and source is None:
             raise UserError(f"--{flag.name}: {workdirs[0]} has no checkpoint to look into; a search's are in runs/")
     if _TEXT.present and source.config.encoder != "transformer":
         raise UserError(f"--text: {workdirs[0]} has no attention to draw; leave it out")
-    print(page.write(_OUTPUT.value or workdirs[0], workdirs, source, _TEXT.value, _WORDS.value))
+    if not (_OUTPUT.value or runs):
+        raise UserError(f"--output: say in which folder to write about {workdirs[0]}")
+    print(page.write(_OUTPUT.value or runs[0], runs, source, _TEXT.value, _WORDS.value))
+
+
+def _checkpoint(path: str):
+    """Returns the place of a checkpoint; None for a search, and for a run, or a trial, that has none."""
+    from etils import epath
+
+    from bertjax.interop import pretrained
+    from bertjax.training import checkpoint, logging, workdir
+
+    folder = epath.Path(path)
+    is_run = (folder / logging.METRICS).exists() or (folder / workdir.RUNS).is_dir()
+    return None if is_run and not checkpoint.steps(folder) else pretrained.find(path)
 
 
 if __name__ == "__main__":

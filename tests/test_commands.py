@@ -13,6 +13,7 @@ import pytest
 
 from bertjax.__main__ import COMMANDS
 from tests.conftest import make_corpus
+from tests.interop.test_golden import GOLDEN
 from tests.processes import ROOT, environment_with, run, start
 
 # Small enough to train in seconds.
@@ -189,11 +190,28 @@ def test_report_looks_into_a_run(trained, tmp_path):
             ("run", "run", f"--output={tmp_path}", "--text=a"),
             "error: --text: of one run only; of 2 runs, their curves are drawn",
         ),
-        (("nowhere",), "error: no nowhere/config.json: 'nowhere' is not the workdir of a run"),
-        (("nowhere", "--words=a"), "error: --words: nowhere has no checkpoint to look into; a search's are in runs/"),
-    ):
+        (("nowhere",), "error: no checkpoint in 'nowhere': give the workdir of a run, a Hugging Face folder "
+         "(config.json and model.safetensors), or Google's bert_model.ckpt"),
+        (("run", "nowhere", f"--output={tmp_path}"),
+         "error: no nowhere/config.json: 'nowhere' is not the workdir of a run"),
+        (("run@7",), "error: run@7: no such checkpoint; there are 10"),
+        ((str(GOLDEN),), f"error: --output: say in which folder to write about {GOLDEN}"),
+        ((".",), "error: .: no run, and runs/ in it has no finished trial of a search"),
+        ((".", "--words=a"), "error: --words: . has no checkpoint to look into; a search's are in runs/"),
+    ):  # fmt: skip
+        (folder / "runs").mkdir(exist_ok=True)
         result = run("report", *arguments, cwd=folder)
         assert result.returncode == 1 and result.stderr == f"{message}\n"
+
+
+@pytest.mark.parametrize("source, has_curves", [("run@10", True), (str(GOLDEN), False)])
+def test_report_looks_into_a_step_of_a_run_and_into_published_checkpoints(source, has_curves, trained, tmp_path):
+    folder, _ = trained
+    result = run("report", source, f"--output={tmp_path}", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert "Attention, head by head" in page and (tmp_path / "report-attention.png").exists()
+    assert (tmp_path / "report.png").exists() == ("Thin lines: training" in page) == has_curves
 
 
 @pytest.mark.parametrize("module", sorted({module for module, _ in COMMANDS.values()}))

@@ -8,6 +8,7 @@ import numpy as np
 from bertjax.reporting.history import History
 
 COLUMNS = 3
+AGAINST = ("steps", "tokens", "hours")
 POINTS = 1000  # of a curve; more are averaged
 
 
@@ -41,7 +42,7 @@ _ACCURACIES = Panel(
     ("eval/mlm_majority", "eval/lm_majority", "eval/bilm_majority"),
 )
 PRETRAINING = (
-    *(panel._replace(against=against) for panel in (_LOSSES, _ACCURACIES) for against in ("steps", "tokens", "hours")),
+    *(panel._replace(against=against) for panel in (_LOSSES, _ACCURACIES) for against in AGAINST),
     Panel(
         "accuracy of sentence pairs",
         ("train/nsp_accuracy", "train/sop_accuracy"),
@@ -83,13 +84,14 @@ def draw(histories: Sequence[History]):
 
 
 def _fine_tuning(histories: Iterable[History]) -> list[Panel]:
-    """The loss, and a panel for each score on the dev set, at most four."""
+    """Loss and first score on the dev set against steps, tokens and hours, and up to three other scores."""
     scores = {}
     for history in histories:
         if history.task != "pretraining":
             scores |= {name: None for line in history.lines for name in line if name.startswith("eval/")}
     panels = [Panel(f"{name.removeprefix('eval/')}, dev set", scored=(name,)) for name in list(scores)[:4]]
-    return [Panel("loss", ("train/loss",)), *panels] if scores else []
+    first = [Panel("loss", ("train/loss",)), *panels[:1]] if scores else []
+    return [*(panel._replace(against=against) for panel in first for against in AGAINST), *panels[1:]]
 
 
 def _has_any(panel: Panel, histories: Iterable[History]) -> bool:

@@ -77,8 +77,8 @@ def draw(pieces: Sequence[str], probabilities: np.ndarray):
 
     layers = np.unique(np.linspace(0, len(probabilities) - 1, min(len(probabilities), MOST_LAYERS)).round().astype(int))
     heads = probabilities.shape[1]
-    is_large = heads <= 4
-    side = 2.6 if is_large else 1.3
+    side = 2.6 if heads <= 4 else 1.6  # inches
+    font = float(np.clip(72 * 0.75 * side / len(pieces), 2, 7))  # points: as high as a row, if that can be read
     figure = Figure(figsize=(side * heads + 1, side * len(layers) + 0.5), layout="constrained")
     axes = figure.subplots(len(layers), heads, squeeze=False)
     for row, layer in enumerate(layers):
@@ -87,7 +87,7 @@ def draw(pieces: Sequence[str], probabilities: np.ndarray):
             axis.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=7)
             axis.set(xticks=[], yticks=[])
             if head == 0:
-                axis.set_yticks(range(len(pieces)), pieces, fontsize=6 if is_large else 3)
-            if row == len(layers) - 1 and is_large:
-                axis.set_xticks(range(len(pieces)), pieces, fontsize=6, rotation=90)
+                axis.set_yticks(range(len(pieces)), pieces, fontsize=font)
+            if row == len(layers) - 1:
+                axis.set_xticks(range(len(pieces)), pieces, fontsize=font, rotation=90)
     return figure

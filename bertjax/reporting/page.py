@@ -18,7 +18,10 @@ from bertjax.training.clocks import PARTS
 from bertjax.training.workdir import RUNS, Finished
 
 PAGE, PICTURE, ATTENTION = "report.html", "report.png", "report-attention.png"
-DPI = 80
+DPI, DPI_OF_ATTENTION = 80, 110  # its labels are small
+LINES = (
+    "Thin lines: training. Dots: held-out text, or the dev set. Dashes: the unigram baseline, or the commoner class."
+)
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1150px; margin: 2em auto; padding: 0 1em; color: #222 }
 table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; text-align: right }
@@ -32,29 +35,35 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
     """Writes the page and its pictures to a folder; returns the path of the page.
 
     Args:
-      workdirs: of runs, or of searches, whose trials are drawn over each other.
+      workdirs: of runs, or of searches, whose trials are drawn over each other. None is needed where there is a source.
       source: a checkpoint to look into, with the attention of `text` and the neighbours of `words`.
 
-    Raises `UserError` if a workdir is not one, or has no metrics.
+    Raises `UserError` if a workdir is not one, or if there is nothing to show.
     """
     folder, named, runs, groups = epath.Path(folder), _named(workdirs), [], {}
     for name, workdir in named.items():
         if (workdir / RUNS).is_dir():
-            groups |= _grouped(name, read_results(workdir))
+            if not (results := read_results(workdir)):
+                raise UserError(f"{workdir}: no run, and {RUNS}/ in it has no finished trial of a search")
+            groups |= _grouped(name, results)
         else:
             runs.append(read_history(workdir, name))
     is_alone = len(runs) + len(groups) == 1  # then its seeds have names and colours of their own
     trials = ((title, trial) for title, found in groups.items() for trial in found)
     histories = [*runs, *(read_history(trial, trial.name if is_alone else title) for title, trial in trials)]
-    if not any(history.lines for history in histories):
+    has_curves = any(history.lines for history in histories)
+    if not has_curves and source is None:
         raise UserError(f"{', '.join(map(str, workdirs))}: no metrics yet")
-    title = ", ".join(named)
-    parts = [f"<h1>{html.escape(title)}</h1>", _table(["", *_COLUMNS], [_summary(run) for run in runs]) if runs else ""]
+    title = ", ".join(named) or source.path
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    if runs:
+        parts.append(_table(["", *_COLUMNS], [_summary(run) for run in runs]))
     if groups:
         parts.append(_of_groups(groups))
-    picture = _png(curves.draw(histories))
-    parts.append(_image(picture, "curves"))
-    write_whole(folder / PICTURE, picture)
+    if has_curves:
+        picture = _png(curves.draw(histories))
+        parts += [f'<p class="note">{LINES}</p>', _image(picture, "curves")]
+        write_whole(folder / PICTURE, picture)
     if source is not None:
         parts.append(_of_checkpoint(folder, source, text, words))
     page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
@@ -114,7 +123,7 @@ def _mean(scores: Sequence[float | None]) -> str:
 def _of_checkpoint(folder: epath.Path, source: Pretrained, text: str, words: Sequence[str]) -> str:
     parts = []
     if source.config.encoder == "transformer":
-        picture = _png(insight.draw(*insight.attention(source, text)))
+        picture = _png(insight.draw(*insight.attention(source, text)), DPI_OF_ATTENTION)
         write_whole(folder / ATTENTION, picture)
         said = "Rows attend, columns are attended to; " + html.escape(text)
         parts.append(f'<h2>Attention, head by head</h2><p class="note">{said}</p>{_image(picture, "attention")}')
@@ -130,9 +139,9 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _png(figure) -> bytes:
+def _png(figure, dpi: int = DPI) -> bytes:
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=DPI)
+    figure.savefig(content, format="png", dpi=dpi)
     return content.getvalue()
 
 
