@@ -106,8 +106,13 @@ def make_corpus(documents: int, seed: int = 0) -> str:
 @pytest.fixture(autouse=True)
 def without_pictures(request, monkeypatch):
     """Spares each run the second that its page takes; `test_report` and the commands, in processes, draw theirs."""
-    if request.path.name != "test_report.py":
+    if request.path.name != "test_report.py" and "with_pictures" not in request.fixturenames:
         monkeypatch.setattr("bertjax.reporting.page.write", lambda *_: None)
+
+
+@pytest.fixture
+def with_pictures():
+    """Runs of this test draw their pages."""
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,10 @@ from etils import epath
 
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
-from bertjax.tasks import sweep, validate
+from bertjax.reporting import curves, page
+from bertjax.reporting.history import read_history
+from bertjax.tasks import launch, sweep, validate
 from bertjax.tasks.finetuning import FineTuning
-from bertjax.tasks.launch import launch
 from bertjax.tasks.sweep import Result
 from bertjax.training import checkpoint as checkpoints
 from bertjax.training import workdir
@@ -75,10 +76,10 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     config = config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8,3e-3 epochs=5 seed=0,1", max_seq_length=16)
     validate(config)
     with pytest.raises(KeyboardInterrupt):
-        launch(config, tmp_path / "run")
+        launch.launch(config, tmp_path / "run")
     (program,) = compiled
     assert program.train_step._cache_size() == 1  # of two runs
-    launch(config_for(tmp_path, checkpoint, sweep=config.sweep, max_seq_length=16), tmp_path / "run")
+    launch.launch(config_for(tmp_path, checkpoint, sweep=config.sweep, max_seq_length=16), tmp_path / "run")
     assert trained == [sweep.name_of(settings) for settings in sweep.parse(config)]  # each of them once
 
     results = {
@@ -105,7 +106,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
 
     # Another search goes on with what there is of it; with other settings than before it does not.
     wider = config_for(tmp_path, checkpoint, sweep="learning_rate=3e-3 epochs=5 seed=2,0,1", max_seq_length=16)
-    launch(wider, tmp_path / "run")
+    launch.launch(wider, tmp_path / "run")
     assert len(trained) == 5 and trained[-1].endswith("seed=2")
     (kept,) = [folder for folder in (tmp_path / "run/runs").iterdir() if checkpoints.steps(folder)]
     top = {name: score for name, score in scores.items() if "0.003" in name}
@@ -114,18 +115,18 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     ]
     assert top[kept.name] == max(top.values()) and pretrained.read(tmp_path / "run").path.startswith(str(kept))
     # A narrower one, of runs that are not the best of all, changes nothing of that.
-    launch(config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8 epochs=5", max_seq_length=16, seed=7),
+    launch.launch(config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8 epochs=5", max_seq_length=16, seed=7),
            tmp_path / "run")  # fmt: skip
     assert (
         len(trained) == 6 and pretrained.read(tmp_path / "run").path.startswith(str(kept)) and checkpoints.steps(kept)
     )
     other = config_for(tmp_path, checkpoint, sweep="learning_rate=3e-3 epochs=5 seed=0", max_seq_length=24)
     with pytest.raises(UserError, match=r"seed=0: trained with other settings, max_seq_length = 24 \(was 16\); choose"):
-        launch(other, tmp_path / "run")
+        launch.launch(other, tmp_path / "run")
     with pytest.raises(UserError, match=r"holds a search, and this is a single run; choose another --workdir"):
-        launch(config_for(tmp_path, checkpoint, max_seq_length=16), tmp_path / "run")
+        launch.launch(config_for(tmp_path, checkpoint, max_seq_length=16), tmp_path / "run")
     with pytest.raises(UserError, match=r"holds a single run, and this is a search; choose another --workdir"):
-        launch(wider, kept)
+        launch.launch(wider, kept)
 
 
 def scored(accuracy):
@@ -145,7 +146,7 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
 
     monkeypatch.setattr(sweep, "run_one", run)
     config = config_for(tmp_path, checkpoint, sweep="seed=5,2005,6", restarts=3)
-    launch(config, tmp_path / "run")
+    launch.launch(config, tmp_path / "run")
     assert seeds == [5, 1005, 3005, 2005, 6, 1006, 2006]  # 2005 was to come anyway
     assert "| 42.86 | 100.00 | 53.45 | 7 | 4 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
 
@@ -162,7 +163,7 @@ def test_a_trial_whose_score_is_no_number_fails_and_does_not_end_the_search(chec
     scores = Scores({"accuracy": None}, None)
     monkeypatch.setattr(sweep, "run_one", lambda *_, **more: Trained(None, scores, None, None))
     write_sst2(tmp_path, train=48)
-    launch(config_for(tmp_path, checkpoint, sweep="seed=0"), tmp_path / "run")
+    launch.launch(config_for(tmp_path, checkpoint, sweep="seed=0"), tmp_path / "run")
     assert "| 0.00 | 0.00 |  | 1 | 1 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
 
 
@@ -173,15 +174,15 @@ def test_searches_on_different_data_do_not_share_a_workdir(checkpoint, tmp_path,
     other.mkdir()
     write_sst2(other, train=48)
     monkeypatch.setattr(sweep, "run_one", written)
-    launch(config_for(tmp_path, checkpoint, sweep="seed=0"), tmp_path / "run")
-    launch(config_for(tmp_path, checkpoint, sweep="epochs=2 seed=1"), tmp_path / "run")
+    launch.launch(config_for(tmp_path, checkpoint, sweep="seed=0"), tmp_path / "run")
+    launch.launch(config_for(tmp_path, checkpoint, sweep="epochs=2 seed=1"), tmp_path / "run")
     with pytest.raises(
         UserError, match=r"epochs=2,seed=1: trained with other settings, data.path = .*; choose another"
     ):
-        launch(config_for(other, checkpoint, sweep="seed=2"), tmp_path / "run")
+        launch.launch(config_for(other, checkpoint, sweep="seed=2"), tmp_path / "run")
 
 
-def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tmp_path, monkeypatch):
+def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tmp_path, monkeypatch, with_pictures):
     write_sst2(tmp_path, train=96)
     config = config_for(tmp_path, checkpoint, sweep="epochs=2,4", max_seq_length=16)
     config.checkpoint.every_steps = 5
@@ -195,7 +196,7 @@ def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tm
     with monkeypatch.context() as patch:
         patch.setattr(FineTuning, "evaluate", stopped)
         with pytest.raises(KeyboardInterrupt):
-            launch(config, tmp_path / "run")
+            launch.launch(config, tmp_path / "run")
     folder = tmp_path / "run/runs/epochs=4"
     assert checkpoints.steps(folder)[-1] == 24 and not (folder / sweep.RESULT).exists()
     starts, batches = [], FineTuning.batches
@@ -205,9 +206,15 @@ def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tm
         return batches(self, start_step)
 
     monkeypatch.setattr(FineTuning, "batches", watched)
-    launch(config, tmp_path / "run")
+    launch.launch(config, tmp_path / "run")
     assert starts == [24] and read_metrics(folder)[-1]["step"] == 24 and (folder / sweep.RESULT).exists()
     assert "| 2 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
+    drawn = (tmp_path / "run" / page.PAGE).read_text()  # with a row for each setting
+    assert all(f"<td>run/epochs={epochs}</td>" in drawn for epochs in (2, 4)) and "<td>accuracy " in drawn
+    launch.draw(folder)  # as a run that is no trial
+    assert "<td>24</td>" in (folder / page.PAGE).read_text()
+    panels = [(axis.get_title(), axis.get_xlabel()) for axis in curves.draw([read_history(folder)]).axes]
+    assert panels[:6] == [(title, x) for title in ("loss", "accuracy, dev set") for x in ("steps", "tokens", "hours")]
 
 
 def test_a_table_has_every_score():
@@ -242,4 +249,4 @@ def test_the_trial_that_is_named_has_the_checkpoint(tmp_path, scores, best):
 def test_every_run_of_a_search_is_checked_before_the_first(checkpoint, tmp_path):
     config = config_for(tmp_path, checkpoint, sweep="batch_size=16,12")
     with pytest.raises(UserError, match=r"config.batch_size = 12: .* must be a multiple of the 8 devices"):
-        launch(config, tmp_path / "run")
+        launch.launch(config, tmp_path / "run")
