@@ -49,7 +49,8 @@ class Recorded(Suite):
             for seed in settings["sweep"].removeprefix("seed=").split(","):
                 (folder / f"runs/seed={seed}").mkdir(parents=True)
                 scores = dict.fromkeys(("accuracy", "f1", "spearman"), 0.5 + 0.1 * int(seed))
-                (folder / f"runs/seed={seed}/result.json").write_text(json.dumps({"scores": scores, "failed": False}))
+                result = {"scores": scores, "failed": False, "metric": "accuracy", "baseline": 0.42}
+                (folder / f"runs/seed={seed}/result.json").write_text(json.dumps(result))
         else:
             (folder / "report.txt").touch()
 
@@ -155,6 +156,7 @@ def test_a_table_takes_the_place_of_the_one_before(data, tmp_path):
     assert text.startswith("before\n\n<!-- objective -->\n|  | steps |") and "old" not in text
     assert "after\n\n## Size\n" in text and text.count("<!-- size -->") == 1
     assert "\n| BERT |  |  |  |  | 55.0 ± 7.1 |  |  |  |  |\n" in text  # of 50 and 60
+    assert "\n| baseline |  |  |  |  | 42.0 |  |  |  |  |\n" in text and text.count("| baseline |") == 1
     assert (tmp_path / "new/objective.png").exists() and "![objective](objective.png)" in text
 
 

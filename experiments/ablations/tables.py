@@ -18,8 +18,14 @@ def scores(folder: pathlib.Path, metric: str) -> list[float]:
     return [100 * (result["scores"].get(metric) or 0.0) for result in read_results(folder).values()]
 
 
+def baseline(folder: pathlib.Path, metric: str) -> str:
+    """Formats the baseline of the finished trials (`Finished`), in percent; "" if they have none."""
+    found = {result.get("baseline") for result in read_results(folder).values() if result.get("metric") == metric}
+    return f"{100 * max(found):.1f}" if any(found) else ""
+
+
 def table(workdir: pathlib.Path, name: str, scale: Scale) -> str:
-    """Formats a table in Markdown."""
+    """Formats a table in Markdown. Its last row has the baselines of those tasks that have one."""
     titles = [
         "",
         "steps",
@@ -28,10 +34,13 @@ def table(workdir: pathlib.Path, name: str, scale: Scale) -> str:
         "perplexity of held-out words",
         *(TASKS[task].name for task in COLUMNS[name]),
     ]
-    rows = {}
+    rows, baselines = {}, dict.fromkeys(COLUMNS[name], "")
     for title, cell in cells(name, scale):
         row = rows.setdefault((title, cell.step), [title, *_pretraining(workdir / cell.model.name, cell.step)])
         row.append(_cell(scores(workdir / cell.name, TASKS[cell.task].metric)))
+        baselines[cell.task] = baselines[cell.task] or baseline(workdir / cell.name, TASKS[cell.task].metric)
+    if any(baselines.values()):
+        rows["baseline"] = ["baseline", *[""] * 4, *baselines.values()]
     lines = [titles, ["---"] * len(titles), *rows.values()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
