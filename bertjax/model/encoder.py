@@ -53,7 +53,7 @@ def sinusoids(length: int, size: int) -> jax.Array:
     """The position embeddings of the original Transformer `[length, size]` (Vaswani et al. 2017, section 3.5).
 
     There, word embeddings are multiplied by the root of `size` before these are added (section 3.4); here these are
-    divided by it, which is the same to the LayerNorm that follows.
+    divided by it, which is the same up to their sum's scale.
     """
     angles = jnp.arange(length)[:, None] * 10_000.0 ** (-2 * jnp.arange((size + 1) // 2) / size)
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(length, -1)[:, :size] / size**0.5
