@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_is_no_mistake_of_the_user(data, tmp_path, monkeyp
     monkeypatch.setattr(sys, "executable", tmp_path / "python")
     (tmp_path / "python").write_text("#!/bin/sh\necho step 300\nkill -9 $$\n")
     (tmp_path / "python").chmod(0o755)
-    with pytest.raises(UserError, match=r"^vocabulary vocabulary: killed by SIGKILL, .* goes on \(.*vocabulary.log\)$"):
+    with pytest.raises(UserError, match=r"^vocabulary vocabulary: killed by SIGKILL, .*--jobs \(.*vocabulary.log\)$"):
         run_all(Suite("trial", tmp_path / "work", data), [scaled.BERT], 1, lambda to_do: None)
 
 

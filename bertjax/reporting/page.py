@@ -125,7 +125,7 @@ def _of_checkpoint(folder: epath.Path, source: Pretrained, text: str, words: Seq
     if source.config.encoder == "transformer":
         picture = _png(insight.draw(*insight.attention(source, text)), DPI_OF_ATTENTION)
         write_whole(folder / ATTENTION, picture)
-        said = "Rows attend, columns are attended to; " + html.escape(text)
+        said = html.escape(f"{source.path}; rows attend, columns are attended to: {text}")
         parts.append(f'<h2>Attention, head by head</h2><p class="note">{said}</p>{_image(picture, "attention")}')
     ids = [insight.piece_of(source, word) for word in words] or insight.words_of(source, text)
     near = insight.neighbours(source, ids)

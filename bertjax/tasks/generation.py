@@ -75,7 +75,7 @@ def _generate(model, longest, sampling, special, sep_id, params, prompt, used, t
 
     def goes_on(state):
         ids, _, _, place = state
-        is_end = (place > used) & (ids[0, place - 1] == sep_id)  # in the text it may be GPT-2's first token
+        is_end = (place > used) & (ids[0, place - 1] == sep_id)  # GPT-2 begins with the same piece
         return (place < used + tokens) & ~is_end
 
     def step(state):

@@ -156,8 +156,8 @@ class Suite:
         if code == 130:
             raise KeyboardInterrupt
         if code < 0:
-            raise UserError(f"{module} {folder.name}: killed by {signal.Signals(-code).name}, if not by you probably "
-                            f"for lack of memory; the same command goes on ({log})")  # fmt: skip
+            killer = signal.Signals(-code).name
+            raise UserError(f"{module} {folder.name}: killed by {killer}, if memory was short try fewer --jobs ({log})")
         if code:
             last = log.read_text(errors="replace").splitlines()[-1]
             raise UserError(f"{last.removeprefix('error: ')} ({log})")

@@ -20,8 +20,9 @@ def scores(folder: pathlib.Path, metric: str) -> list[float]:
 
 def baseline(folder: pathlib.Path, metric: str) -> str:
     """Formats the baseline of the finished trials (`Finished`), in percent; "" if they have none."""
-    found = {result.get("baseline") for result in read_results(folder).values() if result.get("metric") == metric}
-    return f"{100 * max(found):.1f}" if any(found) else ""
+    results = read_results(folder).values()
+    most = max((result.get("baseline", 0.0) for result in results if result.get("metric") == metric), default=0.0)
+    return f"{100 * most:.1f}" if most else ""
 
 
 def table(workdir: pathlib.Path, name: str, scale: Scale) -> str:

@@ -234,6 +234,16 @@ def test_gpt2_has_their_logits(gpt2_folder):
     np.testing.assert_allclose(words[..., : source.config.vocab_size], expected, rtol=0, atol=1e-4)
 
 
+def test_the_attention_that_a_report_draws_of_gpt2_is_theirs(gpt2_folder):
+    folder, theirs, _ = gpt2_folder
+    source = pretrained.read_with_tokenizer(folder)
+    shown, found = insight.attention(source, "The whale found the anchor")
+    with torch.no_grad():
+        ids = torch.tensor([[source.tokenizer.pieces.index(piece) for piece in shown]])
+        expected = theirs(ids, output_attentions=True).attentions
+    np.testing.assert_allclose(found, np.concatenate([x.numpy() for x in expected]), atol=1e-5)
+
+
 def test_gpt2_goes_on_with_their_words(gpt2_folder):
     folder, theirs, pieces = gpt2_folder
     source = pretrained.read_with_tokenizer(folder)
