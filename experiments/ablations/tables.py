@@ -75,7 +75,7 @@ def draw(workdir: pathlib.Path, name: str, scale: Scale):
             steps = cell.step or sum(steps for steps, _ in scale.stages)
             panels.setdefault(task, {}).setdefault(row, []).append((steps, np.mean(found), np.std(found, ddof=1)))
     most = max(map(len, panels.values()), default=0)
-    size = (4.6, 3.4) if name == "steps" else (max(6.0, 1.6 + 2.2 * len(panels)), 0.9 + 0.3 * most)
+    size = (4.6, 3.4) if name == "steps" else (max(6.0, 1.6 + 2.2 * len(panels)), 1.1 + 0.3 * most)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, len(panels) or 1, sharey=name != "steps", squeeze=False)[0]
     for (task, rows), axis in zip(panels.items(), axes):
@@ -85,7 +85,7 @@ def draw(workdir: pathlib.Path, name: str, scale: Scale):
                 axis.errorbar(steps, means, spreads, marker="o", capsize=3, label=row)
             else:
                 axis.errorbar(means, [row], xerr=spreads, marker="o", capsize=3, color="C0")
-        axis.set(title=task)
+        axis.set_title(task.replace(", ", ",\n"), fontsize="small")  # of weighted_sum_with_embeddings as well
         axis.grid(alpha=0.3)
     if name == "steps":
         axes[0].set(xlabel="steps of pre-training")
