@@ -108,7 +108,7 @@ def _draw(axis, panel: Panel, history: History, color: str) -> None:
     for metrics, style in (
         (panel.trained, dict(linewidth=0.9, alpha=0.7)),
         (panel.scored, dict(marker="o", markersize=3, linewidth=1.6)),
-        (panel.baselines, dict(linestyle="--", linewidth=1)),
+        (panel.baselines, dict(linestyle="--", linewidth=1, marker="_", markersize=9)),  # one evaluation shows, too
     ):
         for metric in metrics:
             steps, values = history.of(metric)
