@@ -63,7 +63,6 @@ def test_what_is_not_the_default_is_said(tmp_path):
     config = pretraining_config()
     config.data.update(corpus="a/,b/", mixture="a/=2", do_whole_word_mask=True)
     config.data.cleaning.min_words = 20
-    config.model.hidden_dropout_prob = 0.25
     config.packing = True
     pretrained.convert(made_run(tmp_path / "run", config, {}), tmp_path / "out", "huggingface")
     _, rows, _ = read_card(tmp_path / "out")
