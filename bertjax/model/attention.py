@@ -12,7 +12,7 @@ from bertjax.config import BertConfig, Compute
 from bertjax.model.dropout import dropout
 from bertjax.model.fused_attention import LONGEST, fused_attention
 from bertjax.model.fused_norm import can_add_norm, fused_add_norm
-from bertjax.model.kernels import LANES, has_kernels, parts_along
+from bertjax.model.kernels import LANES, has_kernels, on_one_device, parts_along
 from bertjax.model.plain_attention import Cache, cached_attention, plain_attention
 
 
@@ -146,7 +146,8 @@ class SelfAttention(nn.Module):
             how = dict(chip=compute.chip, unroll=compute.unroll, causal=config.causal)
             context = fused_attention(x, kernel, bias, segments, dropout_keys, rate, **how)
         else:
-            context = plain_attention(project(x), segments, dropout_keys, rate, config.causal)
+            in_blocks = compute.chip == "cpu" and on_one_device()
+            context = plain_attention(project(x), segments, dropout_keys, rate, config.causal, in_blocks)
         output = Dense(config, dtype, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")
         return output.product(context), output.bias, cache
 

@@ -35,14 +35,19 @@ def kernel_call(kernel, *, grid, chip: str, **options):
     return pl.pallas_call(kernel, grid=grid, compiler_params=parameters, **options)
 
 
+def on_one_device() -> bool:
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.empty or mesh.size == 1
+
+
 def on_mesh(function, in_axes, out_axes):
     """Runs `function` on each device's part of its arguments: the partitioner cannot split a kernel.
 
     `in_axes`, `out_axes`: the logical axes of each argument and result.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if on_one_device():
         return function
+    mesh = jax.sharding.get_abstract_mesh()
 
     def specs(axes):
         return tuple(nn.logical_to_mesh_axes(each) for each in axes)

@@ -8,16 +8,21 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bertjax.model.blocks import Block, block_of, each_block
 from bertjax.model.dropout import dropout
 
 
-def plain_attention(query_key_value, segments, dropout_keys, rate: float, causal: bool = False):
+def plain_attention(query_key_value, segments, dropout_keys, rate: float, causal: bool = False, in_blocks: bool = False):
     """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments.
 
-    `causal`: tokens attend to themselves and to earlier ones only.
+    `causal`: tokens attend to themselves and to earlier ones only. `in_blocks`: computes long sequences in blocks that
+    fit in a CPU's cache.
     """
-    context = _attend(query_key_value, segments, dropout_keys, 0.0 if dropout_keys is None else rate, causal)
-    return context.reshape(*context.shape[:2], -1)
+    batch, length, _, heads, _ = query_key_value.shape
+    block = block_of(batch, length, heads) if in_blocks else None
+    rate = 0.0 if dropout_keys is None else rate
+    context = _attend(query_key_value, segments, dropout_keys, rate, causal, block)
+    return context.reshape(batch, length, -1)
 
 
 class Cache(NamedTuple):
@@ -46,44 +51,92 @@ def cached_attention(query_key_value, positions, cache: Cache):
     return context.reshape(*context.shape[:2], -1), cache
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _attend(query_key_value, segments, dropout_keys, rate: float, causal: bool):
-    return _attend_forward(query_key_value, segments, dropout_keys, rate, causal)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _attend(query_key_value, segments, dropout_keys, rate: float, causal: bool, block: Block | None):
+    return _attend_forward(query_key_value, segments, dropout_keys, rate, causal, block)[0]
 
 
-def _attend_forward(query_key_value, segments, dropout_keys, rate, causal):
-    """Softmax is normalized after the product with the values, which is smaller than the scores."""
+def _attend_forward(query_key_value, segments, dropout_keys, rate, causal, block):
+    batch, length, _, heads, size = query_key_value.shape
+
+    def forward(by_head, by_row, first_head):
+        return _forward(by_head, *by_row, first_head, rate, _sum_over_keys(block))
+
+    by_row = visible(segments, causal), dropout_keys
+    if block is None:
+        context, log_sums = forward(query_key_value, by_row, 0)
+    else:
+        empty = jax.ShapeDtypeStruct((batch, length, heads, size), query_key_value.dtype)
+        empty_sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
+        context, log_sums = each_block(forward, query_key_value, by_row, (empty, empty_sums), block)
+    return context, (query_key_value, segments, dropout_keys, log_sums, context)
+
+
+def _forward(query_key_value, mask, dropout_keys, first_head, rate, sum_over_keys):
+    """Returns the context `[batch, length, heads, size]` and the logarithms of softmax's sums `[batch, heads, length]`.
+
+    Softmax is normalized after the product with the values, which is smaller than the scores.
+    """
     query, key, value = _constrained(query_key_value)
-    scores = _scores(query, key, visible(segments, causal))
+    scores = _scores(query, key, mask)
     most = scores.max(-1, keepdims=True)
     exponentials = jnp.exp(scores - most)
     sums = exponentials.sum(-1, keepdims=True)
-    exponentials = dropout(exponentials.astype(query.dtype), rate, dropout_keys)
-    context = jnp.einsum("bhqk,bkhd->bqhd", exponentials, value, preferred_element_type=jnp.float32)
+    first = first_head * query.shape[1] ** 2
+    exponentials = dropout(exponentials.astype(query.dtype), rate, dropout_keys, first)
+    context = sum_over_keys(exponentials, value, jnp.float32)
     context = (context / jnp.swapaxes(sums, 1, 2)).astype(query.dtype)
-    return context, (query_key_value, segments, dropout_keys, most + jnp.log(sums), context)
+    return context, (most + jnp.log(sums))[..., 0]
 
 
-def _attend_backward(rate, causal, saved, grad):
-    """Recomputes scores and dropout: they take less time than memory, of which they would be most."""
+def _attend_backward(rate, causal, block, saved, grad):
     query_key_value, segments, dropout_keys, log_sums, context = saved
-    query, key, value = _constrained(query_key_value)
-    dtype = query.dtype
-    probs = jnp.exp(_scores(query, key, visible(segments, causal)) - log_sums)
-
-    grad_value = jnp.einsum("bhqk,bqhd->bkhd", dropout(probs.astype(dtype), rate, dropout_keys), grad)
-    grad_probs = jnp.einsum("bqhd,bkhd->bhqk", grad, value, preferred_element_type=jnp.float32)
-    grad_probs = dropout(grad_probs, rate, dropout_keys)
     # Softmax's gradient subtracts the sum over keys of probs * grad_probs, which is this product.
     mean = jnp.einsum("bqhd,bqhd->bqh", grad, context, precision="highest", preferred_element_type=jnp.float32)
-    mean = jnp.swapaxes(mean, 1, 2)[..., None]
-    grad_scores = (probs * (grad_probs - mean) / math.sqrt(query.shape[-1])).astype(dtype)
-    grad_query = jnp.einsum("bhqk,bkhd->bqhd", grad_scores, key)
+
+    def backward(by_head, by_row, first_head):
+        return _backward(*by_head, *by_row, first_head, rate, _sum_over_keys(block))
+
+    by_head = query_key_value, log_sums, jnp.swapaxes(mean, 1, 2), grad
+    by_row = visible(segments, causal), dropout_keys
+    if block is None:
+        return backward(by_head, by_row, 0), None, None
+    return each_block(backward, by_head, by_row, query_key_value, block), None, None
+
+
+def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_head, rate, sum_over_keys):
+    """Returns the gradient of `query_key_value`.
+
+    Recomputes scores and dropout: they take less time than memory, of which they would be most.
+    """
+    query, key, value = _constrained(query_key_value)
+    dtype = query.dtype
+    probs = jnp.exp(_scores(query, key, mask) - log_sums[..., None])
+
+    first = first_head * query.shape[1] ** 2
+    kept_probs = dropout(probs.astype(dtype), rate, dropout_keys, first)
+    grad_value = jnp.einsum("bhqk,bqhd->bkhd", kept_probs, grad)
+    grad_probs = jnp.einsum("bqhd,bkhd->bhqk", grad, value, preferred_element_type=jnp.float32)
+    grad_probs = dropout(grad_probs, rate, dropout_keys, first)
+    grad_scores = (probs * (grad_probs - mean[..., None]) / math.sqrt(query.shape[-1])).astype(dtype)
+    grad_query = sum_over_keys(grad_scores, key)
     grad_key = jnp.einsum("bhqk,bqhd->bkhd", grad_scores, query)
-    return jnp.stack([grad_query, grad_key, grad_value], axis=2), None, None
+    return jnp.stack([grad_query, grad_key, grad_value], axis=2)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _sum_over_keys(block: Block | None):
+    """Returns the product `[batch, heads, queries, keys]`, `[batch, keys, heads, size]` -> `[batch, queries, heads,
+    size]`, in the order of factors that is faster: in a block on a CPU, that which leaves the larger one as it is."""
+
+    def product(weights, x, dtype=None):
+        if block is None:
+            return jnp.einsum("bhqk,bkhd->bqhd", weights, x, preferred_element_type=dtype)
+        return jnp.swapaxes(jnp.einsum("bhqk,bkhd->bhqd", weights, x, preferred_element_type=dtype), 1, 2)
+
+    return product
 
 
 def _constrained(query_key_value):
