@@ -1,4 +1,4 @@
-"""Loops over blocks of rows and heads, whose intermediate arrays stay in a CPU's cache."""
+"""Loops over blocks of rows and heads, whose arrays stay in a CPU's cache."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,47 +6,45 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# What the scores of a block take. About five such arrays are in use at once.
-BLOCK_BYTES = 4 << 20
-# Attention of fewer tokens is no faster in blocks.
-SHORTEST = 128
+# Of the scores of a block; about five arrays of that size are in use at once. See the benchmarks' RESULTS.md.
+BLOCK_BYTES = 3 << 20
+SHORTEST = 128  # Fewer tokens gain nothing.
 
 
 class Block(NamedTuple):
-    """Rows of the batch and heads that are computed at a time."""
+    """Rows of the batch, and heads, that are computed at a time."""
 
     rows: int
     heads: int
 
 
 def block_of(batch: int, length: int, heads: int) -> Block | None:
-    """Returns the largest block of `[batch, heads, length, length]` scores that fits; None: they need no blocks."""
-    score_bytes = 4 * length**2
-    if length < SHORTEST or batch * heads * score_bytes <= BLOCK_BYTES:
+    """Returns the block for attention's scores `[batch, heads, length, length]`; None if they need no blocks."""
+    of_head = 4 * length**2
+    if length < SHORTEST or batch * heads * of_head <= BLOCK_BYTES:
         return None
-    of_row = _largest_divisor(heads, BLOCK_BYTES // score_bytes)
-    return Block(_largest_divisor(batch, BLOCK_BYTES // (heads * score_bytes)), of_row)
+    rows = _divisor(batch, BLOCK_BYTES // (heads * of_head))
+    return Block(rows, _divisor(heads, BLOCK_BYTES // of_head))
 
 
-def _largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of `number` up to `most`; at least 1."""
-    return max(n for n in range(1, number + 1) if number % n == 0 and n <= max(1, most))
+def _divisor(number: int, most: int) -> int:
+    """Returns the largest divisor of `number` that is at most `most`, or 1."""
+    return max(n for n in range(1, number + 1) if number % n == 0 and n <= max(most, 1))
 
 
-def each_block(function: Callable, by_head, by_row, results, block: Block):
-    """Returns `results` filled with what `function` returns for each block, in a loop.
+def each_block(function: Callable, by_head, by_row, shapes, block: Block):
+    """Returns what `function` returns for all blocks, which it computes one after the other.
 
     Args:
-      function: takes the parts of `by_head` and `by_row` and the number of the first head; returns the part of
-        `results`.
-      by_head: a tree of arrays `[batch, ..., heads, size]`, as `results` are.
+      function: takes the parts of `by_head` and of `by_row` and the number of the first head.
+      by_head: a tree of arrays `[batch, ..., heads, size]`.
       by_row: a tree of arrays `[batch, ...]`.
-      results: a tree of arrays whose values do not matter, or of their shapes and types.
+      shapes: a tree of the results' shapes and types, which are like `by_head`.
     """
-    batch, heads = jax.tree.leaves(by_head)[0].shape[0], jax.tree.leaves(by_head)[0].shape[-2]
+    batch, *_, heads, _ = jax.tree.leaves(by_head)[0].shape
     parts = heads // block.heads
 
-    def body(number, results):
+    def compute(number, results):
         row, head = number // parts * block.rows, number % parts * block.heads
 
         def start(x):
@@ -61,5 +59,5 @@ def each_block(function: Callable, by_head, by_row, results, block: Block):
         part = function(jax.tree.map(of_heads, by_head), jax.tree.map(of_rows, by_row), head)
         return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice(x, y, start(x)), results, part)
 
-    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), results)
-    return jax.lax.fori_loop(0, batch // block.rows * parts, body, empty)
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.fori_loop(0, batch // block.rows * parts, compute, empty)

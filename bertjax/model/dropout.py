@@ -16,17 +16,17 @@ def fold_in(keys: jax.Array | None, number: int | jax.Array) -> jax.Array | None
     return None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, number)
 
 
-def dropout(x: jax.Array, rate: float, keys: jax.Array | None, first: int | jax.Array = 0) -> jax.Array:
+def dropout(x: jax.Array, rate: float, keys: jax.Array | None, start: int | jax.Array = 0) -> jax.Array:
     """Zeroes each element of x `[rows, ...]` with probability `rate` and scales up the rest; `keys` None: no dropout.
 
-    `first`: the index of x's first element in its row, if x is a part of the rows.
+    `start`: the index of x's first element in its row, if x is a part of the rows.
 
     `keys` `[rows]` must come from `jax.random.fold_in` or `split`, as those of `row_keys` and `fold_in` do. Keys with
     consecutive data (0, 1, 2, ...) give correlated masks; see `hash_index`.
     """
     if keys is None or rate == 0:
         return x
-    kept = jax.vmap(lambda key: _bits(key, x.shape[1:], first))(keys) >= jnp.uint32(threshold(rate))
+    kept = jax.vmap(lambda key: _bits(key, x.shape[1:], start))(keys) >= jnp.uint32(threshold(rate))
     return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
 
 
@@ -35,12 +35,12 @@ def threshold(rate: float) -> int:
     return int(rate * 2**32)
 
 
-def _bits(key: jax.Array, shape: tuple[int, ...], first: int | jax.Array) -> jax.Array:
-    """32 random bits for each index of an array: `hash_index` of its row-major index, which begins at `first`."""
+def _bits(key: jax.Array, shape: tuple[int, ...], start: int | jax.Array) -> jax.Array:
+    """32 random bits for each index of an array: `hash_index` of its row-major index, which begins at `start`."""
     first, second = jax.random.key_data(key)
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    index = sum(jax.lax.broadcasted_iota(jnp.uint32, shape, i) * jnp.uint32(s) for i, s in enumerate(strides))
-    index += jnp.uint32(first)
+    index = jnp.uint32(start)
+    index += sum(jax.lax.broadcasted_iota(jnp.uint32, shape, i) * jnp.uint32(s) for i, s in enumerate(strides))
     return hash_index(index, first, second)
 
 

@@ -47,7 +47,6 @@ def on_mesh(function, in_axes, out_axes):
     """
     if on_one_device():
         return function
-    mesh = jax.sharding.get_abstract_mesh()
 
     def specs(axes):
         return tuple(nn.logical_to_mesh_axes(each) for each in axes)

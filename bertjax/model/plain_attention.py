@@ -8,21 +8,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.blocks import Block, block_of, each_block
+from bertjax.model.blocks import Block, each_block
 from bertjax.model.dropout import dropout
 
 
-def plain_attention(query_key_value, segments, dropout_keys, rate: float, causal: bool = False, in_blocks: bool = False):
+def plain_attention(query_key_value, segments, dropout_keys, rate, causal: bool = False, block: Block | None = None):
     """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments.
 
-    `causal`: tokens attend to themselves and to earlier ones only. `in_blocks`: computes long sequences in blocks that
-    fit in a CPU's cache.
+    `causal`: tokens attend to themselves and to earlier ones only. `block`: what to compute at a time, else everything;
+    it divides batch and heads.
     """
-    batch, length, _, heads, _ = query_key_value.shape
-    block = block_of(batch, length, heads) if in_blocks else None
     rate = 0.0 if dropout_keys is None else rate
     context = _attend(query_key_value, segments, dropout_keys, rate, causal, block)
-    return context.reshape(batch, length, -1)
+    return context.reshape(*context.shape[:2], -1)
 
 
 class Cache(NamedTuple):
@@ -82,8 +80,8 @@ def _forward(query_key_value, mask, dropout_keys, first_head, rate, sum_over_key
     most = scores.max(-1, keepdims=True)
     exponentials = jnp.exp(scores - most)
     sums = exponentials.sum(-1, keepdims=True)
-    first = first_head * query.shape[1] ** 2
-    exponentials = dropout(exponentials.astype(query.dtype), rate, dropout_keys, first)
+    start = first_head * query.shape[1] ** 2
+    exponentials = dropout(exponentials.astype(query.dtype), rate, dropout_keys, start)
     context = sum_over_keys(exponentials, value, jnp.float32)
     context = (context / jnp.swapaxes(sums, 1, 2)).astype(query.dtype)
     return context, (most + jnp.log(sums))[..., 0]
@@ -113,11 +111,11 @@ def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_h
     dtype = query.dtype
     probs = jnp.exp(_scores(query, key, mask) - log_sums[..., None])
 
-    first = first_head * query.shape[1] ** 2
-    kept_probs = dropout(probs.astype(dtype), rate, dropout_keys, first)
+    start = first_head * query.shape[1] ** 2
+    kept_probs = dropout(probs.astype(dtype), rate, dropout_keys, start)
     grad_value = jnp.einsum("bhqk,bqhd->bkhd", kept_probs, grad)
     grad_probs = jnp.einsum("bqhd,bkhd->bhqk", grad, value, preferred_element_type=jnp.float32)
-    grad_probs = dropout(grad_probs, rate, dropout_keys, first)
+    grad_probs = dropout(grad_probs, rate, dropout_keys, start)
     grad_scores = (probs * (grad_probs - mean[..., None]) / math.sqrt(query.shape[-1])).astype(dtype)
     grad_query = sum_over_keys(grad_scores, key)
     grad_key = jnp.einsum("bhqk,bqhd->bkhd", grad_scores, query)

@@ -11,7 +11,8 @@ from jax.sharding import SingleDeviceSharding
 
 from bertjax.config import BertConfig, Compute, named_stages, pretraining_config, stage
 from bertjax.model import kernels
-from bertjax.model.attention import fuses
+from bertjax.model.attention import SelfAttention, fuses
+from bertjax.model.blocks import Block, block_of
 from bertjax.model.dropout import dropout, row_keys
 from bertjax.model.fused_attention import fused_attention
 from bertjax.model.fused_norm import fused_add_norm
@@ -49,9 +50,13 @@ def close(a, b, share: float) -> None:
     assert np.abs(a - b).max() <= share * np.abs(a).max(), (np.abs(a - b).max(), np.abs(a).max())
 
 
-def plain(x, kernel, bias, segments, dropout_keys, rate, causal=False):
+def plain(x, kernel, bias, segments, dropout_keys, rate, causal=False, block=None):
     projected = jnp.tensordot(x, kernel, 1) + bias
-    return plain_attention(projected, segments, dropout_keys, rate, causal)
+    return plain_attention(projected, segments, dropout_keys, rate, causal, block)
+
+
+def in_blocks(rows, heads, **options):
+    return functools.partial(plain, block=Block(rows, heads), **options)
 
 
 fused = functools.partial(fused_attention, chip=kernels.EMULATED)
@@ -97,6 +102,10 @@ def with_gradients(attend, rows, length, heads, size, rate, dtype):
         (plain, 4, 37, 3, 24, RATE, "float32", 5e-6),
         (plain, 4, 37, 3, 24, 0.0, "float32", 5e-6),
         (plain, 2, 256, 2, 64, RATE, "bfloat16", 2e-2),  # two to three roundings of 2**-8
+        (in_blocks(2, 3), 4, 37, 3, 24, RATE, "float32", 5e-6),
+        (in_blocks(1, 2), 3, 128, 4, 64, RATE, "float32", 5e-6),
+        (in_blocks(1, 1), 2, 128, 2, 64, 0.0, "bfloat16", 2e-2),
+        (in_blocks(1, 1, causal=True), 4, 37, 3, 24, RATE, "float32", 5e-6),
         (fused, 3, 128, 4, 64, RATE, "float32", 5e-6),
         (fused, 2, 384, 2, 64, RATE, "float32", 5e-6),
         (functools.partial(fused, unroll=True), 2, 128, 2, 64, RATE, "float32", 5e-6),
@@ -134,6 +143,35 @@ def test_fused_attention_drops_what_plain_attention_drops():
     np.testing.assert_array_equal(masks, np.stack([mask(plain, 5, first) for first in (0, 192)]))
     assert abs((masks.mean() - 0.9) / np.sqrt(0.09 / masks.size)) < 4
     assert 0.15 < (masks[0] != mask(fused, 6, 0)).mean() < 0.21  # another step: 2 * .9 * .1 differ
+
+
+@pytest.mark.parametrize(
+    "batch, length, heads, block",
+    [
+        (32, 64, 12, None),  # short
+        (2, 128, 2, None),  # few
+        (32, 128, 12, (4, 12)),
+        (34, 128, 12, (2, 12)),  # 4 rows would fit, but do not divide 34
+        (7, 384, 12, (1, 4)),  # 5 heads would fit, but do not divide 12
+        (2, 2048, 12, (1, 1)),  # not even one fits
+    ],
+)
+def test_blocks_of_attention_fit_in_the_cache(batch, length, heads, block):
+    assert block_of(batch, length, heads) == block
+
+
+def test_on_a_cpu_long_attention_takes_the_memory_of_a_block():
+    batch, length, config = 16, 256, BertConfig(hidden_size=64, num_attention_heads=8)
+    x, segments = jnp.zeros((batch, length, 64)), jnp.ones((batch, length), jnp.int32)
+
+    def temporaries(chip):
+        module = SelfAttention(config, Compute(chip=chip))
+        params = module.init(jax.random.key(0), x, segments)
+        gradient = jax.grad(lambda params, x: module.apply(params, x, segments, keys_of(batch))[0].sum(), (0, 1))
+        return jax.jit(gradient).lower(params, x).compile().memory_analysis().temp_size_in_bytes
+
+    scores = 4 * batch * 8 * length**2
+    assert temporaries("cpu") < 0.8 * scores < 2 * scores < temporaries("")
 
 
 @pytest.mark.parametrize("length, rate, dtype, share", [(128, RATE, "float32", 5e-6), (1024, RATE, "bfloat16", 2e-2)])
