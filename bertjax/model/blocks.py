@@ -32,8 +32,8 @@ def _divisor(number: int, most: int) -> int:
     return max(n for n in range(1, number + 1) if number % n == 0 and n <= max(most, 1))
 
 
-def each_block(function: Callable, by_head, by_row, shapes, block: Block):
-    """Returns what `function` returns for all blocks, which it computes one after the other.
+def each_block(function: Callable, by_head, by_row, shapes, block: Block | None):
+    """Returns what `function` returns for all blocks, which it computes one after the other; for everything, if None.
 
     Args:
       function: takes the parts of `by_head` and of `by_row` and the number of the first head.
@@ -41,6 +41,8 @@ def each_block(function: Callable, by_head, by_row, shapes, block: Block):
       by_row: a tree of arrays `[batch, ...]`.
       shapes: a tree of the results' shapes and types, which are like `by_head`.
     """
+    if block is None:
+        return function(by_head, by_row, 0)
     batch, *_, heads, _ = jax.tree.leaves(by_head)[0].shape
     parts = heads // block.heads
 

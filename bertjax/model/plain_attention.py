@@ -55,22 +55,18 @@ def _attend(query_key_value, segments, dropout_keys, rate: float, causal: bool, 
 
 
 def _attend_forward(query_key_value, segments, dropout_keys, rate, causal, block):
+    def forward(query_key_value, by_row, first_head):
+        return _forward(query_key_value, *by_row, first_head, rate, block)
+
     batch, length, _, heads, size = query_key_value.shape
-
-    def forward(by_head, by_row, first_head):
-        return _forward(by_head, *by_row, first_head, rate, _sum_over_keys(block))
-
+    context = jax.ShapeDtypeStruct((batch, length, heads, size), query_key_value.dtype)
+    log_sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
     by_row = visible(segments, causal), dropout_keys
-    if block is None:
-        context, log_sums = forward(query_key_value, by_row, 0)
-    else:
-        empty = jax.ShapeDtypeStruct((batch, length, heads, size), query_key_value.dtype)
-        empty_sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
-        context, log_sums = each_block(forward, query_key_value, by_row, (empty, empty_sums), block)
+    context, log_sums = each_block(forward, query_key_value, by_row, (context, log_sums), block)
     return context, (query_key_value, segments, dropout_keys, log_sums, context)
 
 
-def _forward(query_key_value, mask, dropout_keys, first_head, rate, sum_over_keys):
+def _forward(query_key_value, mask, dropout_keys, first_head, rate, block):
     """Returns the context `[batch, length, heads, size]` and the logarithms of softmax's sums `[batch, heads, length]`.
 
     Softmax is normalized after the product with the values, which is smaller than the scores.
@@ -82,7 +78,7 @@ def _forward(query_key_value, mask, dropout_keys, first_head, rate, sum_over_key
     sums = exponentials.sum(-1, keepdims=True)
     start = first_head * query.shape[1] ** 2
     exponentials = dropout(exponentials.astype(query.dtype), rate, dropout_keys, start)
-    context = sum_over_keys(exponentials, value, jnp.float32)
+    context = _sum_over_keys(exponentials, value, block, jnp.float32)
     context = (context / jnp.swapaxes(sums, 1, 2)).astype(query.dtype)
     return context, (most + jnp.log(sums))[..., 0]
 
@@ -93,16 +89,14 @@ def _attend_backward(rate, causal, block, saved, grad):
     mean = jnp.einsum("bqhd,bqhd->bqh", grad, context, precision="highest", preferred_element_type=jnp.float32)
 
     def backward(by_head, by_row, first_head):
-        return _backward(*by_head, *by_row, first_head, rate, _sum_over_keys(block))
+        return _backward(*by_head, *by_row, first_head, rate, block)
 
     by_head = query_key_value, log_sums, jnp.swapaxes(mean, 1, 2), grad
     by_row = visible(segments, causal), dropout_keys
-    if block is None:
-        return backward(by_head, by_row, 0), None, None
     return each_block(backward, by_head, by_row, query_key_value, block), None, None
 
 
-def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_head, rate, sum_over_keys):
+def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_head, rate, block):
     """Returns the gradient of `query_key_value`.
 
     Recomputes scores and dropout: they take less time than memory, of which they would be most.
@@ -117,7 +111,7 @@ def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_h
     grad_probs = jnp.einsum("bqhd,bkhd->bhqk", grad, value, preferred_element_type=jnp.float32)
     grad_probs = dropout(grad_probs, rate, dropout_keys, start)
     grad_scores = (probs * (grad_probs - mean[..., None]) / math.sqrt(query.shape[-1])).astype(dtype)
-    grad_query = sum_over_keys(grad_scores, key)
+    grad_query = _sum_over_keys(grad_scores, key, block)
     grad_key = jnp.einsum("bhqk,bqhd->bkhd", grad_scores, query)
     return jnp.stack([grad_query, grad_key, grad_value], axis=2)
 
@@ -125,16 +119,12 @@ def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_h
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _sum_over_keys(block: Block | None):
-    """Returns the product `[batch, heads, queries, keys]`, `[batch, keys, heads, size]` -> `[batch, queries, heads,
-    size]`, in the order of factors that is faster: in a block on a CPU, that which leaves the larger one as it is."""
-
-    def product(weights, x, dtype=None):
-        if block is None:
-            return jnp.einsum("bhqk,bkhd->bqhd", weights, x, preferred_element_type=dtype)
-        return jnp.swapaxes(jnp.einsum("bhqk,bkhd->bhqd", weights, x, preferred_element_type=dtype), 1, 2)
-
-    return product
+def _sum_over_keys(weights, x, block: Block | None, dtype=None):
+    """`[batch, heads, queries, keys]`, `[batch, keys, heads, size]` -> `[batch, queries, heads, size]`."""
+    if block is None:
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, x, preferred_element_type=dtype)
+    # A CPU multiplies long weights as they are. That einsum has x first, for which it would transpose them.
+    return jnp.swapaxes(jnp.einsum("bhqk,bkhd->bhqd", weights, x, preferred_element_type=dtype), 1, 2)
 
 
 def _constrained(query_key_value):
