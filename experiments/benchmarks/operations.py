@@ -1,6 +1,7 @@
 """Where the time of a training step goes, by operation of the model: the part of `op_name` that names modules.
 
-On this machine, from a trace of a few steps; operations that run at the same time share it:
+On this machine, from a trace of a few steps; operations that run at the same time share it. On a CPU the trace slows
+matrix products, to twice their time on some, so compare other operations, and time the step with `train_step`:
   python -m experiments.benchmarks.operations finetuning:minilm:32x64
 On a TPU, by the compiler's estimates, without the kernels (which `bertjax.compile` counts):
   python -m experiments.benchmarks.operations base:v5litepod-4:128
