@@ -24,6 +24,8 @@ import traceback
 from collections.abc import Callable
 
 from absl import flags
+from hypothesis import HealthCheck, Phase, given, settings, strategies
+from hypothesis import seed as seeded
 
 from bertjax import command
 
@@ -520,8 +522,6 @@ def _fields(config, prefix):
 def made_up_text(folder, rng):
     """Any characters, through everything that a text passes."""
     import numpy as np
-    from hypothesis import HealthCheck, Phase, given, settings, strategies
-    from hypothesis import seed as seeded
 
     from bertjax.text.documents import Document
     from bertjax.text.sentences import split
