@@ -20,6 +20,7 @@ NAMES = [
     "base v5litepod-4",
     "base v5litepod-16",
     "base v6e-8",
+    "large v4-8",
     "large v5litepod-4",
     "large v5litepod-16",
     "large v6e-8",
