@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config import BertConfig, Compute
-from bertjax.model.blocks import block_of
 from bertjax.model.dropout import dropout
 from bertjax.model.fused_attention import LONGEST, fused_attention
 from bertjax.model.fused_norm import can_add_norm, fused_add_norm
 from bertjax.model.kernels import LANES, has_kernels, on_one_device, parts_along
 from bertjax.model.plain_attention import Cache, cached_attention, plain_attention
+from bertjax.model.tiles import tile_of
 
 
 class Dense(nn.Module):
@@ -153,9 +153,9 @@ class SelfAttention(nn.Module):
             how = dict(chip=compute.chip, unroll=compute.unroll, causal=config.causal)
             context = fused_attention(x, kernel, bias, segments, dropout_keys, rate, **how)
         else:
-            has_cache = compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's blocks
-            block = block_of(*x.shape[:2], heads) if has_cache else None
-            context = plain_attention(project(x), segments, dropout_keys, rate, config.causal, block)
+            has_cache = compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's tiles
+            tile = tile_of(*x.shape[:2], heads) if has_cache else None
+            context = plain_attention(project(x), segments, dropout_keys, rate, config.causal, tile)
         output = Dense(config, dtype, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")
         return output.product(context), output.bias, cache
 

@@ -8,18 +8,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.blocks import Block, each_block
 from bertjax.model.dropout import dropout
+from bertjax.model.tiles import Tile, each_tile
 
 
-def plain_attention(query_key_value, segments, dropout_keys, rate, causal: bool = False, block: Block | None = None):
+def plain_attention(query_key_value, segments, dropout_keys, rate, causal: bool = False, tile: Tile | None = None):
     """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments.
 
-    `causal`: tokens attend to themselves and to earlier ones only. `block`: what to compute at a time, else everything;
+    `causal`: tokens attend to themselves and to earlier ones only. `tile`: what to compute at a time, else everything;
     it divides batch and heads.
     """
     rate = 0.0 if dropout_keys is None else rate
-    context = _attend(query_key_value, segments, dropout_keys, rate, causal, block)
+    context = _attend(query_key_value, segments, dropout_keys, rate, causal, tile)
     return context.reshape(*context.shape[:2], -1)
 
 
@@ -50,23 +50,23 @@ def cached_attention(query_key_value, positions, cache: Cache):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _attend(query_key_value, segments, dropout_keys, rate: float, causal: bool, block: Block | None):
-    return _attend_forward(query_key_value, segments, dropout_keys, rate, causal, block)[0]
+def _attend(query_key_value, segments, dropout_keys, rate: float, causal: bool, tile: Tile | None):
+    return _attend_forward(query_key_value, segments, dropout_keys, rate, causal, tile)[0]
 
 
-def _attend_forward(query_key_value, segments, dropout_keys, rate, causal, block):
+def _attend_forward(query_key_value, segments, dropout_keys, rate, causal, tile):
     def forward(query_key_value, by_row, first_head):
-        return _forward(query_key_value, *by_row, first_head, rate, block)
+        return _forward(query_key_value, *by_row, first_head, rate, tile)
 
     batch, length, _, heads, size = query_key_value.shape
     context = jax.ShapeDtypeStruct((batch, length, heads, size), query_key_value.dtype)
     log_sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
     by_row = visible(segments, causal), dropout_keys
-    context, log_sums = each_block(forward, query_key_value, by_row, (context, log_sums), block)
+    context, log_sums = each_tile(forward, query_key_value, by_row, (context, log_sums), tile)
     return context, (query_key_value, segments, dropout_keys, log_sums, context)
 
 
-def _forward(query_key_value, mask, dropout_keys, first_head, rate, block):
+def _forward(query_key_value, mask, dropout_keys, first_head, rate, tile):
     """Returns the context `[batch, length, heads, size]` and the logarithms of softmax's sums `[batch, heads, length]`.
 
     Softmax is normalized after the product with the values, which is smaller than the scores.
@@ -78,25 +78,25 @@ def _forward(query_key_value, mask, dropout_keys, first_head, rate, block):
     sums = exponentials.sum(-1, keepdims=True)
     start = first_head * query.shape[1] ** 2
     exponentials = dropout(exponentials.astype(query.dtype), rate, dropout_keys, start)
-    context = _sum_over_keys(exponentials, value, block, jnp.float32)
+    context = _sum_over_keys(exponentials, value, tile, jnp.float32)
     context = (context / jnp.swapaxes(sums, 1, 2)).astype(query.dtype)
     return context, (most + jnp.log(sums))[..., 0]
 
 
-def _attend_backward(rate, causal, block, saved, grad):
+def _attend_backward(rate, causal, tile, saved, grad):
     query_key_value, segments, dropout_keys, log_sums, context = saved
     # Softmax's gradient subtracts the sum over keys of probs * grad_probs, which is this product.
     mean = jnp.einsum("bqhd,bqhd->bqh", grad, context, precision="highest", preferred_element_type=jnp.float32)
 
     def backward(by_head, by_row, first_head):
-        return _backward(*by_head, *by_row, first_head, rate, block)
+        return _backward(*by_head, *by_row, first_head, rate, tile)
 
     by_head = query_key_value, log_sums, jnp.swapaxes(mean, 1, 2), grad
     by_row = visible(segments, causal), dropout_keys
-    return each_block(backward, by_head, by_row, query_key_value, block), None, None
+    return each_tile(backward, by_head, by_row, query_key_value, tile), None, None
 
 
-def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_head, rate, block):
+def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_head, rate, tile):
     """Returns the gradient of `query_key_value`.
 
     Recomputes scores and dropout: they take less time than memory, of which they would be most.
@@ -111,7 +111,7 @@ def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_h
     grad_probs = jnp.einsum("bqhd,bkhd->bhqk", grad, value, preferred_element_type=jnp.float32)
     grad_probs = dropout(grad_probs, rate, dropout_keys, start)
     grad_scores = (probs * (grad_probs - mean[..., None]) / math.sqrt(query.shape[-1])).astype(dtype)
-    grad_query = _sum_over_keys(grad_scores, key, block)
+    grad_query = _sum_over_keys(grad_scores, key, tile)
     grad_key = jnp.einsum("bhqk,bqhd->bkhd", grad_scores, query)
     return jnp.stack([grad_query, grad_key, grad_value], axis=2)
 
@@ -119,9 +119,9 @@ def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_h
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _sum_over_keys(weights, x, block: Block | None, dtype=None):
+def _sum_over_keys(weights, x, tile: Tile | None, dtype=None):
     """`[batch, heads, queries, keys]`, `[batch, keys, heads, size]` -> `[batch, queries, heads, size]`."""
-    if block is None:
+    if tile is None:
         return jnp.einsum("bhqk,bkhd->bqhd", weights, x, preferred_element_type=dtype)
     # A CPU multiplies long weights as they are. That einsum has x first, for which it would transpose them.
     return jnp.swapaxes(jnp.einsum("bhqk,bkhd->bhqd", weights, x, preferred_element_type=dtype), 1, 2)

@@ -12,11 +12,11 @@ from jax.sharding import SingleDeviceSharding
 from bertjax.config import BertConfig, Compute, named_stages, pretraining_config, stage
 from bertjax.model import kernels
 from bertjax.model.attention import SelfAttention, fuses
-from bertjax.model.blocks import Block, block_of
 from bertjax.model.dropout import dropout, row_keys
 from bertjax.model.fused_attention import fused_attention
 from bertjax.model.fused_norm import fused_add_norm
 from bertjax.model.plain_attention import plain_attention
+from bertjax.model.tiles import Tile, tile_of
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.sharding.topology import accelerator
 from bertjax.tasks.pretraining import Pretraining
@@ -50,13 +50,13 @@ def close(a, b, share: float) -> None:
     assert np.abs(a - b).max() <= share * np.abs(a).max(), (np.abs(a - b).max(), np.abs(a).max())
 
 
-def plain(x, kernel, bias, segments, dropout_keys, rate, causal=False, block=None):
+def plain(x, kernel, bias, segments, dropout_keys, rate, causal=False, tile=None):
     projected = jnp.tensordot(x, kernel, 1) + bias
-    return plain_attention(projected, segments, dropout_keys, rate, causal, block)
+    return plain_attention(projected, segments, dropout_keys, rate, causal, tile)
 
 
-def in_blocks(rows, heads, **options):
-    return functools.partial(plain, block=Block(rows, heads), **options)
+def in_tiles(rows, heads, **options):
+    return functools.partial(plain, tile=Tile(rows, heads), **options)
 
 
 fused = functools.partial(fused_attention, chip=kernels.EMULATED)
@@ -102,10 +102,10 @@ def with_gradients(attend, rows, length, heads, size, rate, dtype):
         (plain, 4, 37, 3, 24, RATE, "float32", 5e-6),
         (plain, 4, 37, 3, 24, 0.0, "float32", 5e-6),
         (plain, 2, 256, 2, 64, RATE, "bfloat16", 2e-2),  # two to three roundings of 2**-8
-        (in_blocks(2, 3), 4, 37, 3, 24, RATE, "float32", 5e-6),
-        (in_blocks(1, 2), 3, 128, 4, 64, RATE, "float32", 5e-6),
-        (in_blocks(1, 1), 2, 128, 2, 64, 0.0, "bfloat16", 2e-2),
-        (in_blocks(1, 1, causal=True), 4, 37, 3, 24, RATE, "float32", 5e-6),
+        (in_tiles(2, 3), 4, 37, 3, 24, RATE, "float32", 5e-6),
+        (in_tiles(1, 2), 3, 128, 4, 64, RATE, "float32", 5e-6),
+        (in_tiles(1, 1), 2, 128, 2, 64, 0.0, "bfloat16", 2e-2),
+        (in_tiles(1, 1, causal=True), 4, 37, 3, 24, RATE, "float32", 5e-6),
         (fused, 3, 128, 4, 64, RATE, "float32", 5e-6),
         (fused, 2, 384, 2, 64, RATE, "float32", 5e-6),
         (functools.partial(fused, unroll=True), 2, 128, 2, 64, RATE, "float32", 5e-6),
@@ -146,7 +146,7 @@ def test_fused_attention_drops_what_plain_attention_drops():
 
 
 @pytest.mark.parametrize(
-    "batch, length, heads, block",
+    "batch, length, heads, tile",
     [
         (32, 64, 12, None),  # short
         (2, 128, 2, None),  # few
@@ -156,11 +156,11 @@ def test_fused_attention_drops_what_plain_attention_drops():
         (2, 2048, 12, (1, 1)),  # not even one fits
     ],
 )
-def test_blocks_of_attention_fit_in_the_cache(batch, length, heads, block):
-    assert block_of(batch, length, heads) == block
+def test_tiles_of_attention_fit_in_the_cache(batch, length, heads, tile):
+    assert tile_of(batch, length, heads) == tile
 
 
-def test_on_a_cpu_long_attention_takes_the_memory_of_a_block():
+def test_on_a_cpu_long_attention_takes_the_memory_of_a_tile():
     batch, length, config = 16, 256, BertConfig(hidden_size=64, num_attention_heads=8)
     x, segments = jnp.zeros((batch, length, 64)), jnp.ones((batch, length), jnp.int32)
 

@@ -1,4 +1,4 @@
-"""Loops over blocks of rows and heads, whose arrays stay in a CPU's cache."""
+"""Loops over tiles of rows and heads, whose arrays stay in a CPU's cache."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,25 +6,25 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Of the scores of a block; about five arrays of that size are in use at once. See the benchmarks' RESULTS.md.
-BLOCK_BYTES = 3 << 20
+# Of the scores of a tile; about five arrays of that size are in use at once. See the benchmarks' RESULTS.md.
+TILE_BYTES = 3 << 20
 SHORTEST = 128  # Fewer tokens gain nothing.
 
 
-class Block(NamedTuple):
+class Tile(NamedTuple):
     """Rows of the batch, and heads, that are computed at a time."""
 
     rows: int
     heads: int
 
 
-def block_of(batch: int, length: int, heads: int) -> Block | None:
-    """Returns the block for attention's scores `[batch, heads, length, length]`; None if they need no blocks."""
+def tile_of(batch: int, length: int, heads: int) -> Tile | None:
+    """Returns the tile for attention's scores `[batch, heads, length, length]`; None if they need no tiles."""
     of_head = 4 * length**2
-    if length < SHORTEST or batch * heads * of_head <= BLOCK_BYTES:
+    if length < SHORTEST or batch * heads * of_head <= TILE_BYTES:
         return None
-    rows = _divisor(batch, BLOCK_BYTES // (heads * of_head))
-    return Block(rows, _divisor(heads, BLOCK_BYTES // of_head))
+    rows = _divisor(batch, TILE_BYTES // (heads * of_head))
+    return Tile(rows, _divisor(heads, TILE_BYTES // of_head))
 
 
 def _divisor(number: int, most: int) -> int:
@@ -32,8 +32,8 @@ def _divisor(number: int, most: int) -> int:
     return max(n for n in range(1, number + 1) if number % n == 0 and n <= max(most, 1))
 
 
-def each_block(function: Callable, by_head, by_row, shapes, block: Block | None):
-    """Returns what `function` returns for all blocks, which it computes one after the other; for everything, if None.
+def each_tile(function: Callable, by_head, by_row, shapes, tile: Tile | None):
+    """Returns what `function` returns for all tiles, which it computes one after the other; for everything, if None.
 
     Args:
       function: takes the parts of `by_head` and of `by_row` and the number of the first head.
@@ -41,25 +41,25 @@ def each_block(function: Callable, by_head, by_row, shapes, block: Block | None)
       by_row: a tree of arrays `[batch, ...]`.
       shapes: a tree of the results' shapes and types, which are like `by_head`.
     """
-    if block is None:
+    if tile is None:
         return function(by_head, by_row, 0)
     batch, *_, heads, _ = jax.tree.leaves(by_head)[0].shape
-    parts = heads // block.heads
+    parts = heads // tile.heads
 
     def compute(number, results):
-        row, head = number // parts * block.rows, number % parts * block.heads
+        row, head = number // parts * tile.rows, number % parts * tile.heads
 
         def start(x):
             return (row, *[0] * (x.ndim - 3), head, 0)
 
         def of_heads(x):
-            return jax.lax.dynamic_slice(x, start(x), (block.rows, *x.shape[1:-2], block.heads, x.shape[-1]))
+            return jax.lax.dynamic_slice(x, start(x), (tile.rows, *x.shape[1:-2], tile.heads, x.shape[-1]))
 
         def of_rows(x):
-            return jax.lax.dynamic_slice_in_dim(x, row, block.rows)
+            return jax.lax.dynamic_slice_in_dim(x, row, tile.rows)
 
         part = function(jax.tree.map(of_heads, by_head), jax.tree.map(of_rows, by_row), head)
         return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice(x, y, start(x)), results, part)
 
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return jax.lax.fori_loop(0, batch // block.rows * parts, compute, empty)
+    return jax.lax.fori_loop(0, batch // tile.rows * parts, compute, empty)
