@@ -36,6 +36,7 @@ def kernel_call(kernel, *, grid, chip: str, **options):
 
 
 def on_one_device() -> bool:
+    """Returns whether the mesh around this has a single device, or there is none."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.empty or mesh.size == 1
 

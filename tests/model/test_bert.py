@@ -311,9 +311,10 @@ def test_a_product_and_its_gradients_are_jaxs(features, dtype, x_dtype):
         np.testing.assert_allclose(np.float32(a), np.float32(b), atol=2e-2 if a.dtype == "bfloat16" else 1e-5)
 
 
-def test_layer_norm_and_its_gradient_are_flaxs():
+@pytest.mark.parametrize("chip", ["", "cpu"])
+def test_layer_norm_and_its_gradient_are_flaxs(chip):
     """Flax derives the gradient from two passes over x; ours is in closed form."""
-    ours = LayerNorm(TINY, Compute())
+    ours = LayerNorm(TINY, Compute(chip=chip))
     theirs = nn.LayerNorm(epsilon=TINY.layer_norm_eps, use_fast_variance=False)
     rng = np.random.default_rng(5)
     x, grad = rng.normal(3, 2, (2, 4, 32)).astype(np.float32), rng.normal(size=(2, 4, 32)).astype(np.float32)
@@ -324,7 +325,7 @@ def test_layer_norm_and_its_gradient_are_flaxs():
         return out, back(grad)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), result(ours), result(theirs))
-    half = LayerNorm(TINY, Compute("bfloat16"))
+    half = LayerNorm(TINY, Compute("bfloat16", chip=chip))
     out, back = jax.vjp(lambda x: half.apply({"params": params}, x), jnp.bfloat16(x))
     assert out.dtype == back(out)[0].dtype == jnp.bfloat16
     np.testing.assert_allclose(np.float32(out), result(ours)[0], atol=0.05)
