@@ -197,12 +197,14 @@ def _tfds_identity(builder) -> tuple[str, int]:
 
 def _read_tfds(source: str, builder, feature: str) -> Iterator[Document]:
     """Yields a feature of a dataset's train split, in file order."""
+    from bertjax.data.tf import elements
+
     name = source.removeprefix("tfds:")
     if feature not in builder.info.features:
         has = ", ".join(builder.info.features)
         raise UserError(f"config.data.text_column = {feature!r}: {name!r} has no such feature; it has {has}")
     dataset = builder.as_dataset(split="train", shuffle_files=False)
-    for number, example in enumerate(dataset.as_numpy_iterator()):
+    for number, example in enumerate(elements(dataset)):
         if not isinstance(example[feature], bytes):
             raise UserError(f"config.data.text_column = {feature!r}: in {name!r} that is no text")
         yield from documents.as_document(f"{source} example {number}", example[feature].decode())

@@ -20,6 +20,7 @@ from bertjax.data.order import Order, Span
 from bertjax.data.packing import pack_pretraining
 from bertjax.data.records import RecordSet
 from bertjax.sharding.mesh import Batch, Rows
+from bertjax.sharding.topology import available_cores
 
 HELDOUT_DRAWS = 256  # rows whose masks are drawn together, whatever the batch size
 READ_BUFFER = 1 << 20  # bytes
@@ -142,7 +143,8 @@ def _groups(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, st
         return tf.data.Dataset.zip((windows, places)).map(tf.gather).rebatch(size)
 
     found = tf.data.Dataset.from_tensor_slices(groups.astype(np.int64))
-    found = found.interleave(group_records, cycle_length=len(groups), num_parallel_calls=tf.data.AUTOTUNE)
+    parallel = min(len(groups), available_cores())
+    found = found.interleave(group_records, cycle_length=len(groups), num_parallel_calls=parallel)
     found = found.batch(len(groups), drop_remainder=True).map(lambda groups: tf.reshape(groups, [-1]))
     return found if is_all else found.map(lambda records: tf.gather(records, wanted))
 
@@ -219,7 +221,7 @@ def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format
 
 def _batches(files: RecordSet, form: Format, stream: Stream, step: int, rules: Rules | None) -> Iterator[Batch]:
     """Yields parsed and masked batches from `step` on; starts again at a step whose records cannot be read."""
-    from bertjax.data.tf import tf
+    from bertjax.data.tf import elements, tf
 
     if form.masking == "dynamic" and rules is None:
         raise ValueError("records with dynamic masking need the rules of masking")
@@ -232,9 +234,9 @@ def _batches(files: RecordSet, form: Format, stream: Stream, step: int, rules: R
     lost = dict(files.lost)
     while True:
         dataset = stream.records(step, lost)
-        dataset = dataset.map(functools.partial(layouts.parse, form=form), num_parallel_calls=tf.data.AUTOTUNE)
+        dataset = dataset.map(functools.partial(layouts.parse, form=form), num_parallel_calls=available_cores())
         try:
-            for batch in dataset.prefetch(PREFETCH).as_numpy_iterator():
+            for batch in elements(dataset.prefetch(PREFETCH)):
                 if impossible(batch, form):
                     problem = "impossible values"
                     break

@@ -224,10 +224,10 @@ def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_siz
     """Raises `UserError` if the first record of a file does not match the config."""
     import google.protobuf.message
 
-    from bertjax.data.tf import tf
+    from bertjax.data.tf import elements, tf
 
     try:
-        first = next(iter(tf.data.TFRecordDataset(path).take(1).as_numpy_iterator()), None)
+        first = next(elements(tf.data.TFRecordDataset(path).take(1)), None)
     except tf.errors.DataLossError:
         raise UserError(f"{path}: not a TFRecord file, or damaged") from None
     if first is None:

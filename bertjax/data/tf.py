@@ -1,8 +1,9 @@
-"""Imports TensorFlow for tf.data and TFRecords: without log output, Keras, or access to accelerators."""
+"""TensorFlow for tf.data and TFRecords: without log output, Keras, access to accelerators, or autotuning."""
 
 import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("ABSL_MIN_LOG_LEVEL", "3")
@@ -28,3 +29,14 @@ for _kind in ("GPU", "TPU"):
 _M_TOP_PAD = -2  # of malloc.h
 with contextlib.suppress(AttributeError, OSError, TypeError):  # another libc
     ctypes.CDLL(None).mallopt(_M_TOP_PAD, 64 << 20)
+
+
+def elements(dataset: tf.data.Dataset) -> Iterator:
+    """Yields the elements of a dataset as NumPy arrays.
+
+    Every iterator is made here, without autotuning: its thread sleeps between rounds, up to a minute after some time,
+    and whoever closes the iterator waits for it. So parallel calls are given as numbers.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options).as_numpy_iterator()
