@@ -181,6 +181,8 @@ def pretraining_config() -> ml_collections.ConfigDict:
             checksums=False,  # reads all records before training and compares them with the manifest's checksums
             on_corrupt="stop",  # at a damaged record: stop | skip (an empty row takes its place; counted)
             seed=0,  # for the records: held-out documents, pairs, masks; config.seed is for training
+            document="blank_line",  # what a document of .txt files is; it ends at a blank_line | file | line
+            on_bad_document="stop",  # at one that is not text, or has a huge sentence: stop | skip (counted)
             text_column="text",  # of .parquet and .jsonl files, Hugging Face data sets and TensorFlow Datasets
             language="en",  # of the corpus, for the sentence splitter: an ISO 639-1 code
             split_sentences=True,  # False: each line of the corpus is one sentence

@@ -81,6 +81,8 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     one_of(config, "data.masking", MASKING)
     one_of(config, "data.layout", LAYOUTS)
     one_of(config, "data.on_corrupt", ("stop", "skip"))
+    one_of(config, "data.on_bad_document", ("stop", "skip"))
+    one_of(config, "data.document", ("blank_line", "file", "line"))
     split = config.data.masked_lm_split
     is_split = len(split) == 3 and min(split) >= 0 and math.isclose(sum(split), 1)
     remedy = "must be three shares that add up to 1: replaced by [MASK], by a random piece, left as they are"

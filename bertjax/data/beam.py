@@ -117,7 +117,7 @@ def learn_tokenizer(
             | beam.Create(groups)
             | "spread groups" >> beam.Reshuffle()
             | "read" >> beam.ParDo(_Read(selection, repeats))
-            | "training" >> beam.Filter(lambda block: block.split == "train")
+            | "training" >> beam.Filter(lambda block: block.part == "train")
             | "spread blocks" >> beam.Reshuffle()
             | "count" >> beam.FlatMap(_count, vocabulary.words_of(config))
             | beam.CombinePerKey(sum)
@@ -210,40 +210,40 @@ if beam is not None:
                 yield beam.pvalue.TaggedOutput("counts", item)
 
     class _MakeSequences(beam.DoFn):
-        """Block -> pieces of its sequences in the order of their keys; "statistics"; "rows" by split and length."""
+        """Block -> pieces of its sequences in the order of their keys; "statistics"; "rows" by part and length."""
 
         def __init__(self, job: Job):
             self.job = job
 
         def process(self, block: Block):
             statistics, rows = blocks.sequences_of(block, self.job)
-            for name, count in statistics.items():
-                yield beam.pvalue.TaggedOutput("statistics", (f"{block.split}_{name}", count))
-            for number, (keys, parts) in enumerate(rows):
-                yield beam.pvalue.TaggedOutput("rows", ((block.split, number), len(keys)))
-                keys, together = merge([(keys, np.concatenate(parts))], parts[0].dtype)
+            for name, count in blocks.of_split(block.part, statistics, self.job).items():
+                yield beam.pvalue.TaggedOutput("statistics", (name, count))
+            for number, (keys, pieces) in enumerate(rows):
+                yield beam.pvalue.TaggedOutput("rows", ((block.part, number), len(keys)))
+                keys, together = merge([(keys, np.concatenate(pieces))], pieces[0].dtype)
                 for first in range(0, len(keys), ROWS):
                     place = slice(first, first + ROWS)
-                    yield block.split, number, (*block.number, first), keys[place].tobytes(), together[place].tobytes()
+                    yield block.part, number, (*block.number, first), keys[place].tobytes(), together[place].tobytes()
 
 
-def _shards_of(job: Job, split: str, number: int, rows: int) -> list[Shard]:
-    return shards.shards_of(job, {(split, job.stages[number]): rows})
+def _shards_of(job: Job, part: str, number: int, rows: int) -> list[Shard]:
+    return shards.shards_of(job, {(part, job.stages[number]): rows})
 
 
-def _empty_shards(of_set, job: Job):
-    (split, number), rows = of_set
-    for shard in _shards_of(job, split, number, rows):
-        yield (number, shard.split, shard.index, shard.count), ((), b"", b"")
+def _empty_shards(of_part, job: Job):
+    (part, number), rows = of_part
+    for shard in _shards_of(job, part, number, rows):
+        yield (number, shard.part, shard.index, shard.count), ((), b"", b"")
 
 
 def _by_shard(piece, job: Job, rows: dict[tuple[str, int], int]):
     """Yields (shard, (place in the corpus, keys, rows)) of a piece."""
-    split, number, place, keys, data = piece
-    count = len(_shards_of(job, split, number, rows[split, number]))
+    part, number, place, keys, data = piece
+    count = len(_shards_of(job, part, number, rows[part, number]))
     keys, data = np.frombuffer(keys, np.uint64), np.frombuffer(data, row_type(job.stages[number], job))
-    for index, part in divide(keys, count):
-        yield (number, split, index, count), (place, keys[part].tobytes(), data[part].tobytes())
+    for index, its in divide(keys, count):
+        yield (number, part, index, count), (place, keys[its].tobytes(), data[its].tobytes())
 
 
 def _write_shard(gathered, job: Job) -> tuple[list, dict]:

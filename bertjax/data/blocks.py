@@ -1,11 +1,11 @@
 """The first pass of a preparation: documents -> blocks -> masked sequences on disk, in random order."""
 
 import collections
-import functools
 import glob
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from bertjax.data.corpus import Group, check_not_empty
 from bertjax.data.instances import as_tokens
 from bertjax.data.job import Job, tokenizer_of
 from bertjax.data.runs import write_run
-from bertjax.data.selection import SPLITS, Selected, Selection
+from bertjax.data.selection import Selected, Selection, split_of
 from bertjax.data.sequences import make_rows, row_type
 from bertjax.files import write_whole
 from bertjax.text import sentences
@@ -26,53 +26,53 @@ ENCODED_SENTENCES = 8192  # at a time
 
 
 class Block(NamedTuple):
-    split: str
+    part: str  # see `selection`
     number: tuple[int, int]  # of the group, and within it
     selected: list[Selected]
     bytes: int  # that were read since the block before, as they are stored
 
 
 class Spilled(NamedTuple):
-    """A block on disk: its statistics, and the number of its sequences for each stage."""
+    """A block on disk: its statistics; for each stage the number of its sequences, and their file."""
 
-    split: str
+    part: str
     stats: dict[str, int]
     rows: list[int]
+    paths: list[str]
 
 
 def blocks_of(group: Group, selection: Selection, counts: collections.Counter) -> Iterator[Block]:
-    """Yields a group in blocks of at least `BLOCK_CHARACTERS` and `BLOCK_DOCUMENTS`, separately for each split.
+    """Yields a group in blocks of at least `BLOCK_CHARACTERS` and `BLOCK_DOCUMENTS`, separately for each part.
 
-    Buffers a full block until the next one of its split is full, so that it can absorb a last block that is too short.
+    Buffers a full block until the next one of its part is full, so that it can absorb a last block that is too short.
     `counts` is as in `Selection.read`.
     """
-    held = {split: [] for split in SPLITS}
-    growing = {split: [] for split in SPLITS}
-    sizes = dict.fromkeys(SPLITS, 0)
+    held = {part: [] for part in selection.parts}
+    growing = {part: [] for part in selection.parts}
+    sizes = dict.fromkeys(selection.parts, 0)
     number, read = 0, counts["bytes"]
 
-    def block(split: str, selected: list[Selected]) -> Block:
+    def block(part: str, selected: list[Selected]) -> Block:
         nonlocal number, read
-        made = Block(split, (group.number, number), selected, counts["bytes"] - read)
+        made = Block(part, (group.number, number), selected, counts["bytes"] - read)
         number, read = number + 1, counts["bytes"]
         return made
 
     for each in selection.read(group, counts):
-        split = each.split
-        growing[split].append(each)
-        sizes[split] += sum(map(len, each.document.lines))
-        if sizes[split] >= BLOCK_CHARACTERS and (
-            len(growing[split]) >= BLOCK_DOCUMENTS
-            or (sizes[split] >= BIG_BLOCK_CHARACTERS and len(growing[split]) >= 2)
+        part = each.part
+        growing[part].append(each)
+        sizes[part] += sum(map(len, each.document.lines))
+        if sizes[part] >= BLOCK_CHARACTERS and (
+            len(growing[part]) >= BLOCK_DOCUMENTS or (sizes[part] >= BIG_BLOCK_CHARACTERS and len(growing[part]) >= 2)
         ):
-            if held[split]:
-                yield block(split, held[split])
-            held[split], growing[split], sizes[split] = growing[split], [], 0
-    for split in SPLITS:
-        last = [held[split], growing[split]]
-        for selected in last if len(growing[split]) >= BLOCK_DOCUMENTS else [held[split] + growing[split]]:
+            if held[part]:
+                yield block(part, held[part])
+            held[part], growing[part], sizes[part] = growing[part], [], 0
+    for part in selection.parts:
+        last = [held[part], growing[part]]
+        for selected in last if len(growing[part]) >= BLOCK_DOCUMENTS else [held[part] + growing[part]]:
             if selected:
-                yield block(split, selected)
+                yield block(part, selected)
 
 
 def read_blocks(groups: Iterable[Group], selection: Selection, counts: collections.Counter) -> Iterator[Block]:
@@ -82,29 +82,58 @@ def read_blocks(groups: Iterable[Group], selection: Selection, counts: collectio
     check_not_empty({source: counts["read", source] for source in selection.weights})
 
 
-@functools.lru_cache(maxsize=1)  # of a large corpus there are 100,000
-def spilled_paths(work: str, split: str, length: int) -> list[str]:
-    """Returns what was spilled for a set of records, in the order of the corpus."""
-    return sorted(glob.glob(os.path.join(glob.escape(work), f"{split}-*.{length}")))
+def identity_of(block: Block, job: Job) -> str:
+    """Returns a hash that changes if the sequences of a block, in this folder for unfinished work, become others."""
+    content = [job.fingerprint, block.part, block.number]
+    content += [(each.copies, each.document.lines) for each in block.selected]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 def spill(block: Block, job: Job) -> Spilled:
-    """Writes the sequences of a block to disk, unless an earlier run of the same job has done so."""
-    path = os.path.join(job.work, f"{block.split}-{block.number[0]:05d}-{block.number[1]:06d}")
-    done = f"{path}.json"
+    """Writes the sequences of a block to disk, unless a preparation before has done so with the same text."""
+    path = os.path.join(job.work, f"block-{identity_of(block, job)}")
+    done, paths = f"{path}.json", [f"{path}.{stage.length}" for stage in job.stages]
     if os.path.exists(done):
         with open(done) as file:
-            return Spilled(**json.load(file))
+            return Spilled(**json.load(file), paths=paths)
     stats, rows = sequences_of(block, job)
-    for stage, (keys, parts) in zip(job.stages, rows):
-        write_run(f"{path}.{stage.length}", keys, parts)
-    spilled = Spilled(block.split, stats, [len(keys) for keys, _ in rows])
-    write_whole(done, json.dumps(spilled._asdict()))
-    return spilled
+    for file, (keys, parts) in zip(paths, rows):
+        write_run(file, keys, parts)
+    summary = dict(part=block.part, stats=stats, rows=[len(keys) for keys, _ in rows])
+    write_whole(done, json.dumps(summary))
+    return Spilled(**summary, paths=paths)
+
+
+def forget_merged(work: str) -> None:
+    """Deletes what says that blocks are done whose sequences have been merged with those of others, and the latter.
+
+    Of another corpus, other blocks are merged.
+    """
+    for entry in os.scandir(work):
+        path, kind = os.path.splitext(entry.path)
+        is_merged = entry.name.startswith("merged-") or (
+            entry.name.startswith("block-") and kind == ".json" and not glob.glob(f"{glob.escape(path)}.[0-9]*")
+        )
+        if is_merged:
+            os.unlink(entry.path)
+
+
+def delete_other_blocks(work: str, spilled: Iterable[Spilled]) -> None:
+    """Deletes the blocks of a preparation before, of a text that is no longer there."""
+    used = {os.path.splitext(each.paths[0])[0] for each in spilled}
+    for entry in os.scandir(work):
+        if entry.name.startswith("block-") and entry.path.rpartition(".")[0] not in used:
+            os.unlink(entry.path)
+
+
+def of_split(part: str, statistics: Mapping[str, int], job: Job) -> dict[str, int]:
+    """Returns the statistics of some documents of a part, named as in the manifest."""
+    split, _ = split_of(part, job.sources)
+    return {f"{split}_{name}": count for name, count in statistics.items()}
 
 
 def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, list[np.ndarray]]]]:
-    """Returns the statistics of a block; for each stage random keys of its rows `[rows]`, and the rows in parts."""
+    """Returns the statistics of a block; for each stage random keys of its rows `[rows]`, and the rows in pieces."""
     tokenizer, data = tokenizer_of(job), job.data
     documents = [each.document for each in block.selected]
     texts = [sentences.split(document, data["language"], data["split_sentences"]) for document in documents]
@@ -119,6 +148,7 @@ def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, l
         copies = copies[:0]
     stats = dict(
         documents=len(tokens.documents) - 1,
+        several_sentences=int((np.diff(tokens.documents) > 1).sum()),
         sentences=len(tokens.starts) - 1,
         tokens=len(tokens.ids),
         characters=sum(len(line) for document in documents for line in document.lines),
@@ -127,10 +157,11 @@ def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, l
     rows = []
     for stage in job.stages:
         seed = [data["seed"], stage.length, *block.number]
-        parts = [np.empty(0, row_type(stage, job))]
+        pieces = [np.empty(0, row_type(stage, job))]
         for copy in range(copies.max(initial=0)):
             used = np.flatnonzero(copies > copy)
-            parts.append(make_rows(tokens, used, stage, job, tokenizer, [*seed, copy]))
-        keys = np.random.default_rng(seed).integers(2**64, size=sum(map(len, parts)), dtype=np.uint64)
-        rows.append((keys, parts))
+            pieces.append(make_rows(tokens, used, stage, job, tokenizer, [*seed, copy]))
+        stats[f"tokens_of_{stage.length}"] = int(sum(piece["size"].sum(dtype=np.int64) for piece in pieces))
+        keys = np.random.default_rng(seed).integers(2**64, size=sum(map(len, pieces)), dtype=np.uint64)
+        rows.append((keys, pieces))
     return stats, rows

@@ -1,8 +1,10 @@
 """Cleans a corpus: leaves out documents that are hardly text, duplicates, and lines that many documents repeat."""
 
+import collections
 import dataclasses
 import hashlib
 import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,12 +13,25 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.config import UserError
-from bertjax.data.runs import gather, write_run
+from bertjax.data.runs import gather, merge_until_few, write_run
 from bertjax.text.documents import Document
 
 HASHED_CHARACTERS = 4_000_000  # at a time
 RANGE_BYTES = 64 << 20  # of hashes that are compared at a time
+ROW = np.dtype(np.int64)  # what comes with each hash
 SHINGLE_WORDS = 5
+# Scripts without spaces between words, of which each letter with its marks counts as one: Thai, Lao, Tibetan, Burmese,
+# Khmer, kana and bopomofo, Chinese characters.
+UNSPACED = (
+    "\u0e01-\u0e2e\u0e2f-\u0e33\u0e40-\u0e46\u0e81-\u0eb0\u0eb2\u0eb3\u0ebd-\u0ec6\u0edc-\u0edf\u0f40-\u0f6c"
+    "\u1000-\u102a\u103f\u1780-\u17b3\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
+)
+MARKS = (
+    "\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u0f71-\u0fbc\u102b-\u103e\u17b4-\u17d3"
+    "\u3099\u309a"  # of kana
+)
+WORD = re.compile(rf"[{UNSPACED}][{MARKS}]*|[^\s{UNSPACED}]+")
 # MinHash: two documents with a share s of shingles in common are found with probability 1 - (1 - s**8)**16, which is
 # 0.95 for s = 0.8 and 0.06 for s = 0.5.
 BANDS, BAND_HASHES = 16, 8
@@ -40,6 +55,7 @@ NONE = Repeats(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint
 
 
 CHANGES = {  # that are counted
+    "bad_documents": "documents left out, which are no text (data.on_bad_document=skip)",
     "normalized_lines": "lines normalized to NFC",
     "short_documents": "documents left out, of no words, or of fewer than data.cleaning.min_words",
     "documents_of_symbols": "documents left out, with a larger share of symbols than data.cleaning.max_symbols",
@@ -101,8 +117,13 @@ def without_repeats(
     return document
 
 
+def words_of(line: str) -> list[str]:
+    """Splits a line at spaces, and into characters where a script has no spaces between words."""
+    return WORD.findall(line)
+
+
 def _long_enough(document: Document, rules: Mapping, counts: Counter) -> Document | None:
-    if sum(len(line.split()) for line in document.lines) >= max(1, rules["min_words"]):
+    if sum(len(words_of(line)) for line in document.lines) >= max(1, rules["min_words"]):
         return document
     counts["short_documents"] += 1
     return None
@@ -161,7 +182,7 @@ def bands_of(texts: Iterable[list[str]]) -> np.ndarray:
         ) from None
     shingles = []
     for lines in texts:
-        words = " ".join(lines).split()
+        words = [word for line in lines for word in words_of(line)]
         last = max(1, len(words) - SHINGLE_WORDS + 1)
         shingles.append([" ".join(words[i : i + SHINGLE_WORDS]) for i in range(last)])
     digests = np.array(rensa.RMinHash.digests_from_token_sets(shingles, BANDS * BAND_HASHES, 0), np.uint64)
@@ -179,14 +200,17 @@ def write_hashes(numbered: tuple[int, Sequence], folder: str, rules: Mapping) ->
     return size
 
 
-def repeats_in_range(index: int, count: int, folder: str, rules: Mapping) -> Repeats:
-    """Returns what repeats, of the hashes in range `index` of `count`."""
+def merge_hashes(folder: str, pool, ahead: int) -> dict[str, list[str]]:
+    """Merges the files of each kind of hashes into few; returns their paths."""
+    paths = collections.defaultdict(list)
+    for path in sorted(entry.path for entry in os.scandir(folder)):
+        paths[os.path.basename(path).partition("-")[0]].append(path)
+    return {kind: merge_until_few(found, ROW, pool, ahead) for kind, found in paths.items()}
 
-    def hashes(kind):
-        paths = sorted(path.path for path in os.scandir(folder) if path.name.startswith(kind))
-        return gather(paths, np.dtype(np.int64), index, count)
 
-    return repeats_among(hashes, rules)
+def repeats_in_range(index: int, count: int, paths: Mapping[str, Sequence[str]], rules: Mapping) -> Repeats:
+    """Returns what repeats, of the hashes in range `index` of `count`; `paths` of each kind of hashes."""
+    return repeats_among(lambda kind: gather(paths.get(kind, ()), ROW, index, count), rules)
 
 
 def repeats_among(hashes: Callable[[str], tuple[np.ndarray, np.ndarray]], rules: Mapping) -> Repeats:

@@ -4,12 +4,12 @@ import hashlib
 import importlib.metadata
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bertjax.config import UserError
 from bertjax.text import documents, python_docs
-from bertjax.text.documents import Document, File
+from bertjax.text.documents import Document, File, Reading
 
 PORTION_BYTES = 512_000_000
 FILE_BYTES = 1 << 15  # that a smaller file counts for in a portion: opening one costs as much, on gs:// far more
@@ -66,10 +66,8 @@ def _group(files: Iterable[File]) -> Iterator[list[File]]:
         yield group
 
 
-def read_portion(
-    portion: Portion, text_column: str = "text", on_read: Callable = lambda size: None
-) -> Iterator[Document]:
-    """Yields the documents of a portion, in order. `on_read` is as in `documents.read_file`.
+def read_portion(portion: Portion, how: Reading = documents.DEFAULT) -> Iterator[Document]:
+    """Yields the documents of a portion, in order.
 
     Raises `UserError` if text cannot be read, is damaged or cut off, or is no longer what `portions` saw.
     """
@@ -80,15 +78,15 @@ def read_portion(
     elif source.startswith("tfds:"):
         builder = _load_tfds(source)
         _check_unchanged(portion, *_tfds_identity(builder))
-        yield from _read_tfds(source, builder, text_column)
+        yield from _read_tfds(source, builder, how)
     elif source.startswith("hf:"):
         builder = _load_hf(source)
         _check_unchanged(portion, *_hf_identity(source, builder))
-        yield from _read_hf(source, builder, text_column)
+        yield from _read_hf(source, builder, how)
     for number, path in enumerate(portion.files):
         stamp = portion.stamps[number * STAMP_BYTES :][:STAMP_BYTES]
         _check_stamp(path, stamp)
-        yield from documents.read_file(path, text_column, on_read)
+        yield from documents.read_file(path, how)
         _check_stamp(path, stamp)
 
 
@@ -126,19 +124,19 @@ def groups(sources: Sequence[str]) -> list[Group]:
     return [Group(number, tuple(portions)) for number, portions in enumerate(collected)]
 
 
-def read_group(group: Group, text_column: str, on_read: Callable) -> Iterator[tuple[str, Document]]:
-    """Yields the documents of a group, each with the source that it is from; `on_read`: see `documents.read_file`."""
+def read_group(group: Group, how: Reading) -> Iterator[tuple[str, Document]]:
+    """Yields the documents of a group, each with the source that it is from."""
     for portion in group.portions:
-        for document in read_portion(portion, text_column, on_read):
+        for document in read_portion(portion, how):
             yield portion.source, document
 
 
-def read_documents(sources: Sequence[str], text_column: str = "text") -> Iterator[Document]:
+def read_documents(sources: Sequence[str], how: Reading = documents.DEFAULT) -> Iterator[Document]:
     """Yields the documents of all sources, in order. Raises `UserError` if one is missing, empty or damaged."""
     for source, parts in itertools.groupby(portions(sources), lambda portion: portion.source):
         count = 0
         for portion in parts:
-            for document in read_portion(portion, text_column):
+            for document in read_portion(portion, how):
                 count += 1
                 yield document
         check_not_empty({source: count})
@@ -195,11 +193,11 @@ def _tfds_identity(builder) -> tuple[str, int]:
     return f"{builder.info.full_name} {sizes}", sizes.get("train", 0)
 
 
-def _read_tfds(source: str, builder, feature: str) -> Iterator[Document]:
+def _read_tfds(source: str, builder, how: Reading) -> Iterator[Document]:
     """Yields a feature of a dataset's train split, in file order."""
     from bertjax.data.tf import elements
 
-    name = source.removeprefix("tfds:")
+    name, feature = source.removeprefix("tfds:"), how.text_column
     if feature not in builder.info.features:
         has = ", ".join(builder.info.features)
         raise UserError(f"config.data.text_column = {feature!r}: {name!r} has no such feature; it has {has}")
@@ -207,7 +205,7 @@ def _read_tfds(source: str, builder, feature: str) -> Iterator[Document]:
     for number, example in enumerate(elements(dataset)):
         if not isinstance(example[feature], bytes):
             raise UserError(f"config.data.text_column = {feature!r}: in {name!r} that is no text")
-        yield from documents.as_document(f"{source} example {number}", example[feature].decode())
+        yield from documents.as_document(f"{source} example {number}", example[feature].decode(), how)
 
 
 class HubSource(NamedTuple):
@@ -251,11 +249,11 @@ def _hf_identity(source: str, builder) -> tuple[str, int]:
     )
 
 
-def _read_hf(source: str, builder, text_column: str) -> Iterator[Document]:
+def _read_hf(source: str, builder, how: Reading) -> Iterator[Document]:
     """Streams a column of a split, in the order of its files."""
     hub = _hub_source(source)
     column, setting = (
-        (hub.column, "config.data.corpus: COLUMN") if hub.column else (text_column, "config.data.text_column")
+        (hub.column, "config.data.corpus: COLUMN") if hub.column else (how.text_column, "config.data.text_column")
     )
     number = 0
     try:
@@ -264,7 +262,7 @@ def _read_hf(source: str, builder, text_column: str) -> Iterator[Document]:
             documents.check_column(column, table.schema, repr(source), setting)
             for text in table.column(column).to_pylist():
                 number += 1
-                yield from documents.as_document(f"{source} example {number}", text or "")
+                yield from documents.as_document(f"{source} example {number}", text or "", how)
     except UserError:
         raise
     except Exception as error:  # the library raises many types

@@ -24,6 +24,7 @@ class Job:
 
     Attributes:
       data: `config.data`, as a dict.
+      sources: of the corpus that are used.
       tokenizer: arguments of `tokenizer.load`, as pairs.
       work: the folder of what is kept between the passes.
       output: the folder of the records.
@@ -31,6 +32,7 @@ class Job:
 
     stages: tuple[Stage, ...]
     data: Mapping
+    sources: tuple[str, ...]
     vocab_size: int
     fingerprint: str  # of the tokenizer
     tokenizer: tuple[tuple[str, object], ...]

@@ -4,16 +4,17 @@ The output does not depend on the number of processes, byte for byte. A preparat
 was when it is started again.
 
 First pass (`blocks`): workers tokenize blocks of documents, make sequences and mask them, with random generators of
-the block's own, give each a random key, and write them to disk in the order of their keys. Second pass (`shards`): each
-shard is a range of keys; workers gather it from all blocks and write it in the order of the keys, which shuffles. A
-worker never holds more than one block or one shard. If duplicates are to be left out, a pass before (`cleaning`) finds
-them.
+the block's own, give each a random key, and write them to disk in the order of their keys. The files of many blocks
+are merged into few (`runs`). Second pass (`shards`): each shard is a range of keys; workers gather it from all files
+and write it in the order of the keys, which shuffles. A worker never holds more than one block or one shard. If
+duplicates are to be left out, a pass before (`cleaning`) finds them.
 """
 
 import collections
 import functools
 import hashlib
 import json
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -28,17 +29,20 @@ from bertjax.data import blocks, cleaning, corpus, records, shards, vocabulary
 from bertjax.data.corpus import Group
 from bertjax.data.job import UNFINISHED, Job, Stage
 from bertjax.data.progress import progress
+from bertjax.data.runs import merge_until_few
 from bertjax.data.selection import SPLITS, Selection, selection_of, with_repeats
+from bertjax.data.sequences import row_type
 from bertjax.data.workers import in_order, worker_pool
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
 RECIPE_FIELDS = (
     "seed", "language", "split_sentences", "heldout_fraction", "dupe_factor", "mixture", "short_seq_prob",
-    "next_sentence", "masking", "text_column",
+    "next_sentence", "masking", "text_column", "document", "on_bad_document",
 )  # fmt: skip
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
-STATISTICS = ("characters", "documents", "sentences", "tokens")  # of each split, in the manifest
+STATISTICS = ("characters", "documents", "several_sentences", "sentences", "tokens")  # of a split, in the manifest
+LEAST_FULL = 0.5  # share of real tokens below which sequences are hardly filled
 VERSION = 1  # of the records: increased by a change after which the same config gives others
 
 
@@ -134,15 +138,18 @@ def prepare_here(
     config, output: epath.Path, groups: list[Group], selection: Selection, given: Tokenizer | None, workers: int
 ) -> Prepared:
     """Prepares the records in processes of this machine."""
-    work, ahead = unfinished(output, identity_of(config, given, groups)), 2 * workers
+    corpus_identity = identity_of_corpus(groups)
+    work, ahead = unfinished(output, identity_of(config, given), corpus_identity), 2 * workers
     with worker_pool(workers) as pool:
-        selection = with_repeats(selection, groups, work, pool, ahead)
-        used = given or learnt_tokenizer(config, groups, selection, work, pool, ahead)
+        of_corpus = os.path.join(work, f"corpus-{corpus_identity}")  # what the whole text decides
+        os.makedirs(of_corpus, exist_ok=True)
+        selection = with_repeats(selection, groups, of_corpus, pool, ahead)
+        used = given or learnt_tokenizer(config, groups, selection, of_corpus, pool, ahead)
         used.save(output)
         job = job_of(config, used, output, work)
-        totals, counts, rows = spill_all(job, groups, selection, pool, ahead)
+        totals, counts, rows, paths = spill_all(job, groups, selection, pool, ahead)
         check_contents(config, totals, counts, rows)
-        return Prepared(job, totals, counts, write_all(job, rows, pool, ahead))
+        return Prepared(job, totals, counts, write_all(job, rows, paths, pool, ahead))
 
 
 def prepare_on_beam(
@@ -161,39 +168,51 @@ def prepare_on_beam(
     totals, counts, written = beam.write_all(job, groups, selection, repeats, options)
     rows = collections.Counter()
     for shard, entry in written.items():
-        rows[shard.split, shard.stage] += entry["records"]
+        rows[shard.part, shard.stage] += entry["records"]
     check_contents(config, totals, counts, rows)
     return Prepared(job, totals, counts, written)
 
 
-def identity_of(config, given: Tokenizer | None, groups: list[Group]) -> str:
-    """A hash that changes if the records may become others."""
+def identity_of(config, given: Tokenizer | None) -> str:
+    """A hash that changes if the records of the same text may become others."""
     content = [VERSION, recipe_of(config), config.data.layout, [list(stage) for stage in stages(config)]]
     content += [given.fingerprint if given else [config.tokenizer.to_dict(), config.model.vocab_size]]
-    content += [group.identity for group in groups]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return _hash(json.dumps(content, sort_keys=True))
+
+
+def identity_of_corpus(groups: Sequence[Group]) -> str:
+    """A hash that changes if the text may have changed."""
+    return _hash("\n".join(group.identity for group in groups))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def stages(config) -> tuple[Stage, ...]:
     return tuple(Stage(stage.length, stage.max_predictions_per_seq) for stage in stages_of(config))
 
 
-def unfinished(output: epath.Path, identity: str) -> str:
+def unfinished(output: epath.Path, identity: str, corpus_identity: str) -> str:
     """Returns the local folder of what is kept between the passes: in the output, or in TMPDIR if that is remote.
 
-    Keeps there what a killed run of the same identity has finished, and deletes what others have left.
+    Keeps there what a run of the same identity that was stopped has finished, and deletes what others have left. If the
+    corpus has changed, blocks whose text has not are kept.
     """
     if "://" not in str(output):
         folder = output / UNFINISHED
     else:
-        name = hashlib.sha256(str(output).encode()).hexdigest()[:16]
-        folder = epath.Path(tempfile.gettempdir()) / f"bertjax-{name}"
+        folder = epath.Path(tempfile.gettempdir()) / f"bertjax-{_hash(str(output))}"
     work = folder / identity
     if work.exists():
         print(f"going on with the unfinished preparation in {output}", flush=True)
     elif folder.exists():
         folder.rmtree()
     work.mkdir(parents=True, exist_ok=True)
+    if not (work / f"corpus-{corpus_identity}").exists():
+        blocks.forget_merged(str(work))
+        for other in work.glob("corpus-*"):
+            other.rmtree()
     return str(work)
 
 
@@ -212,6 +231,7 @@ def job_of(config, used: Tokenizer, output: epath.Path, work: str) -> Job:
     return Job(
         stages=stages(config),
         data=config.data.to_dict(),
+        sources=tuple(selection_of(config).weights),
         vocab_size=used.vocab_size,
         fingerprint=used.fingerprint,
         tokenizer=(("kind", used.kind), ("path", str(output / used.filename)), ("lowercase", used.lowercase)),
@@ -223,27 +243,36 @@ def job_of(config, used: Tokenizer, output: epath.Path, work: str) -> Job:
 def spill_all(job: Job, groups: list[Group], selection: Selection, pool, ahead: int):
     """Spills the whole corpus.
 
-    Returns its statistics by split, the counts of `Selection.read`, and the number of rows of each split and stage.
+    Returns its statistics by split, the counts of `Selection.read`, and of each part and stage the number of rows and
+    the files that they are in, in the order of the corpus.
     """
     totals, counts, rows = collections.Counter(), collections.Counter(), collections.Counter()
+    paths, done = collections.defaultdict(list), []
     function = functools.partial(blocks.spill, job=job)
     with progress("preparing text", groups) as bar:
         for spilled in in_order(pool, function, blocks.read_blocks(groups, selection, counts), ahead):
-            totals.update({f"{spilled.split}_{name}": count for name, count in spilled.stats.items()})
-            rows.update({(spilled.split, stage): n for stage, n in zip(job.stages, spilled.rows)})
+            totals.update(blocks.of_split(spilled.part, spilled.stats, job))
+            for stage, count, path in zip(job.stages, spilled.rows, spilled.paths):
+                rows[spilled.part, stage] += count
+                paths[spilled.part, stage].append(path)
+            done.append(spilled)
             bar.update(spilled.stats["bytes"])
-    return totals, counts, rows
+    blocks.delete_other_blocks(job.work, done)
+    return totals, counts, rows, paths
 
 
-def write_all(job: Job, rows: dict[tuple[str, Stage], int], pool, ahead: int) -> dict:
-    """Writes all shards; returns what each contains."""
+def write_all(
+    job: Job, rows: Mapping[tuple[str, Stage], int], paths: Mapping[tuple[str, Stage], list[str]], pool, ahead: int
+) -> dict:
+    """Writes all shards; returns what each contains. `rows`, `paths`: as `spill_all` returns them."""
     for stage in job.stages:
         (epath.Path(job.output) / records.set_folder(stage.length)).mkdir(exist_ok=True)
+    few = {each: merge_until_few(found, row_type(each[1], job), pool, ahead) for each, found in paths.items()}
     wanted = shards.shards_of(job, rows)
-    function = functools.partial(shards.write, job=job)
+    function, parts = functools.partial(shards.write, job=job), ((s, few[s.part, s.stage]) for s in wanted)
     with tqdm.tqdm(desc="writing shards", total=len(wanted), disable=None, leave=False) as bar:
         written = {}
-        for shard, contents in zip(wanted, in_order(pool, function, wanted, ahead)):
+        for shard, contents in zip(wanted, in_order(pool, function, parts, ahead)):
             written[shard] = contents
             bar.update()
     return written
@@ -266,8 +295,15 @@ def manifest_of(config, prepared: Prepared) -> dict:
             if weight
         },
         "cleaning": {what: counts[what] for what in cleaning.CHANGES if counts[what]},
+        "real_tokens_share": {str(stage.length): _real_tokens_share(stage, totals, written) for stage in job.stages},
         "sets": shards.sets_of(written, job),
     }
+
+
+def _real_tokens_share(stage: Stage, totals: Mapping, written: Mapping[shards.Shard, dict]) -> float:
+    """Returns the share of the tokens of training sequences that is no padding."""
+    rows = sum(entry["records"] for shard, entry in written.items() if (shard.stage, shard.part) == (stage, "train"))
+    return round(totals[f"train_tokens_of_{stage.length}"] / (rows * stage.length), 4)
 
 
 def report(manifest: dict, seconds: float) -> None:
@@ -287,6 +323,33 @@ def report(manifest: dict, seconds: float) -> None:
     for name, source in manifest["sources"].items() if len(manifest["sources"]) > 1 else ():
         share = source["characters"] / max(1, used)
         print(f"{share:.1%} of the text is from {name}: {source['documents']:,} documents, copies counted")
+    for source in [name for name in manifest["sources"] if not _has_heldout(manifest, name)]:
+        print(f"too little of {source} is held out for sequences: its scores are not measured")
+    pairs = manifest["recipe"]["next_sentence"] != "none"
+    for length, share in manifest["real_tokens_share"].items():
+        print(f"sequences of {length} tokens are on average {share:.0%} full")
+        if share < LEAST_FULL:
+            none = ", --config.data.next_sentence=none (sequences run across documents)" if pairs else ""
+            print(
+                f"most of a sequence of {length} is padding, since a document has {_tokens_per_document(totals):.0f} "
+                f"tokens on average; if they are paragraphs of longer texts, set --config.data.document=file{none}, or "
+                f"--config.packing=True"
+            )
+    if manifest["recipe"]["next_sentence"] == "pairs" and not totals["train_several_sentences"]:
+        print(
+            "no document has two sentences, so no next sentence is the real one: set --config.data.next_sentence=none, "
+            "or --config.data.document=file"
+        )
+
+
+def _has_heldout(manifest: Mapping, source: str) -> bool:
+    """Whether sequences of this source are held out, if any are, and if they are held out by source."""
+    entries = [entry for found in manifest["sets"].values() for entry in found["heldout"].values()]
+    return not any("source" in entry for entry in entries) or source in [entry["source"] for entry in entries]
+
+
+def _tokens_per_document(totals: Mapping) -> float:
+    return totals["train_tokens"] / max(1, totals["train_documents"])
 
 
 def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple[str, Stage], int]) -> None:
@@ -299,7 +362,9 @@ def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple
             f"data.corpus: {', '.join(corpus_sources(config))} gives {train} document{'s' * (train != 1)} for "
             f"training; {needs} (a blank line ends a document){cleaning.describe(counts)}"
         )
-    if config.data.heldout_fraction and not all(rows["heldout", stage] for stage in stages(config)):
+    heldout_parts = {part for part, _ in rows if part != "train"}
+    all_held_out = all(any(rows[part, stage] for part in heldout_parts) for stage in stages(config))
+    if config.data.heldout_fraction and not all_held_out:
         raise UserError(
             f"config.data.heldout_fraction = {config.data.heldout_fraction}: of {train + heldout} documents it holds "
             f"out {heldout}, but {needs}; increase it, or set it to 0"

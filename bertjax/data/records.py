@@ -40,6 +40,7 @@ class FileEntry(TypedDict):
     crc32c: NotRequired[Count]
     head_crc32c: NotRequired[Count]
     lengths_crc32c: NotRequired[Count]
+    source: NotRequired[str]  # of what is held out of several sources
 
 
 class SetEntry(TypedDict):
@@ -60,6 +61,7 @@ class Manifest(TypedDict):
     corpus: NotRequired[dict[str, int]]  # what was read and left out
     sources: NotRequired[dict[str, dict[str, int]]]
     cleaning: NotRequired[dict[str, int]]
+    real_tokens_share: NotRequired[dict[str, float]]  # of training sequences, by length
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,15 +4,21 @@ With random keys this shuffles: the rows of a range, from all files and in the o
 all rows in random order. With hashes it brings equal ones together.
 """
 
+import functools
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from bertjax.data.workers import in_order
 from bertjax.files import persistently, replacing
 
 KEY = np.dtype(np.uint64)
 ROWS = 4096  # that are copied at a time
+READ_TOGETHER = 256  # files, at most
+MERGED_BYTES = 32 << 20  # of rows that a merge holds in memory
 
 
 @persistently
@@ -32,15 +38,24 @@ def write_run(path: str, keys: np.ndarray, parts: Sequence[np.ndarray]) -> None:
             file.write(sorted_rows.data)
 
 
-def read_range(path: str, row: np.dtype, index: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns keys and rows of the range `index` of `count` equal ranges of all possible keys."""
+class Run(NamedTuple):
+    """A file of rows, mapped into memory: ascending keys `[rows]`, and the rows."""
+
+    keys: np.ndarray
+    rows: np.ndarray
+
+    def range(self, index: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns keys and rows of the range `index` of `count` equal ranges of all possible keys."""
+        place = slice(_place(self.keys, index, count), _place(self.keys, index + 1, count))
+        return np.array(self.keys[place]), np.array(self.rows[place])
+
+
+def open_run(path: str, row: np.dtype) -> Run:
     total = os.path.getsize(path) // (KEY.itemsize + row.itemsize)
-    if not total:
-        return np.empty(0, KEY), np.empty(0, row)
-    keys = np.memmap(path, KEY, "r", shape=total)
-    first, last = _place(keys, index, count), _place(keys, index + 1, count)
-    offset = KEY.itemsize * total + row.itemsize * first
-    return np.array(keys[first:last]), np.fromfile(path, row, last - first, offset=offset)
+    if not total:  # an empty file cannot be mapped
+        return Run(np.empty(0, KEY), np.empty(0, row))
+    content = np.memmap(path, np.uint8, "r")
+    return Run(content[: total * KEY.itemsize].view(KEY), content[total * KEY.itemsize :].view(row))
 
 
 def _place(keys: np.ndarray, index: int, count: int) -> int:
@@ -58,7 +73,53 @@ def divide(keys: np.ndarray, count: int) -> Iterator[tuple[int, slice]]:
 
 def gather(paths: Iterable[str], row: np.dtype, index: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns keys and rows of a range from all files, in the order of the keys."""
-    return merge((read_range(path, row, index, count) for path in paths), row)
+    return merge((open_run(path, row).range(index, count) for path in paths), row)
+
+
+def merge_until_few(paths: Sequence[str], row: np.dtype, pool, ahead: int) -> list[str]:
+    """Merges neighbours among the files of a folder, and deletes them, until `READ_TOGETHER` are left: their paths.
+
+    So a range is gathered from a bounded number of files, however many there were. What is merged has a name that
+    follows from the names of its parts: a process that was killed, and finds the same names, goes on where it was.
+    """
+    levels = [[(path, ()) for path in paths]]
+    while len(levels[-1]) > READ_TOGETHER:
+        below = [path for path, _ in levels[-1]]
+        parts = [tuple(below[first : first + READ_TOGETHER]) for first in range(0, len(below), READ_TOGETHER)]
+        levels.append([(_merged_path(part), part) for part in parts])
+    done: set[str] = set()  # parts of what has been merged may be gone
+    for level in reversed(levels):
+        for path, parts in level:
+            if path in done or (parts and os.path.exists(path)):
+                done.update((path, *parts))
+    for level in levels[1:]:
+        wanted = [(path, parts) for path, parts in level if path not in done]
+        for _ in in_order(pool, functools.partial(_merge_files, row=row), wanted, ahead):
+            pass
+    return [path for path, _ in levels[-1]]
+
+
+def _merged_path(parts: Sequence[str]) -> str:
+    names = "\n".join(map(os.path.basename, parts))
+    return os.path.join(os.path.dirname(parts[0]), f"merged-{hashlib.sha256(names.encode()).hexdigest()[:32]}")
+
+
+@persistently
+def _merge_files(merged: tuple[str, Sequence[str]], row: np.dtype) -> None:
+    path, parts = merged
+    runs = [open_run(part, row) for part in parts]
+    total = sum(len(run.keys) for run in runs)
+    count = 1 + total * row.itemsize // MERGED_BYTES
+    with replacing(path) as partial, partial.open("wb") as file:
+        done = 0
+        for index in range(count):
+            keys, rows = merge((run.range(index, count) for run in runs), row)
+            for first, array in ((KEY.itemsize * done, keys), (KEY.itemsize * total + row.itemsize * done, rows)):
+                file.seek(first)
+                file.write(array.data)
+            done += len(keys)
+    for part in parts:
+        os.unlink(part)
 
 
 def merge(parts: Iterable[tuple[np.ndarray, np.ndarray]], row: np.dtype) -> tuple[np.ndarray, np.ndarray]:

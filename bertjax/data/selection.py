@@ -1,11 +1,15 @@
-"""Which documents of a corpus are used: cleaned, held out or not, and how often."""
+"""Which documents of a corpus are used: cleaned, held out or not, and how often.
+
+A document goes to a part of the records: "train", or "heldout". If there are several sources, "heldout-0" has those of
+the first one, and so on, so that each source can be evaluated by itself, and as much as it is trained on.
+"""
 
 import collections
 import dataclasses
 import functools
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,15 +20,23 @@ from bertjax.data.cleaning import Repeats
 from bertjax.data.progress import progress
 from bertjax.data.workers import in_order
 from bertjax.files import replacing
+from bertjax.text import documents, sentences
 from bertjax.text.documents import Document
 
 SPLITS = ("train", "heldout")
+SHOWN = 10  # of the documents that are no text: the first ones of a group
 
 
 class Selected(NamedTuple):
     document: Document
-    split: str
+    part: str
     copies: int  # how often it is used
+
+
+def split_of(part: str, sources: Sequence[str]) -> tuple[str, str]:
+    """Returns the split of a part, and the source that all of it is from; "" if it is not of one of several."""
+    split, _, number = part.partition("-")
+    return split, sources[int(number)] if number else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +61,7 @@ class Selection:
         """
         for position, source, document in self.clean(group, counts):
             if document := cleaning.without_repeats(document, position, self.repeats, self.data["cleaning"], counts):
-                selected = self._select(document, self.weights[source])
+                selected = self._select(document, source)
                 counts["documents", source] += selected.copies
                 counts["characters", source] += selected.copies * sum(map(len, document.lines))
                 if selected.copies:
@@ -58,21 +70,45 @@ class Selection:
     def clean(self, group: corpus.Group, counts: collections.Counter) -> Iterator[tuple[int, str, Document]]:
         """Yields position, source and text of the documents that are used as far as can be said of them alone."""
 
+        data, skips = self.data, self.data["on_bad_document"] == "skip"
+
         def on_read(size: int) -> None:
             counts["bytes"] += size
 
-        documents = corpus.read_group(group, self.data["text_column"], on_read)
-        for place, (source, document) in enumerate(documents):
+        def on_bad(fault: str) -> None:
+            if not skips:
+                documents.refuse(fault)
+            counts["bad_documents"] += 1
+            if counts["bad_documents"] <= SHOWN:
+                _say_once(f"left out: {fault}")
+
+        how = documents.Reading(data["text_column"], data["document"], on_bad, on_read)
+        for place, (source, document) in enumerate(corpus.read_group(group, how)):
             counts["read", source] += 1
-            if found := cleaning.cleaned(document, self.data["cleaning"], counts):
+            if fault := sentences.fault_in(document, data["language"], data["split_sentences"]):
+                on_bad(fault)
+            elif found := cleaning.cleaned(document, self.data["cleaning"], counts):
                 yield group.number << 32 | place, source, found
 
-    def _select(self, document: Document, weight: float) -> Selected:
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("train", *dict.fromkeys(map(self._heldout, self.weights)))
+
+    def _heldout(self, source: str) -> str:
+        """Returns the part of the documents of a source that are held out."""
+        return f"heldout-{[*self.weights].index(source)}" if len(self.weights) > 1 else "heldout"
+
+    def _select(self, document: Document, source: str) -> Selected:
         text = "\n".join(document.lines)
         if is_heldout(text, self.data["heldout_fraction"], self.data["seed"]):
-            return Selected(document, "heldout", 1)
-        copies, rest = divmod(self.data["dupe_factor"] * weight, 1)
+            return Selected(document, self._heldout(source), 1)
+        copies, rest = divmod(self.data["dupe_factor"] * self.weights[source], 1)
         return Selected(document, "train", int(copies) + (rest > 0 and _share(text, self.data["seed"], b"copy") < rest))
+
+
+@functools.lru_cache(maxsize=10_000)  # a corpus is read several times
+def _say_once(text: str) -> None:
+    print(text, flush=True)
 
 
 def selection_of(config) -> Selection:
@@ -100,14 +136,15 @@ def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, po
         shutil.rmtree(folder, ignore_errors=True)  # of a killed run
         os.makedirs(folder)
         counts = collections.Counter()
-        documents = ((position, d) for group in groups for position, _, d in selection.clean(group, counts))
+        found = ((position, document) for group in groups for position, _, document in selection.clean(group, counts))
         write, size = functools.partial(cleaning.write_hashes, folder=folder, rules=rules), 0
         with progress("looking for repeats", groups) as bar:
-            for written in in_order(pool, write, enumerate(cleaning.in_pieces(documents)), ahead):
+            for written in in_order(pool, write, enumerate(cleaning.in_pieces(found)), ahead):
                 size += written
                 bar.update(counts["bytes"] - bar.n)
         ranges = 1 + size // cleaning.RANGE_BYTES
-        find = functools.partial(cleaning.repeats_in_range, count=ranges, folder=folder, rules=rules)
+        paths = cleaning.merge_hashes(folder, pool, ahead)
+        find = functools.partial(cleaning.repeats_in_range, count=ranges, paths=paths, rules=rules)
         repeats = cleaning.joined(list(in_order(pool, find, range(ranges), ahead)))
         with replacing(done) as partial, partial.open("wb") as file:
             np.savez(file, **repeats._asdict())

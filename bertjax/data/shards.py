@@ -1,32 +1,33 @@
 """The second pass of a preparation: the sequences of a shard from all blocks -> a file of records."""
 
+import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from etils import epath
 
 from bertjax.data import lengths, records
-from bertjax.data.blocks import spilled_paths
 from bertjax.data.job import Job, Stage
 from bertjax.data.layouts import features_of
 from bertjax.data.runs import ROWS, gather
-from bertjax.data.selection import SPLITS
+from bertjax.data.selection import SPLITS, split_of
 from bertjax.data.sequences import row_type
 from bertjax.files import persistently, write_whole
 
 SHARD_BYTES = 32 << 20  # of rows in memory, at most; some 90 MB as records
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
-SHARD_NAME = re.compile(r"(train|heldout)-\d{5}-of-\d{5}\.(tfrecord|lengths)(\.\w+\.partial)?$")
+SHARD_NAME = re.compile(r"(train|heldout(-\d+)?)-\d{5}-of-\d{5}\.(tfrecord|lengths)(\.\w+\.partial)?$")
 
 
 class Shard(NamedTuple):
     """Shard `index` of `count`: it has the rows of that range of their random keys, see `runs`."""
 
     stage: Stage
-    split: str
+    part: str
     index: int
     count: int
 
@@ -34,31 +35,33 @@ class Shard(NamedTuple):
     def path(self) -> str:
         """Relative to the output folder."""
         folder = records.set_folder(self.stage.length)
-        return f"{folder}/{self.split}-{self.index:05d}-of-{self.count:05d}.tfrecord"
+        return f"{folder}/{self.part}-{self.index:05d}-of-{self.count:05d}.tfrecord"
 
 
 def shards_of(job: Job, rows: dict[tuple[str, Stage], int]) -> list[Shard]:
-    """Returns the shards for a number of rows of each split and stage."""
+    """Returns the shards for a number of rows of each part and stage."""
     shards = []
-    for (split, stage), total in sorted(rows.items()):
+    for (part, stage), total in sorted(rows.items()):
         size = total * row_type(stage, job).itemsize
-        count = MIN_TRAIN_SHARDS if split == "train" else 1
+        count = MIN_TRAIN_SHARDS if part == "train" else 1
         while size > count * SHARD_BYTES:
             count *= 2
-        shards += [Shard(stage, split, index, count) for index in range(count)] if total else []
+        shards += [Shard(stage, part, index, count) for index in range(count)] if total else []
     return shards
 
 
-def write(shard: Shard, job: Job) -> dict[str, int]:
-    """Writes a shard of what was spilled, unless an earlier run of the same job has done so; returns its entry."""
-    done = os.path.join(job.work, f"{shard.path.replace('/', '-')}.json")
+def write(wanted: tuple[Shard, Sequence[str]], job: Job) -> dict[str, int]:
+    """Writes a shard of the files of its part and stage, unless a run before has done so; returns its entry."""
+    shard, paths = wanted
+    names = "\n".join(map(os.path.basename, paths))  # which follow from what is in them
+    identity = hashlib.sha256(names.encode()).hexdigest()[:16]
+    done = os.path.join(job.work, f"{shard.path.replace('/', '-')}-{identity}.json")
     if os.path.exists(done):
         with open(done) as file:
             entry = json.load(file)
         path = epath.Path(job.output) / shard.path
         if path.exists() and path.stat().length == entry["bytes"] and lengths.path_of(path).exists():
             return entry
-    paths = spilled_paths(job.work, shard.split, shard.stage.length)
     _, rows = gather(paths, row_type(shard.stage, job), shard.index, shard.count)
     written = write_rows(shard, job, rows)
     write_whole(done, json.dumps(written))
@@ -73,13 +76,15 @@ def write_rows(shard: Shard, job: Job, rows: np.ndarray) -> dict[str, int]:
 
 
 def sets_of(written: dict[Shard, dict], job: Job) -> dict:
-    """Returns the manifest's "sets": the files of each split, and what they contain."""
+    """Returns the manifest's "sets": the files of each split, and what they contain; if held out, of which source."""
     sets = {
         str(stage.length): {"max_predictions_per_seq": stage.predictions, **{split: {} for split in SPLITS}}
         for stage in job.stages
     }
     for shard in sorted(written):
-        sets[str(shard.stage.length)][shard.split][shard.path] = written[shard]
+        split, source = split_of(shard.part, job.sources)
+        entry = {**written[shard], **({"source": source} if source else {})}
+        sets[str(shard.stage.length)][split][shard.path] = entry
     return sets
 
 

@@ -97,7 +97,7 @@ def count_block(block: Block, how: Words) -> collections.Counter[str]:
 def count_corpus(how: Words, groups: Iterable[Group], selection: Selection, work: str, pool, ahead: int) -> Sample:
     """Counts the words of the documents that are not held out, in a folder within `work`."""
     most, read = learning.COUNTED_LETTERS[how.kind], collections.Counter()
-    train = (block for block in read_blocks(groups, selection, read) if block.split == "train")
+    train = (block for block in read_blocks(groups, selection, read) if block.part == "train")
     with tempfile.TemporaryDirectory(dir=work) as folder:
         counts = WordCounts(pathlib.Path(folder), most)
         with progress("counting words", groups) as bar:

@@ -27,6 +27,17 @@ DECOMPRESSORS = {
     ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj(),  # the most that zstd writes
 }
 SUFFIXES = (".txt", ".jsonl", ".parquet")
+BEGINNINGS = {  # of files that are no text, after decompression
+    b"\x1f\x8b": "compressed (.gz)",
+    b"\xfd7zXZ\x00": "compressed (.xz)",
+    b"\x28\xb5\x2f\xfd": "compressed (.zst)",
+    b"BZh": "compressed (.bz2)",
+    b"PK\x03\x04": "a .zip archive, or an Office document",
+    b"%PDF-": "a PDF",
+    b"PAR1": "Parquet",
+    b"\xff\xfe": "UTF-16 (convert it with iconv -f utf-16 -t utf-8)",
+    b"\xfe\xff": "UTF-16 (convert it with iconv -f utf-16 -t utf-8)",
+}
 MAX_DOCUMENT_CHARACTERS = 20_000_000  # workers hold whole documents; the longest books have a quarter of that
 MAX_LINE_BYTES = 8 * MAX_DOCUMENT_CHARACTERS  # such as a JSON object with a document and other fields
 READABLE = "supported are .txt and .jsonl, plain or as .gz, .xz, .zst, and .parquet"
@@ -49,17 +60,35 @@ class File(NamedTuple):
     modified: int  # local: ns since 1970; remote: s, of which a listing and a single file tell the same; 0: unknown
 
 
-def read_file(path: str, text_column: str = "text", on_read: Callable = lambda size: None) -> Iterator[Document]:
-    """Yields the documents of a file.
+def refuse(fault: str) -> None:
+    """Stops at a document that cannot be used."""
+    raise UserError(f"{fault}; mend it, or leave out such documents with --config.data.on_bad_document=skip")
 
-    `text_column` is the field of .jsonl and the column of .parquet files that has the text. `on_read` is called with
-    the number of bytes of each piece that has been read, as stored. Raises `UserError` with file and line if text
-    cannot be read, is damaged or cut off.
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How text is read.
+
+    Attributes:
+      text_column: the field of .jsonl and the column of .parquet files that has the text.
+      document: of .txt files: what ends at a blank_line, a file, or a line.
+      on_bad: called with what is wrong with a document, "FILE:LINE: ...". If it returns, the document is left out.
+      on_read: called with the number of bytes of each piece that has been read, as stored.
     """
-    kind = _suffixes(path)[0]
-    if kind == ".txt":
-        return _read_txt(path, on_read)
-    return (_read_jsonl if kind == ".jsonl" else _read_parquet)(path, text_column, on_read)
+
+    text_column: str = "text"
+    document: str = "blank_line"
+    on_bad: Callable[[str], None] = refuse
+    on_read: Callable[[int], None] = lambda size: None
+
+
+DEFAULT = Reading()
+
+
+def read_file(path: str, how: Reading = DEFAULT) -> Iterator[Document]:
+    """Yields the documents of a file. Raises `UserError` with file and line if it is damaged, cut off, or no text."""
+    readers = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    return readers[_suffixes(path)[0]](path, how)
 
 
 def find_files(source: str) -> list[File]:
@@ -188,24 +217,21 @@ def _open(path: str, seekable: bool = False) -> BinaryIO:
     return filesystem.open_input_file(inner) if seekable else filesystem.open_input_stream(inner, compression=None)
 
 
-def _read_lines(path: str, on_read: Callable) -> Iterator[tuple[int, str]]:
-    """Yields (line number from 1, line without its line ending), decompressed and decoded."""
+def _read_lines(path: str, how: Reading) -> Iterator[tuple[int, str | None]]:
+    """Yields (line number from 1, line without its line ending), decompressed and decoded.
+
+    Yields None for a line that is no text, after `how.on_bad`.
+    """
     compression = _suffixes(path)[1]
     number = 0
     try:
         with _open(path) as file:
-            chunks = _read_chunks(file, on_read)
+            chunks = _read_chunks(file, how.on_read)
             lines = _split_lines(_decompress(chunks, compression) if compression else chunks)
             for number, line in enumerate(lines, 1):
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        bad = error.object[error.start]
-        raise UserError(
-            f"{path}:{number}: byte {error.start + 1} of the line, 0x{bad:02x}, is not UTF-8; "
-            f"convert the file (for example with iconv -f latin1 -t utf-8)"
-        ) from None
-    except OverflowError:
-        raise UserError(f"{path}:{number + 1}: a line of more than {MAX_LINE_BYTES:,} bytes; split it") from None
+                if number == 1:
+                    _check_beginning(path, line or b"")
+                yield number, _decoded(path, number, line, how)
     except EOFError:
         raise UserError(f"{path}: cut off after line {number}; download or compress it again") from None
     except (lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
@@ -214,6 +240,29 @@ def _read_lines(path: str, on_read: Callable) -> Iterator[tuple[int, str]]:
         ) from None
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path}: cannot be read after line {number} ({first_line(error)})") from None
+
+
+def _check_beginning(path: str, content: bytes) -> None:
+    """Raises `UserError` if a file begins as one of another format does."""
+    for beginning, what in BEGINNINGS.items():
+        if content.startswith(beginning):
+            within = f"what is in it is {what}" if _suffixes(path)[1] else f"it is {what}, which its name does not say"
+            raise UserError(f"{path}: not text: {within}; {READABLE}")
+
+
+def _decoded(path: str, number: int, line: bytes | None, how: Reading) -> str | None:
+    if line is None:
+        how.on_bad(f"{path}:{number}: a line of more than {MAX_LINE_BYTES:,} bytes")
+        return None
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        bad = error.object[error.start]
+        how.on_bad(
+            f"{path}:{number}: byte {error.start + 1} of the line, 0x{bad:02x}, is not UTF-8 (to convert a whole "
+            f"file: iconv -f latin1 -t utf-8)"
+        )
+        return None
 
 
 def _read_chunks(file: BinaryIO, on_read: Callable) -> Iterator[bytes]:
@@ -235,64 +284,76 @@ def _decompress(chunks: Iterable[bytes], compression: str) -> Iterator[bytes]:
         raise EOFError
 
 
-def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
+    """Yields lines; None for each of more than `MAX_LINE_BYTES`."""
     parts, size = [], 0  # of the line that has not ended
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
-        parts.append(first)
         size += len(first)
-        if size > MAX_LINE_BYTES:
-            raise OverflowError
+        parts = [*parts, first] if size <= MAX_LINE_BYTES else []
         if others:
-            yield b"".join(parts)
+            yield b"".join(parts) if size <= MAX_LINE_BYTES else None
             yield from others[:-1]
             parts, size = others[-1:], len(others[-1])
-    if last := b"".join(parts):
-        yield last
+    if size:
+        yield b"".join(parts) if size <= MAX_LINE_BYTES else None
 
 
-def _read_txt(path: str, on_read: Callable) -> Iterator[Document]:
-    """Yields the documents of a text file; a blank line ends a document."""
-    lines, start, characters = [], 1, 0
-    for number, line in _read_lines(path, on_read):
-        if line := line.strip():
+def _read_txt(path: str, how: Reading) -> Iterator[Document]:
+    """Yields the documents of a text file, which end where `how.document` says."""
+    lines, start, characters, is_bad = [], 1, 0, False
+
+    def end() -> Iterator[Document]:
+        nonlocal lines, is_bad
+        if lines and not is_bad:
+            yield Document(f"{path}:{start}", lines)
+        lines, is_bad = [], False
+
+    for number, line in _read_lines(path, how):
+        text = line and line.strip()
+        is_bad = is_bad or line is None
+        if text and not is_bad:
             if not lines:
                 start, characters = number, 0
-            lines.append(line)
-            characters += len(line)
+            lines.append(text)
+            characters += len(text)
             if characters > MAX_DOCUMENT_CHARACTERS:
-                raise UserError(
-                    f"{path}:{start}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters; put a blank line "
-                    f"between documents"
+                how.on_bad(
+                    f"{path}:{start}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters, which ends with "
+                    f"a {how.document.replace('_', ' ')} (config.data.document)"
                 )
-        elif lines:
-            yield Document(f"{path}:{start}", lines)
-            lines = []
-    if lines:
-        yield Document(f"{path}:{start}", lines)
+                lines, is_bad = [], True
+        if how.document == "line" or (how.document == "blank_line" and text == ""):
+            yield from end()
+    yield from end()
 
 
-def _read_jsonl(path: str, field: str, on_read: Callable) -> Iterator[Document]:
+def _read_jsonl(path: str, how: Reading) -> Iterator[Document]:
     """Yields a field of the object in each line as a document."""
-    for number, line in _read_lines(path, on_read):
-        if not line.strip():
+    field = how.text_column
+    for number, line in _read_lines(path, how):
+        if line is None or not line.strip():
             continue
+        where = f"{path}:{number}"
         try:
-            text = parse_json(line, dict[str, Any]).get(field)
+            found = parse_json(line, dict[str, Any])
         except ValueError:
-            text = None
-        if not isinstance(text, str):
-            raise UserError(
-                f'{path}:{number}: not a JSON object with a string "{field}" (config.data.text_column): {line[:60]!r}'
-            )
-        yield from as_document(f"{path}:{number}", text)
+            how.on_bad(f"{where}: not a JSON object: {line[:60]!r}")
+            continue
+        if isinstance(text := found.get(field), str):
+            yield from as_document(where, text, how)
+        elif field in found:
+            kind = "null" if text is None else type(text).__name__
+            how.on_bad(f'{where}: "{field}" (config.data.text_column) is {kind}, not a string')
+        else:
+            how.on_bad(f'{where}: no "{field}" (config.data.text_column) among {", ".join(found) or "its no fields"}')
 
 
-def _read_parquet(path: str, column: str, on_read: Callable) -> Iterator[Document]:
+def _read_parquet(path: str, how: Reading) -> Iterator[Document]:
     """Yields the texts of a column as documents, `PARQUET_ROWS` at a time."""
     from pyarrow import parquet
 
-    row = 0
+    row, column = 0, how.text_column
     try:
         with _open(path, seekable=True) as raw:
             # By default it reads the column of a row group whole, which may be the whole file.
@@ -300,10 +361,10 @@ def _read_parquet(path: str, column: str, on_read: Callable) -> Iterator[Documen
             check_column(column, file.schema_arrow, path)
             size, rows = file_at(path).size, file.metadata.num_rows
             for batch in file.iter_batches(PARQUET_ROWS, columns=[column], use_threads=False):
-                on_read(size * len(batch) // rows)
+                how.on_read(size * len(batch) // rows)
                 for text in batch.column(0).to_pylist():
                     row += 1
-                    yield from as_document(f"{path}:{row}", text or "")
+                    yield from as_document(f"{path}:{row}", text or "", how)
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: cannot be read as Parquet after row {row} ({first_line(error)})") from None
 
@@ -317,9 +378,9 @@ def check_column(column: str, schema: pyarrow.Schema, where: str, setting: str =
         raise UserError(f"{setting} = {column!r}: {where} has {kind} there, not text")
 
 
-def as_document(source: str, text: str) -> Iterator[Document]:
-    """Yields a text as a document, if it has lines that are not blank. Raises `UserError` if it is too long."""
+def as_document(source: str, text: str, how: Reading) -> Iterator[Document]:
+    """Yields a text as a document, if it has lines that are not blank, and is not too long."""
     if len(text) > MAX_DOCUMENT_CHARACTERS:
-        raise UserError(f"{source}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters; split it")
-    if lines := [line for part in text.splitlines() if (line := part.strip())]:
+        how.on_bad(f"{source}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters")
+    elif lines := [line for part in text.splitlines() if (line := part.strip())]:
         yield Document(source, lines)

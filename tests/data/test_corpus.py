@@ -13,7 +13,7 @@ from pyarrow import parquet
 from bertjax.config import UserError
 from bertjax.data import corpus
 from bertjax.data.corpus import portions, read_documents, read_portion
-from bertjax.text.documents import find_files
+from bertjax.text.documents import Reading, find_files
 
 
 def write(folder, **texts):
@@ -142,7 +142,11 @@ def test_hugging_face_data_sets_are_streamed_in_the_order_of_their_files(hub):
     assert documents[1].source == f"hf:{hub} example 4" and documents[1].lines == ["line 3.", "and another."]
     assert [d.lines for d in read_documents([f"hf:{hub}:test"])] == [["line 0.", "and another."]]
     assert [d.lines for d in read_documents([f"hf:{hub}:test:body"])] == [[f"body {i}"] for i in range(3)]
-    assert len(list(read_documents([f"hf:{hub}::body"]))) == len(list(read_documents([f"hf:{hub}"], "body"))) == 600
+    assert (
+        len(list(read_documents([f"hf:{hub}::body"])))
+        == len(list(read_documents([f"hf:{hub}"], Reading(text_column="body"))))
+        == 600
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +168,7 @@ def test_what_a_hugging_face_data_set_has_not_is_one_line(hub, rest, message):
 
 def test_the_setting_is_named_that_gives_a_column_of_a_hugging_face_data_set(hub):
     with pytest.raises(UserError, match=r"config.data.text_column = 'title': 'hf:.*' has no such column"):
-        list(read_documents([f"hf:{hub}"], "title"))
+        list(read_documents([f"hf:{hub}"], Reading(text_column="title")))
 
 
 def test_a_hugging_face_data_set_that_changes_is_named(tmp_path):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, named_stages, stage
-from bertjax.data import blocks, corpus, preparation, records, selection, shards
+from bertjax.data import blocks, corpus, preparation, records, runs, selection, shards
 from bertjax.data.corpus import read_documents
 from bertjax.data.pipeline import heldout_batches
 from bertjax.data.selection import is_heldout, selection_of
@@ -74,7 +74,7 @@ def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file,
     heldout, rows = [], []
     for seed in (0, 5):
         config.data.update(seed=seed, heldout_fraction=0.15)
-        heldout.append([block.selected for block in blocks_in(config) if block.split == "heldout"])
+        heldout.append([block.selected for block in blocks_in(config) if block.part == "heldout"])
         config.data.heldout_fraction = 0.0  # the same documents: what differs are pairs and masks
         preparation.prepare(config, tmp_path / f"data{seed}")
         rows.append(sorted(map(tuple, everything(tmp_path / f"data{seed}", 32, 5, "train")["input_ids"])))
@@ -233,7 +233,7 @@ def test_a_sentence_that_is_none_is_refused_before_a_vocabulary_is_learnt_from_i
 def test_what_a_killed_run_left_is_cleared_away(corpus_file, tmp_path, in_process):
     left = tmp_path / "out" / "unfinished" / "another"
     left.mkdir(parents=True)
-    (left / "train-00000-000000.json").write_text("{}")
+    (left / "block-0.json").write_text("{}")
     preparation.prepare(tiny_config(corpus_file), tmp_path / "out")
     assert not left.parent.exists()
 
@@ -254,6 +254,7 @@ def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_proces
     """Stopped at every block and every shard: none is made twice, and the bytes are those of an undisturbed run."""
     config = many_blocks(monkeypatch, tmp_path)
     preparation.prepare(config, tmp_path / "undisturbed")
+    monkeypatch.setattr(runs, "READ_TOGETHER", 2)
     module, name = broken.split(".")
     module = {"blocks": blocks, "shards": shards}[module]
     original, made = {"spill": "sequences_of", "write": "write_rows"}[name], []
@@ -284,6 +285,7 @@ def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_proces
 @pytest.mark.parametrize("change", ["config", "corpus"])
 def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp_path, in_process, change):
     config = many_blocks(monkeypatch, tmp_path)
+    monkeypatch.setattr(runs, "READ_TOGETHER", 2)
     write_rows, written = shards.write_rows, []
 
     def write_some(shard, *arguments):
@@ -303,6 +305,87 @@ def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp
     preparation.prepare(config, tmp_path / "out")
     preparation.prepare(config, tmp_path / "anew")
     assert digest(tmp_path / "out") == digest(tmp_path / "anew")
+
+
+def test_when_a_bad_document_is_mended_blocks_of_the_same_text_are_kept(monkeypatch, tmp_path, in_process):
+    config = many_blocks(monkeypatch, tmp_path)
+    monkeypatch.setattr(corpus, "PORTION_BYTES", 10**9)  # one group, so that the mended file is in the identity of all
+    learnt = preparation.prepare(config, tmp_path / "learnt")
+    config.tokenizer.path, config.model.vocab_size = str(tmp_path / "learnt/vocab.txt"), 150
+    text = (tmp_path / "2.txt").read_text()
+    (tmp_path / "2.txt").write_text(text + "\n" + "x" * 104_000 + "\n")
+    made, sequences_of = [], blocks.sequences_of
+    monkeypatch.setattr(blocks, "sequences_of", lambda block, job: made.append(block) or sequences_of(block, job))
+    with pytest.raises(UserError, match=r"2.txt:\d+: a sentence of 104,000 .*--config.data.on_bad_document=skip"):
+        preparation.prepare(config, tmp_path / "out")
+    before = len(made)
+    (tmp_path / "2.txt").write_text(text + "\nA mended line.\n")
+    manifest = preparation.prepare(config, tmp_path / "out")
+    assert before > 6 and len(made) - before <= 4, "only the last block of each part is another"
+    preparation.prepare(config, tmp_path / "anew")
+    assert digest(tmp_path / "out") == digest(tmp_path / "anew")
+    assert manifest["corpus"]["train_documents"] >= learnt["corpus"]["train_documents"]
+
+
+def test_bad_documents_are_left_out_and_counted(monkeypatch, tmp_path, in_process, capsys):
+    config = many_blocks(monkeypatch, tmp_path)
+    preparation.prepare(config, tmp_path / "clean")
+    text = (tmp_path / "1.txt").read_text()
+    (tmp_path / "1.txt").write_bytes(b"\xff\n\n" + text.encode() + b"\n" + b"x" * 104_000 + b"\n")
+    config.data.on_bad_document = "skip"
+    capsys.readouterr()
+    manifest = preparation.prepare(config, tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert manifest["cleaning"] == {"bad_documents": 2}
+    assert "2 documents left out, which are no text" in printed and printed.count("left out: ") == 2
+    clean = digest(tmp_path / "clean")
+    assert {name: x for name, x in digest(tmp_path / "out").items() if "manifest" not in name} == {
+        name: x for name, x in clean.items() if "manifest" not in name
+    }
+
+
+def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_process):
+    """And not each block for each shard."""
+    monkeypatch.setattr(runs, "READ_TOGETHER", 8)
+    monkeypatch.setattr(runs, "MERGED_BYTES", 4000)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 2000)
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
+    config, opened, open_run = tiny_config(), [], runs.open_run
+    config.stages, config.data.heldout_fraction = named_stages(short=stage(1, 32, 5)), 0.0
+    config.tokenizer.path = str(tmp_path / "vocab.txt")
+    pieces = [*tokenizer.SPECIAL_PIECES, *"the a and saw found left near stayed . ,".split()]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces + [f"x{i}" for i in range(150 - len(pieces))]))
+    monkeypatch.setattr(runs, "open_run", lambda *arguments: opened.append(arguments) or open_run(*arguments))
+    counts = []
+    for times in (1, 4, 16):
+        (tmp_path / "text.txt").write_text(make_corpus(30 * times))
+        config.data.corpus = str(tmp_path / "text.txt")
+        opened.clear()
+        preparation.prepare(config, tmp_path / f"out{times}")
+        counts.append(len(opened) / len(list(tmp_path.glob(f"out{times}/*/*.tfrecord"))))
+    assert all(count <= 2 * runs.READ_TOGETHER for count in counts), counts
+    monkeypatch.setattr(runs, "READ_TOGETHER", 10**6)
+    preparation.prepare(config, tmp_path / "unmerged")
+    assert digest(tmp_path / "unmerged") == digest(tmp_path / "out16")
+
+
+@pytest.mark.parametrize("document", ["blank_line", "file"])
+def test_padding_and_lonely_sentences_are_told(tmp_path, in_process, capsys, document):
+    """Paragraphs with blank lines between them, each a sentence."""
+    for number in range(30):
+        text = make_corpus(2, seed=number).replace("\n\n", "\n").replace("\n", "\n\n")
+        (tmp_path / f"{number}.txt").write_text(text)
+    config = tiny_config(tmp_path)
+    config.data.document, config.data.heldout_fraction = document, 0.2
+    config.stages, config.model.max_position_embeddings = named_stages(only=stage(4, 128, 20)), 128
+    manifest = preparation.prepare(config, tmp_path / "out")
+    printed, ids = capsys.readouterr().out, everything(tmp_path / "out", 128, 20, "train")["input_mask"]
+    assert abs(manifest["real_tokens_share"]["128"] - ids.mean()) < 1e-4
+    assert f"sequences of 128 tokens are on average {ids.mean():.0%} full" in printed
+    is_bad = document == "blank_line"
+    assert ("--config.data.next_sentence=none" in printed) == is_bad == ("no document has two sentences" in printed)
+    assert ("most of a sequence of 128 is padding" in printed) == is_bad
+    assert manifest["corpus"]["train_documents"] < 30 or is_bad
 
 
 def test_sources_are_used_as_often_as_the_mixture_says(monkeypatch, tmp_path, in_process):
@@ -449,7 +532,7 @@ def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path):
     with preparing(tmp_path, workers=2, largest_file=300_000) as process:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 1
-        assert re.fullmatch(r"error: out/unfinished/\w+/train-\S+: cannot be written \(File too large\)\n", errors)
+        assert re.fullmatch(r"error: out/unfinished/\w+/block-\S+: cannot be written \(File too large\)\n", errors)
         wait_until(lambda: not processes(process.pid), process)
     with preparing(tmp_path, workers=2) as process:
         output, errors = process.communicate(timeout=300)

@@ -103,6 +103,18 @@ def test_near_duplicates_are_found_by_how_much_they_share(tmp_path):
         (tmp_path / "repeats.npz").unlink()
 
 
+def test_words_are_found_where_there_are_no_spaces(tmp_path):
+    assert cleaning.words_of("The man, in 我们Hello 世界") == ["The", "man,", "in", "我", "们", "Hello", "世", "界"]
+    assert cleaning.words_of("สวัสดี") == ["ส", "วั", "ส", "ดี"] and cleaning.words_of("한국어 문장") == ["한국어", "문장"]
+    rng = random.Random(0)
+    text = "".join(chr(0x4E00 + rng.randrange(3000)) for _ in range(3000))
+    copy, other = text[:1500] + "新" + text[1501:], "".join(rng.sample(text, len(text)))
+    first, second, third = cleaning.bands_of([[text], [copy], [other]])
+    assert (first == second).sum() > 10 and not (first == third).any()
+    config = config_of(tmp_path, [["我们在北京"], ["two words"], ["我们"]], min_words=3)
+    assert read(config)[0] == [["我们在北京"]]
+
+
 def test_a_corpus_without_repeats_loses_nothing(tmp_path):
     documents = [[f"text {i}", f"line {i}"] for i in range(20)]
     config = config_of(tmp_path, documents, duplicate_documents=True, near_duplicates=True, max_line_documents=1)

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from bertjax.config import UserError
 from bertjax.data.corpus import read_documents
 from bertjax.text import python_docs, sentences
-from bertjax.text.documents import Document, find_files
+from bertjax.text.documents import Document, Reading, find_files
 
 TEXT = "One line.\nAnother line.\n\n\nSecond document.\n"
 LINES = [["One line.", "Another line."], ["Second document."]]
@@ -41,7 +41,7 @@ def test_columns_of_parquet_files_and_of_json_lines(tmp_path):
     texts = ["One line.\nAnother line.", None, " ", "Second document."]
     write_parquet(tmp_path / "a.parquet", body=texts, id=[1, 2, 3, 4])
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts if text))
-    documents = list(read_documents([str(tmp_path)], "body"))
+    documents = list(read_documents([str(tmp_path)], Reading(text_column="body")))
     assert [d.lines for d in documents] == [*LINES, *LINES]
     assert [d.source for d in documents[:2]] == [f"{tmp_path}/a.parquet:1", f"{tmp_path}/a.parquet:4"]
 
@@ -65,11 +65,11 @@ def test_bad_parquet_files_are_named(tmp_path):
     write_parquet(path, body=["x"], id=[1])
     for column, message in (("text", "has no such column; it has body, id"), ("id", "has int64 there, not text")):
         with pytest.raises(UserError, match=rf"config.data.text_column = '{column}': .*a.parquet {message}"):
-            list(read_documents([str(path)], column))
+            list(read_documents([str(path)], Reading(text_column=column)))
     for content in (b"", b"PAR1", path.read_bytes()[:-20]):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"a.parquet: cannot be read as Parquet after row 0") as caught:
-            list(read_documents([str(path)], "body"))
+            list(read_documents([str(path)], Reading(text_column="body")))
         assert "\n" not in str(caught.value)
 
 
@@ -131,7 +131,7 @@ def test_sources_name_file_and_line(tmp_path):
         ("a.txt", b"", "contains no text"),
         ("a.txt", b" \n\n \n", "contains no text"),
         ("a.txt", b"fine\ncaf\xe9 au lait\n", r"a.txt:2: byte 4 of the line, 0xe9, is not UTF-8"),
-        ("a.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', r"a.jsonl:2: not a JSON object"),
+        ("a.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', r"a.jsonl:2: no .text. .* among txt"),
         ("a.jsonl", b"[1, 2]\n", r"a.jsonl:1: not a JSON object"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl:1: not a JSON object"),
         ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", r"a.jsonl:1: not a JSON object"),
@@ -224,7 +224,7 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
 def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("bertjax.text.documents.MAX_DOCUMENT_CHARACTERS", 100)
     (tmp_path / "a.txt").write_text("short\n\n" + "no blank line\n" * 10)
-    with pytest.raises(UserError, match=r"a.txt:3: a document of more than 100 characters; put a blank line"):
+    with pytest.raises(UserError, match=r"a.txt:3: a document of more than 100 characters, which ends with a blank"):
         lines_of(tmp_path / "a.txt")
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 101}))
     with pytest.raises(UserError, match=r"a.jsonl:1: a document of more than 100 characters"):
@@ -247,7 +247,7 @@ def test_a_tensorflow_dataset_is_read():
         with pytest.raises(UserError, match=r"text_column = 'text': 'mnist' has no such feature; it has image, label"):
             list(read_documents(["tfds:mnist"]))
         with pytest.raises(UserError, match=r"text_column = 'label': in 'mnist' that is no text"):
-            list(read_documents(["tfds:mnist"], "label"))
+            list(read_documents(["tfds:mnist"], Reading(text_column="label")))
     assert [d.source for d in documents] == [f"tfds:wikipedia/20230601.en example {i}" for i in range(3)]
     assert all(line.strip() for d in documents for line in d.lines)
 
@@ -258,9 +258,60 @@ def test_sentences_are_split_or_left_as_lines():
     assert sentences.split(document, split_lines=False) == document.lines
 
 
-def test_a_sentence_of_a_megabyte_is_refused():
-    with pytest.raises(UserError, match=r"big.txt:7: a sentence of 1,000,000 characters"):
-        sentences.split(Document("big.txt:7", ["fine.", "x" * 1_000_000]))
+def test_a_sentence_of_a_megabyte_is_a_fault():
+    big = Document("big.txt:7", ["fine.", "x" * 1_000_000])
+    for splits in (True, False):
+        assert "big.txt:7: a sentence of 1,000,000 characters" in sentences.fault_in(big, "en", splits)
+    many = Document("many.txt:1", ["A short one. " * 10_000])
+    assert not sentences.fault_in(many, "en", True) and sentences.fault_in(many, "en", False)
+
+
+@pytest.mark.parametrize(
+    ("document", "expected", "begin"),
+    [
+        ("blank_line", [["a", "b"], ["c"], ["d", "e"]], [2, 6, 9]),
+        ("file", [["a", "b", "c", "d", "e"]], [2]),
+        ("line", [["a"], ["b"], ["c"], ["d"], ["e"]], [2, 3, 6, 9, 10]),
+    ],
+)
+def test_a_document_of_a_text_file_ends_where_the_config_says(tmp_path, document, expected, begin):
+    (tmp_path / "a.txt").write_text("\na\nb\n\n  \nc\n\n\nd\ne")
+    (tmp_path / "b.txt").write_text("of its own\n")
+    found = list(read_documents([str(tmp_path)], Reading(document=document)))
+    assert [d.lines for d in found] == [*expected, ["of its own"]]
+    assert [d.source for d in found] == [*(f"{tmp_path}/a.txt:{line}" for line in begin), f"{tmp_path}/b.txt:1"]
+
+
+def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr("bertjax.text.documents.MAX_DOCUMENT_CHARACTERS", 100)
+    monkeypatch.setattr("bertjax.text.documents.MAX_LINE_BYTES", 1000)
+    (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\xff\xff\nstill two\n\nthree\n\n" + b"long line\n" * 50 + b"\nfour")
+    (tmp_path / "b.txt").write_bytes(b"x" * 5000 + b"\n\nfive\n\n" + b"y" * 5000)
+    rows = ['{"text": "six"}', '{"text": null}', '{"text": ["a"]}', "{", '{"body": "b"}', "[]", '{"text": "seven"}']
+    (tmp_path / "c.jsonl").write_text("\n".join([*rows, json.dumps({"text": "z" * 101})]))
+    faults = []
+    found = read_documents([str(tmp_path)], Reading(on_bad=faults.append))
+    assert [d.lines for d in found] == [["one"], ["three"], ["four"], ["five"], ["six"], ["seven"]]
+    assert [fault.partition(": ")[0].rpartition("/")[2] for fault in faults] == [
+        "a.txt:4", "a.txt:9", "b.txt:1", "b.txt:5", *(f"c.jsonl:{i}" for i in (2, 3, 4, 5, 6, 8))
+    ]  # fmt: skip
+    assert "is null, not a string" in faults[4] and "is list" in faults[5] and "among body" in faults[7]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt.gz", gzip.compress(gzip.compress(b"text")), r"what is in it is compressed \(.gz\)"),
+        ("a.jsonl.xz", lzma.compress(gzip.compress(b"text")), r"what is in it is compressed \(.gz\)"),
+        ("a.txt", gzip.compress(b"text"), r"it is compressed \(.gz\), which its name does not say"),
+        ("a.txt", b"PK\x03\x04 and so on", "a .zip archive"),
+        ("a.txt", "text".encode("utf-16"), "UTF-16"),
+    ],
+)
+def test_files_of_another_format_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name}: not text: .*{message}"):
+        lines_of(tmp_path / name)
 
 
 def test_python_carries_a_corpus_of_english():
