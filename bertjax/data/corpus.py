@@ -124,6 +124,32 @@ def groups(sources: Sequence[str]) -> list[Group]:
     return [Group(number, tuple(portions)) for number, portions in enumerate(collected)]
 
 
+class Extent(NamedTuple):
+    """A source of the corpus as it was read: what identifies its text, and its size as stored."""
+
+    identity: str
+    files: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.files:,} files of {self.bytes:,} bytes" if self.files else f"{self.bytes:,} bytes"
+
+
+def extents(found: Iterable[Portion]) -> dict[str, Extent]:
+    """Returns the extent of each source."""
+    by_source: dict[str, list[Portion]] = {}
+    for portion in found:
+        by_source.setdefault(portion.source, []).append(portion)
+    return {
+        source: Extent(
+            _hash("\n".join(part.identity for part in parts).encode()),
+            sum(len(part.files) for part in parts),
+            sum(part.bytes for part in parts),
+        )
+        for source, parts in by_source.items()
+    }
+
+
 def read_group(group: Group, how: Reading) -> Iterator[tuple[str, Document]]:
     """Yields the documents of a group, each with the source that it is from."""
     for portion in group.portions:

@@ -72,6 +72,21 @@ def check_recipe(config, manifest: dict, folder: epath.PathLike) -> None:
         )
 
 
+def changes_of_corpus(config, manifest: Mapping) -> list[str]:
+    """Returns which sources are no longer what the records were prepared from, and how; one that is gone is not."""
+    found = []
+    for source, before in manifest.get("read", {}).items():
+        try:
+            now = corpus.extents(corpus.portions([source]))[source]
+        except UserError:
+            continue
+        before = corpus.Extent(**before)
+        if now.identity != before.identity:
+            sizes = f"{now}, was {before}" if str(now) != str(before) else f"{now} as before, but written since"
+            found.append(f"{source} has changed ({sizes})")
+    return found
+
+
 def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequence[str] | None = None) -> dict:
     """Writes the records of every stage of `config`, the tokenizer and the manifest to `output`; returns the manifest.
 
@@ -96,7 +111,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequ
             prepared = prepare_here(config, output, groups, selection, given, workers)
         else:
             prepared = prepare_on_beam(config, output, groups, selection, given, beam_options)
-        manifest = manifest_of(config, prepared)
+        manifest = manifest_of(config, prepared, groups)
         shards.delete_others(output, manifest["sets"])
         records.write_manifest(output, manifest)
         epath.Path(prepared.job.work).parent.rmtree()
@@ -278,7 +293,7 @@ def write_all(
     return written
 
 
-def manifest_of(config, prepared: Prepared) -> dict:
+def manifest_of(config, prepared: Prepared, groups: Sequence[Group]) -> dict:
     job, totals, counts, written = prepared
     return {
         "recipe": recipe_of(config),
@@ -293,6 +308,10 @@ def manifest_of(config, prepared: Prepared) -> dict:
             source: {what: counts[what, source] for what in ("documents", "characters")}
             for source, weight in mixture_of(config).items()
             if weight
+        },
+        "read": {
+            source: extent._asdict()
+            for source, extent in corpus.extents(portion for group in groups for portion in group.portions).items()
         },
         "cleaning": {what: counts[what] for what in cleaning.CHANGES if counts[what]},
         "real_tokens_share": {str(stage.length): _real_tokens_share(stage, totals, written) for stage in job.stages},

@@ -1,6 +1,7 @@
 """Sets of TFRecord files, and the manifest stored with them."""
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -60,6 +61,7 @@ class Manifest(TypedDict):
     sets: dict[str, SetEntry]
     corpus: NotRequired[dict[str, int]]  # what was read and left out
     sources: NotRequired[dict[str, dict[str, int]]]
+    read: NotRequired[dict[str, dict[str, Any]]]  # of each source, `corpus.Extent`
     cleaning: NotRequired[dict[str, int]]
     real_tokens_share: NotRequired[dict[str, float]]  # of training sequences, by length
 
@@ -74,6 +76,7 @@ class RecordSet:
       on_corrupt: what a reader does at a record that cannot be read: stop, or skip it.
       lost: {path: numbers of records} that are skipped unread.
       lengths: tokens of each record `[total]`; None if they are unknown.
+      sources: of each file, the source of the corpus that all of it is from; "" if it is not of one of several.
     """
 
     paths: tuple[str, ...]
@@ -84,10 +87,19 @@ class RecordSet:
     on_corrupt: str = "stop"
     lost: Mapping[str, tuple[range, ...]] = dataclasses.field(default_factory=dict)
     lengths: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    sources: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
         return sum(self.counts)
+
+    def by_source(self) -> dict[str, "RecordSet"]:
+        """Returns the files of each source."""
+        found: dict[str, list] = {}
+        for path, count, source in zip(self.paths, self.counts, self.sources or [""] * len(self.paths)):
+            found.setdefault(source, []).append((path, count))
+        parts = {source: tuple(zip(*files)) for source, files in found.items()}
+        return {s: dataclasses.replace(self, paths=p, counts=c, sources=(s,) * len(p)) for s, (p, c) in parts.items()}
 
 
 def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray | Numbers]]) -> dict[str, int]:
@@ -116,6 +128,23 @@ def read_manifest(folder: epath.PathLike) -> Manifest | None:
     """Returns the manifest of a folder of records; None if it has none, as records from Google's code do."""
     path = epath.Path(folder) / MANIFEST
     return read_json(path, Manifest, "prepare the records again") if path.exists() else None
+
+
+def training_shares(folder: epath.PathLike) -> dict[str, float]:
+    """Returns the share of each source in the text that is trained on; empty if the manifest does not say it."""
+    sources = (read_manifest(folder) or {}).get("sources", {})
+    total = sum(source["characters"] for source in sources.values())
+    return {name: source["characters"] / total for name, source in sources.items()} if total else {}
+
+
+def fingerprint(folder: epath.PathLike) -> str:
+    """Returns a hash that changes if the records become others: of what the manifest says, or of names and sizes."""
+    if manifest := read_manifest(folder):
+        content = [manifest["sets"], manifest["tokenizer"]["fingerprint"]]
+    else:
+        paths = [*epath.Path(folder).glob("*"), *epath.Path(folder).glob("length*/*")]
+        content = sorted([path.name, path.stat().length] for path in paths if "tfrecord" in path.name.lower())
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def write_manifest(folder: epath.PathLike, manifest: Mapping) -> None:
@@ -180,6 +209,7 @@ def find_records(
             on_corrupt,
             lost={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt, checksums)},
             lengths=lengths.read(files) if split == "train" else None,
+            sources=tuple(entry.get("source", "") for entry in files.values()),
         )
     else:
         paths = _find_files(folder, length, split)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from bertjax.config import UserError
+from bertjax.data import fingerprints
 from bertjax.files import parse_json, read_whole
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -60,6 +61,7 @@ def read_text(path: epath.PathLike) -> str:
     path = epath.Path(path)
     if not path.is_file():
         raise UserError(f"no file {path}")
+    fingerprints.note(path)
     try:
         return read_whole(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -148,6 +150,8 @@ def read_tfds(path: str, split: str) -> list[Row]:
             return feature.int2str(int(value)) if value >= 0 else ""
         return value.decode() if isinstance(value, bytes) else value.item()
 
+    sizes = {name: part.num_bytes for name, part in builder.info.splits.items()}
+    fingerprints.note_set(f"{path}, {split}", f"{builder.info.full_name} {sizes}")
     features = builder.info.features
     return [
         _row({key: plain(features[key], value) for key, value in example.items()}, f"{path}, {split} {number}")

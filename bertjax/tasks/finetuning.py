@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from bertjax import tasks
 from bertjax.config import UserError, bert_config
+from bertjax.data import fingerprints
 from bertjax.data.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
@@ -23,7 +24,7 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
 from bertjax.training.run import Kind, Run
-from bertjax.training.workdir import RunInfo, load_tokenizer, tokenizer_entry
+from bertjax.training.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
 
 SEPARATOR = " ||| "  # between the parts of an input text
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
@@ -194,6 +195,7 @@ class Material:
     tokenizer: Tokenizer
     dataset: Dataset
     initialize: Callable[[dict], dict] | None
+    fingerprints: dict[str, str]  # of the files that the data was read from
 
 
 def adopt(config, before: RunInfo | None) -> None:
@@ -213,7 +215,9 @@ def load_material(config, workdir: epath.Path, before: RunInfo | None) -> Materi
     else:
         tokenizer = pretrained.require_tokenizer(config)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
-    return Material(tokenizer, tasks.get(config.task).load(config, tokenizer), initialize)
+    with fingerprints.noted() as read:
+        dataset = tasks.get(config.task).load(config, tokenizer)
+    return Material(tokenizer, dataset, initialize, fingerprints.named_in(config.data.path, read))
 
 
 def open_run(config, workdir: epath.Path, before: RunInfo | None, material: Material | None = None) -> Run:
@@ -240,7 +244,13 @@ def info_of(config, material: Material) -> RunInfo:
         labels=dataset.labels,
         tokenizer=tokenizer_entry(material.tokenizer),
         train_examples=len(dataset.train),
+        fingerprints=material.fingerprints,
     )
+
+
+def _changes_of_data(config, workdir: epath.Path, before: RunInfo) -> list[str]:
+    known = before.fingerprints or {}
+    return [f"{name} has changed" for name in changed_data(known, fingerprints.of_files(config.data.path, known))]
 
 
 def _total_steps(config, before: RunInfo | None) -> int | None:
@@ -248,7 +258,11 @@ def _total_steps(config, before: RunInfo | None) -> int | None:
 
 
 KIND = Kind(
-    identity=lambda config: tasks.get(config.task).identity, adopt=adopt, total_steps=_total_steps, open=open_run
+    identity=lambda config: tasks.get(config.task).identity,
+    adopt=adopt,
+    total_steps=_total_steps,
+    open=open_run,
+    changes_of_data=_changes_of_data,
 )
 
 

@@ -23,7 +23,7 @@ from bertjax.data.layouts import features
 from bertjax.data.masking import rules_of
 from bertjax.data.order import Order, count_groups
 from bertjax.data.packing import RowSize, whole
-from bertjax.data.records import find_records
+from bertjax.data.records import find_records, training_shares
 from bertjax.model.bert import BertForMaskedLM, BertForPreTraining, cast_encoder, forward_flops
 from bertjax.sharding.mesh import (
     Batch,
@@ -99,7 +99,9 @@ class Pretraining:
             self.orders = [
                 Order(files, config.batch_size, config.seed, row) for files, row in zip(train, self.row_sizes)
             ]
-            self._heldout = [find(*shape, split="heldout") for shape in shapes]
+            heldout = [find(*shape, split="heldout") for shape in shapes]
+            self._heldout = [found.by_source() if found else {} for found in heldout]
+            self._shares = training_shares(records)
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(config, mesh)) for order in self.orders]
             self._rules = [
@@ -174,46 +176,36 @@ class Pretraining:
         `unigram_loss` is the loss of predicting the training frequencies of words, on the same words. `mlm_majority`
         (`lm_majority` of a causal model) and `nsp_majority` (or `sop_majority`) are the accuracies of predicting the
         most frequent word and class. Evaluates the first `eval.max_sequences` held-out sequences of the stage of
-        `step`; losses of different lengths are not compared.
+        `step`; losses of different lengths are not compared. Of several sources, each counts as much as in training;
+        `mlm_loss (SOURCE)` and `mlm_accuracy (SOURCE)` are those of one.
         """
         index = next(i for i, end in enumerate(self._stage_ends) if step <= end)
-        if self._heldout[index] is None:
+        unigram, sums = None, {}
+        shares = _normalized({source: self._shares.get(source, 1.0) for source in self._heldout[index]})
+        for source, sequences in divided(self.config.eval.max_sequences, shares).items():
+            if unigram is None:
+                unigram = jax.device_put(self._unigram_log_probabilities(after_batch), replicated(self.mesh))
+            found = self._sums(params, index, self._heldout[index][source], sequences, unigram, after_batch)
+            if found["words"]:  # not if all are in damaged files
+                sums[source] = found
+        if not sums:
             return None
-        stage = self._stages[index]
-        batches = pipeline.heldout_batches(
-            self._heldout[index],
-            stage.length,
-            self._predictions(stage),
-            batch_size=self.eval_batch_size,
-            max_sequences=self.config.eval.max_sequences,
-            rules=self._rules[index],
-            seed=self.config.data.seed,
-            rows=functools.partial(local_rows, self.mesh),
-        )
-        unigram = jax.device_put(self._unigram_log_probabilities(after_batch), replicated(self.mesh))
-        sums = collections.Counter()
-        with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
-            on_mesh = on_devices(batches, self.mesh)
-            for found in fetched(self.eval_step(params, batch, unigram) for batch in on_mesh):
-                sums.update(found)
-                after_batch()
-        sums = {name: float(value) for name, value in sums.items()}
-
-        words, sequences, name = sums["words"], sums["sequences"], self._words.metrics
-        if not words:  # all are in damaged files
-            return None
-        scores = {
-            f"{name}_loss": sums[f"{name}_loss"] / words,
-            "unigram_loss": sums["unigram_loss"] / words,
-            f"{name}_accuracy": sums[f"{name}_accuracy"] / words,
-            f"{name}_majority": sums["most_frequent"] / words,
+        shares = _normalized({source: shares[source] for source in sums})
+        rates = {source: self._rates(found) for source, found in sums.items()}
+        mixed = {
+            name: sum(shares[source] * rates[source][name] for source in rates) for name in next(iter(rates.values()))
         }
+        name = self._words.metrics
+        scores = {key: mixed[key] for key in (f"{name}_loss", "unigram_loss", f"{name}_accuracy")}
+        scores[f"{name}_majority"] = mixed["most_frequent"]
         if self._pairs:
-            name, ones = self._pairs.metrics, sums["label_1"]
-            scores |= {f"{name}_{metric}": sums[f"{name}_{metric}"] / sequences for metric in ("loss", "accuracy")}
-            scores[f"{name}_majority"] = max(ones, sequences - ones) / sequences
-        measured_on = f"{round(sequences)} sequences of length {stage.length}"
-        return Scores(scores, -scores[f"{self._words.metrics}_loss"], measured_on)
+            pairs, ones = self._pairs.metrics, mixed["label_1"]
+            scores |= {f"{pairs}_{metric}": mixed[f"{pairs}_{metric}"] for metric in ("loss", "accuracy")}
+            scores[f"{pairs}_majority"] = max(ones, 1 - ones)
+        for source in rates if len(rates) > 1 else ():
+            scores |= {f"{key} ({source})": rates[source][key] for key in (f"{name}_loss", f"{name}_accuracy")}
+        total = round(sum(found["sequences"] for found in sums.values()))
+        return Scores(scores, -scores[f"{name}_loss"], f"{total} sequences of length {self._stages[index].length}")
 
     def files(self) -> dict[str, str]:
         return {}
@@ -252,6 +244,34 @@ class Pretraining:
         return other
 
     # Implementation.
+
+    def _sums(self, params, stage: int, files, max_sequences: int, unigram, after_batch) -> dict[str, float]:
+        """Returns the sums of `eval_step` over the first held-out sequences of a source."""
+        length = self._stages[stage].length
+        batches = pipeline.heldout_batches(
+            files,
+            length,
+            self._predictions(self._stages[stage]),
+            batch_size=self.eval_batch_size,
+            max_sequences=max_sequences,
+            rules=self._rules[stage],
+            seed=self.config.data.seed,
+            rows=functools.partial(local_rows, self.mesh),
+        )
+        sums = collections.Counter()
+        with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
+            on_mesh = on_devices(batches, self.mesh)
+            for found in fetched(self.eval_step(params, batch, unigram) for batch in on_mesh):
+                sums.update(found)
+                after_batch()
+        return {name: float(value) for name, value in sums.items()}
+
+    def _rates(self, sums: dict[str, float]) -> dict[str, float]:
+        """Returns sums per word, or per sequence."""
+        of_sequences = {"label_1"} | (
+            {f"{self._pairs.metrics}_{x}" for x in ("loss", "accuracy")} if self._pairs else set()
+        )
+        return {name: x / sums["sequences" if name in of_sequences else "words"] for name, x in sums.items()}
 
     def _make_model(self):
         make_model = BertForPreTraining if self._pairs else BertForMaskedLM
@@ -303,6 +323,18 @@ class Pretraining:
                 after_batch()
             self._unigram = np.log(counts / counts.sum()).astype(np.float32)
         return self._unigram
+
+
+def _normalized(shares: dict[str, float]) -> dict[str, float]:
+    total = sum(shares.values())
+    return {name: share / total for name, share in shares.items()}
+
+
+def divided(sequences: int, shares: dict[str, float]) -> dict[str, int]:
+    """Divides a number of sequences among sources by their shares; each has a fourth of an equal part at least."""
+    return {
+        source: max(1, round(sequences * share), sequences // (4 * len(shares))) for source, share in shares.items()
+    }
 
 
 def most_predictions(config, stage) -> int:

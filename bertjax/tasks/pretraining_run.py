@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import re
 from collections.abc import Iterator
 
 import jax
@@ -9,7 +10,7 @@ from etils import epath
 
 from bertjax.config import UserError, corpus_sources, total_steps
 from bertjax.data import preparation, vocabulary
-from bertjax.data.records import read_manifest, require_folder
+from bertjax.data.records import fingerprint, read_manifest, require_folder
 from bertjax.interop import pretrained
 from bertjax.model.bert import BertForMaskedLM
 from bertjax.model.kernels import has_kernels
@@ -77,7 +78,7 @@ def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
 
 def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     mesh = make_mesh(config)
-    records, tokenizer = find_or_prepare(config, workdir)
+    records, tokenizer = find_or_prepare(config, workdir, is_new=before is None)
     initialize = None
     if config.init_checkpoint and before is None:
         pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
@@ -90,7 +91,11 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     notes = [f"config.{field} = 'auto': {task.config[field]}" for field in fields]
     if (warmup := config.optimizer.warmup_steps) >= task.total_steps:
         notes += [f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does"]
-    info = RunInfo(config.copy_and_resolve_references(), tokenizer=tokenizer_entry(tokenizer))
+    info = RunInfo(
+        config.copy_and_resolve_references(),
+        tokenizer=tokenizer_entry(tokenizer),
+        fingerprints={"records": fingerprint(records)},
+    )
 
     def end_report(trained: Trained) -> str:
         params = local_copy(trained.state.params, mesh)  # all hosts must call this
@@ -103,18 +108,30 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report)
 
 
+def _changes_of_data(config, workdir: epath.Path, before: RunInfo) -> list[str]:
+    folder, known = epath.Path(config.data.records or workdir / "records"), (before.fingerprints or {}).get("records")
+    changes = []
+    if known and folder.is_dir() and fingerprint(folder) != known:
+        changes.append(f"the records in {folder} are others")
+    if not config.data.records and (manifest := read_manifest(folder)):
+        changes += preparation.changes_of_corpus(config, manifest)
+    return changes
+
+
 KIND = Kind(
     identity=lambda config: ("data.next_sentence",),
     adopt=_adopt,
     total_steps=lambda config, before: total_steps(config),
     open=_open,
+    changes_of_data=_changes_of_data,
 )
 
 
-def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]:
+def find_or_prepare(config, workdir: epath.Path, is_new: bool = True) -> tuple[epath.Path, Tokenizer]:
     """Returns the folder of the records and their tokenizer; prepares them in the workdir if the config names none.
 
-    Raises `UserError` if they are missing or do not match the config.
+    Raises `UserError` if they are missing or do not match the config; for a new run also if they have been prepared in
+    the workdir from a corpus that has changed since.
     """
     folder = require_folder(config.data.records) if config.data.records else workdir / "records"
     manifest = read_manifest(folder)
@@ -129,6 +146,14 @@ def find_or_prepare(config, workdir: epath.Path) -> tuple[epath.Path, Tokenizer]
         if not config.data.records and jax.process_index() == 0:
             print(f"found prepared records in {folder}", flush=True)
         preparation.check_recipe(config, manifest, folder)
+        changes = preparation.changes_of_corpus(config, manifest) if not config.data.records else []
+        if changes and is_new:
+            raise UserError(
+                f"data.corpus: since the records in {folder} were prepared, {'; '.join(changes)}; delete the folder to "
+                f"prepare it anew, or set --config.data.records={folder} to train on it as it is"
+            )
+        if changes and jax.process_index() == 0:
+            print(f"data.corpus: {'; '.join(changes)}; going on with the records of before", flush=True)
     if manifest is None and config.data.next_sentence != "pairs":
         raise UserError(
             f"config.data.next_sentence = {config.data.next_sentence!r}: the records in {folder} have no manifest, and "
@@ -172,6 +197,10 @@ def report(scores: Scores | None) -> str:
         f"{title}loss {loss:.3f} nats; unigram baseline {unigram:.3f}, {comparison}",
         f"{'':{len(title)}}accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}",
     ]
+    for name, loss in scores.scores.items():
+        if found := re.fullmatch(rf"{words.metrics}_loss \((.*)\)", name):
+            accuracy = scores.scores[f"{words.metrics}_accuracy ({found[1]})"]
+            lines.append(f"{'':{len(title)}}of {found[1]}: loss {loss:.3f}, accuracy {accuracy:.1%}")
     for pairs in PAIRS.values():
         if f"{pairs.metrics}_loss" in scores.scores:
             accuracy, majority = (scores.scores[f"{pairs.metrics}_{name}"] for name in ("accuracy", "majority"))

@@ -216,7 +216,7 @@ def check_others(workdir: epath.Path, config, material: Material) -> None:
 
 def _refuse(workdir: epath.Path, found: list[Difference]) -> None:
     """Raises `UserError` if there is any difference."""
-    refuse(workdir, [difference for difference in found if difference.field in ("labels", "tokenizer")])
+    refuse(workdir, [difference for difference in found if difference.field in ("labels", "tokenizer", "fingerprints")])
     if found:
         changed = "; ".join(map(str, found))
         raise UserError(f"{workdir}: trained with other settings, {changed}; choose another --workdir")

@@ -57,12 +57,14 @@ class Kind:
       adopt: (config, info) sets the config fields that `info` or else `config.init_checkpoint` determines.
       total_steps: (config, info) -> total steps; None if unknown before the data is read.
       open: (config, workdir, info) -> the run.
+      changes_of_data: (config, workdir, info) -> what has changed of the data of a finished run, as far as it is there.
     """
 
     identity: Callable[[object], tuple[str, ...]]
     adopt: Callable[[object, RunInfo | None], None]
     total_steps: Callable[[object, RunInfo | None], int | None]
     open: Callable[[object, epath.Path, RunInfo | None], Run]
+    changes_of_data: Callable[[object, epath.Path, RunInfo], list[str]]
 
 
 def run(
@@ -106,6 +108,10 @@ def run(
             if changed:
                 settings = "; ".join(map(str, changed))
                 say(f"this run was trained with other settings: {settings}. For a new run choose another --workdir")
+            if jax.process_index() == 0 and (news := kind.changes_of_data(config, workdir, before)):
+                say(
+                    f"the data is no longer that of this run: {'; '.join(news)}. For a new run choose another --workdir"
+                )
             return None
 
     # Data and model.

@@ -5,7 +5,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
 
 import ml_collections
@@ -36,6 +36,7 @@ class RunInfo:
       labels: names of the rows of the output layer; None if not known yet.
       tokenizer: `kind`, `lowercase` and `fingerprint` of the run's tokenizer; None if there is none, or not known yet.
       train_examples: number of training examples of fine-tuning, which determines the total steps; 0 if unknown.
+      fingerprints: of the run's data, by the names of files or records; None if they are not known, or not yet.
     """
 
     config: ml_collections.ConfigDict
@@ -43,6 +44,7 @@ class RunInfo:
     labels: tuple[str, ...] | None = None
     tokenizer: dict | None = None
     train_examples: int = 0
+    fingerprints: dict[str, str] | None = None
 
 
 class Difference(NamedTuple):
@@ -70,6 +72,7 @@ class _Beside(TypedDict, total=False):
     labels: tuple[str, ...]
     train_examples: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     used_tokenizer: _UsedTokenizer
+    fingerprints: dict[str, str]
 
 
 class Finished(TypedDict):
@@ -118,6 +121,8 @@ def write_info(workdir: epath.PathLike, info: RunInfo, tokenizer: Tokenizer | No
         content |= {"architecture": info.architecture, "labels": list(info.labels or ())}
     if info.train_examples:
         content["train_examples"] = info.train_examples
+    if info.fingerprints:
+        content["fingerprints"] = info.fingerprints
     if tokenizer is not None:
         tokenizer.save(workdir)
         content["used_tokenizer"] = tokenizer_entry(tokenizer)
@@ -145,11 +150,11 @@ def load_tokenizer(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None:
 
 
 def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> list[Difference]:
-    """Returns the decisive fields in which two infos differ. Labels and tokenizer that one lacks are not compared.
+    """Returns the decisive fields in which two infos differ; labels, tokenizer and data if both have them.
 
     Args:
       identity: fields that, besides `task`, identify the task. A difference in them, the model's size, the optimizer's
-        name, the labels or the tokenizer is fatal.
+        name, the labels, the tokenizer or the data is fatal.
     """
     fixed = {"task", "optimizer.name", *identity}
     old, new = _leaves(before.config), _leaves(now.config)
@@ -164,6 +169,8 @@ def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> 
         one, other = getattr(before, field), getattr(now, field)
         if one is not None and other is not None and one != other:
             found.append(Difference(field, one, other, True))
+    if before.fingerprints and now.fingerprints and before.fingerprints != now.fingerprints:
+        found.append(Difference("fingerprints", before.fingerprints, now.fingerprints, True))
     return found
 
 
@@ -174,6 +181,11 @@ def refuse(workdir: epath.PathLike, found: Sequence[Difference]) -> None:
             raise UserError(_refusal(workdir, difference))
 
 
+def changed_data(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Returns the names of what both have, with other fingerprints."""
+    return [name for name in before if name in now and before[name] != now[name]]
+
+
 def _refusal(workdir: epath.PathLike, difference: Difference) -> str:
     field, old, new, _ = difference
     if field == "tokenizer":
@@ -182,6 +194,17 @@ def _refusal(workdir: epath.PathLike, difference: Difference) -> str:
         return (
             f"{workdir} holds a run with the labels {', '.join(old[:8])}, but the data has {', '.join(new[:8])}; "
             f"choose another --workdir"
+        )
+    if field == "fingerprints":
+        gone, more = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
+        parts = [
+            f"{', '.join(names)} {what}"
+            for names, what in ((changed_data(old, new), "changed"), (gone, "no longer read"), (more, "new"))
+            if names
+        ]
+        return (
+            f"{workdir} holds a run on other data ({'; '.join(parts)}), and would mix both; bring the data back as it "
+            f"was, or choose another --workdir"
         )
     return f"config.{field} = {new!r}: {workdir} holds a run with {old!r}; choose another --workdir"
 

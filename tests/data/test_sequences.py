@@ -16,7 +16,7 @@ STAGE = Stage(32, 5)
 def rows_of(seed=0, documents=8, used=None, **options):
     config = pretraining_config()
     config.data.update(**{"short_seq_prob": 0.1, **options})
-    job = Job((STAGE,), config.data.to_dict(), PIECES.vocab_size, PIECES.fingerprint, (), "", "")
+    job = Job((STAGE,), config.data.to_dict(), (), PIECES.vocab_size, PIECES.fingerprint, (), "", "")
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 12, size=20 * documents)
     tokens = as_tokens(rng.integers(5, 305, size=sizes.sum(), dtype=np.int32), sizes, [20] * documents)

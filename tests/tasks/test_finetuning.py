@@ -16,11 +16,12 @@ from bertjax.config import UserError, fine_tuning_config, pretraining_config
 from bertjax.data.examples import Examples
 from bertjax.interop import pretrained
 from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks import classification, classify, finetuning, glue, objectives, validate
+from bertjax.tasks import classification, classify, finetuning, glue, objectives, sweep, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.logging import read_metrics
+from bertjax.training.workdir import require_info
 from tests.conftest import TOPICS, one_device_mesh
 from tests.processes import ROOT
 from tests.processes import run as command
@@ -92,6 +93,30 @@ def test_a_finished_run_says_so(tuned, checkpoint, capsys):
         run(config_for(folder, checkpoint, epochs=2.0), workdir)
     with pytest.raises(UserError, match=r"config.data.name = 'cola': .* holds a run with 'sst2'"):
         run(config_for(folder, checkpoint, name="cola"), workdir)
+
+
+def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path, capsys):
+    """Labels swapped, as many rows: a finished run says it, a longer one and a search refuse it."""
+    shutil.copytree(tuned[0], tmp_path / "moved")
+    shutil.copytree(tuned[1], tmp_path / "run")
+    config = config_for(tmp_path / "moved", checkpoint)
+    run(config, tmp_path / "run")
+    assert "no longer" not in capsys.readouterr().out, "a folder may be moved"
+    train = tmp_path / "moved/SST-2/train.tsv"
+    lines = [line.split("\t") for line in train.read_text().splitlines()]
+    swapped = [lines[0], *([text, str(1 - int(label))] for text, label in lines[1:])]
+    train.write_text("\n".join(map("\t".join, swapped)) + "\n")
+    run(config, tmp_path / "run")
+    assert "the data is no longer that of this run: SST-2/train.tsv has changed" in capsys.readouterr().out
+    config.epochs = 5.0
+    with pytest.raises(UserError, match=r"holds a run on other data \(SST-2/train.tsv changed\), and would mix both"):
+        run(config, tmp_path / "run")
+    material = finetuning.load_material(config, tmp_path / "run", require_info(tmp_path / "run"))
+    (tmp_path / "search/runs").mkdir(parents=True)
+    (tmp_path / "run").rename(tmp_path / "search/runs/seed=0")
+    config.sweep = "seed=0"
+    with pytest.raises(UserError, match=r"SST-2/train.tsv changed"):
+        sweep.check_others(tmp_path / "search", config, material)
 
 
 def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):

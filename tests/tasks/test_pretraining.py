@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import pathlib
 import shutil
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from bertjax import tasks
 from bertjax.config import UserError, named_stages, stage
-from bertjax.data import records
+from bertjax.data import preparation, records
 from bertjax.data.pipeline import heldout_batches
 from bertjax.data.records import find_records
 from bertjax.data.tf import tf
@@ -26,8 +27,9 @@ from bertjax.training import checkpoint
 from bertjax.training.logging import read_metrics
 from bertjax.training.run import run
 from bertjax.training.step import fits_in_memory, make_program
+from bertjax.training.workdir import differences, refuse
 from tests import processes
-from tests.conftest import one_device_mesh, preparing_in_process, tiny_config
+from tests.conftest import make_corpus, one_device_mesh, preparing_in_process, tiny_config
 from tests.tasks import test_features, test_finetuning
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -128,6 +130,33 @@ def test_evaluation_counts_every_held_out_sequence_once(task, params):
     assert other.evaluate(params, step=1).scores["mlm_loss"] != pytest.approx(expected["mlm_loss"], rel=1e-6)
 
 
+def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, records_folder, tmp_path):
+    sources = [str(tmp_path / name) for name in ("much.txt", "little.txt")]
+    for number, source in enumerate(sources):
+        pathlib.Path(source).write_text(make_corpus(150, seed=number) if number else make_corpus(150).replace(".", ""))
+    config = tiny_config(",".join(sources))
+    config.data.update(mixture=f"{sources[0]}=10,{sources[1]}=0.1", dupe_factor=1)
+    config.tokenizer.path, config.eval.max_sequences = str(records_folder / "vocab.txt"), 10**6
+    with preparing_in_process():
+        manifest = preparation.prepare(config, tmp_path / "out")
+    used = {source: manifest["sources"][source]["characters"] for source in sources}
+    share = used[sources[0]] / sum(used.values())
+    assert share > 0.97
+
+    mixed = Pretraining(config, task.mesh, tmp_path / "out")
+    scores = mixed.evaluate(params, step=10).scores
+    for source in sources:
+        found = find_records(tmp_path / "out", 64, 10, "heldout").by_source()[source]
+        batches = heldout_batches(found, 64, 10, batch_size=64, max_sequences=10**6)
+        losses, words = zip(*((task.loss(params, b)[1]["mlm_loss"], b["masked_lm_weights"].sum()) for b in batches))
+        np.testing.assert_allclose(scores[f"mlm_loss ({source})"], sum(losses) / sum(words), rtol=1e-4)
+    much, little = (scores[f"mlm_loss ({source})"] for source in sources)
+    assert abs(much - little) > 0.002
+    np.testing.assert_allclose(scores["mlm_loss"], share * much + (1 - share) * little, rtol=1e-6)
+    assert f"of {sources[1]}: loss {little:.3f}, accuracy" in report(mixed.evaluate(params, step=10))
+    assert pretraining.divided(1000, {"a": 0.99, "b": 0.01}) == {"a": 990, "b": 125}
+
+
 def test_masks_are_filled_best_first(task, params, records_folder):
     pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
     texts = ["the [MASK] saw the [MASK] near a ship .", "[MASK]"]
@@ -151,7 +180,7 @@ def test_masks_are_filled_best_first(task, params, records_folder):
 
 
 def files_of(task):
-    return [*(order.files for order in task.orders), *task._heldout]
+    return [*(order.files for order in task.orders), *(files for found in task._heldout for files in found.values())]
 
 
 def config_with(next_sentence, **where):
@@ -303,6 +332,40 @@ def test_records_in_the_workdir_must_have_the_configs_recipe(corpus_file, tmp_pa
     config.data.dupe_factor = 9
     with pytest.raises(UserError, match=r"config.data.dupe_factor = 9: .* were prepared with 3; set --config"):
         find_or_prepare(config, tmp_path)
+
+
+def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
+    """A new run refuses records of before, one that is resumed goes on with them."""
+    corpus = tmp_path / "text.txt"
+    corpus.write_text(make_corpus(60))
+    config = tiny_config(corpus)
+    with preparing_in_process():
+        folder, _ = find_or_prepare(config, tmp_path)
+    info = pretraining_run.KIND.open(config, tmp_path, None).info
+    assert pretraining_run.KIND.changes_of_data(config, tmp_path, info) == []
+    corpus.write_text(make_corpus(61))
+    with pytest.raises(
+        UserError, match=rf"since .* were prepared, {corpus} has changed \(1 files of .*; delete the fold"
+    ):
+        find_or_prepare(config, tmp_path)
+    capsys.readouterr()
+    assert find_or_prepare(config, tmp_path, is_new=False)[0] == folder
+    assert "going on with the records of before" in capsys.readouterr().out
+    (change,) = pretraining_run.KIND.changes_of_data(config, tmp_path, info)
+    assert change.startswith(f"{corpus} has changed")
+    corpus.unlink()
+    assert find_or_prepare(config, tmp_path)[0] == folder and "has changed" not in capsys.readouterr().out
+    config.data.records = str(folder)
+    assert find_or_prepare(config, tmp_path)[0] == folder
+
+    # Other records in the place of a run's: refused.
+    corpus.write_text(make_corpus(61))
+    config.data.records = ""
+    shutil.rmtree(folder)
+    with preparing_in_process():
+        now = pretraining_run.KIND.open(config, tmp_path, info).info
+    with pytest.raises(UserError, match=r"holds a run on other data \(records changed\)"):
+        refuse("RUN", [d for d in differences(info, now) if d.field == "fingerprints"])
 
 
 @pytest.mark.parametrize(

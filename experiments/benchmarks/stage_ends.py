@@ -1,0 +1,66 @@
+"""How long a run waits where a stage ends and its reader is closed.
+
+Command:  python -m experiments.benchmarks.stage_ends
+Measures: the longest wait for a batch after the first, and for the end, of --starts processes, --at_once side by side,
+          since they sleep most of the time. Each reads the batches of two stages as training does, --seconds of each at
+          --steps_per_second. tf.data's autotuning thread, where there is one, sleeps the longer the longer it
+          has run, up to a minute, and is waited for.
+Results:  RESULTS.md
+"""
+
+import concurrent.futures
+import itertools
+import multiprocessing
+import pathlib
+import statistics
+import tempfile
+import time
+
+from absl import flags
+
+from bertjax import command, experiment
+from bertjax.sharding.topology import available_cores
+
+STARTS = flags.DEFINE_integer("starts", 20, "Of a run.")
+AT_ONCE = flags.DEFINE_integer("at_once", 10, "Processes.")
+SECONDS = flags.DEFINE_float("seconds", 100, "Of each stage.")
+STEPS_PER_SECOND = flags.DEFINE_float("steps_per_second", 20, "Of each stage.")
+
+
+def longest_wait(records: str, seconds: float, steps_per_second: float) -> float:
+    """Reads two stages; returns the longest wait in seconds."""
+    from bertjax.sharding.mesh import make_mesh
+    from bertjax.tasks.pretraining import Pretraining
+
+    config = experiment.load("quickstart")
+    with config.unlocked():
+        for stage in config.stages.values():
+            stage.steps = round(seconds * steps_per_second)
+    batches, longest = Pretraining(config, make_mesh(config), records).batches(0), 0.0
+    for number in itertools.count():
+        began = time.monotonic()
+        ended = next(batches, None) is None
+        longest = max(longest, time.monotonic() - began if number else 0.0)  # the first one opens files
+        if ended:
+            return longest
+        time.sleep(1 / steps_per_second)
+
+
+def main(_) -> None:
+    from bertjax.data import preparation
+
+    with tempfile.TemporaryDirectory() as folder:
+        records = pathlib.Path(folder) / "records"
+        preparation.prepare(experiment.load("quickstart"), records, workers=available_cores())
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(AT_ONCE.value, context, max_tasks_per_child=1) as pool:
+            given = (str(records), SECONDS.value, STEPS_PER_SECOND.value)
+            waits = [task.result() for task in [pool.submit(longest_wait, *given) for _ in range(STARTS.value)]]
+    print(
+        f"{len(waits)} starts of two stages of {SECONDS.value:g} s: the longest wait of each is "
+        f"{statistics.median(waits):.2f} s in the median, {max(waits):.2f} s at the most"
+    )
+
+
+if __name__ == "__main__":
+    command.run(main)
