@@ -5,6 +5,7 @@ import glob
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -104,17 +105,14 @@ def spill(block: Block, job: Job) -> Spilled:
     return Spilled(**summary, paths=paths)
 
 
-def forget_merged(work: str) -> None:
-    """Deletes what says that blocks are done whose sequences have been merged with those of others, and the latter.
-
-    Of another corpus, other blocks are merged.
-    """
+def keep_unmerged(work: str) -> None:
+    """Deletes what is left of the preparation of another corpus, except blocks that have not been merged."""
     for entry in os.scandir(work):
         path, kind = os.path.splitext(entry.path)
-        is_merged = entry.name.startswith("merged-") or (
-            entry.name.startswith("block-") and kind == ".json" and not glob.glob(f"{glob.escape(path)}.[0-9]*")
-        )
-        if is_merged:
+        is_block = entry.name.startswith("block-")
+        if entry.is_dir():
+            shutil.rmtree(entry.path)
+        elif not is_block or (kind == ".json" and not glob.glob(f"{glob.escape(path)}.[0-9]*")):
             os.unlink(entry.path)
 
 

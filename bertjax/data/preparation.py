@@ -38,7 +38,7 @@ from bertjax.text.tokenizer import Tokenizer
 
 RECIPE_FIELDS = (
     "seed", "language", "split_sentences", "heldout_fraction", "dupe_factor", "mixture", "short_seq_prob",
-    "next_sentence", "masking", "text_column", "document", "on_bad_document",
+    "next_sentence", "masking", "text_column", "document",
 )  # fmt: skip
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
 STATISTICS = ("characters", "documents", "several_sentences", "sentences", "tokens")  # of a split, in the manifest
@@ -225,9 +225,7 @@ def unfinished(output: epath.Path, identity: str, corpus_identity: str) -> str:
         folder.rmtree()
     work.mkdir(parents=True, exist_ok=True)
     if not (work / f"corpus-{corpus_identity}").exists():
-        blocks.forget_merged(str(work))
-        for other in work.glob("corpus-*"):
-            other.rmtree()
+        blocks.keep_unmerged(str(work))
     return str(work)
 
 

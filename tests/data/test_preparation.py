@@ -9,6 +9,7 @@ import pathlib
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -319,9 +320,18 @@ def test_when_a_bad_document_is_mended_blocks_of_the_same_text_are_kept(monkeypa
     with pytest.raises(UserError, match=r"2.txt:\d+: a sentence of 104,000 .*--config.data.on_bad_document=skip"):
         preparation.prepare(config, tmp_path / "out")
     before = len(made)
+    config.data.on_bad_document = "skip"
+    preparation.prepare(config, tmp_path / "out")
+    assert before > 6 and len(made) - before <= 3, "only what came after the bad document"
+    shutil.rmtree(tmp_path / "out")
+
+    config.data.on_bad_document = "stop"
+    with pytest.raises(UserError, match="a sentence of 104,000"):
+        preparation.prepare(config, tmp_path / "out")
+    before = len(made)
     (tmp_path / "2.txt").write_text(text + "\nA mended line.\n")
     manifest = preparation.prepare(config, tmp_path / "out")
-    assert before > 6 and len(made) - before <= 4, "only the last block of each part is another"
+    assert len(made) - before <= 4, "only the last block of each part is another"
     preparation.prepare(config, tmp_path / "anew")
     assert digest(tmp_path / "out") == digest(tmp_path / "anew")
     assert manifest["corpus"]["train_documents"] >= learnt["corpus"]["train_documents"]
@@ -348,7 +358,7 @@ def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_
     """And not each block for each shard."""
     monkeypatch.setattr(runs, "READ_TOGETHER", 8)
     monkeypatch.setattr(runs, "MERGED_BYTES", 4000)
-    monkeypatch.setattr(shards, "SHARD_BYTES", 2000)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 8000)
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
     config, opened, open_run = tiny_config(), [], runs.open_run
     config.stages, config.data.heldout_fraction = named_stages(short=stage(1, 32, 5)), 0.0
