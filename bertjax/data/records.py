@@ -285,10 +285,10 @@ def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_siz
 
 def count_records(path: str) -> int:
     """Counts the records of a file. Raises `UserError` if it is damaged."""
-    from bertjax.data.tf import tf
+    from bertjax.data.tf import tf, untuned
 
     try:
-        sizes = tf.data.TFRecordDataset(path, buffer_size=1 << 22).batch(4096).map(tf.size)
+        sizes = untuned(tf.data.TFRecordDataset(path, buffer_size=1 << 22).batch(4096).map(tf.size))
         return int(sizes.reduce(0, lambda total, size: total + size).numpy())
     except tf.errors.DataLossError as error:
         raise UserError(f"{path}: damaged ({error.message.split(';')[0]}); copy or prepare it again") from None

@@ -130,7 +130,7 @@ def read_tfds(path: str, split: str) -> list[Row]:
     """
     import tensorflow_datasets as tfds
 
-    import bertjax.data.tf  # noqa: F401  keeps TensorFlow off accelerators
+    from bertjax.data.tf import untuned
 
     name = path.removeprefix(TFDS)
     try:
@@ -155,7 +155,7 @@ def read_tfds(path: str, split: str) -> list[Row]:
     features = builder.info.features
     return [
         _row({key: plain(features[key], value) for key, value in example.items()}, f"{path}, {split} {number}")
-        for number, example in enumerate(tfds.as_numpy(dataset))
+        for number, example in enumerate(tfds.as_numpy(untuned(dataset)))
     ]
 
 

@@ -31,12 +31,17 @@ with contextlib.suppress(AttributeError, OSError, TypeError):  # another libc
     ctypes.CDLL(None).mallopt(_M_TOP_PAD, 64 << 20)
 
 
-def elements(dataset: tf.data.Dataset) -> Iterator:
-    """Yields the elements of a dataset as NumPy arrays.
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset whose iterators have no thread that tunes them; parallel calls are given as numbers.
 
-    Every iterator is made here, without autotuning: its thread sleeps between rounds, up to a minute after some time,
-    and whoever closes the iterator waits for it. So parallel calls are given as numbers.
+    All are read so: that thread sleeps between its rounds, up to a minute after some time, and whoever closes an
+    iterator waits for it.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
-    return dataset.with_options(options).as_numpy_iterator()
+    return dataset.with_options(options)
+
+
+def elements(dataset: tf.data.Dataset) -> Iterator:
+    """Yields the elements of a dataset as NumPy arrays."""
+    return untuned(dataset).as_numpy_iterator()

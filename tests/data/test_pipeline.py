@@ -142,6 +142,22 @@ def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
             assert (np.concatenate([p[number][name] for p in parts]) == batch[name]).all()
 
 
+def test_no_reader_has_a_thread_that_its_end_waits_for(records_folder, monkeypatch):
+    """That of tf.data's autotuning sleeps up to a minute, and tunes whatever is left to it."""
+    made, make = [], tf.data.Dataset.as_numpy_iterator
+    monkeypatch.setattr(tf.data.Dataset, "as_numpy_iterator", lambda self: made.append(self) or make(self))
+    files, row = records.find_records(records_folder, 32, 5, "train"), RowSize(32, 8, 40)
+    with_lengths, without = Order(files, 16, 0, row), Order(dataclasses.replace(files, lengths=None), 16, 0, row)
+    readers = [pipeline.train_batches(each, 5) for each in (with_lengths, without)]
+    readers.append(pipeline.packed_batches(with_lengths, 5, multiple=1))
+    readers.append(pipeline.heldout_batches(files, 32, 5, batch_size=16, max_sequences=16))
+    for reader in readers:
+        next(reader)
+        reader.close()
+    records.check_record(files.paths[0], 32, 5)
+    assert len(made) == 5 and not any(dataset.options().autotune.enabled for dataset in made)
+
+
 def test_what_does_not_fit_together_is_refused(numbered):
     few = RecordSet(numbered.paths[1:2], numbered.counts[1:2])
     with pytest.raises(UserError, match=r"5 training records are too few for config.batch_size = 16"):
