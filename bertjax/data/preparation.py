@@ -43,7 +43,7 @@ RECIPE_FIELDS = (
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
 STATISTICS = ("characters", "documents", "several_sentences", "sentences", "tokens")  # of a split, in the manifest
 LEAST_FULL = 0.5  # share of real tokens below which sequences are hardly filled
-VERSION = 1  # of the records: increased by a change after which the same config gives others
+VERSION = 2  # of the records: increased by a change after which the same config gives others
 
 
 def recipe_of(config) -> dict:
@@ -382,6 +382,7 @@ def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple
     heldout_parts = {part for part, _ in rows if part != "train"}
     all_held_out = all(any(rows[part, stage] for part in heldout_parts) for stage in stages(config))
     if config.data.heldout_fraction and not all_held_out:
+        needs += " of one source" * (len(heldout_parts) > 1)
         raise UserError(
             f"config.data.heldout_fraction = {config.data.heldout_fraction}: of {train + heldout} documents it holds "
             f"out {heldout}, but {needs}; increase it, or set it to 0"

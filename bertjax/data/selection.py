@@ -77,7 +77,7 @@ class Selection:
 
         def on_bad(fault: str) -> None:
             if not skips:
-                documents.refuse(fault)
+                documents.stop_at(fault)
             counts["bad_documents"] += 1
             if counts["bad_documents"] <= SHOWN:
                 _say_once(f"left out: {fault}")

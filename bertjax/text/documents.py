@@ -60,7 +60,7 @@ class File(NamedTuple):
     modified: int  # local: ns since 1970; remote: s, of which a listing and a single file tell the same; 0: unknown
 
 
-def refuse(fault: str) -> None:
+def stop_at(fault: str) -> None:
     """Stops at a document that cannot be used."""
     raise UserError(f"{fault}; mend it, or leave out such documents with --config.data.on_bad_document=skip")
 
@@ -78,7 +78,7 @@ class Reading:
 
     text_column: str = "text"
     document: str = "blank_line"
-    on_bad: Callable[[str], None] = refuse
+    on_bad: Callable[[str], None] = stop_at
     on_read: Callable[[int], None] = lambda size: None
 
 
