@@ -283,10 +283,14 @@ def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_proces
     assert digest(tmp_path / "out") == digest(tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("change", ["config", "corpus"])
+@pytest.mark.parametrize("change", ["config", "corpus", "word"])
 def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp_path, in_process, change):
     config = many_blocks(monkeypatch, tmp_path)
-    monkeypatch.setattr(runs, "READ_TOGETHER", 2)
+    if change == "word":  # the vocabulary is the same
+        preparation.prepare(config, tmp_path / "learnt")
+        config.tokenizer.path = str(tmp_path / "learnt/vocab.txt")
+    else:
+        monkeypatch.setattr(runs, "READ_TOGETHER", 2)
     write_rows, written = shards.write_rows, []
 
     def write_some(shard, *arguments):
@@ -301,6 +305,9 @@ def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp
     assert len(list(tmp_path.glob("out/*/*.tfrecord"))) == 4
     if change == "config":
         config.data.short_seq_prob = 0.2
+    elif change == "word":
+        text = (tmp_path / "1.txt").read_text()
+        (tmp_path / "1.txt").write_text(text.replace("saw", "left", 1))
     else:
         (tmp_path / "1.txt").write_text(make_corpus(150, seed=3))
     preparation.prepare(config, tmp_path / "out")
