@@ -69,7 +69,7 @@ def fill_masks(source, texts: list[str]) -> None:
     from bertjax.tasks import fill_mask
 
     if not source.predicts_words:
-        raise UserError(f"{source.path}: no masked-LM head to fill a [MASK]; bertjax.extract writes hidden states")
+        raise UserError(source.no_words)
     model, params = BertForMaskedLM(source.config), jax.device_put(source.params)  # once, not per text
     for filled in fill_mask.fill_masks(model, params, source.tokenizer, texts, _TOP_K.value or 5):
         if _JSON.value:
@@ -87,7 +87,7 @@ def continue_texts(source, texts: list[str]) -> None:
     from bertjax.tasks.generation import Sampling, generate
 
     if not source.predicts_words:
-        raise UserError(f"{source.path}: no language-model head to continue a text with")
+        raise UserError(source.no_words)
     model, params = BertForMaskedLM(source.config), jax.device_put(source.params)
     sampling = Sampling(_TEMPERATURE.value, _TOP_K.value or 0, _TOP_P.value)
     for number, text in enumerate(texts):

@@ -128,6 +128,8 @@ def impossible(batch: Mapping[str, np.ndarray], form: Format) -> dict[int, str]:
         "masked_lm_ids": form.vocab_size,
         "masked_lm_positions": form.length,
         "next_sentence_labels": 2,
+        "input_mask": 2,
+        "segment_ids": 2,
     }
     found = {}
     for name, limit in limits.items():

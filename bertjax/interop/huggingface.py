@@ -6,6 +6,7 @@ BERT's are read and written, GPT-2's read.
 import contextlib
 import dataclasses
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import TypedDict
@@ -41,6 +42,7 @@ ARCHITECTURES = {
     "BertForMultipleChoice": ("bert/pooler/", "output_"),
     "BertForTokenClassification": ("output_",),
 }
+WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")  # DataParallel, torch.compile: put in front of all names
 FINE_TUNED_NAMES = {
     "output_weights": "classifier.weight",
     "output_bias": "classifier.bias",
@@ -54,7 +56,10 @@ class _Head(TypedDict, total=False):
 
     architectures: list[str] | None
     problem_type: str | None
-    id2label: dict[int, str | int | float] | None
+    id2label: dict[int, str | int | float | None] | None
+
+
+OTHER_WEIGHTS = {"tf_model.h5": "TensorFlow 2", "flax_model.msgpack": "Flax", "model.onnx": "ONNX"}
 
 
 class _Index(TypedDict):
@@ -75,7 +80,6 @@ def read_config(path: epath.Path) -> BertConfig:
         ("position_embedding_type", "absolute"),
         ("is_decoder", False),
         ("add_cross_attention", False),
-        ("tie_word_embeddings", True),
     ):
         if fields.get(name, expected) != expected:
             raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {expected!r}")
@@ -143,18 +147,24 @@ def is_transposed(variable: str) -> bool:
     return variable.endswith("/kernel")
 
 
-def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]]:
-    """Returns our params from a folder's safetensors, and the names of ignored tensors, which are not part of BERT.
+def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str], str]:
+    """Returns our params from a folder's safetensors, the names of ignored tensors, and why it predicts no words.
 
-    Accepts encoders with and without the prefix `bert.`, LayerNorms with `gamma` and `beta`, weights in half precision,
-    and redundant copies of the tied decoder. Raises `UserError` if tensors are missing or contradict each other.
+    The ignored ones are not part of BERT. A decoder of its own, which BERT has not, is left out with all that predicts
+    words; otherwise the reason is "". Accepts encoders with and without the prefix `bert.`, the prefixes of PyTorch's
+    wrappers, LayerNorms with `gamma` and `beta`, weights in half precision, and redundant copies of the tied decoder.
+    Raises `UserError` if tensors are missing or contradict each other.
     """
     if config.causal:  # of these folders' models only GPT-2
-        return gpt2.to_params(dict(_tensors(folder)), config, str(folder))
+        return *gpt2.to_params(dict(_tensors(folder)), config, str(folder)), ""
     known = {huggingface_name(variable): variable for variable in (*variable_shapes(config), *FINE_TUNED_NAMES)}
     variables, ignored, stored = {}, [], {}
     for name, tensor in _tensors(folder):
-        plain = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        plain = (
+            WRAPPERS.sub("", name)
+            .replace("LayerNorm.gamma", "LayerNorm.weight")
+            .replace("LayerNorm.beta", "LayerNorm.bias")
+        )
         variable = known.get(plain) or known.get(f"bert.{plain}")
         if variable in variables:
             raise UserError(f"{folder}: {name} occurs twice, under two names")
@@ -173,10 +183,16 @@ def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]
             raise UserError(
                 f"{folder}: cls.predictions.decoder.bias differs from cls.predictions.bias; BERT has one bias"
             )
+    wordless = ""
     if "weight" in stored and WORDS in variables and not np.array_equal(stored["weight"], variables[WORDS]):
-        raise UserError(f"{folder}: cls.predictions.decoder.weight differs from the word embeddings; BERT ties them")
+        wordless = (
+            f"{folder}: cls.predictions.decoder.weight is not tied to the word embeddings, which is not supported"
+        )
+        left_out = [name for name in variables if name.startswith("cls/predictions/")]
+        ignored += ["cls.predictions.decoder.weight", *map(huggingface_name, left_out)]
+        variables = {name: x for name, x in variables.items() if name not in left_out}
     check_variables(variables, config, str(folder))
-    return to_params(variables, config), ignored
+    return to_params(variables, config), ignored, wordless
 
 
 def _tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -212,6 +228,11 @@ def _weight_files(folder: epath.Path) -> list[epath.Path]:
             if not path.is_file():
                 raise UserError(f"{path}: missing, but listed in {index}; copy it too")
         return files
+    if others := [name for name in OTHER_WEIGHTS if (folder / name).exists()]:
+        raise UserError(
+            f"{folder / others[0]}: weights of {OTHER_WEIGHTS[others[0]]}, which are not read; load them with a "
+            f"transformers that has it, and call save_pretrained() of the PyTorch model, which writes {WEIGHTS}"
+        )
     pickles = [p.name for p in folder.iterdir() if p.name.endswith((".bin", ".pt", ".pth"))]
     if pickles:
         raise UserError(
@@ -239,6 +260,12 @@ def choose_architecture(variables: dict, stated: str = "") -> str:
         name: (bool(set(FINE_TUNED_HEADS) & set(ARCHITECTURES[name])), len(ARCHITECTURES[name])) for name in fitting
     }
     return max(fitting, key=kept.get, default="BertModel")  # the first one in a tie
+
+
+def check_labels(labels: Sequence[str], rows: int, source: str = "the checkpoint") -> None:
+    """Raises `UserError` unless each row of a classifier has a name of its own, or none has."""
+    if labels and (len(labels) != rows or len(set(labels)) != rows):
+        raise UserError(f"{source}: names {len(set(labels))} labels, but its classifier has {rows} rows")
 
 
 def write(
@@ -269,8 +296,8 @@ def write(
     rows = len(variables["output_bias"]) if "output_" in wanted else 0
     if architecture == "BertForMultipleChoice" and rows != 1:
         raise UserError(f"--architecture={architecture}: one score per choice, but this classifier has {rows} labels")
-    if labels and (len(labels) != rows or len(set(labels)) != rows) and rows:
-        raise UserError(f"the checkpoint names {len(set(labels))} labels, but its classifier has {rows} rows")
+    if rows:
+        check_labels(labels, rows)
     definition = tokenizer.to_huggingface() if tokenizer is not None else ""  # before anything is written
     tensors, left_out = {}, []
     for variable, array in variables.items():
@@ -281,7 +308,7 @@ def write(
             name = name.removeprefix("bert.") if architecture == "BertModel" else name
             tensors[name] = np.ascontiguousarray(array.T if is_transposed(variable) else array)
     write_whole(folder / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
-    fields = _config_json(config, architecture)
+    fields = _config_json(config, architecture, tokenizer)
     if "output_" in wanted:
         names = labels or [f"LABEL_{i}" for i in range(rows)]
         fields["id2label"] = {str(i): name for i, name in enumerate(names)}
@@ -296,12 +323,13 @@ def write(
     return left_out
 
 
-def _config_json(config: BertConfig, architecture: str) -> dict:
+def _config_json(config: BertConfig, architecture: str, tokenizer: Tokenizer | None) -> dict:
+    """Returns the content of config.json: what transformers needs to use the model, and to go on training it."""
     return {
         "architectures": [architecture],
         "model_type": "bert",
         **{name: getattr(config, name) for name in config.__dataclass_fields__ if name not in OWN_FIELDS},
-        "pad_token_id": 0,
+        "pad_token_id": tokenizer.pad_id if tokenizer is not None else 0,  # whose embedding it does not train
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
         "dtype": "float32",

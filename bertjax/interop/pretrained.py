@@ -20,7 +20,7 @@ from bertjax.config import (
 )
 from bertjax.data.records import read_manifest
 from bertjax.files import inside, read_json, read_whole, write_whole
-from bertjax.interop import huggingface, tf1
+from bertjax.interop import huggingface, tf1, tokenizer_files
 from bertjax.interop.model_card import model_card
 from bertjax.interop.variables import to_variables
 from bertjax.model.bert import count_parameters
@@ -47,6 +47,7 @@ class Pretrained:
       step: of the run; 0: not known, as in other formats.
       decided: values tuned on the dev set, such as the "no answer" threshold.
       scores: of a bertjax checkpoint, if it has been evaluated.
+      wordless: why it cannot predict words although others could; "" if there is no such reason.
     """
 
     path: str
@@ -61,6 +62,7 @@ class Pretrained:
     step: int = 0
     decided: dict[str, float] = dataclasses.field(default_factory=dict)
     scores: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    wordless: str = ""
 
     @property
     def head(self) -> dict:
@@ -71,6 +73,20 @@ class Pretrained:
     def predicts_words(self) -> bool:
         """Whether it has an output layer for words: one that is plain has no params."""
         return "masked_lm" in self.params or (self.config.output == "plain" and not self.architecture)
+
+    @property
+    def no_words(self) -> str:
+        """Says why it predicts no words."""
+        if self.wordless:
+            return self.wordless
+        if {"classifier", "spans"} & self.params.keys():
+            return f"{self.path}: a classifier for which there is no task here; multi-label is not supported"
+        return f"{self.path}: no masked-LM head to predict words with; bertjax.extract writes hidden states"
+
+    def label_names(self, rows: int) -> tuple[str, ...]:
+        """Returns the names of the rows of a classifier. Raises `UserError` if the checkpoint has others."""
+        huggingface.check_labels(self.labels, rows, self.path)
+        return self.labels or tuple(f"LABEL_{i}" for i in range(rows))
 
     @property
     def max_seq_length(self) -> int:
@@ -109,7 +125,7 @@ def read(path: epath.PathLike) -> Pretrained:
         known["step"] = place.step
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":
-        params, ignored = huggingface.read_params(place.folder, config)
+        params, ignored, known["wordless"] = huggingface.read_params(place.folder, config)
         known["architecture"], known["labels"] = huggingface.read_head(place.folder / huggingface.CONFIG)
     else:
         params, ignored = tf1.read_params(place.prefix, config)
@@ -181,12 +197,7 @@ def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
 def _read_tokenizer(place: Place) -> Tokenizer | None:
     if place.format == "bertjax":
         return workdir.load_tokenizer(place.folder, place.info)
-    folder = place.folder
-    file = _tokenizer_file(folder)
-    if file is None:
-        return None
-    kind = tokenizer.kind_of(file)
-    return tokenizer.load(kind, file, lowercase=kind == tokenizer.WordPiece.kind and _is_uncased(folder, file))
+    return tokenizer_files.read(place.folder)
 
 
 def require_tokenizer(config) -> Tokenizer:
@@ -205,6 +216,7 @@ def require_tokenizer(config) -> Tokenizer:
             f"config.tokenizer.path = '': {config.init_checkpoint} has no vocabulary; name the vocab.txt it was "
             f"trained with"
         )
+    _check_flags(config, found, config.init_checkpoint)
     return found
 
 
@@ -237,32 +249,24 @@ def find(path: epath.PathLike) -> Place:
     )
 
 
-def _tokenizer_file(folder: epath.Path) -> epath.Path | None:
-    own = (tokenizer.SentencePiece.filename, tokenizer.Bytes.filename)
-    names = (*own, "tokenizer.json", tokenizer.WordPiece.filename)
-    return next((folder / name for name in names if (folder / name).exists()), None)
+def _tokenizer_file(place: Place) -> epath.Path:
+    """Returns the file of a tokenizer that there is."""
+    if place.format == "bertjax":
+        return place.folder / tokenizer.KINDS[place.info.tokenizer["kind"]].filename
+    return tokenizer_files.file_in(place.folder)
 
 
-def _is_uncased(folder: epath.Path, vocabulary: epath.Path) -> bool:
-    """Reads `do_lower_case` from tokenizer_config.json; without it, a vocabulary without capital letters is uncased.
+def _check_flags(config, used: Tokenizer, source: str) -> None:
+    """Raises `UserError` if the config says of the tokenizer what the one that is used does not do.
 
-    Raises `UserError` for tokenizer settings that our WordPiece does not support.
+    A default cannot be told from a flag, and says nothing.
     """
-    if (folder / "added_tokens.json").exists():
-        known = set(tokenizer.load("wordpiece", vocabulary).pieces)
-        if added := sorted(set(read_json(folder / "added_tokens.json")) - known):
-            raise UserError(f"{folder / 'added_tokens.json'}: adds {', '.join(added[:3])}, which is not supported")
-    path = folder / "tokenizer_config.json"
-    settings = read_json(path) if path.exists() else {}
-    lowercase, strips = settings.get("do_lower_case"), settings.get("strip_accents")
-    if strips is not None and strips != lowercase:
-        raise UserError(f"{path}: strip_accents {strips} with do_lower_case {lowercase} is not supported")
-    if settings.get("tokenize_chinese_chars", True) is not True:
-        raise UserError(f"{path}: tokenize_chinese_chars false is not supported")
-    if isinstance(lowercase, bool):
-        return lowercase
-    pieces = tokenizer.load("wordpiece", vocabulary).pieces
-    return not any(re.search("[A-Z]", piece) for piece in pieces if not re.fullmatch(r"\[.*\]", piece))
+    for name, default in (("kind", "wordpiece"), ("lowercase", True)):
+        if (value := config.tokenizer[name]) not in (default, getattr(used, name)):
+            raise UserError(
+                f"config.tokenizer.{name} = {value!r}: has no effect, since the tokenizer of {source} is used, with "
+                f"{name} = {getattr(used, name)!r}; leave it out, or set tokenizer.path"
+            )
 
 
 def adopt(config) -> None:
@@ -280,7 +284,8 @@ def adopt(config) -> None:
     config.model.update(hidden_act=theirs.hidden_act, layer_norm_eps=theirs.layer_norm_eps)
     if config.tokenizer.path or config.data.records or (found := _read_tokenizer(place)) is None:
         return
-    config.tokenizer.update(kind=found.kind, path=str(_tokenizer_file(place.folder)), lowercase=found.lowercase)
+    _check_flags(config, found, path)
+    config.tokenizer.update(kind=found.kind, path=str(_tokenizer_file(place)), lowercase=found.lowercase)
 
 
 def adopt_model(config, theirs: BertConfig, source: str) -> None:
@@ -327,6 +332,8 @@ def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -
     Raises `UserError` if a shape differs.
     """
     pretrained = read(path)
+    if pretrained.wordless and "masked_lm" in params and not encoder_only:
+        raise UserError(f"config.init_checkpoint = {str(path)!r}: {pretrained.wordless}")
     ours = flattened(params)
     theirs = flattened(pretrained.params)
     unused = [name for name in theirs if name not in ours or (encoder_only and not name.startswith("bert/"))]

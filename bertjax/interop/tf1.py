@@ -38,6 +38,11 @@ def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]
         variables = {name: np.asarray(reader.get_tensor(name), np.float32) for name in known if name in names}
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
         raise UserError(f"{prefix}: damaged or incomplete ({str(error).splitlines()[0]}); copy it again") from None
+    if any(".ATTRIBUTES/" in name for name in names):
+        raise UserError(
+            f"{prefix}: a checkpoint of TensorFlow 2, whose variables do not have Google's names; bert_model.ckpt is "
+            f"one of TensorFlow 1"
+        )
     check_variables(variables, config, str(prefix))
     ignored = [n for n in sorted(names) if n not in known and not n.endswith(OPTIMIZER) and n != "global_step"]
     return to_params(variables, config), ignored

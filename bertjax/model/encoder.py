@@ -60,7 +60,10 @@ def sinusoids(length: int, size: int) -> jax.Array:
 
 
 class Embeddings(nn.Module):
-    """Sums word, position and token-type embeddings; LayerNorm, unless layers begin with one; dropout."""
+    """Sums word, position and token-type embeddings; LayerNorm, unless layers begin with one; dropout.
+
+    A model with one token type takes all tokens as of it.
+    """
 
     config: BertConfig
     compute: Compute
@@ -83,7 +86,8 @@ class Embeddings(nn.Module):
             x += self.position(positions)
         elif config.positions == "sinusoidal":
             x += sinusoids(config.max_position_embeddings, config.hidden_size)[positions].astype(x.dtype)
-        x += self.token_type(token_types)
+        # A look-up outside a table is NaN.
+        x += self.token_type(token_types if config.type_vocab_size > 1 else jnp.zeros_like(token_types))
         x = self.norm(x) if config.norm == "post" else x
         return dropout(x, config.hidden_dropout_prob, dropout_keys)
 

@@ -120,7 +120,7 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
     rows = source.params["classifier"]["dense"]["bias"].shape[0]
     objective = objectives.classification(rows) if rows > 1 else objectives.regression()
     input_ids, token_types, cut = encode_pairs(source.tokenizer, firsts, seconds, source.max_seq_length)
-    names = source.labels or [f"LABEL_{i}" for i in range(rows)]
+    names = source.label_names(rows) if rows > 1 else ()
     for logits, was_cut in zip(objectives.predict(objective, source, Examples(input_ids, token_types)), cut):
         more = {"cut": True} if was_cut else {}
         if rows == 1:

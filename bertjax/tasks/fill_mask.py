@@ -9,6 +9,7 @@ import numpy as np
 
 from bertjax.config import UserError
 from bertjax.model.bert import BertForMaskedLM
+from bertjax.tasks.objectives import check_numbers
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -56,6 +57,7 @@ def fill_masks(
         probabilities, words = jax.device_get(
             _most_likely(model, params, batch, masked_positions, tokenizer.vocab_size, top_k)
         )
+        check_numbers(probabilities)
         yield Filled(
             text,
             [

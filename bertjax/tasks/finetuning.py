@@ -12,7 +12,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import tasks
-from bertjax.config import UserError, bert_config
+from bertjax.config import BertConfig, UserError, bert_config
 from bertjax.data import fingerprints
 from bertjax.data.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
 from bertjax.interop import pretrained
@@ -121,11 +121,29 @@ def count_steps(config, train_examples: int) -> int:
     return max(1, round(config.epochs * steps_per_epoch(train_examples, config.batch_size)))
 
 
+def check_indices(examples: Examples, labels: Sequence[str], model: BertConfig) -> None:
+    """Raises `UserError` for ids, token types or labels that no table has a row for; JAX would make NaN of them."""
+    types = max(2, model.type_vocab_size)  # a model with one takes all tokens as of it
+    limits = [("token id", examples.input_ids, model.vocab_size), ("token type", examples.token_types, types)]
+    if labels and examples.labels is not None:
+        given = (
+            [np.maximum(each, 0) for each in examples.labels] if examples.per_token else [np.asarray(examples.labels)]
+        )
+        limits.append(("label", given, len(labels)))
+    for what, arrays, limit in limits:
+        values = np.concatenate([np.empty(0, np.int64), *map(np.ravel, arrays)])
+        if len(values) and not 0 <= values.min() <= values.max() < limit:
+            wrong = values[(values < 0) | (values >= limit)][0]
+            raise UserError(f"the data has {wrong:g} as {what}, which must be from 0 to {limit - 1}")
+
+
 class FineTuning:
     """The `Task` of a dataset. `config` is validated, with the model of the checkpoint."""
 
     def __init__(self, config, mesh: Mesh, dataset: Dataset):
         self.config, self.mesh, self.dataset = config, mesh, dataset
+        for examples in (dataset.train, *(split.examples for split in dataset.dev)):
+            check_indices(examples, dataset.labels, bert_config(config))
         head = config.get("head", {})
         self.model = dataset.objective.model(bert_config(config), head, compute=compute_on(mesh, config))
         self.frozen = dataset.objective.frozen

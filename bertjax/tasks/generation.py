@@ -9,6 +9,7 @@ import numpy as np
 
 from bertjax.config import UserError
 from bertjax.model.bert import BertForMaskedLM, new_cache
+from bertjax.tasks.objectives import check_numbers
 from bertjax.text.tokenizer import Tokenizer
 
 NEVER = jnp.finfo(jnp.float32).min
@@ -47,7 +48,7 @@ def generate(
     tokens = min(tokens, longest - len(ids))
     prompt = np.pad(ids, (0, size - len(ids)), constant_values=tokenizer.pad_id)[None].astype(np.int32)
     special = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.mask_id} - {tokenizer.sep_id}
-    found = _generate(
+    found, logits = _generate(
         model,
         longest,
         sampling,
@@ -59,6 +60,7 @@ def generate(
         tokens,
         jax.random.key(seed),
     )
+    check_numbers(np.asarray(logits))
     found = np.asarray(found)[0, len(ids) : len(ids) + tokens].tolist()
     end = found.index(tokenizer.sep_id) if tokenizer.sep_id in found else len(found)
     return tokenizer.decode([*ids[1:], *found[:end]])
@@ -66,7 +68,7 @@ def generate(
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _generate(model, longest, sampling, special, sep_id, params, prompt, used, tokens, key):
-    """Returns `[1, longest]` ids: the prompt's first `used` ones, and the pieces after them until [SEP]."""
+    """Returns `[1, longest]` ids, the prompt's first `used` ones and pieces after them until [SEP]; the last logits."""
     cache = new_cache(model.config, 1, longest, model.compute.dtype)
     run = functools.partial(model.apply, {"params": params}, method="decode")
     # The prompt's padding is in the cache as well: no token attends to it before another has taken its place.
@@ -85,7 +87,7 @@ def _generate(model, longest, sampling, special, sep_id, params, prompt, used, t
         logits, cache = run(jax.lax.dynamic_slice(ids, (0, place), (1, 1)), place[None], cache, 0)
         return ids, logits, cache, place + 1
 
-    return jax.lax.while_loop(goes_on, step, (ids, logits, cache, jnp.asarray(used)))[0]
+    return jax.lax.while_loop(goes_on, step, (ids, logits, cache, jnp.asarray(used)))[:2]
 
 
 def _choose(logits, sampling: Sampling, key):

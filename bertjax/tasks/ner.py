@@ -240,7 +240,7 @@ def predict(
     source: Pretrained, texts: Sequence[tuple[str, ...]], objective: Callable[[int], Objective] = objectives.tagging
 ) -> Iterator[dict]:
     """Yields, per text, its whitespace-separated words and their tags."""
-    labels = source.labels or tuple(f"LABEL_{i}" for i in range(len(source.params["classifier"]["dense"]["bias"])))
+    labels = source.label_names(len(source.params["classifier"]["dense"]["bias"]))
     sentences = [
         Sentence(tuple(text.split()), (labels[0],) * len(text.split()), index) for index, (text,) in enumerate(texts)
     ]

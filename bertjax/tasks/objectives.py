@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bertjax.config import BertConfig
+from bertjax.config import BertConfig, UserError
 from bertjax.data.examples import Examples, evaluation_batches, packed_evaluation
 from bertjax.data.packing import numbers_in_row
 from bertjax.model.bert import (
@@ -189,8 +189,19 @@ make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # compiled once for 
 
 
 def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray]:
-    """Returns the logits of each example by a checkpoint (`interop.pretrained.Pretrained`), using one device."""
+    """Returns the logits of each example by a checkpoint (`interop.pretrained.Pretrained`), using one device.
+
+    Raises `UserError` if they are no numbers.
+    """
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = objective.model(source.config, source.head)
     params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
-    return Predictor(model, mesh, PREDICTION_BATCH, objective.packs_rows_of(model))(params, examples)
+    found = Predictor(model, mesh, PREDICTION_BATCH, objective.packs_rows_of(model))(params, examples)
+    check_numbers(*found)
+    return found
+
+
+def check_numbers(*outputs: np.ndarray) -> None:
+    """Raises `UserError` if a model's outputs are not numbers, before anything is said that would be read from them."""
+    if any(np.isnan(each).any() for each in outputs):
+        raise UserError("the checkpoint's outputs are NaN: its weights are damaged, or its training diverged")

@@ -18,6 +18,7 @@ from bertjax.files import parse_json, read_whole, write_whole
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
 MAX_KNOWN_WORDS = 300_000  # that a tokenizer remembers, some 50 MB
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+END_OF_TEXT = "<|endoftext|>"  # all special pieces of GPT-2
 
 
 class Encoding(NamedTuple):
@@ -213,17 +214,17 @@ class _AddedToken(TypedDict):
 
 
 class _TokenizerJson(TypedDict):
-    """What we need of tokenizer.json."""
+    """What we need of tokenizer.json. The other parts say how texts are cut, padded and decoded."""
 
     model: dict[str, Any]
-    normalizer: dict[str, Any] | None
+    normalizer: NotRequired[dict[str, Any] | None]
     pre_tokenizer: NotRequired[dict[str, Any] | None]
+    post_processor: NotRequired[dict[str, Any] | None]
     added_tokens: NotRequired[list[_AddedToken]]
 
 
 class _Model(TypedDict):
     vocab: dict[str, int]
-    max_input_chars_per_word: NotRequired[int]
 
 
 class _Merges(TypedDict):
@@ -231,41 +232,79 @@ class _Merges(TypedDict):
     merges: list[str | tuple[str, str]]
 
 
-class _Normalizer(TypedDict, total=False):
-    lowercase: bool
-    strip_accents: bool | None
-    handle_chinese_chars: bool
+# The parts of a tokenizer.json as we have them: a part that is set otherwise is refused.
+_WORDPIECE = {
+    "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
+    "pre_tokenizer": {"type": "BertPreTokenizer"},
+    "model": {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": MAX_WORD_LETTERS},
+}
+_GPT2 = {
+    "pre_tokenizer": {"type": "ByteLevel", "use_regex": True},
+    "model": {"dropout": None, "byte_fallback": False, "ignore_merges": False},
+}
+
+
+def _check_parts(path, content: _TokenizerJson, ours: dict[str, dict], specials: Sequence[str]) -> None:
+    """Raises `UserError` where a tokenizer.json does something else than we do."""
+    for name, expected in ours.items():
+        part = content.get(name) or {}
+        for key, value in expected.items():
+            if (given := part.get(key, None if key == "type" and name != "model" else value)) != value:
+                what = f"{name} {given or 'null'}" if key == "type" else f"{name}.{key} = {given!r}"
+                raise UserError(f"tokenizer.path: {path}: {what} is not supported; supported: {value!r}")
+    if "normalizer" not in ours and (normalizer := content.get("normalizer")):
+        raise UserError(
+            f"tokenizer.path: {path}: normalizer {normalizer.get('type')} is not supported; supported: null"
+        )
+    check_added(path, [token["content"] for token in content.get("added_tokens", ())], specials)
+
+
+def check_added(path, tokens: Sequence[str], specials: Sequence[str] = SPECIAL_PIECES) -> None:
+    """Raises `UserError` for tokens besides the special pieces that other libraries keep whole wherever they occur."""
+    if added := [token for token in tokens if token not in specials]:
+        raise UserError(
+            f"tokenizer.path: {path} adds tokens ({', '.join(added[:3])}), which are to be kept whole in text; that is "
+            f"not supported, here they would be split"
+        )
 
 
 def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
     """Returns the pieces of a BERT's tokenizer.json, and whether it lower-cases."""
     try:
         content = parse_json(_read(path), _TokenizerJson)
-        kind, normalizer = content["model"].get("type", "WordPiece"), content["normalizer"] or {}
-        if kind != "WordPiece" or normalizer.get("type") != "BertNormalizer":
+        if (kind := content["model"].get("type", "WordPiece")) != "WordPiece":
             raise UserError(f"tokenizer.path: {path} is not a BERT WordPiece tokenizer, but {kind}")
-        model, normalizer = msgspec.convert(content["model"], _Model), msgspec.convert(normalizer, _Normalizer)
+        vocabulary = msgspec.convert(content["model"], _Model)["vocab"]
     except ValueError as error:
         raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
-    pieces = _ordered(model["vocab"], content, path)
-    lowercase, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
-    if strips is not None and strips != lowercase:
+    _check_parts(path, content, _WORDPIECE, SPECIAL_PIECES)
+    _check_template(path, content.get("post_processor"))
+    lowercase, strips = (content["normalizer"].get(name) for name in ("lowercase", "strip_accents"))
+    lowercase = True if lowercase is None else lowercase
+    if not isinstance(lowercase, bool) or strips not in (None, lowercase):
         raise UserError(f"tokenizer.path: {path} has lowercase {lowercase} but strip_accents {strips}: not supported")
-    if not normalizer.get("handle_chinese_chars", True) or model.get("max_input_chars_per_word", 100) != 100:
-        raise UserError(f"tokenizer.path: {path} has other rules for Chinese or for long words: not supported")
-    return pieces, lowercase
+    return _ordered(vocabulary, path), lowercase
 
 
-def _ordered(vocabulary: dict[str, int], content: _TokenizerJson, path) -> list[str]:
-    """Returns the pieces by their ids. Raises `UserError` for gaps between ids, and for other pieces."""
+def _check_template(path, processor: dict[str, Any] | None) -> None:
+    """Raises `UserError` if a tokenizer.json surrounds a text by others than [CLS] and [SEP]."""
+    kind = processor and processor.get("type")
+    if kind == "TemplateProcessing":
+        parts = [
+            next(iter(part.values()), {}).get("id") for part in processor.get("single", ()) if isinstance(part, dict)
+        ]
+        is_ours = parts == ["[CLS]", "A", "[SEP]"]
+    else:
+        is_ours = kind in (None, "BertProcessing")
+    if not is_ours:
+        raise UserError(f"tokenizer.path: {path}: post_processor {kind} is not supported; supported: [CLS] text [SEP]")
+
+
+def _ordered(vocabulary: dict[str, int], path) -> list[str]:
+    """Returns the pieces by their ids. Raises `UserError` for gaps between ids."""
     pieces = sorted(vocabulary, key=vocabulary.get)
     if [vocabulary[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"tokenizer.path: the ids in {path} have gaps")
-    added = [token["content"] for token in content.get("added_tokens", ()) if token["content"] not in vocabulary]
-    if added:
-        raise UserError(
-            f"tokenizer.path: {path} adds tokens to its vocabulary ({', '.join(added[:3])}), which is not supported"
-        )
     return pieces
 
 
@@ -433,14 +472,12 @@ class BPE(ByteLevel):
 
         try:
             found = parse_json(content, _TokenizerJson)
-            kind = found["model"].get("type"), (found.get("pre_tokenizer") or {}).get("type")
-            if kind != ("BPE", "ByteLevel") or found["normalizer"]:
-                raise UserError(f"tokenizer.path: {path} is not a byte-level BPE as GPT-2's")
+            if (kind := found["model"].get("type")) != "BPE":
+                raise UserError(f"tokenizer.path: {path} is not a byte-level BPE as GPT-2's, but {kind}")
+            _check_parts(path, found, _GPT2, (END_OF_TEXT,))
             model = msgspec.convert(found["model"], _Merges)
             merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
-            super().__init__(
-                _ordered(model["vocab"], found, path), path, aliases=dict.fromkeys(SPECIAL_PIECES, "<|endoftext|>")
-            )
+            super().__init__(_ordered(model["vocab"], path), path, aliases=dict.fromkeys(SPECIAL_PIECES, END_OF_TEXT))
             self._tokenizer = HuggingFaceTokenizer(models.BPE(model["vocab"], merges))
         except UserError:
             raise

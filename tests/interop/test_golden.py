@@ -6,15 +6,18 @@ import pathlib
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.interop import huggingface, pretrained, tf1
 from bertjax.interop.variables import to_variables
-from bertjax.model.bert import BertForPreTraining, BertModel
+from bertjax.model.bert import BertForMaskedLM, BertForPreTraining, BertModel
 from bertjax.sharding.mesh import make_mesh
+from bertjax.tasks import classification, fill_mask, ner
 from bertjax.tasks.pretraining import Pretraining
+from bertjax.text.tokenizer import WordPiece
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "bert"
 EXPECTED = np.load(GOLDEN / "expected.npz")
@@ -212,13 +215,14 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
 
 TOKENIZERS = {
     "no WordPiece": ({"model": {"type": "Unigram"}, "normalizer": None}, "is not a BERT WordPiece tokenizer"),
-    "no bytes": ({"model": {"type": "BPE", "vocab": {}}, "normalizer": None}, "is not a byte-level BPE as GPT-2's"),
+    "no bytes": ({"model": {"type": "BPE", "vocab": {}}, "normalizer": None, "pre_tokenizer": None},
+                 "pre_tokenizer null is not supported; supported: 'ByteLevel'"),
     "BPE, gaps": ({"model": {"type": "BPE", "vocab": {"a": 1}, "merges": []}, "normalizer": None,
                    "pre_tokenizer": {"type": "ByteLevel"}}, "the ids in .* have gaps"),
     "BPE, damaged": ({"model": {"type": "BPE", "vocab": {"<|endoftext|>": 0, "a": 1}, "merges": [["a", "b"]]},
                       "normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}}, "is not a tokenizer.json"),
     "gaps": ({"model": {"vocab": {"a": 0, "b": 2}}}, "the ids in .* have gaps"),
-    "added": ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<user>"}]}, r"adds tokens .*\(<user>\)"),
+    "added": ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<user>"}]}, r"adds tokens \(<user>\)"),
     "accents": ({"model": {"vocab": {"a": 0}}, "normalizer": {"type": "BertNormalizer", "lowercase": True,
                  "strip_accents": False}}, "lowercase True but strip_accents False"),
     "other JSON": ({"a": 1}, "is not a tokenizer.json"),
@@ -228,7 +232,8 @@ TOKENIZERS = {
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_tokenizers_that_cannot_be_read_are_refused(name, folder):
     content, message = TOKENIZERS[name]
-    (folder / "tokenizer.json").write_text(json.dumps({"normalizer": {"type": "BertNormalizer"}} | content))
+    parts = {"normalizer": {"type": "BertNormalizer"}, "pre_tokenizer": {"type": "BertPreTokenizer"}}
+    (folder / "tokenizer.json").write_text(json.dumps(parts | content))
     with pytest.raises(UserError, match=message):
         pretrained.read_tokenizer(folder)
 
@@ -251,15 +256,155 @@ def test_what_is_no_checkpoint_is_said(tmp_path):
         pretrained.read(tmp_path)
 
 
-def test_a_decoder_of_its_own_is_refused(folder):
+SETTINGS = "tokenizer_config.json"
+FOREIGN = {  # what a folder says of its tokenizer, and why it is not read
+    "class": ({SETTINGS: {"tokenizer_class": "BertJapaneseTokenizer"}}, "'BertJapaneseTokenizer' is not"),
+    "Chinese": ({SETTINGS: {"tokenize_chinese_chars": False}}, "tokenize_chinese_chars = False is not supported"),
+    "basic": ({SETTINGS: {"do_basic_tokenize": False}}, "do_basic_tokenize = False is not supported"),
+    "never split": ({SETTINGS: {"never_split": ["ship"]}}, r"never_split = \['ship'\] is not supported"),
+    "accents": ({SETTINGS: {"do_lower_case": True, "strip_accents": False}}, "strip_accents False with"),
+    "case": ({SETTINGS: {"do_lower_case": False}, "tokenizer.json": {}}, "is False, but .*json"),
+    "special name": ({SETTINGS: {"cls_token": "<s>"}}, "cls_token '<s>' is not supported; supported: '.CLS.'"),
+    "special name in a map": ({"special_tokens_map.json": {"sep_token": {"content": "</s>"}}}, "sep_token '</s>' is"),
+    "markers": ({SETTINGS: {"additional_special_tokens": ["ship"]}}, r"adds tokens \(ship\), which"),
+    "new markers": ({SETTINGS: {"extra_special_tokens": {"ship_token": "ship"}}}, r"adds tokens \(ship\)"),
+    "decoder": ({SETTINGS: {"added_tokens_decoder": {"7": {"content": "ship"}}}}, r"adds tokens \(ship\)"),
+    "moved": ({SETTINGS: {"added_tokens_decoder": {"1": {"content": "[PAD]"}}}}, "'.PAD.' as 1"),
+    "added": ({"added_tokens.json": {"ship": 9}}, r"added_tokens.json adds tokens \(ship\)"),
+    "added in JSON": ({"tokenizer.json": {"added_tokens": [{"content": "ship"}]}}, r"json adds tokens \(ship\)"),
+    "normalizer": ({"tokenizer.json": {"normalizer": {"type": "Sequence"}}}, "normalizer Sequence is not supported"),
+    "no normalizer": ({"tokenizer.json": {"normalizer": None}}, "normalizer null is not supported"),
+    "words": ({"tokenizer.json": {"pre_tokenizer": {"type": "Whitespace"}}}, "pre_tokenizer Whitespace is not"),
+    "template": ({"tokenizer.json": {"post_processor": {"type": "RobertaProcessing"}}}, "post_processor Rober"),
+    "prefix": ({"tokenizer.json": {"model": {"continuing_subword_prefix": "@@"}}}, "continuing_subword_prefix = '@@'"),
+    "unknown": ({"tokenizer.json": {"model": {"unk_token": "<unk>"}}}, "model.unk_token = '<unk>' is not supported"),
+    "another vocabulary": ({"tokenizer.json": {"model": {"vocab": {}}}}, "have other pieces from id 5 on"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_tokenizer_that_does_more_or_else_is_refused_by_name(golden, folder, name):
+    written, message = FOREIGN[name]
+    ours = json.loads(golden.tokenizer.to_huggingface())
+    if name == "another vocabulary":
+        ours["model"]["vocab"] = {piece: i for i, piece in enumerate(golden.tokenizer.pieces[:5])}
+        written = {"tokenizer.json": {}}
+    for file, content in written.items():
+        if file == "tokenizer.json":
+            parts = ours | {
+                k: {**ours[k], **v} if isinstance(v, dict) and k == "model" else v for k, v in content.items()
+            }
+            (folder / file).write_text(json.dumps(parts))
+        else:
+            known = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+            (folder / file).write_text(json.dumps(known | content))
+    with pytest.raises(UserError, match=message) as error:
+        pretrained.read_tokenizer(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", None])
+def test_a_tokenizer_that_says_the_same_in_many_ways_is_read(golden, folder, name):
+    special = {
+        f"{n}_token": golden.tokenizer.pieces[getattr(golden.tokenizer, f"{n}_id")] for n in ("pad", "cls", "sep")
+    }
+    decoder = {"added_tokens_decoder": {"0": {"content": golden.tokenizer.pieces[0], "special": True}}}
+    settings = {"tokenizer_class": name, "do_lower_case": True, "strip_accents": None, "model_max_length": 64}
+    (folder / SETTINGS).write_text(json.dumps({**settings, **special, **decoder, "additional_special_tokens": []}))
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    (folder / "tokenizer.json").write_text(golden.tokenizer.to_huggingface())
+    assert pretrained.read_tokenizer(folder).fingerprint == golden.tokenizer.fingerprint
+
+
+def test_a_cased_vocabulary_needs_a_word_about_it(golden, folder):
+    """transformers lower-cases text unless it is told not to."""
+    (folder / SETTINGS).unlink()
+    assert pretrained.read_tokenizer(folder).lowercase
+    (folder / "vocab.txt").write_text("\n".join(golden.tokenizer.pieces).replace("ship", "Ship") + "\n")
+    with pytest.raises(
+        UserError, match=r"no do_lower_case, which transformers takes for true, but vocab.txt has 'Ship"
+    ):
+        pretrained.read_tokenizer(folder)
+    (folder / SETTINGS).write_text('{"do_lower_case": false}')
+    assert not pretrained.read_tokenizer(folder).lowercase
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.module."])
+def test_the_prefixes_of_pytorchs_wrappers_are_left_out(golden, folder, prefix):
+    import safetensors.numpy
+
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    safetensors.numpy.save_file({prefix + n: x for n, x in tensors.items()}, folder / "model.safetensors")
+    ours, before = (pretrained.flattened(p) for p in (pretrained.read(folder).params, golden.params))
+    assert ours.keys() == before.keys() and all((ours[n] == before[n]).all() for n in before)
+
+
+def test_weights_of_other_libraries_are_named(folder):
+    (folder / "model.safetensors").rename(folder / "tf_model.h5")
+    with pytest.raises(UserError, match=r"tf_model.h5: weights of TensorFlow 2, which are not read; load them with"):
+        pretrained.read(folder)
+
+
+def test_a_variable_of_tensorflow_2_is_named(golden, tmp_path):
+    from bertjax.data.tf import tf
+
+    name = "encoder/.ATTRIBUTES/VARIABLE_VALUE"
+    prefix = str(tmp_path / "bert_model.ckpt")
+    tf.raw_ops.SaveV2(prefix=prefix, tensor_names=[name], shape_and_slices=[""], tensors=[np.ones(2, np.float32)])
+    (tmp_path / "bert_config.json").write_text((GOLDEN / "config.json").read_text())
+    with pytest.raises(UserError, match=r"bert_model.ckpt: a checkpoint of TensorFlow 2"):
+        pretrained.read(tmp_path)
+
+
+def test_the_id_of_padding_is_the_tokenizers(golden, tmp_path):
+    """transformers does not train the embedding that config.json calls padding."""
+    pieces = [golden.tokenizer.pieces[i] for i in (1, 0, *range(2, golden.tokenizer.vocab_size))]
+    huggingface.write(tmp_path, golden.config, golden.params, WordPiece(pieces, lowercase=True))
+    assert json.loads((tmp_path / "config.json").read_text())["pad_token_id"] == 1 == pieces.index("[PAD]")
+
+
+def test_labels_that_are_not_the_classifiers_are_refused_where_they_are_needed(golden, tmp_path):
+    head = {"dense": {"kernel": np.ones((32, 3), np.float32), "bias": np.zeros(3, np.float32)}}
+    params = {"bert": golden.params["bert"], "classifier": head}
+    huggingface.write(tmp_path / "a", golden.config, params, golden.tokenizer, "BertForSequenceClassification")
+    edit(tmp_path / "a" / "config.json", id2label={"0": "x", "1": "y"})
+    source = pretrained.read(tmp_path / "a")
+    with pytest.raises(UserError, match="names 2 labels, but its classifier has 3 rows"):
+        list(classification.predict(source, [("ship",)]))
+    pretrained.convert(tmp_path / "a", tmp_path / "b", "huggingface", "BertModel")
+    with pytest.raises(UserError, match="names 2 labels, but its classifier has 3 rows"):
+        pretrained.convert(tmp_path / "a", tmp_path / "c", "huggingface")
+
+
+def test_nothing_is_predicted_from_outputs_that_are_no_numbers(golden):
+    """Whatever predicts: classes, words."""
+    head = {"dense": {"kernel": np.full((32, 3), np.nan, np.float32), "bias": np.zeros(3, np.float32)}}
+    source = dataclasses.replace(golden, params=golden.params | {"classifier": head})
+    for predict, texts in ((classification.predict, [("ship",)]), (ner.predict, [("ship sails",)])):
+        with pytest.raises(UserError, match="the checkpoint's outputs are NaN"):
+            list(predict(source, texts))
+    params = jax.tree.map(lambda x: x * np.float32(np.nan), golden.params)
+    with pytest.raises(UserError, match="the checkpoint's outputs are NaN"):
+        list(fill_mask.fill_masks(BertForMaskedLM(golden.config), params, golden.tokenizer, ["a [MASK]"]))
+
+
+def test_a_decoder_of_its_own_is_refused_where_words_are_predicted(golden, folder, tmp_path):
     import safetensors.numpy
 
     path = folder / "model.safetensors"
     tensors = safetensors.numpy.load_file(path)
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
     safetensors.numpy.save_file(tensors, path)
-    with pytest.raises(UserError, match=r"decoder.weight differs from the word embeddings"):
-        pretrained.read(folder)
+    edit(folder / "config.json", tie_word_embeddings=False)
+    source = pretrained.read(folder)
+    assert source.params.keys() == {"bert", "next_sentence"} and not source.predicts_words
+    assert "decoder.weight is not tied to the word embeddings" in source.no_words
+    assert "cls.predictions.decoder.weight" in source.ignored
+    pretrained.convert(folder, tmp_path / "encoder", "huggingface", "BertModel")
+    encoder = jax.tree.map(jnp.asarray, {"bert": golden.params["bert"]})
+    assert pretrained.initialize(encoder, folder).keys() == {"bert"}
+    with pytest.raises(UserError, match=r"init_checkpoint = .* is not tied to the word embeddings"):
+        pretrained.initialize(jax.tree.map(jnp.asarray, golden.params), folder)
 
 
 def test_half_precision_and_strangers_among_the_tensors(golden, folder):

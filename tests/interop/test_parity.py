@@ -1,6 +1,8 @@
 """The model against transformers' BERT in PyTorch, on the same weights. Runs where these two are installed."""
 
 import dataclasses
+import itertools
+import json
 
 import flax.linen as nn
 import jax
@@ -32,7 +34,7 @@ from bertjax.reporting import insight
 from bertjax.sharding.mesh import put_batch
 from bertjax.tasks import finetuning, objectives
 from bertjax.tasks.generation import Sampling, generate
-from bertjax.text import learning, python_docs
+from bertjax.text import learning, python_docs, tokenizer
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training import checkpoint
 from bertjax.training.optimizer import make_schedule
@@ -541,6 +543,92 @@ def test_bfloat16_is_close_to_float32():
     words = slice(0, config.vocab_size)
     error = np.linalg.norm(rough[..., words] - exact[..., words]) / np.linalg.norm(exact[..., words])
     assert error < 3e-2
+
+
+HALF_WIDTH = "ｶﾞ ﾊﾟ"
+PROBE = [
+    "",
+    "  two  spaces\tand\na line ",
+    "Straße GROSSE ẞ İstanbul ıI ñandú naïve Ångström ﬁnance",  # noqa: RUF001
+    "ΑΣΟΦΟΣ ὀδός Привет, Ёлка й",
+    "مُحَمَّد سلام שָׁלוֹם עולם",
+    "नमस्ते दुनिया क़ สวัสดีครับ",
+    "我们在北京。東京タワー ガギ 한국어 문장 각",
+    HALF_WIDTH,
+    "e\u0301 é o\u0308",
+    "zero\u200bwidth soft\u00adhyphen nbsp\u00a0x \ufeffbom",
+    "bell\x07 null\x00 \ufffd end",
+    "x" * 101 + " " + "y" * 100,
+    "don't (stop) re-use: a/b_c#d@e $5.00 50% «quoted» “curly” … \u2014 \u2013",
+    "😀 👨\u200d👩\u200d👧 🇩🇪 ½ ² Ⅷ \uff11\uff12",
+    "[MASK] [SEP] [CLS] [UNK] [PAD] [E1] ##ing UPPER lower MiXeD",
+]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("form", ["vocab.txt", "tokenizer.json", "general class", "written"])
+def test_pieces_of_every_wordpiece_folder_that_is_read_are_transformers(form, lowercase, tmp_path):
+    letters = sorted(
+        {c for text in PROBE for c in text + text.lower() if not c.isspace()} | set("abcdefghijklmnopqrstuvwxyz")
+    )
+    pieces = [
+        *SPECIAL_PIECES,
+        *letters,
+        *(f"##{c}" for c in letters),
+        "straße",
+        "strasse",
+        "grosse",
+        "don",
+        "##ing",
+        "use",
+    ]
+    ours = WordPiece(list(dict.fromkeys(pieces)), lowercase)
+    config = dataclasses.replace(TINY, vocab_size=ours.vocab_size)
+    huggingface.write(tmp_path, config, to_params(random_variables(config), config), ours)
+    settings = {"do_lower_case": lowercase}
+    if form == "vocab.txt":
+        (tmp_path / "tokenizer.json").unlink()
+    if form == "tokenizer.json":
+        settings["tokenizer_class"] = "BertTokenizerFast"
+    if form == "general class":
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        settings |= {f"{n}_token": f"[{n.upper()}]" for n in ("pad", "unk", "cls", "sep", "mask")}
+    if form != "written":
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    found, theirs = pretrained.read_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs(PROBE, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert [found.encode(text).ids for text in PROBE] == expected == found.encode_ids(PROBE)
+    flat, sizes = found.encode_flat(PROBE)
+    assert flat.tolist() == list(itertools.chain(*expected)) and sizes.tolist() == list(map(len, expected))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "sentencepiece"])
+def test_pieces_of_other_kinds_that_are_read_are_transformers(kind, tmp_path):
+    if kind == "bpe":
+        made = tokenizers.Tokenizer(tokenizers.models.BPE())
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=500, initial_alphabet=letters, special_tokens=["<|endoftext|>"], show_progress=False
+        )
+        made.train_from_iterator(PROBE, trainer)
+        made.save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        found = tokenizer.load("bpe", tmp_path / "tokenizer.json")
+    else:
+        lines = [text for text in PROBE for _ in range(20) if text.strip()]
+        found = tokenizer.Bytes() if kind == "bytes" else learning.learn(kind, learning.count_words(kind, lines), 150)
+        config = dataclasses.replace(TINY, vocab_size=found.vocab_size)
+        huggingface.write(tmp_path, config, to_params(random_variables(config), config), found)
+        assert pretrained.read_tokenizer(tmp_path).fingerprint == found.fingerprint
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs(PROBE, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    different = [text for text, ids in zip(PROBE, expected) if found.encode(text).ids != ids]
+    # The tokenizers library applies a model's normalization character by character, sentencepiece to both at once.
+    assert different == ([HALF_WIDTH] if kind == "sentencepiece" else [])
 
 
 @pytest.mark.parametrize("lowercase", [True, False])

@@ -37,6 +37,17 @@ def random_state(config):
     return make_program(task, config, mesh).init(jax.random.key(config.seed))
 
 
+def test_a_flag_of_a_tokenizer_that_is_not_used_is_refused(golden):
+    """Beside a checkpoint whose own tokenizer is used."""
+    for section, value in (("lowercase", False), ("kind", "sentencepiece")):
+        config = config_for(golden)
+        config.tokenizer[section] = value
+        for use in (pretrained.adopt, pretrained.require_tokenizer):
+            with pytest.raises(UserError, match=rf"config.tokenizer.{section} = {value!r}: has no effect, since"):
+                use(config)
+    assert pretrained.require_tokenizer(config_for(golden)).fingerprint == golden.tokenizer.fingerprint
+
+
 def test_params_are_put_where_they_belong_on_a_mesh(golden, capsys):
     config = config_for(golden)
     config.mesh.update(data=2, fsdp=2, tensor=2)

@@ -355,3 +355,16 @@ def test_unrolled_layers_compute_the_same(tiny):
     assert "dynamic_update_slice" in looped.as_text() and "dynamic_update_slice" not in unrolled.as_text()
     before, after = (program.compile()(params) for program in (looped, unrolled))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), before, after)
+
+
+def test_a_model_with_one_token_type_takes_pairs_as_of_it(tiny):
+    """As transformers does; a look-up outside the table would be NaN."""
+    _, params = tiny
+    model = BertModel(dataclasses.replace(TINY, type_vocab_size=1))
+    embeddings = params["bert"]["embeddings"]
+    table = embeddings["token_type"]["embedding"][:1]
+    bert = {**params["bert"], "embeddings": {**embeddings, "token_type": {"embedding": table}}}
+    ids, segments, types = inputs()
+    pairs, _ = forward(model, bert, ids, segments, types)
+    single, _ = forward(model, bert, ids, segments, np.zeros_like(types))
+    assert np.isfinite(pairs).all() and (pairs == single).all() and types.any()
