@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bertjax import tasks
-from bertjax.config import UserError, fine_tuning_config, pretraining_config
+from bertjax.config import BertConfig, UserError, fine_tuning_config, pretraining_config
 from bertjax.data.examples import Examples
 from bertjax.interop import pretrained
 from bertjax.sharding.mesh import make_mesh
@@ -93,6 +93,23 @@ def test_a_finished_run_says_so(tuned, checkpoint, capsys):
         run(config_for(folder, checkpoint, epochs=2.0), workdir)
     with pytest.raises(UserError, match=r"config.data.name = 'cola': .* holds a run with 'sst2'"):
         run(config_for(folder, checkpoint, name="cola"), workdir)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(input_ids=[np.array([2, 5, 100])]), "has 100 as token id, which must be from 0 to 99"),
+        (dict(token_types=[np.array([0, 0, 2])]), "has 2 as token type, which must be from 0 to 1"),
+        (dict(labels=np.array([3])), "has 3 as label, which must be from 0 to 2"),
+        (dict(labels=[np.array([-1, 0, 5])], per_token=True), "has 5 as label"),
+    ],
+)
+def test_what_no_table_has_a_row_for_is_named_before_it_is_nan(changes, message):
+    model = BertConfig(vocab_size=100, type_vocab_size=1)
+    fine = Examples([np.array([2, 5, 3])], [np.array([0, 0, 1])], np.array([2]))
+    finetuning.check_indices(fine, ("a", "b", "c"), model)
+    with pytest.raises(UserError, match=message):
+        finetuning.check_indices(dataclasses.replace(fine, **changes), ("a", "b", "c"), model)
 
 
 def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path, capsys):
