@@ -392,7 +392,7 @@ def _sizes(source: Pretrained) -> dict[str, int]:
     return dict(
         max_seq_length=longest,
         doc_stride=data.get("doc_stride", 128),
-        max_query_length=min(data.get("max_query_length", 64), longest // 2),
+        max_query_length=min(data.get("max_query_length", 64), most_query_tokens(longest)),
     )
 
 
@@ -401,13 +401,16 @@ def _answers_by(source: Pretrained, questions: Sequence[Question], sizes: dict[s
     return answers(questions, windows, objectives.predict(objectives.spans(), source, examples))
 
 
+def most_query_tokens(longest: int) -> int:
+    """Returns how many tokens of a question leave room for some of its paragraph."""
+    return max(1, longest - 8)
+
+
 def validate(config) -> None:
-    query, longest = config.data.max_query_length, config.max_seq_length
+    query, most = config.data.max_query_length, most_query_tokens(config.max_seq_length)
     one_of(config, "data.version", VERSIONS)
     positive(config, "data.doc_stride")
-    require(
-        1 <= query <= longest - 8, "data.max_query_length", query, f"must be 1 to max_seq_length - 8 = {longest - 8}"
-    )
+    require(1 <= query <= most, "data.max_query_length", query, f"must be 1 to max_seq_length - 8 = {most}")
 
 
 TASK = FineTuningTask(
