@@ -429,6 +429,23 @@ def test_tables_of_the_users_own(tmp_path):
         classify.load(config, tokenizer())
 
 
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_report_plans_no_epoch_after_the_next(tuned, checkpoint, monkeypatch, packing):
+    config = config_for(tuned[0], checkpoint, epochs=40.0)
+    finetuning.adopt(config, None)
+    dataset = tasks.get(config.task).load(config, pretrained.read(tuned[1]).tokenizer)
+    config.packing = packing
+    task = finetuning.FineTuning(config, one_device_mesh(config), dataset)
+    order, planned = task._order, []
+    shape = order.shape
+    monkeypatch.setattr(order, "shape", lambda step: planned.append(step) or shape(step))
+    size, flops = order.steps_per_epoch, dataset.objective.flops
+    exact = [flops(task.model, *shape(step)) for step in range(2 * size)]
+    assert task.flops(0, 2 * size) == sum(exact) and task.flops(size - 3, size + 2) == sum(exact[size - 3 : size + 2])
+    assert task.flops(3, task.total_steps) == pytest.approx(sum(exact) * 20, rel=0.1)
+    assert max(planned) < 2 * size and len(planned) == 2 * size and task.flops(5, 5) == 0
+
+
 def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint, tmp_path):
     """Other labels, another command's config, a vocabulary that is too large."""
     folder, workdir = tuned
