@@ -16,11 +16,12 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
-from bertjax.data.tables import TFDS, column, read_text, read_tfds
+from bertjax.data.tables import TFDS, cell, column, read_text, read_tfds
 from bertjax.files import parse_json
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
+from bertjax.tasks.overlap import seen_in_training
 from bertjax.text.tokenizer import Encoding, Tokenizer
 from bertjax.validation import one_of, positive, require
 
@@ -91,6 +92,8 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     dev_examples, dev_windows, dev_cut, *_ = encode(dev, tokenizer, **sizes, with_labels=False)
     notes = encoded.notes(train, data.max_query_length)
     notes += (f"{dev_cut} dev questions truncated to {data.max_query_length} tokens",) if dev_cut else ()
+    asked, asked_in_dev = ([(question.text, question.context) for question in side] for side in (train, dev))
+    notes += tuple(seen_in_training(asked, ("dev questions", asked_in_dev)))
     golds = {question.name: question.answers for question in dev}
     has_unanswerable = data.version == "v2.0"
 
@@ -180,7 +183,7 @@ def read_examples(path: str, split: str) -> list[Question]:
     """Reads a split of "tfds:squad/v1.1" or "tfds:squad/v2.0"."""
     questions = []
     for row in read_tfds(path, split):
-        given = parse_json(column(row, "answers"))
+        given = cell(row, "answers")
         question, context = column(row, "question"), column(row, "context")
         answers = tuple(given["text"]), tuple(given["answer_start"])
         questions.append(Question(column(row, "id"), question, context, *answers))
