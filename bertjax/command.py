@@ -138,7 +138,8 @@ def read_lines(name: str | None) -> list[str]:
     if not path.is_file():
         raise UserError(f"--input: no file {name!r}")
     try:
-        return path.read_text().removesuffix("\n").split("\n")
+        text = path.read_bytes().decode("utf-8-sig")
+        return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     except UnicodeDecodeError as error:
         raise UserError(f"--input: {name} is not UTF-8 ({error.reason} at byte {error.start})") from None
 

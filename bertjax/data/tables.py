@@ -1,10 +1,12 @@
 """Reads labelled data as rows of named columns from TSV, CSV, JSON Lines and TensorFlow Datasets."""
 
+import array
 import csv
-import io
+import itertools
 import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -14,34 +16,76 @@ from bertjax.data import fingerprints
 from bertjax.files import parse_json, read_whole
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+OPENING_QUOTE = re.compile(r'(?:\A|[\t\n])"')  # at the beginning of a cell of a .tsv
+SHORT, MOST_SHARED = 40, 10_000  # characters of a cell that may recur, such as a label; cells that are remembered
 csv.field_size_limit(2**31 - 1)  # a whole document may be one cell
 TFDS = "tfds:"  # prefix of a `config.data.path` that names a TensorFlow dataset
 
 
 class Row(NamedTuple):
-    """The columns of an example and its location for error messages, "FILE:LINE"."""
+    """The columns of an example and its location for error messages, "FILE:LINE".
 
-    columns: dict[str, str]
+    Values are text or, from JSON and TensorFlow Datasets, what they are there; `column` returns text.
+    """
+
+    columns: dict[str, Any]
     where: str
 
 
-def read_table(path: epath.PathLike, names: Sequence[str] = (), drop_ragged: bool = False) -> tuple[list[Row], int]:
+class Rows(Sequence[Row]):
+    """The rows of a file, in little memory: a `Row` is made whenever one is asked for."""
+
+    def __init__(self, file: epath.PathLike):
+        self._file = str(file)
+        self._names: list[tuple[str, ...]] = []  # of each row, the same tuple for all that have the same
+        self._cells: list = []  # of all rows, one after the other
+        self._starts, self._lines = array.array("q", [0]), array.array("q")
+        self._known: dict = {}
+
+    def append(self, names: Iterable[str], cells: Iterable, line: int) -> None:
+        names = tuple(names)
+        self._names.append(self._known.setdefault(names, names))
+        self._cells.extend(map(self._shared, cells))
+        self._starts.append(len(self._cells))
+        self._lines.append(line)
+
+    def _shared(self, cell):
+        if not isinstance(cell, str) or len(cell) > SHORT or len(self._known) > MOST_SHARED:
+            return cell
+        return self._known.setdefault(cell, cell)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> Row:
+        index = range(len(self))[index]
+        cells = self._cells[self._starts[index] : self._starts[index + 1]]
+        return Row(dict(zip(self._names[index], cells)), f"{self._file}:{self._lines[index]}")
+
+
+def read_table(
+    path: epath.PathLike, names: Sequence[str] = (), drop_ragged: bool = False, quoting: bool = True
+) -> tuple[Rows, int]:
     """Returns the rows of a .tsv, .csv or .jsonl file, and the number of dropped rows.
 
     Args:
-      path: a .tsv has one row per line and no quoting; a .csv follows RFC 4180.
+      path: a .csv follows RFC 4180; a .tsv has one row per line, or is quoted like a .csv, see `_is_quoted`.
       names: of the columns, if the file has no header line.
       drop_ragged: drop rows with a wrong number of columns instead of raising an error.
+      quoting: False: quotes in a .tsv are part of the text.
 
-    Raises `UserError` if the file is missing, has no rows, a row with a wrong number of columns or two columns of one
-    name, or is not UTF-8, CSV or JSON.
+    Columns without a name are left out, and so are rows of empty cells and empty cells at the end of rows.
+
+    Raises `UserError` if the file is missing, has no rows, a row with a wrong number of columns, two columns of one
+    name or another separator, or is not UTF-8, CSV or JSON.
     """
     path = epath.Path(path)
     text = read_text(path)
     if path.suffix == ".jsonl":
         rows, dropped = _json_rows(path, text), 0
     else:
-        rows, dropped = _separated_rows(path, text, names, drop_ragged)
+        rows, dropped = _separated_rows(path, text, names, drop_ragged, quoting)
     if not rows:
         raise UserError(f"{path}: no example in it")
     return rows, dropped
@@ -68,59 +112,145 @@ def read_text(path: epath.PathLike) -> str:
         raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-def _separated_rows(path, text: str, names: Sequence[str], drop_ragged: bool) -> tuple[list[Row], int]:
-    lines = _csv_lines(path, text) if path.suffix == ".csv" else _tsv_lines(text)
+def _separated_rows(path, text: str, names: Sequence[str], drop_ragged: bool, quoting: bool) -> tuple[Rows, int]:
+    if "\n" not in text:
+        text = text.replace("\r", "\n")  # as on old Macs
+    separator = "," if path.suffix == ".csv" else "\t"
+    is_quoted = separator == "," or (quoting and _is_quoted(path, text))
+    lines = _quoted_lines(path, text, separator) if is_quoted else _plain_lines(text)
     if not names:
-        number, names = next(lines, (0, ()))
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise UserError(f"{path}:{number}: two columns are named {twice[0]!r}")
-    rows, dropped = [], 0
+        number, header = next(lines, (0, []))
+        names = _header(f"{path}:{number}", header, separator)
+    named = [name for name in names if name]
+    width, which = _width(names), [i for i, name in enumerate(names) if name]
+    rows, dropped = Rows(path), 0
     for number, cells in lines:
-        if len(cells) == len(names):
-            rows.append(Row(dict(zip(names, cells)), f"{path}:{number}"))
+        if separator == "\t" and is_quoted and _holds_rows(cells, width):
+            raise UserError(
+                f"{path}:{number}: from the quote in this line to the next one there are whole rows; double the quotes "
+                f"of the text"
+            )
+        if _width(cells) <= width <= len(cells):
+            rows.append(named, [cells[i] for i in which], number)
         elif drop_ragged:
             dropped += 1
         else:
-            raise UserError(f"{path}:{number}: {len(cells)} columns, expected {len(names)}: {', '.join(names)}")
+            found = max(_width(cells), min(len(cells), width))
+            raise UserError(f"{path}:{number}: {found} columns, expected {width}: {', '.join(named)}")
     return rows, dropped
 
 
-def _tsv_lines(text: str):
-    # Not splitlines, which also splits at line separators that are valid inside a TSV cell.
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip("\r"):
-            yield number, line.rstrip("\r").split("\t")
+def _header(where: str, cells: Sequence[str], separator: str) -> list[str]:
+    """Returns the names of the columns; "" for those that have none."""
+    names = [name.strip() for name in cells]
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise UserError(f"{where}: two columns are named {twice[0]!r}")
+    if _width(names) == 1 and (other := [sign for sign in SEPARATORS if sign != separator and sign in cells[0]]):
+        raise UserError(
+            f"{where}: one column, {names[0]!r}: its columns seem to be separated by {SEPARATORS[other[0]]}, not by "
+            f"{SEPARATORS[separator]}; save it with {SEPARATORS[separator]}"
+        )
+    return names
 
 
-def _csv_lines(path, text: str):
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+def _width(cells: Sequence[str]) -> int:
+    """Returns the number of cells without empty ones at the end."""
+    width = len(cells)
+    while width and not cells[width - 1].strip():
+        width -= 1
+    return width
+
+
+def _is_quoted(path, text: str) -> bool:
+    """Returns whether quotes at the ends of a TSV's cells enclose text, as pandas writes it, and are not part of it.
+
+    They are if only then all rows have as many columns. Where they have in either case, a row begins in each line, and
+    quotes enclose cells if they do so in the header, or if one encloses doubled quotes. If rows differ in either case,
+    what has more rows before the first odd one.
+    """
+    if not OPENING_QUOTE.search(text):
+        return False
+    odd_plain, odd_quoted = _first_odd(_plain_lines(text)), _first_odd(_quoted_lines(path, text, "\t"))
+    if odd_plain:
+        return not odd_quoted or odd_quoted > odd_plain
+    if odd_quoted:
+        return False
+    is_header, encloses = True, False
+    pairs = itertools.zip_longest(_plain_lines(text), _quoted_lines(path, text, "\t"), fillvalue=(0, ()))
+    for (line, plain), (same_line, quoted) in pairs:
+        if line != same_line:
+            return False
+        encloses |= any(p.startswith('"') and (is_header or '"' in q) for p, q in zip(plain, quoted))
+        is_header = False
+    return encloses
+
+
+def _first_odd(lines: Iterator[tuple[int, list[str]]]) -> int:
+    """Returns the number of the first line of a TSV that has not as many columns as the header; 0 if all have."""
+    number = 0
+    try:
+        number, header = next(lines, (0, []))
+        width = _width(header)
+        for number, cells in lines:
+            if not _width(cells) <= width <= len(cells):
+                return number
+    except UserError:  # a quote is not closed
+        return number + 1
+    return 0
+
+
+def _holds_rows(cells: Sequence[str], width: int) -> bool:
+    """Returns whether a cell from quote to quote holds the ends of rows: the quotes are of the text in two rows."""
+    for place, cell in enumerate(cells):
+        tabs = [line.count("\t") for line in cell.split("\n")] if "\n" in cell else ()
+        if tabs and tabs == [width - 1 - place, *[width - 1] * (len(tabs) - 2), place]:
+            return True
+    return False
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yields lines with their ends.
+
+    Not splitlines, which also splits at line separators that are valid inside a cell; and not StringIO, which takes
+    four bytes for each character.
+    """
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start) + 1 or len(text)
+        yield text[start:end]
+        start = end
+
+
+def _plain_lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(_lines(text), 1):
+        if line.strip():
+            yield number, line.rstrip("\r\n").split("\t")
+
+
+def _quoted_lines(path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    # The space after a separator is no part of a cell: it may precede a quote.
+    reader = csv.reader(_lines(text), delimiter=separator, skipinitialspace=True, strict=True)
     first = 1
     try:
         for cells in reader:
-            if cells:
+            if _width(cells):
                 yield first, cells
             first = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{path}:{first}: not CSV ({error})") from None
 
 
-def _json_rows(path, text: str) -> list[Row]:
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):
+def _json_rows(path, text: str) -> Rows:
+    rows = Rows(path)
+    for number, line in enumerate(_lines(text), 1):
         if not line.strip():
             continue
         try:
             value = parse_json(line, dict[str, Any])
         except ValueError as error:
             raise UserError(f"{path}:{number}: not a JSON object of columns ({error})") from None
-        rows.append(_row(value, f"{path}:{number}"))
+        rows.append(value, value.values(), number)
     return rows
-
-
-def _row(values: dict, where: str) -> Row:
-    """Encodes values other than strings as JSON, and omits null values."""
-    present = {name: value for name, value in values.items() if value is not None}
-    return Row({k: v if isinstance(v, str) else json.dumps(v) for k, v in present.items()}, where)
 
 
 def read_tfds(path: str, split: str) -> list[Row]:
@@ -154,13 +284,29 @@ def read_tfds(path: str, split: str) -> list[Row]:
     fingerprints.note_set(f"{path}, {split}", f"{builder.info.full_name} {sizes}")
     features = builder.info.features
     return [
-        _row({key: plain(features[key], value) for key, value in example.items()}, f"{path}, {split} {number}")
+        Row({key: plain(features[key], value) for key, value in example.items()}, f"{path}, {split} {number}")
         for number, example in enumerate(tfds.as_numpy(untuned(dataset)))
     ]
 
 
-def column(row: Row, name: str) -> str:
+def cell(row: Row, name: str) -> Any:
     """Returns the value of a column. Raises `UserError` if the row has no such column."""
     if name not in row.columns:
         raise UserError(f"{row.where}: no column {name!r}; there are {', '.join(row.columns)}")
     return row.columns[name]
+
+
+def column(row: Row, name: str) -> str:
+    """Returns the value of a column as text: of numbers and booleans what JSON writes, and 1 for 1.0.
+
+    Raises `UserError` if the row has no such column, or if it has null, a list or an object there.
+    """
+    value = cell(row, name)
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise UserError(f"{row.where}: {name} is null")
+    if isinstance(value, (list, dict)):
+        kind = "a list" if isinstance(value, list) else "an object"
+        raise UserError(f"{row.where}: {name} is {kind}, expected text")
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else json.dumps(value)

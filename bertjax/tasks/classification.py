@@ -1,17 +1,21 @@
 """Classification and regression of texts and pairs of texts, shared by GLUE and the user's own tables."""
 
+import ast
 import dataclasses
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
-from bertjax.data.tables import Row, column
+from bertjax.data.tables import Row, cell, column
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, objectives
 from bertjax.tasks.finetuning import Dataset, InputForm, Split
+from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import Tokenizer
 
@@ -23,10 +27,10 @@ METRICS: dict[str, Callable] = {
     "matthews": metrics.matthews,
     "pearson": metrics.pearson,
     "spearman": metrics.spearman,
-    "macro_f1": lambda labels, predictions: float(
-        np.mean([metrics.f1(labels, predictions, c) for c in np.union1d(labels, predictions)])
-    ),
+    "macro_f1": metrics.macro_f1,
 }
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)  # less than `float` takes
+MOST_NAMED = 12  # labels that a message names
 
 
 INPUTS = InputForm(range(1, 3), 'texts, or pairs as "A ||| B"')
@@ -78,17 +82,17 @@ def dataset(
     if labels:
         counts = Counter(splits[0].labels.tolist())
         notes.append(
-            f"{len(splits[0])} training examples: "
-            + ", ".join(f"{counts[i]} {label}" for i, label in enumerate(labels[:12]))
-            + (f" and {len(labels) - 12} more labels" if len(labels) > 12 else "")
+            f"{len(splits[0])} training examples: " + _named([f"{counts[i]} {label}" for i, label in enumerate(labels)])
         )
+    notes += seen_in_training(_texts(train), *((f"dev{table.suffix} texts", _texts(table)) for table in dev))
     dev_splits = [
         Split(examples, _scorer(examples.labels, metric_names, table.suffix, is_class=bool(labels)))
         for table, examples in zip(dev, splits[1:])
     ]
     objective = objectives.classification(len(labels)) if labels else objectives.regression()
     gold = splits[1].labels
-    baseline = max((METRICS[metric_names[0]](gold, np.full(len(gold), i)) for i in range(len(labels))), default=0.0)
+    constants = np.bincount(gold).argsort()[::-1][:2] if labels else ()  # the best guesses, of two classes both
+    baseline = max((METRICS[metric_names[0]](gold, np.full(len(gold), i)) for i in constants), default=0.0)
     if metric_names[0] in ("matthews", "spearman"):  # two standard errors of an uninformative prediction
         baseline = 2 / len(gold) ** 0.5
     more_metrics = [name + table.suffix for table in dev for name in metric_names][1:]
@@ -107,9 +111,10 @@ def dataset(
 def encode(table: Table, labels: Sequence[str], tokenizer: Tokenizer, max_seq_length: int) -> tuple[Examples, int]:
     """Encodes a table; returns the examples and how many of them were truncated."""
     columns = table.columns
-    firsts = [column(row, columns.first) for row in table.rows]
-    seconds = [column(row, columns.second) for row in table.rows] if columns.second else None
-    values = np.array([_value(row, columns.label, labels) for row in table.rows])
+    parts = list(zip(*_texts(table)))
+    firsts, seconds = list(parts[0]), list(parts[1]) if columns.second else None
+    indices = {label: i for i, label in enumerate(labels)}
+    values = np.array([_value(row, columns.label, indices) for row in table.rows])
     input_ids, token_types, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
     return Examples(input_ids, token_types, values), sum(cut)
 
@@ -133,19 +138,91 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
         }
 
 
-def _value(row: Row, name: str, labels: Sequence[str]) -> int | float:
-    text = column(row, name)
+def label_of(row: Row, name: str) -> str:
+    """Returns the label of a row, without spaces around it. Raises `UserError` if it is missing or a list."""
+    value = cell(row, name)
+    if isinstance(value, (list, dict)):
+        raise _several(row.where, name, value)
+    if value is None or not (text := column(row, name).strip()):
+        raise UserError(f"{row.where}: {name} is {'null' if value is None else 'empty'}; remove rows without a label")
+    return text
+
+
+def classes(rows: Iterable[Row], name: str) -> tuple[str, ...]:
+    """Returns the sorted labels of training data.
+
+    Raises `UserError` for labels that cannot be classes: lists, missing values, two ways to write one label, and many
+    different numbers.
+    """
+    places: dict[str, str] = {}
+    for row in rows:
+        places.setdefault(label_of(row, name), row.where)
+    written: dict = {}
+    for label, where in places.items():
+        if _is_list(label):
+            raise _several(where, name, label)
+        if label.lower() in ("nan", "null", "<na>"):
+            raise UserError(f"{where}: {name} is {label!r}, which stands for no value; remove rows without a label")
+        if (other := written.setdefault(_meaning(label), label)) != label:
+            raise UserError(f"{where}: {name} is {label!r}, but {other!r} at {places[other]}; write both in one way")
+    if len(written) > MOST_NAMED and all(isinstance(value, float) for value in written):
+        if odd := next((label for label, value in zip(places, written) if not value.is_integer()), None):
+            raise UserError(
+                f"config.data.is_number = False: {name} has {len(written)} different numbers, such as {odd}; set "
+                f"config.data.is_number=True to predict numbers"
+            )
+    return tuple(sorted(places))
+
+
+def _meaning(label: str) -> float | str:
+    """Returns what is equal for labels that differ only in how they are written: 1, 1.0 and true; composed letters."""
+    if NUMBER.fullmatch(label):
+        return float(label)
+    truth = {"true": 1.0, "false": 0.0}
+    text = re.sub("[\u200b\ufeff]", "", unicodedata.normalize("NFKC", label))
+    return truth.get(text.lower(), text)
+
+
+def _is_list(label: str) -> bool:
+    """Returns whether text is a list, set or object as Python, JSON or NumPy writes it."""
+    if (label[0], label[-1]) not in (("[", "]"), ("{", "}"), ("(", ")")):
+        return False
+    if re.fullmatch(r"\[[\d\s.]*\]", label):
+        return True
+    try:
+        return isinstance(ast.literal_eval(label), (list, tuple, set, dict))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+
+
+def _several(where: str, name: str, value) -> UserError:
+    kind = "an object" if isinstance(value, dict) else "a list"
+    return UserError(
+        f"{where}: {name} is {kind}, {str(value)[:60]}: several labels of a text (multi-label) are not supported; "
+        f"write one label as text, number or boolean"
+    )
+
+
+def _value(row: Row, name: str, labels: dict[str, int]) -> int | float:
+    text = label_of(row, name)
     if labels:
         if text not in labels:
-            raise UserError(f"{row.where}: unknown label {text!r}; expected one of {', '.join(labels)}")
-        return labels.index(text)
-    try:
-        number = float(text)
-    except ValueError:
-        number = np.nan
-    if not np.isfinite(number):
+            raise UserError(f"{row.where}: unknown label {text!r}; expected one of {_named(list(labels))}")
+        return labels[text]
+    if not NUMBER.fullmatch(text) or abs(float(text)) > float(np.finfo(np.float32).max):
         raise UserError(f"{row.where}: {name} is {text!r}, expected a number")
-    return number
+    return float(text)
+
+
+def _named(labels: Sequence[str]) -> str:
+    more = len(labels) - MOST_NAMED
+    return ", ".join(labels[:MOST_NAMED]) + (f" and {more} more labels" if more > 0 else "")
+
+
+def _texts(table: Table) -> Iterator[tuple[str, ...]]:
+    """Yields the text, or the pair of texts, of each row."""
+    names = [name for name in (table.columns.first, table.columns.second) if name]
+    return (tuple(column(row, name) for name in names) for row in table.rows)
 
 
 def _scorer(labels: np.ndarray, names: Sequence[str], suffix: str, is_class: bool) -> Callable:

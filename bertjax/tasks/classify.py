@@ -1,7 +1,7 @@
 """Classification or regression of the user's own texts or pairs of texts, from CSV, TSV or JSON lines."""
 
 from bertjax.config import UserError
-from bertjax.data.tables import column, find_table, read_table
+from bertjax.data.tables import find_table, read_table
 from bertjax.tasks import classification
 from bertjax.tasks.classification import Columns, Table
 from bertjax.tasks.finetuning import Dataset, FineTuningTask
@@ -12,10 +12,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     """Loads the tables; the classes are the sorted training labels. Raises `UserError` for missing or invalid files."""
     columns = Columns(config.data.text, config.data.second_text, config.data.label)
     train, dev = (read_table(find_table(config.data.path, name))[0] for name in ("train", "dev"))
-    for row in (*train, *dev):
-        if not column(row, columns.label).strip():
-            raise UserError(f"{row.where}: {columns.label} is empty; remove rows without a label")
-    labels = () if config.data.is_number else tuple(sorted({column(row, columns.label) for row in train}))
+    labels = () if config.data.is_number else classification.classes(train, columns.label)
     if len(labels) == 1:
         raise UserError(
             f"config.data.label = {columns.label!r}: all training labels in {config.data.path} are {labels[0]!r}"

@@ -154,6 +154,7 @@ class FineTuning:
         ways = mesh.shape["data"] * mesh.shape["fsdp"]
         self._order = PackedOrder(*given, ways * config.microbatches) if config.packing else TrainingOrder(*given)
         self._predict = make_predictor(self.model, mesh, config.batch_size // config.microbatches, config.packing)
+        self._shapes = functools.lru_cache(2)(self._shapes)
         self._outputs: list = []  # of the last evaluation, per dev split
 
     def init_params(self, key):
@@ -194,13 +195,21 @@ class FineTuning:
         return named
 
     def flops(self, start: int, stop: int) -> int:
-        shapes, counts = np.unique(self._shapes[start:stop], axis=0, return_counts=True)
+        if start >= stop:
+            return 0
+        size, steps = self._order.steps_per_epoch, np.arange(start, stop)
+        # Epochs after the next one are not planned before they come, and cost about as much.
+        first, epochs = start // size, np.minimum(steps // size, start // size + 1)
+        shapes = np.concatenate([self._shapes(epoch) for epoch in range(first, epochs[-1] + 1)])
+        shapes = shapes[(epochs - first) * size + steps % size]
+        shapes, counts = np.unique(shapes, axis=0, return_counts=True)
         flops = self.dataset.objective.flops
         return sum(count * flops(self.model, *shape) for shape, count in zip(shapes.tolist(), counts.tolist()))
 
-    @functools.cached_property
-    def _shapes(self) -> np.ndarray:
-        return np.array([self._order.shape(step) for step in range(self.total_steps)])
+    def _shapes(self, epoch: int) -> np.ndarray:
+        """`[steps of an epoch, 2]`: what `shape` of the order says of each."""
+        size = self._order.steps_per_epoch
+        return np.array([self._order.shape(step) for step in range(epoch * size, (epoch + 1) * size)])
 
 
 # Fine-tuning as a `Kind` of run, for `training.run`.

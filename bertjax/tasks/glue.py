@@ -1,6 +1,7 @@
 """GLUE (Wang et al. 2019): its tasks, their files from gluebenchmark.com or TFDS, and their metrics."""
 
 import dataclasses
+import functools
 
 from etils import epath
 
@@ -79,6 +80,9 @@ TASKS = {
 DIAGNOSTICS = "diagnostic-full.tsv"  # has labels, unlike the test file
 
 
+_read = functools.partial(read_table, quoting=False)  # a quotation mark in these files is one of the text
+
+
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """Loads the dataset `config.data.name`. Raises `UserError` for missing or invalid files."""
     task, notes = TASKS[config.data.name], []
@@ -91,12 +95,12 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         folder = find_folder(config.data.path, "MNLI" if task.folder == "AX" else task.folder)
         files = [("train.tsv", "")] + [(file, suffix) for (file, _), suffix in zip(task.dev, task.suffixes)]
         # The distributed files of QQP have a few lines with missing columns.
-        read = [read_table(folder / file, task.names, drop_ragged=task.folder == "QQP") for file, _ in files]
+        read = [_read(folder / file, task.names, drop_ragged=task.folder == "QQP") for file, _ in files]
         tables = [Table(rows, task.columns, suffix) for (rows, _), (_, suffix) in zip(read, files)]
         dropped = sum(count for _, count in read)
         if task.folder == "AX":
             if (folder / DIAGNOSTICS).exists():
-                rows, _ = read_table(folder / DIAGNOSTICS)
+                rows, _ = _read(folder / DIAGNOSTICS)
                 tables.append(Table(rows, Columns("Premise", "Hypothesis", "Label"), "_diagnostics"))
             else:
                 notes.append(f"no {folder / DIAGNOSTICS}: evaluates on MNLI's dev sets only")
@@ -108,7 +112,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
 def submission(source: Pretrained, path: str) -> tuple[str, str]:
     """Returns GLUE's submission file for the test set in `path`, lines of index and prediction, and a summary."""
     task = TASKS[source.settings.data.name]
-    rows, _ = read_table(path)
+    rows, _ = _read(path)
     names = [name for name in (task.columns.first, task.columns.second) if name]
     texts = [tuple(column(row, name) for name in names) for row in rows]
     lines, cut = ["index\tprediction"], 0

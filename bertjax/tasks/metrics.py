@@ -30,14 +30,27 @@ def f1(labels, predictions, positive=1) -> float:
     return _f1((found & wanted).sum(), found.sum(), wanted.sum())
 
 
+def macro_f1(labels, predictions) -> float:
+    """Returns the mean F1, 0 to 1, of the classes in labels or predictions [n]."""
+    wanted, found, correct = _counts(*_pair(labels, predictions))
+    return float((2 * correct / (wanted + found)).mean())
+
+
+def _counts(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns how many labels, predictions and correct predictions each class has; floats: products overflow int64."""
+    _, classes = np.unique(np.concatenate([labels, predictions]), return_inverse=True)
+    wanted, found = np.split(classes.reshape(-1), 2)
+    counts = (np.bincount(x, minlength=classes.max() + 1) for x in (wanted, found, wanted[wanted == found]))
+    return tuple(x.astype(np.float64) for x in counts)
+
+
 def matthews(labels, predictions) -> float:
     """Returns Matthews' correlation, -1 to 1, of classes [n]; 0.0 if all labels or all predictions are equal.
 
     For more than two classes it is Gorodkin's R_K (2004), as in scikit-learn.
     """
     labels, predictions = _pair(labels, predictions)
-    # Floats: the products overflow int64.
-    wanted, found = np.array([[(x == c).sum() for c in np.union1d(labels, predictions)] for x in (labels, predictions)])
+    wanted, found, _ = _counts(labels, predictions)
     n, correct = float(len(labels)), float((labels == predictions).sum())
     spread = (n * n - float(wanted @ wanted)) * (n * n - float(found @ found))
     return (n * correct - float(wanted @ found)) / spread**0.5 if spread else 0.0
@@ -113,8 +126,13 @@ def entity_scores_by_type(
 ) -> dict[str, dict[str, float]]:
     """Returns `entity_scores` per entity type, with types sorted."""
     wanted, found = _all_entities(gold, predicted)
-    types = sorted({entity[1] for entity in wanted | found})
-    return {t: _overlap({e for e in wanted if e[1] == t}, {e for e in found if e[1] == t}) for t in types}
+    by_type: dict[str, tuple[set, set]] = {
+        entity[1]: (set(), set()) for entity in sorted(wanted | found, key=lambda e: e[1])
+    }
+    for side, found_there in enumerate((wanted, found)):
+        for entity in found_there:
+            by_type[entity[1]][side].add(entity)
+    return {type_: _overlap(*sides) for type_, sides in by_type.items()}
 
 
 def _all_entities(gold, predicted) -> tuple[set[tuple], set[tuple]]:

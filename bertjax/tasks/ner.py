@@ -4,6 +4,7 @@ The first piece of a word carries its tag. Neighbouring sentences of a document 
 """
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,15 +13,16 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
-from bertjax.data.tables import TFDS, column, read_text, read_tfds
-from bertjax.files import parse_json
+from bertjax.data.tables import TFDS, cell, read_text, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.objectives import Objective
+from bertjax.tasks.overlap import seen_in_training
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.text.words import split_words
 
-INPUTS = InputForm(range(1, 2), "texts with spaces between words")
+INPUTS = InputForm(range(1, 2), "texts")
 DOCUMENT = "-DOCSTART-"
 FILES = {"train": ("eng.train", "train.txt", "train.conll"), "dev": ("eng.testa", "dev.txt", "valid.txt", "dev.conll")}
 
@@ -77,6 +79,7 @@ def dataset(
         f"{len(train)} training sentences, {words} words, {len(labels)} tags, in {len(examples)} sequences; "
         f"{len(dev)} dev sentences in {len(dev_examples)}"
     ]
+    notes += seen_in_training((s.words for s in train), ("dev sentences", (s.words for s in dev)))
     if unread := unread_words((*train, *dev), tokenizer, max_seq_length - 2):
         notes.append(f"{unread} words truncated or replaced by [UNK]: they have too many pieces, or none")
     metric, tags = "f1" if has_entities else "accuracy", Counter(tag for sentence in dev for tag in sentence.tags)
@@ -109,6 +112,8 @@ def read(path: epath.PathLike) -> list[Sentence]:
 
     Raises `UserError` with file, line and the expected value.
     """
+    lines = read_text(path).split("\n")
+    split = _split_at_tabs if _is_split_at_tabs(lines) else _split_at_spaces
     sentences, words, tags, where, document, columns = [], [], [], [], 0, 0
 
     def close():
@@ -117,13 +122,14 @@ def read(path: epath.PathLike) -> list[Sentence]:
         for cells in (words, tags, where):
             cells.clear()
 
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        cells = line.strip(" \t\r").replace("\t", " ").split(" ")  # not split(): words may contain other whitespace
-        cells = [cell for cell in cells if cell]
+    for number, line in enumerate(lines, 1):
+        cells = split(line)
         if not cells or cells[0] == DOCUMENT:
             close()
             document += bool(cells)
             continue
+        if cells[0].startswith("#") and (len(cells) != (columns or 2) or not is_bio(cells[-1])):
+            raise UserError(f"{path}:{number}: a comment, {line.strip()[:60]!r}; remove lines that begin with #")
         columns = columns or len(cells)
         if len(cells) != columns or columns < 2:
             expected = f"{columns} as in the lines before" if columns > 1 else "a word and its tag"
@@ -136,16 +142,47 @@ def read(path: epath.PathLike) -> list[Sentence]:
     close()
     if not sentences:
         raise UserError(f"{path}: no sentence in it")
+    check_words(sentences, "the first column", may_be_one=columns < 3)
     if not document:
         return [dataclasses.replace(sentence, document=index) for index, sentence in enumerate(sentences)]
     return sentences
+
+
+def _split_at_spaces(line: str) -> list[str]:
+    cells = line.strip(" \t\r").replace("\t", " ").split(" ")  # not split(): words may contain other whitespace
+    return [cell for cell in cells if cell]
+
+
+def _split_at_tabs(line: str) -> list[str]:
+    return [cell for cell in map(str.strip, line.split("\t")) if cell]
+
+
+def _is_split_at_tabs(lines: Sequence[str]) -> bool:
+    """Returns whether all lines have as many columns only if spaces are part of some words."""
+    spaces, tabs = (
+        Counter(len(cells) for line in lines if (cells := split(line)) and cells[0] != DOCUMENT and cells[0][0] != "#")
+        for split in (_split_at_spaces, _split_at_tabs)
+    )
+    return len(tabs) == 1 < len(spaces) and max(tabs) > 1 and max(spaces, key=spaces.get) == max(tabs)
+
+
+def check_words(sentences: Sequence[Sentence], column: str, may_be_one: bool = True) -> None:
+    """Raises `UserError` if a column of words has numbers, of words or sentences; or, unless it may, one name only."""
+    words = {word for sentence in sentences for word in sentence.words}
+    is_name = not may_be_one and len(words) == 1 < sum(len(sentence.words) for sentence in sentences)
+    if all(map(_is_count, words)) or is_name:
+        raise UserError(f"{sentences[0].where[0]}: {column} has no words, but {', '.join(sorted(words)[:3])}")
+
+
+def _is_count(word: str) -> bool:
+    return re.fullmatch(r"\d+([-.]\d+)?", word) is not None  # or as CoNLL-U: 1-2, 8.1
 
 
 def read_examples(path: str, split: str) -> list[Sentence]:
     """Reads the sentences of "tfds:conll2003", each as its own document: it has no document boundaries."""
     sentences = []
     for index, row in enumerate(read_tfds(path, split)):
-        words, tags = (parse_json(column(row, name)) for name in ("tokens", "ner"))
+        words, tags = (cell(row, name) for name in ("tokens", "ner"))
         if wrong := [tag for tag in tags if not is_bio(tag)]:
             raise UserError(f"{row.where}: the tag is {wrong[0]!r}, expected O, B-type or I-type")
         sentences.append(Sentence(tuple(words), to_bio(tags), index, (row.where,) * len(words)))
@@ -239,15 +276,34 @@ def read_tags(
 def predict(
     source: Pretrained, texts: Sequence[tuple[str, ...]], objective: Callable[[int], Objective] = objectives.tagging
 ) -> Iterator[dict]:
-    """Yields, per text, its whitespace-separated words and their tags."""
+    """Yields, per text, its `words`, `tags` and `offsets` (start and end characters); `entities` if all tags are BIO.
+
+    Words are those of `split_words`, without any that the tokenizer drops, such as one of control characters.
+    """
     labels = source.label_names(len(source.params["classifier"]["dense"]["bias"]))
-    sentences = [
-        Sentence(tuple(text.split()), (labels[0],) * len(text.split()), index) for index, (text,) in enumerate(texts)
-    ]
+    places = [_read_words(text, source.tokenizer) for (text,) in texts]
+    words = [tuple(text[start:end] for start, end in found) for (text,), found in zip(texts, places)]
+    sentences = [Sentence(found, (labels[0],) * len(found), index) for index, found in enumerate(words)]
     examples = encode(sentences, labels, source.tokenizer, source.max_seq_length, with_context=False)
     logits = objectives.predict(objective(len(labels)), source, examples)
-    for sentence, tags in zip(sentences, read_tags(sentences, labels, examples, logits)):
-        yield {"words": list(sentence.words), "tags": tags}
+    has_entities = all(map(is_bio, labels))
+    for (text,), sentence, offsets, tags in zip(
+        texts, sentences, places, read_tags(sentences, labels, examples, logits)
+    ):
+        result = {"words": list(sentence.words), "tags": tags, "offsets": [list(place) for place in offsets]}
+        if has_entities:
+            spans = [(type_, offsets[first][0], offsets[end - 1][1]) for type_, first, end in metrics.entities(tags)]
+            result["entities"] = [
+                {"type": type_, "text": text[start:end], "start": start, "end": end} for type_, start, end in spans
+            ]
+        yield result
+
+
+def _read_words(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
+    places = split_words(text)
+    return [
+        place for place, ids in zip(places, tokenizer.encode_ids([text[start:end] for start, end in places])) if ids
+    ]
 
 
 TASK = FineTuningTask("BertForTokenClassification", INPUTS, load, predict)

@@ -16,11 +16,12 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.examples import Examples
-from bertjax.data.tables import TFDS, column, read_text, read_tfds
+from bertjax.data.tables import TFDS, cell, column, read_text, read_tfds
 from bertjax.files import parse_json
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
+from bertjax.tasks.overlap import seen_in_training
 from bertjax.text.tokenizer import Encoding, Tokenizer
 from bertjax.validation import one_of, positive, require
 
@@ -91,6 +92,8 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     dev_examples, dev_windows, dev_cut, *_ = encode(dev, tokenizer, **sizes, with_labels=False)
     notes = encoded.notes(train, data.max_query_length)
     notes += (f"{dev_cut} dev questions truncated to {data.max_query_length} tokens",) if dev_cut else ()
+    asked, asked_in_dev = ([(question.text, question.context) for question in side] for side in (train, dev))
+    notes += tuple(seen_in_training(asked, ("dev questions", asked_in_dev)))
     golds = {question.name: question.answers for question in dev}
     has_unanswerable = data.version == "v2.0"
 
@@ -180,7 +183,7 @@ def read_examples(path: str, split: str) -> list[Question]:
     """Reads a split of "tfds:squad/v1.1" or "tfds:squad/v2.0"."""
     questions = []
     for row in read_tfds(path, split):
-        given = parse_json(column(row, "answers"))
+        given = cell(row, "answers")
         question, context = column(row, "question"), column(row, "context")
         answers = tuple(given["text"]), tuple(given["answer_start"])
         questions.append(Question(column(row, "id"), question, context, *answers))
@@ -392,7 +395,7 @@ def _sizes(source: Pretrained) -> dict[str, int]:
     return dict(
         max_seq_length=longest,
         doc_stride=data.get("doc_stride", 128),
-        max_query_length=min(data.get("max_query_length", 64), longest // 2),
+        max_query_length=min(data.get("max_query_length", 64), most_query_tokens(longest)),
     )
 
 
@@ -401,13 +404,16 @@ def _answers_by(source: Pretrained, questions: Sequence[Question], sizes: dict[s
     return answers(questions, windows, objectives.predict(objectives.spans(), source, examples))
 
 
+def most_query_tokens(longest: int) -> int:
+    """Returns how many tokens of a question leave room for some of its paragraph."""
+    return max(1, longest - 8)
+
+
 def validate(config) -> None:
-    query, longest = config.data.max_query_length, config.max_seq_length
+    query, most = config.data.max_query_length, most_query_tokens(config.max_seq_length)
     one_of(config, "data.version", VERSIONS)
     positive(config, "data.doc_stride")
-    require(
-        1 <= query <= longest - 8, "data.max_query_length", query, f"must be 1 to max_seq_length - 8 = {longest - 8}"
-    )
+    require(1 <= query <= most, "data.max_query_length", query, f"must be 1 to max_seq_length - 8 = {most}")
 
 
 TASK = FineTuningTask(

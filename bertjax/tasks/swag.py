@@ -11,6 +11,7 @@ from bertjax.data.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
+from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import Tokenizer
 
@@ -19,12 +20,13 @@ ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """Loads train.csv and val.csv of the folder. Raises `UserError` for missing or invalid files."""
-    splits, notes = [], []
+    splits, notes, texts = [], [], []
     for name, split in (("train.csv", "train"), ("val.csv", "validation")):
         rows = _read(config.data.path, name, split)
         choices = [(column(row, "sent1"), _endings(row)) for row in rows]
         examples, cut = encode(choices, [_label(row) for row in rows], tokenizer, config.max_seq_length)
         splits.append(examples)
+        texts.append([(sentence, *endings) for sentence, endings in choices])
         if cut.any():
             notes.append(f"{cut.sum()} of {len(rows)} examples of {name} truncated to {config.max_seq_length} tokens")
     train, dev = splits
@@ -32,7 +34,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     def score(logits: list[np.ndarray]) -> dict[str, float]:
         return {"accuracy": metrics.accuracy(dev.labels, np.stack(logits).argmax(-1))}
 
-    notes.append(f"{len(train)} training examples")
+    notes += [f"{len(train)} training examples", *seen_in_training(texts[0], ("dev examples", texts[1]))]
     baseline = float(np.bincount(dev.labels).max() / len(dev))
     return Dataset(objectives.choice(), (), train, (Split(dev, score),), "accuracy", tuple(notes), baseline)
 
@@ -43,7 +45,7 @@ def _endings(row: Row) -> list[str]:
 
 
 def _label(row: Row) -> int:
-    text = column(row, "label")
+    text = column(row, "label").strip()
     if text not in ("0", "1", "2", "3"):
         raise UserError(f"{row.where}: unknown label {text!r}; expected one of 0, 1, 2, 3")
     return int(text)

@@ -5,8 +5,7 @@ import itertools
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data.tables import Row, column, find_table, read_table
-from bertjax.files import parse_json
+from bertjax.data.tables import Row, cell, column, find_table, read_table
 from bertjax.tasks import ner
 from bertjax.tasks.finetuning import Dataset, FineTuningTask
 from bertjax.tasks.ner import Sentence
@@ -42,16 +41,20 @@ def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentenc
     if path.suffix == ".jsonl":
         found = [_sentence(row, words, tags) for row in rows]
     else:
-        names = itertools.accumulate((column(row, sentence) for row in rows), lambda before, own: own or before)
-        groups = [[row for row, _ in group] for _, group in itertools.groupby(zip(rows, names), key=lambda x: x[1])]
-        found = [tuple(zip(*((column(row, words), column(row, tags), row.where) for row in group))) for group in groups]
+        names = (column(row, sentence).strip() for row in rows)
+        names = itertools.accumulate(names, lambda before, own: own or before)
+        cells = ((column(row, words).strip(), column(row, tags).strip(), row.where) for row in rows)
+        groups = itertools.groupby(zip(cells, names), key=lambda x: x[1])
+        found = [tuple(zip(*(each for each, _ in group))) for _, group in groups]
     for its_words, its_tags, where in found:
         for word, tag, place in zip(its_words, its_tags, where):
-            if not word.strip() or not tag.strip():
+            if not word or not tag:
                 raise UserError(f"{place}: the word is {word!r} and its tag {tag!r}, both must be set")
     if all(ner.is_bio(tag) for _, its_tags, _ in found for tag in its_tags):
         found = [(its_words, ner.to_bio(its_tags), where) for its_words, its_tags, where in found]
-    return [Sentence(its_words, its_tags, i, where) for i, (its_words, its_tags, where) in enumerate(found)]
+    sentences = [Sentence(its_words, its_tags, i, where) for i, (its_words, its_tags, where) in enumerate(found)]
+    ner.check_words(sentences, f"config.data.words = {words!r}: the column")
+    return sentences
 
 
 def _sentence(row: Row, words: str, tags: str) -> tuple[tuple, tuple, tuple]:
@@ -65,10 +68,10 @@ def _sentence(row: Row, words: str, tags: str) -> tuple[tuple, tuple, tuple]:
 
 
 def _list(row: Row, name: str) -> list[str]:
-    try:
-        return parse_json(column(row, name), list[str])
-    except ValueError:
-        raise UserError(f"{row.where}: {name} is not a list of strings") from None
+    value = cell(row, name)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise UserError(f"{row.where}: {name} is not a list of strings")
+    return [item.strip() for item in value]
 
 
 TASK = FineTuningTask("BertForTokenClassification", ner.INPUTS, load, ner.predict)

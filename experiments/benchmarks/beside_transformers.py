@@ -96,7 +96,7 @@ def check_same_ids(name: str, config, dataset, weights: str) -> None:
     if name not in TASKS:
         return
     task, tokenizer = TASKS[name], transformers.AutoTokenizer.from_pretrained(weights)
-    rows, _ = read_table(find_folder(config.data.path, task.folder) / "train.tsv", task.names)
+    rows, _ = read_table(find_folder(config.data.path, task.folder) / "train.tsv", task.names, quoting=False)
     texts = [[column(row, task.columns.first) for row in rows]]
     if task.columns.second:
         texts.append([column(row, task.columns.second) for row in rows])

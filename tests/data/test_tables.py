@@ -1,14 +1,16 @@
 """Tables: TensorFlow Datasets' own features of each task, with made-up examples; files are tested with the tasks."""
 
+import csv
 import inspect
-import json
+import io
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from bertjax import tasks
 from bertjax.config import UserError, fine_tuning_config
-from bertjax.data.tables import column, read_table, read_tfds
+from bertjax.data.tables import cell, column, read_table, read_tfds
 from bertjax.tasks import ner, squad
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from tests.conftest import TOPICS
@@ -129,7 +131,127 @@ def test_what_the_library_does_not_have():
         read_tfds("tfds:no_such_set", "train")
 
 
+def table(tmp_path, content, suffix, **how):
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    rows, _ = read_table(path, **how)
+    return [tuple(row.columns.values()) for row in rows], [int(row.where.rpartition(":")[2]) for row in rows]
+
+
 def test_json_lines_keep_what_is_no_text(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "a", "tags": ["x", "ü"], "n": 2.5}\n')
-    (row,), _ = read_table(tmp_path / "a.jsonl")
-    assert row.columns["text"] == "a" and json.loads(row.columns["tags"]) == ["x", "ü"] and row.columns["n"] == "2.5"
+    content = '{"text": "a", "tags": ["x", "ü"], "n": 2.5}\n\n{"n": 1.0, "b": true, "text": null}\n{"n": 1}\n'
+    (tmp_path / "a.jsonl").write_text(content)
+    rows, _ = read_table(tmp_path / "a.jsonl")
+    assert len(rows) == 3 and cell(rows[0], "tags") == ["x", "ü"] and column(rows[0], "n") == "2.5"
+    assert column(rows[1], "n") == column(rows[-1], "n") == "1" and column(rows[1], "b") == "true"
+    for row, name, message in (
+        (rows[0], "tags", r"a.jsonl:1: tags is a list, expected text"),
+        (rows[1], "text", r"a.jsonl:3: text is null"),
+        (rows[1], "tags", r"a.jsonl:3: no column 'tags'; there are n, b, text"),
+    ):
+        with pytest.raises(UserError, match=message):
+            column(row, name)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text,label\na b,x\nc,y\n",
+        b"\xef\xbb\xbftext , label\r\na b,x\r\nc,y\r\n",
+        "text,label\ra b,x\rc,y",
+        ",,,\ntext,label,,\na b,x,,\n,,,\nc,y\n , ,,\n",
+        "text,label\na b,x,,\nc,y,\n",
+        ",text,label\n0,a b,x\n1,c,y\n",
+        'text, label\n"a b", "x"\nc, y\n',
+    ],
+)
+def test_tables_as_spreadsheets_write_them(tmp_path, content):
+    assert table(tmp_path, content, "csv")[0] == [("a b", "x"), ("c", "y")]
+    if '"' not in str(content):
+        separated = content.replace(b",", b"\t") if isinstance(content, bytes) else content.replace(",", "\t")
+        assert [tuple(x.strip() for x in row) for row in table(tmp_path, separated, "tsv")[0]] == [
+            ("a b", "x"),
+            ("c", "y"),
+        ]
+
+
+@pytest.mark.parametrize(
+    "content, suffix, message",
+    [
+        (
+            "text;label\na, b;x\n",
+            "csv",
+            r"a.csv:1: one column, 'text;label': .* separated by semicolons, not by commas",
+        ),
+        ("text\tlabel\na\tx\n", "csv", r"a.csv:1: .* separated by tabs, not by commas; save it with commas"),
+        ("text,label\na,x\n", "tsv", r"a.tsv:1: .* separated by commas, not by tabs"),
+        ("text,label,label \na,x,y\n", "csv", r"a.csv:1: two columns are named 'label'"),
+        ("text,label,,\na,b,x,\n", "csv", r"a.csv:2: 3 columns, expected 2: text, label"),
+        ("text,label\na\n", "csv", r"a.csv:2: 1 columns, expected 2"),
+        ('text,label\n"a,x\n', "csv", r"a.csv:2: not CSV"),
+    ],
+)
+def test_what_is_no_such_table_is_said_with_its_place(tmp_path, content, suffix, message):
+    with pytest.raises(UserError, match=message):
+        table(tmp_path, content, suffix)
+
+
+TEXTS = ['said "yes"', "a\tb", "two\nlines", 'x "y"\tz\n\nw', "it's", '5" nail', '"', "plain", "a, b"]
+
+
+def test_a_tsv_that_is_quoted_as_pandas_does(tmp_path):
+    for texts in (TEXTS, TEXTS[:1], TEXTS[1:2], TEXTS[2:3], TEXTS[4:6]):
+        for newline in ("\n", "\r\n"):
+            for order in (1, -1):
+                rows = [(text, "x")[::order] for text in texts]
+                file = io.StringIO(newline="")
+                csv.writer(file, delimiter="\t", lineterminator=newline).writerows([("text", "label")[::order], *rows])
+                assert table(tmp_path, file.getvalue(), "tsv")[0] == rows
+    file = io.StringIO(newline="")
+    csv.writer(file, delimiter="\t", quoting=csv.QUOTE_ALL).writerows([("text", "label"), ("a", "x")])
+    assert table(tmp_path, file.getvalue(), "tsv") == ([("a", "x")], [2])
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['"Great" film\tx', "it's\ty"],
+        ['"Hello there\tx', "nice\ty", 'bye"\tx'],  # from quote to quote there are whole rows
+        ['x\t"Hello', "y\tnice", 'x\tbye"'],
+        ['1\t"\tO', "1\tship\tO", '1\t"\tO'],
+        ['"Great film"\tx'],
+        ['"never closed\tx', "nice\ty"],
+    ],
+)
+def test_a_tsv_whose_quotes_are_of_the_text(tmp_path, lines):
+    header = "\t".join("abc"[: lines[0].count("\t") + 1])
+    expected = [tuple(line.split("\t")) for line in lines]
+    assert table(tmp_path, "\n".join([header, *lines]), "tsv") == (expected, list(range(2, len(lines) + 2)))
+
+
+def test_a_quote_does_not_swallow_rows(tmp_path):
+    """Whichever way the quotes are read, one line is odd: it is said, rather than rows lost."""
+    for lines, place in (
+        (['"Hello there\tx', "nice\ty", 'bye"\tx', "broken"], 5),
+        (['"two\nlines"\tx', '"open\tx', "nice\ty"], 4),
+        (['"two\nlines"\tx', '"Hello there\tx', "nice\ty", 'bye"\tx'], 4),
+    ):
+        with pytest.raises(UserError, match=rf"a.tsv:{place}: "):
+            table(tmp_path, "\n".join(["a\tb", *lines]) + "\n", "tsv")
+    lines = ["a\tb", '"say ""a"""\tx', '"Hello\tx', "nice\ty", 'bye"\tx']
+    assert table(tmp_path, "\n".join(lines), "tsv")[1] == [2, 3, 4, 5]
+    assert table(tmp_path, '"a\tb\nx\ty\n', "tsv")[0] == [("x", "y")]
+    assert table(tmp_path, 'a\tb\n"x ""y"""\tz\n', "tsv", quoting=False)[0] == [('"x ""y"""', "z")]
+
+
+def test_rows_take_little_more_memory_than_their_text(tmp_path):
+    lines = [
+        f'"{number} {"a judge bakes some bread, " * 4}",{"pos" if number % 3 else "neg"}' for number in range(20_000)
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    tracemalloc.start()
+    rows, _ = read_table(tmp_path / "a.csv")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(rows) == 20_000 and rows[-1].columns["label"] == "pos" and rows[9].where.endswith("a.csv:11")
+    assert peak < 3 * (tmp_path / "a.csv").stat().st_size

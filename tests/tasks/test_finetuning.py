@@ -276,7 +276,7 @@ def test_an_output_layer_for_something_else_is_not_taken_over(tuned, checkpoint,
 
 def test_predict_prints_json_lines_and_writes_submissions(tuned, tmp_path):
     _, workdir = tuned
-    (tmp_path / "texts.txt").write_text("rose spade\n\nanchor whale net\n")
+    (tmp_path / "texts.txt").write_bytes(b"\xef\xbb\xbfrose spade\r\n\r\nanchor whale net\r\n")  # as on Windows
     result = command("predict", f"--checkpoint={workdir}", "--input=texts.txt", "ship sail", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     found = [json.loads(line) for line in result.stdout.splitlines()]
@@ -386,7 +386,7 @@ GLUE = {
              "0\twhale\tnet\tnot_entailment"),
     "RTE": ("index\tsentence1\tsentence2\tlabel", ["0\tship\tsail\tentailment", "1\tship\tsail\tnot_entailment"],
             "0\twhale\tnet\tnot_entailment"),
-    "WNLI": ("index\tsentence1\tsentence2\tlabel", ["0\tship\tsail\t1", "1\tship\tsail\t0"], "0\twhale\tnet\t0"),
+    "WNLI": ("index\tsentence1\tsentence2\tlabel", ['0\t"""ship"""\tsail\t1', "1\tship\tsail\t0"], "0\twhale\tnet\t0"),
 }  # fmt: skip
 ONE, TWO = "[CLS] whale [SEP]", "[CLS] whale [SEP] net [SEP]"
 # Task: names of the labels, the training rows' labels, the first of them as it is read; of each dev set a score, the
@@ -401,7 +401,7 @@ GLUE_AS_READ = {
              [("accuracy", TWO, 1), ("accuracy_mismatched", "[CLS] net [SEP] whale [SEP]", 2)]),
     "qnli": ("entailment not_entailment", [0, 1], "[CLS] ship [SEP] sail [SEP]", [("accuracy", TWO, 1)]),
     "rte": ("entailment not_entailment", [0, 1], "[CLS] ship [SEP] sail [SEP]", [("accuracy", TWO, 1)]),
-    "wnli": ("0 1", [1, 0], "[CLS] ship [SEP] sail [SEP]", [("accuracy", TWO, 0)]),
+    "wnli": ("0 1", [1, 0], "[CLS] [UNK] [UNK] [UNK] ship [UNK] [UNK] [UNK] [SEP] sail [SEP]", [("accuracy", TWO, 0)]),
     "ax": ("contradiction entailment neutral", [2, 0], "[CLS] ship [SEP] sail [SEP]",
            [("accuracy", TWO, 1), ("accuracy_mismatched", "[CLS] net [SEP] whale [SEP]", 2),
             ("matthews_diagnostics", "[CLS] storm [SEP] wave [SEP]", 0)]),
@@ -464,11 +464,104 @@ def test_tables_of_the_users_own(tmp_path):
     dataset = classify.load(config, tokenizer())
     assert dataset.labels == () and dataset.train.labels.dtype == float and dataset.metric == "spearman"
     (tmp_path / "dev.jsonl").write_text(json.dumps({"a": None, "b": "ship", "same": 1}) + "\n")
-    with pytest.raises(UserError, match=r"dev.jsonl:1: no column 'a'; there are b, same"):
+    with pytest.raises(UserError, match=r"dev.jsonl:1: a is null"):
         classify.load(config, tokenizer())
     (tmp_path / "dev.jsonl").unlink()
     with pytest.raises(UserError, match=r"no dev.csv, dev.tsv or dev.jsonl in it"):
         classify.load(config, tokenizer())
+
+
+def labelled(folder, rows, suffix="jsonl", dev=None, **fields):
+    """`classify` of (text, label) in both files."""
+    for name, content in (("train", rows), ("dev", dev or rows)):
+        if suffix == "jsonl":
+            text = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in content)
+        else:
+            text = "text,label\n" + "".join(f'{text},"{label}"\n' for text, label in content)
+        (folder / f"{name}.{suffix}").write_text(text)
+    config = fine_tuning_config(
+        "classify", **dict(text="text", second_text="", label="label", is_number=False) | fields
+    )
+    config.data.path = str(folder)
+    return classify.load(config, tokenizer())
+
+
+def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
+    assert labelled(tmp_path, [("ship", "pos"), ("rose", "neg "), ("oven", " pos")]).labels == ("neg", "pos")
+    assert labelled(tmp_path, [("ship", 1), ("rose", 0.0), ("oven", 1.0), ("net", "1")]).labels == ("0", "1")
+    assert labelled(tmp_path, [("ship", True), ("rose", False)]).labels == ("false", "true")
+    assert labelled(tmp_path, [("ship", "[OTHER]"), ("rose", "(a)")]).labels == ("(a)", "[OTHER]")
+    for one, other, message in (
+        ("1.0", "1", r"train.jsonl:2: label is '1', but '1.0' at .*train.jsonl:1; write both in one way"),
+        (True, 1, r"train.jsonl:2: label is '1', but 'true'"),
+        ("True", True, r"but 'True'"),
+        ("caf\u00e9", "cafe\u0301", r"train.jsonl:2: label is"),
+        ("pos", "pos\ufeff", r"train.jsonl:2: label is"),
+    ):
+        with pytest.raises(UserError, match=message):
+            labelled(tmp_path, [("ship", one), ("rose", other)])
+    scores = [("ship", f"{number / 8}") for number in range(20)]
+    with pytest.raises(
+        UserError, match=r"config.data.is_number = False: label has 20 different numbers, such as 0.125"
+    ):
+        labelled(tmp_path, scores)
+    with pytest.raises(UserError, match=r"dev.jsonl:1: unknown label 'no'; expected one of a, .*, l and 8 more labels"):
+        labelled(tmp_path, [("ship", letter) for letter in "abcdefghijklmnopqrst"], dev=[("ship", "no")])
+
+
+@pytest.mark.parametrize(
+    "label, message",
+    [
+        (["toxic", "insult"], r"train.jsonl:2: label is a list, .* \(multi-label\) are not supported"),
+        ([1, 0, 1], r"label is a list"),
+        ({"toxic": 1}, r"label is an object"),
+        ("['toxic', 'insult']", r"label is a list"),
+        ("[1 0 1]", r"label is a list"),
+        (None, r"train.jsonl:2: label is null; remove rows without a label"),
+        ("  ", r"label is empty"),
+        ("nan", r"label is 'nan', which stands for no value"),
+    ],
+)
+def test_what_is_no_label_is_refused(tmp_path, label, message):
+    with pytest.raises(UserError, match=message):
+        labelled(tmp_path, [("ship", "a"), ("rose", label), ("oven", "b")])
+    if isinstance(label, str):
+        for name in ("train", "dev"):
+            (tmp_path / f"{name}.jsonl").unlink()
+        with pytest.raises(UserError, match=message):
+            labelled(tmp_path, [("ship", "a"), ("rose", label), ("oven", "b")], suffix="csv")
+
+
+@pytest.mark.parametrize("label", ["nan", "Infinity", "1_000", "1e39", "1,5", True, "much"])
+def test_what_is_no_number_is_refused(tmp_path, label):
+    with pytest.raises(UserError, match=r"train.jsonl:2: label is '.*', expected a number"):
+        labelled(tmp_path, [("ship", 1), ("rose", label)], is_number=True)
+    found = labelled(tmp_path, [("ship", 1), ("rose", " -2.5e-1 ")], is_number=True)
+    assert found.train.labels.tolist() == [1, -0.25]
+
+
+def test_dev_texts_of_the_training_data_are_counted(tmp_path):
+    rows = [("ship", "a"), ("rose", "b"), ("oven", "a")]
+    notes = labelled(tmp_path, rows, dev=[("rose", "a"), ("net", "b"), ("ship", "a")]).notes
+    assert "2 of 3 dev texts are also in the training data" in notes
+    assert not any("also in" in note for note in labelled(tmp_path, rows, dev=[("net", "a")]).notes)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_report_plans_no_epoch_after_the_next(tuned, checkpoint, monkeypatch, packing):
+    config = config_for(tuned[0], checkpoint, epochs=40.0)
+    finetuning.adopt(config, None)
+    dataset = tasks.get(config.task).load(config, pretrained.read(tuned[1]).tokenizer)
+    config.packing = packing
+    task = finetuning.FineTuning(config, one_device_mesh(config), dataset)
+    order, planned = task._order, []
+    shape = order.shape
+    monkeypatch.setattr(order, "shape", lambda step: planned.append(step) or shape(step))
+    size, flops = order.steps_per_epoch, dataset.objective.flops
+    exact = [flops(task.model, *shape(step)) for step in range(2 * size)]
+    assert task.flops(0, 2 * size) == sum(exact) and task.flops(size - 3, size + 2) == sum(exact[size - 3 : size + 2])
+    assert task.flops(3, task.total_steps) == pytest.approx(sum(exact) * 20, rel=0.1)
+    assert max(planned) < 2 * size and len(planned) == 2 * size and task.flops(5, 5) == 0
 
 
 def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint, tmp_path):

@@ -78,6 +78,14 @@ def test_missing_classes(labels, predictions, f1, matthews):
     assert metrics.matthews(labels, predictions) == pytest.approx(matthews)
 
 
+def test_macro_f1_is_the_mean_over_classes():
+    rng = np.random.default_rng(0)
+    for classes in (2, 30):
+        labels, predictions = rng.integers(classes, size=(2, 40))
+        expected = [metrics.f1(labels, predictions, c) for c in np.union1d(labels, predictions)]
+        assert metrics.macro_f1(labels, predictions) == pytest.approx(np.mean(expected))
+
+
 def test_matthews_of_many():
     """200 000 examples, whose fourth power is beyond int64."""
     labels = np.arange(200_000) % 2

@@ -1,5 +1,6 @@
 """Tags of words: files, labels, windows, and a tiny run."""
 
+import dataclasses
 import json
 import random
 
@@ -10,7 +11,8 @@ from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
 from bertjax.tasks import metrics, ner, tag, validate
 from bertjax.tasks.launch import launch
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece, new_wordpiece
+from bertjax.text.words import split_words
 from bertjax.training.logging import read_metrics
 from tests.conftest import TOPICS
 
@@ -123,6 +125,12 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     "content, message",
     [
         ("ship NN O\nsail O\n", r"a:2: 2 columns, expected 3 as in the lines before"),
+        ("ship NN O\tO\nsail NN\tO\n", r"a:2: 3 columns, expected 4"),
+        ("1 ship O\n2 sail O\n\n1 net O\n", r"a:1: the first column has no words, but 1, 2"),
+        ("1-2 ship O\n8.1 sail O\n", r"a:1: the first column has no words"),
+        ("bc/cctv/00 0 O\nbc/cctv/00 1 O\n", r"a:1: the first column has no words, but bc/cctv/00"),
+        ("# text = a ship\nship O\n", r"a:1: a comment, '# text = a ship'; remove lines that begin with #"),
+        ("ship NN O\n#sent 2\n", r"a:2: a comment, '#sent 2'"),
         ("ship\n", r"a:1: 1 columns, expected a word and its tag"),
         ("ship NN LOC\n", r"a:1: the tag is 'LOC', expected O, B-type or I-type"),
         ("\n-DOCSTART- O\n\n", r"a: no sentence in it"),
@@ -132,6 +140,63 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
     (tmp_path / "a").write_text(content)
     with pytest.raises(UserError, match=message):
         ner.read(tmp_path / "a")
+
+
+def test_columns_between_tabs_may_have_spaces_in_words(tmp_path):
+    for content, words in (
+        ("ship\tO\nNew York\tB-LOC\n", ("ship", "New York")),
+        ("New\tNN B-LOC\r\n ship \t NN O\r\n", ("New", "ship")),
+        ("# O\n1 O\n", ("#", "1")),
+    ):
+        (tmp_path / "a").write_text(content)
+        (sentence,) = ner.read(tmp_path / "a")
+        assert sentence.words == words and len(sentence.tags) == 2
+
+
+RAW = 'yesterday (John) saw "Mary" in Paris, Rome/Berlin\u5317\u4eac.'
+SPLIT = ["yesterday", "(", "John", ")", "saw", '"', "Mary", '"', "in", "Paris", ",", "Rome", "/", "Berlin", "\u5317",
+         "\u4eac", "."]  # fmt: skip
+
+
+def test_raw_text_is_split_as_the_tokenizer_does():
+    assert [RAW[start:end] for start, end in split_words(RAW)] == SPLIT
+    assert split_words("") == split_words(" \n\u3000") == []
+    # Of all characters, the same as the normalizer and pre-tokenizer of a tokenizer that has each of them as a piece.
+    letters = [chr(i) for i in range(1, 0x30000) if not 0xD800 <= i < 0xE000]
+    text = " ".join(f"a{letter}b" for letter in letters)
+    whole = new_wordpiece(False, {"[UNK]": 0})
+    kept = {letter for letter in letters if whole.normalizer.normalize_str(f"a{letter}b") not in ("ab", "a b")}
+    text = " ".join(f"a{letter}b" for letter in sorted(kept))
+    theirs = whole.encode(text, add_special_tokens=False).offsets
+    assert split_words(text) == theirs
+
+
+def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
+    """Whatever the model says; a word of characters that no tokenizer reads is none."""
+    source = pretrained.read(checkpoint)
+    labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+    source = dataclasses.replace(source, labels=labels)
+    known = {"John": 1, "Mary": 1, "Paris": 3, "Rome": 3, "Berlin": 3, "\u5317": 3, "\u4eac": 4}
+
+    def predict(objective, source, examples):
+        words = iter(known.get(word, 0) for word in SPLIT)
+        scores = []
+        for marks in examples.labels:
+            scores.append(np.zeros((len(marks), 5)))
+            for place in np.flatnonzero(np.asarray(marks) >= 0):
+                scores[-1][place, next(words)] = 1
+        return scores
+
+    monkeypatch.setattr(ner.objectives, "predict", predict)
+    found, nothing = ner.predict(source, [(RAW + " \u200b",), ("\u200b",)])
+    assert found["words"] == SPLIT == [RAW[start:end] for start, end in found["offsets"]]
+    assert [(e["type"], e["text"]) for e in found["entities"]] == [
+        ("PER", "John"), ("PER", "Mary"), ("LOC", "Paris"), ("LOC", "Rome"), ("LOC", "Berlin"), ("LOC", "\u5317\u4eac")
+    ]  # fmt: skip
+    assert all(RAW[e["start"] : e["end"]] == e["text"] for e in found["entities"])
+    assert nothing == {"words": [], "tags": [], "offsets": [], "entities": []}
+    found, _ = ner.predict(dataclasses.replace(source, labels=("N", "V", "A", "P", "X")), [(RAW,), ("\u200b",)])
+    assert "entities" not in found
 
 
 def test_a_tag_that_training_did_not_have(pieces):
@@ -198,7 +263,8 @@ def test_one_odd_tag_is_said_and_does_not_change_the_score(tmp_path, pieces):
             "1,ship,B-LOC\n2,sail,O\n2,rose,b-LOC\n",
             r"train.csv:4: the tag is 'b-LOC', but other tags are B-type",
         ),
-        ("1,ship,B-LOC\n,,\n2,rose,O\n", r"train.csv:3: the word is '' and its tag '', both must be set"),
+        ("1,ship,B-LOC\n,,O\n2,rose,O\n", r"train.csv:3: the word is '' and its tag 'O', both must be set"),
+        ("1,1,B-LOC\n,,\n2,2,O\n", r"train.csv:2: config.data.words = 'w': the column has no words, but 1, 2"),
     ):
         (tmp_path / "train.csv").write_text("s,w,t\n" + content)
         with pytest.raises(UserError, match=message):

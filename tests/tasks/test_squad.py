@@ -147,10 +147,11 @@ def squad_file(questions, version):
 def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
     for name, count in (("train", 40), ("dev", 20)):
         questions = random_questions(count, seed=count)
+        questions[0] = dataclasses.replace(questions[0], text=" ".join(WORDS[:39]) + " " + WORDS[1])  # a long one
         if version == "v2.0":
             questions = [Question(q.name, q.text, q.context) if i % 3 == 0 else q for i, q in enumerate(questions)]
         (tmp_path / f"{name}-{version}.json").write_text(squad_file(questions, version))
-    config = fine_tuning_config("squad", version=version, doc_stride=16, max_query_length=8)
+    config = fine_tuning_config("squad", version=version, doc_stride=16, max_query_length=36)
     config.data.path, config.init_checkpoint = str(tmp_path), str(checkpoint)
     config.update(dict(batch_size=16, max_seq_length=64, epochs=1.0, log_every_steps=2))
     validate(config)
