@@ -32,7 +32,7 @@ setuptools.setup(
         "msgspec>=0.20",
         "numpy>=2.0",
         "optax>=0.2.6",
-        "orbax-checkpoint>=0.11.32",
+        "orbax-checkpoint>=0.11.32,<1",  # the API of 1.0 is another
         "pyarrow>=17",
         "safetensors>=0.6",
         "scipy",

@@ -128,20 +128,27 @@ def define_checkpoint_flag() -> flags.FlagHolder:
     )
 
 
-def read_lines(name: str | None) -> list[str]:
-    """Returns the lines of the file that --input names; none if it is not set."""
+def lines(name: str | None) -> Iterator[str]:
+    """Yields the lines of the file that --input names; none if it is not set."""
     from etils import epath
 
     if name is None:
-        return []
+        return
     path = epath.Path(name)
+    if path.is_dir():
+        raise UserError(f"--input={name}: is a folder; name a file with one text per line")
     if not path.is_file():
         raise UserError(f"--input: no file {name!r}")
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-        return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    except UnicodeDecodeError as error:
-        raise UserError(f"--input: {name} is not UTF-8 ({error.reason} at byte {error.start})") from None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if number == 1 and line.startswith(b"\x1f\x8b"):
+                raise UserError(f"--input: {name} is compressed; unpack it first")
+            try:
+                text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                place = f"{name}:{number}"
+                raise UserError(f"--input: {place} is not UTF-8 ({error.reason} at byte {error.start})") from None
+            yield from text.split("\r")
 
 
 def keep_compiled() -> None:

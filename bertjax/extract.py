@@ -1,11 +1,12 @@
 """Extracts hidden states: python -m bertjax.extract --checkpoint=PATH --layers=concat_last_four --input=TEXTS.txt \\
 --output=FILE.npz
 
-Writes `hidden` [texts, length, width] and `mask` [texts, length]: 1 for tokens, 0 for padding. PATH is any checkpoint
-that bertjax.predict takes.
+Writes `hidden` [tokens of all texts, width] and `offsets` [texts + 1]: text i, with its [CLS] and [SEP], has the rows
+from offsets[i] to offsets[i + 1]. --pool=mean writes one vector a text instead, `vectors` [texts, width]: the mean of
+all its tokens, also [CLS] and [SEP]; --pool=cls that of [CLS]. PATH is any checkpoint that bertjax.predict takes.
 """
 
-import io
+from collections.abc import Iterator
 
 from absl import flags
 
@@ -16,6 +17,7 @@ _INPUT = flags.DEFINE_string("input", None, "File with one text per line, in add
 _LAYERS = flags.DEFINE_string(
     "layers", "concat_last_four", "Which hidden states to write; the error for an unknown name lists them."
 )
+_POOL = flags.DEFINE_enum("pool", None, ["mean", "cls"], "Write one vector a text: the mean of its tokens, or [CLS].")
 _OUTPUT = flags.DEFINE_string("output", None, "The .npz file to write.")
 flags.mark_flags_as_required(["checkpoint", "output"])
 
@@ -26,29 +28,29 @@ def main(texts: list[str]) -> None:
 
     if _LAYERS.value not in WITHOUT_WEIGHTS:
         raise UserError(f"--layers={_LAYERS.value}: choose one of {', '.join(WITHOUT_WEIGHTS)}")
-    texts = texts + command.read_lines(_INPUT.value)  # also empty lines: row i of the output is line i of the input
-    if not texts:
+
+    def all_texts() -> Iterator[str]:
+        yield from texts
+        yield from command.lines(_INPUT.value)  # also empty ones: text i of the output is line i of the input
+
+    if next(all_texts(), None) is None:
         raise UserError("no text: give one on the command line or a file with --input")
 
     import jax
-    import numpy as np
 
-    from bertjax.files import write_whole
     from bertjax.interop import pretrained
     from bertjax.model.bert import BertModel
-    from bertjax.tasks.extraction import extract
+    from bertjax.tasks import extraction
 
     command.keep_compiled()
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
     check_layers(_LAYERS.value, source.config, "--layers")
     model, params = BertModel(source.config), jax.device_put(source.params["bert"])  # once, not per batch
-    hidden, mask, cut = extract(model, params, source.tokenizer, texts, _LAYERS.value)
-    content = io.BytesIO()
-    np.savez(content, hidden=hidden, mask=mask)
-    write_whole(_OUTPUT.value, content.getvalue())
-    note = f"; {cut} of them truncated to {source.config.max_position_embeddings} tokens" if cut else ""
-    shape = ", ".join(map(str, hidden.shape))
-    print(f"hidden [{shape}] and mask of {len(texts)} texts in {_OUTPUT.value}{note}", flush=True)
+    given = (model, params, source.tokenizer, all_texts, _LAYERS.value, _POOL.value or "")
+    written = extraction.write(_OUTPUT.value, *given)
+    note = f"; {written.cut} of them cut to {source.config.max_position_embeddings} tokens" if written.cut else ""
+    shape = ", ".join(map(str, written.shape))
+    print(f"{written.name} [{shape}] of {written.texts} texts in {_OUTPUT.value}{note}", flush=True)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def main(texts: list[str]) -> None:
     for flag in (_TEMPERATURE, _TOP_P, _SEED):
         if flag.present and not _GENERATE.value:
             raise UserError(f"--{flag.name}={flag.value}: give --generate=N as well; nothing else draws pieces")
-    texts = texts + [line for line in command.read_lines(_INPUT.value) if line.strip()]
+    texts = texts + [line for line in command.lines(_INPUT.value) if line.strip()]
     if not texts:
         raise UserError('no text: give one on the command line ("the [MASK] barked") or a file with --input')
 

@@ -1,5 +1,6 @@
 """The command line: one command with subcommands, experiments by name, and what a mistaken --config says."""
 
+import gzip
 import os
 import pathlib
 import shutil
@@ -10,6 +11,7 @@ import sysconfig
 import pytest
 
 from bertjax import __main__, experiment
+from bertjax.command import lines
 from bertjax.config import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -268,3 +270,27 @@ def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
     names = {path.stem for path in (packages / "bertjax" / "experiments").iterdir()} - {"__pycache__"}
     assert names == {path.stem for path in (ROOT / "experiments").glob("*.py")}
     assert not list(empty.iterdir())
+
+
+def test_lines_of_an_input(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo\rthree \xe2\x80\xa8 it\n")
+    assert list(lines(str(path))) == ["one", "", "two", "three \u2028 it"]
+    path.write_bytes(b"")
+    assert list(lines(str(path))) == list(lines(None)) == []
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"fine\ncaf\xe9\n", r"texts.txt:2 is not UTF-8 \(unexpected end of data at byte 3\)"),
+        (gzip.compress(b"fine"), "texts.txt is compressed; unpack it first"),
+        (None, "--input=.*texts.txt: is a folder; name a file with one text per line"),
+    ],
+    ids=["latin-1", "gzip", "folder"],
+)
+def test_inputs_that_are_no_text(tmp_path, content, message):
+    path = tmp_path / "texts.txt"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        list(lines(str(path)))

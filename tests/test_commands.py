@@ -171,9 +171,9 @@ def test_extract_writes_hidden_states(trained, tmp_path):
     arguments = f"--checkpoint={folder}/run", "--layers=sum_all", "--output=f.npz", "the ship", "a"
     result = run("extract", *arguments, cwd=tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
     assert list((tmp_path / "compiled").iterdir())  # for the next time
-    assert result.returncode == 0 and "hidden [2, 4, 32]" in result.stdout, result.stderr
+    assert result.returncode == 0 and "hidden [7, 32] of 2 texts" in result.stdout, result.stderr
     with np.load(tmp_path / "f.npz") as arrays:
-        assert arrays["hidden"].shape == (2, 4, 32) and arrays["mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+        assert arrays["hidden"].shape == (7, 32) and arrays["offsets"].tolist() == [0, 4, 7]
 
 
 def test_report_looks_into_a_run(trained, tmp_path):

@@ -30,9 +30,12 @@ def worker_pool(workers: int) -> Iterator[concurrent.futures.ProcessPoolExecutor
         yield pool
     except BaseException as error:  # do not wait for unfinished work
         for process in list((pool._processes or {}).values()):
-            process.kill()
-        # Or the thread that sends them work waits for ever for somebody to read it; Python does this from 3.11.5 on.
-        pool._call_queue._reader.close()
+            with contextlib.suppress(ProcessLookupError):  # Python's own thread saw it end just now
+                process.kill()
+        # Python's thread then shuts the pool down. It must wait neither for work that nobody reads any more (it does
+        # before 3.11.5) nor for the rest of a result. The pipe of the work is its own to close: two that do are a race.
+        pool._call_queue.cancel_join_thread()
+        pool._result_queue._writer.close()
         if isinstance(error, concurrent.futures.process.BrokenProcessPool):
             raise UserError("a worker process died, probably out of memory; try fewer --workers") from None
         raise

@@ -1,55 +1,129 @@
-"""Extracts hidden states of texts as features (Devlin et al. 2019, section 5.3)."""
+"""Extracts hidden states of texts as features (Devlin et al. 2019, section 5.3), a portion of texts at a time."""
 
 import functools
-from collections.abc import Sequence
+import itertools
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
+from bertjax.config import UserError
+from bertjax.files import replacing
 from bertjax.model.bert import BertModel
 from bertjax.model.hidden_states import combine
 from bertjax.text.tokenizer import Tokenizer
 
 BATCH_SIZE = 32
+PORTION = 1 << 15  # tokens of texts that are read, and whose hidden states are held, at a time
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def _features(model: BertModel, params, batch, layers: str):
+@functools.partial(jax.jit, static_argnums=(0, 3, 4))
+def _features(model: BertModel, params, batch, layers: str, pool: str):
     states = model.apply({"params": params}, **batch, every_layer=True, method="encode")
-    return combine(states, layers).astype(jnp.float32)
+    states = combine(states, layers).astype(jnp.float32)
+    if pool == "mean":
+        is_token = batch["segments"][..., None]
+        return (states * is_token).sum(1) / jnp.maximum(is_token.sum(1), 1)  # rows without a text have no tokens
+    return states[:, 0] if pool == "cls" else states
 
 
 def extract(
-    model: BertModel, params: dict, tokenizer: Tokenizer, texts: Sequence[str], layers: str
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Extracts hidden states.
+    model: BertModel, params: dict, tokenizer: Tokenizer, texts: Iterable[str], layers: str, pool: str = ""
+) -> Iterator[np.ndarray]:
+    """Yields the hidden states of each text, `[tokens, width]` float32 with [CLS] and [SEP], in order.
 
     Args:
+      texts: those with more tokens than the model has positions are cut.
       layers: one of `hidden_states.WITHOUT_WEIGHTS`; the model must have enough layers.
-
-    Returns:
-      `hidden` `[texts, length, width]`, zero in padding; `mask` `[texts, length]`, 1 for tokens and 0 for padding; and
-      the number of texts truncated to the model's positions. `length` is that of the longest, with [CLS] and [SEP].
+      pool: "mean" yields `[width]` instead, the mean over all tokens with [CLS] and [SEP], and "cls" that of [CLS].
     """
     longest = model.config.max_position_embeddings
-    whole = [tokenizer.encode_with_masks(text) for text in texts]
-    ids = [[tokenizer.cls_id, *x[: longest - 2], tokenizer.sep_id] for x in whole]
-    cut = sum(len(x) > longest - 2 for x in whole)
-    lengths = np.array([len(x) for x in ids])
-    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int32)
-    hidden = None
-    # Batches texts of similar length to reduce padding; pads to powers of two to limit compilations.
-    order = np.argsort(lengths, kind="stable")
-    for rows in np.split(order, range(BATCH_SIZE, len(order), BATCH_SIZE)):
-        length = min(longest, max(16, 1 << int(lengths[rows].max() - 1).bit_length()))
-        input_ids = np.full((BATCH_SIZE, length), tokenizer.pad_id, np.int32)
-        segments = np.zeros((BATCH_SIZE, length), np.int32)
-        for row, i in enumerate(rows):
-            input_ids[row, : lengths[i]], segments[row, : lengths[i]] = ids[i], 1
-        batch = {"input_ids": input_ids, "segments": segments, "token_types": np.zeros_like(segments)}
-        states = np.asarray(_features(model, params, batch, layers))[: len(rows), : mask.shape[1]]
-        if hidden is None:
-            hidden = np.zeros((*mask.shape, states.shape[-1]), np.float32)
-        hidden[rows, : states.shape[1]] = states * segments[: len(rows), : states.shape[1], None]
-    return hidden, mask, cut
+    encoded = ([tokenizer.cls_id, *ids[: longest - 2], tokenizer.sep_id] for ids in _encode(tokenizer, texts))
+    for ids in _portions(encoded):
+        # Batches texts of similar length to reduce padding; pads to powers of two to limit compilations.
+        order, found = sorted(range(len(ids)), key=lambda i: len(ids[i])), [None] * len(ids)
+        for first in range(0, len(order), BATCH_SIZE):
+            rows = order[first : first + BATCH_SIZE]
+            length = min(longest, max(16, 1 << (len(ids[rows[-1]]) - 1).bit_length()))
+            input_ids = np.full((BATCH_SIZE, length), tokenizer.pad_id, np.int32)
+            segments = np.zeros((BATCH_SIZE, length), np.int32)
+            for row, i in enumerate(rows):
+                input_ids[row, : len(ids[i])], segments[row, : len(ids[i])] = ids[i], 1
+            batch = {"input_ids": input_ids, "segments": segments, "token_types": np.zeros_like(segments)}
+            features = np.asarray(_features(model, params, batch, layers, pool))
+            for row, i in enumerate(rows):
+                found[i] = features[row] if pool else features[row, : len(ids[i])]
+        yield from found
+
+
+def _encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[list[int]]:
+    for text in texts:
+        yield tokenizer.encode_with_masks(text)
+
+
+def _portions(encoded: Iterable[list[int]]) -> Iterator[list[list[int]]]:
+    portion, tokens = [], 0
+    for ids in encoded:
+        portion.append(ids)
+        tokens += len(ids)
+        if tokens >= PORTION:
+            yield portion
+            portion, tokens = [], 0
+    if portion:
+        yield portion
+
+
+class Written(NamedTuple):
+    """What `write` has written."""
+
+    name: str  # of the array
+    shape: tuple[int, int]
+    texts: int
+    cut: int  # texts of more tokens than the model has positions
+
+
+def write(
+    path: epath.PathLike,
+    model: BertModel,
+    params: dict,
+    tokenizer: Tokenizer,
+    texts: Callable[[], Iterable[str]],
+    layers: str,
+    pool: str = "",
+) -> Written:
+    """Writes what `extract` yields, as it comes, to an .npz file.
+
+    It holds `hidden` `[tokens of all texts, width]` and `offsets` `[texts + 1]` int64: text i has the rows from
+    `offsets[i]` to `offsets[i + 1]`. With `pool` it holds `vectors` `[texts, width]`.
+
+    Args:
+      texts: returns them, one or more; is called twice, because the file begins with the number of rows.
+
+    Raises `UserError` if they differ the second time, or if the file cannot be written.
+    """
+    longest = model.config.max_position_embeddings
+    counts = np.fromiter((len(ids) + 2 for ids in _encode(tokenizer, texts())), np.int64)
+    offsets = np.concatenate([[0], np.minimum(counts, longest).cumsum()])
+    name, rows = ("vectors", len(counts)) if pool else ("hidden", int(offsets[-1]))
+    path = epath.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial, partial.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
+        found = extract(model, params, tokenizer, texts(), layers, pool)
+        first = next(found)
+        shape, written = (rows, first.shape[-1]), 0
+        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            header = {"descr": np.lib.format.dtype_to_descr(first.dtype), "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(member, header)
+            for features in itertools.chain([first], found):
+                member.write(np.ascontiguousarray(features).data)
+                written += features.size
+        if written != rows * shape[1]:
+            raise UserError("--input: has changed while it was read")
+        if not pool:
+            with archive.open("offsets.npy", "w") as member:
+                np.lib.format.write_array(member, offsets)
+    return Written(name, shape, len(counts), int((counts > longest).sum()))

@@ -71,7 +71,7 @@ def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
         program = make_program(way, way.config, way.mesh)
         batch = way.abstract_batch(len(way.rows) - 1)
         lowered = program.train_step.lower(program.state, batch, abstract_hyperparameters(way.mesh))
-        if fits_in_memory(lowered, device):
+        if hosts.as_on_first(fits_in_memory(lowered, device)):  # one decision, or hosts would run different programs
             return way
     return last
 

@@ -13,6 +13,7 @@ from bertjax.interop import huggingface, pretrained
 from bertjax.model.bert import BertForMaskedLM, BertModel
 from bertjax.model.hidden_states import WITHOUT_WEIGHTS, check_layers
 from bertjax.sharding.mesh import make_mesh
+from bertjax.tasks import extraction
 from bertjax.tasks.extraction import extract
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.step import make_program
@@ -159,9 +160,8 @@ def five_layers(golden):
 @pytest.mark.parametrize("choice", WITHOUT_WEIGHTS)
 def test_hidden_states_are_the_layers_of_the_paper(golden, five_layers, choice):
     model, params, states = five_layers
-    hidden, mask, cut = extract(model, params, golden.tokenizer, TEXTS, choice)
-    assert cut == 1 and hidden.shape[:2] == mask.shape == (4, model.config.max_position_embeddings)
-    assert mask.sum(1).tolist() == [8, 3, 24, 8]
+    hidden = list(extract(model, params, golden.tokenizer, TEXTS, choice))
+    assert [len(x) for x in hidden] == [8, 3, 24, 8]
     for row, layers in enumerate(states):
         expected = {
             "embeddings": layers[0],
@@ -171,9 +171,34 @@ def test_hidden_states_are_the_layers_of_the_paper(golden, five_layers, choice):
             "concat_last_four": np.concatenate(layers[2:], axis=-1),
             "sum_all": layers[1] + layers[2] + layers[3] + layers[4] + layers[5],
         }[choice]
-        length = len(expected)
-        np.testing.assert_allclose(hidden[row, :length], expected, atol=1e-5)
-        assert length == mask[row].sum() and not hidden[row, length:].any()
+        np.testing.assert_allclose(hidden[row], expected, atol=1e-5)
+    for pool, of in (("mean", lambda x: x.mean(0)), ("cls", lambda x: x[0])):
+        found = extract(model, params, golden.tokenizer, TEXTS, choice, pool)
+        np.testing.assert_allclose(list(found), list(map(of, hidden)), atol=1e-5)
+
+
+def test_features_are_written_a_portion_at_a_time(golden, tmp_path, monkeypatch):
+    model, params, path = BertModel(golden.config), golden.params["bert"], tmp_path / "new/f.npz"
+    texts = [*TEXTS, ""] * 9
+    monkeypatch.setattr(extraction, "PORTION", 100)
+    given = (model, params, golden.tokenizer)
+    written = extraction.write(path, *given, lambda: iter(texts), "last")
+    expected = [states for text in [*TEXTS, ""] for states in extract(*given, [text], "last")] * 9
+    assert written == ("hidden", (sum(map(len, expected)), golden.config.hidden_size), 45, 9)
+    with np.load(path) as arrays:
+        parts = np.split(arrays["hidden"], arrays["offsets"][1:-1])
+        assert arrays.keys() == {"hidden", "offsets"} and arrays["offsets"][-1] == len(arrays["hidden"])
+    for found, wanted in zip(parts, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    extraction.write(path, *given, lambda: texts, "last", "mean")
+    with np.load(path) as arrays:
+        assert arrays.keys() == {"vectors"}
+        np.testing.assert_allclose(arrays["vectors"], [states.mean(0) for states in expected], atol=1e-5)
+
+    before, calls = path.read_bytes(), iter([texts, texts[:-1]])
+    with pytest.raises(UserError, match="--input: has changed while it was read"):
+        extraction.write(path, *given, lambda: next(calls), "last")
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
 def test_four_layers_of_a_model_of_two_are_refused(golden):

@@ -278,7 +278,7 @@ def test_a_workdir_keeps_its_objective(trained, before, now):
 def test_a_model_without_pairs_is_used_like_any_other(trained, tmp_path, capsys):
     source = pretrained.read(trained("none"))
     assert source.params.keys() == {"bert", "masked_lm"} and "pooler" not in source.params["bert"]
-    hidden, _, _ = extract(BertModel(source.config), source.params["bert"], source.tokenizer, ["a ship"], "last")
+    (hidden,) = extract(BertModel(source.config), source.params["bert"], source.tokenizer, ["a ship"], "last")
     assert hidden.shape[-1] == 32 and np.isfinite(hidden).all()
 
     test_finetuning.write_sst2(tmp_path, train=32, dev=16)
@@ -419,6 +419,9 @@ def test_remat_auto_takes_the_first_policy_that_fits(records_folder, monkeypatch
     monkeypatch.setattr(pretraining_run, "fits_in_memory", lambda lowered, device: next(fitting))
     assert pretraining_run.fastest_that_fits(task, platform="gpu").config.remat == "dots"
     fitting = iter([False, False])  # nothing is left to try after the last
+    assert pretraining_run.fastest_that_fits(task, platform="gpu").config.remat == "full"
+    monkeypatch.setattr(pretraining_run, "fits_in_memory", lambda lowered, device: True)
+    monkeypatch.setattr(pretraining_run.hosts, "as_on_first", lambda fits: False)  # whatever this host finds
     assert pretraining_run.fastest_that_fits(task, platform="gpu").config.remat == "full"
     assert config.remat == task.config.remat == "auto"
 

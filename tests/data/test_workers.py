@@ -1,0 +1,75 @@
+"""How a pool of workers ends; that Ctrl-C does not reach them is in `test_preparation`."""
+
+import multiprocessing.connection
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from bertjax.config import UserError
+from bertjax.data.workers import worker_pool
+
+
+def fail_in_pool(before):
+    """Raises an error in a pool's body, after `before(pool)`; returns what comes out, None if nothing does."""
+    found, pools = [], []
+
+    def run():
+        try:
+            with worker_pool(2) as pool:
+                pools.append(pool)
+                before(pool)
+                raise UserError("the error")
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    if thread.is_alive():  # or this process would not end either
+        pools[0]._result_queue._writer.close()
+    return next(iter(found), None)
+
+
+def use(pool):
+    assert list(pool.map(abs, range(-4, 0))) == [4, 3, 2, 1]
+
+
+def receive_half(pool):
+    """Waits until a long result has begun to come."""
+    pool.submit(bytes, 100_000_000)
+
+    def is_reading(frame):
+        return frame and (frame.f_locals.get("remaining", 0) > 10_000_000 or is_reading(frame.f_back))
+
+    while not is_reading(sys._current_frames()[pool._executor_manager_thread.ident]):
+        time.sleep(0.001)
+
+
+def send_much(pool):
+    for _ in range(20):
+        pool.submit(len, bytes(1_000_000))
+
+
+@pytest.mark.parametrize("before", [use, receive_half, send_much])
+def test_error_in_body_comes_out_and_nothing_waits(before):
+    assert str(fail_in_pool(before)) == "the error"
+
+
+def test_no_pipe_is_closed_twice(monkeypatch):
+    """Slow closing makes the race of two threads certain: one of them failed, or closed another's file."""
+    failed = []
+
+    def close(connection):
+        time.sleep(0.05)
+        os.close(connection._handle)
+
+    monkeypatch.setattr(multiprocessing.connection.Connection, "_close", close)
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    assert str(fail_in_pool(use)) == "the error" and not failed
+
+
+def test_dead_worker_is_one_line():
+    assert "a worker process died" in str(fail_in_pool(lambda pool: pool.submit(os._exit, 1).result()))
