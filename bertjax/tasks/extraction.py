@@ -15,6 +15,7 @@ from bertjax.config import UserError
 from bertjax.files import replacing
 from bertjax.model.bert import BertModel
 from bertjax.model.hidden_states import combine
+from bertjax.tasks.objectives import check_numbers
 from bertjax.text.tokenizer import Tokenizer
 
 BATCH_SIZE = 32
@@ -57,6 +58,7 @@ def extract(
             features = np.asarray(_features(model, params, batch, layers, pool))
             for row, i in enumerate(rows):
                 found[i] = features[row] if pool else features[row, : len(ids[i])]
+        check_numbers(*found)
         yield from found
 
 
