@@ -240,7 +240,14 @@ _WORDPIECE = {
 }
 _GPT2 = {
     "pre_tokenizer": {"type": "ByteLevel", "use_regex": True},
-    "model": {"dropout": None, "byte_fallback": False, "ignore_merges": False},
+    "model": {
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "byte_fallback": False,
+        "ignore_merges": False,
+    },
 }
 
 
@@ -249,7 +256,8 @@ def _check_parts(path, content: _TokenizerJson, ours: dict[str, dict], specials:
     for name, expected in ours.items():
         part = content.get(name) or {}
         for key, value in expected.items():
-            if (given := part.get(key, None if key == "type" and name != "model" else value)) != value:
+            given = part.get(key, None if key == "type" else value)
+            if value != (None if given == "" else given):
                 what = f"{name} {given or 'null'}" if key == "type" else f"{name}.{key} = {given!r}"
                 raise UserError(f"tokenizer.path: {path}: {what} is not supported; supported: {value!r}")
     if "normalizer" not in ours and (normalizer := content.get("normalizer")):

@@ -221,6 +221,8 @@ TOKENIZERS = {
                    "pre_tokenizer": {"type": "ByteLevel"}}, "the ids in .* have gaps"),
     "BPE, damaged": ({"model": {"type": "BPE", "vocab": {"<|endoftext|>": 0, "a": 1}, "merges": [["a", "b"]]},
                       "normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}}, "is not a tokenizer.json"),
+    "BPE, suffix": ({"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>"}, "normalizer": None,
+                     "pre_tokenizer": {"type": "ByteLevel"}}, "end_of_word_suffix = '</w>' is not supported"),
     "gaps": ({"model": {"vocab": {"a": 0, "b": 2}}}, "the ids in .* have gaps"),
     "added": ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<user>"}]}, r"adds tokens \(<user>\)"),
     "accents": ({"model": {"vocab": {"a": 0}}, "normalizer": {"type": "BertNormalizer", "lowercase": True,
