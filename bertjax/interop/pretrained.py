@@ -216,7 +216,7 @@ def require_tokenizer(config) -> Tokenizer:
             f"config.tokenizer.path = '': {config.init_checkpoint} has no vocabulary; name the vocab.txt it was "
             f"trained with"
         )
-    _check_flags(config, found, config.init_checkpoint)
+    check_flags(config, found, config.init_checkpoint)
     return found
 
 
@@ -256,7 +256,7 @@ def _tokenizer_file(place: Place) -> epath.Path:
     return tokenizer_files.file_in(place.folder)
 
 
-def _check_flags(config, used: Tokenizer, source: str) -> None:
+def check_flags(config, used: Tokenizer, source: str) -> None:
     """Raises `UserError` if the config says of the tokenizer what the one that is used does not do.
 
     A default cannot be told from a flag, and says nothing.
@@ -284,7 +284,7 @@ def adopt(config) -> None:
     config.model.update(hidden_act=theirs.hidden_act, layer_norm_eps=theirs.layer_norm_eps)
     if config.tokenizer.path or config.data.records or (found := _read_tokenizer(place)) is None:
         return
-    _check_flags(config, found, path)
+    check_flags(config, found, path)
     config.tokenizer.update(kind=found.kind, path=str(_tokenizer_file(place)), lowercase=found.lowercase)
 
 

@@ -180,6 +180,8 @@ def _tokenizer_of_records(config, folder: epath.Path, manifest: dict | None) -> 
             f"lowercase = {made_with['lowercase']}, {made_with['vocab_size']} pieces); leave tokenizer.path empty to "
             f"use theirs"
         )
+    if not config.tokenizer.path:
+        pretrained.check_flags(config, loaded, f"the records in {folder}")
     vocabulary.check_vocab_size(config, loaded, path)
     return loaded
 

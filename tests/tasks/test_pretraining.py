@@ -368,6 +368,16 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
         refuse("RUN", [d for d in differences(info, now) if d.field == "fingerprints"])
 
 
+@pytest.mark.parametrize("field, value", [("lowercase", False), ("kind", "sentencepiece")])
+def test_a_flag_of_a_tokenizer_that_the_records_do_not_have_is_refused(records_folder, tmp_path, field, value):
+    config = tiny_config(records=records_folder)
+    config.tokenizer[field] = value
+    with pytest.raises(
+        UserError, match=rf"config.tokenizer.{field} = {value!r}: has no effect, since the tokenizer of the"
+    ):
+        find_or_prepare(config, tmp_path)
+
+
 @pytest.mark.parametrize(
     "field, value, before", [("seed", 5, 0), ("language", "de", "'en'"), ("masked_lm_prob", 0.1, 0.15)]
 )
