@@ -1,22 +1,29 @@
-"""Splits raw text into words as BERT's pre-tokenizer does: at spaces, punctuation marks and Chinese characters."""
+"""Splits raw text into words and punctuation marks, as BERT's tokenizer does before it looks for pieces."""
 
 import functools
 
-# The ideographs that BertNormalizer puts between spaces.
-CHINESE = (
-    r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B73F}\x{2B740}-\x{2B81F}"
-    r"\x{2B920}-\x{2CEAF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}]"
-)
+
+def split_words(text: str) -> list[tuple[int, int]]:
+    """Returns the start and end characters of each word of a text.
+
+    White space separates words; each punctuation mark and each Chinese character is a word of its own. Characters that
+    BERT's normalizer removes, such as control characters, are no words.
+    """
+    from tokenizers import PreTokenizedString
+
+    normalizer, pre_tokenizer = _steps()
+    split = PreTokenizedString(text)
+    split.normalize(normalizer.normalize)
+    pre_tokenizer.pre_tokenize(split)
+    return [place for _, place, _ in split.get_splits("original", "char")]
 
 
 @functools.cache
-def _splitter():
-    from tokenizers import Regex, pre_tokenizers
+def _steps():
+    from tokenizers import normalizers, pre_tokenizers
 
-    chinese = pre_tokenizers.Split(Regex(CHINESE), "isolated")
-    return pre_tokenizers.Sequence([chinese, pre_tokenizers.BertPreTokenizer()])
-
-
-def split_words(text: str) -> list[tuple[int, int]]:
-    """Returns the characters `[start, end)` of each word; a punctuation mark or Chinese character is one by itself."""
-    return [place for _, place in _splitter().pre_tokenize_str(text)]
+    # Stripping accents, which would take them from the offsets, makes other words only at ≠, ≮, ≯ and a Greek accent.
+    normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
+    )
+    return normalizer, pre_tokenizers.BertPreTokenizer()
