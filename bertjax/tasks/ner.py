@@ -128,7 +128,7 @@ def read(path: epath.PathLike) -> list[Sentence]:
             close()
             document += bool(cells)
             continue
-        if cells[0].startswith("#") and (len(cells) != (columns or 2) or not is_bio(cells[-1])):
+        if cells[0].startswith("#") and (len(cells) != (columns or max(2, len(cells))) or not is_bio(cells[-1])):
             raise UserError(f"{path}:{number}: a comment, {line.strip()[:60]!r}; remove lines that begin with #")
         columns = columns or len(cells)
         if len(cells) != columns or columns < 2:
