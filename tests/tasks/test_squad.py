@@ -172,6 +172,15 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
     found = list(squad.predict(dataclasses.replace(source, decided={}), pairs))
     for (_, context), answer in zip(pairs, found):
         assert context[answer["start"] : answer["end"]] == answer["answer"] and np.isfinite(answer["null_odds"])
+    # Prediction encodes as evaluation did, the long question as well.
+    best = json.loads((tmp_path / "run/nbest_predictions.json").read_text())
+    for question, answer in zip(questions, found):
+        first = best[question.name][0]
+        assert (answer["start"], answer["end"]) == (first["start"], first["end"])
+        assert answer["probability"] == pytest.approx(first["probability"], rel=1e-4)
+    if version == "v2.0":
+        odds = json.loads((tmp_path / "run/null_odds.json").read_text())
+        assert [answer["null_odds"] for answer in found] == pytest.approx([odds[q.name] for q in questions], abs=1e-4)
     middle = float(np.median([answer["null_odds"] for answer in found]))
     decided = dataclasses.replace(source, decided={"null_threshold": middle})
     for before, answer in zip(found, squad.predict(decided, pairs)):
