@@ -41,15 +41,19 @@ def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentenc
     if path.suffix == ".jsonl":
         found = [_sentence(row, words, tags) for row in rows]
     else:
-        names = (column(row, sentence).strip() for row in rows)
+        names = [column(row, sentence).strip() for row in rows]
+        if not names[0]:
+            raise UserError(f"{rows[0].where}: {sentence} is empty; the first row of a sentence names it")
         names = itertools.accumulate(names, lambda before, own: own or before)
         cells = ((column(row, words).strip(), column(row, tags).strip(), row.where) for row in rows)
         groups = itertools.groupby(zip(cells, names), key=lambda x: x[1])
         found = [tuple(zip(*(each for each, _ in group))) for _, group in groups]
     for its_words, its_tags, where in found:
         for word, tag, place in zip(its_words, its_tags, where):
-            if not word or not tag:
+            if not word or tag.lower() in ("", "nan", "<na>"):
                 raise UserError(f"{place}: the word is {word!r} and its tag {tag!r}, both must be set")
+            if "\n" in word:  # a quotation mark of another row ended the cell
+                raise UserError(f'{place}: the word has several lines; write a quotation mark as """", four of them')
     if all(ner.is_bio(tag) for _, its_tags, _ in found for tag in its_tags):
         found = [(its_words, ner.to_bio(its_tags), where) for its_words, its_tags, where in found]
     sentences = [Sentence(its_words, its_tags, i, where) for i, (its_words, its_tags, where) in enumerate(found)]

@@ -266,6 +266,9 @@ def test_one_odd_tag_is_said_and_does_not_change_the_score(tmp_path, pieces):
             r"train.csv:4: the tag is 'b-LOC', but other tags are B-type",
         ),
         ("1,ship,B-LOC\n,,O\n2,rose,O\n", r"train.csv:3: the word is '' and its tag 'O', both must be set"),
+        (",ship,O\n,sail,B-LOC\n", r"train.csv:2: s is empty; the first row of a sentence names it"),
+        ("1,ship,B-LOC\n1,sail,nan\n", r"train.csv:3: the word is 'sail' and its tag 'nan', both must be set"),
+        ('1,",O\n1,ship,B-LOC\n2,",O\n', r"train.csv:2: the word has several lines; write a quotation mark as"),
         ("1,1,B-LOC\n,,\n2,2,O\n", r"train.csv:2: config.data.words = 'w': the column has no words, but 1, 2"),
     ):
         (tmp_path / "train.csv").write_text("s,w,t\n" + content)
