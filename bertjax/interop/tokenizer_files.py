@@ -1,8 +1,7 @@
 """The tokenizer beside a checkpoint of others: read if all that the folder says of it is what we do, else refused."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from etils import epath
 
@@ -24,6 +23,34 @@ CLASSES = {
 }
 # Settings of BERT's tokenizer in transformers that change its pieces, as we have them.
 FIXED = {"tokenize_chinese_chars": True, "do_basic_tokenize": True, "clean_text": True, "wordpieces_prefix": "##"}
+
+
+class _Named(TypedDict):
+    content: str
+
+
+_Token = str | _Named | None
+
+
+class _Settings(TypedDict, total=False):
+    """What we need of `SETTINGS` and `SPECIAL`."""
+
+    tokenizer_class: str | None
+    do_lower_case: bool | None
+    strip_accents: bool | None
+    tokenize_chinese_chars: Any
+    do_basic_tokenize: Any
+    clean_text: Any
+    wordpieces_prefix: Any
+    never_split: list[str] | None
+    pad_token: _Token
+    unk_token: _Token
+    cls_token: _Token
+    sep_token: _Token
+    mask_token: _Token
+    additional_special_tokens: list[_Token] | None
+    extra_special_tokens: list[_Token] | dict[str, _Token] | None
+    added_tokens_decoder: dict[str, _Token] | None
 
 
 def file_in(folder: epath.Path) -> epath.Path | None:
@@ -50,13 +77,13 @@ def read(folder: epath.Path) -> Tokenizer | None:
     return found
 
 
-def _settings(folder: epath.Path) -> dict[str, Any]:
-    return read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+def _settings(folder: epath.Path) -> _Settings:
+    return read_json(folder / SETTINGS, _Settings) if (folder / SETTINGS).exists() else {}
 
 
-def _check_class(folder: epath.Path, kind: str, settings: Mapping) -> None:
+def _check_class(folder: epath.Path, kind: str, settings: _Settings) -> None:
     stated = settings.get("tokenizer_class")
-    if stated and str(stated).removesuffix("Fast") not in CLASSES[kind]:
+    if stated and stated.removesuffix("Fast") not in CLASSES[kind]:
         supported = ", ".join(CLASSES[kind])
         raise UserError(f"{folder / SETTINGS}: tokenizer_class {stated!r} is not supported; supported: {supported}")
     if kind == WordPiece.kind:
@@ -69,10 +96,10 @@ def _check_class(folder: epath.Path, kind: str, settings: Mapping) -> None:
             raise UserError(f"{folder / SETTINGS}: never_split = {kept!r} is not supported")
 
 
-def _is_uncased(folder: epath.Path, vocabulary: epath.Path, settings: Mapping) -> bool:
+def _is_uncased(folder: epath.Path, vocabulary: epath.Path, settings: _Settings) -> bool:
     """Whether a vocab.txt is of lower-case text: as the settings say; or if it has no capital letters."""
-    if isinstance(lowercase := settings.get("do_lower_case"), bool) or vocabulary.name == JSON:
-        return lowercase
+    if (lowercase := settings.get("do_lower_case")) is not None or vocabulary.name == JSON:
+        return bool(lowercase)
     pieces = tokenizer.load(WordPiece.kind, vocabulary).pieces
     capitals = [piece for piece in pieces if re.search("[A-Z]", piece) and not re.fullmatch(r"\[.*\]", piece)]
     if capitals and (folder / "config.json").exists():  # Google has bert_config.json, and says it by the folder's name
@@ -83,14 +110,15 @@ def _is_uncased(folder: epath.Path, vocabulary: epath.Path, settings: Mapping) -
     return not capitals
 
 
-def _check_case(folder: epath.Path, file: epath.Path, found: Tokenizer, settings: Mapping) -> None:
+def _check_case(folder: epath.Path, file: epath.Path, found: Tokenizer, settings: _Settings) -> None:
     """Raises `UserError` if settings and tokenizer.json contradict each other; a class of BERT's follows the former."""
-    is_general = str(settings.get("tokenizer_class")).removesuffix("Fast") in GENERAL
+    is_general = (settings.get("tokenizer_class") or "").removesuffix("Fast") in GENERAL
     lowercase = settings.get("do_lower_case")
-    if lowercase is None and file.name == JSON and settings.get("tokenizer_class") and not is_general:
-        lowercase = True  # its default
+    if lowercase is None and file.name == JSON and not is_general:
+        lowercase = True  # their default
     if lowercase is not None and lowercase != found.lowercase:
-        said = repr(settings["do_lower_case"]) if "do_lower_case" in settings else "not set, which means True"
+        stated = settings.get("do_lower_case")
+        said = "not set, which transformers takes for True" if stated is None else stated
         raise UserError(
             f"{folder / SETTINGS}: do_lower_case is {said}, but {file} has lowercase {found.lowercase}; make them agree"
         )
@@ -110,12 +138,12 @@ def _check_vocabulary(folder: epath.Path, file: epath.Path, found: Tokenizer) ->
             raise UserError(f"{other} and {file} have other pieces from id {place} on; delete the one that is wrong")
 
 
-def _check_special(folder: epath.Path, found: Tokenizer, settings: Mapping) -> None:
+def _check_special(folder: epath.Path, found: Tokenizer, settings: _Settings) -> None:
     """Raises `UserError` if special pieces have other names, or if there are more of them."""
     own = {name: found.pieces[getattr(found, f"{name}_id")] for name in ("pad", "unk", "cls", "sep", "mask")}
     sources = {folder / SETTINGS: settings}
     if (folder / SPECIAL).exists():
-        sources[folder / SPECIAL] = read_json(folder / SPECIAL)
+        sources[folder / SPECIAL] = read_json(folder / SPECIAL, _Settings)
     for path, content in sources.items():
         for name, piece in own.items():
             stated = _content(content.get(f"{name}_token"))
@@ -125,14 +153,13 @@ def _check_special(folder: epath.Path, found: Tokenizer, settings: Mapping) -> N
         listed.append(content.get("added_tokens_decoder") or {})
         for more in listed:
             tokens = more.values() if isinstance(more, dict) else more or ()
-            tokenizer.check_added(path, list(map(str, map(_content, tokens))), tuple(own.values()))
+            tokenizer.check_added(path, [str(_content(token)) for token in tokens], tuple(own.values()))
         for number, token in (content.get("added_tokens_decoder") or {}).items():
             if str(number).isdigit() and found.pieces[int(number) : int(number) + 1] != [_content(token)]:
                 raise UserError(f"{path}: added_tokens_decoder has {_content(token)!r} as {number}, the vocabulary not")
     if (folder / ADDED).exists():
-        tokenizer.check_added(folder / ADDED, list(read_json(folder / ADDED)), tuple(own.values()))
+        tokenizer.check_added(folder / ADDED, list(read_json(folder / ADDED, dict[str, int])), tuple(own.values()))
 
 
-def _content(token: Any) -> str | None:
-    """Returns a token of these files, which may be an object."""
+def _content(token: _Token) -> str | None:
     return token.get("content") if isinstance(token, dict) else token

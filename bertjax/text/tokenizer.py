@@ -298,10 +298,10 @@ def _check_template(path, processor: dict[str, Any] | None) -> None:
     """Raises `UserError` if a tokenizer.json surrounds a text by others than [CLS] and [SEP]."""
     kind = processor and processor.get("type")
     if kind == "TemplateProcessing":
-        parts = [
-            next(iter(part.values()), {}).get("id") for part in processor.get("single", ()) if isinstance(part, dict)
-        ]
-        is_ours = parts == ["[CLS]", "A", "[SEP]"]
+        single = processor.get("single")
+        steps = [step for step in single if isinstance(step, dict)] if isinstance(single, list) else []
+        parts = [part for step in steps for part in step.values()]
+        is_ours = [part.get("id") for part in parts if isinstance(part, dict)] == ["[CLS]", "A", "[SEP]"]
     else:
         is_ours = kind in (None, "BertProcessing")
     if not is_ours:

@@ -328,7 +328,13 @@ def test_a_cased_vocabulary_needs_a_word_about_it(golden, folder):
     ):
         pretrained.read_tokenizer(folder)
     (folder / SETTINGS).write_text('{"do_lower_case": false}')
-    assert not pretrained.read_tokenizer(folder).lowercase
+    cased = pretrained.read_tokenizer(folder)
+    assert not cased.lowercase
+    (folder / "tokenizer.json").write_text(cased.to_huggingface())
+    assert pretrained.read_tokenizer(folder).fingerprint == cased.fingerprint
+    (folder / SETTINGS).unlink()
+    with pytest.raises(UserError, match=r"do_lower_case is not set, which .* for True, but .*json has lowercase False"):
+        pretrained.read_tokenizer(folder)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.module."])

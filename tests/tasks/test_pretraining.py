@@ -304,7 +304,6 @@ def test_records_without_a_manifest_are_pairs(records_folder, tmp_path, next_sen
 @pytest.mark.parametrize(
     "field, value, message",
     [
-        ("tokenizer.lowercase", False, None),
         ("tokenizer.path", "other.txt", r"made with another tokenizer \(wordpiece, lowercase = True, 150 pieces\)"),
         ("model.vocab_size", 200, r"vocab_size = 200: the tokenizer .*vocab.txt has 150 pieces"),
         ("data.records", "elsewhere", "config.tokenizer.path = '': the records in .*elsewhere have no manifest"),
@@ -317,9 +316,6 @@ def test_records_of_another_tokenizer_are_refused(records_folder, tmp_path, fiel
     (tmp_path / "elsewhere").mkdir()
     value = str(tmp_path / value) if value in ("other.txt", "elsewhere") else value
     config.update_from_flattened_dict({field: value})
-    if message is None:  # the records' own tokenizer decides where no path is given
-        assert find_or_prepare(config, tmp_path)[1].lowercase
-        return
     with pytest.raises(UserError, match=message):
         find_or_prepare(config, tmp_path)
 
