@@ -1,10 +1,10 @@
 """How long a run waits where a stage ends and its reader is closed.
 
 Command:  python -m experiments.benchmarks.stage_ends
-Measures: the longest wait for a batch after the first, and for the end, of --starts processes, --at_once side by side,
-          since they sleep most of the time. Each reads the batches of two stages as training does, --seconds of each at
-          --steps_per_second. tf.data's autotuning thread, where there is one, sleeps the longer the longer it
-          has run, up to a minute, and is waited for.
+Measures: the longest wait for a batch after the first, and for the end, of --starts processes, --at_once side by side
+          and --apart seconds after each other, since they sleep most of the time. Each reads the batches of two stages
+          as training does, --seconds of each at --steps_per_second. tf.data's autotuning thread, where there is one,
+          sleeps the longer the longer it has run, up to a minute, and is waited for.
 Results:  RESULTS.md
 """
 
@@ -22,13 +22,15 @@ from bertjax import command, experiment
 from bertjax.sharding.topology import available_cores
 
 STARTS = flags.DEFINE_integer("starts", 20, "Of a run.")
-AT_ONCE = flags.DEFINE_integer("at_once", 10, "Processes.")
+AT_ONCE = flags.DEFINE_integer("at_once", 20, "Processes.")
+APART = flags.DEFINE_float("apart", 4, "Seconds between two starts: readers that are made together wait for cores.")
 SECONDS = flags.DEFINE_float("seconds", 100, "Of each stage.")
 STEPS_PER_SECOND = flags.DEFINE_float("steps_per_second", 20, "Of each stage.")
 
 
-def longest_wait(records: str, seconds: float, steps_per_second: float) -> float:
+def longest_wait(records: str, seconds: float, steps_per_second: float, starts_after: float) -> float:
     """Reads two stages; returns the longest wait in seconds."""
+    time.sleep(starts_after)
     from bertjax.sharding.mesh import make_mesh
     from bertjax.tasks.pretraining import Pretraining
 
@@ -55,7 +57,8 @@ def main(_) -> None:
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(AT_ONCE.value, context, max_tasks_per_child=1) as pool:
             given = (str(records), SECONDS.value, STEPS_PER_SECOND.value)
-            waits = [task.result() for task in [pool.submit(longest_wait, *given) for _ in range(STARTS.value)]]
+            after = [number % AT_ONCE.value * APART.value for number in range(STARTS.value)]
+            waits = [task.result() for task in [pool.submit(longest_wait, *given, seconds) for seconds in after]]
     print(
         f"{len(waits)} starts of two stages of {SECONDS.value:g} s: the longest wait of each is "
         f"{statistics.median(waits):.2f} s in the median, {max(waits):.2f} s at the most"
