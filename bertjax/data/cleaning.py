@@ -29,7 +29,7 @@ UNSPACED = (
 )
 MARKS = (
     "\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u0f71-\u0fbc\u102b-\u103e\u17b4-\u17d3"
-    "\u3099\u309a"  # of kana
+    "\u3099\u309a"  # kana's
 )
 WORD = re.compile(rf"[{UNSPACED}][{MARKS}]*|[^\s{UNSPACED}]+")
 # MinHash: two documents with a share s of shingles in common are found with probability 1 - (1 - s**8)**16, which is

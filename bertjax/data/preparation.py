@@ -41,7 +41,13 @@ RECIPE_FIELDS = (
     "next_sentence", "masking", "text_column", "document",
 )  # fmt: skip
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
-STATISTICS = ("characters", "documents", "several_sentences", "sentences", "tokens")  # of a split, in the manifest
+STATISTICS = (
+    "characters",
+    "documents",
+    "several_sentences",
+    "sentences",
+    "tokens",
+)  # the manifest has them of each split
 LEAST_FULL = 0.5  # share of real tokens below which sequences are hardly filled
 VERSION = 2  # of the records: increased by a change after which the same config gives others
 

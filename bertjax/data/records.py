@@ -41,7 +41,7 @@ class FileEntry(TypedDict):
     crc32c: NotRequired[Count]
     head_crc32c: NotRequired[Count]
     lengths_crc32c: NotRequired[Count]
-    source: NotRequired[str]  # of what is held out of several sources
+    source: NotRequired[str]  # only of files that hold out one of several sources
 
 
 class SetEntry(TypedDict):
@@ -61,9 +61,9 @@ class Manifest(TypedDict):
     sets: dict[str, SetEntry]
     corpus: NotRequired[dict[str, int]]  # what was read and left out
     sources: NotRequired[dict[str, dict[str, int]]]
-    read: NotRequired[dict[str, dict[str, Any]]]  # of each source, `corpus.Extent`
+    read: NotRequired[dict[str, dict[str, Any]]]  # source -> `corpus.Extent`
     cleaning: NotRequired[dict[str, int]]
-    real_tokens_share: NotRequired[dict[str, float]]  # of training sequences, by length
+    real_tokens_share: NotRequired[dict[str, float]]  # length -> share in training sequences
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from bertjax.files import persistently, replacing
 KEY = np.dtype(np.uint64)
 ROWS = 4096  # that are copied at a time
 READ_TOGETHER = 256  # files, at most
-MERGED_BYTES = 32 << 20  # of rows that a merge holds in memory
+MERGED_BYTES = 32 << 20  # a merge holds so many of rows in memory
 
 
 @persistently
@@ -38,7 +38,7 @@ def write_run(path: str, keys: np.ndarray, parts: Sequence[np.ndarray]) -> None:
             file.write(sorted_rows.data)
 
 
-class Run(NamedTuple):
+class Mapped(NamedTuple):
     """A file of rows, mapped into memory: ascending keys `[rows]`, and the rows."""
 
     keys: np.ndarray
@@ -50,12 +50,12 @@ class Run(NamedTuple):
         return np.array(self.keys[place]), np.array(self.rows[place])
 
 
-def open_run(path: str, row: np.dtype) -> Run:
+def open_run(path: str, row: np.dtype) -> Mapped:
     total = os.path.getsize(path) // (KEY.itemsize + row.itemsize)
     if not total:  # an empty file cannot be mapped
-        return Run(np.empty(0, KEY), np.empty(0, row))
+        return Mapped(np.empty(0, KEY), np.empty(0, row))
     content = np.memmap(path, np.uint8, "r")
-    return Run(content[: total * KEY.itemsize].view(KEY), content[total * KEY.itemsize :].view(row))
+    return Mapped(content[: total * KEY.itemsize].view(KEY), content[total * KEY.itemsize :].view(row))
 
 
 def _place(keys: np.ndarray, index: int, count: int) -> int:

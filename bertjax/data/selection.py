@@ -24,7 +24,7 @@ from bertjax.text import documents, sentences
 from bertjax.text.documents import Document
 
 SPLITS = ("train", "heldout")
-SHOWN = 10  # of the documents that are no text: the first ones of a group
+SHOWN = 10  # documents that are no text are named, the first of a group
 
 
 class Selected(NamedTuple):
