@@ -59,9 +59,15 @@ class Compute:
     """How a model computes: changes its results by no more than rounding."""
 
     dtype: str = "float32"  # of activations; params are float32
+    product_dtype: str = "float32"  # of the factors of matrix products, which are summed in float32
     remat: str = "none"  # see `common_config`
     unroll: bool = False  # see `common_config`; with remat "none" only
     chip: str = ""  # `device_kind` of the devices, for kernels; empty: none
+
+    @property
+    def casts_factors(self) -> bool:
+        """Whether products take another type than activations have."""
+        return self.product_dtype != self.dtype
 
 
 # The fields that determine the shapes of the params; those that say which arrays there are; and what else a checkpoint

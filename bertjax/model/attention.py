@@ -2,7 +2,6 @@
 causal model to earlier ones."""
 
 import functools
-import math
 
 import flax.linen as nn
 import jax
@@ -14,6 +13,7 @@ from bertjax.model.fused_attention import LONGEST, fused_attention
 from bertjax.model.fused_norm import can_add_norm, fused_add_norm
 from bertjax.model.kernels import LANES, has_kernels, on_one_device, parts_along
 from bertjax.model.plain_attention import Cache, cached_attention, plain_attention
+from bertjax.model.products import project
 from bertjax.model.tiles import tile_of
 
 
@@ -21,7 +21,7 @@ class Dense(nn.Module):
     """x W + b over the last dimension of x, which W sees as `inputs`; `axes` are the logical axes of W."""
 
     config: BertConfig
-    dtype: jnp.dtype
+    compute: Compute
     inputs: tuple[int, ...]
     features: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -34,32 +34,11 @@ class Dense(nn.Module):
         self.bias = self.param("bias", bias_init, self.features)
 
     def __call__(self, x):
-        return self.product(x) + self.bias.astype(self.dtype)
+        return self.product(x) + self.bias.astype(self.compute.dtype)
 
     def product(self, x):
         """Returns x W."""
-        return _product(x, self.kernel.astype(self.dtype).reshape(-1, *self.features))
-
-
-@jax.custom_vjp
-def _product(x, kernel):
-    """`[..., inputs]`, `[inputs, *features]` -> `[..., *features]`."""
-    return jnp.tensordot(x, kernel, 1)
-
-
-def _product_backward(saved, grad):
-    """A CPU transposes the first factor of the kernel's gradient: the narrower one, where JAX always takes `grad`."""
-    x, kernel = saved
-    rows, features = list(range(x.ndim - 1)), list(range(x.ndim - 1, grad.ndim))
-    if x.shape[-1] <= math.prod(kernel.shape[1:]):
-        of_kernel = jnp.tensordot(x, grad, (rows, rows))
-    else:
-        of_kernel = jnp.moveaxis(jnp.tensordot(grad, x, (rows, rows)), -1, 0)
-    of_x = jnp.tensordot(grad, kernel, (features, list(range(1, kernel.ndim))))
-    return of_x.astype(x.dtype), of_kernel.astype(kernel.dtype)
-
-
-_product.defvjp(lambda x, kernel: (_product(x, kernel), (x, kernel)), _product_backward)
+        return project(x, self.kernel.reshape(-1, *self.features), self.compute)
 
 
 class LayerNorm(nn.Module):
@@ -144,7 +123,7 @@ class SelfAttention(nn.Module):
         config, compute, dtype = self.config, self.compute, self.compute.dtype
         hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
         axes = ("embed", None, "heads", "kv")
-        project = Dense(config, dtype, (hidden,), (3, heads, size), axes, name="query_key_value")
+        project = Dense(config, compute, (hidden,), (3, heads, size), axes, name="query_key_value")
         rate = config.attention_probs_dropout_prob
         if cache is not None:
             context, cache = cached_attention(project(x), segments, cache)
@@ -155,8 +134,8 @@ class SelfAttention(nn.Module):
         else:
             has_cache = compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's tiles
             tile = tile_of(*x.shape[:2], heads) if has_cache else None
-            context = plain_attention(project(x), segments, dropout_keys, rate, config.causal, tile)
-        output = Dense(config, dtype, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")
+            context = plain_attention(project(x), segments, dropout_keys, rate, compute, config.causal, tile)
+        output = Dense(config, compute, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")
         return output.product(context), output.bias, cache
 
 

@@ -26,7 +26,7 @@ class BertModel(nn.Module):
         self.embeddings = Embeddings(self.config, self.compute)
         encoder = TwoWayLSTMs if self.config.encoder == "lstms" else Encoder
         self.encoder = encoder(self.config, self.compute)
-        self.pooler = Pooler(self.config, self.compute.dtype)
+        self.pooler = Pooler(self.config, self.compute)
 
     def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None, first_tokens=None):
         """As `encode`; `first_tokens` `[batch, examples]`, if given: pooled output `[batch, examples, hidden]`.

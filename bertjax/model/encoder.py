@@ -104,7 +104,7 @@ class EncoderLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x, number, cache, segments, dropout_keys):
-        config, dtype = self.config, self.compute.dtype
+        config = self.config
         keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(3)]
 
         is_pre, rate = config.norm == "pre", config.hidden_dropout_prob
@@ -119,9 +119,9 @@ class EncoderLayer(nn.Module):
             x = attention_norm.of_sum(x, attended, bias, keys[1])
 
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
-        inner = Dense(config, dtype, hidden, wide, ("embed", "mlp"), name="intermediate")
+        inner = Dense(config, self.compute, hidden, wide, ("embed", "mlp"), name="intermediate")
         inner = inner(output_norm(x) if is_pre else x)
-        output = Dense(config, dtype, wide, hidden, ("mlp", "embed"), name="output")
+        output = Dense(config, self.compute, wide, hidden, ("mlp", "embed"), name="output")
 
         def project(output, inner):
             inner = ACTIVATIONS[config.hidden_act](inner)

@@ -7,6 +7,7 @@ from bertjax.config import BertConfig, Compute
 from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.encoder import ACTIVATIONS
+from bertjax.model.products import project
 
 
 class Pooler(nn.Module):
@@ -16,7 +17,7 @@ class Pooler(nn.Module):
     """
 
     config: BertConfig
-    dtype: jnp.dtype
+    compute: Compute
 
     @nn.compact
     def __call__(self, hidden, tokens=None):
@@ -26,7 +27,7 @@ class Pooler(nn.Module):
         else:
             first = jnp.take_along_axis(hidden, tokens.reshape(len(tokens), -1)[:, :, None], axis=1)
             first = first.reshape(*tokens.shape, size)
-        return jnp.tanh(Dense(self.config, self.dtype, (size,), (size,), ("embed", None), name="dense")(first))
+        return jnp.tanh(Dense(self.config, self.compute, (size,), (size,), ("embed", None), name="dense")(first))
 
 
 class MaskedLanguageModelHead(nn.Module):
@@ -48,16 +49,20 @@ class MaskedLanguageModelHead(nn.Module):
           masked_positions: `[batch, predictions]`.
           word_embeddings: `[padded vocab, hidden]`.
         """
-        config, dtype = self.config, self.compute.dtype
+        config = self.config
         hidden = jnp.take_along_axis(hidden, masked_positions[:, :, None], axis=1)
         bias = 0.0
         if config.output == "transform":
             size = (config.hidden_size,)
-            hidden = Dense(config, dtype, size, size, ("embed", None), name="dense")(hidden)
+            hidden = Dense(config, self.compute, size, size, ("embed", None), name="dense")(hidden)
             hidden = LayerNorm(config, self.compute, name="norm")(ACTIVATIONS[config.hidden_act](hidden))
             bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
             bias = self.param("bias", bias_init, (config.padded_vocab_size,))
-        logits = jnp.einsum("...d,vd->...v", hidden, word_embeddings.astype(dtype), preferred_element_type=jnp.float32)
+        if self.compute.casts_factors:
+            logits = project(hidden, word_embeddings, self.compute, outputs_first=True)
+        else:
+            words = word_embeddings.astype(self.compute.dtype)
+            logits = jnp.einsum("...d,vd->...v", hidden, words, preferred_element_type=jnp.float32)
         is_piece = jnp.arange(config.padded_vocab_size) < config.vocab_size
         return jnp.where(is_piece, logits + bias, jnp.finfo(jnp.float32).min)
 
@@ -69,7 +74,7 @@ class NextSentenceHead(nn.Module):
 
     @nn.compact
     def __call__(self, pooled):
-        return Dense(self.config, jnp.float32, pooled.shape[-1:], (2,), ("embed", None), name="dense")(pooled)
+        return Dense(self.config, Compute(), pooled.shape[-1:], (2,), ("embed", None), name="dense")(pooled)
 
 
 class Classifier(nn.Module):
@@ -84,4 +89,4 @@ class Classifier(nn.Module):
         if self.dropout:
             keys = fold_in(dropout_keys, self.config.num_hidden_layers + 1)  # lower ones are the encoder's
             hidden = dropout(hidden, self.config.hidden_dropout_prob, keys)
-        return Dense(self.config, jnp.float32, hidden.shape[-1:], (self.labels,), ("embed", None), name="dense")(hidden)
+        return Dense(self.config, Compute(), hidden.shape[-1:], (self.labels,), ("embed", None), name="dense")(hidden)

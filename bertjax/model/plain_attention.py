@@ -8,18 +8,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bertjax.config import Compute
 from bertjax.model.dropout import dropout
+from bertjax.model.products import multiply
 from bertjax.model.tiles import Tile, each_tile
 
 
-def plain_attention(query_key_value, segments, dropout_keys, rate, causal: bool = False, tile: Tile | None = None):
+def plain_attention(
+    query_key_value, segments, dropout_keys, rate, compute: Compute, causal: bool = False, tile: Tile | None = None
+):
     """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments.
 
     `causal`: tokens attend to themselves and to earlier ones only. `tile`: what to compute at a time, else everything;
     it divides batch and heads.
     """
     rate = 0.0 if dropout_keys is None else rate
-    context = _attend(query_key_value, segments, dropout_keys, rate, causal, tile)
+    context = _attend(query_key_value, segments, dropout_keys, rate, compute, causal, tile)
     return context.reshape(*context.shape[:2], -1)
 
 
@@ -44,19 +48,21 @@ def cached_attention(query_key_value, positions, cache: Cache):
     start = (0, positions[0], 0, 0)
     cache = Cache(*(jax.lax.dynamic_update_slice(old, new, start) for old, new in zip(cache, (key, value))))
     is_before = jnp.arange(cache.keys.shape[1]) <= positions[:, None]
-    probs = nn.softmax(_scores(query, cache.keys, is_before)).astype(query.dtype)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, cache.keys, preferred_element_type=jnp.float32)
+    scores = jnp.where(is_before, scores / math.sqrt(query.shape[-1]), jnp.finfo(jnp.float32).min)
+    probs = nn.softmax(scores).astype(query.dtype)
     context = jnp.einsum("bhqk,bkhd->bqhd", probs, cache.values)
     return context.reshape(*context.shape[:2], -1), cache
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _attend(query_key_value, segments, dropout_keys, rate: float, causal: bool, tile: Tile | None):
-    return _attend_forward(query_key_value, segments, dropout_keys, rate, causal, tile)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
+def _attend(query_key_value, segments, dropout_keys, rate: float, compute: Compute, causal: bool, tile: Tile | None):
+    return _attend_forward(query_key_value, segments, dropout_keys, rate, compute, causal, tile)[0]
 
 
-def _attend_forward(query_key_value, segments, dropout_keys, rate, causal, tile):
+def _attend_forward(query_key_value, segments, dropout_keys, rate, compute, causal, tile):
     def forward(query_key_value, by_row, first_head):
-        return _forward(query_key_value, *by_row, first_head, rate, tile)
+        return _forward(query_key_value, *by_row, first_head, rate, compute)
 
     batch, length, _, heads, size = query_key_value.shape
     context = jax.ShapeDtypeStruct((batch, length, heads, size), query_key_value.dtype)
@@ -66,76 +72,68 @@ def _attend_forward(query_key_value, segments, dropout_keys, rate, causal, tile)
     return context, (query_key_value, segments, dropout_keys, log_sums, context)
 
 
-def _forward(query_key_value, mask, dropout_keys, first_head, rate, tile):
+def _forward(query_key_value, mask, dropout_keys, first_head, rate, compute):
     """Returns the context `[batch, length, heads, size]` and the logarithms of softmax's sums `[batch, heads, length]`.
 
     Softmax is normalized after the product with the values, which is smaller than the scores.
     """
-    query, key, value = _constrained(query_key_value)
-    scores = _scores(query, key, mask)
+    query, key, value = _by_head(query_key_value)
+    scores = _scores(query, key, mask, compute)
     most = scores.max(-1, keepdims=True)
     exponentials = jnp.exp(scores - most)
     sums = exponentials.sum(-1, keepdims=True)
-    start = first_head * query.shape[1] ** 2
-    exponentials = dropout(exponentials.astype(query.dtype), rate, dropout_keys, start)
-    context = _sum_over_keys(exponentials, value, tile, jnp.float32)
-    context = (context / jnp.swapaxes(sums, 1, 2)).astype(query.dtype)
-    return context, (most + jnp.log(sums))[..., 0]
+    start = first_head * query.shape[2] ** 2
+    exponentials = dropout(exponentials.astype(compute.dtype), rate, dropout_keys, start)
+    context = multiply(exponentials, value, compute, dtype=jnp.float32) / sums
+    return jnp.swapaxes(context, 1, 2).astype(compute.dtype), (most + jnp.log(sums))[..., 0]
 
 
-def _attend_backward(rate, causal, tile, saved, grad):
+def _attend_backward(rate, compute, causal, tile, saved, grad):
     query_key_value, segments, dropout_keys, log_sums, context = saved
     # Softmax's gradient subtracts the sum over keys of probs * grad_probs, which is this product.
     mean = jnp.einsum("bqhd,bqhd->bqh", grad, context, precision="highest", preferred_element_type=jnp.float32)
 
     def backward(by_head, by_row, first_head):
-        return _backward(*by_head, *by_row, first_head, rate, tile)
+        return _backward(*by_head, *by_row, first_head, rate, compute)
 
     by_head = query_key_value, log_sums, jnp.swapaxes(mean, 1, 2), grad
     by_row = visible(segments, causal), dropout_keys
     return each_tile(backward, by_head, by_row, query_key_value, tile), None, None
 
 
-def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_head, rate, tile):
+def _backward(query_key_value, log_sums, mean, grad, mask, dropout_keys, first_head, rate, compute):
     """Returns the gradient of `query_key_value`.
 
     Recomputes scores and dropout: they take less time than memory, of which they would be most.
     """
-    query, key, value = _constrained(query_key_value)
-    dtype = query.dtype
-    probs = jnp.exp(_scores(query, key, mask) - log_sums[..., None])
+    query, key, value = _by_head(query_key_value)
+    grad = jnp.swapaxes(grad, 1, 2)
+    probs = jnp.exp(_scores(query, key, mask, compute) - log_sums[..., None])
 
-    start = first_head * query.shape[1] ** 2
-    kept_probs = dropout(probs.astype(dtype), rate, dropout_keys, start)
-    grad_value = jnp.einsum("bhqk,bqhd->bkhd", kept_probs, grad)
-    grad_probs = jnp.einsum("bqhd,bkhd->bhqk", grad, value, preferred_element_type=jnp.float32)
+    start = first_head * query.shape[2] ** 2
+    kept_probs = dropout(probs.astype(compute.dtype), rate, dropout_keys, start)
+    grad_value = multiply(kept_probs, grad, compute, transpose_a=True)
+    grad_probs = multiply(grad, value, compute, transpose_b=True, dtype=jnp.float32)
     grad_probs = dropout(grad_probs, rate, dropout_keys, start)
-    grad_scores = (probs * (grad_probs - mean[..., None]) / math.sqrt(query.shape[-1])).astype(dtype)
-    grad_query = _sum_over_keys(grad_scores, key, tile)
-    grad_key = jnp.einsum("bhqk,bqhd->bkhd", grad_scores, query)
-    return jnp.stack([grad_query, grad_key, grad_value], axis=2)
+    grad_scores = probs * (grad_probs - mean[..., None]) / math.sqrt(query.shape[-1])
+    grad_query = multiply(grad_scores, key, compute)
+    grad_key = multiply(grad_scores, query, compute, transpose_a=True)
+    return jnp.stack([jnp.swapaxes(x, 1, 2) for x in (grad_query, grad_key, grad_value)], axis=2)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _sum_over_keys(weights, x, tile: Tile | None, dtype=None):
-    """`[batch, heads, queries, keys]`, `[batch, keys, heads, size]` -> `[batch, queries, heads, size]`."""
-    if tile is None:
-        return jnp.einsum("bhqk,bkhd->bqhd", weights, x, preferred_element_type=dtype)
-    # A CPU multiplies long weights as they are. That einsum has x first, for which it would transpose them.
-    return jnp.swapaxes(jnp.einsum("bhqk,bkhd->bhqd", weights, x, preferred_element_type=dtype), 1, 2)
-
-
-def _constrained(query_key_value):
+def _by_head(query_key_value):
+    """`[batch, length, 3, heads, size]` -> queries, keys and values, each `[batch, heads, length, size]`."""
     query, key, value = jnp.moveaxis(query_key_value, 2, 0)
-    return nn.with_logical_constraint(query, ("batch", "length", "heads", "kv")), key, value
+    query = nn.with_logical_constraint(query, ("batch", "length", "heads", "kv"))
+    return (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
 
 
-def _scores(query, key, mask):
-    """`[batch, length, heads, size]`, twice, and a mask -> `[batch, heads, queries, keys]`, in float32."""
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
-    scores = scores / math.sqrt(query.shape[-1])
+def _scores(query, key, mask, compute):
+    """Queries and keys `[batch, heads, length, size]`, and a mask -> `[batch, heads, queries, keys]`, in float32."""
+    scores = multiply(query, key, compute, transpose_b=True, dtype=jnp.float32) / math.sqrt(query.shape[-1])
     return jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
 
 

@@ -144,7 +144,9 @@ def compute_on(mesh: Mesh, config) -> Compute:
     if dtype == "auto":
         dtype = "float32" if device.platform == "cpu" else "bfloat16"
     unroll = config.unroll == "yes" or (config.unroll == "auto" and device.platform == "cpu")
-    return Compute(dtype, config.remat, unroll and config.remat == "none", device.device_kind)
+    products = dtype
+    if device.platform == "cpu" and dtype == "bfloat16": dtype = "float32"
+    return Compute(dtype, products, config.remat, unroll and config.remat == "none", device.device_kind)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
