@@ -7,15 +7,18 @@ the other's memory or threads; while one computes, the other waits. Batches are 
 Command:  python -m experiments.benchmarks.train_step
           --cases=pretraining:small:8x128,finetuning:minilm:32x64 (kind:model:sequences x length) --output=steps.jsonl
 Needs:    for the comparison, pip install torch transformers; without them ours is timed alone. No TensorFlow.
-Hardware: CPU: float32, torch eager. GPU: bfloat16, torch.compile, SDPA, fused AdamW
+Hardware: CPU: float32, and bfloat16 where the processor multiplies it (torch: autocast), torch eager.
+          GPU: bfloat16, torch.compile, SDPA, fused AdamW
 Score:    see RESULTS.md
 
-`rate` is what the machine's matrix products of these types reach, the best of some of BERT's shapes and both libraries;
-`MFU` is the share of it that the model's FLOPs are (those that ours counts; masked-LM logits at masked positions only).
+`rate` is what the machine's matrix products of a type reach, the best of some of BERT's shapes and both libraries; `MFU`
+is the share of it that the model's FLOPs are (those that ours counts; masked-LM logits at masked positions only). `time
+/ ours` compares with our step of the same type, `float32 / this` with the same library's step in float32.
 """
 
 import argparse
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import itertools
@@ -98,7 +101,7 @@ class Case:
 
 
 class Ours:
-    def __init__(self, case: Case, options):
+    def __init__(self, case: Case, options, dtype: str):
         import jax
 
         from bertjax.sharding.mesh import make_mesh, use_cpu_cores
@@ -106,6 +109,7 @@ class Ours:
         from bertjax.training.step import make_program, put_hyperparameters
 
         self.config, self.case = case.config(), case
+        self.config.dtype = self.type = dtype
         self.config.update_from_flattened_dict(dict(field.split("=", 1) for field in options.config))
         use_cpu_cores(self.config)
         self.mesh = make_mesh(self.config)
@@ -115,7 +119,6 @@ class Ours:
         self._hyperparameters = put_hyperparameters(0, schedule, self.mesh)
         self._state, self._step = program.init(jax.random.key(0)), program.train_step
         self._batches = itertools.cycle(case.batches())
-        self.type = self.task.model.compute.dtype
         self.device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
 
     def _task(self):
@@ -159,7 +162,7 @@ class Ours:
         import jax.numpy as jnp
 
         a, b = (jnp.ones(shape, self.type) for shape in ((m, k), (k, n)))
-        dot = jax.jit(jnp.dot)
+        dot = jax.jit(functools.partial(jnp.dot, preferred_element_type=jnp.float32))
         return lambda: dot(a, b).block_until_ready()
 
     def memory(self) -> int | None:
@@ -169,15 +172,15 @@ class Ours:
         return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
     def about(self) -> dict:
-        return {"flops": self.task.flops(0, 1), "device": self.device, "type": self.type}
+        return {"flops": self.task.flops(0, 1), "device": self.device}
 
 
 class Theirs:
-    def __init__(self, case: Case, options):
+    def __init__(self, case: Case, options, dtype: str):
         import torch
         import transformers
 
-        self.cuda = torch.cuda.is_available()
+        self.type, self.cuda = getattr(torch, dtype), torch.cuda.is_available()
         self.device = torch.device("cuda" if self.cuda else "cpu")
         torch.manual_seed(0)
         model = case.config().model.to_dict()
@@ -217,7 +220,7 @@ class Theirs:
 
         for _ in range(steps):
             batch = {name: x.to(self.device, non_blocking=True) for name, x in next(self._batches).items()}
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda):
+            with torch.autocast(self.device.type, self.type, enabled=self.type != torch.float32):
                 loss = self.model(**batch).loss
             self.optimizer.zero_grad()
             loss.backward()
@@ -228,8 +231,7 @@ class Theirs:
     def product(self, m: int, k: int, n: int):
         import torch
 
-        type_ = torch.bfloat16 if self.cuda else torch.float32
-        a, b = (torch.ones(shape, dtype=type_, device=self.device) for shape in ((m, k), (k, n)))
+        a, b = (torch.ones(shape, dtype=self.type, device=self.device) for shape in ((m, k), (k, n)))
 
         def run():
             a @ b
@@ -247,9 +249,9 @@ class Theirs:
         return {}
 
 
-def serve(side: type, case: Case, options, pipe) -> None:
+def serve(side: type, dtype: str, case: Case, options, pipe) -> None:
     """A side's process: answers each (method, arguments) with its result and seconds."""
-    subject, refs = side(case, options), pathlib.Path("/proc/self/clear_refs")
+    subject, refs = side(case, options, dtype), pathlib.Path("/proc/self/clear_refs")
     subject.run(4)  # compiles
     if refs.exists():
         refs.write_text("5")  # forgets the peak of compiling
@@ -279,10 +281,10 @@ def serve(side: type, case: Case, options, pipe) -> None:
 class Side:
     """The parent's end of a side's process."""
 
-    def __init__(self, side: type, case: Case, options):
+    def __init__(self, side: type, dtype: str, case: Case, options):
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=serve, args=(side, case, options, theirs), daemon=True)
+        self._process = spawn.Process(target=serve, args=(side, dtype, case, options, theirs), daemon=True)
         self._process.start()
         theirs.close()  # or a side that dies would be waited for
         self.times: list[float] = []
@@ -300,41 +302,52 @@ class Side:
         self._process.join()
 
 
-def measure(case: Case, options, names: dict[str, type]) -> list[dict]:
-    """The results of each side, after alternating rounds."""
+def measure(case: Case, options, names: dict[str, type], dtypes: list[str]) -> list[dict]:
+    """The results of each side and type, after alternating rounds."""
     sides = {}
-    for name, side in names.items():
-        sides[name] = Side(side, case, options)
-        sides[name]("about")  # has compiled: never two at once
-    rate = max(side("flops_per_second", *shape) for shape in PRODUCTS for side in sides.values())
+    for dtype, name in itertools.product(dtypes, names):
+        sides[dtype, name] = Side(names[name], dtype, case, options)
+        sides[dtype, name]("about")  # has compiled: never two at once
+    rates = {
+        dtype: max(sides[dtype, name]("flops_per_second", *shape) for shape in PRODUCTS for name in names)
+        for dtype in dtypes
+    }
     for _ in range(options.rounds):
         for side in sides.values():
             side.round(options.seconds)
-    about = sides["bertjax"]("about")
     tokens = statistics.mean(int(batch["input_mask"].sum()) for batch in case.batches())
     results = []
-    for name, side in sides.items():
-        seconds = statistics.median(side.times)
-        result = dict(case=case.name, by=name, seconds=seconds, least=min(side.times), most=max(side.times))
+    for (dtype, name), side in sides.items():
+        ours, rate = sides[dtype, "bertjax"], rates[dtype]
+        about, seconds = ours("about"), statistics.median(side.times)
+        result = dict(case=case.name, by=name, type=dtype, seconds=seconds, least=min(side.times), most=max(side.times))
         result |= dict(sequences_per_second=case.sequences / seconds, tokens_per_second=tokens / seconds)
         result |= dict(mfu=about["flops"] / seconds / rate, rate=rate, memory=side("memory"), rounds=options.rounds)
-        # Of the rounds beside each other, so that what slows the machine for a while slows both.
-        ratios = [theirs / ours for ours, theirs in zip(sides["bertjax"].times, side.times)]
-        result |= dict(ratio=statistics.median(ratios), device=about["device"], type=about["type"])
+        result |= dict(ratio=_ratio(side, ours), device=about["device"])
+        if "float32" in dtypes:
+            result["gain"] = _ratio(sides["float32", name], side)
         results.append(result)
+    for side in sides.values():
         side.close()
     return results
 
 
+def _ratio(side: Side, other: Side) -> float:
+    """The median of the rounds beside each other, so that what slows the machine for a while slows both."""
+    return statistics.median(mine / its for mine, its in zip(side.times, other.times))
+
+
 def row(result: dict) -> str:
-    cells = [result["case"], result["by"], f"{1000 * result['seconds']:.1f}"]
+    cells = [result["case"], result["by"], result["type"], f"{1000 * result['seconds']:.1f}"]
     cells += [f"{1000 * result['least']:.1f} - {1000 * result['most']:.1f}", f"{result['sequences_per_second']:.1f}"]
     cells += [f"{result['tokens_per_second']:.0f}", f"{result['mfu']:.0%} of {result['rate'] / 1e12:.3f}"]
     cells += [f"{result['memory'] / 2**30:.2f}", f"{result['ratio']:.2f}"]
+    cells += [f"{result['gain']:.2f}" if "gain" in result else ""]
     return "| " + " | ".join(cells) + " |"
 
 
-COLUMNS = "step|by|ms, median|least - most|sequences/s|real tokens/s|MFU, of TFLOP/s|peak GiB|time / ours".split("|")
+COLUMNS = "step|by|type|ms, median|least - most|sequences/s|real tokens/s|MFU, of TFLOP/s|peak GiB".split("|")
+COLUMNS += ["time / ours", "float32 / this"]
 
 
 def main() -> None:
@@ -344,15 +357,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round; at least two steps")
     parser.add_argument("--real", type=float, default=0.8, help="share of tokens that are no padding; at least .5")
     parser.add_argument("--compile", default="auto", choices=("auto", "yes", "no"), help="torch.compile; auto: on GPU")
+    parser.add_argument("--types", default="", help="float32, bfloat16 or both; empty: see above")
     parser.add_argument("--only", default="", help="time this side only: bertjax or transformers")
     parser.add_argument("--config", action="append", default=[], help="FIELD=VALUE of our config, such as remat=full")
     parser.add_argument("--output", type=pathlib.Path, help="file to append JSON lines to")
     options = parser.parse_args()
 
+    from bertjax.sharding.topology import cpu_dtype, has_accelerator
+
     names = {"bertjax": Ours}
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers") and options.only != "bertjax":
         names["transformers"] = Theirs
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")  # of a GPU, which both sides use
+    if options.types:
+        dtypes = options.types.split(",")
+    elif has_accelerator():
+        dtypes = ["bfloat16"]
+    else:
+        dtypes = sorted({"float32", cpu_dtype()}, reverse=True)
     packages = [name for name in ("jax", "jaxlib", "flax", "torch", "transformers") if importlib.util.find_spec(name)]
     about = dict(versions={name: importlib.metadata.version(name) for name in packages}, cores=os.cpu_count())
     about |= dict(machine=platform.processor() or platform.machine(), date=time.strftime("%Y-%m-%d"))
@@ -360,7 +382,7 @@ def main() -> None:
     for name in options.cases.split(","):
         kind, model, shape = name.split(":")
         case = Case(kind, model, *map(int, shape.split("x")), options.real)
-        for result in measure(case, options, names):
+        for result in measure(case, options, names, dtypes):
             print(row(result), flush=True)
             if options.output:
                 with options.output.open("a") as file:
