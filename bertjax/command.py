@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from absl import app, flags
 
 from bertjax import experiment
 from bertjax.config import UserError
+from bertjax.sharding.topology import has_accelerator
 
 flags.disclaim_key_flags()  # --config is listed in the --help of each command that defines it
 
@@ -54,6 +56,7 @@ def run(main: Callable[[list[str]], None]) -> None:
 
     _open_streams()
     _silence_leftovers()
+    _look_for_no_tpu()
     signal.signal(signal.SIGTERM, _terminate)
     failure, code = "", 1
     try:
@@ -160,6 +163,15 @@ def keep_compiled() -> None:
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", f"{home}/.cache/bertjax/compiled")
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # many short compilations are seconds too
+
+
+def _look_for_no_tpu() -> None:
+    """Keeps JAX from starting libtpu, which also compiles for TPUs elsewhere, on a machine without accelerators.
+
+    It would print a page of errors.
+    """
+    if importlib.util.find_spec("libtpu") and not has_accelerator():
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def _terminate(*_):

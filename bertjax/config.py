@@ -131,7 +131,9 @@ def common_config() -> ml_collections.ConfigDict:
     config.microbatches = 1  # splits the batch into this many parts and sums their gradients, to save memory
     config.model = ml_collections.ConfigDict(dataclasses.asdict(BertConfig()))
     config.init_checkpoint = ""  # initialize from this checkpoint instead of randomly
-    config.dtype = "auto"  # of activations: bfloat16 on TPU and GPU, float32 on CPU; params are always float32
+    # Of activations, bfloat16 on TPU and GPU; on CPU, where activations are float32, of what matrix products take:
+    # float32, or bfloat16, which processors with AMX or AVX512_BF16 multiply faster. Params are always float32.
+    config.dtype = "auto"
     config.grad_dtype = "float32"  # in which gradients are summed across devices; bfloat16 halves the traffic
     # What the backward pass recomputes to save memory: none | dots (all but matrix products) | full (whole layers);
     # in pre-training also auto (as little as fits).

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import Compute, UserError, bert_config
 from bertjax.sharding.rules import RULES
-from bertjax.sharding.topology import cpu_dtype, has_accelerator
+from bertjax.sharding.topology import has_accelerator
 
 _POINTER = ctypes.c_void_p
 
@@ -135,16 +135,16 @@ def _arrange(shape: tuple[int, int, int], devices) -> np.ndarray:
 def compute_on(mesh: Mesh, config) -> Compute:
     """Returns how `config` computes on a mesh.
 
-    On accelerators, `dtype` "auto" means bfloat16, and `unroll` "auto" means no. On CPUs activations are float32; `dtype`
-    is the type that products take, "auto" the one that the processor multiplies fastest; and `unroll` "auto" means yes:
-    a scan's copies for the backward pass take a tenth of a step.
+    On accelerators, `dtype` "auto" means bfloat16, and `unroll` "auto" means no. On CPUs activations are float32, and
+    `dtype` is the type that products take, "auto" float32; `unroll` "auto" means yes: a scan's copies for the backward
+    pass take a tenth of a step.
     """
     device, dtype = mesh.devices.flat[0], config.dtype
     if config.model.attention == "fused" and device.platform == "gpu":
         raise UserError("config.model.attention = 'fused': the kernel is for TPUs; leave it at auto")
     is_cpu = device.platform == "cpu"
     if dtype == "auto":
-        dtype = cpu_dtype() if is_cpu else "bfloat16"
+        dtype = "float32" if is_cpu else "bfloat16"
     unroll = config.unroll == "yes" or (config.unroll == "auto" and is_cpu)
     activations = "float32" if is_cpu else dtype
     return Compute(activations, dtype, config.remat, unroll and config.remat == "none", device.device_kind)

@@ -539,7 +539,7 @@ def test_bfloat16_is_close_to_float32():
     params = to_params(random_variables(config), config)
     batch = random_batch(config, batch=2, length=128, predictions=3)
     exact, _ = BertForPreTraining(config).apply({"params": params}, **batch)
-    rough, _ = BertForPreTraining(config, Compute("bfloat16")).apply({"params": params}, **batch)
+    rough, _ = BertForPreTraining(config, Compute("bfloat16", "bfloat16")).apply({"params": params}, **batch)
     words = slice(0, config.vocab_size)
     error = np.linalg.norm(rough[..., words] - exact[..., words]) / np.linalg.norm(exact[..., words])
     assert error < 3e-2

@@ -263,7 +263,9 @@ def test_bfloat16_is_close_to_float32(tiny):
     model, params = tiny
     ids, segments, types = inputs()
     exact = forward(model, params, ids, segments, types, ids % 16)[0][..., :100]
-    rough = forward(BertForPreTraining(TINY, Compute("bfloat16")), params, ids, segments, types, ids % 16)[0]
+    rough = forward(BertForPreTraining(TINY, Compute("bfloat16", "bfloat16")), params, ids, segments, types, ids % 16)[
+        0
+    ]
     assert rough.dtype == jnp.float32
     error = np.linalg.norm(rough[..., :100] - exact) / np.linalg.norm(exact)
     assert 0 < error < 3e-2
@@ -298,7 +300,7 @@ def test_without_pairs_the_same_words_are_predicted_by_fewer_params(tiny):
 @pytest.mark.parametrize("features", [(3, 2, 4), (2,)])  # more than inputs, fewer
 @pytest.mark.parametrize("dtype, x_dtype", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")])
 def test_a_product_and_its_gradients_are_jaxs(features, dtype, x_dtype):
-    dense = Dense(BertConfig(), jnp.dtype(dtype), (7,), features, (None,) * (1 + len(features)))
+    dense = Dense(BertConfig(), Compute(dtype, dtype), (7,), features, (None,) * (1 + len(features)))
     x = jax.random.normal(jax.random.key(0), (2, 5, 7)).astype(x_dtype)
     params = nn.meta.unbox(dense.init(jax.random.key(1), x))
     ours, pull_back = jax.vjp(lambda params, x: dense.apply(params, x, method="product"), params, x)
@@ -325,7 +327,7 @@ def test_layer_norm_and_its_gradient_are_flaxs(chip):
         return out, back(grad)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), result(ours), result(theirs))
-    half = LayerNorm(TINY, Compute("bfloat16", chip=chip))
+    half = LayerNorm(TINY, Compute("bfloat16", "bfloat16", chip=chip))
     out, back = jax.vjp(lambda x: half.apply({"params": params}, x), jnp.bfloat16(x))
     assert out.dtype == back(out)[0].dtype == jnp.bfloat16
     np.testing.assert_allclose(np.float32(out), result(ours)[0], atol=0.05)

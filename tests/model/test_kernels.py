@@ -50,9 +50,10 @@ def close(a, b, share: float) -> None:
     assert np.abs(a - b).max() <= share * np.abs(a).max(), (np.abs(a - b).max(), np.abs(a).max())
 
 
-def plain(x, kernel, bias, segments, dropout_keys, rate, causal=False, tile=None):
+def plain(x, kernel, bias, segments, dropout_keys, rate, causal=False, tile=None, compute=None):
+    compute = compute or Compute(str(x.dtype), str(x.dtype))
     projected = jnp.tensordot(x, kernel, 1) + bias
-    return plain_attention(projected, segments, dropout_keys, rate, causal, tile)
+    return plain_attention(projected, segments, dropout_keys, rate, compute, causal, tile)
 
 
 def in_tiles(rows, heads, **options):

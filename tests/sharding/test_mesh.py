@@ -125,8 +125,9 @@ def test_what_computes_depends_on_the_chip():
         device = types.SimpleNamespace(platform=platform, device_kind=chip)
         return compute_on(types.SimpleNamespace(devices=np.array([device])), config)
 
-    assert compute("cpu", "cpu") == Compute("float32", "none", True, "cpu")
-    assert compute("tpu", "TPU v4") == Compute("bfloat16", "none", False, "TPU v4")
+    assert compute("cpu", "cpu") == Compute("float32", "float32", "none", True, "cpu")
+    assert compute("cpu", "cpu", dtype="bfloat16") == Compute("float32", "bfloat16", "none", True, "cpu")
+    assert compute("tpu", "TPU v4") == Compute("bfloat16", "bfloat16", "none", False, "TPU v4")
     assert not compute("cpu", "cpu", remat="full").unroll  # it would save less memory
     assert compute("tpu", "TPU v4", unroll="yes").unroll and not compute("cpu", "cpu", unroll="no").unroll
     assert compute("gpu", "NVIDIA H100", dtype="float32").dtype == "float32"
