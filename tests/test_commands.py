@@ -1,5 +1,6 @@
 """The commands as a stranger uses them: from text to filled masks, and what happens when something is wrong."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from bertjax.__main__ import COMMANDS
+from bertjax.sharding.topology import has_accelerator
 from tests.conftest import make_corpus
 from tests.interop.test_golden import GOLDEN
 from tests.processes import ROOT, environment_with, run, start
@@ -71,6 +73,18 @@ def test_predict_fills_masks_as_text_and_as_json(trained):
     objects = [json.loads(line) for line in result.stdout.splitlines()]
     assert [len(o["masks"]) for o in objects] == [2, 1]
     assert len(objects[0]["masks"][0]) == 5 and 0 < objects[0]["masks"][0][0]["probability"] <= 1
+
+
+@pytest.mark.skipif(has_accelerator(), reason="there JAX looks for it")
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="pip install -e '.[aot]'")
+def test_jax_is_not_asked_for_a_tpu_where_there_is_none(trained):
+    """Nor does libtpu print its errors before a command's own output."""
+    folder, _ = trained
+    environment = {name: value for name, value in environment_with().items() if name != "JAX_PLATFORMS"}
+    command = [sys.executable, "-m", "bertjax.predict", "--checkpoint=run", "the [MASK] stayed ."]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and result.stdout.startswith("the [MASK] stayed .")
+    assert result.stderr == ""
 
 
 def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):

@@ -11,9 +11,9 @@ Hardware: CPU: float32, and bfloat16 where the processor multiplies it (torch: a
           GPU: bfloat16, torch.compile, SDPA, fused AdamW
 Score:    see RESULTS.md
 
-`rate` is what the machine's matrix products of a type reach, the best of some of BERT's shapes and both libraries; `MFU`
-is the share of it that the model's FLOPs are (those that ours counts; masked-LM logits at masked positions only). `time
-/ ours` compares with our step of the same type, `float32 / this` with the same library's step in float32.
+`rate` is what the machine's matrix products of a type reach, the best of some of BERT's shapes and both libraries;
+`MFU` is the share of it that the model's FLOPs are (those that ours counts; masked-LM logits at masked positions only).
+`time / ours` compares with our step of the same type, `float32 / this` with the same library's step in float32.
 """
 
 import argparse
@@ -101,7 +101,7 @@ class Case:
 
 
 class Ours:
-    def __init__(self, case: Case, options, dtype: str):
+    def __init__(self, case: Case, options, dtype: str = "auto"):
         import jax
 
         from bertjax.sharding.mesh import make_mesh, use_cpu_cores
