@@ -1,7 +1,7 @@
 """Fine-tuning here and with transformers in PyTorch: the same weights, examples and hyperparameters, several seeds.
 
 For each seed all sides start from the same output layer. Padded batches are the same on both sides, but for the dropout
-masks; with packing the batches differ.
+masks; with packing the batches differ. All is float32, but for the factors of the products of `bertjax bfloat16`.
 
 Command:  python -m experiments.benchmarks.beside_transformers --weights=DIR --data=DATA --output=results.jsonl
           DIR: a BERT in Hugging Face's format. DATA: the folder with glue/, conll2003/ and squad/.
@@ -26,7 +26,7 @@ from experiments import glue, ner, squad
 
 SST2_ROWS, CONLL_SENTENCES, SQUAD_QUESTIONS, SQUAD_DEV_QUESTIONS = 5000, 3000, 3000, 1000
 EPOCHS = {"sst2": 1, "stsb": 1, "conll": 3, "mrpc": 2, "rte": 1, "cola": 1, "squad": 1}
-SIDES = ("transformers", "bertjax", "bertjax packed")
+SIDES = ("transformers", "bertjax", "bertjax packed", "bertjax bfloat16")
 METRICS = {
     "mrpc": ("f1", "accuracy"),
     "rte": ("accuracy",),
@@ -307,6 +307,8 @@ def main() -> None:
             check_same_ids(name, config, dataset, arguments.weights)
             for _, seed, by in wanted:
                 config = make_config(name, arguments.weights, folder, packing=by == "bertjax packed")
+                if by == "bertjax bfloat16":
+                    config.dtype = "bfloat16"
                 finetuning.adopt(config, None)
                 config.seed = seed
                 began = time.monotonic()
