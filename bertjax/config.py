@@ -59,7 +59,7 @@ class Compute:
     """How a model computes: changes its results by no more than rounding."""
 
     dtype: str = "float32"  # of activations; params are float32
-    product_dtype: str = "float32"  # of the factors of matrix products, which are summed in float32
+    product_dtype: str = "float32"  # type that matrix products take; they sum in float32
     remat: str = "none"  # see `common_config`
     unroll: bool = False  # see `common_config`; with remat "none" only
     chip: str = ""  # `device_kind` of the devices, for kernels; empty: none
@@ -131,8 +131,9 @@ def common_config() -> ml_collections.ConfigDict:
     config.microbatches = 1  # splits the batch into this many parts and sums their gradients, to save memory
     config.model = ml_collections.ConfigDict(dataclasses.asdict(BertConfig()))
     config.init_checkpoint = ""  # initialize from this checkpoint instead of randomly
-    # Of activations, bfloat16 on TPU and GPU; on CPU, where activations are float32, of what matrix products take:
-    # float32, or bfloat16, which processors with AMX or AVX512_BF16 multiply faster. Params are always float32.
+    # Type of activations; auto is bfloat16 on TPU and GPU. On CPU activations are float32, and it is the type that
+    # matrix products take: auto is float32; processors with AMX or AVX512_BF16 multiply bfloat16 faster. Params are
+    # always float32.
     config.dtype = "auto"
     config.grad_dtype = "float32"  # in which gradients are summed across devices; bfloat16 halves the traffic
     # What the backward pass recomputes to save memory: none | dots (all but matrix products) | full (whole layers);
