@@ -16,6 +16,7 @@ from absl import app, flags
 from bertjax import experiment
 from bertjax.config import UserError
 from bertjax.sharding.topology import has_accelerator
+from bertjax.validation import DTYPES
 
 flags.disclaim_key_flags()  # --config is listed in the --help of each command that defines it
 
@@ -128,6 +129,15 @@ def define_checkpoint_flag() -> flags.FlagHolder:
         "checkpoint",
         None,
         "A run's workdir (WORKDIR@best, @latest, @STEP), a Hugging Face folder, or bert_model.ckpt.",
+    )
+
+
+def define_dtype_flag() -> flags.FlagHolder:
+    return flags.DEFINE_enum(
+        "dtype",
+        None,
+        DTYPES,
+        "Type to compute in, as config.dtype; the run's unless given, and auto for checkpoints that are no run's.",
     )
 
 

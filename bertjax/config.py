@@ -131,9 +131,8 @@ def common_config() -> ml_collections.ConfigDict:
     config.microbatches = 1  # splits the batch into this many parts and sums their gradients, to save memory
     config.model = ml_collections.ConfigDict(dataclasses.asdict(BertConfig()))
     config.init_checkpoint = ""  # initialize from this checkpoint instead of randomly
-    # Type of activations; auto is bfloat16 on TPU and GPU. On CPU activations are float32, and it is the type that
-    # matrix products take: auto is float32; processors with AMX or AVX512_BF16 multiply bfloat16 faster. Params are
-    # always float32.
+    # Type of activations; on a CPU they are float32, and matrix products take this type. auto is bfloat16, but float32
+    # on CPUs that do not multiply bfloat16 faster (`mesh.compute_for` has the table). Params are always float32.
     config.dtype = "auto"
     config.grad_dtype = "float32"  # in which gradients are summed across devices; bfloat16 halves the traffic
     # What the backward pass recomputes to save memory: none | dots (all but matrix products) | full (whole layers);

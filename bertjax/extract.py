@@ -13,6 +13,7 @@ from absl import flags
 from bertjax import command
 
 _CHECKPOINT = command.define_checkpoint_flag()
+_DTYPE = command.define_dtype_flag()
 _INPUT = flags.DEFINE_string("input", None, "File with one text per line, in addition to those on the command line.")
 _LAYERS = flags.DEFINE_string(
     "layers", "concat_last_four", "Which hidden states to write; the error for an unknown name lists them."
@@ -40,12 +41,14 @@ def main(texts: list[str]) -> None:
 
     from bertjax.interop import pretrained
     from bertjax.model.bert import BertModel
+    from bertjax.sharding.mesh import compute_for
     from bertjax.tasks import extraction
 
     command.keep_compiled()
-    source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
+    source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
     check_layers(_LAYERS.value, source.config, "--layers")
-    model, params = BertModel(source.config), jax.device_put(source.params["bert"])  # once, not per batch
+    model = BertModel(source.config, compute_for(source.dtype))
+    params = jax.device_put(source.params["bert"])  # once, not per batch
     given = (model, params, source.tokenizer, all_texts, _LAYERS.value, _POOL.value or "")
     written = extraction.write(_OUTPUT.value, *given)
     note = f"; {written.cut} of them cut to {source.config.max_position_embeddings} tokens" if written.cut else ""

@@ -14,6 +14,7 @@ from absl import flags
 from bertjax import command
 
 _CHECKPOINT = command.define_checkpoint_flag()
+_DTYPE = command.define_dtype_flag()
 _INPUT = flags.DEFINE_string("input", None, "File with one text per line, in addition to those on the command line.")
 _JSON = flags.DEFINE_bool("json", False, "Print filled masks, or continued texts, as one JSON object per text.")
 _TOP_K = flags.DEFINE_integer(
@@ -44,7 +45,7 @@ def main(texts: list[str]) -> None:
     from bertjax.interop import pretrained
     from bertjax.tasks import of_checkpoint
 
-    source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
+    source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
     task = of_checkpoint(source.settings.get("task", ""), source.architecture)
     if task is None:
         continue_texts(source, texts) if _GENERATE.value else fill_masks(source, texts)
@@ -66,11 +67,13 @@ def fill_masks(source, texts: list[str]) -> None:
 
     from bertjax.config import UserError
     from bertjax.model.bert import BertForMaskedLM
+    from bertjax.sharding.mesh import compute_for
     from bertjax.tasks import fill_mask
 
     if not source.predicts_words:
         raise UserError(source.no_words)
-    model, params = BertForMaskedLM(source.config), jax.device_put(source.params)  # once, not per text
+    model = BertForMaskedLM(source.config, compute_for(source.dtype))
+    params = jax.device_put(source.params)  # once, not per text
     for filled in fill_mask.fill_masks(model, params, source.tokenizer, texts, _TOP_K.value or 5):
         if _JSON.value:
             masks = [[{"word": word, "probability": p} for word, p in words] for words in filled.masks]

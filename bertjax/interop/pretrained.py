@@ -44,6 +44,7 @@ class Pretrained:
       architecture: the class of transformers, if known.
       labels: names of a classifier's labels.
       settings: the config of the run; empty for other formats.
+      dtype: type that predictions compute in, as `config.dtype`: the run's; auto for other formats.
       step: of the run; 0: not known, as in other formats.
       decided: values tuned on the dev set, such as the "no answer" threshold.
       scores: of a bertjax checkpoint, if it has been evaluated.
@@ -59,6 +60,7 @@ class Pretrained:
     architecture: str = ""
     labels: tuple[str, ...] = ()
     settings: ml_collections.ConfigDict = dataclasses.field(default_factory=ml_collections.ConfigDict)
+    dtype: str = "auto"
     step: int = 0
     decided: dict[str, float] = dataclasses.field(default_factory=dict)
     scores: dict[str, float | None] = dataclasses.field(default_factory=dict)
@@ -122,7 +124,7 @@ def read(path: epath.PathLike) -> Pretrained:
         _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
         known = dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
-        known["step"] = place.step
+        known |= dict(dtype=info.config.get("dtype", "auto"), step=place.step)
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":
         params, ignored, known["wordless"] = huggingface.read_params(place.folder, config)
@@ -169,9 +171,10 @@ def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
             raise UserError(f"{place.folder / workdir.CONFIG}: model.{name} is {given}, but the params have {size}")
 
 
-def read_with_tokenizer(path: epath.PathLike) -> Pretrained:
-    """As `read`. Also raises `UserError` if the checkpoint has no tokenizer."""
+def read_with_tokenizer(path: epath.PathLike, dtype: str | None = None) -> Pretrained:
+    """As `read`, with another `dtype` if that is given. Also raises `UserError` if the checkpoint has no tokenizer."""
     source = read(path)
+    source = dataclasses.replace(source, dtype=dtype or source.dtype)
     if source.tokenizer is None:
         raise UserError(f"{source.path}: no tokenizer beside the checkpoint; add its vocab.txt or tokenizer.json")
     return source

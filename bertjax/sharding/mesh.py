@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import math
 import os
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import Compute, UserError, bert_config
 from bertjax.sharding.rules import RULES
-from bertjax.sharding.topology import has_accelerator
+from bertjax.sharding.topology import cpu_dtype, has_accelerator
 
 _POINTER = ctypes.c_void_p
 
@@ -135,19 +136,29 @@ def _arrange(shape: tuple[int, int, int], devices) -> np.ndarray:
 def compute_on(mesh: Mesh, config) -> Compute:
     """Returns how `config` computes on a mesh.
 
-    On accelerators, `dtype` "auto" means bfloat16, and `unroll` "auto" means no. On CPUs activations are float32, and
-    `dtype` is the type that products take, "auto" float32; `unroll` "auto" means yes: a scan's copies for the backward
-    pass take a tenth of a step.
+    `unroll` "auto" means yes on CPUs: a scan's copies for the backward pass take a tenth of a step.
     """
-    device, dtype = mesh.devices.flat[0], config.dtype
+    device = mesh.devices.flat[0]
     if config.model.attention == "fused" and device.platform == "gpu":
         raise UserError("config.model.attention = 'fused': the kernel is for TPUs; leave it at auto")
+    unroll = config.unroll == "yes" or (config.unroll == "auto" and device.platform == "cpu")
+    how = compute_for(config.dtype, device)
+    return dataclasses.replace(how, remat=config.remat, unroll=unroll and config.remat == "none")
+
+
+def compute_for(dtype: str, device=None) -> Compute:
+    """Returns how to compute on a device, the first one unless given. `dtype` is `config.dtype`.
+
+    | device                               | activations      | products take | "auto"   |
+    | TPU, GPU                             | `dtype`          | `dtype`       | bfloat16 |
+    | CPU with a flag of `BFLOAT16_FLAGS`  | float32          | `dtype`       | bfloat16 |
+    | other CPU                            | float32          | `dtype`       | float32  |
+    """
+    device = device or jax.devices()[0]
     is_cpu = device.platform == "cpu"
     if dtype == "auto":
-        dtype = "float32" if is_cpu else "bfloat16"
-    unroll = config.unroll == "yes" or (config.unroll == "auto" and is_cpu)
-    activations = "float32" if is_cpu else dtype
-    return Compute(activations, dtype, config.remat, unroll and config.remat == "none", device.device_kind)
+        dtype = cpu_dtype() if is_cpu else "bfloat16"
+    return Compute("float32" if is_cpu else dtype, dtype, chip=device.device_kind)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

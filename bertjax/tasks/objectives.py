@@ -23,7 +23,7 @@ from bertjax.model.bert import (
     lstm_flops,
 )
 from bertjax.model.dropout import fold_in
-from bertjax.sharding.mesh import Batch, local_rows, replicated
+from bertjax.sharding.mesh import Batch, compute_for, local_rows, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
 
@@ -194,7 +194,7 @@ def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray
     Raises `UserError` if they are no numbers.
     """
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
-    model = objective.model(source.config, source.head)
+    model = objective.model(source.config, source.head, compute=compute_for(source.dtype))
     params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
     found = Predictor(model, mesh, PREDICTION_BATCH, objective.packs_rows_of(model))(params, examples)
     check_numbers(*found)
