@@ -110,6 +110,14 @@ def without_pictures(request, monkeypatch):
         monkeypatch.setattr("bertjax.reporting.page.write", lambda *_: None)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def products_of_float32():
+    """Has dtype "auto" mean float32, whatever this processor multiplies faster; tests of bfloat16 name it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertjax.sharding.mesh.cpu_dtype", lambda: "float32")
+        yield
+
+
 @pytest.fixture
 def with_pictures():
     """Runs of this test draw their pages."""
@@ -135,7 +143,7 @@ def tiny_config(corpus="", records=""):
         max_position_embeddings=64,
     )
     config.stages = named_stages(short=stage(6, 32, 5), long=stage(4, 64, 10))
-    config.batch_size = 16
+    config.batch_size, config.dtype = 16, "float32"  # also in processes that tests start
     config.optimizer.update(learning_rate=3e-3, warmup_steps=2)
     config.log_every_steps = 2
     config.eval.update(every_steps=5, max_sequences=40, fill_masks=("the [MASK] saw the [MASK] .",))

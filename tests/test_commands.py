@@ -182,12 +182,17 @@ def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
 
 def test_extract_writes_hidden_states(trained, tmp_path):
     folder, _ = trained
-    arguments = f"--checkpoint={folder}/run", "--layers=sum_all", "--output=f.npz", "the ship", "a"
+    arguments = f"--checkpoint={folder}/run", "--layers=sum_all", "--output=f.npz", "the ship", "a", "--dtype=float32"
     result = run("extract", *arguments, cwd=tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
     assert list((tmp_path / "compiled").iterdir())  # for the next time
     assert result.returncode == 0 and "hidden [7, 32] of 2 texts" in result.stdout, result.stderr
     with np.load(tmp_path / "f.npz") as arrays:
-        assert arrays["hidden"].shape == (7, 32) and arrays["offsets"].tolist() == [0, 4, 7]
+        exact = arrays["hidden"]
+        assert exact.shape == (7, 32) and arrays["offsets"].tolist() == [0, 4, 7]
+    assert run("extract", *arguments[:-1], "--dtype=bfloat16", cwd=tmp_path).returncode == 0
+    with np.load(tmp_path / "f.npz") as arrays:
+        rounded = arrays["hidden"]
+    assert 1e-4 < np.linalg.norm(rounded - exact) / np.linalg.norm(exact) < 1e-2
 
 
 def test_report_looks_into_a_run(trained, tmp_path):

@@ -1,5 +1,6 @@
 """Meshes: what fits, what is refused, and that no array is split in a way that the rules forbid."""
 
+import io
 import os
 import platform
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from bertjax.config import Compute, UserError, bert_config
 from bertjax.model.bert import BertForPreTraining
+from bertjax.sharding import topology
 from bertjax.sharding.mesh import _arrange, compute_on, local_rows, make_mesh, param_shardings, put_batch
 from bertjax.sharding.topology import peak_flops
 from bertjax.tasks.pretraining import Pretraining
@@ -118,7 +120,7 @@ def test_batches_are_split_by_rows():
     assert local_rows(mesh, 16).tolist() == list(range(16))
 
 
-def test_what_computes_depends_on_the_chip():
+def test_what_computes_depends_on_the_chip(monkeypatch):
     def compute(platform, chip, attention="auto", dtype="auto", remat="none", unroll="auto"):
         config = config_with()
         config.dtype, config.model.attention, config.remat, config.unroll = dtype, attention, remat, unroll
@@ -127,12 +129,29 @@ def test_what_computes_depends_on_the_chip():
 
     assert compute("cpu", "cpu") == Compute("float32", "float32", "none", True, "cpu")
     assert compute("cpu", "cpu", dtype="bfloat16") == Compute("float32", "bfloat16", "none", True, "cpu")
+    monkeypatch.setattr("bertjax.sharding.mesh.cpu_dtype", lambda: "bfloat16")
+    assert compute("cpu", "cpu") == Compute("float32", "bfloat16", "none", True, "cpu")
+    assert compute("cpu", "cpu", dtype="float32") == Compute("float32", "float32", "none", True, "cpu")
     assert compute("tpu", "TPU v4") == Compute("bfloat16", "bfloat16", "none", False, "TPU v4")
     assert not compute("cpu", "cpu", remat="full").unroll  # it would save less memory
     assert compute("tpu", "TPU v4", unroll="yes").unroll and not compute("cpu", "cpu", unroll="no").unroll
     assert compute("gpu", "NVIDIA H100", dtype="float32").dtype == "float32"
     with pytest.raises(UserError, match=r"config.model.attention = 'fused': the kernel is for TPUs; leave it at auto"):
         compute("gpu", "NVIDIA H100", attention="fused")
+
+
+@pytest.mark.parametrize(
+    "flags, dtype",
+    [
+        ("fpu avx512f avx512_bf16 avx512_vnni", "bfloat16"),
+        ("fpu avx512f amx_bf16 amx_tile amx_int8", "bfloat16"),
+        ("fpu avx512f avx512_vnni amx_int8", "float32"),
+    ],
+)
+def test_a_processor_multiplies_the_type_that_its_flags_name(monkeypatch, flags, dtype):
+    content = f"processor\t: 0\nmodel name\t: a bf16 avx512_bf16\nflags\t\t: {flags}\nbugs\t\t: amx_bf16\n"
+    monkeypatch.setattr("builtins.open", lambda path: io.StringIO(content))
+    assert topology.cpu_dtype() == dtype
 
 
 def test_peak_flops_are_known_by_kind():

@@ -53,7 +53,7 @@ def write_sst2(folder, train=300, dev=45):
 def config_for(folder, checkpoint, name="sst2", **fields):
     config = fine_tuning_config("glue", name=name)
     config.data.path, config.init_checkpoint = str(folder), str(checkpoint)
-    config.update(dict(batch_size=16, max_seq_length=32, log_every_steps=5, epochs=4.0), **fields)
+    config.update(dict(batch_size=16, max_seq_length=32, log_every_steps=5, epochs=4.0, dtype="float32"), **fields)
     config.optimizer.learning_rate = 3e-3
     config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     return config
@@ -150,6 +150,20 @@ def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
     right = np.mean([guess["label"] == label for guess, (_, label) in zip(guesses[0], rows)])
     assert right == max(line.get("eval/accuracy", 0) for line in read_metrics(workdir))  # the best, not the latest
     assert all(abs(sum(guess["probabilities"].values()) - 1) < 1e-5 for guess in guesses[0])
+
+
+def test_a_checkpoint_predicts_in_the_type_of_its_run_or_a_given_one(tuned):
+    _, workdir = tuned
+    texts = tokenizer().encode_ids(["ship sail wave", "bread oven butter knife"])
+    examples = Examples(texts, [np.zeros_like(ids) for ids in texts])
+
+    def predicted(*dtype):
+        source = pretrained.read_with_tokenizer(workdir, *dtype)
+        return np.array(objectives.predict(objectives.classification(2), source, examples))
+
+    exact, rounded = predicted(), predicted("bfloat16")
+    assert (exact == predicted("float32")).all()
+    assert 1e-6 < np.linalg.norm(rounded - exact) / np.linalg.norm(exact) < 2e-2
 
 
 def test_a_submission_has_a_line_for_every_test_example(tuned):

@@ -1,0 +1,80 @@
+"""Dev scores and seconds of a fine-tuned run whose dense layers multiply int8, beside bfloat16 and float32.
+
+Weights have a scale for each output, activations one for each token, both from their largest value; products sum in
+int32. Attention's products stay as they are. Kernels are quantized in every batch, as a first try would do it.
+
+Command:  python -m experiments.benchmarks.int8 runs/mrpc runs/ner
+          Finished runs of bertjax, whose data is where it was.
+Hardware: 2 CPU cores, minutes
+Score:    see RESULTS.md
+"""
+
+import argparse
+import time
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import tasks
+from bertjax.interop import pretrained
+from bertjax.model import products
+from bertjax.sharding.mesh import compute_for, make_mesh, replicated
+from bertjax.tasks.objectives import Predictor
+
+ROUNDS = 3
+
+
+def quantized(x, axis: int):
+    """Returns int8 numbers, and the scales along the other axes that bring them back."""
+    scale = jnp.maximum(jnp.abs(x).max(axis, keepdims=True), 1e-30) / 127
+    return jnp.round(x / scale).astype(jnp.int8), scale
+
+
+def project(x, kernel, compute, outputs_first: bool = False):
+    """As `model.products.project`."""
+    axis = kernel.ndim - 1 if outputs_first else 0
+    (x, of_rows), (kernel, of_columns) = quantized(x, -1), quantized(kernel, axis)
+    product = jnp.tensordot(x, kernel, (-1, axis), preferred_element_type=jnp.int32)
+    of_columns = of_columns.squeeze(axis)
+    return product * of_rows.reshape(*x.shape[:-1], *[1] * of_columns.ndim) * of_columns
+
+
+def measured(dataset, source, dtype: str):
+    """Returns the scores on the dev sets, the seconds of each round, and all decisions."""
+    objective, mesh = dataset.objective, make_mesh(source.settings, jax.devices()[:1])
+    compute = compute_for("float32" if dtype == "int8" else dtype)
+    model = objective.model(source.config, source.head, compute=compute)
+    predictor = Predictor(model, mesh, source.settings.batch_size, objective.packs_rows_of(model))
+    params, seconds = jax.device_put(source.params, replicated(mesh)), []
+    with mock.patch("bertjax.model.attention.project", project if dtype == "int8" else products.project):
+        for _ in range(1 + ROUNDS):
+            began = time.perf_counter()
+            found = [predictor(params, split.examples) for split in dataset.dev]
+            seconds.append(time.perf_counter() - began)
+    scores = {}
+    for split, logits in zip(dataset.dev, found):
+        scores |= split.score(split.read(logits))
+    decisions = [logits.argmax(-1).reshape(-1) for each in found for logits in each]
+    return scores, seconds[1:], np.concatenate(decisions)  # the first round compiles
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workdirs", nargs="+")
+    print("| run | products | scores | s, median (least - most) | decisions unlike float32 |\n|---|---|---|---|---|")
+    for workdir in parser.parse_args().workdirs:
+        source, exact = pretrained.read_with_tokenizer(workdir), None
+        dataset = tasks.get(source.settings.task).load(source.settings, source.tokenizer)
+        for dtype in ("float32", "bfloat16", "int8"):
+            scores, seconds, decisions = measured(dataset, source, dtype)
+            exact = decisions if exact is None else exact
+            said = ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
+            took = f"{np.median(seconds):.1f} ({min(seconds):.1f} - {max(seconds):.1f})"
+            unlike = f"{(decisions != exact).sum()} of {len(exact)}"
+            print(f"| {workdir} | {dtype} | {said} | {took} | {unlike} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
