@@ -265,7 +265,7 @@ def test_two_hosts_learn_and_score_as_one(tuned, checkpoint, tmp_path):
     run(config_for(folder, checkpoint, epochs=1.0), tmp_path / "alone")
     fields = ["batch_size=16", "max_seq_length=32", "log_every_steps=5", "epochs=1",
               "model.hidden_dropout_prob=0.0", "model.attention_probs_dropout_prob=0.0", f"data.path={folder}",
-              f"init_checkpoint={checkpoint}"]  # fmt: skip
+              f"init_checkpoint={checkpoint}", "dtype=float32"]  # fmt: skip
     experiment = ROOT / "experiments" / "glue.py"
     arguments = [
         f"--config={experiment}:sst2",
