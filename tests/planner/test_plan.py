@@ -16,7 +16,7 @@ from bertjax.planner import hlo, report
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.sharding.topology import GENERATIONS, accelerator
 from bertjax.tasks.pretraining import Pretraining, packed_rows
-from bertjax.training.optimizer import make_optimizer
+from bertjax.training.optimizers import make_optimizer
 from bertjax.training.state import make_layout
 from experiments import small
 from tests.golden import make_hbm
