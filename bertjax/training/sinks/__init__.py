@@ -10,7 +10,7 @@ from bertjax.registry import Registry
 
 
 class Sink(Protocol):
-    """Receives numbers, on the first host only. It need not remember any: a step's numbers come once.
+    """Receives numbers, on the first host only. It need not remember any: nothing comes twice.
 
     A factory makes it: (workdir, start_step, config) -> sink. The run goes on after `start_step`, 0 for a new one; what
     an earlier process wrote of later steps is void, and will come again.
