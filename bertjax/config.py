@@ -116,6 +116,29 @@ def named_stages(**stages: ml_collections.ConfigDict) -> ml_collections.ConfigDi
     return ml_collections.ConfigDict(stages)
 
 
+def param_groups(**groups: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Returns `config.optimizer.groups`: the groups by name. A param belongs to the first one that has it."""
+    return ml_collections.ConfigDict(groups)
+
+
+def param_group(
+    params: str, learning_rate_factor: float = 1.0, weight_decay: float | None = None
+) -> ml_collections.ConfigDict:
+    """Returns a group of params.
+
+    Args:
+      params: regular expression that is found in their names, such as "bert/encoder/layers/output/kernel".
+      learning_rate_factor: multiplies the learning rate; 0 trains none of them.
+      weight_decay: instead of `optimizer.weight_decay` for kernels and embeddings, and none for others.
+    """
+    decay = config_dict.placeholder(float)
+    group = ml_collections.ConfigDict(
+        dict(params=params, learning_rate_factor=float(learning_rate_factor), weight_decay=decay)
+    )
+    group.weight_decay = weight_decay
+    return group
+
+
 def stages_of(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
     """Returns the stages in the order of training: short sequences before long ones (Devlin et al. 2019, A.2)."""
     return sorted(config.stages.values(), key=lambda stage: stage.length)
@@ -151,7 +174,14 @@ def common_config() -> ml_collections.ConfigDict:
 
     config.optimizer = ml_collections.ConfigDict(
         dict(
-            name="adam",  # adam (with decoupled weight decay) | lamb, for batches of thousands
+            # adam (with decoupled weight decay) | lamb, for batches of thousands | muon | one of optax: lion, sm3, ...
+            name="adam",
+            options="",  # arguments of muon and optax's optimizers: "b1=0.95 nesterov=True"
+            # The learning rate after the warm-up: linear (to 0, counted from step 0) | constant | cosine (to 0) |
+            # trapezoid (constant, then linear to 0 over the last decay_proportion of the steps).
+            schedule="linear",
+            decay_proportion=0.1,
+            groups=ml_collections.ConfigDict(),  # of params, with their own learning rate or decay: `param_groups`
             learning_rate=1e-4,
             beta1=0.9,
             beta2=0.999,
@@ -163,6 +193,7 @@ def common_config() -> ml_collections.ConfigDict:
         )
     )
     config.log_every_steps = 100
+    config.sinks = ("tensorboard",)  # where metrics go, besides WORKDIR/metrics.jsonl
     config.watchdog = 10.0  # logs what a step waited for that took so many times as long as the median; 0: none
     config.profile = ""  # START:STOP writes a trace of these steps, both included, to WORKDIR/profile
     config.eval = ml_collections.ConfigDict(dict(every_steps=10_000))

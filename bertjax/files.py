@@ -1,4 +1,4 @@
-"""Writes files atomically; reads JSON that anyone may have written.
+"""Writes files atomically, and files that grow; reads JSON that anyone may have written.
 
 What fails for a reason that may pass, such as a network file system's, is tried again; the libraries of object stores
 do that by themselves.
@@ -6,6 +6,7 @@ do that by themselves.
 
 import contextlib
 import errno
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -102,3 +103,35 @@ def write_whole(path: epath.PathLike, content: str | bytes) -> None:
     epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+UPLOAD_SECONDS = 30  # between uploads of the whole file to an object store
+
+
+class GrowingFile:
+    """A file to append to. Object stores cannot append: there, the whole file is uploaded now and then."""
+
+    def __init__(self, path: epath.Path, content: bytes = b""):
+        self._path, self._is_remote = path, "://" in str(path)
+        self._content, self._size = content if self._is_remote else b"", len(content)
+        self._uploaded = time.monotonic()
+        if not path.exists() or read_whole(path) != content:
+            write_whole(path, content)
+
+    def write(self, more: bytes) -> None:
+        if not self._is_remote:
+            try:
+                with self._path.open("ab") as file:
+                    file.write(more)
+            except OSError:  # perhaps with a part of it written
+                write_whole(self._path, read_whole(self._path)[: self._size] + more)
+            self._size += len(more)
+            return
+        self._content += more
+        if time.monotonic() - self._uploaded > UPLOAD_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._is_remote:
+            write_whole(self._path, self._content)
+            self._uploaded = time.monotonic()

@@ -13,7 +13,6 @@ import ml_collections
 from bertjax.config import MODEL_SIZES, UserError, corpus_sources, mixture_of, words_to_predict
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
-OPTIMIZERS = ("adam", "lamb")
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 ATTENTION = ("auto", "xla", "fused")
@@ -149,7 +148,6 @@ def _validate_lstms(config) -> None:
 def _validate_common(config) -> None:
     one_of(config, "tokenizer.kind", TOKENIZER_KINDS)
     validate_model(config)
-    one_of(config, "optimizer.name", OPTIMIZERS)
     one_of(config, "remat", (*REMAT_POLICIES, "auto") if config.task == "pretraining" else REMAT_POLICIES)
     one_of(config, "unroll", ("auto", "yes", "no"))
     one = "layers that are recomputed must stay in a scan, or the compiler undoes it: set unroll=auto, or remat=none"
@@ -169,6 +167,8 @@ def _validate_common(config) -> None:
     _seed(config, "seed")
     _profile(config.profile)
     share(config, "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay")
+    decaying = config.optimizer.decay_proportion
+    require(0 < decaying <= 1, "optimizer.decay_proportion", decaying, "must be above 0 and at most 1")
     skips, factor = config.optimizer.skip_nonfinite, config.watchdog
     require(skips >= 0, "optimizer.skip_nonfinite", skips, "must be at least 0")
     require(factor == 0 or factor > 1, "watchdog", factor, "must be above 1, or 0 for none")

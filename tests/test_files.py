@@ -9,7 +9,8 @@ from etils.epath import gpath
 from bertjax import files
 from bertjax.config import UserError
 from bertjax.data.preparation import prepare
-from bertjax.training.logging import MetricsWriter, read_metrics
+from bertjax.training.logging import MetricsWriter
+from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import tiny_config
 
 
@@ -51,7 +52,7 @@ def test_no_line_of_metrics_is_lost_or_there_twice(tmp_path, faulty, before):
     counts = faulty(5, errno.EIO)
     counts["calls"] = before
     for step in range(20):
-        writer = MetricsWriter(tmp_path / "run", step)
+        writer = MetricsWriter(tmp_path / "run", step, tiny_config())
         writer.write(step + 1, {"train/loss": float(step)})
     assert [line["train/loss"] for line in read_metrics(tmp_path / "run")] == list(range(20))
     assert counts["failed"] > 10

@@ -12,7 +12,7 @@ import pytest
 
 from bertjax.config import named_stages, stage
 from bertjax.training import checkpoint
-from bertjax.training.logging import read_metrics
+from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import tiny_config
 from tests.processes import QUICK_TO_COMPILE, Process
 from tests.processes import start as start_process

@@ -122,7 +122,7 @@ class SelfAttention(nn.Module):
         """
         config, compute, dtype = self.config, self.compute, self.compute.dtype
         hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
-        axes = ("embed", None, "heads", "kv")
+        axes = ("embed", "projections", "heads", "kv")
         project = Dense(config, compute, (hidden,), (3, heads, size), axes, name="query_key_value")
         rate = config.attention_probs_dropout_prob
         if cache is not None:

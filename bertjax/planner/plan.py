@@ -172,7 +172,7 @@ class _Builder:
     def lower(self, number: int):
         """Lowers the train step and the evaluation step of a stage."""
         task, config = self._task, self._config
-        hyperparameters = abstract_hyperparameters(self._mesh)
+        hyperparameters = abstract_hyperparameters(config, self._mesh)
         batch = task.abstract_batch(number)
         train = self._program.train_step.lower(self._program.state, batch, hyperparameters)
 

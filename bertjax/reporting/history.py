@@ -8,7 +8,7 @@ from etils import epath
 
 from bertjax.files import read_json
 from bertjax.training.clocks import PARTS
-from bertjax.training.logging import read_metrics
+from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.workdir import RESULT, RUNS, Finished, require_info
 
 

@@ -1,5 +1,7 @@
 """Maps the logical axes of the model to mesh axes."""
 
+from jax.sharding import PartitionSpec
+
 # Modules name logical axes; only this table knows the mesh. A mesh axis is used once per array: activations are
 # [batch, length, embed], where "batch" takes fsdp, so "embed" is not partitioned there, although it is in params.
 RULES = (
@@ -11,7 +13,15 @@ RULES = (
     ("mlp", "tensor"),
     ("vocab", "tensor"),
     ("layers", None),
+    ("projections", None),  # query, key and value
 )
+
+STACKED = ("layers", "projections")  # the axes along which an array has several matrices
 
 # The rules among devices with the same index along `data`, which share one part of the batch.
 RULES_WITHIN_DATA = (("batch", "fsdp"), *RULES[1:])
+
+
+def stacked(axes: PartitionSpec) -> list[int]:
+    """Returns the numbers of those of a param's logical axes along which it has several matrices."""
+    return [number for number, name in enumerate(axes) if name in STACKED]

@@ -4,11 +4,10 @@ The registry holds only names; `get` imports the module of a task.
 """
 
 import contextlib
-import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING
 
 from bertjax.config import UserError
+from bertjax.registry import Registry
 from bertjax.validation import validate_fine_tuning, validate_pretraining
 
 if TYPE_CHECKING:
@@ -16,36 +15,10 @@ if TYPE_CHECKING:
 
 PRETRAINING = "pretraining"
 FINE_TUNING = ("glue", "classify", "squad", "ner", "tag", "swag", "features")
-ENTRY_POINTS = "bertjax.tasks"  # group in which installed packages register tasks
-_registered: dict[str, "FineTuningTask"] = {}
-
-
-def register(name: str, task: "FineTuningTask") -> None:
-    """Registers a task in this process, for `config.task = name`; an experiment's file may call this."""
-    if name in (PRETRAINING, *FINE_TUNING):
-        raise UserError(f"task {name!r} is one of bertjax's own; register yours under another name")
-    _registered[name] = task
-
-
-def names() -> tuple[str, ...]:
-    """Returns the names of all fine-tuning tasks."""
-    installed = (point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS))
-    return tuple(dict.fromkeys((*FINE_TUNING, *_registered, *installed)))
-
-
-def get(name: str) -> "FineTuningTask":
-    """Returns a fine-tuning task. Raises `UserError` if the name is not in `names()`."""
-    if name in _registered:
-        return _registered[name]
-    if name in FINE_TUNING:
-        return importlib.import_module(f"bertjax.tasks.{name}").TASK
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
-        try:
-            return point.load()
-        except Exception as error:  # of somebody else's code
-            reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"task {name!r}: cannot load {point.value}, its entry point ({reason})") from None
-    raise UserError(f"config.task = {name!r}: choose one of {', '.join((PRETRAINING, *names()))}")
+TASKS: "Registry[FineTuningTask]" = Registry(
+    "task", "task", {name: f"bertjax.tasks.{name}:TASK" for name in FINE_TUNING}, reserved=(PRETRAINING,)
+)
+register, names, get = TASKS.register, TASKS.names, TASKS.get  # an experiment's file may register a task of its own
 
 
 def of_checkpoint(name: str, architecture: str) -> "FineTuningTask | None":
@@ -67,9 +40,15 @@ def validate(config, with_data: bool = True) -> None:
 
     `with_data`: also require the location of the data.
     """
+    from bertjax.training import optimizers, schedules, sinks
+
     if config.task == PRETRAINING:
         validate_pretraining(config, with_data)
     else:
         task = get(config.task)
         validate_fine_tuning(config, with_data)
         task.validate(config)
+    schedules.SCHEDULES.get(config.optimizer.schedule)
+    for name in config.sinks:
+        sinks.SINKS.get(name)
+    optimizers.validate(config.optimizer)

@@ -70,7 +70,7 @@ def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
             print(f"compiling with remat={way.config.remat} unroll={way.config.unroll}", flush=True)
         program = make_program(way, way.config, way.mesh)
         batch = way.abstract_batch(len(way.rows) - 1)
-        lowered = program.train_step.lower(program.state, batch, abstract_hyperparameters(way.mesh))
+        lowered = program.train_step.lower(program.state, batch, abstract_hyperparameters(way.config, way.mesh))
         if hosts.as_on_first(fits_in_memory(lowered, device)):  # one decision, or hosts would run different programs
             return way
     return last

@@ -1,12 +1,8 @@
-"""Logs the metrics of a run: a progress bar or plain lines, TensorBoard, and metrics.jsonl."""
+"""Logs the metrics of a run: on the terminal, a progress bar or plain lines, and to its sinks."""
 
-import contextlib
 import json
-import math
 import os
-import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
@@ -15,51 +11,12 @@ import tqdm
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.files import parse_json, read_json, read_whole, write_whole
+from bertjax.files import read_json, write_whole
 from bertjax.training.clocks import PARTS, shares
+from bertjax.training.sinks import SINKS
+from bertjax.training.sinks.jsonl import JsonLines, finite, read_metrics
 
-METRICS, UNREPORTED = "metrics.jsonl", "unreported_metrics_{}.json"
-UPLOAD_SECONDS = 30  # between uploads of the whole file to an object store
-
-
-def read_metrics(workdir: epath.PathLike) -> list[dict]:
-    """Returns the lines of `metrics.jsonl`, without one that a crash cut off."""
-    path = epath.Path(workdir) / METRICS
-    lines = []
-    for line in read_whole(path).splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            found = parse_json(line, dict[str, float | None])
-            lines.append({**found, "step": int(found["step"])})
-    return lines
-
-
-class _GrowingFile:
-    """A file to append to. Object stores cannot append: there, the whole file is uploaded now and then."""
-
-    def __init__(self, path: epath.Path, content: bytes = b""):
-        self._path, self._is_remote = path, "://" in str(path)
-        self._content, self._size = content if self._is_remote else b"", len(content)
-        self._uploaded = time.monotonic()
-        if not path.exists() or read_whole(path) != content:
-            write_whole(path, content)
-
-    def write(self, more: bytes) -> None:
-        if not self._is_remote:
-            try:
-                with self._path.open("ab") as file:
-                    file.write(more)
-            except OSError:  # perhaps with a part of it written
-                write_whole(self._path, read_whole(self._path)[: self._size] + more)
-            self._size += len(more)
-            return
-        self._content += more
-        if time.monotonic() - self._uploaded > UPLOAD_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._is_remote:
-            write_whole(self._path, self._content)
-            self._uploaded = time.monotonic()
+UNREPORTED = "unreported_metrics_{}.json"
 
 
 class _Unreported(TypedDict):
@@ -68,20 +25,15 @@ class _Unreported(TypedDict):
 
 
 class MetricsWriter:
-    """Appends to `WORKDIR/metrics.jsonl` and to TensorBoard's `WORKDIR/tensorboard`.
+    """Writes metrics, and the seconds that they took, to the sinks of a run.
 
-    A resumed run first drops the lines after `start_step`, which it will write again. It does not write a line twice,
-    such as that of an evaluation at `start_step`.
+    A resumed run does not write anything twice, such as the evaluation at `start_step`.
 
     Attributes:
       wall: seconds of all processes of the run so far, by `PARTS`.
     """
 
-    def __init__(self, workdir: epath.PathLike, start_step: int):
-        # TensorBoard's own EventFileWriter imports TensorFlow, which takes seconds.
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
+    def __init__(self, workdir: epath.PathLike, start_step: int, config):
         workdir = self._workdir = epath.Path(workdir)
         lines = read_metrics(workdir)
         kept = [line for line in lines if line["step"] <= start_step]
@@ -96,12 +48,9 @@ class MetricsWriter:
         for path in workdir.glob(UNREPORTED.format("*")):
             if path.name != UNREPORTED.format(start_step):
                 path.unlink(missing_ok=True)
-        self._lines = _GrowingFile(workdir / METRICS, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._there = {(line["step"], name) for line in kept for name in line}
-        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self._events = _GrowingFile(workdir / "tensorboard" / name)
-        self._records = RecordWriter(self._events)
-        self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        makers = (JsonLines, *map(SINKS.get, config.sinks))
+        self._sinks = [make(workdir, start_step, config) for make in makers]
 
     def write_wall(self, step: int, seconds: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """Writes metrics with the seconds since the last line, by `PARTS`."""
@@ -122,7 +71,7 @@ class MetricsWriter:
 
     def keep_unreported(self, step: int, metrics: Sequence[Mapping[str, float]], seconds: Mapping[str, float]) -> None:
         """Keeps what belongs to the next line, which a resumed run will write: metrics of each step, and seconds."""
-        content = {"metrics": [_finite(each) for each in metrics], "wall": self._with_carried(seconds)}
+        content = {"metrics": [finite(each) for each in metrics], "wall": self._with_carried(seconds)}
         write_whole(self._workdir / UNREPORTED.format(step), json.dumps(content) + "\n")
 
     def unreported(self, step: int) -> list[dict[str, np.float32]]:
@@ -141,25 +90,19 @@ class MetricsWriter:
         ]
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         if all((step, name) in self._there for name in metrics):
             return
-        self._lines.write((json.dumps({"step": step, **_finite(metrics)}) + "\n").encode())
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        event = Event(step=step, wall_time=time.time(), summary=Summary(value=values))
-        self._records.write(event.SerializeToString())
+        for sink in self._sinks:
+            sink.write(step, metrics)
 
     def flush(self) -> None:
-        """Uploads all lines, so that a resumed run finds them."""
-        self._lines.flush()
-        self._events.flush()
+        """Stores all that was written, so that a resumed run finds it."""
+        for sink in self._sinks:
+            sink.flush()
 
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no NaN."""
-    return {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
 
 
 class Progress:

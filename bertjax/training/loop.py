@@ -16,8 +16,8 @@ from bertjax.training.checkpoint import Checkpoints, Scores, check_resumable, is
 from bertjax.training.clocks import Clocks, Watchdog, describe_wall
 from bertjax.training.divergence import Diverged, NonFinite
 from bertjax.training.logging import MetricsWriter, Progress
-from bertjax.training.optimizer import make_schedule
 from bertjax.training.profile import profiled
+from bertjax.training.schedules import make_schedule
 from bertjax.training.state import TrainState
 from bertjax.training.step import Program, make_program, put_hyperparameters
 from bertjax.training.stop import stop_signals
@@ -69,7 +69,7 @@ def train(
 
     # Logging, on the first host only.
     workdir, is_first = epath.Path(workdir), jax.process_index() == 0
-    writer = MetricsWriter(workdir, start) if is_first else None
+    writer = MetricsWriter(workdir, start, config) if is_first else None
     progress = Progress(task.total_steps, start) if is_first else None
     peak = peak_flops(mesh.devices.flat[0])
     scores = checkpoints.scores(start)
@@ -130,7 +130,9 @@ def train(
                 scores = checkpoints.add_scores(step, found)
 
     # Training.
-    compiled, ends_with_all = set(), False  # shapes of batches; if not, the others cannot be waited for
+    compiled = set()  # the shapes of batches that a step is compiled for
+    # Whether all steps are done; whether all hosts stop here, so that they can wait for each other.
+    has_finished = ends_together = False
     try:
         with (
             stop_signals() as stops_now,
@@ -184,19 +186,19 @@ def train(
                     evaluate(step)
                 if stalled := watchdog.check(clocks.step()):
                     print(f"host {jax.process_index()}: step {step} {stalled}", flush=True)
-        ends_with_all = True
+        has_finished = ends_together = True
     except (KeyboardInterrupt, Diverged):  # on all hosts
-        ends_with_all = True
+        ends_together = True
         raise
     finally:
         with clocks.waiting("checkpoints"):
-            checkpoints.close(deletes=ends_with_all)
+            checkpoints.close(deletes=ends_together)
         if is_first:
             progress.close()
-            writer.flush()
+            if has_finished:
+                writer.write_end(task.total_steps, clocks.lap())
+            writer.close()
     if is_first:
-        writer.write_end(task.total_steps, clocks.lap())
-        writer.flush()
         print(describe_wall(writer.wall), flush=True)
     best_step = checkpoints.best_step()
     return Trained(state, scores, best_step, checkpoints.scores(best_step))

@@ -15,7 +15,9 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.sharding.mesh import param_shardings, replicated, split_over_data
-from bertjax.training.optimizer import matrices
+from bertjax.training.optimizers.groups import matrices
+
+LARGE = 1 << 20  # elements of an array that is worth splitting
 
 
 @flax.struct.dataclass
@@ -38,6 +40,11 @@ def learnt(params: dict, frozen: Sequence[str]) -> dict:
     return {name: part for name, part in params.items() if name not in frozen}
 
 
+def abstract_axes(init_params) -> dict:
+    """Returns the logical axes of the params that `init_params(key)` returns, a tree of `PartitionSpec`s."""
+    return nn.get_partition_spec(jax.eval_shape(init_params, jax.random.key(0)))
+
+
 def make_layout(init_params, optimizer: optax.GradientTransformation, mesh: Mesh, frozen: Sequence[str] = ()) -> Layout:
     """Makes the layout of a run. `init_params(key)` returns logically partitioned params."""
     boxed = jax.eval_shape(init_params, jax.random.key(0))
@@ -50,14 +57,29 @@ def make_layout(init_params, optimizer: optax.GradientTransformation, mesh: Mesh
         compute,
         matrices(abstract),
     )
-    opt_state = optax.tree_utils.tree_map_params(
-        optimizer,
-        lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, learnt(abstract, frozen)),
-        learnt(params, frozen),
-        transform_non_params=lambda _: replicated(mesh),
+    learnt_params = learnt(abstract, frozen)
+    opt_state = _shardings_of_moments(
+        jax.eval_shape(optimizer.init, learnt_params), learnt_params, learnt(params, frozen), mesh
     )
     return Layout(TrainState(replicated(mesh), params, opt_state), compute)
+
+
+def _shardings_of_moments(opt_state, params: dict, shardings: dict, mesh: Mesh):
+    """Shards an optimizer's arrays: those like a param, in name and shape, as that param; others by their own shape."""
+    known = {
+        path: (x.shape, sharding)
+        for (path, x), sharding in zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(shardings))
+    }
+
+    def sharding_of(path, x):
+        names = (known.get(path[start:]) for start in range(len(path)))
+        shape, sharding = next(filter(None, names), (None, None))
+        if shape == x.shape:
+            return sharding
+        is_large = x.size >= LARGE
+        return split_over_data(replicated(mesh), (None,) * x.ndim, x.shape) if is_large else replicated(mesh)
+
+    return jax.tree_util.tree_map_with_path(sharding_of, opt_state)
 
 
 def make_init(

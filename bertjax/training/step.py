@@ -1,6 +1,5 @@
 """The compiled training step, the same for all tasks."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,8 +14,9 @@ from jax.sharding import Mesh
 from bertjax.model.dropout import row_keys
 from bertjax.sharding.mesh import batch_sharding, compiler_options, replicated
 from bertjax.sharding.rules import RULES_WITHIN_DATA
-from bertjax.training.optimizer import Schedule, make_optimizer
-from bertjax.training.state import Layout, TrainState, abstract_state, learnt, make_init, make_layout
+from bertjax.training.optimizers import make_optimizer
+from bertjax.training.schedules import Schedule, make_schedule
+from bertjax.training.state import Layout, TrainState, abstract_axes, abstract_state, learnt, make_init, make_layout
 from bertjax.training.task import Task
 
 
@@ -38,7 +38,7 @@ class Program(NamedTuple):
 
 
 def make_program(task: Task, config, mesh: Mesh) -> Program:
-    optimizer = make_optimizer(config.optimizer)
+    optimizer = make_optimizer(config.optimizer, learnt(abstract_axes(task.init_params), task.frozen))
     layout = make_layout(task.init_params, optimizer, mesh, task.frozen)
     init = make_init(task.init_params, optimizer, layout, task.frozen)
     return Program(
@@ -52,14 +52,17 @@ def make_program(task: Task, config, mesh: Mesh) -> Program:
 
 def put_hyperparameters(seed: int, schedule: Schedule, mesh: Mesh) -> Hyperparameters:
     """Copies the hyperparameters to the devices."""
-    fields = Schedule(np.float32(schedule.peak), np.int32(schedule.warmup_steps), np.int32(schedule.total_steps))
-    return jax.device_put(Hyperparameters(np.int32(seed), fields), replicated(mesh))
+    return jax.device_put(_as_inputs(Hyperparameters(seed, schedule)), replicated(mesh))
 
 
-def abstract_hyperparameters(mesh: Mesh) -> Hyperparameters:
+def abstract_hyperparameters(config, mesh: Mesh) -> Hyperparameters:
     """Returns the shapes, types and shardings of `put_hyperparameters`."""
-    number = functools.partial(jax.ShapeDtypeStruct, (), sharding=replicated(mesh))
-    return Hyperparameters(number(jnp.int32), Schedule(number(jnp.float32), number(jnp.int32), number(jnp.int32)))
+    numbers = _as_inputs(Hyperparameters(config.seed, make_schedule(config.optimizer, total_steps=1)))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=replicated(mesh)), numbers)
+
+
+def _as_inputs(hyperparameters: Hyperparameters) -> Hyperparameters:
+    return jax.tree.map(lambda x: np.float32(x) if isinstance(x, float) else np.int32(x), hyperparameters)
 
 
 def fits_in_memory(lowered, device) -> bool:

@@ -113,8 +113,8 @@ def train_ours(config, dataset, workdir, mesh, program):
 
     from bertjax.interop import pretrained
     from bertjax.tasks import finetuning
-    from bertjax.training.logging import read_metrics
     from bertjax.training.loop import train
+    from bertjax.training.sinks.jsonl import read_metrics
     from bertjax.training.step import make_program
 
     task = finetuning.FineTuning(config, mesh, dataset)
@@ -180,7 +180,7 @@ def train_theirs(name: str, config, dataset, mesh):
 
     from bertjax.data.examples import TrainingOrder
     from bertjax.tasks.finetuning import count_steps
-    from bertjax.training.optimizer import make_schedule
+    from bertjax.training.schedules import make_schedule
 
     torch.manual_seed(config.seed)
     model, train = make_theirs(name, config, dataset), dataset.train

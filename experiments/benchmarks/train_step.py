@@ -105,7 +105,7 @@ class Ours:
         import jax
 
         from bertjax.sharding.mesh import make_mesh, use_cpu_cores
-        from bertjax.training.optimizer import make_schedule
+        from bertjax.training.schedules import make_schedule
         from bertjax.training.step import make_program, put_hyperparameters
 
         self.config, self.case = case.config(), case

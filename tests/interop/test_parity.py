@@ -37,7 +37,7 @@ from bertjax.tasks.generation import Sampling, generate
 from bertjax.text import learning, python_docs, tokenizer
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training import checkpoint
-from bertjax.training.optimizer import make_schedule
+from bertjax.training.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 from bertjax.training.workdir import RunInfo, write_info
 from tests.conftest import make_corpus, one_device_mesh

@@ -20,7 +20,7 @@ from bertjax.model.tiles import Tile, tile_of
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.sharding.topology import accelerator
 from bertjax.tasks.pretraining import Pretraining
-from bertjax.training.optimizer import make_schedule
+from bertjax.training.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 
 RATE = 0.1

@@ -20,7 +20,7 @@ from bertjax.tasks import classification, classify, finetuning, glue, objectives
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
-from bertjax.training.logging import read_metrics
+from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.workdir import require_info
 from tests.conftest import TOPICS, one_device_mesh
 from tests.processes import ROOT

@@ -13,7 +13,7 @@ from bertjax.tasks import metrics, ner, tag, validate
 from bertjax.tasks.launch import launch
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece, new_wordpiece
 from bertjax.text.words import split_words
-from bertjax.training.logging import read_metrics
+from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS
 
 pytestmark = pytest.mark.usefixtures("on_one_device")

@@ -19,7 +19,7 @@ from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint as checkpoints
 from bertjax.training import workdir
-from bertjax.training.logging import read_metrics
+from bertjax.training.sinks.jsonl import read_metrics
 from tests.processes import ROOT
 from tests.processes import run as command
 from tests.tasks import own_task
@@ -33,7 +33,7 @@ SEA = "ship sail harbour"  # two words with an s
 def registered():
     tasks.register("letter", own_task.TASK)
     yield
-    del tasks._registered["letter"]
+    del tasks.TASKS.registered["letter"]
 
 
 def config_for(checkpoint, **fields):
@@ -151,13 +151,13 @@ def test_other_numbers_of_examples_are_noticed(trained, checkpoint, tmp_path, ca
         whole = (dataset.train.input_ids, dataset.train.token_types, dataset.train.labels)
         return dataclasses.replace(dataset, train=Examples(*(part[:208] for part in whole)))
 
-    monkeypatch.setitem(tasks._registered, "letter", dataclasses.replace(own_task.TASK, load=load))
+    monkeypatch.setitem(tasks.TASKS.registered, "letter", dataclasses.replace(own_task.TASK, load=load))
     launch(config_for(checkpoint, epochs=9.0), tmp_path / "run")
     assert "train_examples = 208 (was 240)" in capsys.readouterr().out
 
 
 def test_a_broken_entry_point_is_named_and_hurts_nobody_else(monkeypatch):
-    point = importlib.metadata.EntryPoint("theirs", "no.such.module:TASK", tasks.ENTRY_POINTS)
+    point = importlib.metadata.EntryPoint("theirs", "no.such.module:TASK", tasks.TASKS.group)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [point])
     with pytest.raises(UserError, match=r"task 'theirs': cannot load no.such.module:TASK, .*ModuleNotFoundError"):
         tasks.get("theirs")

@@ -19,9 +19,9 @@ from bertjax.tasks.objectives import Predictor, apply
 from bertjax.tasks.pretraining import Pretraining, row_size
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint
-from bertjax.training.logging import read_metrics
-from bertjax.training.optimizer import make_schedule
 from bertjax.training.run import run
+from bertjax.training.schedules import make_schedule
+from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.step import make_program, put_hyperparameters
 from experiments import features
 from tests.conftest import TOPICS, one_device_mesh, preparing_in_process, tiny_config

@@ -24,8 +24,8 @@ from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_run import find_or_prepare, report
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint
-from bertjax.training.logging import read_metrics
 from bertjax.training.run import run
+from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.step import fits_in_memory, make_program
 from bertjax.training.workdir import differences, refuse
 from tests import processes

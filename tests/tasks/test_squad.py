@@ -15,7 +15,7 @@ from bertjax.tasks.launch import launch
 from bertjax.tasks.squad import Question
 from bertjax.text import python_docs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
-from bertjax.training.logging import read_metrics
+from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS
 
 pytestmark = pytest.mark.usefixtures("on_one_device")

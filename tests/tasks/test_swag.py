@@ -9,7 +9,7 @@ from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
 from bertjax.tasks import swag, validate
 from bertjax.tasks.launch import launch
-from bertjax.training.logging import read_metrics
+from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS
 
 pytestmark = pytest.mark.usefixtures("on_one_device")

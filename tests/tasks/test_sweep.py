@@ -17,8 +17,8 @@ from bertjax.training import checkpoint as checkpoints
 from bertjax.training import workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.divergence import Diverged
-from bertjax.training.logging import read_metrics
 from bertjax.training.loop import Trained
+from bertjax.training.sinks.jsonl import read_metrics
 from tests.tasks.test_finetuning import config_for, write_sst2
 
 pytestmark = pytest.mark.usefixtures("on_one_device")

@@ -22,10 +22,11 @@ from bertjax.sharding.rules import RULES
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint
 from bertjax.training.clocks import PARTS
-from bertjax.training.logging import MetricsWriter, read_metrics
+from bertjax.training.logging import MetricsWriter
 from bertjax.training.loop import train
-from bertjax.training.optimizer import make_schedule
 from bertjax.training.profile import profiled
+from bertjax.training.schedules import make_schedule
+from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import one_device_mesh, tiny_config
 from tests.training.toy import Toy, toy_config
@@ -257,7 +258,7 @@ def evaluated_steps(workdir):
 def test_a_resumed_run_drops_the_lines_it_will_write_again(tmp_path):
     text = "".join(json.dumps({"step": step, "train/loss": 1.0}) + "\n" for step in (2, 4, 6))
     (tmp_path / "metrics.jsonl").write_text(text + '{"step": 7, "tra')
-    writer = MetricsWriter(tmp_path, start_step=4)
+    writer = MetricsWriter(tmp_path, 4, toy_config())
     writer.write(6, {"train/loss": 2.0, "train/other": float("nan")})
     writer.flush()
     lines = read_metrics(tmp_path)
@@ -270,9 +271,9 @@ def test_metrics_are_not_rewritten_where_nothing_is_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 2, "train/loss": 1.0}\n')
     before = path.stat()
-    MetricsWriter(tmp_path, start_step=2).flush()
+    MetricsWriter(tmp_path, 2, toy_config()).flush()
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    MetricsWriter(tmp_path, start_step=1).flush()  # drops a line: a new file takes the place of the old one
+    MetricsWriter(tmp_path, 1, toy_config()).flush()  # drops a line: a new file takes the place of the old one
     assert path.stat().st_ino != before.st_ino and path.read_text() == ""
 
 
@@ -551,15 +552,15 @@ def test_a_step_that_waits_for_data_is_named(train_toy, tmp_path, capsys):
 
 def test_the_wall_time_of_all_processes_of_a_run_is_added_up(tmp_path):
     seconds = dict.fromkeys(PARTS, 1.0)
-    first = MetricsWriter(tmp_path, 0)
+    first = MetricsWriter(tmp_path, 0, toy_config())
     for step in (2, 4, 6):
         first.write_wall(step, seconds, {})
     first.keep_unreported(4, [{"loss": np.float32(0.1)}, {"loss": np.float32("nan")}], seconds)
-    second = MetricsWriter(tmp_path, 4)  # killed, it goes on from step 4
+    second = MetricsWriter(tmp_path, 4, toy_config())  # killed, it goes on from step 4
     (one, other) = second.unreported(4)
     assert one == {"loss": np.float32(0.1)} and np.isnan(other["loss"])
     second.write_wall(6, seconds, {})
-    third = MetricsWriter(tmp_path, 6)
+    third = MetricsWriter(tmp_path, 6, toy_config())
     for writer in (second, third):  # six seconds of step 6 were spent for nothing
         assert writer.wall == {**dict.fromkeys(PARTS, 2.0 + 1.0 + 1.0), "restart": 4.0 + 6.0}
     assert third.unreported(6) == [] and not list(tmp_path.glob("unreported*"))

@@ -1,16 +1,24 @@
 """The optimizer against Google's rules, step by step in float64."""
 
+import functools
 import re
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.sharding import PartitionSpec
 
-from bertjax.config import bert_config, pretraining_config
+from bertjax import tasks
+from bertjax.config import UserError, bert_config, param_group, param_groups, pretraining_config
 from bertjax.model.bert import BertForFeatureBasedTagging, BertForPreTraining
-from bertjax.training.optimizer import Schedule, make_optimizer, make_schedule
+from bertjax.sharding.mesh import make_mesh
+from bertjax.training import optimizers
+from bertjax.training.optimizers import make_optimizer
+from bertjax.training.schedules import Cosine, Linear, Trapezoid, make_schedule
+from bertjax.training.state import abstract_axes, make_init, make_layout
 from tests.conftest import tiny_config
 
 TINY = bert_config(tiny_config())
@@ -20,6 +28,11 @@ PARAMS = {
     "norm": {"scale": np.array([1.0, 0.9]), "bias": np.array([0.0, 0.4])},
     "word": {"embedding": np.array([[0.7, -0.3]])},
 }
+
+
+def unnamed(params):
+    """Logical axes of params that have none."""
+    return jax.tree.map(lambda x: PartitionSpec(*[None] * x.ndim), params)
 
 
 def google_adam(params, gradients, total, lr=1e-4, warmup=2, correct=False):
@@ -48,7 +61,7 @@ def google_adam(params, gradients, total, lr=1e-4, warmup=2, correct=False):
 def test_five_steps_of_googles_optimizer(correct, size):
     config = pretraining_config().optimizer
     config.update(warmup_steps=2, bias_correction=correct)
-    optimizer, schedule = make_optimizer(config), make_schedule(config, 10)
+    optimizer, schedule = make_optimizer(config, unnamed(PARAMS)), make_schedule(config, 10)
     rng = np.random.default_rng(0)
     gradients = [jax.tree.map(lambda x: size * rng.normal(size=x.shape), PARAMS) for _ in range(5)]
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
@@ -73,7 +86,15 @@ def test_lamb_steps_by_the_size_of_each_matrix():
     }
     config = pretraining_config().optimizer
     config.update(name="lamb", bias_correction=True, max_grad_norm=1e9)
-    optimizer = make_optimizer(config)
+    axes = unnamed(stacked)
+    axes["layers"] = {
+        "query_key_value": {
+            "kernel": PartitionSpec("layers", "embed", "projections", "heads", "kv"),
+            "bias": PartitionSpec("layers", "projections", "heads", "kv"),
+        },
+        "output": {"kernel": PartitionSpec("layers", "mlp", "embed")},
+    }
+    optimizer = make_optimizer(config, axes)
     gradient = jax.tree.map(lambda x: rng.normal(size=x.shape), stacked)
     params = jax.tree.map(jnp.float32, stacked)
     gradient32 = jax.tree.map(jnp.float32, gradient)
@@ -101,11 +122,11 @@ def test_lamb_steps_by_the_size_of_each_matrix():
 
 
 def test_learning_rate_of_the_paper():
-    rate = Schedule(1e-4, 10_000, 1_000_000)
+    rate = Linear(1e-4, 10_000, 1_000_000)
     expected = {0: 0, 5_000: 5e-5, 9_999: 0.9999e-4, 10_000: 0.99e-4, 500_000: 5e-5, 1_000_000: 0, 2_000_000: 0}
     for step, value in expected.items():
         assert abs(float(rate(step)) - value) < 1e-10
-    assert float(Schedule(1.0, 0, 10)(0)) == 1.0
+    assert float(Linear(1.0, 0, 10)(0)) == 1.0
 
 
 ENCODER = {
@@ -141,8 +162,9 @@ LSTM = {
 def test_what_decays(model, inputs, decays, also_left_alone):
     """Google leaves out what has LayerNorm or bias in its name. Without a gradient nothing but decay moves a param."""
     ids = jnp.zeros((1, 8), jnp.int32)
-    abstract = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), *[ids] * inputs)["params"])
-    optimizer = make_optimizer(pretraining_config().optimizer)
+    boxed = jax.eval_shape(model.init, jax.random.key(0), *[ids] * inputs)["params"]
+    abstract, axes = nn.meta.unbox(boxed), nn.get_partition_spec(boxed)
+    optimizer = make_optimizer(pretraining_config().optimizer, axes)
 
     @jax.jit
     def update(params):
@@ -160,3 +182,160 @@ def test_what_decays(model, inputs, decays, also_left_alone):
     assert left_alone == moved.keys() - decays
     google = {name for name in left_alone if re.search(r"norm/(scale|bias)$|bias$", name)}
     assert left_alone - google == also_left_alone and len(google) > 10
+
+
+def test_schedules_are_their_formulas():
+    config = pretraining_config().optimizer
+    config.update(schedule="cosine", warmup_steps=10, learning_rate=2.0)
+    cosine = make_schedule(config, 110)
+    assert cosine == Cosine(2.0, 10, 110)
+    for step, value in {0: 0, 5: 1.0, 10: 2.0, 35: 1 + 0.5**0.5, 60: 1.0, 110: 0, 200: 0}.items():
+        assert abs(float(cosine(step)) - value) < 1e-6
+    config.update(schedule="constant")
+    constant = make_schedule(config, 110)
+    assert [round(float(constant(step)), 6) for step in (0, 5, 10, 109, 500)] == [0, 1, 2, 2, 2]
+    config.update(schedule="trapezoid", decay_proportion=0.2, warmup_steps=0)
+    trapezoid = make_schedule(config, 110)
+    assert trapezoid == Trapezoid(2.0, 0, 22, 110)
+    for step, value in {0: 2.0, 88: 2.0, 99: 1.0, 110: 0, 200: 0}.items():
+        assert abs(float(trapezoid(step)) - value) < 1e-6
+
+
+def test_groups_have_rates_and_decays_of_their_own():
+    config = pretraining_config().optimizer
+    config.groups = param_groups(
+        still=param_group("^word/", learning_rate_factor=0.0),
+        norms=param_group("norm/scale|bias", weight_decay=0.5),
+        slow=param_group("kernel", learning_rate_factor=0.1),
+    )
+    optimizer = make_optimizer(config, unnamed(PARAMS))
+    params = jax.tree.map(jnp.float32, PARAMS)
+    gradient = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params, learning_rate=0.2)
+    np.testing.assert_allclose(updates["dense"]["kernel"], -0.2 * 0.1 * 0.01 * params["dense"]["kernel"], rtol=1e-6)
+    for part, name in (("dense", "bias"), ("norm", "scale"), ("norm", "bias")):
+        np.testing.assert_allclose(updates[part][name], -0.2 * 0.5 * params[part][name], rtol=1e-6)
+    assert (updates["word"]["embedding"] == 0).all()
+
+    config.name, config.options = "lion", "b1=0.5"  # the sign of nothing is nothing: only decay is left
+    updates, _ = (lion := make_optimizer(config, unnamed(PARAMS))).update(
+        gradient, lion.init(params), params, learning_rate=0.2
+    )
+    np.testing.assert_allclose(updates["dense"]["kernel"], -0.2 * 0.1 * 0.01 * params["dense"]["kernel"], rtol=1e-6)
+    np.testing.assert_allclose(updates["norm"]["scale"], -0.2 * 0.5 * params["norm"]["scale"], rtol=1e-6)
+    config.groups = param_groups(nobody=param_group("gamma"))
+    with pytest.raises(UserError, match=r"optimizer.groups.nobody.params = 'gamma': no param has this in its name .*"):
+        make_optimizer(config, unnamed(PARAMS))
+
+
+@pytest.mark.parametrize(
+    "name, options, made",
+    [
+        ("adamw", "b1=0.8", lambda rate: optax.adamw(rate, b1=0.8, weight_decay=0.0)),
+        ("lion", "", lambda rate: optax.lion(rate, weight_decay=0.0)),
+        ("sm3", "momentum=0.5", lambda rate: optax.chain(optax.scale_by_sm3(0.5), optax.scale_by_learning_rate(rate))),
+        ("adafactor", "min_dim_size_to_factor=2 momentum=0.9", lambda rate: optax.adafactor(
+            rate, min_dim_size_to_factor=2, momentum=0.9)),
+    ],
+)  # fmt: skip
+def test_optaxs_optimizers_are_optaxs(name, options, made):
+    """With our schedule, decay and clipping; so the rate of each step counts, also in what momentum keeps."""
+    config = pretraining_config().optimizer
+    config.update(name=name, options=options, warmup_steps=2)
+    optimizers.validate(config)
+    ours, rate = make_optimizer(config, unnamed(PARAMS)), make_schedule(config, 10)
+    theirs = made(rate)
+    params = expected = jax.tree.map(jnp.float32, PARAMS)
+    state, their_state, rng = ours.init(params), theirs.init(params), np.random.default_rng(0)
+    for step in range(4):
+        gradient = jax.tree.map(lambda x: jnp.float32(0.1 * rng.normal(size=x.shape)), params)
+        update, state = ours.update(gradient, state, params, learning_rate=rate(step))
+        theirs_update, their_state = theirs.update(gradient, their_state, expected)
+
+        params = optax.apply_updates(params, update)
+        for part, name in (("dense", "kernel"), ("word", "embedding")):
+            theirs_update[part][name] -= rate(step) * 0.01 * expected[part][name]
+        expected = optax.apply_updates(expected, theirs_update)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), params, expected)
+
+
+def test_muon_takes_the_matrices_of_a_stack_one_by_one():
+    """As optax's takes the query of one layer by itself; embeddings and the output layers are Adam's."""
+    config = tiny_config()
+    config.optimizer.update(name="muon", weight_decay=0.0)
+    optimizers.validate(config.optimizer)
+    boxed = abstract_params(BertForPreTraining(TINY))
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), nn.meta.unbox(boxed))
+    rng = np.random.default_rng(0)
+    gradient = jax.tree.map(lambda x: jnp.float32(1e-3 * rng.normal(size=x.shape)), params)
+    optimizer = make_optimizer(config.optimizer, nn.get_partition_spec(boxed))
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params, learning_rate=1.0)
+    single = optax.contrib.muon(1.0)
+    norm = optax.global_norm(gradient)
+    assert norm < 1  # or it would be clipped
+
+    def matrices(tree):
+        layers = tree["bert"]["encoder"]["layers"]
+        for layer in range(2):
+            for projection in range(3):
+                kernel = layers["attention"]["query_key_value"]["kernel"]
+                yield kernel[layer, :, projection].reshape(32, 32)
+            yield layers["attention"]["output"]["kernel"][layer].reshape(32, 32)
+            yield layers["intermediate"]["kernel"][layer]
+            yield layers["output"]["kernel"][layer]
+
+    for ours, one in zip(matrices(updates), matrices(gradient), strict=True):
+        expected, _ = single.update(one, single.init(one), jnp.zeros_like(one))
+        np.testing.assert_allclose(ours, expected, atol=1e-4)
+    for path in (("bert", "embeddings", "word", "embedding"), ("masked_lm", "dense", "kernel")):
+        update = functools.reduce(lambda tree, name: tree[name], path, updates)
+        assert np.std(np.abs(update)) < 0.01  # the first step of Adam is of one size
+
+
+def abstract_params(model):
+    ids = jnp.zeros((1, 8), jnp.int32)
+    return jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids, ids)["params"]
+
+
+@pytest.mark.parametrize("name, options", [
+    ("adam", ""), ("muon", ""), ("lion", ""), ("adafactor", "min_dim_size_to_factor=8"), ("sm3", ""), ("prodigy", ""),
+])  # fmt: skip
+def test_moments_lie_where_their_own_shapes_say(name, options):
+    """On a mesh of eight: like the param if they have its shape; the state can be made as it is laid out."""
+    config = tiny_config()
+    config.mesh.update(data=2, fsdp=2, tensor=2)
+    config.optimizer.update(name=name, options=options)
+    mesh, model = make_mesh(config), BertForPreTraining(TINY)
+
+    def init_params(key):
+        ids = jnp.zeros((1, 8), jnp.int32)
+        return model.init(key, ids, ids, ids, ids)["params"]
+
+    optimizer = make_optimizer(config.optimizer, abstract_axes(init_params))
+    layout = make_layout(init_params, optimizer, mesh)
+    state = make_init(init_params, optimizer, layout)(jax.random.key(0))
+    kernel = state.params["bert"]["encoder"]["layers"]["intermediate"]["kernel"]
+    assert kernel.addressable_shards[0].data.size == kernel.size / 8
+    moments = [x for x in jax.tree.leaves(state.opt_state) if x.shape == kernel.shape]
+    assert all(x.sharding == kernel.sharding for x in moments)
+    assert len(moments) == dict(adam=2, muon=1, lion=1, adafactor=0, sm3=1, prodigy=4)[name]
+
+
+@pytest.mark.parametrize("fields, message", [
+    (dict(name="adm"), r"config.optimizer.name = 'adm': choose one of adam, lamb, muon"),
+    (dict(name="lbfgs"), r"config.optimizer.name = 'lbfgs': optax's cannot be used with options '', a gradient and"),
+    (dict(name="lion", options="b3=1"), r"config.optimizer.options = 'b3=1': 'b3=1' is not understood; write NAME=VALUE"
+                                        r"; lion has b1, b2, mu_dtype, mask"),
+    (dict(options="b1=0.5"), r"config.optimizer.options = 'b1=0.5': only optimizers of optax take options; adam has"),
+    (dict(schedule="wave"), r"config.optimizer.schedule = 'wave': choose one of linear, constant, cosine, trapezoid"),
+    (dict(decay_proportion=0.0), r"config.optimizer.decay_proportion = 0.0: must be above 0 and at most 1"),
+    (dict(groups=param_groups(a=param_group("("))), r"config.optimizer.groups.a.params = '\(': no regular expression"),
+    (dict(groups=param_groups(a=param_group("b", -1.0))), r"groups.a.learning_rate_factor = -1.0: must be at least 0"),
+    (dict(groups=param_groups(a=param_group("b", weight_decay=2.0))), r"groups.a.weight_decay = 2.0: must be at least"),
+])  # fmt: skip
+def test_optimizers_that_cannot_be_are_refused(fields, message):
+    config = tiny_config("text.txt")
+    for field, value in fields.items():
+        config.optimizer[field] = value
+    with pytest.raises(UserError, match=message):
+        tasks.validate(config)

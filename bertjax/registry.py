@@ -1,0 +1,55 @@
+"""Finds things by name: ours, imported when one is asked for; those registered in this process; those of installed
+packages, which name them in their entry points."""
+
+import importlib
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
+
+from bertjax.config import UserError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Things of one kind.
+
+    Args:
+      kind: what they are, such as "task". The entry points of installed packages are in the group "bertjax.tasks".
+      field: the config's field that names one.
+      own: {name: "module:attribute"} of bertjax's own.
+      reserved: names that the field also takes, and that stand for something else.
+    """
+
+    def __init__(self, kind: str, field: str, own: Mapping[str, str], reserved: Sequence[str] = ()):
+        self._kind, self._field, self._own, self._reserved = kind, field, own, reserved
+        self.group = f"bertjax.{kind}s"
+        self.registered: dict[str, T] = {}
+
+    def register(self, name: str, thing: T) -> None:
+        """Registers a thing in this process, under a name that is not one of bertjax's own."""
+        if name in self._own or name in self._reserved:
+            raise UserError(f"{self._kind} {name!r} is one of bertjax's own; register yours under another name")
+        self.registered[name] = thing
+
+    def names(self) -> tuple[str, ...]:
+        installed = (point.name for point in importlib.metadata.entry_points(group=self.group))
+        return tuple(dict.fromkeys((*self._own, *self.registered, *installed)))
+
+    def get(self, name: str) -> T:
+        """Returns the thing. Raises `UserError` for a name not in `names()`, or an entry point that does not load."""
+        if name in self.registered:
+            return self.registered[name]
+        if name in self._own:
+            module, _, attribute = self._own[name].partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        for point in importlib.metadata.entry_points(group=self.group, name=name):
+            try:
+                return point.load()
+            except Exception as error:  # somebody else's code
+                reason = f"{type(error).__name__}: {error}"
+                raise UserError(
+                    f"{self._kind} {name!r}: cannot load {point.value}, its entry point ({reason})"
+                ) from None
+        known = ", ".join((*self._reserved, *self.names()))
+        raise UserError(f"config.{self._field} = {name!r}: choose one of {known}")

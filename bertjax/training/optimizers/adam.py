@@ -1,0 +1,44 @@
+"""Adam with decoupled weight decay, as in google-research/bert's optimization.py."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bertjax.training.optimizers import groups
+
+
+def adam(config, axes) -> list[optax.GradientTransformation]:
+    del axes
+    return [
+        scale_by_adam(config.beta1, config.beta2, config.epsilon, config.bias_correction),
+        groups.add_weight_decay(config),
+        groups.scale_by_learning_rate(config),
+    ]
+
+
+class AdamState(NamedTuple):
+    count: jax.Array
+    mean: optax.Updates
+    square: optax.Updates
+
+
+def scale_by_adam(beta1: float, beta2: float, epsilon: float, bias_correction: bool) -> optax.GradientTransformation:
+    """Adam's update. Google's optimizer has no bias correction; optax's Adam cannot turn it off."""
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return AdamState(jnp.zeros([], jnp.int32), zeros, zeros)
+
+    def update(grads, state, params=None):
+        del params
+        count = state.count + 1
+        mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, grads)
+        square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.square, grads)
+        mean_scale = 1 - beta1**count if bias_correction else 1.0
+        square_scale = 1 - beta2**count if bias_correction else 1.0
+        updates = jax.tree.map(lambda m, v: (m / mean_scale) / (jnp.sqrt(v / square_scale) + epsilon), mean, square)
+        return updates, AdamState(count, mean, square)
+
+    return optax.GradientTransformation(init, update)

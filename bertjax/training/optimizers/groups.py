@@ -1,0 +1,89 @@
+"""The learning rate and the weight decay of each param: the config's, unless a group says otherwise.
+
+A group of `config.optimizer.groups` has the params in whose names, such as "bert/encoder/layers/output/kernel", its
+pattern is found. Of several, the first one counts.
+"""
+
+import re
+
+import jax
+import optax
+
+from bertjax.config import UserError
+
+
+def matrices(params):
+    """Marks kernels and embeddings True, which are decayed; biases and the params of norms False."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in ("kernel", "embedding"), params)
+
+
+def add_weight_decay(config) -> optax.GradientTransformation:
+    """Adds `weight_decay` times each matrix to its update."""
+
+    def decayed(path, update, param):
+        decay = decay_of(config, path)
+        return update + decay * param if decay else update
+
+    def update(updates, state, params):
+        return jax.tree_util.tree_map_with_path(decayed, updates, params), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def scale_by_learning_rate(config) -> optax.GradientTransformationExtraArgs:
+    """The last transformation: multiplies all updates by the negative learning rate of the step."""
+
+    def update(updates, state, params=None, *, learning_rate, **_):
+        del params
+
+        def scaled(path, update):
+            factor = factor_of(config, path)
+            return -(learning_rate if factor == 1 else factor * learning_rate) * update
+
+        return jax.tree_util.tree_map_with_path(scaled, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def decay_of(config, path) -> float:
+    group = _group(config, path)
+    if group is not None and group.weight_decay is not None:
+        return group.weight_decay
+    return config.weight_decay if path[-1].key in ("kernel", "embedding") else 0.0
+
+
+def factor_of(config, path) -> float:
+    group = _group(config, path)
+    return 1.0 if group is None else group.learning_rate_factor
+
+
+def _group(config, path):
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    return next((group for group in config.groups.values() if re.search(group.params, name)), None)
+
+
+def validate(config) -> None:
+    """Raises `UserError` for a group that cannot be."""
+    for name, group in config.groups.items():
+        field = f"config.optimizer.groups.{name}"
+        try:
+            re.compile(group.params)
+        except re.error as error:
+            raise UserError(f"{field}.params = {group.params!r}: no regular expression ({error})") from None
+        if not 0 <= group.learning_rate_factor:
+            raise UserError(f"{field}.learning_rate_factor = {group.learning_rate_factor}: must be at least 0")
+        if group.weight_decay is not None and not 0 <= group.weight_decay < 1:
+            raise UserError(f"{field}.weight_decay = {group.weight_decay}: must be at least 0 and below 1")
+
+
+def check_params(config, params) -> None:
+    """Raises `UserError` for a group that no param is in."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    taken = [_group(config, path) for path in paths]
+    for name, group in config.groups.items():
+        if not any(each is group for each in taken):
+            known = ", ".join(jax.tree_util.keystr(path, simple=True, separator="/") for path in paths[:3])
+            raise UserError(
+                f"config.optimizer.groups.{name}.params = {group.params!r}: no param has this in its name and is in no "
+                f"group before; they are called {known}, ..."
+            )

@@ -1,0 +1,108 @@
+"""Learning rates: functions of the step, whose numbers are inputs of the compiled step, so that runs can share it."""
+
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.registry import Registry
+
+
+class Schedule(Protocol):
+    """A `NamedTuple` of numbers. Whole ones become int32, others float32."""
+
+    def __call__(self, step: int | jax.Array) -> jax.Array:
+        """Returns the learning rate of a step; the first one is 0."""
+
+
+class Linear(NamedTuple):
+    """Linear warm-up, then linear decay to 0, as in google-research/bert.
+
+    The decay counts from step 0 (optimization.create_optimizer), so the peak is never quite reached: right after
+    warm-up the rate is `peak * (1 - warmup_steps / total_steps)`.
+    """
+
+    peak: float
+    warmup_steps: int
+    total_steps: int
+
+    def __call__(self, step):
+        step = jnp.asarray(step, jnp.float32)
+        decayed = self.peak * (1 - jnp.minimum(step, self.total_steps) / self.total_steps)
+        return jnp.where(step < self.warmup_steps, self.peak * step / jnp.maximum(self.warmup_steps, 1), decayed)
+
+
+class Constant(NamedTuple):
+    """Linear warm-up, then the peak."""
+
+    peak: float
+    warmup_steps: int
+
+    def __call__(self, step):
+        return self.peak * _warmup(step, self.warmup_steps)
+
+
+class Cosine(NamedTuple):
+    """Linear warm-up, then half a period of a cosine from the peak to 0 (Loshchilov & Hutter 2017, equation 5)."""
+
+    peak: float
+    warmup_steps: int
+    total_steps: int
+
+    def __call__(self, step):
+        done = jnp.asarray(step, jnp.float32) - self.warmup_steps
+        decayed = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(done / (self.total_steps - self.warmup_steps), 0, 1)))
+        return self.peak * _warmup(step, self.warmup_steps) * decayed
+
+
+class Trapezoid(NamedTuple):
+    """Linear warm-up, the peak, and linear decay to 0 in the last `decay_steps` (Zhai et al. 2022, section 3.5)."""
+
+    peak: float
+    warmup_steps: int
+    decay_steps: int
+    total_steps: int
+
+    def __call__(self, step):
+        left = (self.total_steps - jnp.asarray(step, jnp.float32)) / jnp.maximum(self.decay_steps, 1)
+        return self.peak * _warmup(step, self.warmup_steps) * jnp.clip(left, 0, 1)
+
+
+def _warmup(step, warmup_steps):
+    """Rises from 0 to 1, which it is from step `warmup_steps` on."""
+    step = jnp.asarray(step, jnp.float32)
+    return jnp.where(step < warmup_steps, step / jnp.maximum(warmup_steps, 1), 1.0)
+
+
+# Factories: (config.optimizer, warm-up steps, all steps) -> schedule.
+SCHEDULES: Registry = Registry(
+    "schedule",
+    "optimizer.schedule",
+    {name: f"bertjax.training.schedules:{name}" for name in ("linear", "constant", "cosine", "trapezoid")},
+)
+register = SCHEDULES.register
+
+
+def linear(config, warmup_steps: int, total_steps: int) -> Linear:
+    return Linear(config.learning_rate, warmup_steps, total_steps)
+
+
+def constant(config, warmup_steps: int, total_steps: int) -> Constant:
+    return Constant(config.learning_rate, warmup_steps)
+
+
+def cosine(config, warmup_steps: int, total_steps: int) -> Cosine:
+    return Cosine(config.learning_rate, warmup_steps, total_steps)
+
+
+def trapezoid(config, warmup_steps: int, total_steps: int) -> Trapezoid:
+    return Trapezoid(config.learning_rate, warmup_steps, round(config.decay_proportion * total_steps), total_steps)
+
+
+def make_schedule(config, total_steps: int) -> Schedule:
+    """Makes the schedule of `config.optimizer`, with its `warmup_steps` or a `warmup_proportion` of all steps."""
+    if "warmup_proportion" in config:
+        warmup_steps = int(config.warmup_proportion * total_steps)
+    else:
+        warmup_steps = config.warmup_steps
+    return SCHEDULES.get(config.schedule)(config, warmup_steps, total_steps)
