@@ -125,9 +125,10 @@ def first_step(task, config, total_steps, program=None):
     return lambda *x: program.train_step(*x, hyperparameters), state
 
 
-def two_steps(records_folder, mesh_sizes, microbatches, program=None):
+def two_steps(records_folder, mesh_sizes, microbatches, program=None, dtype="float32"):
     """Params and metrics after two steps of the first stage on a mesh (data, fsdp, tensor)."""
     config = tiny_config(records=records_folder)
+    config.dtype = dtype
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_sizes)))
     config.microbatches = microbatches
     mesh = make_mesh(config, jax.devices()[: int(np.prod(mesh_sizes))])
@@ -147,11 +148,22 @@ def on_one_device(records_folder, program):
 @pytest.mark.parametrize("mesh, microbatches", [((4, 1, 1), 4), ((2, 4, 1), 1), ((2, 2, 2), 2)])
 def test_devices_and_microbatches_change_nothing(records_folder, on_one_device, mesh, microbatches):
     """Nor what dropout draws."""
-    params, metrics = two_steps(records_folder, mesh, microbatches)
-    for name in metrics:
-        np.testing.assert_allclose(metrics[name], on_one_device[1][name], rtol=2e-5, err_msg=name)
-    for name in params:
-        np.testing.assert_allclose(params[name], on_one_device[0][name], atol=3e-5, err_msg=name)
+    assert_same_steps(two_steps(records_folder, mesh, microbatches), on_one_device)
+
+
+def test_devices_change_nothing_where_products_take_bfloat16(records_folder, on_one_device):
+    one = two_steps(records_folder, (1, 1, 1), 1, dtype="bfloat16")
+    assert_same_steps(two_steps(records_folder, (2, 2, 2), 2, dtype="bfloat16"), one)
+    losses = [float(metrics["loss"]) for _, metrics in (one, on_one_device)]
+    assert 1e-6 < abs(losses[0] - losses[1]) < 0.01  # it is bfloat16
+
+
+def assert_same_steps(found, expected):
+    """Of `two_steps`."""
+    for name in found[1]:
+        np.testing.assert_allclose(found[1][name], expected[1][name], rtol=2e-5, err_msg=name)
+    for name in found[0]:
+        np.testing.assert_allclose(found[0][name], expected[0][name], atol=3e-5, err_msg=name)
 
 
 def test_one_batch_is_learnt_by_heart(records_folder):

@@ -27,7 +27,8 @@ def add_weight_decay(config) -> optax.GradientTransformation:
     def update(updates, state, params):
         return jax.tree_util.tree_map_with_path(decayed, updates, params), state
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    # It has no state. Checkpoints know this place as that of optax's decay of some params.
+    return optax.GradientTransformation(lambda params: optax.MaskedState(optax.EmptyState()), update)
 
 
 def scale_by_learning_rate(config) -> optax.GradientTransformationExtraArgs:

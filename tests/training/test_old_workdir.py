@@ -1,0 +1,44 @@
+"""A run that an earlier version began is gone on with, predicted with and converted."""
+
+import tarfile
+
+import flax.traverse_util
+import numpy as np
+import pytest
+
+from bertjax.interop import pretrained
+from bertjax.tasks.launch import launch
+from bertjax.training import checkpoint
+from tests.conftest import FOLDER, make_corpus
+from tests.golden.make_workdir import config_of
+
+
+@pytest.fixture
+def old(tmp_path, monkeypatch):
+    """The folder of the run, in which its text is as well."""
+    with tarfile.open(FOLDER / "golden/workdir.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tmp_path / "text.txt").write_text(make_corpus(30))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_ends_where_it_would_have_ended(old, capsys):
+    launch(config_of("text.txt"), "run")
+    assert "training in run, from step 5" in capsys.readouterr().out
+    assert checkpoint.steps("run") == [5, 8]
+    found = flax.traverse_util.flatten_dict(checkpoint.read_params("run", 8), sep="/")
+    with np.load("end.npz") as expected:
+        assert found.keys() == set(expected.files)
+        for name, value in found.items():
+            np.testing.assert_allclose(value, expected[name], atol=1e-5, err_msg=name)
+
+
+def test_it_is_read_and_converted(old):
+    source = pretrained.read_with_tokenizer("run")
+    assert source.step == 5 and source.predicts_words and source.dtype == "float32"
+    pretrained.convert("run", "theirs", "huggingface")
+    again = pretrained.read("theirs")
+    flat = (flax.traverse_util.flatten_dict(each.params, sep="/") for each in (source, again))
+    for (name, ours), (other, theirs) in zip(*(sorted(each.items()) for each in flat), strict=True):
+        assert name == other and np.array_equal(ours, theirs), name
