@@ -46,10 +46,11 @@ def _checkpoint(path: str):
     from etils import epath
 
     from bertjax.interop import pretrained
-    from bertjax.training import checkpoint, logging, workdir
+    from bertjax.training import checkpoint, workdir
+    from bertjax.training.sinks import jsonl
 
     folder = epath.Path(path)
-    is_run = (folder / logging.METRICS).exists() or (folder / workdir.RUNS).is_dir()
+    is_run = (folder / jsonl.METRICS).exists() or (folder / workdir.RUNS).is_dir()
     return None if is_run and not checkpoint.steps(folder) else pretrained.find(path)
 
 
