@@ -44,9 +44,11 @@ class Family:
     packs: bool = False
 
 
-# Entry points are in the group "bertjax.familys".
 FAMILIES: Registry[Family] = Registry(
-    "family", "model.family", {name: f"bertjax.families.{name}:FAMILY" for name in ("bert", "lstms")}
+    "family",
+    "model.family",
+    {name: f"bertjax.families.{name}:FAMILY" for name in ("bert", "lstms")},
+    plural="families",
 )
 register = FAMILIES.register
 
