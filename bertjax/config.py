@@ -36,7 +36,7 @@ class BertConfig:
     layer_norm_eps: float = 1e-12
     attention: str = "auto"  # how it is computed: auto (by chip and length) | xla | fused (one kernel, on TPUs)
     # What BERT chose otherwise than the systems that it is compared with; its choices come first.
-    encoder: str = "transformer"  # transformer | lstms (a forward and a backward one, without attention; ELMo)
+    family: str = "bert"  # bert | lstms (a forward and a backward one, without attention; ELMo)
     causal: bool = False  # tokens attend to earlier ones only, and learn to predict the next one (GPT)
     positions: str = "learned"  # learned | sinusoidal (the original Transformer's) | none
     norm: str = "post"  # LayerNorm after each sum: post | before each sublayer, and at the end: pre (GPT-2)
@@ -73,7 +73,7 @@ class Compute:
 # The fields that determine the shapes of the params; those that say which arrays there are; and what else a checkpoint
 # determines.
 MODEL_SIZES = tuple(field.name for field in dataclasses.fields(BertConfig) if field.type is int)
-MODEL_FORM = ("encoder", "positions", "norm", "output")
+MODEL_FORM = ("family", "positions", "norm", "output")
 MODEL_BEHAVIOUR = ("hidden_act", "layer_norm_eps", "causal")
 OWN_FIELDS = (*MODEL_FORM, "causal", "attention")  # that Google's and Hugging Face's configs of a BERT do not have
 
@@ -283,13 +283,6 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
 
 def bert_config(config: ml_collections.ConfigDict) -> BertConfig:
     return BertConfig(**config.model.to_dict())
-
-
-def words_to_predict(config: ml_collections.ConfigDict) -> str:
-    """Returns what pre-training predicts: masked words; of a causal model next ones; of two LSTMs their neighbours."""
-    if config.model.encoder == "lstms":
-        return "neighbours"
-    return "next" if config.model.causal else "masked"
 
 
 def total_steps(config: ml_collections.ConfigDict) -> int:

@@ -39,15 +39,15 @@ def main(texts: list[str]) -> None:
 
     import jax
 
+    from bertjax import families
     from bertjax.interop import pretrained
-    from bertjax.model.bert import BertModel
     from bertjax.sharding.mesh import compute_for
     from bertjax.tasks import extraction
 
     command.keep_compiled()
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
     check_layers(_LAYERS.value, source.config, "--layers")
-    model = BertModel(source.config, compute_for(source.dtype))
+    model = families.of(source.config).model(source.config, compute_for(source.dtype))
     params = jax.device_put(source.params["bert"])  # once, not per batch
     given = (model, params, source.tokenizer, all_texts, _LAYERS.value, _POOL.value or "")
     written = extraction.write(_OUTPUT.value, *given)

@@ -16,14 +16,15 @@ class Registry(Generic[T]):
 
     Args:
       kind: what they are, such as "task". The entry points of installed packages are in the group "bertjax.tasks".
+      plural: of kind, if another letter than an s is added to it.
       field: the config's field that names one.
       own: {name: "module:attribute"} of bertjax's own.
       reserved: names that the field also takes, and that stand for something else.
     """
 
-    def __init__(self, kind: str, field: str, own: Mapping[str, str], reserved: Sequence[str] = ()):
+    def __init__(self, kind: str, field: str, own: Mapping[str, str], reserved: Sequence[str] = (), plural=""):
         self._kind, self._field, self._own, self._reserved = kind, field, own, reserved
-        self.group = f"bertjax.{kind}s"
+        self.group = f"bertjax.{plural or kind + 's'}"
         self.registered: dict[str, T] = {}
 
     def register(self, name: str, thing: T) -> None:

@@ -16,6 +16,7 @@ _WORDS = flags.DEFINE_list("words", [], "To list the neighbours of; by default t
 
 
 def main(workdirs: list[str]) -> None:
+    from bertjax import families
     from bertjax.config import UserError
     from bertjax.interop import pretrained
     from bertjax.reporting import page
@@ -34,7 +35,7 @@ def main(workdirs: list[str]) -> None:
     for flag in (_TEXT, _WORDS):
         if flag.present and source is None:
             raise UserError(f"--{flag.name}: {workdirs[0]} has no checkpoint to look into; a search's are in runs/")
-    if _TEXT.present and source.config.encoder != "transformer":
+    if _TEXT.present and not families.of(source.config).attention:
         raise UserError(f"--text: {workdirs[0]} has no attention to draw; leave it out")
     if not (_OUTPUT.value or runs):
         raise UserError(f"--output: say in which folder to write about {workdirs[0]}")

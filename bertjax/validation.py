@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import ml_collections
 
-from bertjax.config import MODEL_SIZES, UserError, corpus_sources, mixture_of, words_to_predict
+from bertjax import families
+from bertjax.config import MODEL_SIZES, UserError, corpus_sources, mixture_of
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 ATTENTION = ("auto", "xla", "fused")
-ENCODERS = ("transformer", "lstms")
 POSITIONS = ("learned", "sinusoidal", "none")
 NORMS = ("post", "pre")
 OUTPUTS = ("transform", "plain")
@@ -89,14 +89,13 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     _validate_cleaning(config.data.cleaning)
     mixture_of(config)
     _validate_stages(config)
-    if words_to_predict(config) != "masked":
-        form = "encoder = 'lstms'" if config.model.encoder == "lstms" else "causal = True"
+    if families.words(config) != "masked":
+        form = "causal = True" if config.model.causal else f"family = {config.model.family!r}"
         for field, needed in (("data.masking", "dynamic"), ("data.next_sentence", "none"), ("eval.fill_masks", ())):
             why = f"with model.{form} nothing is masked, and there are no pairs; set {needed}"
             require(value_of(config, field) == needed, field, value_of(config, field), why)
         for field in ("data.do_whole_word_mask", "data.do_span_mask"):
             require(not value_of(config, field), field, True, f"with model.{form} nothing is masked; set False")
-    _validate_lstms(config)
     for text in config.eval.fill_masks:
         require(isinstance(text, str) and "[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
     require(
@@ -124,7 +123,6 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
         require(config.head.lstm_layers == 1 or lstm_size > 0, "head.lstm_layers", config.head.lstm_layers, more)
     whole = "a BiLSTM (head.lstm_size) reads whole rows, which sequences cannot share; set False"
     require(not (config.packing and lstm_size), "packing", config.packing, whole)
-    _validate_lstms(config)
     require(config.eval.every_steps >= 0, "eval.every_steps", config.eval.every_steps, "must be at least 0")
     if with_data:
         require(bool(config.data.path), "data.path", config.data.path, "say where the data is: a folder, or tfds:NAME")
@@ -134,15 +132,6 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
             config.init_checkpoint,
             "say what to fine-tune: the workdir of a run, a Hugging Face folder, or Google's bert_model.ckpt",
         )
-
-
-def _validate_lstms(config) -> None:
-    if config.model.encoder == "lstms":
-        whole = "model.encoder = 'lstms' reads whole rows, which sequences cannot share; set False"
-        require(not config.packing, "packing", config.packing, whole)
-        require(not config.model.causal, "model.causal", True, "model.encoder = 'lstms' has both directions; set False")
-        size = config.model.hidden_size
-        require(size % 2 == 0, "model.hidden_size", size, "must be even: half of it is for each direction")
 
 
 def _validate_common(config) -> None:
@@ -183,13 +172,14 @@ def _validate_common(config) -> None:
         require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the remaining devices")
     require(list(config.mesh.values()).count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
     _validate_numbers(config)
+    families.FAMILIES.get(config.model.family).validate(config)
 
 
 def validate_model(config) -> None:
     """Raises `UserError` if `config.model` describes no model."""
+    families.FAMILIES.get(config.model.family)
     one_of(config, "model.hidden_act", ACTIVATIONS)
     one_of(config, "model.attention", ATTENTION)
-    one_of(config, "model.encoder", ENCODERS)
     one_of(config, "model.positions", POSITIONS)
     one_of(config, "model.norm", NORMS)
     one_of(config, "model.output", OUTPUTS)

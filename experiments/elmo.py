@@ -14,7 +14,7 @@ from bertjax.config import named_stages, pretraining_config, stage
 
 def get_config():
     config = pretraining_config()
-    config.model.update(encoder="lstms", positions="none", num_hidden_layers=2, hidden_size=1024, num_attention_heads=1)
+    config.model.update(family="lstms", positions="none", num_hidden_layers=2, hidden_size=1024, num_attention_heads=1)
     config.data.update(next_sentence="none", masking="dynamic", dupe_factor=1)
     config.stages = named_stages(only=stage(900_000, 128, 20))
     config.eval.fill_masks = ()

@@ -218,9 +218,9 @@ def test_the_papers_recipe():
         ("model.norm", "rms", "config.model.norm = 'rms': choose one of post, pre"),
         ("model.causal", True, "config.data.masking = 'static': with model.causal = True nothing is .*set dynamic"),
         (
-            "model.encoder",
+            "model.family",
             "lstms",
-            "config.data.masking = 'static': with model.encoder = 'lstms' nothing .*set dynamic",
+            "config.data.masking = 'static': with model.family = 'lstms' nothing .*set dynamic",
         ),
         ("checkpoint.keep_every", 7, "config.checkpoint.keep_every = 7: must be a multiple of every_steps = 5000"),
         ("model.attention", "flash", "config.model.attention = 'flash': choose one of auto, xla, fused"),

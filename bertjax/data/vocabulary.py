@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from etils import epath
 
-from bertjax.config import UserError, words_to_predict
+from bertjax import families
+from bertjax.config import UserError
 from bertjax.data import cleaning, corpus
 from bertjax.data.blocks import Block, read_blocks
 from bertjax.data.corpus import Group
@@ -32,7 +33,7 @@ def given_tokenizer(config) -> Tokenizer | None:
         return None
     loaded = tokenizer.load(kind, path, lowercase) if path else tokenizer.Bytes()
     check_vocab_size(config, loaded, path or "of bytes")
-    if loaded.mask_id == loaded.sep_id and words_to_predict(config) == "masked":
+    if loaded.mask_id == loaded.sep_id and families.words(config) == "masked":
         raise UserError(f"config.tokenizer.path = {path!r}: has no [MASK]; set --config.model.causal=True, or another")
     return loaded
 

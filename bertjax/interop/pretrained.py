@@ -9,6 +9,7 @@ import jax
 import ml_collections
 from etils import epath
 
+from bertjax import families
 from bertjax.config import (
     MODEL_BEHAVIOUR,
     MODEL_FORM,
@@ -141,9 +142,13 @@ def read(path: epath.PathLike) -> Pretrained:
 
 def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
     """Raises `UserError` if the params of a run are not of the sizes that its config says."""
-    embeddings, encoder = params["bert"]["embeddings"], params["bert"]["encoder"]
+    embeddings = params["bert"]["embeddings"]
+    of_encoder = families.of(config).sizes(params["bert"])
+    if of_encoder is None:
+        raise UserError(
+            f"{place.folder / workdir.CONFIG}: model.family is {config.family!r}, but the params are of another"
+        )
     forms = dict(
-        encoder=("transformer",) if "layers" in encoder else ("lstms",),
         positions=("learned",) if "position" in embeddings else ("sinusoidal", "none"),
         norm=("post",) if "norm" in embeddings else ("pre",),
         output=("transform",) if "masked_lm" in params else (config.output,),
@@ -155,13 +160,7 @@ def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
             )
     rows, hidden = embeddings["word"]["embedding"].shape
     found = dict(hidden_size=hidden, type_vocab_size=len(embeddings["token_type"]["embedding"]))
-    if "layers" in encoder:
-        kernels = encoder["layers"]
-        number, _, found["intermediate_size"] = kernels["intermediate"]["kernel"].shape
-        found["num_hidden_layers"] = number
-        found["num_attention_heads"] = kernels["attention"]["query_key_value"]["kernel"].shape[-2]
-    else:
-        found["num_hidden_layers"] = sum(name.startswith("forward_") for name in encoder)
+    found |= of_encoder
     if "position" in embeddings:
         found["max_position_embeddings"] = len(embeddings["position"]["embedding"])
     if rows != config.padded_vocab_size:

@@ -1,125 +1,37 @@
-"""BERT (Devlin et al. 2019): the encoder with pooler, and the models for pre-training and fine-tuning."""
+"""The models for pre-training and fine-tuning: an encoder of any family, as `bert`, and an output layer."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bertjax import families
 from bertjax.config import BertConfig, Compute
-from bertjax.model.dropout import fold_in
-from bertjax.model.encoder import Embeddings, Encoder
-from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, Pooler
+from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead
 from bertjax.model.hidden_states import HIDDEN_STATES, combine, count_layers
-from bertjax.model.lstm import BiLSTM, TwoWayLSTMs
+from bertjax.model.lstm import BiLSTM
 from bertjax.model.plain_attention import Cache
-
-
-class BertModel(nn.Module):
-    """Token ids -> hidden states of the last layer `[batch, length, hidden]` and pooled output `[batch, hidden]`.
-
-    Params are float32.
-    """
-
-    config: BertConfig
-    compute: Compute = Compute()
-
-    def setup(self):
-        self.embeddings = Embeddings(self.config, self.compute)
-        encoder = TwoWayLSTMs if self.config.encoder == "lstms" else Encoder
-        self.encoder = encoder(self.config, self.compute)
-        self.pooler = Pooler(self.config, self.compute)
-
-    def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None, first_tokens=None):
-        """As `encode`; `first_tokens` `[batch, examples]`, if given: pooled output `[batch, examples, hidden]`.
-
-        A causal model is pooled at the last token of an example instead, which alone has seen all of it, and two LSTMs
-        where each of them has.
-        """
-        hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        if self.config.encoder == "lstms":
-            return hidden, self.pooler(join_ends(hidden, segments)[:, None])
-        if self.config.causal:
-            return hidden, self.pooler(hidden, last_tokens(segments, first_tokens))
-        return hidden, self.pooler(hidden, first_tokens)
-
-    def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
-        """Returns the last hidden states `[batch, length, hidden]` only. Inputs are `[batch, length]` integers.
-
-        Args:
-          input_ids: token ids.
-          segments: tokens attend only within their segment. 0 is padding, so Google's `input_mask` is one segment.
-            Several examples can share a row as segments 1, 2, ...
-          token_types: 0 in sentence A, 1 in sentence B (Google's `segment_ids`).
-          positions: indices into the position embeddings; None: 0, 1, ..., length - 1.
-          dropout_keys: `[batch]` random keys, one per row; None: no dropout.
-          every_layer: return `[layers + 1, batch, length, hidden]`, the embeddings first.
-        """
-        if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
-        x = self.embeddings(input_ids, token_types, positions, fold_in(dropout_keys, 0))
-        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        hidden = self.encoder(x, segments, dropout_keys, every_layer=every_layer)
-        return jnp.concatenate([x[None], hidden]) if every_layer else hidden
-
-    def decode(self, input_ids, positions, cache: Cache):
-        """Runs a causal model on some tokens that follow those in a cache: hidden states, and the cache with these.
-
-        Args:
-          input_ids: `[batch, length]`.
-          positions: `[length]`, one after the other.
-          cache: as `new_cache` makes it.
-        """
-        each = jnp.broadcast_to(positions, input_ids.shape)
-        x = self.embeddings(input_ids, jnp.zeros_like(input_ids), each)
-        return self.encoder(x, positions, cache=cache)
-
-
-def new_cache(config: BertConfig, batch: int, longest: int, dtype) -> Cache:
-    """Returns an empty cache for `longest` tokens, `[layers, batch, longest, heads, size]`."""
-    shape = (config.num_hidden_layers, batch, longest, config.num_attention_heads, config.head_size)
-    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
-
-
-def last_tokens(segments, first_tokens=None):
-    """Returns the last token of each row `[batch]`, or of the examples whose first tokens are given, in their shape."""
-    if first_tokens is None:
-        return jnp.maximum((segments > 0).sum(-1) - 1, 0)
-    own = jnp.take_along_axis(segments, first_tokens, axis=1)[..., None] == segments[:, None, :]
-    return jnp.where(own, jnp.arange(segments.shape[1]), 0).max(-1)
-
-
-def join_ends(states, segments):
-    """Joins the states of two directions, forward ones first, where each has read the whole row.
-
-    `[batch, length, 2 * size]` -> `[batch, 2 * size]`.
-    """
-    forward, backward = jnp.split(states, 2, axis=-1)
-    last = jnp.take_along_axis(forward, last_tokens(segments)[:, None, None], axis=1)[:, 0]
-    return jnp.concatenate([last, backward[:, 0]], axis=-1)
+from bertjax.model.segments import join_ends
 
 
 class BertForMaskedLM(nn.Module):
-    """BERT with the masked-LM head, at the masked positions only; without pooler. A causal one has next words there.
+    """An encoder with the masked-LM head, at the masked positions only; without pooler.
 
-    Of two LSTMs, the forward one has the first half of the positions, the backward one the other half.
+    There are next words at these positions if the family says so, or neighbours.
     """
 
     config: BertConfig
     compute: Compute = Compute()
 
     def setup(self):
-        self.bert = BertModel(self.config, self.compute)
+        self.bert = families.of(self.config).model(self.config, self.compute)
         self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
 
     def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None, positions=None):
         """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`."""
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
         table = self.bert.embeddings.word.embedding
-        if self.config.encoder == "lstms":
-            is_forward = jnp.arange(hidden.shape[-1]) < hidden.shape[-1] // 2
-            each = [jnp.where(seen, hidden, jnp.zeros_like(hidden)) for seen in (is_forward, ~is_forward)]
-            halves = jnp.split(masked_positions, 2, axis=1)
-            return jnp.concatenate([self.masked_lm(*pair, table) for pair in zip(each, halves)], axis=1)
-        return self.masked_lm(hidden, masked_positions, table)
+        logits = [self.masked_lm(*reader, table) for reader in self.bert.readers(hidden, masked_positions)]
+        return logits[0] if len(logits) == 1 else jnp.concatenate(logits, axis=1)
 
     def decode(self, input_ids, positions, cache: Cache, last):
         """As `BertModel.decode`: the logits of the word after the token `last` of these `[batch, padded vocab]`."""
@@ -135,7 +47,7 @@ class BertForPreTraining(nn.Module):
     compute: Compute = Compute()
 
     def setup(self):
-        self.bert = BertModel(self.config, self.compute)
+        self.bert = families.of(self.config).model(self.config, self.compute)
         self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
         self.next_sentence = NextSentenceHead(self.config)
 
@@ -167,7 +79,7 @@ class BertForSequenceClassification(nn.Module):
     lstm_layers: int = 1
 
     def setup(self):
-        self.bert = BertModel(self.config, self.compute)
+        self.bert = families.of(self.config).model(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
@@ -191,7 +103,7 @@ class BertForTokenClassification(nn.Module):
     lstm_layers: int = 1
 
     def setup(self):
-        self.bert = BertModel(self.config, self.compute)
+        self.bert = families.of(self.config).model(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
@@ -212,7 +124,7 @@ class BertForQuestionAnswering(nn.Module):
     lstm_layers: int = 1
 
     def setup(self):
-        self.bert = BertModel(self.config, self.compute)
+        self.bert = families.of(self.config).model(self.config, self.compute)
         self.spans = Classifier(self.config, 2, dropout=False)  # as in run_squad.create_model
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
@@ -242,7 +154,7 @@ class BertForFeatureBasedTagging(nn.Module):
     lstm_layers: int = 2
 
     def setup(self):
-        self.bert = BertModel(self.config, self.compute)
+        self.bert = families.of(self.config).model(self.config, self.compute)
         self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
         self.classifier = Classifier(self.config, self.labels)
         if HIDDEN_STATES[self.layers].combine == "weighted_sum":
@@ -306,15 +218,8 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int,
     Computed analytically: XLA's cost analysis counts the body of a scan once. Excludes lookups, norms and softmax, as
     is usual for model FLOPs utilisation (Chowdhery et al. 2022, appendix B). A training step costs three times as many.
     """
-    hidden, inner, half = config.hidden_size, config.intermediate_size, config.hidden_size // 2
-    if config.encoder == "lstms":
-        inputs = hidden + (config.num_hidden_layers - 1) * half  # of all layers, of a direction
-        layers = length * 2 * 4 * half * (inputs + config.num_hidden_layers * half)  # two directions, four gates
-    else:
-        per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices
-        attention = 2 * length * length * hidden  # scores and weighted values, all heads
-        layers = config.num_hidden_layers * (length * per_token + attention)
+    hidden, layers = config.hidden_size, families.of(config).layer_flops(config, length)
     transform = hidden * hidden if config.output == "transform" else 0
     masked_lm = predictions * (transform + hidden * config.padded_vocab_size)
     pairs = pooled * (hidden * hidden + 2 * hidden)
-    return 2 * batch * (layers + masked_lm + pairs)
+    return batch * (layers + 2 * (masked_lm + pairs))

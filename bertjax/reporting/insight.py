@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
+from bertjax import families
 from bertjax.config import UserError
 from bertjax.interop.pretrained import Pretrained
-from bertjax.model.attention import standardize
-from bertjax.model.bert import BertModel
 
 MOST_LAYERS = 12  # that are drawn, evenly spaced
 NEIGHBOURS = 8
@@ -21,25 +19,13 @@ def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
     Returns its pieces, and the probabilities `[layers, heads, queries, keys]`. Raises `UserError` if it is too long, or
     if the model has no attention.
     """
-    if source.config.encoder != "transformer":
-        raise UserError(f"{source.path}: a model with model.encoder = {source.config.encoder!r} has no attention")
-    config, params, pieces = source.config, source.params["bert"], source.tokenizer
+    config, pieces, attention_of = source.config, source.tokenizer, families.of(source.config).attention
+    if attention_of is None:
+        raise UserError(f"{source.path}: a model with model.family = {config.family!r} has no attention")
     ids = np.array([[pieces.cls_id, *pieces.encode_with_masks(text), pieces.sep_id]])
     if ids.shape[1] > config.max_position_embeddings:
         raise UserError(f"{text[:60]!r}... has {ids.shape[1]} tokens, more than the model's positions")
-    inputs = (ids, np.ones_like(ids), np.zeros_like(ids))
-    states = BertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
-    layers = params["encoder"]["layers"]
-    x = np.asarray(states[:-1, 0])  # what each layer reads
-    if config.norm == "pre":
-        norm = layers["attention_norm"]
-        x = standardize(x, config.layer_norm_eps) * norm["scale"][:, None] + norm["bias"][:, None]
-    project = layers["attention"]["query_key_value"]
-    projected = np.einsum("lnh,lhpad->lpand", x, project["kernel"]) + project["bias"][:, :, :, None]
-    scores = np.einsum("laqd,lakd->laqk", projected[:, 0], projected[:, 1]) / np.sqrt(config.head_size)
-    if config.causal:
-        scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
-    return [pieces.pieces[i] for i in ids[0]], np.asarray(jax.nn.softmax(scores, axis=-1))
+    return [pieces.pieces[i] for i in ids[0]], attention_of(config, source.params["bert"], ids)
 
 
 def piece_of(source: Pretrained, word: str) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from etils import epath
 
+from bertjax import families
 from bertjax.config import UserError
 from bertjax.files import absolute, write_whole
 from bertjax.interop.pretrained import Pretrained
@@ -122,7 +123,7 @@ def _mean(scores: Sequence[float | None]) -> str:
 
 def _of_checkpoint(folder: epath.Path, source: Pretrained, text: str, words: Sequence[str]) -> str:
     parts = []
-    if source.config.encoder == "transformer":
+    if families.of(source.config).attention:
         picture = _png(insight.draw(*insight.attention(source, text)), DPI_OF_ATTENTION)
         write_whole(folder / ATTENTION, picture)
         said = html.escape(f"{source.path}; rows attend, columns are attended to: {text}")

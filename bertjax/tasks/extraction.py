@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,6 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.files import replacing
-from bertjax.model.bert import BertModel
 from bertjax.model.hidden_states import combine
 from bertjax.tasks.objectives import check_numbers
 from bertjax.text.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ PORTION = 1 << 15  # tokens of texts that are read, and whose hidden states are 
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
-def _features(model: BertModel, params, batch, layers: str, pool: str):
+def _features(model: nn.Module, params, batch, layers: str, pool: str):
     states = model.apply({"params": params}, **batch, every_layer=True, method="encode")
     states = combine(states, layers).astype(jnp.float32)
     if pool == "mean":
@@ -33,11 +33,12 @@ def _features(model: BertModel, params, batch, layers: str, pool: str):
 
 
 def extract(
-    model: BertModel, params: dict, tokenizer: Tokenizer, texts: Iterable[str], layers: str, pool: str = ""
+    model: nn.Module, params: dict, tokenizer: Tokenizer, texts: Iterable[str], layers: str, pool: str = ""
 ) -> Iterator[np.ndarray]:
     """Yields the hidden states of each text, `[tokens, width]` float32 with [CLS] and [SEP], in order.
 
     Args:
+      model: an encoder, of any family.
       texts: those with more tokens than the model has positions are cut.
       layers: one of `hidden_states.WITHOUT_WEIGHTS`; the model must have enough layers.
       pool: "mean" yields `[width]` instead, the mean over all tokens with [CLS] and [SEP], and "cls" that of [CLS].
@@ -90,7 +91,7 @@ class Written(NamedTuple):
 
 def write(
     path: epath.PathLike,
-    model: BertModel,
+    model: nn.Module,
     params: dict,
     tokenizer: Tokenizer,
     texts: Callable[[], Iterable[str]],

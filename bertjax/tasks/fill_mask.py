@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import jax
 import numpy as np
 
+from bertjax import families
 from bertjax.config import UserError
 from bertjax.model.bert import BertForMaskedLM
 from bertjax.tasks.objectives import check_numbers
@@ -36,8 +37,9 @@ def fill_masks(
     """
     texts, top_k = list(texts), min(top_k, tokenizer.vocab_size)
     longest = model.config.max_position_embeddings
-    if texts and (model.config.causal or model.config.encoder == "lstms"):
-        instead = "; --generate=N continues a text with them" if model.config.causal else ""
+    words = families.of(model.config).words(model.config)
+    if texts and words != "masked":
+        instead = "; --generate=N continues a text with them" if words == "next" else ""
         raise UserError(
             f"only a model that was trained with masks fills a [MASK]; this one predicts next words{instead}"
         )

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax import families
 from bertjax.config import UserError
-from bertjax.model.bert import BertForMaskedLM, new_cache
+from bertjax.families.bert.model import new_cache
+from bertjax.model.bert import BertForMaskedLM
 from bertjax.tasks.objectives import check_numbers
 from bertjax.text.tokenizer import Tokenizer
 
@@ -37,8 +39,8 @@ def generate(
     Raises `UserError` if the model is not causal, or if the text leaves it no room.
     """
     config = model.config
-    if not config.causal:
-        does = "reads in both directions" if config.encoder == "lstms" else "fills a [MASK]"
+    if (words := families.of(config).words(config)) != "next":
+        does = "fills a [MASK]" if words == "masked" else "reads in both directions"
         raise UserError(f"only a left-to-right model (model.causal) continues a text; this one {does}")
     ids = [tokenizer.cls_id, *tokenizer.encode(text).ids]
     if len(ids) >= (most := config.max_position_embeddings):

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from bertjax import families
 from bertjax.config import BertConfig, UserError
 from bertjax.data.examples import Examples, evaluation_batches, packed_evaluation
 from bertjax.data.packing import numbers_in_row
@@ -60,7 +61,7 @@ class Objective:
         return self.make_model(config, **head, **how)
 
     def packs_rows_of(self, model: nn.Module) -> bool:
-        return self.packs and not getattr(model, "lstm_size", 0) and model.config.encoder == "transformer"
+        return self.packs and not getattr(model, "lstm_size", 0) and families.of(model.config).packs
 
 
 def classification(labels: int) -> Objective:

@@ -17,7 +17,8 @@ import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config import bert_config, stages_of, total_steps, words_to_predict
+from bertjax import families
+from bertjax.config import bert_config, stages_of, total_steps
 from bertjax.data import pipeline
 from bertjax.data.layouts import features
 from bertjax.data.masking import rules_of
@@ -48,7 +49,7 @@ class Learnt(NamedTuple):
     report: str
 
 
-# By `words_to_predict`.
+# By `families.words`.
 WORDS = {
     "masked": Learnt("mlm", "masked words"),
     "next": Learnt("lm", "next words"),
@@ -85,7 +86,7 @@ class Pretraining:
         rows: Sequence[int] | None = None,
     ):
         self.config, self.mesh = config, mesh
-        self._words, self._pairs = WORDS[words_to_predict(config)], PAIRS.get(config.data.next_sentence)
+        self._words, self._pairs = WORDS[families.words(config)], PAIRS.get(config.data.next_sentence)
         self.model = self._make_model()
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self.row_sizes = [row_size(config, stage) for stage in self._stages]
@@ -105,7 +106,7 @@ class Pretraining:
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(config, mesh)) for order in self.orders]
             self._rules = [
-                tokenizer and rules_of(config.data, tokenizer, self._predictions(stage), words_to_predict(config))
+                tokenizer and rules_of(config.data, tokenizer, self._predictions(stage), families.words(config))
                 for stage in self._stages
             ]
         self.eval_batch_size = min(self.rows) // config.microbatches  # fits in memory, because a microbatch does
@@ -340,12 +341,12 @@ def divided(sequences: int, shares: dict[str, float]) -> dict[str, int]:
 def most_predictions(config, stage) -> int:
     """Returns how many tokens of a sequence are predicted, at most; neighbours are, once from each side."""
     most = {"next": stage.length - 1, "neighbours": 2 * (stage.length - 1), "masked": stage.max_predictions_per_seq}
-    return most[words_to_predict(config)]
+    return most[families.words(config)]
 
 
 def row_size(config, stage) -> RowSize:
     """Returns what a row of packed sequences holds."""
-    if config.model.causal:
+    if families.words(config) == "next":
         return RowSize(stage.length, SEQUENCES_PER_ROW, most_predictions(config, stage))
     # Of each sequence, the number of masked tokens is rounded, and at least one; the shortest has three tokens.
     wanted = config.data.masked_lm_prob * stage.length

@@ -45,7 +45,8 @@ from bertjax.validation import value_of
 
 SUMMARY = "sweep.md"
 ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # of the table's columns, after all others
-NOT_COMPILED = ("learning_rate", "warmup_proportion")  # optimizer fields that do not need another program
+# Fields of the optimizer that do not need another program: the numbers of a schedule are inputs of a step.
+NOT_COMPILED = ("learning_rate", "warmup_proportion", "decay_proportion")
 NEXT_SEED = 1000  # added to the seed of a failed trial
 MARGIN = 1e-3  # above `Dataset.baseline`, for a trial that has not failed
 
@@ -174,7 +175,7 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     """Runs a trial and writes its result. `programs` holds the programs of earlier trials, by compiled-in fields."""
 
     def program_of(opened: Run) -> Program:
-        compiled_in = {name: value for name, value in trial.optimizer.items() if name not in NOT_COMPILED}
+        compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in NOT_COMPILED}
         key = (opened.task.model, json.dumps(compiled_in, sort_keys=True))
         if key not in programs:
             programs[key] = make_program(opened.task, opened.config, opened.mesh)

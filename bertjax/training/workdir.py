@@ -23,6 +23,8 @@ RUNS, RESULT = "runs", "result.json"  # of a search: the folder of its trials, a
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
 DECISIVE = ("task", "seed", "batch_size", "epochs", "max_seq_length", "packing", "stages", "data", "head", "optimizer",
             "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
+# By the `model.encoder` of runs of before.
+FAMILIES_BEFORE = {"transformer": "bert", "lstms": "lstms"}
 MODEL_MAY_CHANGE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 
@@ -96,6 +98,8 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
         config = (pretraining_config() if "stages" in content else common_config()).unlock()
         if "stages" in content:  # replaces the default stages instead of merging with them
             config.stages = ml_collections.ConfigDict(content.pop("stages"))
+        if "encoder" in content["model"]:  # the name of `family` until the end of 2026
+            content["model"]["family"] = FAMILIES_BEFORE[content["model"].pop("encoder")]
         config.update(content)
         validate_model(config)
         bert_config(config)  # no other fields

@@ -20,6 +20,7 @@ from bertjax.config import (
     pretraining_config,
 )
 from bertjax.data.examples import Examples
+from bertjax.families.bert.model import BertModel
 from bertjax.interop import huggingface, pretrained
 from bertjax.interop.variables import to_params, to_variables, variable_shapes
 from bertjax.model.bert import (
@@ -28,7 +29,6 @@ from bertjax.model.bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    BertModel,
 )
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import put_batch

@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
+from bertjax.families.bert.model import BertModel
 from bertjax.interop import huggingface, pretrained
-from bertjax.model.bert import BertModel
 from bertjax.tasks.extraction import extract
 from bertjax.text import python_docs
 from tests.text.test_tokenizer import HARD

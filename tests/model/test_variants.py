@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from bertjax.config import BertConfig, UserError, model_size
+from bertjax.families.bert.model import BertModel
+from bertjax.families.lstms.model import LstmsModel
 from bertjax.model.bert import (
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    BertModel,
     forward_flops,
     lstm_flops,
 )
@@ -132,8 +133,8 @@ def test_a_bilstm_on_top_reads_both_ways_and_no_padding(module):
 
 def test_two_lstms_see_one_side_each():
     """In all layers: the first half of a state what was before, the other half what comes, padding never."""
-    config = dataclasses.replace(TINY, encoder="lstms", positions="none")
-    model, (ids, segments, types) = BertModel(config), row(0)
+    config = dataclasses.replace(TINY, family="lstms", positions="none")
+    model, (ids, segments, types) = LstmsModel(config), row(0)
     ids, segments, types = (np.pad(x, ((0, 0), (0, 4))) for x in (ids, segments, types))
     params = nn.meta.unbox(model.init(jax.random.key(0), ids, segments, types)["params"])
     assert "layers" not in params["encoder"] and params["encoder"]["backward_1"]["hi"]["kernel"].shape == (16, 16)
@@ -150,7 +151,7 @@ def test_two_lstms_see_one_side_each():
 
 
 def test_two_lstms_are_pooled_where_each_has_read_the_whole_row():
-    model, (ids, segments, types) = BertModel(dataclasses.replace(TINY, encoder="lstms", positions="none")), row(0)
+    model, (ids, segments, types) = LstmsModel(dataclasses.replace(TINY, family="lstms", positions="none")), row(0)
     ids, segments, types = (np.pad(x, ((0, 0), (0, 4))) for x in (ids, segments, types))
     params = nn.meta.unbox(model.init(jax.random.key(0), ids, segments, types)["params"])
     params["pooler"]["dense"]["kernel"] = jnp.eye(32)  # it shows what it reads
@@ -163,7 +164,7 @@ def test_two_lstms_are_pooled_where_each_has_read_the_whole_row():
 
 
 def test_each_lstm_predicts_the_words_that_it_has_not_seen():
-    config = dataclasses.replace(TINY, encoder="lstms", positions="none")
+    config = dataclasses.replace(TINY, family="lstms", positions="none")
     ids, segments, types = row(0)
     positions = np.array([[0, 5, 10, 1, 6, 11]])  # the words after the first three, and before the others
     model = BertForMaskedLM(config)
@@ -179,7 +180,7 @@ def test_each_lstm_predicts_the_words_that_it_has_not_seen():
 
 def test_flops_of_two_lstms():
     """Four gates of 16 units a direction, which read 32 numbers in the first layer and 16 in the second."""
-    config = dataclasses.replace(TINY, encoder="lstms")
+    config = dataclasses.replace(TINY, family="lstms")
     assert forward_flops(config, 3, 7, 0, pooled=0) == 3 * 7 * 2 * 2 * 4 * 16 * ((32 + 16) + (16 + 16))
 
 

@@ -17,7 +17,7 @@ from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_f
 from bertjax.sharding.topology import GENERATIONS, accelerator
 from bertjax.tasks.pretraining import Pretraining, packed_rows
 from bertjax.training.optimizers import make_optimizer
-from bertjax.training.state import make_layout
+from bertjax.training.state import abstract_axes, make_layout
 from experiments import small
 from tests.golden import make_hbm
 from tests.processes import ROOT, run
@@ -123,7 +123,7 @@ def abstract_mesh(config, target) -> AbstractMesh:
 
 def at_rest(config, task, target) -> list[int]:
     """Bytes a chip of params and of optimizer state, from shapes and layout alone."""
-    optimizer = make_optimizer(config.optimizer)
+    optimizer = make_optimizer(config.optimizer, abstract_axes(task.init_params))
     layout = make_layout(task.init_params, optimizer, abstract_mesh(config, target)).state
     params = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
     arrays = ((params, layout.params), (jax.eval_shape(optimizer.init, params), layout.opt_state))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from bertjax.config import BertConfig, UserError, fine_tuning_config, pretraining_config
+from bertjax.families.bert.model import BertModel
 from bertjax.interop.pretrained import Pretrained
 from bertjax.model.attention import standardize
-from bertjax.model.bert import BertModel
 from bertjax.model.encoder import ACTIVATIONS
 from bertjax.reporting import curves, insight, page
 from bertjax.reporting.history import read_history

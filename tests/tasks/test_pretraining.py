@@ -16,8 +16,9 @@ from bertjax.data import preparation, records
 from bertjax.data.pipeline import heldout_batches
 from bertjax.data.records import find_records
 from bertjax.data.tf import tf
+from bertjax.families.bert.model import BertModel
 from bertjax.interop import pretrained
-from bertjax.model.bert import BertForMaskedLM, BertModel
+from bertjax.model.bert import BertForMaskedLM
 from bertjax.tasks import fill_mask, finetuning, generation, pretraining, pretraining_run
 from bertjax.tasks.extraction import extract
 from bertjax.tasks.pretraining import Pretraining
@@ -508,13 +509,13 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file,
 def test_two_lstms_from_text_to_features(tmp_path, corpus_file):
     config = config_with("none", corpus=corpus_file)
     config.data.masking, config.eval.fill_masks = "dynamic", ()
-    config.model.update(encoder="lstms", positions="none")
+    config.model.update(family="lstms", positions="none")
     config.stages = named_stages(short=stage(10, 32, 5))
     with preparing_in_process():
         run(pretraining_run.KIND, config, tmp_path / "run")
     assert (tmp_path / "run/report.txt").read_text().startswith("held-out next and previous words: loss")
     source = pretrained.read(tmp_path / "run")
-    assert source.config.encoder == "lstms" and source.params["bert"]["encoder"].keys() == {
+    assert source.config.family == "lstms" and source.params["bert"]["encoder"].keys() == {
         f"{way}_{layer}" for way in ("forward", "backward") for layer in range(2)
     }
     (line,) = [line for line in read_metrics(tmp_path / "run") if "eval/bilm_loss" in line and line["step"] == 10]

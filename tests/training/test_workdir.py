@@ -115,7 +115,7 @@ def test_a_run_from_before_there_was_a_head_has_the_same(tmp_path):
     workdir.write_info(tmp_path, RunInfo(config), None)
     content = json.loads((tmp_path / "config.json").read_text())
     del content["head"]
-    for field in ("causal", "encoder", "norm", "positions"):
+    for field in ("causal", "family", "norm", "positions"):
         del content["model"][field]
     (tmp_path / "config.json").write_text(json.dumps(content))
     before = workdir.require_info(tmp_path)

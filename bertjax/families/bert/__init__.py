@@ -1,0 +1,59 @@
+"""BERT (Devlin et al. 2019), and what a mask, other positions or other places of its norms make of it: GPT, GPT-2."""
+
+import numpy as np
+
+from bertjax.config import BertConfig
+from bertjax.families import Family
+
+
+def _model(config, compute):
+    from bertjax.families.bert.model import BertModel
+
+    return BertModel(config, compute)
+
+
+def _layer_flops(config: BertConfig, length: int) -> int:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices
+    attention = 2 * length * length * hidden  # scores and weighted values, all heads
+    return 2 * config.num_hidden_layers * (length * per_token + attention)
+
+
+def _sizes(params: dict) -> dict[str, int] | None:
+    if "layers" not in params["encoder"]:
+        return None
+    kernels = params["encoder"]["layers"]
+    layers, _, inner = kernels["intermediate"]["kernel"].shape
+    heads = kernels["attention"]["query_key_value"]["kernel"].shape[-2]
+    return dict(num_hidden_layers=layers, intermediate_size=inner, num_attention_heads=heads)
+
+
+def _attention(config: BertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
+    import jax
+
+    from bertjax.families.bert.model import BertModel
+    from bertjax.model.attention import standardize
+
+    inputs = (ids, np.ones_like(ids), np.zeros_like(ids))
+    states = BertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
+    layers = params["encoder"]["layers"]
+    x = np.asarray(states[:-1, 0])  # what each layer reads
+    if config.norm == "pre":
+        norm = layers["attention_norm"]
+        x = standardize(x, config.layer_norm_eps) * norm["scale"][:, None] + norm["bias"][:, None]
+    project = layers["attention"]["query_key_value"]
+    projected = np.einsum("lnh,lhpad->lpand", x, project["kernel"]) + project["bias"][:, :, :, None]
+    scores = np.einsum("laqd,lakd->laqk", projected[:, 0], projected[:, 1]) / np.sqrt(config.head_size)
+    if config.causal:
+        scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
+    return np.asarray(jax.nn.softmax(scores, axis=-1))
+
+
+FAMILY = Family(
+    model=_model,
+    words=lambda config: "next" if config.causal else "masked",
+    layer_flops=_layer_flops,
+    sizes=_sizes,
+    attention=_attention,
+    packs=True,
+)

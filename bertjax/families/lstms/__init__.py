@@ -1,0 +1,41 @@
+"""A forward and a backward stack of LSTMs, neither of which sees the other's states (ELMo; Peters et al. 2018)."""
+
+from bertjax.config import BertConfig
+from bertjax.families import Family
+from bertjax.validation import require
+
+
+def _model(config, compute):
+    from bertjax.families.lstms.model import LstmsModel
+
+    return LstmsModel(config, compute)
+
+
+def _layer_flops(config: BertConfig, length: int) -> int:
+    hidden, half = config.hidden_size, config.hidden_size // 2
+    inputs = hidden + (config.num_hidden_layers - 1) * half  # of all layers, of a direction
+    gates = length * 2 * 4 * half * (inputs + config.num_hidden_layers * half)  # two directions, four gates
+    return 2 * gates
+
+
+def _sizes(params: dict) -> dict[str, int] | None:
+    if "layers" in params["encoder"]:
+        return None
+    return dict(num_hidden_layers=sum(name.startswith("forward_") for name in params["encoder"]))
+
+
+def _validate(config) -> None:
+    whole = "model.family = 'lstms' reads whole rows, which sequences cannot share; set False"
+    require(not config.packing, "packing", config.packing, whole)
+    require(not config.model.causal, "model.causal", True, "model.family = 'lstms' has both directions; set False")
+    size = config.model.hidden_size
+    require(size % 2 == 0, "model.hidden_size", size, "must be even: half of it is for each direction")
+
+
+FAMILY = Family(
+    model=_model,
+    words=lambda config: "neighbours",
+    layer_flops=_layer_flops,
+    sizes=_sizes,
+    validate=_validate,
+)

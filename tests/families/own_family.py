@@ -1,0 +1,57 @@
+"""A family of somebody else's, in one file: a feed-forward layer over positions mixes tokens, instead of attention."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from bertjax import families
+from bertjax.families.bert.model import BertModel
+from bertjax.model.attention import Dense, LayerNorm
+from bertjax.model.dropout import dropout, fold_in
+from bertjax.model.encoder import Embeddings
+from bertjax.model.heads import Pooler
+from bertjax.validation import require
+
+
+class Mixer(nn.Module):
+    """Layers of x + W gelu(norm(x)), over positions; padding is mixed in as zeros."""
+
+    config: families.BertConfig
+    compute: families.Compute
+
+    @nn.compact
+    def __call__(self, x, segments, dropout_keys=None, *, every_layer=False):
+        config, length, states = self.config, x.shape[1], []
+        most, is_token = config.max_position_embeddings, (segments > 0)[..., None]
+        for layer in range(config.num_hidden_layers):
+            mix = Dense(config, self.compute, (most,), (most,), (None, None), name=f"mix_{layer}")
+            read = LayerNorm(config, self.compute, name=f"norm_{layer}")(x)
+            read = jnp.swapaxes(jnp.where(is_token, nn.gelu(read), 0), 1, 2)
+            mixed = mix(jnp.pad(read, ((0, 0), (0, 0), (0, most - length))))[..., :length]
+            keys = fold_in(dropout_keys, layer + 1)
+            x = x + dropout(jnp.swapaxes(mixed, 1, 2), config.hidden_dropout_prob, keys)
+            states.append(x)
+        return jnp.stack(states) if every_layer else x
+
+
+class MixerModel(BertModel):
+    def setup(self):
+        self.embeddings = Embeddings(self.config, self.compute)
+        self.encoder = Mixer(self.config, self.compute)
+        self.pooler = Pooler(self.config, self.compute)
+
+
+def validate(config):
+    require(not config.packing, "packing", config.packing, "positions that are mixed are of one text; set False")
+
+
+FAMILY = families.Family(
+    model=MixerModel,
+    words=lambda config: "masked",
+    layer_flops=lambda config, length: 2 * config.num_hidden_layers * config.hidden_size * length**2,
+    sizes=lambda params: (
+        dict(num_hidden_layers=sum(name.startswith("mix_") for name in params["encoder"]))
+        if "mix_0" in params["encoder"]
+        else None
+    ),
+    validate=validate,
+)

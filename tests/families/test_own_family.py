@@ -1,0 +1,112 @@
+"""A family from outside of the package is pre-trained, resumed, planned, fine-tuned, searched and converted."""
+
+import numpy as np
+import pytest
+
+from bertjax import families, tasks
+from bertjax.config import UserError
+from bertjax.interop import pretrained
+from bertjax.model.bert import BertForMaskedLM, forward_flops
+from bertjax.planner.plan import plan
+from bertjax.reporting import insight
+from bertjax.sharding.topology import accelerator
+from bertjax.tasks import fill_mask
+from bertjax.tasks.launch import launch
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.training import checkpoint
+from bertjax.training.sinks.jsonl import read_metrics
+from tests.conftest import tiny_config
+from tests.families import own_family
+from tests.tasks.test_finetuning import config_for as fine_tuning_config_for
+from tests.tasks.test_finetuning import write_sst2
+from tests.training.test_loop import leaves
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    families.register("mixer", own_family.FAMILY)
+    yield
+    del families.FAMILIES.registered["mixer"]
+
+
+def config_for(records):
+    config = tiny_config(records=records)
+    config.model.family = "mixer"
+    tasks.validate(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(records_folder, tmp_path_factory):
+    """The workdirs of a straight run, and of one that was stopped after step 7 and resumed."""
+    folder, batches = tmp_path_factory.mktemp("mixer"), Pretraining.batches
+    launch(config_for(records_folder), folder / "straight")
+
+    def stopped(self, start):
+        for step, batch in enumerate(batches(self, start), start):
+            if step == 7:
+                raise KeyboardInterrupt
+            yield batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pretraining, "batches", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            launch(config_for(records_folder), folder / "run")
+    launch(config_for(records_folder), folder / "run")
+    return folder / "straight", folder / "run"
+
+
+def test_it_is_trained_and_resumed_bit_for_bit(trained):
+    straight, resumed = (leaves(checkpoint.read_params(folder, 10)) for folder in trained)
+    assert straight.keys() == resumed.keys() and any("mix_1" in name for name in straight)
+    assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
+    losses = [line["train/loss"] for line in read_metrics(trained[0]) if "train/loss" in line]
+    assert losses[-1] < losses[0]
+
+
+def test_it_predicts_and_is_converted_to_our_own_format(trained, tmp_path):
+    source = pretrained.read_with_tokenizer(trained[1])
+    model = BertForMaskedLM(source.config)
+    (filled,) = fill_mask.fill_masks(model, source.params, source.tokenizer, ["the [MASK] ."])
+    assert len(filled.masks[0]) == 5
+    pretrained.convert(trained[1], tmp_path / "ours", "bertjax")
+    again = pretrained.read(tmp_path / "ours")
+    assert again.config == source.config and leaves(again.params).keys() == leaves(source.params).keys()
+    with pytest.raises(UserError, match=r"a model with model.family = 'mixer' has no place in --format=huggingface"):
+        pretrained.convert(trained[1], tmp_path / "theirs", "huggingface")
+    with pytest.raises(UserError, match=r"a model with model.family = 'mixer' has no attention"):
+        insight.attention(source, "the ship")
+
+
+def test_it_is_fine_tuned_and_searched(trained, tmp_path):
+    write_sst2(tmp_path)
+    config = fine_tuning_config_for(tmp_path, trained[1], epochs=4.0, sweep="learning_rate=1e-9,3e-3")
+    tasks.validate(config)
+    launch(config, tmp_path / "search")
+    assert (tmp_path / "search/best").read_text() == "runs/learning_rate=0.003\n"
+    source = pretrained.read_with_tokenizer(tmp_path / "search")
+    assert source.config.family == "mixer"
+    (found,) = tasks.get("glue").predict(source, [("ship sail harbour",)])
+    assert found["label"] == "1"
+
+
+@pytest.mark.tpu_aot
+def test_it_is_planned_ahead():
+    config = config_for("unused")
+    config.model.update(hidden_size=128, vocab_size=256, max_position_embeddings=128)
+    (result, *_) = plan(config, accelerator("v5litepod-4"), [0])
+    assert result.fits
+
+
+def test_it_says_what_it_costs_and_what_it_cannot_do():
+    config = config_for("unused")
+    model = pretrained.bert_config(config)
+    assert forward_flops(model, 3, 10, 0, pooled=0) == 3 * 2 * 2 * 32 * 100
+    config.packing = True
+    with pytest.raises(UserError, match=r"config.packing = True: positions that are mixed are of one text; set False"):
+        tasks.validate(config)
+    config.packing, config.model.family = False, "mixr"
+    with pytest.raises(UserError, match=r"config.model.family = 'mixr': choose one of bert, lstms, mixer"):
+        tasks.validate(config)
