@@ -23,7 +23,7 @@ class Family:
     """What the package asks about a family.
 
     Args:
-      model: (config, compute) -> the encoder, a module as `bert.model.BertModel` describes it.
+      model: (config, compute) -> the encoder, which is or does as a `model.encoder_model.EncoderModel`.
       words: config -> how it can learn words. masked: it fills in those that are hidden; next: each token sees those
         before it, and predicts the next; neighbours: some states see those before, others those after.
       layer_flops: (config, tokens of a row) -> matrix-multiply FLOPs of its layers for one row, forwards.

@@ -153,7 +153,9 @@ class FineTuning:
         given = (dataset.train, config.batch_size, config.seed, config.model.max_position_embeddings)
         ways = mesh.shape["data"] * mesh.shape["fsdp"]
         self._order = PackedOrder(*given, ways * config.microbatches) if config.packing else TrainingOrder(*given)
-        self._predict = make_predictor(self.model, mesh, config.batch_size // config.microbatches, config.packing)
+        self._predict = make_predictor(
+            self.model, dataset.objective.pooled, mesh, config.batch_size // config.microbatches, config.packing
+        )
         self._shapes = functools.lru_cache(2)(self._shapes)
         self._outputs: list = []  # of the last evaluation, per dev split
 
@@ -172,7 +174,8 @@ class FineTuning:
         return cast_encoder(params, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
-        losses, correct = self.dataset.objective.loss(apply(self.model, params, batch, dropout_keys), batch)
+        objective = self.dataset.objective
+        losses, correct = objective.loss(apply(self.model, objective.pooled, params, batch, dropout_keys), batch)
         weights = batch["weights"]
         tokens = (batch["input_mask"] > 0).sum().astype(jnp.float32)
         padding = batch["input_mask"].size - tokens

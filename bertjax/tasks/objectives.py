@@ -38,6 +38,7 @@ class Objective:
     Args:
       architecture: the transformers class with the same output layer.
       make_model: (BertConfig, dtype=, remat=, **config.head) -> module.
+      pooled: whether logits are those of whole sequences, `[batch, ...]`; else of their tokens, `[batch, length, ...]`.
       loss: (logits, batch) -> (losses, whether each prediction is correct), both of the shape of the batch's weights.
       frozen: top-level keys of the params that are not trained.
       flops: (module, rows, length) -> model FLOPs of a training step.
@@ -53,6 +54,7 @@ class Objective:
         3 * (forward_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
     )
     packs: bool = False
+    pooled: bool = dataclasses.field(kw_only=True)
 
     def model(self, config: BertConfig, head: Mapping, **how) -> nn.Module:
         """Makes the model of `config.head`; where that has no BiLSTM, `make_model` is told nothing of one."""
@@ -67,7 +69,7 @@ class Objective:
 def classification(labels: int) -> Objective:
     """Labels are `[batch]` class indices."""
     make_model = functools.partial(BertForSequenceClassification, labels=labels)
-    return Objective("BertForSequenceClassification", make_model, _cross_entropy, packs=True)
+    return Objective("BertForSequenceClassification", make_model, _cross_entropy, packs=True, pooled=True)
 
 
 def regression() -> Objective:
@@ -78,13 +80,13 @@ def regression() -> Objective:
         return jnp.square(error), jnp.abs(error) < 0.5
 
     make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return Objective("BertForSequenceClassification", make_model, loss, packs=True)
+    return Objective("BertForSequenceClassification", make_model, loss, packs=True, pooled=True)
 
 
 def tagging(labels: int) -> Objective:
     """Labels are `[batch, length]` class indices; those with weight 0 are ignored."""
     make_model = functools.partial(BertForTokenClassification, labels=labels)
-    return Objective("BertForTokenClassification", make_model, _cross_entropy, packs=True)
+    return Objective("BertForTokenClassification", make_model, _cross_entropy, packs=True, pooled=False)
 
 
 def spans() -> Objective:
@@ -100,13 +102,13 @@ def spans() -> Objective:
         losses, correct = _cross_entropy(jnp.swapaxes(logits, -1, -2), {"labels": labels})
         return losses.mean(-1), correct.all(-1)
 
-    return Objective("BertForQuestionAnswering", BertForQuestionAnswering, loss, packs=True)
+    return Objective("BertForQuestionAnswering", BertForQuestionAnswering, loss, packs=True, pooled=False)
 
 
 def choice() -> Objective:
     """Labels are the `[batch]` indices of the correct sequence among several, each of which has one logit."""
     make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return Objective("BertForMultipleChoice", make_model, _cross_entropy, packs=True)
+    return Objective("BertForMultipleChoice", make_model, _cross_entropy, packs=True, pooled=True)
 
 
 def _cross_entropy(logits, batch):
@@ -114,7 +116,7 @@ def _cross_entropy(logits, batch):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels), logits.argmax(-1) == labels
 
 
-def apply(model: nn.Module, params, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
+def apply(model: nn.Module, pooled: bool, params, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
     """Computes the logits of a batch of `Examples`: `[rows, ...]`, or `[rows, choices]`.
 
     Those of whole sequences are `[rows, sequences, ...]` if the batch is packed, or `[rows, sequences, choices]`.
@@ -122,10 +124,10 @@ def apply(model: nn.Module, params, batch: dict, dropout_keys: jax.Array | None 
     inputs = [batch[name] for name in ("input_ids", "input_mask", "token_types")]
     if "positions" in batch:
         packed, first_tokens = {"positions": batch["positions"]}, batch["first_tokens"]
-        if _is_pooled(model):
+        if pooled:
             packed["first_tokens"] = first_tokens.reshape(len(first_tokens), -1)
         logits = model.apply({"params": params}, *inputs, dropout_keys=dropout_keys, **packed)
-        return logits.reshape(first_tokens.shape) if _is_pooled(model) and first_tokens.ndim == 3 else logits
+        return logits.reshape(first_tokens.shape) if pooled and first_tokens.ndim == 3 else logits
     rows, *choices, length = inputs[0].shape
     if choices:
         inputs = [x.reshape(-1, length) for x in inputs]
@@ -135,18 +137,13 @@ def apply(model: nn.Module, params, batch: dict, dropout_keys: jax.Array | None 
     return logits.reshape(rows, *choices) if choices else logits
 
 
-def _is_pooled(model: nn.Module) -> bool:
-    """Whether its logits are those of whole sequences, not of tokens."""
-    return isinstance(model, BertForSequenceClassification)
-
-
 class Predictor:
     """Computes the logits of examples, in batches of about as many; `packs`: they share rows."""
 
-    def __init__(self, model: nn.Module, mesh: Mesh, batch_size: int, packs: bool):
+    def __init__(self, model: nn.Module, pooled: bool, mesh: Mesh, batch_size: int, packs: bool):
         self._mesh, self._batch_size, self._longest = mesh, batch_size, model.config.max_position_embeddings
-        self._model, self._packs = model, packs
-        self._apply = jax.jit(functools.partial(apply, model), out_shardings=replicated(mesh))
+        self._pooled, self._packs = pooled, packs
+        self._apply = jax.jit(functools.partial(apply, model, pooled), out_shardings=replicated(mesh))
 
     def __call__(self, params, examples: Examples, after_batch: Callable[[], None] = lambda: None) -> list[np.ndarray]:
         """Returns the logits of each example, on every host; logits per token without those of padding."""
@@ -169,7 +166,7 @@ class Predictor:
             places = [
                 (example, row, slice(examples.lengths[example])) for row, example in enumerate(rows) if example >= 0
             ]
-            if _is_pooled(self._model):
+            if self._pooled:
                 places = [place[:2] for place in places]
             yield places, examples.batch(rows[own], length)
 
@@ -177,7 +174,7 @@ class Predictor:
         """As `_padded`."""
         ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
         for found, rows, starts, *shape in packed_evaluation(examples, self._batch_size, self._longest, ways):
-            if _is_pooled(self._model):
+            if self._pooled:
                 places = list(zip(found, rows, numbers_in_row(rows)))
             else:
                 ends = starts + examples.lengths[found]
@@ -197,7 +194,7 @@ def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = objective.model(source.config, source.head, compute=compute_for(source.dtype))
     params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
-    found = Predictor(model, mesh, PREDICTION_BATCH, objective.packs_rows_of(model))(params, examples)
+    found = Predictor(model, objective.pooled, mesh, PREDICTION_BATCH, objective.packs_rows_of(model))(params, examples)
     check_numbers(*found)
     return found
 

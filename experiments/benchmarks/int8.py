@@ -46,7 +46,7 @@ def measured(dataset, source, dtype: str):
     objective, mesh = dataset.objective, make_mesh(source.settings, jax.devices()[:1])
     compute = compute_for("float32" if dtype == "int8" else dtype)
     model = objective.model(source.config, source.head, compute=compute)
-    predictor = Predictor(model, mesh, source.settings.batch_size, objective.packs_rows_of(model))
+    predictor = Predictor(model, objective.pooled, mesh, source.settings.batch_size, objective.packs_rows_of(model))
     params, seconds = jax.device_put(source.params, replicated(mesh)), []
     with mock.patch("bertjax.model.attention.project", project if dtype == "int8" else products.project):
         for _ in range(1 + ROUNDS):

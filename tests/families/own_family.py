@@ -4,11 +4,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from bertjax import families
-from bertjax.families.bert.model import BertModel
 from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import dropout, fold_in
-from bertjax.model.encoder import Embeddings
-from bertjax.model.heads import Pooler
+from bertjax.model.encoder_model import EncoderModel
 from bertjax.validation import require
 
 
@@ -33,11 +31,9 @@ class Mixer(nn.Module):
         return jnp.stack(states) if every_layer else x
 
 
-class MixerModel(BertModel):
-    def setup(self):
-        self.embeddings = Embeddings(self.config, self.compute)
-        self.encoder = Mixer(self.config, self.compute)
-        self.pooler = Pooler(self.config, self.compute)
+class MixerModel(EncoderModel):
+    def make_layers(self):
+        return Mixer(self.config, self.compute)
 
 
 def validate(config):

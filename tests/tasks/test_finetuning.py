@@ -7,17 +7,19 @@ import random
 import re
 import shutil
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
-from bertjax import tasks
-from bertjax.config import BertConfig, UserError, fine_tuning_config, pretraining_config
+from bertjax import families, tasks
+from bertjax.config import BertConfig, Compute, UserError, fine_tuning_config, pretraining_config
 from bertjax.data.examples import Examples
 from bertjax.interop import pretrained
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import classification, classify, finetuning, glue, objectives, sweep, validate
 from bertjax.tasks.launch import launch
+from bertjax.tasks.objectives import Objective
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.sinks.jsonl import read_metrics
@@ -340,6 +342,32 @@ def test_pairs_are_cut_as_google_cuts_them():
     assert len(ids[0]) == 5 and ids[0][-1] == pieces.sep_id and cut == [True] and not types[0].any()
 
 
+class MeanPooled(nn.Module):
+    """A model of somebody else's: the mean of all hidden states, classified."""
+
+    config: BertConfig
+    compute: Compute = Compute()
+
+    @nn.compact
+    def __call__(self, input_ids, segments, token_types, dropout_keys=None):
+        bert = families.of(self.config).model(self.config, self.compute)
+        hidden = bert.encode(input_ids, segments, token_types, dropout_keys=dropout_keys)
+        return nn.Dense(5)((hidden * segments[..., None]).sum(1) / segments.sum(1, keepdims=True))
+
+
+def test_a_model_of_somebody_elses_has_the_logits_that_it_declares(checkpoint):
+    """Five of a text of three tokens, not one of each of them."""
+    objective = Objective("Mine", MeanPooled, objectives.classification(5).loss, pooled=True)
+    source, ids = pretrained.read(checkpoint), np.zeros((1, 8), np.int32)
+    params = nn.meta.unbox(jax.jit(MeanPooled(source.config).init)(jax.random.key(0), ids, ids + 1, ids)["params"])
+    source = dataclasses.replace(source, params=params)
+    texts = [np.array([2, 7, 3]), np.array([2, 7, 8, 9, 3])]
+    found = objectives.predict(objective, source, Examples(texts, [np.zeros_like(x) for x in texts]))
+    assert [logits.shape for logits in found] == [(5,), (5,)]
+    with pytest.raises(TypeError, match="pooled"):  # it cannot be left open
+        Objective("Mine", MeanPooled, objectives.classification(5).loss)
+
+
 def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
     """Four times the same sequence: with dropout four scores, without it one."""
     source = pretrained.read(checkpoint)
@@ -351,7 +379,7 @@ def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
         jax.random.key(0), *(batch[n][:, 0] for n in ("input_ids", "input_mask", "token_types"))
     )["params"]
     keys = jax.random.split(jax.random.key(1), 2)
-    apply = jax.jit(functools.partial(objectives.apply, model))
+    apply = jax.jit(functools.partial(objectives.apply, model, objective.pooled))
     dropped = np.asarray(apply(params, batch, keys))
     assert dropped.shape == (2, 4) and len(np.unique(dropped.round(6))) == 8
     np.testing.assert_allclose(np.ptp(np.asarray(apply(params, batch))), 0, atol=1e-6)

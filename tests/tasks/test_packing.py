@@ -291,7 +291,7 @@ def fine_tuning(request):
     params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), params)
 
     def loss(params, batch):
-        losses, correct = objective.loss(apply(model, params, batch), batch)
+        losses, correct = objective.loss(apply(model, objective.pooled, params, batch), batch)
         weights = batch["weights"] / batch["weights"].sum()
         return (weights * losses).sum(), (weights * correct).sum()
 
@@ -333,9 +333,9 @@ def test_examples_do_not_see_each_other(fine_tuning):
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_predictions_of_packed_examples_are_those_of_padded_ones(fine_tuning, devices):
-    _, model, params, examples, _ = fine_tuning
+    objective, model, params, examples, _ = fine_tuning
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), ("data", "fsdp", "tensor"))
-    padded, packed = (Predictor(model, mesh, 8, packs)(params, examples) for packs in (False, True))
+    padded, packed = (Predictor(model, objective.pooled, mesh, 8, packs)(params, examples) for packs in (False, True))
     assert len(packed) == len(padded) == len(examples)
     for one, other in zip(packed, padded):
         assert one.shape == other.shape

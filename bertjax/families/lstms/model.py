@@ -5,36 +5,21 @@ import jax.numpy as jnp
 
 from bertjax.config import BertConfig, Compute
 from bertjax.model.dropout import dropout, fold_in
-from bertjax.model.encoder import Embeddings
-from bertjax.model.heads import Pooler
+from bertjax.model.encoder_model import EncoderModel
 from bertjax.model.lstm import lstm_cell
 from bertjax.model.segments import join_ends
 
 
-class LstmsModel(nn.Module):
-    """As `bert.model.BertModel`; the first half of a hidden state is the forward stack's."""
+class LstmsModel(EncoderModel):
+    """Two stacks of LSTMs: the first half of a hidden state is the forward one's."""
 
-    config: BertConfig
-    compute: Compute = Compute()
+    def make_layers(self):
+        return TwoWayLSTMs(self.config, self.compute)
 
-    def setup(self):
-        self.embeddings = Embeddings(self.config, self.compute)
-        self.encoder = TwoWayLSTMs(self.config, self.compute)
-        self.pooler = Pooler(self.config, self.compute)
-
-    def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None, first_tokens=None):
-        """As BERT's, pooled where each direction has seen the whole row."""
+    def pool(self, hidden, segments, first_tokens):
+        """Takes each direction's state where it has read the whole row."""
         del first_tokens
-        hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        return hidden, self.pooler(join_ends(hidden, segments)[:, None])
-
-    def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
-        if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
-        x = self.embeddings(input_ids, token_types, positions, fold_in(dropout_keys, 0))
-        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        hidden = self.encoder(x, segments, dropout_keys, every_layer=every_layer)
-        return jnp.concatenate([x[None], hidden]) if every_layer else hidden
+        return self.pooler(join_ends(hidden, segments)[:, None])
 
     def readers(self, hidden, positions):
         """The forward stack has the first half of the positions, the backward one the other half."""

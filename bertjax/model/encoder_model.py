@@ -1,0 +1,65 @@
+"""What the encoders of all families have in common: from token ids to hidden states and a pooled output."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from bertjax.config import BertConfig, Compute
+from bertjax.model.dropout import fold_in
+from bertjax.model.encoder import Embeddings
+from bertjax.model.heads import Pooler
+
+
+class EncoderModel(nn.Module):
+    """Embeddings, the layers of a family, and a pooler. Params are float32.
+
+    A family overrides `make_layers`, and `pool` and `readers` if its hidden states have not all seen the whole text.
+    """
+
+    config: BertConfig
+    compute: Compute = Compute()
+
+    def setup(self):
+        self.embeddings = Embeddings(self.config, self.compute)
+        self.encoder = self.make_layers()
+        self.pooler = Pooler(self.config, self.compute)
+
+    def make_layers(self) -> nn.Module:
+        """Returns the layers, a module: (x `[batch, length, hidden]`, segments, dropout_keys, every_layer=) -> hidden
+        states of the last layer in this shape, or with `every_layer` of each `[layers, batch, length, hidden]`."""
+        raise NotImplementedError
+
+    def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None, first_tokens=None):
+        """As `encode`; also returns the pooled output `[batch, hidden]`.
+
+        If `first_tokens` `[batch, examples]` is given, the latter is `[batch, examples, hidden]`.
+        """
+        hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
+        return hidden, self.pool(hidden, segments, first_tokens)
+
+    def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
+        """Returns the last hidden states `[batch, length, hidden]` only. Inputs are `[batch, length]` integers.
+
+        Args:
+          input_ids: token ids.
+          segments: tokens attend only within their segment. 0 is padding, so Google's `input_mask` is one segment.
+            Several examples can share a row as segments 1, 2, ...
+          token_types: 0 in sentence A, 1 in sentence B (Google's `segment_ids`).
+          positions: indices into the position embeddings; None: 0, 1, ..., length - 1.
+          dropout_keys: `[batch]` random keys, one per row; None: no dropout.
+          every_layer: return `[layers + 1, batch, length, hidden]`, the embeddings first.
+        """
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
+        x = self.embeddings(input_ids, token_types, positions, fold_in(dropout_keys, 0))
+        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
+        hidden = self.encoder(x, segments, dropout_keys, every_layer=every_layer)
+        return jnp.concatenate([x[None], hidden]) if every_layer else hidden
+
+    def readers(self, hidden, positions):
+        """Returns pairs of states and of positions `[batch, ...]` at which words are predicted from these states."""
+        return [(hidden, positions)]
+
+    def pool(self, hidden, segments, first_tokens):
+        """Returns the pooled output, of the first token unless a family says otherwise."""
+        del segments
+        return self.pooler(hidden, first_tokens)
