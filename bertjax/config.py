@@ -18,31 +18,53 @@ class UserError(Exception):
     """A mistake that the user can fix. The commands print its one-line message and exit without a traceback."""
 
 
+def field(default, role: str = "", **limits):
+    """Returns a field of a model's config, with all that is known about it.
+
+    Args:
+      role: size: the shapes of params depend on it; form: which params there are; behaviour: what else a checkpoint
+        determines; "": none of these, so that every run may choose it.
+      limits: `choices`, or `least`, `most`, `above` and `below`.
+    """
+    return dataclasses.field(default=default, metadata={"role": role, **limits})
+
+
+def size(default: int, most: int = 2**31 - 1) -> int:
+    return field(default, "size", least=1, most=most)
+
+
+def fields_of(model, *roles: str) -> tuple[str, ...]:
+    """Returns the names of the fields of a model's config, or of its class, that have one of these roles."""
+    return tuple(each.name for role in roles for each in dataclasses.fields(model) if each.metadata["role"] == role)
+
+
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
     """The architecture of a BERT model. Fields are named as in Google's `bert_config.json` and Hugging Face's."""
 
-    vocab_size: int = 30522
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    hidden_act: str = "gelu_new"  # the tanh form, as in Google's modeling.gelu; Hugging Face's "gelu" is the erf form
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-12
-    attention: str = "auto"  # how it is computed: auto (by chip and length) | xla | fused (one kernel, on TPUs)
-    # What BERT chose otherwise than the systems that it is compared with; its choices come first.
-    family: str = "bert"  # bert | lstms (a forward and a backward one, without attention; ELMo)
-    causal: bool = False  # tokens attend to earlier ones only, and learn to predict the next one (GPT)
-    positions: str = "learned"  # learned | sinusoidal (the original Transformer's) | none
-    norm: str = "post"  # LayerNorm after each sum: post | before each sublayer, and at the end: pre (GPT-2)
-    # The words' output layer: transform (dense, activation, LayerNorm, then the embeddings and a bias) | plain (the
-    # embeddings alone; GPT).
-    output: str = "transform"
+    vocab_size: int = size(30522)
+    hidden_size: int = size(768)
+    num_hidden_layers: int = size(12, most=1000)  # a damaged file may say anything
+    num_attention_heads: int = size(12)
+    intermediate_size: int = size(3072)
+    # gelu_new is the tanh form, as in Google's modeling.gelu; gelu is the erf form, as in Hugging Face's.
+    hidden_act: str = field("gelu_new", "behaviour", choices=("gelu", "gelu_new", "relu"))
+    hidden_dropout_prob: float = field(0.1, least=0, below=1)
+    attention_probs_dropout_prob: float = field(0.1, least=0, below=1)
+    max_position_embeddings: int = size(512)
+    type_vocab_size: int = size(2)
+    initializer_range: float = field(0.02, above=0, below=1)
+    layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
+    # How it is computed: by chip and length; by the compiler; in one kernel, on TPUs.
+    attention: str = field("auto", choices=("auto", "xla", "fused"))
+    # Where BERT differs from the models it is compared with. BERT's choice comes first.
+    family: str = field("bert", "form")  # one of `families`
+    causal: bool = field(False, "behaviour")  # tokens attend to earlier ones only, and learn to predict the next one
+    positions: str = field("learned", "form", choices=("learned", "sinusoidal", "none"))  # sinusoidal: Transformer's
+    norm: str = field("post", "form", choices=("post", "pre"))  # LayerNorm after each sum; before each part (GPT-2)
+    # The words' output layer. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
+    # embeddings alone (GPT).
+    output: str = field("transform", "form", choices=("transform", "plain"))
 
     @property
     def head_size(self) -> int:
@@ -50,8 +72,13 @@ class BertConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the word embedding table: `vocab_size` rounded up to a multiple of 128, the lanes of a TPU."""
-        return -(-self.vocab_size // 128) * 128
+        """Rows of the word embedding table."""
+        return padded(self.vocab_size)
+
+
+def padded(vocab_size: int) -> int:
+    """Rounds the size of a vocabulary up to a multiple of 128, the lanes of a TPU."""
+    return -(-vocab_size // 128) * 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +97,8 @@ class Compute:
         return self.product_dtype != self.dtype
 
 
-# The fields that determine the shapes of the params; those that say which arrays there are; and what else a checkpoint
-# determines.
-MODEL_SIZES = tuple(field.name for field in dataclasses.fields(BertConfig) if field.type is int)
-MODEL_FORM = ("family", "positions", "norm", "output")
-MODEL_BEHAVIOUR = ("hidden_act", "layer_norm_eps", "causal")
-OWN_FIELDS = (*MODEL_FORM, "causal", "attention")  # that Google's and Hugging Face's configs of a BERT do not have
+# The fields that Google's and Hugging Face's configs of a BERT do not have.
+OWN_FIELDS = (*fields_of(BertConfig, "form"), "causal", "attention")
 
 # (layers, hidden size, heads). base and large: Devlin et al. 2019, section 3; other BERTs: Turc et al. 2019, table 1;
 # gpt: Radford et al. 2018, section 4.1; gpt2: Radford et al. 2019, table 2.
@@ -279,10 +302,6 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     # A BiLSTM between BERT and the output layer: its size in each direction (0: none), and its layers.
     config.head = ml_collections.ConfigDict(dict(lstm_size=0, lstm_layers=1))
     return config.lock()
-
-
-def bert_config(config: ml_collections.ConfigDict) -> BertConfig:
-    return BertConfig(**config.model.to_dict())
 
 
 def total_steps(config: ml_collections.ConfigDict) -> int:

@@ -4,6 +4,7 @@ This module checks the fields of pre-training and of all fine-tuning tasks. A fi
 its module, with the helpers below. `tasks.validate` runs all checks.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -11,20 +12,14 @@ from collections.abc import Sequence
 import ml_collections
 
 from bertjax import families
-from bertjax.config import MODEL_SIZES, UserError, corpus_sources, mixture_of
+from bertjax.config import UserError, corpus_sources, mixture_of
 
-ACTIVATIONS = ("gelu", "gelu_new", "relu")
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
-ATTENTION = ("auto", "xla", "fused")
-POSITIONS = ("learned", "sinusoidal", "none")
-NORMS = ("post", "pre")
-OUTPUTS = ("transform", "plain")
 DTYPES = ("auto", "float32", "bfloat16")
 NEXT_SENTENCE = ("pairs", "none", "order")
 MASKING = ("static", "dynamic")
 LAYOUTS = ("google", "compact")
-MAX_LAYERS = 1000  # of what can be a BERT; a damaged file may say anything
 
 
 def require(ok: bool, field: str, value, remedy: str) -> None:
@@ -177,25 +172,27 @@ def _validate_common(config) -> None:
 
 def validate_model(config) -> None:
     """Raises `UserError` if `config.model` describes no model."""
-    families.FAMILIES.get(config.model.family)
-    one_of(config, "model.hidden_act", ACTIVATIONS)
-    one_of(config, "model.attention", ATTENTION)
-    one_of(config, "model.positions", POSITIONS)
-    one_of(config, "model.norm", NORMS)
-    one_of(config, "model.output", OUTPUTS)
-    positive(config, *(f"model.{name}" for name in MODEL_SIZES))
-    for name in MODEL_SIZES:
-        most = MAX_LAYERS if name == "num_hidden_layers" else 2**31 - 1
-        require(config.model[name] <= most, f"model.{name}", config.model[name], f"must be at most {most}")
-    share(config, "model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
-    for name in ("initializer_range", "layer_norm_eps"):
-        require(0 < config.model[name] < 1, f"model.{name}", config.model[name], "must be above 0 and below 1")
-    require(
-        config.model.hidden_size % config.model.num_attention_heads == 0,
-        "model.hidden_size",
-        config.model.hidden_size,
-        f"must be a multiple of model.num_attention_heads = {config.model.num_attention_heads}",
-    )
+    for known in dataclasses.fields(families.FAMILIES.get(config.model.family).config):
+        _within(f"model.{known.name}", config.model[known.name], **known.metadata)
+    hidden, heads = config.model.hidden_size, config.model.get("num_attention_heads", 1)
+    remedy = f"must be a multiple of model.num_attention_heads = {heads}"
+    require(hidden % heads == 0, "model.hidden_size", hidden, remedy)
+
+
+def _within(field: str, value, role="", choices=(), least=None, most=None, above=None, below=None) -> None:
+    """Raises `UserError` for a value outside the limits of `config.field`."""
+    del role
+    if choices:
+        require(value in choices, field, value, f"choose one of {', '.join(choices)}")
+    limits = [
+        (least, f"at least {least}", lambda: value >= least),
+        (above, f"above {above}", lambda: value > above),
+        (most, f"at most {most}", lambda: value <= most),
+        (below, f"below {below}", lambda: value < below),
+    ]
+    given = [(said, holds()) for limit, said, holds in limits if limit is not None]
+    said = " and ".join(said for said, _ in given)
+    require(all(holds for _, holds in given), field, value, f"must be {said}")
 
 
 def _validate_numbers(config, prefix: str = "") -> None:

@@ -6,10 +6,9 @@ import pathlib
 
 import pytest
 
-from bertjax import experiment
+from bertjax import experiment, families
 from bertjax.config import (
     UserError,
-    bert_config,
     common_config,
     fine_tuning_config,
     model_size,
@@ -143,7 +142,7 @@ def test_every_experiment_is_valid_with_a_corpus(experiment):
     # What is stored in a workdir is the same config.
     again = pretraining_config().unlock()
     again.update(json.loads(config.to_json_best_effort()))
-    assert bert_config(again) == bert_config(config)
+    assert families.config_of(again) == families.config_of(config)
 
 
 def test_stages_run_from_short_to_long_whatever_their_names():

@@ -9,9 +9,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import ml_collections
 import numpy as np
 
-from bertjax.config import BertConfig, Compute, bert_config
+from bertjax.config import BertConfig, Compute
 from bertjax.registry import Registry
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Family:
       validate: whole config -> None. Raises `UserError` for what this family cannot be or do.
       attention: (config, params of the encoder, token ids `[1, length]`) -> probabilities `[layers, heads, queries,
         keys]`; None if it has no attention to show.
+      config: a frozen dataclass of `config.field`s, which say their limits, whose names are those of `BertConfig` where
+        the parts read them.
       packs: whether several sequences can share a row, each as a segment with positions of its own.
     """
 
@@ -42,6 +45,7 @@ class Family:
     validate: Callable[[Any], None] = lambda config: None
     attention: Callable[[BertConfig, dict, np.ndarray], np.ndarray] | None = None
     packs: bool = False
+    config: type = BertConfig
 
 
 FAMILIES: Registry[Family] = Registry(
@@ -58,7 +62,16 @@ def of(config: BertConfig) -> Family:
     return FAMILIES.get(config.family)
 
 
+def config_of(config) -> BertConfig:
+    """Returns the model's config of a whole config."""
+    return FAMILIES.get(config.model.family).config(**config.model)
+
+
+def model_fields(family: str, **fields) -> ml_collections.ConfigDict:
+    """Returns `config.model` for a family: its defaults, and these fields."""
+    return ml_collections.ConfigDict(dataclasses.asdict(FAMILIES.get(family).config(family=family, **fields)))
+
+
 def words(config) -> str:
     """Returns how pre-training with a whole config learns words, see `Family.words`."""
-    model = bert_config(config)
-    return of(model).words(model)
+    return FAMILIES.get(config.model.family).words(config_of(config))

@@ -11,13 +11,10 @@ from etils import epath
 
 from bertjax import families
 from bertjax.config import (
-    MODEL_BEHAVIOUR,
-    MODEL_FORM,
-    MODEL_SIZES,
     BertConfig,
     UserError,
-    bert_config,
     common_config,
+    fields_of,
 )
 from bertjax.data.records import read_manifest
 from bertjax.files import inside, read_json, read_whole, write_whole
@@ -186,7 +183,7 @@ def read_config(path: epath.PathLike) -> BertConfig:
 
 def _read_config(place: Place) -> BertConfig:
     if place.format == "bertjax":
-        return bert_config(place.info.config)
+        return families.config_of(place.info.config)
     module = huggingface if place.format == "huggingface" else tf1
     return module.read_config(place.folder / module.CONFIG)
 
@@ -276,7 +273,8 @@ def adopt(config) -> None:
     tokenizer and no records. Raises `UserError` if the model's sizes or form differ."""
     path = config.init_checkpoint
     place = find(path)
-    theirs, names = _read_config(place), (*MODEL_SIZES, *MODEL_FORM)
+    theirs = _read_config(place)
+    names = fields_of(theirs, "size", "form")
     if wrong := {name: getattr(theirs, name) for name in names if config.model[name] != getattr(theirs, name)}:
         name, value = next(iter(wrong.items()))
         flags = " ".join(f"--config.model.{field}={size}" for field, size in wrong.items())
@@ -296,9 +294,9 @@ def adopt_model(config, theirs: BertConfig, source: str) -> None:
     Raises `UserError` if the config sets other sizes, or `max_seq_length` exceeds the model's positions.
     """
     default = BertConfig()
-    taken = (*MODEL_SIZES, *MODEL_FORM, *MODEL_BEHAVIOUR)
-    for name in (*MODEL_SIZES, *MODEL_FORM, "causal"):
-        if config.model[name] not in (getattr(default, name), getattr(theirs, name)):
+    taken = fields_of(theirs, "size", "form", "behaviour")
+    for name in (*fields_of(theirs, "size", "form"), "causal"):
+        if config.model.get(name) not in (None, getattr(default, name, None), getattr(theirs, name)):
             value = getattr(theirs, name)
             raise UserError(f"config.model.{name} = {config.model[name]}: {source} has {value}; leave it out")
     if config.max_seq_length > theirs.max_position_embeddings:
@@ -306,7 +304,8 @@ def adopt_model(config, theirs: BertConfig, source: str) -> None:
             f"config.max_seq_length = {config.max_seq_length}: {source} has {theirs.max_position_embeddings} positions "
             f"only; set --config.max_seq_length={theirs.max_position_embeddings} or less"
         )
-    config.model.update({name: getattr(theirs, name) for name in taken})
+    chosen = {name: value for name, value in config.model.items() if hasattr(theirs, name) and name not in taken}
+    config.model = families.model_fields(**{**dataclasses.asdict(theirs), **chosen})
 
 
 def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:
@@ -442,7 +441,7 @@ def _model_card(
 
 def _require_bert(pretrained: Pretrained, to: str) -> None:
     """Raises `UserError` if the model is one that the other format has no class for."""
-    for name in (*MODEL_FORM, "causal"):
+    for name in (*fields_of(BertConfig, "form"), "causal"):
         if (value := getattr(pretrained.config, name)) != getattr(BertConfig, name):
             raise UserError(
                 f"{pretrained.path}: a model with model.{name} = {value!r} has no place in --format={to}; "

@@ -11,7 +11,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config import UserError, bert_config, stages_of
+from bertjax import families
+from bertjax.config import UserError, stages_of
 from bertjax.planner import hlo
 from bertjax.planner.kernels import kernel_seconds
 from bertjax.sharding.mesh import make_mesh, replicated
@@ -201,7 +202,7 @@ class _Builder:
             )
             kernels = train.module.kernels()
             seconds = train.cycles / generation.clock
-            seconds += kernel_seconds(kernels, generation, bert_config(config), rows, stage.length)
+            seconds += kernel_seconds(kernels, generation, families.config_of(config), rows, stage.length)
             collectives = train.module.collectives(dict(self._mesh.shape))
         elif failed.needed is not None:
             used = (failed.needed + (resting if failed is evaluation else 0)) * per_chip

@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bertjax.config import Compute, UserError, bert_config
+from bertjax.config import Compute, UserError, padded
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import cpu_dtype, has_accelerator
 
@@ -101,12 +101,12 @@ def make_mesh(config, devices=None) -> Mesh:
         (sizes["fsdp"], ("hidden_size",)),
     ):
         for field in fields:
-            if config.model[field] % size:
+            if config.model.get(field, 0) % size:
                 raise UserError(
                     f"config.model.{field} = {config.model[field]}: must be a multiple of the {size} devices "
                     f"that config.mesh = {dict(config.mesh)} splits it over"
                 )
-    if (vocab_rows := bert_config(config).padded_vocab_size) % sizes["tensor"]:
+    if (vocab_rows := padded(config.model.vocab_size)) % sizes["tensor"]:
         raise UserError(
             f"config.mesh.tensor = {sizes['tensor']}: must divide the {vocab_rows} rows of the word embeddings "
             f"(model.vocab_size, rounded up to a multiple of 128)"

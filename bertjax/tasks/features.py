@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from bertjax.config import bert_config
+from bertjax import families
 from bertjax.model.bert import BertForFeatureBasedTagging, forward_flops, lstm_flops
 from bertjax.model.hidden_states import HIDDEN_STATES, TABLE_7, check_layers
 from bertjax.tasks import ner, objectives
@@ -23,7 +23,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
 
 def validate(config) -> None:
     one_of(config, "head.layers", tuple(HIDDEN_STATES))
-    check_layers(config.head.layers, bert_config(config), "config.head.layers")
+    check_layers(config.head.layers, families.config_of(config), "config.head.layers")
     positive(config, "head.lstm_size")
 
 

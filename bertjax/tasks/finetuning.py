@@ -11,8 +11,8 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import tasks
-from bertjax.config import BertConfig, UserError, bert_config
+from bertjax import families, tasks
+from bertjax.config import BertConfig, UserError
 from bertjax.data import fingerprints
 from bertjax.data.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
 from bertjax.interop import pretrained
@@ -143,9 +143,9 @@ class FineTuning:
     def __init__(self, config, mesh: Mesh, dataset: Dataset):
         self.config, self.mesh, self.dataset = config, mesh, dataset
         for examples in (dataset.train, *(split.examples for split in dataset.dev)):
-            check_indices(examples, dataset.labels, bert_config(config))
+            check_indices(examples, dataset.labels, families.config_of(config))
         head = config.get("head", {})
-        self.model = dataset.objective.model(bert_config(config), head, compute=compute_on(mesh, config))
+        self.model = dataset.objective.model(families.config_of(config), head, compute=compute_on(mesh, config))
         self.frozen = dataset.objective.frozen
         if config.packing and not dataset.objective.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
@@ -233,7 +233,7 @@ def adopt(config, before: RunInfo | None) -> None:
     if before is None:
         pretrained.adopt_model(config, pretrained.read_config(config.init_checkpoint), config.init_checkpoint)
     else:  # does not need `init_checkpoint`, which may be gone
-        pretrained.adopt_model(config, bert_config(before.config), "the run in this workdir")
+        pretrained.adopt_model(config, families.config_of(before.config), "the run in this workdir")
     tasks.validate(config)  # now that the model is known
 
 

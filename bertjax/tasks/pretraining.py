@@ -18,7 +18,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import families
-from bertjax.config import bert_config, stages_of, total_steps
+from bertjax.config import stages_of, total_steps
 from bertjax.data import pipeline
 from bertjax.data.layouts import features
 from bertjax.data.masking import rules_of
@@ -276,7 +276,7 @@ class Pretraining:
 
     def _make_model(self):
         make_model = BertForPreTraining if self._pairs else BertForMaskedLM
-        return make_model(bert_config(self.config), compute_on(self.mesh, self.config))
+        return make_model(families.config_of(self.config), compute_on(self.mesh, self.config))
 
     def _predictions(self, stage) -> int:
         """Returns how many tokens of a sequence are predicted, at most."""

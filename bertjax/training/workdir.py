@@ -12,7 +12,8 @@ import ml_collections
 import msgspec
 from etils import epath
 
-from bertjax.config import UserError, bert_config, common_config, pretraining_config
+from bertjax import families
+from bertjax.config import UserError, common_config, pretraining_config
 from bertjax.files import read_json, read_whole, write_whole
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
@@ -100,9 +101,11 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
             config.stages = ml_collections.ConfigDict(content.pop("stages"))
         if "encoder" in content["model"]:  # the name of `family` until the end of 2026
             content["model"]["family"] = FAMILIES_BEFORE[content["model"].pop("encoder")]
+        if "family" in content["model"]:
+            config.model = families.model_fields(content["model"]["family"])
         config.update(content)
         validate_model(config)
-        bert_config(config)  # no other fields
+        families.config_of(config)  # no other fields
     except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
         reason = next(iter(str(error).splitlines()), "")
         raise UserError(f"{path}: damaged, or written by another version or program ({reason})") from None

@@ -102,7 +102,7 @@ def test_it_is_planned_ahead():
 
 def test_it_says_what_it_costs_and_what_it_cannot_do():
     config = config_for("unused")
-    model = pretrained.bert_config(config)
+    model = families.config_of(config)
     assert forward_flops(model, 3, 10, 0, pooled=0) == 3 * 2 * 2 * 32 * 100
     config.packing = True
     with pytest.raises(UserError, match=r"config.packing = True: positions that are mixed are of one text; set False"):

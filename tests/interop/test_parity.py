@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tokenizers
 
+from bertjax import families
 from bertjax.config import (
     BertConfig,
     Compute,
     UserError,
-    bert_config,
     fine_tuning_config,
     model_size,
     pretraining_config,
@@ -440,7 +440,7 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, objective, tmp_path):
     program = make_program(task, config, task.mesh)
     state = program.init(jax.random.key(0))
     huggingface.write(
-        tmp_path, bert_config(config), jax.device_get(state.params), None, objective.architecture, labels=labels
+        tmp_path, families.config_of(config), jax.device_get(state.params), None, objective.architecture, labels=labels
     )
     loader = getattr(transformers, objective.architecture.replace("BertFor", "AutoModelFor"))
     model = loader.from_pretrained(tmp_path, attn_implementation="eager").train()
@@ -470,7 +470,7 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, objective, tmp_path):
     assert step == 11
 
     theirs = dict(model.named_parameters())
-    for name, x in to_variables(jax.device_get(state.params), bert_config(config)).items():
+    for name, x in to_variables(jax.device_get(state.params), families.config_of(config)).items():
         place = huggingface.huggingface_name(name)
         ours = torch.tensor(x.T if huggingface.is_transposed(name) else x)
         moved, off = (theirs[place] - first[place]).norm(), (theirs[place] - ours).norm()

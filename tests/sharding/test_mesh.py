@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import Compute, UserError, bert_config
+from bertjax import families
+from bertjax.config import Compute, UserError
 from bertjax.model.bert import BertForPreTraining
 from bertjax.sharding import topology
 from bertjax.sharding.mesh import _arrange, compute_on, local_rows, make_mesh, param_shardings, put_batch
@@ -54,7 +55,7 @@ def test_what_does_not_fit_the_devices_is_refused(mesh, fields, message):
 def test_every_large_param_is_split_over_fsdp_and_tensor():
     config = config_with(data=2, fsdp=2, tensor=2)
     mesh = make_mesh(config)
-    model = BertForPreTraining(bert_config(config))
+    model = BertForPreTraining(families.config_of(config))
     ids = jnp.zeros((1, 8), jnp.int32)
     boxed = jax.eval_shape(lambda key: model.init(key, ids, ids, ids, ids)["params"], jax.random.key(0))
     shardings = param_shardings(boxed, mesh)

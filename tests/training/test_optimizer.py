@@ -11,8 +11,8 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from bertjax import tasks
-from bertjax.config import UserError, bert_config, param_group, param_groups, pretraining_config
+from bertjax import families, tasks
+from bertjax.config import UserError, param_group, param_groups, pretraining_config
 from bertjax.model.bert import BertForFeatureBasedTagging, BertForPreTraining
 from bertjax.sharding.mesh import make_mesh
 from bertjax.training import optimizers
@@ -21,7 +21,7 @@ from bertjax.training.schedules import Cosine, Linear, Trapezoid, make_schedule
 from bertjax.training.state import abstract_axes, make_init, make_layout
 from tests.conftest import tiny_config
 
-TINY = bert_config(tiny_config())
+TINY = families.config_of(tiny_config())
 
 PARAMS = {
     "dense": {"kernel": np.array([[0.5, -1.0], [2.0, 0.1]]), "bias": np.array([0.3, -0.2])},
