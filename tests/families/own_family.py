@@ -1,20 +1,32 @@
 """A family of somebody else's, in one file: a feed-forward layer over positions mixes tokens, instead of attention."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax.numpy as jnp
 
 from bertjax import families
+from bertjax.config import BertConfig, Compute, field
 from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import dropout, fold_in
+from bertjax.model.encoder import ACTIVATIONS
 from bertjax.model.encoder_model import EncoderModel
 from bertjax.validation import require
 
 
-class Mixer(nn.Module):
-    """Layers of x + W gelu(norm(x)), over positions; padding is mixed in as zeros."""
+@dataclasses.dataclass(frozen=True)
+class MixerConfig(BertConfig):
+    """As BERT's, with a field of its own."""
 
-    config: families.BertConfig
-    compute: families.Compute
+    family: str = field("mixer", "form")
+    mixing_act: str = field("gelu", "form", choices=("gelu", "relu"))
+
+
+class Mixer(nn.Module):
+    """Layers of x + W activation(norm(x)), over positions; padding is mixed in as zeros."""
+
+    config: MixerConfig
+    compute: Compute
 
     @nn.compact
     def __call__(self, x, segments, dropout_keys=None, *, every_layer=False):
@@ -23,7 +35,7 @@ class Mixer(nn.Module):
         for layer in range(config.num_hidden_layers):
             mix = Dense(config, self.compute, (most,), (most,), (None, None), name=f"mix_{layer}")
             read = LayerNorm(config, self.compute, name=f"norm_{layer}")(x)
-            read = jnp.swapaxes(jnp.where(is_token, nn.gelu(read), 0), 1, 2)
+            read = jnp.swapaxes(jnp.where(is_token, ACTIVATIONS[config.mixing_act](read), 0), 1, 2)
             mixed = mix(jnp.pad(read, ((0, 0), (0, 0), (0, most - length))))[..., :length]
             keys = fold_in(dropout_keys, layer + 1)
             x = x + dropout(jnp.swapaxes(mixed, 1, 2), config.hidden_dropout_prob, keys)
@@ -50,4 +62,5 @@ FAMILY = families.Family(
         else None
     ),
     validate=validate,
+    config=MixerConfig,
 )

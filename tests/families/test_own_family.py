@@ -33,7 +33,8 @@ def registered():
 
 def config_for(records):
     config = tiny_config(records=records)
-    config.model.family = "mixer"
+    fields = {name: value for name, value in config.model.items() if name != "family"}
+    config.model = families.model_fields("mixer", **fields, mixing_act="relu")
     tasks.validate(config)
     return config
 
@@ -87,7 +88,8 @@ def test_it_is_fine_tuned_and_searched(trained, tmp_path):
     launch(config, tmp_path / "search")
     assert (tmp_path / "search/best").read_text() == "runs/learning_rate=0.003\n"
     source = pretrained.read_with_tokenizer(tmp_path / "search")
-    assert source.config.family == "mixer"
+    assert isinstance(source.config, own_family.MixerConfig) and source.config.mixing_act == "relu"
+    assert source.config.hidden_dropout_prob == 0  # the run's own
     (found,) = tasks.get("glue").predict(source, [("ship sail harbour",)])
     assert found["label"] == "1"
 
@@ -107,6 +109,9 @@ def test_it_says_what_it_costs_and_what_it_cannot_do():
     config.packing = True
     with pytest.raises(UserError, match=r"config.packing = True: positions that are mixed are of one text; set False"):
         tasks.validate(config)
-    config.packing, config.model.family = False, "mixr"
+    config.packing, config.model.mixing_act = False, "tanh"
+    with pytest.raises(UserError, match=r"config.model.mixing_act = 'tanh': choose one of gelu, relu"):
+        tasks.validate(config)
+    config.model.family = "mixr"
     with pytest.raises(UserError, match=r"config.model.family = 'mixr': choose one of bert, lstms, mixer"):
         tasks.validate(config)
