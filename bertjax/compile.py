@@ -18,7 +18,7 @@ _SLICES = flags.DEFINE_integer("slices", 1, "Number of slices, connected by the 
 _PRICE = flags.DEFINE_float("price_per_chip_hour", None, "In dollars; adds the cost of all stages.", lower_bound=0)
 _JSON = flags.DEFINE_bool("json", False, "Print a JSON list with one object per stage instead of the table.")
 _SHARE = flags.DEFINE_list(
-    "real_tokens_share", [], "With --config.packing: the share of the tokens of each stage's sequences that are real."
+    "real_tokens_share", [], "With --config.packing: per stage, the share of tokens that are not padding."
 )
 flags.mark_flags_as_required(["config", "topology"])
 flags.DEFINE_alias("price-per-chip-hour", "price_per_chip_hour")

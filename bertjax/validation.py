@@ -33,7 +33,7 @@ def one_of(config, field: str, choices: Sequence[str]) -> None:
     require(value in choices, field, value, f"choose one of {', '.join(choices)}")
 
 
-def positive(config, *fields: str) -> None:
+def at_least_one(config, *fields: str) -> None:
     for field in fields:
         value = value_of(config, field)
         require(value >= 1, field, value, "must be at least 1")
@@ -61,7 +61,7 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     _validate_common(config)
     warmup, masked = config.optimizer.warmup_steps, config.data.masked_lm_prob
     require(warmup >= 0, "optimizer.warmup_steps", warmup, "must be at least 0")
-    positive(config, "eval.every_steps", "eval.max_sequences", "data.dupe_factor")
+    at_least_one(config, "eval.every_steps", "eval.max_sequences", "data.dupe_factor")
     share(config, "data.short_seq_prob", "data.heldout_fraction")
     _seed(config, "data.seed")
     found = config.tokenizer.path or config.data.records or config.init_checkpoint
@@ -113,8 +113,8 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
     lstm_size = config.head.get("lstm_size", 0)
     require(lstm_size >= 0, "head.lstm_size", lstm_size, "must be at least 1, or 0 for no BiLSTM")
     if "lstm_layers" in config.head:
-        positive(config, "head.lstm_layers")
-        more = "there is no BiLSTM to have several layers: set head.lstm_size"
+        at_least_one(config, "head.lstm_layers")
+        more = "lstm_layers needs a BiLSTM: also set head.lstm_size"
         require(config.head.lstm_layers == 1 or lstm_size > 0, "head.lstm_layers", config.head.lstm_layers, more)
     whole = "a BiLSTM (head.lstm_size) reads whole rows, which sequences cannot share; set False"
     require(not (config.packing and lstm_size), "packing", config.packing, whole)
@@ -139,8 +139,8 @@ def _validate_common(config) -> None:
     one_of(config, "dtype", DTYPES)
     one_of(config, "grad_dtype", DTYPES[1:])
 
-    positive(config, "batch_size", "microbatches", "log_every_steps", "hosts_timeout")
-    positive(config, "checkpoint.every_steps", "checkpoint.keep")
+    at_least_one(config, "batch_size", "microbatches", "log_every_steps", "hosts_timeout")
+    at_least_one(config, "checkpoint.every_steps", "checkpoint.keep")
     every, kept = config.checkpoint.every_steps, config.checkpoint.keep_every
     require(
         kept >= 0 and kept % every == 0,

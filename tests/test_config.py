@@ -116,7 +116,7 @@ def test_fine_tuning_is_valid_with_data_and_a_checkpoint(experiment):
         ("optimizer.warmup_proportion", 1.5, "config.optimizer.warmup_proportion = 1.5"),
         ("data.name", "mrcp", "config.data.name = 'mrcp': choose one of cola, sst2, mrpc"),
         ("eval.every_steps", -1, "config.eval.every_steps = -1"),
-        ("head.lstm_layers", 2, "config.head.lstm_layers = 2: there is no BiLSTM to have several layers"),
+        ("head.lstm_layers", 2, "config.head.lstm_layers = 2: lstm_layers needs a BiLSTM: also set head.lstm_size"),
         (
             "restarts",
             3,

@@ -25,7 +25,8 @@ from bertjax.data.records import RecordSet
 MAX_LANES = 64
 SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs
 PACKED_TOGETHER = 128  # sequences of a step, about: few do not fill their last row
-FIRST_WINDOWS = 4  # whose largest number of rows all windows have, unless they need more: each costs a compilation
+# All windows use the largest row count of the first four. Another count would compile the step again.
+FIRST_WINDOWS = 4
 
 Span = tuple[str, int, int]  # path, first record, number of records
 

@@ -10,7 +10,7 @@ from bertjax.tasks import ner, objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask
 from bertjax.tasks.objectives import Objective
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation import one_of, positive
+from bertjax.validation import at_least_one, one_of
 
 ARCHITECTURE = "BertForFeatureBasedTagging"  # transformers has no such class
 
@@ -24,7 +24,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
 def validate(config) -> None:
     one_of(config, "head.layers", tuple(HIDDEN_STATES))
     check_layers(config.head.layers, families.config_of(config), "config.head.layers")
-    positive(config, "head.lstm_size")
+    at_least_one(config, "head.lstm_size")
 
 
 def tagging(labels: int) -> Objective:

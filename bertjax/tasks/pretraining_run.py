@@ -193,10 +193,10 @@ def report(scores: Scores | None) -> str:
     words = next(words for words in WORDS.values() if f"{words.metrics}_loss" in scores.scores)
     loss, accuracy, majority = (scores.scores[f"{words.metrics}_{name}"] for name in ("loss", "accuracy", "majority"))
     unigram = scores.scores["unigram_loss"]
-    comparison = f"{abs(unigram - loss):.3f} {'more' if unigram > loss else 'less'}"
+    comparison = f"{abs(unigram - loss):.3f} {'better' if loss < unigram else 'worse'} than it"
     title = f"held-out {words.report}: "
     lines = [
-        f"{title}loss {loss:.3f} nats; unigram baseline {unigram:.3f}, {comparison}",
+        f"{title}loss {loss:.3f} nats; unigram baseline {unigram:.3f} ({comparison})",
         f"{'':{len(title)}}accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}",
     ]
     for name, loss in scores.scores.items():

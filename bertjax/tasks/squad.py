@@ -23,7 +23,7 @@ from bertjax.tasks import metrics, objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.text.tokenizer import Encoding, Tokenizer
-from bertjax.validation import one_of, positive, require
+from bertjax.validation import at_least_one, one_of, require
 
 VERSIONS = ("v1.1", "v2.0")
 N_BEST, MAX_ANSWER_TOKENS = 20, 30
@@ -412,7 +412,7 @@ def most_query_tokens(longest: int) -> int:
 def validate(config) -> None:
     query, most = config.data.max_query_length, most_query_tokens(config.max_seq_length)
     one_of(config, "data.version", VERSIONS)
-    positive(config, "data.doc_stride")
+    at_least_one(config, "data.doc_stride")
     require(1 <= query <= most, "data.max_query_length", query, f"must be 1 to max_seq_length - 8 = {most}")
 
 
