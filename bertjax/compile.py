@@ -26,6 +26,7 @@ flags.DEFINE_alias("real-tokens-share", "real_tokens_share")
 
 
 def main(arguments: list[str]) -> None:
+    from bertjax import tasks
     from bertjax.config import UserError
     from bertjax.sharding.topology import accelerator
     from bertjax.validation import validate_pretraining
@@ -34,7 +35,8 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python cannot handle Ctrl-C inside XLA, and there is nothing to save
     config = _CONFIG.value
-    validate_pretraining(config, with_data=False)
+    validate_pretraining(config, with_data=False)  # of no other task
+    tasks.validate(config, with_data=False)
     target = accelerator(_TOPOLOGY.value, _SLICES.value)
     shares = real_tokens_share(config)
 

@@ -140,7 +140,7 @@ def named_stages(**stages: ml_collections.ConfigDict) -> ml_collections.ConfigDi
 
 
 def param_groups(**groups: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Returns `config.optimizer.groups`: the groups by name. A param belongs to the first one that has it."""
+    """Returns `config.optimizer.groups`: the groups by name. A param is in one of them at most."""
     return ml_collections.ConfigDict(groups)
 
 

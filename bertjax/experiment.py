@@ -2,6 +2,10 @@
 
 An override is `--config.data.dupe_factor=5` or `--config.stages.short.steps=100`; the type of the field decides how its
 value is parsed. Every mistake raises a `UserError` that quotes the argument and names the remedy.
+
+Not `ml_collections.config_flags`: it reports a misspelt field as an AttributeError or a KeyError, a wrong value in the
+words of absl, and a mistake in an experiment's file with a traceback through its own code, so that turning these into
+our one line takes as much code as reading the flags, and experiments by name would come on top.
 """
 
 import ast

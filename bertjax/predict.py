@@ -38,6 +38,8 @@ def main(texts: list[str]) -> None:
     for flag in (_TEMPERATURE, _TOP_P, _SEED):
         if flag.present and not _GENERATE.value:
             raise UserError(f"--{flag.name}={flag.value}: give --generate=N as well; nothing else draws pieces")
+    if _DTYPE.value and _GENERATE.value:  # one token at a time is slower in bfloat16
+        raise UserError(f"--dtype={_DTYPE.value}: --generate computes in float32; leave it out")
     texts = texts + [line for line in command.lines(_INPUT.value) if line.strip()]
     if not texts:
         raise UserError('no text: give one on the command line ("the [MASK] barked") or a file with --input')

@@ -16,14 +16,24 @@ class Registry(Generic[T]):
 
     Args:
       kind: what they are, such as "task". The entry points of installed packages are in the group "bertjax.tasks".
-      plural: of kind, if another letter than an s is added to it.
+      plural: the plural of `kind`, if it is not `kind` + s.
+      others: what an error says after the names.
       field: the config's field that names one.
       own: {name: "module:attribute"} of bertjax's own.
       reserved: names that the field also takes, and that stand for something else.
     """
 
-    def __init__(self, kind: str, field: str, own: Mapping[str, str], reserved: Sequence[str] = (), plural=""):
-        self._kind, self._field, self._own, self._reserved = kind, field, own, reserved
+    def __init__(
+        self,
+        kind: str,
+        field: str,
+        own: Mapping[str, str],
+        *,
+        reserved: Sequence[str] = (),
+        plural: str = "",
+        others: str = "",
+    ):
+        self._kind, self._field, self._own, self._reserved, self._others = kind, field, own, reserved, others
         self.group = f"bertjax.{plural or kind + 's'}"
         self.registered: dict[str, T] = {}
 
@@ -53,4 +63,4 @@ class Registry(Generic[T]):
                     f"{self._kind} {name!r}: cannot load {point.value}, its entry point ({reason})"
                 ) from None
         known = ", ".join((*self._reserved, *self.names()))
-        raise UserError(f"config.{self._field} = {name!r}: choose one of {known}")
+        raise UserError(f"config.{self._field} = {name!r}: choose one of {known}{self._others}")

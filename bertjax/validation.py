@@ -167,7 +167,10 @@ def _validate_common(config) -> None:
         require(size == -1 or size >= 1, f"mesh.{axis}", size, "must be at least 1, or -1 for the remaining devices")
     require(list(config.mesh.values()).count(-1) <= 1, "mesh", dict(config.mesh), "only one axis can be -1")
     _validate_numbers(config)
-    families.FAMILIES.get(config.model.family).validate(config)
+    family = families.FAMILIES.get(config.model.family)
+    whole = f"model.family = {config.model.family!r} reads whole rows, which sequences cannot share; set False"
+    require(not config.packing or family.packs, "packing", config.packing, whole)
+    family.validate(config)
 
 
 def validate_model(config) -> None:

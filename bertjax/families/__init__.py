@@ -35,7 +35,8 @@ class Family:
         keys]`; None if it has no attention to show.
       config: a frozen dataclass of `config.field`s, which say their limits, whose names are those of `BertConfig` where
         the parts read them.
-      packs: whether several sequences can share a row, each as a segment with positions of its own.
+      new_cache: (config, batch, tokens, dtype) -> an empty cache, with which the encoder's `decode` continues a text;
+      None if it cannot. packs: whether several sequences can share a row, each as a segment with positions of its own.
     """
 
     model: Callable[[BertConfig, Compute], "nn.Module"]
@@ -44,6 +45,7 @@ class Family:
     sizes: Callable[[dict], dict[str, int] | None]
     validate: Callable[[Any], None] = lambda config: None
     attention: Callable[[BertConfig, dict, np.ndarray], np.ndarray] | None = None
+    new_cache: Callable[[BertConfig, int, int, str], Any] | None = None
     packs: bool = False
     config: type = BertConfig
 

@@ -155,7 +155,7 @@ def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]
     wrappers, LayerNorms with `gamma` and `beta`, weights in half precision, and redundant copies of the tied decoder.
     Raises `UserError` if tensors are missing or contradict each other.
     """
-    if config.causal:  # of these folders' models only GPT-2
+    if read_json(folder / CONFIG).get("model_type") == "gpt2":
         return *gpt2.to_params(dict(_tensors(folder)), config, str(folder)), ""
     known = {huggingface_name(variable): variable for variable in (*variable_shapes(config), *FINE_TUNED_NAMES)}
     variables, ignored, stored = {}, [], {}

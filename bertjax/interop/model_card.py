@@ -47,8 +47,9 @@ USES = {
 }
 RECIPE = ("seed", "batch_size", "packing", "epochs", "max_seq_length", "dtype", "init_checkpoint")
 DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-OPTIMIZER = ("name", "learning_rate", "warmup_steps", "warmup_proportion", "weight_decay", "beta1", "beta2", "epsilon",
-             "max_grad_norm", "bias_correction")  # fmt: skip
+OPTIMIZER = ("name", "options", "learning_rate", "schedule", "warmup_steps", "warmup_proportion", "weight_decay",
+             "max_grad_norm")  # fmt: skip
+ADAM = ("beta1", "beta2", "epsilon", "bias_correction")
 
 
 def model_card(
@@ -151,7 +152,9 @@ def _recipe(settings, step: int) -> dict:
     if step and "stages" not in settings:
         found["steps"] = f"{step:,}"
     found |= {name: settings.model[name] for name in DROPOUT}
-    return found | {f"optimizer.{name}": settings.optimizer[name] for name in OPTIMIZER if name in settings.optimizer}
+    names = (*OPTIMIZER, *(ADAM if settings.optimizer.name in ("adam", "lamb") else ()))
+    given = {name: settings.optimizer[name] for name in names if settings.optimizer.get(name, "") != ""}
+    return found | {f"optimizer.{name}": value for name, value in given.items()}
 
 
 def _table(values: Mapping) -> list[str]:

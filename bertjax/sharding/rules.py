@@ -23,5 +23,5 @@ RULES_WITHIN_DATA = (("batch", "fsdp"), *RULES[1:])
 
 
 def stacked(axes: PartitionSpec) -> list[int]:
-    """Returns the numbers of those of a param's logical axes along which it has several matrices."""
+    """Returns the axes along which a param stacks several matrices."""
     return [number for number, name in enumerate(axes) if name in STACKED]

@@ -48,7 +48,7 @@ def validate(config, with_data: bool = True) -> None:
         task = get(config.task)
         validate_fine_tuning(config, with_data)
         task.validate(config)
-    schedules.SCHEDULES.get(config.optimizer.schedule)
+    schedules.validate(config.optimizer)
     for name in config.sinks:
         sinks.SINKS.get(name)
     optimizers.validate(config.optimizer)

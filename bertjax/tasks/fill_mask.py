@@ -37,9 +37,9 @@ def fill_masks(
     """
     texts, top_k = list(texts), min(top_k, tokenizer.vocab_size)
     longest = model.config.max_position_embeddings
-    words = families.of(model.config).words(model.config)
-    if texts and words != "masked":
-        instead = "; --generate=N continues a text with them" if words == "next" else ""
+    learnt = families.of(model.config).words(model.config)
+    if texts and learnt != "masked":
+        instead = "; --generate=N continues a text with them" if learnt == "next" else ""
         raise UserError(
             f"only a model that was trained with masks fills a [MASK]; this one predicts next words{instead}"
         )

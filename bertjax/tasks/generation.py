@@ -9,7 +9,6 @@ import numpy as np
 
 from bertjax import families
 from bertjax.config import UserError
-from bertjax.families.bert.model import new_cache
 from bertjax.model.bert import BertForMaskedLM
 from bertjax.tasks.objectives import check_numbers
 from bertjax.text.tokenizer import Tokenizer
@@ -39,8 +38,9 @@ def generate(
     Raises `UserError` if the model is not causal, or if the text leaves it no room.
     """
     config = model.config
-    if (words := families.of(config).words(config)) != "next":
-        does = "fills a [MASK]" if words == "masked" else "reads in both directions"
+    family = families.of(config)
+    if (learnt := family.words(config)) != "next" or family.new_cache is None:
+        does = {"masked": "fills a [MASK]", "neighbours": "reads in both directions", "next": "cannot"}[learnt]
         raise UserError(f"only a left-to-right model (model.causal) continues a text; this one {does}")
     ids = [tokenizer.cls_id, *tokenizer.encode(text).ids]
     if len(ids) >= (most := config.max_position_embeddings):
@@ -71,7 +71,7 @@ def generate(
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _generate(model, longest, sampling, special, sep_id, params, prompt, used, tokens, key):
     """Returns `[1, longest]` ids, the prompt's first `used` ones and pieces after them until [SEP]; the last logits."""
-    cache = new_cache(model.config, 1, longest, model.compute.dtype)
+    cache = families.of(model.config).new_cache(model.config, 1, longest, model.compute.dtype)
     run = functools.partial(model.apply, {"params": params}, method="decode")
     # The prompt's padding is in the cache as well: no token attends to it before another has taken its place.
     logits, cache = run(prompt, jnp.arange(prompt.shape[1]), cache, used - 1)

@@ -37,7 +37,7 @@ class Objective:
 
     Args:
       architecture: the transformers class with the same output layer.
-      make_model: (BertConfig, dtype=, remat=, **config.head) -> module.
+      make_model: (config, compute=, **config.head) -> module.
       pooled: whether logits are those of whole sequences, `[batch, ...]`; else of their tokens, `[batch, length, ...]`.
       loss: (logits, batch) -> (losses, whether each prediction is correct), both of the shape of the batch's weights.
       frozen: top-level keys of the params that are not trained.

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 import jax
+import ml_collections
 import numpy as np
 from etils import epath
 
@@ -89,7 +90,12 @@ def parse(config) -> list[dict]:
 def fields_of(config) -> dict[str, str]:
     """Returns {name: field} of the searchable fields. All others determine the data or the encoder."""
     fields = ["batch_size", "epochs", "seed", "model.hidden_dropout_prob", "model.attention_probs_dropout_prob"]
-    fields += [f"{section}.{name}" for section in ("optimizer", "head") for name in config.get(section, {})]
+    fields += [
+        f"{section}.{name}"
+        for section in ("optimizer", "head")
+        for name, value in config.get(section, {}).items()
+        if not isinstance(value, ml_collections.ConfigDict)
+    ]
     return {field.rpartition(".")[2]: field for field in fields}
 
 

@@ -27,6 +27,7 @@ def on_devices(tree) -> dict[str, jax.Array]:
 
 
 def _on_devices(x):
+    x = x.astype(jnp.uint8) if x.dtype == bool else x
     bits = jax.lax.bitcast_convert_type(x, _unsigned(x.dtype)).astype(jnp.uint32)
     place = jnp.zeros(x.shape, jnp.uint32)
     for axis in range(x.ndim):

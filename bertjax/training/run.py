@@ -8,6 +8,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
+from bertjax.sharding.mesh import compute_for
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.loop import Trained, train
@@ -128,6 +129,8 @@ def run(
             delete_report(workdir)  # of the run before it was extended
             write_info(workdir, opened.info, opened.tokenizer)
         say(f"training in {workdir}" + (f", from step {step}" if step else ""))
+        if opened.config.dtype == "auto" and compute_for("auto").casts_factors:
+            say("dtype = 'auto': products take bfloat16, which this processor multiplies faster than float32")
 
     # Train and report.
     trained = train(

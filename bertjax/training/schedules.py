@@ -4,7 +4,9 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from bertjax.config import UserError
 from bertjax.registry import Registry
 
 
@@ -12,7 +14,7 @@ class Schedule(Protocol):
     """A `NamedTuple` of numbers. Whole ones become int32, others float32."""
 
     def __call__(self, step: int | jax.Array) -> jax.Array:
-        """Returns the learning rate of a step; the first one is 0."""
+        """Returns the learning rate of a step. Steps count from 0."""
 
 
 class Linear(NamedTuple):
@@ -51,7 +53,9 @@ class Cosine(NamedTuple):
 
     def __call__(self, step):
         done = jnp.asarray(step, jnp.float32) - self.warmup_steps
-        decayed = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(done / (self.total_steps - self.warmup_steps), 0, 1)))
+        decayed = 0.5 * (
+            1 + jnp.cos(jnp.pi * jnp.clip(done / jnp.maximum(self.total_steps - self.warmup_steps, 1), 0, 1))
+        )
         return self.peak * _warmup(step, self.warmup_steps) * decayed
 
 
@@ -97,6 +101,17 @@ def cosine(config, warmup_steps: int, total_steps: int) -> Cosine:
 
 def trapezoid(config, warmup_steps: int, total_steps: int) -> Trapezoid:
     return Trapezoid(config.learning_rate, warmup_steps, round(config.decay_proportion * total_steps), total_steps)
+
+
+def validate(config) -> None:
+    """Raises `UserError` if `config.schedule` names no schedule, or one whose factory returns none."""
+    schedule = SCHEDULES.get(config.schedule)(config, 1, 2)
+    numbers = jax.tree.leaves(schedule)
+    if not callable(schedule) or not numbers or not all(isinstance(x, (int, float, np.number)) for x in numbers):
+        raise UserError(
+            f"config.optimizer.schedule = {config.schedule!r}: its factory returns {schedule!r:.60}, which is no "
+            f"NamedTuple of numbers that can be called with a step"
+        )
 
 
 def make_schedule(config, total_steps: int) -> Schedule:

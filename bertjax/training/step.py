@@ -62,7 +62,10 @@ def abstract_hyperparameters(config, mesh: Mesh) -> Hyperparameters:
 
 
 def _as_inputs(hyperparameters: Hyperparameters) -> Hyperparameters:
-    return jax.tree.map(lambda x: np.float32(x) if isinstance(x, float) else np.int32(x), hyperparameters)
+    def number(x):
+        return np.int32(x) if np.issubdtype(np.asarray(x).dtype, np.integer) else np.float32(x)
+
+    return jax.tree.map(number, hyperparameters)
 
 
 def fits_in_memory(lowered, device) -> bool:

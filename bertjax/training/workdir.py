@@ -17,7 +17,7 @@ from bertjax.config import UserError, common_config, pretraining_config
 from bertjax.files import read_json, read_whole, write_whole
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation import validate_model
+from bertjax.validation import DTYPES, one_of, validate_model
 
 CONFIG, REPORT = "config.json", "report.txt"
 RUNS, RESULT = "runs", "result.json"  # of a search: the folder of its trials, and what a finished one has
@@ -105,8 +105,11 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
             config.model = families.model_fields(content["model"]["family"])
         config.update(content)
         validate_model(config)
+        one_of(config, "dtype", DTYPES)
         families.config_of(config)  # no other fields
     except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
+        if isinstance(error, UserError) and "config.model.family" in str(error):
+            raise UserError(f"{path}: {error}") from None  # nobody has registered it
         reason = next(iter(str(error).splitlines()), "")
         raise UserError(f"{path}: damaged, or written by another version or program ({reason})") from None
     labels, used_tokenizer = beside.pop("labels", None), beside.pop("used_tokenizer", None)
@@ -161,9 +164,9 @@ def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> 
 
     Args:
       identity: fields that, besides `task`, identify the task. A difference in them, the model's size, the optimizer's
-        name, the labels, the tokenizer or the data is fatal.
+        name and options, the labels, the tokenizer or the data is fatal.
     """
-    fixed = {"task", "optimizer.name", *identity}
+    fixed = {"task", "optimizer.name", "optimizer.options", *identity}
     old, new = _leaves(before.config), _leaves(now.config)
     found = []
     for field in dict.fromkeys((*new, *old)):

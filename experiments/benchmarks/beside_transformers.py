@@ -307,8 +307,7 @@ def main() -> None:
             check_same_ids(name, config, dataset, arguments.weights)
             for _, seed, by in wanted:
                 config = make_config(name, arguments.weights, folder, packing=by == "bertjax packed")
-                if by == "bertjax bfloat16":
-                    config.dtype = "bfloat16"
+                config.dtype = "bfloat16" if by == "bertjax bfloat16" else "float32"
                 finetuning.adopt(config, None)
                 config.seed = seed
                 began = time.monotonic()

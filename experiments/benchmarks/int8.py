@@ -63,8 +63,9 @@ def measured(dataset, source, dtype: str):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workdirs", nargs="+")
+    workdirs = parser.parse_args().workdirs
     print("| run | products | scores | s, median (least - most) | decisions unlike float32 |\n|---|---|---|---|---|")
-    for workdir in parser.parse_args().workdirs:
+    for workdir in workdirs:
         source, exact = pretrained.read_with_tokenizer(workdir), None
         dataset = tasks.get(source.settings.task).load(source.settings, source.tokenizer)
         for dtype in ("float32", "bfloat16", "int8"):

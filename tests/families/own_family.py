@@ -11,7 +11,6 @@ from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.encoder import ACTIVATIONS
 from bertjax.model.encoder_model import EncoderModel
-from bertjax.validation import require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +47,6 @@ class MixerModel(EncoderModel):
         return Mixer(self.config, self.compute)
 
 
-def validate(config):
-    require(not config.packing, "packing", config.packing, "positions that are mixed are of one text; set False")
-
-
 FAMILY = families.Family(
     model=MixerModel,
     words=lambda config: "masked",
@@ -61,6 +56,5 @@ FAMILY = families.Family(
         if "mix_0" in params["encoder"]
         else None
     ),
-    validate=validate,
     config=MixerConfig,
 )

@@ -107,7 +107,9 @@ def test_it_says_what_it_costs_and_what_it_cannot_do():
     model = families.config_of(config)
     assert forward_flops(model, 3, 10, 0, pooled=0) == 3 * 2 * 2 * 32 * 100
     config.packing = True
-    with pytest.raises(UserError, match=r"config.packing = True: positions that are mixed are of one text; set False"):
+    with pytest.raises(
+        UserError, match=r"config.packing = True: model.family = 'mixer' reads whole rows, which sequences cannot"
+    ):
         tasks.validate(config)
     config.packing, config.model.mixing_act = False, "tanh"
     with pytest.raises(UserError, match=r"config.model.mixing_act = 'tanh': choose one of gelu, relu"):

@@ -49,11 +49,18 @@ def _attention(config: BertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
     return np.asarray(jax.nn.softmax(scores, axis=-1))
 
 
+def _new_cache(config: BertConfig, batch: int, longest: int, dtype):
+    from bertjax.families.bert.model import new_cache
+
+    return new_cache(config, batch, longest, dtype)
+
+
 FAMILY = Family(
     model=_model,
     words=lambda config: "next" if config.causal else "masked",
     layer_flops=_layer_flops,
     sizes=_sizes,
     attention=_attention,
+    new_cache=_new_cache,
     packs=True,
 )

@@ -25,8 +25,6 @@ def _sizes(params: dict) -> dict[str, int] | None:
 
 
 def _validate(config) -> None:
-    whole = "model.family = 'lstms' reads whole rows, which sequences cannot share; set False"
-    require(not config.packing, "packing", config.packing, whole)
     require(not config.model.causal, "model.causal", True, "model.family = 'lstms' has both directions; set False")
     size = config.model.hidden_size
     require(size % 2 == 0, "model.hidden_size", size, "must be even: half of it is for each direction")

@@ -22,8 +22,10 @@ OPTIMIZERS: Registry[Factory] = Registry(
     "optimizer",
     "optimizer.name",
     {name: f"bertjax.training.optimizers.{name}:{name}" for name in ("adam", "lamb", "muon")},
+    others=", or one of optax such as adamw or lion",
 )
 register = OPTIMIZERS.register
+ADAMS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6}  # fields of adam and lamb, and their defaults
 
 
 def make_optimizer(config, axes) -> optax.GradientTransformationExtraArgs:
@@ -46,29 +48,44 @@ def _find(name: str) -> Factory:
 
 
 def validate(config) -> None:
-    """Raises `UserError` if `config.optimizer` names no optimizer, or one that cannot be made or used as it says."""
-    made = _find(config.name)
+    """Raises `UserError` if `config.optimizer` names no optimizer, or one that cannot be used as it says."""
+    factory, is_optaxs = _find(config.name), from_optax.has(config.name) and config.name not in OPTIMIZERS.names()
     groups.validate(config)
     if config.options and config.name in ("adam", "lamb"):
         raise UserError(
-            f"config.optimizer.options = {config.options!r}: only optimizers of optax take options; {config.name} has "
-            f"the fields of config.optimizer"
+            f"config.optimizer.options = {config.options!r}: {config.name} takes none; it has the fields of "
+            f"config.optimizer, such as beta1"
         )
+    if not is_optaxs and config.name != "muon":
+        return
+    for field, default in ADAMS.items():
+        if config[field] != default:
+            raise UserError(
+                f"config.optimizer.{field} = {config[field]}: {config.name} does not read it; set optimizer.options"
+            )
     params = {"dense": {"kernel": jax.ShapeDtypeStruct((8, 8), jnp.float32)}}
     axes = {"dense": {"kernel": PartitionSpec("embed", "mlp")}}
 
     def update(params):
-        optimizer = optax.chain(*made(config, axes))
-        return optimizer.update(params, optimizer.init(params), params, learning_rate=jnp.float32(1))[0]
+        optimizer = optax.chain(*factory(config, axes))
+        state = optimizer.init(params)
+        return state, optimizer.update(params, state, params, learning_rate=jnp.float32(1))[0]
 
     try:
-        jax.eval_shape(update, params)
-    except (TypeError, ValueError, AttributeError) as error:
+        state, _ = jax.eval_shape(update, params)
+    except UserError:
+        raise
+    except Exception as error:  # somebody else's code, with arguments that the user chose
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
-            f"config.optimizer.name = {config.name!r}: optax's cannot be used with options {config.options!r}, a "
-            f"gradient and a learning rate alone ({reason})"
+            f"config.optimizer.name = {config.name!r}: cannot be used with options {config.options!r}, a gradient and "
+            f"a learning rate alone ({reason})"
         ) from None
+    if any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)):
+        raise UserError(
+            f"config.optimizer.name = {config.name!r}: keeps a random key, which checkpoints cannot hold; choose one "
+            "without"
+        )
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:

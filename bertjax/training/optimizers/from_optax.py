@@ -15,7 +15,9 @@ import optax.contrib
 from bertjax.config import UserError
 from bertjax.training.optimizers import groups
 
-DECAYS = ("weight_decay", "weight_decay_rate")
+DECAYS = ("weight_decay", "weight_decay_rate", "adam_weight_decay", "weight_decay_mask")
+# Begin with a learning rate (rprop), or with params of their own to evaluate (schedule_free), or are parts.
+UNFIT = ("rprop", "schedule_free", "scale_by", "_")
 
 
 def has(name: str) -> bool:
@@ -25,7 +27,7 @@ def has(name: str) -> bool:
 def _find(name: str) -> Callable | None:
     for module in (optax, optax.contrib):
         made = getattr(module, name, None)
-        is_optimizer = inspect.isfunction(made) and not name.startswith(("_", "scale_by"))
+        is_optimizer = inspect.isfunction(made) and not name.startswith(UNFIT)
         if is_optimizer and "learning_rate" in inspect.signature(made).parameters:
             return made
     return None
@@ -38,7 +40,7 @@ def factory(name: str):
     def make(config, axes) -> list[optax.GradientTransformation]:
         del axes
         options = parse(config.options, made)
-        own = [decay for decay in DECAYS if decay in inspect.signature(made).parameters]
+        own = [decay for decay in DECAYS[:2] if decay in inspect.signature(made).parameters]
         return updates_of(config, lambda learning_rate: made(learning_rate, **dict.fromkeys(own, 0.0), **options))
 
     return make
@@ -74,7 +76,11 @@ def _finish(config) -> optax.GradientTransformationExtraArgs:
 
 def parse(text: str, made: Callable) -> dict:
     """Parses "b1=0.95 nesterov=True". Raises `UserError` for an argument that `made` does not have."""
-    known = [name for name in inspect.signature(made).parameters if name not in ("learning_rate", *DECAYS)]
+    known = [
+        name
+        for name in inspect.signature(made).parameters
+        if name not in ("learning_rate", "adam_learning_rate", *DECAYS)
+    ]
     options = {}
     for word in text.split():
         name, _, value = word.partition("=")

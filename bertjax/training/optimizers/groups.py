@@ -1,15 +1,16 @@
 """The learning rate and the weight decay of each param: the config's, unless a group says otherwise.
 
 A group of `config.optimizer.groups` has the params in whose names, such as "bert/encoder/layers/output/kernel", its
-pattern is found. Of several, the first one counts.
+pattern is found. A param is in one group at most.
 """
 
 import re
 
 import jax
 import optax
+from ml_collections import ConfigDict
 
-from bertjax.config import UserError
+from bertjax.config import UserError, param_group
 
 
 def matrices(params):
@@ -64,9 +65,12 @@ def _group(config, path):
 
 
 def validate(config) -> None:
-    """Raises `UserError` for a group that cannot be."""
+    """Raises `UserError` for a group that is not one."""
     for name, group in config.groups.items():
         field = f"config.optimizer.groups.{name}"
+        if not isinstance(group, ConfigDict) or set(group) != set(param_group("")) or not isinstance(group.params, str):
+            shown = group.to_dict() if isinstance(group, ConfigDict) else group
+            raise UserError(f"{field} = {shown!r}: write param_groups({name}=param_group(PATTERN, ...))")
         try:
             re.compile(group.params)
         except re.error as error:
@@ -78,13 +82,18 @@ def validate(config) -> None:
 
 
 def check_params(config, params) -> None:
-    """Raises `UserError` for a group that no param is in."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    taken = [_group(config, path) for path in paths]
-    for name, group in config.groups.items():
-        if not any(each is group for each in taken):
-            known = ", ".join(jax.tree_util.keystr(path, simple=True, separator="/") for path in paths[:3])
-            raise UserError(
-                f"config.optimizer.groups.{name}.params = {group.params!r}: no param has this in its name and is in no "
-                f"group before; they are called {known}, ..."
-            )
+    """Raises `UserError` for a group without params, and for a param that two groups have."""
+    paths = jax.tree_util.tree_leaves_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    owners: dict[str, str] = {}
+    for group, content in config.groups.items():
+        field, found = f"config.optimizer.groups.{group}.params = {content.params!r}", False
+        for name in names:
+            if re.search(content.params, name):
+                found = True
+                if name in owners:
+                    raise UserError(f"{field}: {name} is also in groups.{owners[name]}; a param has one group only")
+                owners[name] = group
+        if not found:
+            known = ", ".join(names[:3])
+            raise UserError(f"{field}: no param has this in its name; they are called {known}, ...")

@@ -23,7 +23,7 @@ def muon(config, axes) -> list:
 
 
 def _dimensions(path, axes) -> optax.contrib.MuonDimensionNumbers | None:
-    """Returns which axes are the inputs and the outputs of a kernel, on one side of which is `embed`; None: Adam's."""
+    """Returns the axes of a kernel's inputs and of its outputs, one of which is `embed`; None: the param is Adam's."""
     own = [axis for axis in range(len(axes)) if axis not in stacked(axes)]
     if path[-1].key != "kernel" or len(own) < 2 or any(axes[axis] is None for axis in own):
         return None
