@@ -68,7 +68,7 @@ def fill_masks(source, texts: list[str]) -> None:
     import jax
 
     from bertjax.config import UserError
-    from bertjax.model.bert import BertForMaskedLM
+    from bertjax.families.with_heads import BertForMaskedLM
     from bertjax.sharding.mesh import compute_for
     from bertjax.tasks import fill_mask
 
@@ -88,7 +88,7 @@ def continue_texts(source, texts: list[str]) -> None:
     import jax
 
     from bertjax.config import UserError
-    from bertjax.model.bert import BertForMaskedLM
+    from bertjax.families.with_heads import BertForMaskedLM
     from bertjax.tasks.generation import Sampling, generate
 
     if not source.predicts_words:

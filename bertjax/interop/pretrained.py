@@ -17,11 +17,11 @@ from bertjax.config import (
     fields_of,
 )
 from bertjax.data.records import read_manifest
+from bertjax.families.with_heads import count_parameters
 from bertjax.files import inside, read_json, read_whole, write_whole
 from bertjax.interop import huggingface, tf1, tokenizer_files
 from bertjax.interop.model_card import model_card
 from bertjax.interop.variables import to_variables
-from bertjax.model.bert import count_parameters
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint, workdir

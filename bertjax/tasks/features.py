@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 from bertjax import families
-from bertjax.model.bert import BertForFeatureBasedTagging, forward_flops, lstm_flops
+from bertjax.families.with_heads import BertForFeatureBasedTagging, forward_flops, lstm_flops
 from bertjax.model.hidden_states import HIDDEN_STATES, TABLE_7, check_layers
 from bertjax.tasks import ner, objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask

@@ -15,9 +15,9 @@ from bertjax import families, tasks
 from bertjax.config import BertConfig, UserError
 from bertjax.data import fingerprints
 from bertjax.data.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
+from bertjax.families.with_heads import cast_encoder
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
-from bertjax.model.bert import cast_encoder
 from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
 from bertjax.tasks.objectives import Objective, apply, make_predictor
 from bertjax.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax import families
 from bertjax.config import UserError
-from bertjax.model.bert import BertForMaskedLM
+from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks.objectives import check_numbers
 from bertjax.text.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ from bertjax import families
 from bertjax.config import BertConfig, UserError
 from bertjax.data.examples import Examples, evaluation_batches, packed_evaluation
 from bertjax.data.packing import numbers_in_row
-from bertjax.model.bert import (
+from bertjax.families.with_heads import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,

@@ -25,7 +25,7 @@ from bertjax.data.masking import rules_of
 from bertjax.data.order import Order, count_groups
 from bertjax.data.packing import RowSize, whole
 from bertjax.data.records import find_records, training_shares
-from bertjax.model.bert import BertForMaskedLM, BertForPreTraining, cast_encoder, forward_flops
+from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining, cast_encoder, forward_flops
 from bertjax.sharding.mesh import (
     Batch,
     batch_sharding,

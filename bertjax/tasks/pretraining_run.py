@@ -11,8 +11,8 @@ from etils import epath
 from bertjax.config import UserError, corpus_sources, total_steps
 from bertjax.data import preparation, vocabulary
 from bertjax.data.records import fingerprint, read_manifest, require_folder
+from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained
-from bertjax.model.bert import BertForMaskedLM
 from bertjax.model.kernels import has_kernels
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import local_copy, make_mesh

@@ -5,8 +5,8 @@ import pytest
 
 from bertjax import families, tasks
 from bertjax.config import UserError
+from bertjax.families.with_heads import BertForMaskedLM, forward_flops
 from bertjax.interop import pretrained
-from bertjax.model.bert import BertForMaskedLM, forward_flops
 from bertjax.planner.plan import plan
 from bertjax.reporting import insight
 from bertjax.sharding.topology import accelerator

@@ -12,9 +12,9 @@ import pytest
 
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.families.bert.model import BertModel
+from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
 from bertjax.interop import huggingface, pretrained, tf1
 from bertjax.interop.variables import to_variables
-from bertjax.model.bert import BertForMaskedLM, BertForPreTraining
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import classification, fill_mask, ner
 from bertjax.tasks.pretraining import Pretraining

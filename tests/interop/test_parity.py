@@ -21,15 +21,15 @@ from bertjax.config import (
 )
 from bertjax.data.examples import Examples
 from bertjax.families.bert.model import BertModel
-from bertjax.interop import huggingface, pretrained
-from bertjax.interop.variables import to_params, to_variables, variable_shapes
-from bertjax.model.bert import (
+from bertjax.families.with_heads import (
     BertForMaskedLM,
     BertForPreTraining,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
 )
+from bertjax.interop import huggingface, pretrained
+from bertjax.interop.variables import to_params, to_variables, variable_shapes
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import put_batch
 from bertjax.tasks import finetuning, objectives

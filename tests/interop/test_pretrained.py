@@ -10,8 +10,8 @@ import pytest
 
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.families.bert.model import BertModel
+from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import huggingface, pretrained
-from bertjax.model.bert import BertForMaskedLM
 from bertjax.model.hidden_states import WITHOUT_WEIGHTS, check_layers
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import extraction

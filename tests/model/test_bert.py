@@ -12,8 +12,8 @@ import pytest
 
 from bertjax.config import BertConfig, Compute, model_size
 from bertjax.families.bert.model import BertModel
+from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining, count_parameters, forward_flops
 from bertjax.model.attention import Dense, LayerNorm
-from bertjax.model.bert import BertForMaskedLM, BertForPreTraining, count_parameters, forward_flops
 from bertjax.model.dropout import dropout, fold_in, row_keys
 from bertjax.model.encoder import ACTIVATIONS
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import BertConfig, Compute
-from bertjax.model.bert import BertForPreTraining
+from bertjax.families.with_heads import BertForPreTraining
 from bertjax.model.dropout import row_keys
 from bertjax.model.products import multiply, project
 

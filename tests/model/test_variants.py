@@ -12,7 +12,7 @@ import pytest
 from bertjax.config import BertConfig, UserError, model_size
 from bertjax.families.bert.model import BertModel
 from bertjax.families.lstms.model import LstmsModel
-from bertjax.model.bert import (
+from bertjax.families.with_heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,

@@ -15,7 +15,7 @@ import pytest
 
 from bertjax import families
 from bertjax.config import Compute, UserError
-from bertjax.model.bert import BertForPreTraining
+from bertjax.families.with_heads import BertForPreTraining
 from bertjax.sharding import topology
 from bertjax.sharding.mesh import _arrange, compute_on, local_rows, make_mesh, param_shardings, put_batch
 from bertjax.sharding.topology import peak_flops

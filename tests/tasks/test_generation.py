@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import BertConfig, UserError
-from bertjax.model.bert import BertForMaskedLM
+from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks.generation import Sampling, _choose, generate
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 

@@ -17,8 +17,8 @@ from bertjax.data.pipeline import heldout_batches
 from bertjax.data.records import find_records
 from bertjax.data.tf import tf
 from bertjax.families.bert.model import BertModel
+from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained
-from bertjax.model.bert import BertForMaskedLM
 from bertjax.tasks import fill_mask, finetuning, generation, pretraining, pretraining_run
 from bertjax.tasks.extraction import extract
 from bertjax.tasks.pretraining import Pretraining

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from bertjax import families, tasks
 from bertjax.config import UserError, param_group, param_groups, pretraining_config
-from bertjax.model.bert import BertForFeatureBasedTagging, BertForPreTraining
+from bertjax.families.with_heads import BertForFeatureBasedTagging, BertForPreTraining
 from bertjax.sharding.mesh import make_mesh
 from bertjax.training import optimizers
 from bertjax.training.optimizers import make_optimizer

@@ -29,15 +29,20 @@ class BertForMaskedLM(nn.Module):
     def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None, positions=None):
         """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`."""
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        table = self.bert.embeddings.word.embedding
-        logits = [self.masked_lm(*reader, table) for reader in self.bert.readers(hidden, masked_positions)]
-        return logits[0] if len(logits) == 1 else jnp.concatenate(logits, axis=1)
+        return _words(self.bert, self.masked_lm, hidden, masked_positions)
 
     def decode(self, input_ids, positions, cache: Cache, last):
         """As `BertModel.decode`: the logits of the word after the token `last` of these `[batch, padded vocab]`."""
         hidden, cache = self.bert.decode(input_ids, positions, cache)
         last = jnp.full((len(input_ids), 1), last)
         return self.masked_lm(hidden, last, self.bert.embeddings.word.embedding)[:, 0], cache
+
+
+def _words(encoder: nn.Module, head: MaskedLanguageModelHead, hidden, positions):
+    """Returns the logits of the words at some positions `[batch, predictions, padded vocab]`."""
+    table = encoder.embeddings.word.embedding
+    logits = [head(*reader, table) for reader in encoder.readers(hidden, positions)]
+    return logits[0] if len(logits) == 1 else jnp.concatenate(logits, axis=1)
 
 
 class BertForPreTraining(nn.Module):
@@ -59,8 +64,7 @@ class BertForPreTraining(nn.Module):
         With `first_tokens` `[batch, pairs]`, the latter are `[batch, pairs, 2]`.
         """
         hidden, pooled = self.bert(input_ids, segments, token_types, positions, dropout_keys, first_tokens)
-        words = self.masked_lm(hidden, masked_positions, self.bert.embeddings.word.embedding)
-        return words, self.next_sentence(pooled)
+        return _words(self.bert, self.masked_lm, hidden, masked_positions), self.next_sentence(pooled)
 
 
 class BertForSequenceClassification(nn.Module):
