@@ -206,7 +206,7 @@ def common_config() -> ml_collections.ConfigDict:
             decay_proportion=0.1,
             groups=ml_collections.ConfigDict(),  # of params, with their own learning rate or decay: `param_groups`
             learning_rate=1e-4,
-            beta1=0.9,
+            beta1=0.9,  # beta1, beta2, epsilon and bias_correction are for adam and lamb only
             beta2=0.999,
             epsilon=1e-6,
             weight_decay=0.01,

@@ -25,7 +25,6 @@ OPTIMIZERS: Registry[Factory] = Registry(
     others=", or one of optax such as adamw or lion",
 )
 register = OPTIMIZERS.register
-ADAMS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6}  # fields of adam and lamb, and their defaults
 
 
 def make_optimizer(config, axes) -> optax.GradientTransformationExtraArgs:
@@ -58,11 +57,6 @@ def validate(config) -> None:
         )
     if not is_optaxs and config.name != "muon":
         return
-    for field, default in ADAMS.items():
-        if config[field] != default:
-            raise UserError(
-                f"config.optimizer.{field} = {config[field]}: {config.name} does not read it; set optimizer.options"
-            )
     params = {"dense": {"kernel": jax.ShapeDtypeStruct((8, 8), jnp.float32)}}
     axes = {"dense": {"kernel": PartitionSpec("embed", "mlp")}}
 
