@@ -338,7 +338,7 @@ def test_moments_lie_where_their_own_shapes_say(name, options):
     (dict(name="rprop"), r"config.optimizer.name = 'rprop': choose one of adam, lamb, muon, or one of optax"),
     (dict(name="muon", options="ns_coeffs=3"), r"optimizer.name = 'muon': cannot be used with options 'ns_coeffs=3'"),
     (dict(name="noisy_sgd"), r"config.optimizer.name = 'noisy_sgd': keeps a random key, which checkpoints cannot hold"),
-    (dict(name="sgd", options="momentum=x"), r"optimizer.name = 'sgd': cannot be used with options 'momentum=x', a grad"),
+    (dict(name="sgd", options="momentum=x"), r"optimizer.name = 'sgd': cannot be used with options 'momentum=x', a"),
     (dict(groups=param_groups(a=param_group("b", -1.0))), r"groups.a.learning_rate_factor = -1.0: must be at least 0"),
     (dict(groups=param_groups(a=param_group("b", weight_decay=2.0))), r"groups.a.weight_decay = 2.0: must be at least"),
 ])  # fmt: skip
