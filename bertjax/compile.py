@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python cannot handle Ctrl-C inside XLA, and there is nothing to save
     config = _CONFIG.value
-    validate_pretraining(config, with_data=False)  # of no other task
+    validate_pretraining(config, with_data=False)  # refuses tasks other than pre-training
     tasks.validate(config, with_data=False)
     target = accelerator(_TOPOLOGY.value, _SLICES.value)
     shares = real_tokens_share(config)

@@ -85,7 +85,7 @@ def padded(vocab_size: int) -> int:
 class Compute:
     """How a model computes: changes its results by no more than rounding."""
 
-    dtype: str = "float32"  # of activations; params are float32
+    dtype: str = "float32"  # type of activations; params are float32
     product_dtype: str = "float32"  # type that matrix products take; they sum in float32
     remat: str = "none"  # see `common_config`
     unroll: bool = False  # see `common_config`; with remat "none" only
@@ -180,7 +180,7 @@ def common_config() -> ml_collections.ConfigDict:
     # Type of activations; on a CPU they are float32, and matrix products take this type. auto is bfloat16, but float32
     # on CPUs that do not multiply bfloat16 faster (`mesh.compute_for` has the table). Params are always float32.
     config.dtype = "auto"
-    config.grad_dtype = "float32"  # in which gradients are summed across devices; bfloat16 halves the traffic
+    config.grad_dtype = "float32"  # type in which gradients are summed across devices; bfloat16 halves the traffic
     # What the backward pass recomputes to save memory: none | dots (all but matrix products) | full (whole layers);
     # in pre-training also auto (as little as fits).
     config.remat = "none"
@@ -204,7 +204,7 @@ def common_config() -> ml_collections.ConfigDict:
             # trapezoid (constant, then linear to 0 over the last decay_proportion of the steps).
             schedule="linear",
             decay_proportion=0.1,
-            groups=ml_collections.ConfigDict(),  # of params, with their own learning rate or decay: `param_groups`
+            groups=ml_collections.ConfigDict(),  # param groups with their own learning rate or decay: `param_groups`
             learning_rate=1e-4,
             beta1=0.9,  # beta1, beta2, epsilon and bias_correction are for adam and lamb only
             beta2=0.999,
@@ -239,23 +239,23 @@ def pretraining_config() -> ml_collections.ConfigDict:
             corpus=config_dict.placeholder(object),
             mixture="",  # how often sources are used: SOURCE=WEIGHT,... multiplies dupe_factor; sources not named: 1
             records="",  # folder of TFRecords; empty: prepare them from data.corpus in the workdir
-            layout="google",  # of the records: google (theirs) | compact (without padding: half the size)
+            layout="google",  # format of the records: google (theirs) | compact (without padding: half the size)
             checksums=False,  # reads all records before training and compares them with the manifest's checksums
             on_corrupt="stop",  # at a damaged record: stop | skip (an empty row takes its place; counted)
             seed=0,  # for the records: held-out documents, pairs, masks; config.seed is for training
             document="blank_line",  # what a document of .txt files is; it ends at a blank_line | file | line
-            on_bad_document="stop",  # at one that is not text, or has a huge sentence: stop | skip (counted)
-            text_column="text",  # of .parquet and .jsonl files, Hugging Face data sets and TensorFlow Datasets
-            language="en",  # of the corpus, for the sentence splitter: an ISO 639-1 code
+            on_bad_document="stop",  # at a document that is not text, or has a huge sentence: stop | skip (counted)
+            text_column="text",  # text field of .parquet and .jsonl files, Hugging Face data sets, TensorFlow Datasets
+            language="en",  # language of the corpus, for the sentence splitter: an ISO 639-1 code
             split_sentences=True,  # False: each line of the corpus is one sentence
-            heldout_fraction=0.005,  # of the documents; excluded from training and from the learnt vocabulary
+            heldout_fraction=0.005,  # share of the documents; excluded from training and from the learnt vocabulary
             dupe_factor=10,  # copies of each document, masked differently
             # What the second segment is: pairs (of half of them the actual next text, else a random one) | order (the
             # next one, half of them swapped; ALBERT) | none (one segment of full sentences; RoBERTa).
             next_sentence="pairs",
             masking="static",  # static (in the records) | dynamic (when they are read, differently in each epoch)
             masked_lm_prob=0.15,
-            masked_lm_split=(0.8, 0.1, 0.1),  # of the chosen tokens: [MASK], a random piece, left as it is
+            masked_lm_split=(0.8, 0.1, 0.1),  # shares of the chosen tokens: [MASK], a random piece, left as it is
             short_seq_prob=0.1,
             do_whole_word_mask=False,
             do_span_mask=False,  # spans of whole words, of geometric lengths (SpanBERT)
@@ -291,14 +291,14 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     config.max_seq_length = 128  # longer inputs are truncated
     config.data = ml_collections.ConfigDict(dict(path="", **data))  # a folder, or tfds:NAME
     config.optimizer.learning_rate = 2e-5
-    config.optimizer.warmup_proportion = 0.1  # of the steps
+    config.optimizer.warmup_proportion = 0.1  # share of the steps
     # Without it, the first updates are far too large, and BERT-large often fails to train (Mosbach et al. 2021).
     config.optimizer.bias_correction = True
     config.log_every_steps = 50
     config.eval.every_steps = 0  # 0: after every epoch
     config.checkpoint.update(every_steps=1000, keep=1)
     config.sweep = ""  # grid search: "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2"
-    config.restarts = 0  # of a sweep: repetitions of a failed trial, with other seeds
+    config.restarts = 0  # how often a sweep repeats a failed trial, with other seeds
     # A BiLSTM between BERT and the output layer: its size in each direction (0: none), and its layers.
     config.head = ml_collections.ConfigDict(dict(lstm_size=0, lstm_layers=1))
     return config.lock()

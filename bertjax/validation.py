@@ -199,7 +199,7 @@ def _within(field: str, value, role="", choices=(), least=None, most=None, above
 
 
 def _validate_numbers(config, prefix: str = "") -> None:
-    """That all numbers are finite, and that whole numbers fit the 32 bits that devices have for them."""
+    """Checks that all numbers are finite, and that whole numbers fit the 32 bits that devices have for them."""
     for name, value in config.items():
         if isinstance(value, ml_collections.ConfigDict):
             _validate_numbers(value, f"{prefix}{name}.")

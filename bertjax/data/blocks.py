@@ -21,16 +21,16 @@ from bertjax.files import write_whole
 from bertjax.text import sentences
 
 BLOCK_CHARACTERS = 2_000_000
-BLOCK_DOCUMENTS = 16  # at least: a random next segment comes from another document of the block
+BLOCK_DOCUMENTS = 16  # least documents of a block: a random next segment comes from another document of it
 BIG_BLOCK_CHARACTERS = 16_000_000  # a block of this size needs only two documents
-ENCODED_SENTENCES = 8192  # at a time
+ENCODED_SENTENCES = 8192  # sentences encoded at a time
 
 
 class Block(NamedTuple):
     part: str  # see `selection`
-    number: tuple[int, int]  # of the group, and within it
+    number: tuple[int, int]  # the group's number, and the block's within it
     selected: list[Selected]
-    bytes: int  # that were read since the block before, as they are stored
+    bytes: int  # bytes read since the block before, as they are stored
 
 
 class Spilled(NamedTuple):

@@ -16,8 +16,8 @@ from bertjax.config import UserError
 from bertjax.data.runs import gather, merge_until_few, write_run
 from bertjax.text.documents import Document
 
-HASHED_CHARACTERS = 4_000_000  # at a time
-RANGE_BYTES = 64 << 20  # of hashes that are compared at a time
+HASHED_CHARACTERS = 4_000_000  # characters hashed at a time
+RANGE_BYTES = 64 << 20  # bytes of hashes that are compared at a time
 ROW = np.dtype(np.int64)  # what comes with each hash
 SHINGLE_WORDS = 5
 # Scripts without spaces between words, of which each letter with its marks counts as one: Thai, Lao, Tibetan, Burmese,
@@ -54,7 +54,7 @@ class Repeats(NamedTuple):
 NONE = Repeats(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
 
 
-CHANGES = {  # that are counted
+CHANGES = {  # changes that are counted
     "bad_documents": "documents left out, which are no text (data.on_bad_document=skip)",
     "normalized_lines": "lines normalized to NFC",
     "short_documents": "documents left out, of no words, or of fewer than data.cleaning.min_words",

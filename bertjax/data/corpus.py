@@ -12,19 +12,19 @@ from bertjax.text import documents, python_docs
 from bertjax.text.documents import Document, File, Reading
 
 PORTION_BYTES = 512_000_000
-FILE_BYTES = 1 << 15  # that a smaller file counts for in a portion: opening one costs as much, on gs:// far more
+FILE_BYTES = 1 << 15  # a smaller file counts as so many in a portion: opening one costs as much, on gs:// far more
 STAMP_BYTES = 8
-HF_ROWS = 256  # that are read at a time
+HF_ROWS = 256  # rows read at a time
 
 
 class Portion(NamedTuple):
     """A part of one source of the corpus, which is read from start to end."""
 
-    source: str  # as in data.corpus
+    source: str  # the source's name in data.corpus
     number: int  # over all sources, from 0
     files: tuple[str, ...]  # paths; empty for pydoc, tfds: and hf:, which are one portion each
     identity: str  # changes if the text may have changed
-    bytes: int  # of the files as stored; of a data set as it says; 0 if unknown
+    bytes: int  # bytes of the files as stored, or those that a data set states; 0 if unknown
     stamps: bytes = b""  # `STAMP_BYTES` a file: a hash of its size and modified time
 
     @property
@@ -266,7 +266,7 @@ def _load_hf(source: str):
 
 def _hf_identity(source: str, builder) -> tuple[str, int]:
     files = builder.config.data_files or {}
-    # Of files on the hub the origin is its commit, of others their modified time.
+    # The origin of files on the hub is the commit, that of other files their modified time.
     parts = [(str(split), list(paths), paths.origin_metadata) for split, paths in sorted(files.items())]
     sizes = builder.info.splits or {}
     split = _hub_source(source).split

@@ -18,9 +18,9 @@ from bertjax.sharding.mesh import Batch, Rows
 # Lengths that batches are padded to. Each costs a compilation; more lengths mean less padding.
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 WINDOW = 16  # batches, at most, within which examples are sorted by length
-LEAST_WINDOWS = 4  # per epoch: with one, the same examples would share a batch in every epoch
-COSTLY_LENGTH = 2048  # of rows in which attention takes as long as all else, in models like BERT-base
-EVALUATED_TOKENS = 64  # that a packed batch of predictions has for each example
+LEAST_WINDOWS = 4  # least windows per epoch: with one, the same examples would share a batch in every epoch
+COSTLY_LENGTH = 2048  # length of rows in which attention takes as long as all else, in models like BERT-base
+EVALUATED_TOKENS = 64  # tokens that a packed batch of predictions has for each example
 TOKENS = ("input_ids", "input_mask", "token_types", "positions")  # what packed rows say of each token
 
 
@@ -215,8 +215,8 @@ def row_for(examples: Examples, batch_size: int, longest: int, multiple: int) ->
     """Returns the rows in which batches of examples cost the least; they hold the longest example.
 
     Args:
-      longest: of the lengths to choose from, besides what the longest example needs.
-      multiple: of the number of rows.
+      longest: the longest of the lengths to choose from, besides what the longest example needs.
+      multiple: the number of rows is a multiple of it.
     """
     most, mean = int(examples.tokens.max()), examples.tokens.mean()
     lengths = [length for length in LENGTHS if most <= length <= max(longest, most)] or [most]
@@ -236,7 +236,7 @@ class PackedOrder:
     """Assigns examples to the steps of training, packed. Each epoch is planned as a whole, see `packing.plan`.
 
     Args:
-      longest, multiple: as `row_for` has them.
+      longest, multiple: see `row_for`.
     """
 
     def __init__(self, examples: Examples, batch_size: int, seed: int, longest: int, multiple: int):

@@ -16,10 +16,10 @@ from bertjax.data.serialization import read_tfrecords
 from bertjax.files import persistently
 
 PART = 1 << 20  # bytes read at a time
-HEAD_BYTES = 4096  # of a file, that are compared with the manifest before training
+HEAD_BYTES = 4096  # first bytes of a file, compared with the manifest before training
 IO_THREADS = 16  # remote storage answers in tens of milliseconds
 BLOCK = 1024  # records parsed at a time
-LEAST_BYTES = 16  # of a record: its size and two checksums
+LEAST_BYTES = 16  # least bytes of a record: its size and two checksums
 
 
 @persistently

@@ -24,7 +24,7 @@ class Job:
 
     Attributes:
       data: `config.data`, as a dict.
-      sources: of the corpus that are used.
+      sources: the sources of the corpus that are used.
       tokenizer: arguments of `tokenizer.load`, as pairs.
       work: the folder of what is kept between the passes.
       output: the folder of the records.
@@ -34,7 +34,7 @@ class Job:
     data: Mapping
     sources: tuple[str, ...]
     vocab_size: int
-    fingerprint: str  # of the tokenizer
+    fingerprint: str  # the tokenizer's fingerprint
     tokenizer: tuple[tuple[str, object], ...]
     work: str
     output: str

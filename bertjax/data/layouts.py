@@ -16,7 +16,7 @@ class Format(NamedTuple):
     """How sequences are stored: `config.data.layout` and `config.data.masking`, and the shape of a sequence.
 
     Attributes:
-      vocab_size: of the tokenizer that made the records; None if it is unknown.
+      vocab_size: the vocabulary size of the tokenizer that made the records; None if it is unknown.
     """
 
     length: int

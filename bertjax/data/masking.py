@@ -208,14 +208,14 @@ def _select_words(allowed, continues, wanted, draws) -> tuple[np.ndarray, np.nda
     inner[:, 1:] = allowed[:, 1:] & allowed[:, :-1] & continues[:, 1:]
     begins = np.append(allowed & ~inner, False)
     edges = np.append(np.flatnonzero(~inner), allowed.size)
-    sizes = np.zeros(allowed.size, np.int32)  # of the words, where they begin
+    sizes = np.zeros(allowed.size, np.int32)  # sizes of the words, at the places where they begin
     sizes[edges[:-1]] = np.diff(edges)
-    order = np.full((rows, length + 1), NONE)  # of the columns of words
+    order = np.full((rows, length + 1), NONE)  # columns where words begin, in the order in which they are tried
     order[:, :-1] = _first(draws.order, begins[:-1].reshape(rows, length), length)
 
     taken, span_of = np.zeros(allowed.size, bool), np.zeros(allowed.size, np.int32)
     left = wanted.copy()
-    # Of the rows that are not finished: the word to try next, whether the span goes on with it, how many tokens were
+    # For each row that is not finished: the word to try next, whether the span goes on with it, how many tokens were
     # selected before the span, how many words it lacks, and how many spans were tried.
     row = np.arange(rows)
     word, goes_on = row * length + order[:, 0], np.zeros(rows, bool)

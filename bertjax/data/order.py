@@ -45,7 +45,7 @@ class Order:
     Attributes:
       lanes, groups: their numbers.
       window: records of a lane in a window.
-      steps: of a window.
+      steps: the number of steps of a window.
     """
 
     def __init__(self, files: RecordSet, batch_size: int, seed: int, row: RowSize):
@@ -58,7 +58,7 @@ class Order:
             )
         is_known = files.lengths is not None
         self.groups = count_groups(batch_size) if is_known else self.lanes
-        width = batch_size // self.lanes  # of a lane in a batch
+        width = batch_size // self.lanes  # records of a lane in a batch
         self.steps = max(1, min(SHUFFLE_WINDOW, files.total // self.lanes) // width)
         self.window = self.steps * width
         self._firsts = np.cumsum([0, *files.counts])  # record of each file in the list
@@ -131,7 +131,7 @@ class Order:
         return packing.whole(most * self.groups, math.lcm(self.groups, multiple))
 
     def _most_rows(self, window: int) -> int:
-        """Of a group, in any step of the window."""
+        """Returns the most rows that a group has in any step of the window."""
         return max(self.plan(group, window).count for group in range(self.groups))
 
     def sequences_of(self, groups: np.ndarray) -> np.ndarray:

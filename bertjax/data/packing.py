@@ -62,7 +62,7 @@ def plan(lengths: np.ndarray, size: int, row: RowSize, rng: np.random.Generator)
     # Sort the sequences by step and row, and count both off.
     place = np.argsort(step * (pack.max() + 1) + pack, kind="stable")  # a lexsort takes three times as long
     pack, step, lengths = pack[place], step[place], lengths[place]
-    is_first = np.diff(pack, prepend=-1) != 0  # of its row
+    is_first = np.diff(pack, prepend=-1) != 0  # first sequence of its row
     step_first = np.searchsorted(step, np.arange(steps))
     row_number = np.cumsum(is_first) - 1
     row_of_step = row_number - row_number[np.minimum(step_first, len(lengths) - 1)][step]
@@ -92,7 +92,7 @@ def best_fit(lengths: np.ndarray, row: RowSize, rng: np.random.Generator) -> np.
     order = order[np.argsort(-lengths[order], kind="stable")]
     bounds = np.flatnonzero(np.diff(lengths[order])) + 1
     pack = np.empty(len(lengths), np.int64)
-    members = np.zeros(len(lengths), np.int64)  # of each pack
+    members = np.zeros(len(lengths), np.int64)  # sequences of each pack
     by_room = [np.empty(0, np.int64)] * (row.tokens + 1)
     rooms = opened = 0  # bit `room` is set if there are packs with that room
     for same in np.split(order, bounds):
@@ -193,7 +193,7 @@ def pack_pretraining(
     """Packs the sequences of a batch of pre-training, `[sequences, length]`, into `count` rows.
 
     Args:
-      batch: as `pipeline.train_batches` describes.
+      batch: the arrays that `pipeline.train_batches` describes.
       numbers: `[sequences]` row of each in the padded batch of all hosts.
       rows, starts: `[sequences]`, as in `Plan`.
 

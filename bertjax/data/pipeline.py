@@ -77,7 +77,7 @@ def packed_batches(
 
     @functools.lru_cache(4)
     def kept(count):
-        """Which of the groups' rows this host keeps: it may share them with others."""
+        """Returns which of the groups' rows this host keeps: it may share them with others."""
         share = count // order.groups
         return np.searchsorted((groups[:, None] * share + np.arange(share)).ravel(), rows(count))
 

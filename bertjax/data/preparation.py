@@ -49,7 +49,7 @@ STATISTICS = (
     "tokens",
 )  # the manifest has them of each split
 LEAST_FULL = 0.5  # share of real tokens below which sequences are hardly filled
-VERSION = 2  # of the records: increased by a change after which the same config gives others
+VERSION = 2  # version of the records: increased by a change after which the same config gives other records
 
 
 def recipe_of(config) -> dict:
@@ -57,7 +57,7 @@ def recipe_of(config) -> dict:
     fields = RECIPE_FIELDS + (MASKING_FIELDS if config.data.masking == "static" else ())
     recipe = {"corpus": list(corpus_sources(config)), **{name: config.data[name] for name in fields}}
     recipe |= {f"cleaning.{name}": value for name, value in config.data.cleaning.items()}
-    return json.loads(json.dumps(recipe))  # as the manifest has it
+    return json.loads(json.dumps(recipe))  # the same types as in the manifest
 
 
 def check_recipe(config, manifest: dict, folder: epath.PathLike) -> None:
@@ -145,7 +145,7 @@ class Prepared(NamedTuple):
 
     Attributes:
       totals: statistics of the documents, by split.
-      counts: as in `Selection.read`.
+      counts: the counts of `Selection.read`.
       written: the entry of each shard in the manifest.
     """
 

@@ -71,12 +71,12 @@ class RecordSet:
     """TFRecord files with sequences of one length, and their record counts; in this order they form one list.
 
     Attributes:
-      layout, masking: as in `config.data`; what records from elsewhere have is the default.
-      vocab_size: of the tokenizer that made the records; None if it is unknown.
+      layout, masking: those of `config.data`; the defaults are what records from elsewhere have.
+      vocab_size: the vocabulary size of the tokenizer that made the records; None if it is unknown.
       on_corrupt: what a reader does at a record that cannot be read: stop, or skip it.
       lost: {path: numbers of records} that are skipped unread.
       lengths: tokens of each record `[total]`; None if they are unknown.
-      sources: of each file, the source of the corpus that all of it is from; "" if it is not of one of several.
+      sources: for each file, the source of the corpus that all of it is from; "" if it is not of one of several.
     """
 
     paths: tuple[str, ...]

@@ -16,8 +16,8 @@ from bertjax.data.workers import in_order
 from bertjax.files import persistently, replacing
 
 KEY = np.dtype(np.uint64)
-ROWS = 4096  # that are copied at a time
-READ_TOGETHER = 256  # files, at most
+ROWS = 4096  # rows copied at a time
+READ_TOGETHER = 256  # most files that are read together
 MERGED_BYTES = 32 << 20  # a merge holds so many of rows in memory
 
 

@@ -1,4 +1,4 @@
-"""Which documents of a corpus are used: cleaned, held out or not, and how often.
+"""Selects the documents of a corpus that are used: cleaned, held out or not, and how often.
 
 A document goes to a part of the records: "train", or "heldout". If there are several sources, "heldout-0" has those of
 the first one, and so on, so that each source can be evaluated by itself, and as much as it is trained on.
@@ -24,7 +24,7 @@ from bertjax.text import documents, sentences
 from bertjax.text.documents import Document
 
 SPLITS = ("train", "heldout")
-SHOWN = 10  # documents that are no text are named, the first of a group
+SHOWN = 10  # how many documents that are no text are named in a group: the first ones
 
 
 class Selected(NamedTuple):
@@ -45,7 +45,7 @@ class Selection:
 
     Attributes:
       data: `config.data`, as a dict.
-      weights: of the sources that are used, see `config.mixture_of`.
+      weights: the weights of the sources that are used, see `config.mixture_of`.
       repeats: what `cleaning` found to repeat in the corpus.
     """
 
@@ -133,7 +133,7 @@ def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, po
         return selection
     done, folder = os.path.join(work, "repeats.npz"), os.path.join(work, "hashes")
     if not os.path.exists(done):
-        shutil.rmtree(folder, ignore_errors=True)  # of a killed run
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
         os.makedirs(folder)
         counts = collections.Counter()
         found = ((position, document) for group in groups for position, _, document in selection.clean(group, counts))

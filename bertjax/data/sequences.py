@@ -70,7 +70,7 @@ def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Toke
     """
     first_start, first_size, second_start, second_size = spans.T[..., None]  # [rows, 1] each
     place = np.arange(length, dtype=np.int32)
-    first_end = first_size + 1  # of the [SEP]s
+    first_end = first_size + 1  # `first_end` and `end` are the places of the [SEP]s
     end = np.where(second_size, first_end + second_size + 1, first_end)
     source = np.where(place < first_end, first_start + place - 1, second_start + place - first_end - 1)
     ids = tokens[np.clip(source, 0, len(tokens) - 1)]

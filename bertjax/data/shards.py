@@ -18,7 +18,7 @@ from bertjax.data.selection import SPLITS, split_of
 from bertjax.data.sequences import row_type
 from bertjax.files import persistently, write_whole
 
-SHARD_BYTES = 32 << 20  # of rows in memory, at most; some 90 MB as records
+SHARD_BYTES = 32 << 20  # most bytes of a shard's rows in memory; some 90 MB as records
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
 SHARD_NAME = re.compile(r"(train|heldout(-\d+)?)-\d{5}-of-\d{5}\.(tfrecord|lengths)(\.\w+\.partial)?$")
 
@@ -53,7 +53,7 @@ def shards_of(job: Job, rows: dict[tuple[str, Stage], int]) -> list[Shard]:
 def write(wanted: tuple[Shard, Sequence[str]], job: Job) -> dict[str, int]:
     """Writes a shard of the files of its part and stage, unless a run before has done so; returns its entry."""
     shard, paths = wanted
-    names = "\n".join(map(os.path.basename, paths))  # which follow from what is in them
+    names = "\n".join(map(os.path.basename, paths))  # each name follows from what is in its file
     identity = hashlib.sha256(names.encode()).hexdigest()[:16]
     done = os.path.join(job.work, f"{shard.path.replace('/', '-')}-{identity}.json")
     if os.path.exists(done):

@@ -38,8 +38,8 @@ class Rows(Sequence[Row]):
 
     def __init__(self, file: epath.PathLike):
         self._file = str(file)
-        self._names: list[tuple[str, ...]] = []  # of each row, the same tuple for all that have the same
-        self._cells: list = []  # of all rows, one after the other
+        self._names: list[tuple[str, ...]] = []  # names of each row's columns; rows with the same names share one tuple
+        self._cells: list = []  # cells of all rows, one after the other
         self._starts, self._lines = array.array("q", [0]), array.array("q")
         self._known: dict = {}
 
@@ -71,7 +71,7 @@ def read_table(
 
     Args:
       path: a .csv follows RFC 4180; a .tsv has one row per line, or is quoted like a .csv, see `_is_quoted`.
-      names: of the columns, if the file has no header line.
+      names: the names of the columns, if the file has no header line.
       drop_ragged: drop rows with a wrong number of columns instead of raising an error.
       quoting: False: quotes in a .tsv are part of the text.
 
@@ -114,7 +114,7 @@ def read_text(path: epath.PathLike) -> str:
 
 def _separated_rows(path, text: str, names: Sequence[str], drop_ragged: bool, quoting: bool) -> tuple[Rows, int]:
     if "\n" not in text:
-        text = text.replace("\r", "\n")  # as on old Macs
+        text = text.replace("\r", "\n")  # line ends of old Macs
     separator = "," if path.suffix == ".csv" else "\t"
     is_quoted = separator == "," or (quoting and _is_quoted(path, text))
     lines = _quoted_lines(path, text, separator) if is_quoted else _plain_lines(text)

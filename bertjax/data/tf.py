@@ -26,7 +26,7 @@ for _kind in ("GPU", "TPU"):
     tf.config.set_visible_devices([], _kind)
 
 # glibc gives back freed memory at once, and a pipeline fetches it again page by page, which takes a fourth of its time.
-_M_TOP_PAD = -2  # of malloc.h
+_M_TOP_PAD = -2  # M_TOP_PAD in malloc.h
 with contextlib.suppress(AttributeError, OSError, TypeError):  # another libc
     ctypes.CDLL(None).mallopt(_M_TOP_PAD, 64 << 20)
 

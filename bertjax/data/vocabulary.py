@@ -80,7 +80,7 @@ def learn_from(config, counts: Sample) -> Tokenizer:
 class Words(NamedTuple):
     """How to count words."""
 
-    kind: str  # of tokenizer
+    kind: str  # kind of tokenizer
     lowercase: bool
     language: str
     split_sentences: bool

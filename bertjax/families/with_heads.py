@@ -129,7 +129,7 @@ class BertForQuestionAnswering(nn.Module):
 
     def setup(self):
         self.bert = families.of(self.config).model(self.config, self.compute)
-        self.spans = Classifier(self.config, 2, dropout=False)  # as in run_squad.create_model
+        self.spans = Classifier(self.config, 2, dropout=False)  # no dropout, as in run_squad.create_model
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 

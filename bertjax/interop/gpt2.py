@@ -22,9 +22,9 @@ FIELDS = {
     "initializer_range": "initializer_range",
 }
 REQUIRED = ("vocab_size", "n_embd", "n_layer", "n_head", "n_positions")
-DEFAULTS = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}  # of transformers' GPT2Config
+DEFAULTS = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}  # the defaults of transformers' GPT2Config
 FORM = {"causal": True, "norm": "pre", "output": "plain"}
-CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # which token sees which, in older files
+CONSTANTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants of the attention mask, in older files
 
 
 def as_bert(path: epath.Path, fields: dict) -> dict:

@@ -329,7 +329,8 @@ def _config_json(config: BertConfig, architecture: str, tokenizer: Tokenizer | N
         "architectures": [architecture],
         "model_type": "bert",
         **{name: getattr(config, name) for name in config.__dataclass_fields__ if name not in OWN_FIELDS},
-        "pad_token_id": tokenizer.pad_id if tokenizer is not None else 0,  # whose embedding it does not train
+        # The padding piece: transformers does not train its embedding.
+        "pad_token_id": tokenizer.pad_id if tokenizer is not None else 0,
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
         "dtype": "float32",

@@ -15,7 +15,7 @@ use("{text}")
 """
 PAIR = """use({{"text": "A fine day.", "text_pair": "The sun shines."}})  # if it was trained on pairs
 """
-# transformers has no pipeline for it any more.
+# transformers has no pipeline for question answering any more.
 ANSWERS = """
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
@@ -25,7 +25,7 @@ outputs = model(**inputs)
 answer = slice(outputs.start_logits.argmax(), outputs.end_logits.argmax() + 1)
 tokenizer.decode(inputs["input_ids"][0][answer])
 """
-# Nor for this.
+# transformers has no pipeline for multiple choice.
 CHOICE = """
 from transformers import AutoModelForMultipleChoice, AutoTokenizer
 
@@ -67,13 +67,13 @@ def model_card(
     """Returns the card, in Markdown with the metadata in front.
 
     Args:
-      name: of the model, or of its folder.
+      name: the name of the model, or of its folder.
       architecture: the class of transformers that it is written for.
       params: their number.
       settings: the config of the run.
-      step: of the checkpoint; 0: that of the run's end.
-      scores: on held-out data, or on the dev set.
-      manifest: of the records that it was pre-trained on, if they are there.
+      step: the checkpoint's step; 0: the run's last step.
+      scores: the scores on held-out data, or on the dev set.
+      manifest: the manifest of the records that it was pre-trained on, if they are there.
       mask: the mask's piece.
       license_name: an identifier, such as apache-2.0.
     """

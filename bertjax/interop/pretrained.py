@@ -43,9 +43,9 @@ class Pretrained:
       labels: names of a classifier's labels.
       settings: the config of the run; empty for other formats.
       dtype: type that predictions compute in, as `config.dtype`: the run's; auto for other formats.
-      step: of the run; 0: not known, as in other formats.
+      step: the run's step; 0: not known, as in other formats.
       decided: values tuned on the dev set, such as the "no answer" threshold.
-      scores: of a bertjax checkpoint, if it has been evaluated.
+      scores: the scores of a bertjax checkpoint, if it has been evaluated.
       wordless: why it cannot predict words although others could; "" if there is no such reason.
     """
 
@@ -224,7 +224,7 @@ def find(path: epath.PathLike) -> Place:
     path, which = epath.Path(path), ""
     if (chosen := WHICH.fullmatch(str(path))) and not path.exists():
         path, which = epath.Path(chosen[1]), chosen[2]
-    if (best := path / BEST_RUN).is_file():  # of a search
+    if (best := path / BEST_RUN).is_file():  # the folder of a search
         path = inside(path, read_whole(best).decode(errors="replace").strip(), best)
     if (path / checkpoint.FOLDER).is_dir():
         info = workdir.require_info(path)

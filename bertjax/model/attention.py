@@ -141,7 +141,7 @@ class SelfAttention(nn.Module):
 
 def fuses(config: BertConfig, compute: Compute, length: int) -> bool:
     """Returns whether self-attention over `length` tokens runs as the fused kernel; other lengths and sizes cannot."""
-    width = config.hidden_size // parts_along("heads")  # of a device
+    width = config.hidden_size // parts_along("heads")  # hidden size per device
     if length % LANES or length > LONGEST or width % LANES or LANES % config.head_size:
         return False
     return config.attention == "fused" or (config.attention == "auto" and has_kernels(compute.chip))

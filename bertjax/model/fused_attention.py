@@ -40,7 +40,7 @@ def fused_attention(
         heads * size on each device one of 128.
       segments: `[batch, length]` int32; see `visible`.
       dropout_keys: `[batch]`; None: no dropout.
-      rate: of dropout.
+      rate: the dropout rate.
       chip: `device_kind`.
       unroll: the layers are compiled one by one.
       causal: tokens attend to themselves and to earlier ones only.
@@ -58,10 +58,10 @@ class Attention(NamedTuple):
     """What both kernels need to know."""
 
     length: int
-    size: int  # of a head
+    size: int  # a head's size
     rate: float
     chip: str
-    unroll: bool = False  # the layers, as `Compute` has it
+    unroll: bool = False  # layers are compiled one by one, as in `Compute`
     causal: bool = False
 
     @property
@@ -76,7 +76,7 @@ class Attention(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Of the scores, for powers of two instead of e."""
+        """The factor of the scores, for powers of two instead of e."""
         return math.log2(math.e) / math.sqrt(self.size)
 
     def rows(self, batch: int) -> int:

@@ -23,7 +23,7 @@ def fused_add_norm(x, update, update_bias, scale, bias, dropout_keys, rate: floa
       update_bias: `[hidden]`.
       scale, bias: `[hidden]` float32.
       dropout_keys: `[batch]`; None: no dropout.
-      rate: of dropout.
+      rate: the dropout rate.
       epsilon: added to the variance.
       chip: `device_kind`.
     """
@@ -152,7 +152,7 @@ def _backward_kernel(
         of_update = norm.dropout(of_total, words_ref, row)
         of_x_ref[row] = of_total.astype(of_x_ref.dtype)
         of_update_ref[row] = of_update.astype(of_update_ref.dtype)
-        parts = (of_update, gradient * normalized, gradient)  # of update_bias, scale, bias
+        parts = (of_update, gradient * normalized, gradient)  # gradients of update_bias, scale, bias
         sums = [total + _sum_tokens(part) for total, part in zip(sums, parts)]
     for ref, total in zip(sums_refs, sums):
         ref[0] = total

@@ -14,7 +14,7 @@ from bertjax.model.dropout import hash_index, threshold
 
 LANES = 128
 SUBLANES = 8
-CHIPS = ("TPU v4", "TPU v5", "TPU v6", "TPU7x")  # that have kernels, by the beginning of `device_kind`
+CHIPS = ("TPU v4", "TPU v5", "TPU v6", "TPU7x")  # chips that have kernels, by the beginning of `device_kind`
 EMULATED = "emulated TPU"  # any device: slowly, for tests
 
 

@@ -71,12 +71,12 @@ def multiply(a, b, compute: Compute, transpose_a: bool = False, transpose_b: boo
     Args:
       transpose_a: a is `[..., k, m]`.
       transpose_b: b is `[..., n, k]`.
-      dtype: of the product, if not `compute.dtype`.
+      dtype: the product's type, if not `compute.dtype`.
     """
     a, b = (_row_major(x.astype(compute.product_dtype), compute) for x in (a, b))
     if transpose_a and compute.casts_factors:
         *_, k, m = a.shape
-        if k * m > (k + m) * b.shape[-1]:  # as in _sum_over_rows
+        if k * m > (k + m) * b.shape[-1]:  # the same rule as in _sum_over_rows
             product = multiply(jnp.swapaxes(b, -1, -2), a, compute, dtype=dtype)
             return jnp.swapaxes(_row_major(product, compute), -1, -2)
         a, transpose_a = _row_major(jnp.swapaxes(a, -1, -2), compute), False

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Of the scores of a tile; about five arrays of that size are in use at once. See the benchmarks' RESULTS.md.
+# Bytes of a tile's scores; about five arrays of this size are in use at once. See the benchmarks' RESULTS.md.
 TILE_BYTES = 3 << 20
 SHORTEST = 128  # Fewer tokens gain nothing.
 

@@ -28,10 +28,10 @@ class Collective:
     """The collectives of a step that have the same kind, mesh axes, type and loop status, added up."""
 
     kind: str
-    axes: tuple[str, ...]  # of the mesh, along which the devices communicate
+    axes: tuple[str, ...]  # mesh axes along which the devices communicate
     dtype: str
-    bytes: int  # of the whole arrays that are gathered or summed, per step
-    count: int  # of collectives per step
+    bytes: int  # bytes of the whole arrays that are gathered or summed, per step
+    count: int  # collectives per step
     in_loop: bool  # inside a loop over layers or microbatches
 
 
@@ -40,8 +40,8 @@ class Kernel:
     """A kernel of ours, about which the compiler knows nothing."""
 
     name: str
-    bytes: int  # that one call reads and writes
-    times: int = 1  # that a step calls it
+    bytes: int  # bytes that one call reads and writes
+    times: int = 1  # calls per step
 
 
 def kernel_of(line: str) -> Kernel | None:

@@ -22,7 +22,7 @@ from bertjax.sharding.topology import Generation, accelerator
 _ANALYSED = {"v5e": ("v5litepod-1", 1), "v4": ("v5litepod-1", 2), "v5p": ("v5litepod-1", 2), "v6e": ("v6e-1", 1)}
 _ANALYSED["tpu7x"] = _ANALYSED["v6e"]
 
-TOKENS = 8192  # are analysed: enough that the arrays do not fit on the chip
+TOKENS = 8192  # tokens that are analysed: enough that the arrays do not fit on the chip
 
 _CYCLES = re.compile(r'"bundle_analysis_data":\{"estimated_cycles":"(\d+)"')
 
@@ -31,8 +31,8 @@ def kernel_seconds(kernels: Sequence[Kernel], generation: Generation, config: Be
     """Returns the seconds that the kernels of a step take on one device: their cycles, or their memory traffic.
 
     Args:
-      kernels: of the compiled step.
-      rows: of the batch in one call, on the device.
+      kernels: the kernels of the compiled step.
+      rows: the rows of the batch in one call, on the device.
     """
     if not kernels:
         return 0.0

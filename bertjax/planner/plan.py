@@ -44,7 +44,7 @@ class StagePlan:
     steps: int
     chips: int
     batch_size: int
-    rows: int  # that hold them; fewer if sequences are packed
+    rows: int  # rows of a batch; fewer than its sequences if these are packed
     length: int
     params_bytes: int  # at rest
     optimizer_bytes: int
@@ -52,7 +52,7 @@ class StagePlan:
     hbm_available_bytes: int
     flops_per_step: int
     estimated_step_seconds: float | None
-    peak_flops: float  # of all chips
+    peak_flops: float  # peak FLOP/s of all chips together
     collectives: list[hlo.Collective]
     remat: str
     unroll: bool
@@ -118,7 +118,7 @@ def settings_that_fit(
 def _candidates(config, accelerator: Accelerator) -> Iterator[dict]:
     if config.unroll == "yes":
         yield {"unroll": "no"}
-    weaker = REMAT_POLICIES if config.remat == "auto" else (config.remat,)  # that have been tried
+    weaker = REMAT_POLICIES if config.remat == "auto" else (config.remat,)  # policies that have been tried
     stronger = REMAT_POLICIES[REMAT_POLICIES.index(weaker[-1]) + 1 :]
     yield from ({"remat": remat} for remat in stronger)
     microbatches = config.microbatches

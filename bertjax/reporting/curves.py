@@ -9,7 +9,7 @@ from bertjax.reporting.history import History
 
 COLUMNS = 3
 AGAINST = ("steps", "tokens", "hours")
-POINTS = 1000  # of a curve; more are averaged
+POINTS = 1000  # most points of a curve; more are averaged
 
 
 class Panel(NamedTuple):

@@ -17,7 +17,7 @@ class History:
     """The metrics of a run.
 
     Args:
-      lines: of `metrics.jsonl`.
+      lines: the lines of `metrics.jsonl`.
       batch_size: sequences of a step.
     """
 
@@ -49,7 +49,7 @@ class History:
         if found := line.get("train/tokens_per_step"):
             return found
         tokens, sequences = (line.get(f"train/{unit}_per_second") for unit in ("tokens", "sequences"))
-        return self.batch_size * tokens / sequences if tokens and sequences else None  # of an older version
+        return self.batch_size * tokens / sequences if tokens and sequences else None  # a line of an older version
 
     @functools.cached_property
     def _hours(self) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from bertjax import families
 from bertjax.config import UserError
 from bertjax.interop.pretrained import Pretrained
 
-MOST_LAYERS = 12  # that are drawn, evenly spaced
+MOST_LAYERS = 12  # most layers that are drawn, evenly spaced
 NEIGHBOURS = 8
 WORD_BEGINS = "\u2581"  # SentencePiece's mark
 

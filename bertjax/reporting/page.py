@@ -36,7 +36,8 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
     """Writes the page and its pictures to a folder; returns the path of the page.
 
     Args:
-      workdirs: of runs, or of searches, whose trials are drawn over each other. None is needed where there is a source.
+      workdirs: the folders of runs, or of searches, whose trials are drawn over each other. None is needed where there
+        is a source.
       source: a checkpoint to look into, with the attention of `text` and the neighbours of `words`.
 
     Raises `UserError` if a workdir is not one, or if there is nothing to show.

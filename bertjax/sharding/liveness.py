@@ -48,7 +48,7 @@ def ending_together() -> Iterator[None]:
         _tell("failed")
         atexit.register(_end, print_line=False)  # before JAX would wait for the others
         raise
-    except KeyboardInterrupt:  # which stops all hosts after the same step
+    except KeyboardInterrupt:  # an interrupt stops all hosts after the same step
         _tell("bye")
         raise
     _tell("bye")

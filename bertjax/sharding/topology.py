@@ -22,7 +22,7 @@ class Generation:
     hbm_bytes: float  # memory per chip that the compiler may use, according to its out-of-memory errors
     hbm_bandwidth: float  # bytes/s per chip (vendor's data sheets)
     clock: float  # cycles/s of a TensorCore: its peak FLOP/s / its matrix units' FLOPs per cycle
-    dimensions: int  # of the network: 2 or 3
+    dimensions: int  # dimensions of the network: 2 or 3
     chips: tuple[int, ...]  # slice sizes that gcloud offers
 
 
@@ -99,7 +99,7 @@ class Accelerator:
 
     name: str
     generation: Generation
-    chips: int  # of all slices
+    chips: int  # chips of all slices together
     slices: int
 
     @property

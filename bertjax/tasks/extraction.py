@@ -83,7 +83,7 @@ def _portions(encoded: Iterable[list[int]]) -> Iterator[list[list[int]]]:
 class Written(NamedTuple):
     """What `write` has written."""
 
-    name: str  # of the array
+    name: str  # the array's name
     shape: tuple[int, int]
     texts: int
     cut: int  # texts of more tokens than the model has positions

@@ -157,7 +157,7 @@ class FineTuning:
             self.model, dataset.objective.pooled, mesh, config.batch_size // config.microbatches, config.packing
         )
         self._shapes = functools.lru_cache(2)(self._shapes)
-        self._outputs: list = []  # of the last evaluation, per dev split
+        self._outputs: list = []  # outputs of the last evaluation, per dev split
 
     def init_params(self, key):
         ids = jnp.zeros((1, 8), jnp.int32)
@@ -225,7 +225,7 @@ class Material:
     tokenizer: Tokenizer
     dataset: Dataset
     initialize: Callable[[dict], dict] | None
-    fingerprints: dict[str, str]  # of the files that the data was read from
+    fingerprints: dict[str, str]  # fingerprints of the files that the data was read from
 
 
 def adopt(config, before: RunInfo | None) -> None:

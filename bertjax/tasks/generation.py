@@ -102,7 +102,8 @@ def _choose(logits, sampling: Sampling, key):
         logits = jnp.where(logits < least, NEVER, logits)
     if sampling.top_p < 1:
         ordered = -jnp.sort(-logits, axis=-1)
-        before = jnp.cumsum(jax.nn.softmax(ordered), axis=-1) - jax.nn.softmax(ordered)  # of the more likely ones
+        # For each piece, the total probability of the more likely ones.
+        before = jnp.cumsum(jax.nn.softmax(ordered), axis=-1) - jax.nn.softmax(ordered)
         least = jnp.where(before < sampling.top_p, ordered, jnp.inf).min(-1, keepdims=True)
         logits = jnp.where(logits < least, NEVER, logits)
     return jax.random.categorical(key, logits)

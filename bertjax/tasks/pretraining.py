@@ -38,7 +38,7 @@ from bertjax.sharding.streams import fetched, on_devices
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 
-SEQUENCES_PER_ROW = 8  # at most; see experiments/benchmarks/RESULTS.md
+SEQUENCES_PER_ROW = 8  # most sequences in a row; see experiments/benchmarks/RESULTS.md
 UNIGRAM_SEQUENCES = 65_536  # training sequences that the unigram baseline is estimated from
 
 
@@ -68,10 +68,10 @@ class Pretraining:
       records: folder of TFRecords; None if `batches` and `evaluate` are unused (the planner) or overridden.
       cache: folder that keeps what has been counted in records without a manifest.
       tokenizer: masks records that are not masked (`data.masking=dynamic`).
-      rows: of a step of each stage, if sequences are packed and `records` is None.
+      rows: the rows of a step of each stage, if sequences are packed and `records` is None.
 
     Attributes:
-      rows: of a step of each stage; with packing, of the first ones: later ones may have a few more or fewer.
+      rows: the rows of a step of each stage; with packing, of the first steps: later ones may have a few more or fewer.
     """
 
     frozen = ()
@@ -139,7 +139,7 @@ class Pretraining:
         words, sequences = batch["masked_lm_weights"], batch["next_sentence_weights"]
         return {
             **batch,
-            "masked_lm_weights": words / (words.sum() + 1e-5),  # as in run_pretraining.get_masked_lm_output
+            "masked_lm_weights": words / (words.sum() + 1e-5),  # normalized as in run_pretraining.get_masked_lm_output
             "next_sentence_weights": sequences / jnp.maximum(sequences.sum(), 1),  # data.on_corrupt=skip may leave none
         }
 
@@ -348,7 +348,7 @@ def row_size(config, stage) -> RowSize:
     """Returns what a row of packed sequences holds."""
     if families.words(config) == "next":
         return RowSize(stage.length, SEQUENCES_PER_ROW, most_predictions(config, stage))
-    # Of each sequence, the number of masked tokens is rounded, and at least one; the shortest has three tokens.
+    # The number of masked tokens in a sequence is rounded, and at least one; the shortest sequence has three tokens.
     wanted = config.data.masked_lm_prob * stage.length
     rounded = math.ceil(wanted + SEQUENCES_PER_ROW / 2)
     at_least_one = math.floor(wanted + SEQUENCES_PER_ROW * (1 - 3 * config.data.masked_lm_prob))

@@ -65,7 +65,7 @@ class Answers(NamedTuple):
     Args:
       found: `answers` of each question.
       texts: the final answer to each question; "" for no answer.
-      threshold: of v2.0, the odds above which there is no answer.
+      threshold: the odds above which there is no answer, in v2.0.
     """
 
     found: dict[str, tuple[list[dict], float]]

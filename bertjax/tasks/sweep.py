@@ -45,11 +45,11 @@ from bertjax.training.workdir import (
 from bertjax.validation import value_of
 
 SUMMARY = "sweep.md"
-ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # of the table's columns, after all others
+ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # the table's last columns, in this order
 # Fields of the optimizer that do not need another program: the numbers of a schedule are inputs of a step.
 NOT_COMPILED = ("learning_rate", "warmup_proportion", "decay_proportion")
 NEXT_SEED = 1000  # added to the seed of a failed trial
-MARGIN = 1e-3  # above `Dataset.baseline`, for a trial that has not failed
+MARGIN = 1e-3  # a trial has failed unless it is better than `Dataset.baseline` by more than this
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ DECOMPRESSORS = {
     ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj(),  # the most that zstd writes
 }
 SUFFIXES = (".txt", ".jsonl", ".parquet")
-BEGINNINGS = {  # of files that are no text, after decompression
+BEGINNINGS = {  # first bytes of files that are no text, after decompression
     b"\x1f\x8b": "compressed (.gz)",
     b"\xfd7zXZ\x00": "compressed (.xz)",
     b"\x28\xb5\x2f\xfd": "compressed (.zst)",
@@ -41,9 +41,9 @@ BEGINNINGS = {  # of files that are no text, after decompression
 MAX_DOCUMENT_CHARACTERS = 20_000_000  # workers hold whole documents; the longest books have a quarter of that
 MAX_LINE_BYTES = 8 * MAX_DOCUMENT_CHARACTERS  # such as a JSON object with a document and other fields
 READABLE = "supported are .txt and .jsonl, plain or as .gz, .xz, .zst, and .parquet"
-PARQUET_ROWS = 64  # that are read at a time
-CHUNK_BYTES = 1 << 18  # that are read at a time
-REQUEST_SECONDS = 120  # for which a request to gs:// is repeated; the library's own limit is 15 minutes
+PARQUET_ROWS = 64  # rows read at a time
+CHUNK_BYTES = 1 << 18  # bytes read at a time
+REQUEST_SECONDS = 120  # a request to gs:// is repeated for so long; the library's own limit is 15 minutes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Reading:
 
     Attributes:
       text_column: the field of .jsonl and the column of .parquet files that has the text.
-      document: of .txt files: what ends at a blank_line, a file, or a line.
+      document: what a document of .txt files is: text that ends at a blank_line, a file, or a line.
       on_bad: called with what is wrong with a document, "FILE:LINE: ...". If it returns, the document is left out.
       on_read: called with the number of bytes of each piece that has been read, as stored.
     """
@@ -145,7 +145,8 @@ def _walk(folder: str) -> Iterator[File]:
 
 def _find_remote(source: str) -> list[File]:
     filesystem, inner = _filesystem_of(source)
-    prefix = source.rstrip("/").removesuffix(inner.lstrip("/"))  # of paths in the file system, for those of the user
+    # Prepended to a path in the file system, it gives the path as the user writes it.
+    prefix = source.rstrip("/").removesuffix(inner.lstrip("/"))
     info = filesystem.get_file_info(inner)
     if info.type == fs.FileType.File:
         return [file_at(_named(source))]
@@ -286,7 +287,7 @@ def _decompress(chunks: Iterable[bytes], compression: str) -> Iterator[bytes]:
 
 def _split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
     """Yields lines; None for each of more than `MAX_LINE_BYTES`."""
-    parts, size = [], 0  # of the line that has not ended
+    parts, size = [], 0  # parts and size of the line that has not ended
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
         size += len(first)

@@ -107,7 +107,8 @@ def _learn_sentencepiece(words: Mapping[str, int], vocab_size: int, lowercase: b
             sentence_iterator=(
                 f"{word}\t{n}" for word, n in _within(TRAINING_BYTES[SentencePiece.kind], words).items()
             ),
-            input_format="tsv",  # of sentences, it counts the words itself: no piece reaches across a space
+            # Words with their counts. SentencePiece counts those of sentences itself: no piece reaches across a space.
+            input_format="tsv",
             model_writer=model,
             vocab_size=vocab_size,
             model_type="unigram",

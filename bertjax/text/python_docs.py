@@ -14,7 +14,7 @@ from bertjax.text.documents import Document
 # A string at the start of a file or after a line that ends in a colon. 18 times as fast as the ast module.
 DOCSTRING = re.compile(r'(?:\A|:[ \t]*(?:#[^\n]*)?\n)\s*[rRuU]?"""(.*?)"""', re.DOTALL)
 
-MAX_CHARACTERS = 5_000_000  # of prose in total; enough for a demonstration, and read in seconds
+MAX_CHARACTERS = 5_000_000  # total characters of prose; enough for a demonstration, and read in seconds
 MAX_CHARACTERS_PER_PACKAGE = 350_000  # so that no package dominates the corpus
 MIN_WORDS_PER_DOCUMENT = 50
 

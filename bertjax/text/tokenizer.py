@@ -16,7 +16,7 @@ from bertjax.config import UserError
 from bertjax.files import parse_json, read_whole, write_whole
 
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
-MAX_KNOWN_WORDS = 300_000  # that a tokenizer remembers, some 50 MB
+MAX_KNOWN_WORDS = 300_000  # words that a tokenizer remembers, some 50 MB
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 END_OF_TEXT = "<|endoftext|>"  # all special pieces of GPT-2
 
@@ -35,7 +35,7 @@ class Tokenizer(abc.ABC):
     """
 
     kind: str
-    filename: str  # that `save` writes
+    filename: str  # name of the file that `save` writes
     lowercase: bool = True  # for WordPiece only; a SentencePiece model includes its normalization
 
     def __init__(self, pieces: Sequence[str], path: str, aliases: dict[str, str] | None = None):
@@ -136,7 +136,7 @@ class WordPiece(Tokenizer):
         if len(self._known) > MAX_KNOWN_WORDS:
             self._forget()
         words = [text.split(" ") for text in texts]
-        known, number = len(self._known), self._known  # of each word
+        known, number = len(self._known), self._known  # `number` maps each word to its number
         codes = np.array([number.setdefault(word, len(number)) for text in words for word in text], np.int64)
         ids, sizes = self._encode_words(list(itertools.islice(number, known, None)))
         self._known_ids = np.concatenate([self._known_ids, ids])

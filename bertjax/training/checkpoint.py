@@ -24,7 +24,7 @@ from bertjax.training import checksums
 from bertjax.training.state import TrainState
 
 FOLDER, DAMAGED_FOLDER, SCORES = "checkpoints", "checkpoints-damaged", "scores.json"
-CHECKSUMS_FILE = "checksums/metadata"  # of a step; the name is Orbax's
+CHECKSUMS_FILE = "checksums/metadata"  # path in a step's folder; the name is Orbax's
 NO_STEP, ALL_DAMAGED = -1, -2
 # In the messages of TensorStore and of systems, whatever the type of the error: these say nothing of the content.
 MAY_PASS = re.compile(
@@ -144,7 +144,7 @@ def _find_damage(workdir: epath.PathLike, step: int) -> str:
             if (its_step := np.asarray(rest.get("step"))) != step:
                 raise UserError(f"{folder_of(workdir) / str(step)}: is the checkpoint of step {its_step}")
         read_scores(workdir, step)
-    except Unreadable:  # which does not mean that it is damaged
+    except Unreadable:  # an unreadable checkpoint need not be damaged
         raise
     except UserError as error:
         return str(error)

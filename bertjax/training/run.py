@@ -126,7 +126,7 @@ def run(
     def on_start(step: int) -> None:
         """Writes `config.json` only once the state has been restored or initialized."""
         if jax.process_index() == 0:
-            delete_report(workdir)  # of the run before it was extended
+            delete_report(workdir)  # the report of the run before it was extended
             write_info(workdir, opened.info, opened.tokenizer)
         say(f"training in {workdir}" + (f", from step {step}" if step else ""))
         if opened.config.dtype == "auto" and compute_for("auto").casts_factors:

@@ -31,8 +31,8 @@ class TrainState:
 class Layout:
     """The shardings of the arrays of a run."""
 
-    state: TrainState  # of `NamedSharding`s: between steps
-    compute: dict  # of `NamedSharding`s: params during a step or an evaluation
+    state: TrainState  # `NamedSharding`s of the state between steps
+    compute: dict  # `NamedSharding`s of the params during a step or an evaluation
 
 
 def learnt(params: dict, frozen: Sequence[str]) -> dict:

@@ -20,11 +20,11 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import DTYPES, one_of, validate_model
 
 CONFIG, REPORT = "config.json", "report.txt"
-RUNS, RESULT = "runs", "result.json"  # of a search: the folder of its trials, and what a finished one has
+RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished one
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
 DECISIVE = ("task", "seed", "batch_size", "epochs", "max_seq_length", "packing", "stages", "data", "head", "optimizer",
             "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
-# By the `model.encoder` of runs of before.
+# Model families by the `model.encoder` of older runs.
 FAMILIES_BEFORE = {"transformer": "bert", "lstms": "lstms"}
 MODEL_MAY_CHANGE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
@@ -39,7 +39,8 @@ class RunInfo:
       labels: names of the rows of the output layer; None if not known yet.
       tokenizer: `kind`, `lowercase` and `fingerprint` of the run's tokenizer; None if there is none, or not known yet.
       train_examples: number of training examples of fine-tuning, which determines the total steps; 0 if unknown.
-      fingerprints: of the run's data, by the names of files or records; None if they are not known, or not yet.
+      fingerprints: the fingerprints of the run's data, by the names of files or records; None if they are not known, or
+        not yet.
     """
 
     config: ml_collections.ConfigDict
@@ -222,7 +223,7 @@ def _refusal(workdir: epath.PathLike, difference: Difference) -> str:
 def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
     """Returns the decisive fields by dotted name, with JSON values."""
     content = json.loads(config.to_json_best_effort())
-    leaves = {"head.lstm_size": 0, "head.lstm_layers": 1}  # of runs from before there were these fields
+    leaves = {"head.lstm_size": 0, "head.lstm_layers": 1}  # values for runs from before there were these fields
 
     def walk(name: str, value) -> None:
         if isinstance(value, dict):

@@ -24,7 +24,7 @@ class BertModel(EncoderModel):
         Args:
           input_ids: `[batch, length]`.
           positions: `[length]`, one after the other.
-          cache: as `new_cache` makes it.
+          cache: a cache of the form that `new_cache` makes.
         """
         each = jnp.broadcast_to(positions, input_ids.shape)
         x = self.embeddings(input_ids, jnp.zeros_like(input_ids), each)

@@ -13,7 +13,7 @@ def _model(config, compute):
 
 def _layer_flops(config: BertConfig, length: int) -> int:
     hidden, half = config.hidden_size, config.hidden_size // 2
-    inputs = hidden + (config.num_hidden_layers - 1) * half  # of all layers, of a direction
+    inputs = hidden + (config.num_hidden_layers - 1) * half  # input sizes of all layers in one direction, added up
     gates = length * 2 * 4 * half * (inputs + config.num_hidden_layers * half)  # two directions, four gates
     return 2 * gates
 
