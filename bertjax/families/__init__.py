@@ -24,19 +24,20 @@ class Family:
     """What the package asks about a family.
 
     Args:
-      model: (config, compute) -> the encoder, which is or does as a `model.encoder_model.EncoderModel`.
+      model: (config, compute) -> the encoder, a `model.encoder_model.EncoderModel` or a module with its methods.
       words: config -> how it can learn words. masked: it fills in those that are hidden; next: each token sees those
         before it, and predicts the next; neighbours: some states see those before, others those after.
       layer_flops: (config, tokens of a row) -> matrix-multiply FLOPs of its layers for one row, forwards.
-      sizes: params of the encoder -> {field of its config: value} as far as they show it; None if they are not a
-        model's of this family.
-      validate: whole config -> None. Raises `UserError` for what this family cannot be or do.
+      sizes: params of the encoder -> {field of its config: value} as far as they show it; None if they are another
+        family's.
+      validate: whole config -> None. Raises `UserError` for what this family cannot do.
       attention: (config, params of the encoder, token ids `[1, length]`) -> probabilities `[layers, heads, queries,
         keys]`; None if it has no attention to show.
-      config: a frozen dataclass of `config.field`s, which say their limits, whose names are those of `BertConfig` where
-        the parts read them.
       new_cache: (config, batch, tokens, dtype) -> an empty cache, with which the encoder's `decode` continues a text;
-      None if it cannot. packs: whether several sequences can share a row, each as a segment with positions of its own.
+        None if it cannot.
+      packs: whether several sequences can share a row, each as a segment with positions of its own.
+      config: a frozen dataclass of `config.field`s, which say their limits. Names are those of `BertConfig` where the
+        parts read them.
     """
 
     model: Callable[[BertConfig, Compute], "nn.Module"]
