@@ -118,6 +118,14 @@ def products_of_float32():
         yield
 
 
+@contextlib.contextmanager
+def without_compilation_cache():
+    """What is compiled for a TPU that is not there can be written to the cache, but not be read."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
 @pytest.fixture
 def with_pictures():
     """Runs of this test draw their pages."""

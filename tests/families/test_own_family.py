@@ -15,10 +15,11 @@ from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint
 from bertjax.training.sinks.jsonl import read_metrics
-from tests.conftest import tiny_config
+from tests.conftest import tiny_config, without_compilation_cache
 from tests.families import own_family
 from tests.tasks.test_finetuning import config_for as fine_tuning_config_for
 from tests.tasks.test_finetuning import write_sst2
+from tests.training import own_parts
 from tests.training.test_loop import leaves
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -95,11 +96,13 @@ def test_it_is_fine_tuned_and_searched(trained, tmp_path):
 
 
 @pytest.mark.tpu_aot
-def test_it_is_planned_ahead():
+def test_it_is_planned_ahead_with_an_optimizer_and_a_schedule_of_somebody_elses():
     config = config_for("unused")
     config.model.update(hidden_size=128, vocab_size=256, max_position_embeddings=128)
-    (result, *_) = plan(config, accelerator("v5litepod-4"), [0])
+    with own_parts.registered(), without_compilation_cache():
+        (result,) = plan(own_parts.used_in(config), accelerator("v5litepod-4"), [0])
     assert result.fits
+    assert result.optimizer_bytes == result.params_bytes  # of each param one number, where Adam has two
 
 
 def test_it_says_what_it_costs_and_what_it_cannot_do():

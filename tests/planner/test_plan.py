@@ -21,7 +21,6 @@ from bertjax.training.state import abstract_axes, make_layout
 from experiments import small
 from tests.golden import make_hbm
 from tests.processes import ROOT, run
-from tests.training import own_parts
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden/hbm.json").read_text())
 COMPILED_AGAIN = "small:tiny v5litepod-16"
@@ -95,14 +94,6 @@ def test_nobody_keeps_all_of_the_optimizers_state(data_parallel):
         assert math.isclose(2 * result.params_bytes, result.optimizer_bytes, rel_tol=1e-3)
     in_loop = [c for c in split.collectives if c.in_loop]
     assert in_loop and {c.axes for c in in_loop} == {("fsdp",)}, in_loop  # a layer's weights, when its turn comes
-
-
-@pytest.mark.tpu_aot
-def test_an_optimizer_and_a_schedule_of_somebody_elses_are_planned():
-    with own_parts.registered():
-        (result,) = plan(own_parts.used_in(tiny(data=4)), accelerator("v5litepod-4"))
-    assert result.fits
-    assert result.optimizer_bytes == result.params_bytes  # of each param one number, where Adam has two
 
 
 @pytest.mark.tpu_aot
