@@ -16,11 +16,11 @@ class Registry(Generic[T]):
 
     Args:
       kind: what they are, such as "task". The entry points of installed packages are in the group "bertjax.tasks".
-      plural: the plural of `kind`, if it is not `kind` + s.
-      others: what an error says after the names.
       field: the config's field that names one.
       own: {name: "module:attribute"} of bertjax's own.
       reserved: names that the field also takes, and that stand for something else.
+      plural: the plural of `kind`, if it is not `kind` + s.
+      others: what an error says after the names.
     """
 
     def __init__(

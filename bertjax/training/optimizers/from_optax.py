@@ -15,8 +15,10 @@ import optax.contrib
 from bertjax.config import UserError
 from bertjax.training.optimizers import groups
 
-DECAYS = ("weight_decay", "weight_decay_rate", "adam_weight_decay", "weight_decay_mask")
-# Begin with a learning rate (rprop), or with params of their own to evaluate (schedule_free), or are parts.
+DECAYS = ("weight_decay", "weight_decay_rate")  # arguments that are set to 0: weight decay is ours
+NO_OPTIONS = ("learning_rate", "adam_learning_rate", *DECAYS, "adam_weight_decay", "weight_decay_mask")
+# Optimizers that cannot be used: rprop's state begins with the learning rate, schedule_free evaluates other params than
+# it trains; and parts of optimizers.
 UNFIT = ("rprop", "schedule_free", "scale_by", "_")
 
 
@@ -40,7 +42,7 @@ def factory(name: str):
     def make(config, axes) -> list[optax.GradientTransformation]:
         del axes
         options = parse(config.options, made)
-        own = [decay for decay in DECAYS[:2] if decay in inspect.signature(made).parameters]
+        own = [decay for decay in DECAYS if decay in inspect.signature(made).parameters]
         return updates_of(config, lambda learning_rate: made(learning_rate, **dict.fromkeys(own, 0.0), **options))
 
     return make
@@ -76,11 +78,7 @@ def _finish(config) -> optax.GradientTransformationExtraArgs:
 
 def parse(text: str, made: Callable) -> dict:
     """Parses "b1=0.95 nesterov=True". Raises `UserError` for an argument that `made` does not have."""
-    known = [
-        name
-        for name in inspect.signature(made).parameters
-        if name not in ("learning_rate", "adam_learning_rate", *DECAYS)
-    ]
+    known = [name for name in inspect.signature(made).parameters if name not in NO_OPTIONS]
     options = {}
     for word in text.split():
         name, _, value = word.partition("=")

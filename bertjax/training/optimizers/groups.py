@@ -15,7 +15,11 @@ from bertjax.config import UserError, param_group
 
 def matrices(params):
     """Marks kernels and embeddings True, which are decayed; biases and the params of norms False."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in ("kernel", "embedding"), params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: _is_matrix(path), params)
+
+
+def _is_matrix(path) -> bool:
+    return path[-1].key in ("kernel", "embedding")
 
 
 def add_weight_decay(config) -> optax.GradientTransformation:
@@ -51,7 +55,7 @@ def decay_of(config, path) -> float:
     group = _group(config, path)
     if group is not None and group.weight_decay is not None:
         return group.weight_decay
-    return config.weight_decay if path[-1].key in ("kernel", "embedding") else 0.0
+    return config.weight_decay if _is_matrix(path) else 0.0
 
 
 def factor_of(config, path) -> float:
