@@ -229,6 +229,10 @@ def pretraining_config() -> ml_collections.ConfigDict:
     """BERT-base pre-training as published (Devlin et al. 2019, appendix A.2), without a corpus."""
     config = common_config()
     config.task = "pretraining"
+    # What is learnt: one of mlm (masked words), lm (next words), bilm (both neighbours), nsp (next sentence) and sop
+    # (sentence order), or a sum such as "mlm + 0.5*sop". Empty: the words that the model's family learns, and what the
+    # pairs of data.next_sentence teach.
+    config.objective = ""
     # 90 % of the steps at length 128, the rest at 512. 77 = ceil(0.15 * 512), so that no prediction is dropped.
     config.stages = named_stages(short=stage(900_000, 128, 20), long=stage(100_000, 512, 77))
 

@@ -84,13 +84,6 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     _validate_cleaning(config.data.cleaning)
     mixture_of(config)
     _validate_stages(config)
-    if families.words(config) != "masked":
-        form = "causal = True" if config.model.causal else f"family = {config.model.family!r}"
-        for field, needed in (("data.masking", "dynamic"), ("data.next_sentence", "none"), ("eval.fill_masks", ())):
-            why = f"with model.{form} nothing is masked, and there are no pairs; set {needed}"
-            require(value_of(config, field) == needed, field, value_of(config, field), why)
-        for field in ("data.do_whole_word_mask", "data.do_span_mask"):
-            require(not value_of(config, field), field, True, f"with model.{form} nothing is masked; set False")
     for text in config.eval.fill_masks:
         require(isinstance(text, str) and "[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
     require(

@@ -21,7 +21,7 @@ WINDOW = 16  # batches, at most, within which examples are sorted by length
 LEAST_WINDOWS = 4  # least windows per epoch: with one, the same examples would share a batch in every epoch
 COSTLY_LENGTH = 2048  # length of rows in which attention takes as long as all else, in models like BERT-base
 EVALUATED_TOKENS = 64  # tokens that a packed batch of predictions has for each example
-TOKENS = ("input_ids", "input_mask", "token_types", "positions")  # what packed rows say of each token
+TOKENS = ("input_ids", "segments", "token_types", "positions")  # what packed rows say of each token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Examples:
         return labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
 
     def batch(self, rows: np.ndarray, length: int) -> Batch:
-        """`input_ids`, `input_mask`, `token_types` `[rows, length]` or `[rows, choices, length]`; `labels`, `weights`.
+        """`input_ids`, `segments`, `token_types` `[rows, length]` or `[rows, choices, length]`; `labels`, `weights`.
 
         A row of -1 is all padding, with weight 0.
         """
@@ -84,7 +84,7 @@ class Examples:
         lengths = np.array([len(self.input_ids[i]) if i >= 0 else 0 for i in sequences])
         batch = {
             "input_ids": padded(self.input_ids),
-            "input_mask": (np.arange(length) < lengths[:, None]).astype(np.int32),
+            "segments": (np.arange(length) < lengths[:, None]).astype(np.int32),
             "token_types": padded(self.token_types),
         }
         if self.choices:
@@ -104,7 +104,7 @@ class Examples:
           examples, rows, starts: `[examples]`, as in `packing.Plan`. The choices of an example lie side by side.
 
         Returns:
-          `input_ids`, `input_mask`, `token_types`, `positions` `[count, tokens]`, where `input_mask` numbers the
+          `input_ids`, `segments`, `token_types`, `positions` `[count, tokens]`, where `segments` numbers the
           sequences of a row from 1; `first_tokens` `[count, sequences]` or `[count, sequences, choices]`; `labels` and
           `weights` `[count, sequences, ...]`, per token `[count, tokens]`; `dropout_rows` `[count]`.
         """

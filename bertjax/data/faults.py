@@ -133,9 +133,9 @@ def impossible(batch: Mapping[str, np.ndarray], form: Format) -> dict[int, str]:
     }
     found = {}
     for name, limit in limits.items():
-        values = batch[name].view(np.uint32) if name in batch else np.zeros(0)  # negative numbers become large ones
-        if limit and values.max(initial=0) >= limit:
-            values = batch[name].reshape(len(values), -1)
+        given = batch.get(layouts.NAMES_IN_BATCH[name], np.zeros(0, np.int32))
+        if limit and given.view(np.uint32).max(initial=0) >= limit:  # as which negative numbers are large ones
+            values = given.reshape(len(given), -1)
             wrong = (values < 0) | (values >= limit)
             for row in np.flatnonzero(wrong.any(1)).tolist():
                 value = values[row, wrong[row].argmax()]

@@ -40,6 +40,18 @@ def features(length: int, max_predictions_per_seq: int, masking: str = "static")
     return {name: size for name, size in sizes.items() if masking == "static" or not name.startswith("masked_lm")}
 
 
+# The arrays of a batch, by the features that they come from.
+NAMES_IN_BATCH = {
+    "input_ids": "input_ids",
+    "input_mask": "segments",
+    "segment_ids": "token_types",
+    "masked_lm_positions": "word_positions",
+    "masked_lm_ids": "word_ids",
+    "masked_lm_weights": "word_weights",
+    "next_sentence_labels": "pair_labels",
+}
+
+
 def number_type(length: int, vocab_size: int) -> type:
     """The type of positions and token ids, in compact records and in rows on disk."""
     return np.uint16 if max(length, vocab_size) <= 1 << 16 else np.int32
@@ -87,14 +99,16 @@ def _number(form: Format) -> np.dtype:
 
 
 def parse(serialized, form: Format):
-    """Parses `[batch]` serialized examples into the arrays of `features`, integers as int32. Runs inside tf.data.
+    """Parses `[batch]` serialized examples into the arrays of a batch, integers as int32. Runs inside tf.data.
 
-    Labels are `[batch]`, and so are the added `next_sentence_weights`: 0 for rows without tokens, else 1.
+    Their names are those of `NAMES_IN_BATCH`. Labels are `[batch]`, and so are the added `sequence_weights`: 0 for rows
+    without tokens, else 1.
     """
-    batch = (_parse_compact if form.layout == "compact" else _parse_google)(serialized, form)
+    found = (_parse_compact if form.layout == "compact" else _parse_google)(serialized, form)
     from bertjax.data.tf import tf
 
-    return {**batch, "next_sentence_weights": tf.cast(batch["input_mask"][:, 0], tf.float32)}
+    batch = {NAMES_IN_BATCH[name]: values for name, values in found.items()}
+    return {**batch, "sequence_weights": tf.cast(batch["segments"][:, 0], tf.float32)}
 
 
 def _parse_google(serialized, form: Format):

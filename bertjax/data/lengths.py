@@ -87,7 +87,7 @@ def _lengths(records: list[bytes], form: Format) -> list[int]:
     from bertjax.data.tf import tf
 
     try:
-        return layouts.parse(records, form)["input_mask"].numpy().sum(1).tolist() if records else []
+        return layouts.parse(records, form)["segments"].numpy().sum(1).tolist() if records else []
     except tf.errors.InvalidArgumentError:
         half = len(records) // 2
         return _lengths(records[:half], form) + _lengths(records[half:], form) if half else [0]

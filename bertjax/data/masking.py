@@ -1,4 +1,4 @@
-"""Masks tokens for masked-language-model training (Devlin et al. 2019, section 3.1); or none, to predict the next ones.
+"""Masks tokens for masked-language-model training (Devlin et al. 2019, section 3.1).
 
 All random numbers are drawn first, as arrays by row, so that a row's mask does not depend on the rows beside it.
 """
@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertjax.data.additions import Addition
+from bertjax.sharding.mesh import Batch
 from bertjax.text.tokenizer import Tokenizer
 
 # Lengths of spans, in words: geometric, cut off at 10; 3.8 on average (Joshi et al. 2020, section 3.1).
@@ -26,7 +28,6 @@ class Rules(NamedTuple):
       max_predictions_per_seq: tokens that are selected at most.
       continues_word: `[vocab_size]` booleans: True if a piece continues a word; None to select single tokens.
       spans: whether to select spans of whole words (SpanBERT).
-      words: what is predicted: masked words; or, without masks, next ones; or those and the previous ones (neighbours).
     """
 
     masked_lm_prob: float
@@ -38,11 +39,10 @@ class Rules(NamedTuple):
     sep_id: int
     continues_word: np.ndarray | None = None
     spans: bool = False
-    words: str = "masked"
 
 
-def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int, words: str = "masked") -> Rules:
-    """Returns the rules of `config.data`; `words` as in `Rules`."""
+def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int) -> Rules:
+    """Returns the rules of `config.data`."""
     whole_words = data["do_whole_word_mask"] or data["do_span_mask"]
     return Rules(
         masked_lm_prob=data["masked_lm_prob"],
@@ -54,7 +54,6 @@ def rules_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int, 
         sep_id=tokenizer.sep_id,
         continues_word=tokenizer.continues_word if whole_words else None,
         spans=data["do_span_mask"],
-        words=words,
     )
 
 
@@ -74,10 +73,6 @@ class Draws(NamedTuple):
     words: np.ndarray
     fates: np.ndarray
     pieces: np.ndarray
-
-    def of_rows(self, rows) -> "Draws":
-        """Returns the draws of some rows: a slice, indices or booleans."""
-        return Draws(*(x[rows] for x in self))
 
 
 def draw(rng: np.random.Generator, rows: int, length: int, rules: Rules) -> Draws:
@@ -109,25 +104,20 @@ class Masking(NamedTuple):
     counts: np.ndarray
 
 
-def neighbours(ids: np.ndarray, sizes: np.ndarray, words: str) -> dict[str, np.ndarray]:
-    """Masks nothing: the tokens of a row `[rows, length]` predict the next ones, but not the [SEP] that closes the row.
+def masks(rules: Rules) -> Addition:
+    """Masks the rows of a batch when they are read, differently each time they are."""
 
-    That says where the row ends, not the document. With `words` "neighbours", they also predict the previous ones, but
-    not [CLS]. These predictions are in the second half of the columns; in each half, unused ones are at the end.
+    def add(batch: Batch, draws: Draws) -> Batch:
+        masking = mask_tokens(batch["input_ids"], batch["segments"].sum(1), draws, rules)
+        used = np.arange(rules.max_predictions_per_seq) < masking.counts[:, None]
+        return {
+            "input_ids": masking.ids,
+            "word_positions": masking.positions,
+            "word_ids": masking.labels,
+            "word_weights": used.astype(np.float32),
+        }
 
-    Returns the arrays of `layouts.features` that say what is predicted, `[rows, predictions]`.
-    """
-    place = np.arange(ids.shape[1] - 1, dtype=ids.dtype)
-    used = place < sizes[:, None] - 2
-    positions, labels = [np.where(used, place, 0)], [np.where(used, ids[:, 1:], 0)]
-    if words == "neighbours":
-        positions.append(np.where(used, place + 2, 0))
-        labels.append(np.where(used, ids[:, 1:], 0))
-    return {
-        "masked_lm_positions": np.concatenate(positions, 1),
-        "masked_lm_ids": np.concatenate(labels, 1),
-        "masked_lm_weights": np.tile(used, len(labels)).astype(np.float32),
-    }
+    return Addition(add, lambda rng, rows, length: draw(rng, rows, length, rules))
 
 
 def mask_tokens(ids: np.ndarray, sizes: np.ndarray, draws: Draws, rules: Rules) -> Masking:

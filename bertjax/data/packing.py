@@ -7,6 +7,7 @@ the steps, so that each has as many sequences as the config says, in nearly the 
 
 import collections
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -188,7 +189,13 @@ def first_in_row(numbers: np.ndarray, rows: np.ndarray, count: int) -> np.ndarra
 
 
 def pack_pretraining(
-    batch: Batch, numbers: np.ndarray, rows: np.ndarray, starts: np.ndarray, count: int, row: RowSize
+    batch: Batch,
+    numbers: np.ndarray,
+    rows: np.ndarray,
+    starts: np.ndarray,
+    count: int,
+    row: RowSize,
+    kinds: Mapping[str, str] = {},
 ) -> Batch:
     """Packs the sequences of a batch of pre-training, `[sequences, length]`, into `count` rows.
 
@@ -196,16 +203,17 @@ def pack_pretraining(
       batch: the arrays that `pipeline.train_batches` describes.
       numbers: `[sequences]` row of each in the padded batch of all hosts.
       rows, starts: `[sequences]`, as in `Plan`.
+      kinds: "token" or "sequence", by the names of what objectives have added to the batch.
 
     Returns:
-      The same arrays, `[count, length]`, `[count, predictions]` for masked tokens, and `[count, sequences]` for labels
-      and weights of sequences. `input_mask` numbers the sequences of a row from 1. Three are added: `positions`
+      The same arrays, `[count, length]`, `[count, predictions]` for predicted words, and `[count, sequences]` for
+      labels and weights of sequences. `segments` numbers the sequences of a row from 1. Three are added: `positions`
       `[count, length]` within the sequences, `first_tokens` `[count, sequences]`, and `dropout_rows` `[count]`.
 
     Raises `UserError` if a row has too many predictions.
     """
     length = row.tokens
-    inside = batch["input_mask"] > 0
+    inside = batch["segments"] > 0
     sizes, place_in_row = inside.sum(1), numbers_in_row(rows)
     ends = np.append(np.where(np.diff(rows), length, starts[1:]), length)
     if (starts + sizes > ends).any():
@@ -215,11 +223,34 @@ def pack_pretraining(
     place = place[inside]
 
     def tokens(values):
-        packed = np.zeros(count * length, np.int32)
-        packed[place] = np.broadcast_to(values, inside.shape)[inside]
+        values = np.broadcast_to(values, inside.shape)
+        packed = np.zeros(count * length, values.dtype)
+        packed[place] = values[inside]
         return packed.reshape(count, length)
 
-    used = batch["masked_lm_weights"] > 0
+    def sequences(values):
+        packed = np.zeros((count, row.sequences), values.dtype)
+        packed[rows, place_in_row] = values
+        return packed
+
+    packed = {
+        "dropout_rows": first_in_row(numbers, rows, count),
+        "input_ids": tokens(batch["input_ids"]),
+        "segments": tokens((place_in_row[:, None] + 1).astype(np.int32)),
+        "token_types": tokens(batch["token_types"]),
+        "positions": tokens(np.arange(length, dtype=np.int32)),
+        "first_tokens": sequences(starts.astype(np.int32)),
+        "pair_labels": sequences(batch["pair_labels"]),
+        "sequence_weights": sequences(batch["sequence_weights"]),
+    }
+    for name, kind in kinds.items():
+        packed[name] = (tokens if kind == "token" else sequences)(batch[name])
+    return packed | (_packed_words(batch, rows, starts, count, row) if row.predictions else {})
+
+
+def _packed_words(batch: Batch, rows: np.ndarray, starts: np.ndarray, count: int, row: RowSize) -> Batch:
+    """Packs the predicted words, those of a row one after the other."""
+    used = batch["word_weights"] > 0
     of_row = np.repeat(rows, used.sum(1))
     prediction = numbers_in_row(of_row)
     if (most := prediction.max(initial=-1) + 1) > row.predictions:
@@ -228,26 +259,13 @@ def pack_pretraining(
             f"config.data.masked_lm_prob to what the records were made with, or config.packing=False"
         )
 
-    def predictions(values, dtype=np.int32):
-        packed = np.zeros((count, row.predictions), dtype)
-        packed[of_row, prediction] = values[used]
-        return packed
-
-    def sequences(values, dtype=np.int32):
-        packed = np.zeros((count, row.sequences), dtype)
-        packed[rows, place_in_row] = values
-        return packed
+    def packed(values):
+        found = np.zeros((count, row.predictions), values.dtype)
+        found[of_row, prediction] = values[used]
+        return found
 
     return {
-        "dropout_rows": first_in_row(numbers, rows, count),
-        "input_ids": tokens(batch["input_ids"]),
-        "input_mask": tokens(place_in_row[:, None] + 1),
-        "segment_ids": tokens(batch["segment_ids"]),
-        "positions": tokens(np.arange(length)),
-        "masked_lm_positions": predictions(batch["masked_lm_positions"] + starts[:, None]),
-        "masked_lm_ids": predictions(batch["masked_lm_ids"]),
-        "masked_lm_weights": predictions(batch["masked_lm_weights"], np.float32),
-        "first_tokens": sequences(starts),
-        "next_sentence_labels": sequences(batch["next_sentence_labels"]),
-        "next_sentence_weights": sequences(batch["next_sentence_weights"], np.float32),
+        "word_positions": packed((batch["word_positions"] + starts[:, None]).astype(np.int32)),
+        "word_ids": packed(batch["word_ids"]),
+        "word_weights": packed(batch["word_weights"]),
     }

@@ -1,28 +1,28 @@
 """Reads records into batches. The batch of a step is a function of (seed, step, records), for any number of hosts.
 
-With dynamic masking, a sequence is masked by random numbers that are seeded with (seed, its place in the order of all
-sequences). A record that cannot be read stops the reader; or it is found, replaced by a sequence without tokens, and
-the reader starts again at this step, so that all others stay where they were.
+What objectives add to a sequence, such as its masks with dynamic masking, takes random numbers that are seeded with
+(seed, its place in the order of all sequences). A record that cannot be read stops the reader; or it is found, replaced
+by a sequence without tokens, and the reader starts again at this step, so that all others stay where they were.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from bertjax.config import UserError
 from bertjax.data import faults, layouts
+from bertjax.data.additions import Addition, added
 from bertjax.data.faults import impossible
 from bertjax.data.layouts import Format
-from bertjax.data.masking import Draws, Rules, draw, mask_tokens, neighbours
 from bertjax.data.order import Order, Span
 from bertjax.data.packing import pack_pretraining
 from bertjax.data.records import RecordSet
 from bertjax.sharding.mesh import Batch, Rows
 from bertjax.sharding.topology import available_cores
 
-HELDOUT_DRAWS = 256  # rows whose masks are drawn together, whatever the batch size
+HELDOUT_DRAWS = 256  # rows whose random numbers are drawn together, whatever the batch size
 READ_BUFFER = 1 << 20  # bytes
 PREFETCH = 4  # batches
 
@@ -34,8 +34,8 @@ class Stream(NamedTuple):
       records: (step, lost) -> a dataset of the serialized records of each step from this one on, `[rows]`; `lost` has
         the records of each path that are replaced by empty ones.
       spans: step -> what is read for this step, and perhaps ahead of it.
-      places: step -> the place of each row in the stream of all hosts `[rows]`; its mask is a function of it.
-      block, seed: masks are drawn for `block` places together, from `seed` and the number of the block.
+      places: step -> the place of each row in the stream of all hosts `[rows]`; its masks are a function of it.
+      block, seed: random numbers are drawn for `block` places together, from `seed` and the number of the block.
     """
 
     records: Callable
@@ -46,17 +46,23 @@ class Stream(NamedTuple):
 
 
 def train_batches(
-    order: Order, max_predictions_per_seq: int, *, start: int = 0, rows: Rows = np.arange, rules: Rules | None = None
+    order: Order,
+    max_predictions_per_seq: int,
+    *,
+    start: int = 0,
+    rows: Rows = np.arange,
+    additions: Sequence[Addition] = (),
 ) -> Iterator[Batch]:
     """Yields the batches of steps `start`, `start + 1`, ..., of which each host reads its `rows`.
 
-    A batch holds the arrays of `layouts.features`, `[rows, ...]`, except that `next_sentence_labels` and the added
-    `next_sentence_weights` are `[rows]`; the weights are 1, and 0 for rows whose record cannot be read. `rules` masks
-    records with dynamic masking. Raises `UserError` if a record cannot be read.
+    A batch holds the arrays of `layouts.NAMES_IN_BATCH`, `[rows, ...]`, except that `pair_labels` and the added
+    `sequence_weights` are `[rows]`; the weights are 1, and 0 for rows whose record cannot be read. Those of words are
+    in it only if the records are masked, or if one of the `additions` adds them. Raises `UserError` if a record cannot
+    be read.
     """
     form = _form(order.files, order.row.tokens, max_predictions_per_seq)
     own = rows(order.batch_size)
-    return _batches(order.files, form, _stream(order, form, own), start, rules)
+    return _batches(order.files, form, _stream(order, form, own), start, additions)
 
 
 def packed_batches(
@@ -66,11 +72,13 @@ def packed_batches(
     multiple: int,
     start: int = 0,
     rows: Rows = np.arange,
-    rules: Rules | None = None,
+    additions: Sequence[Addition] = (),
+    kinds: Mapping[str, str] = {},
 ) -> Iterator[Batch]:
     """As `train_batches`, the same sequences in fewer rows, a multiple of `multiple`; see `pack_pretraining`.
 
-    The number of rows is that of `Order.rows`, and changes, if at all, from window to window.
+    The number of rows is that of `Order.rows`, and changes, if at all, from window to window. `kinds`: whether an array
+    that is added is per "token" or "sequence".
     """
     form = _form(order.files, order.row.tokens, max_predictions_per_seq)
     groups = order.groups_of(rows(count := order.rows(start, multiple)), count)  # the same for any count
@@ -82,10 +90,10 @@ def packed_batches(
         return np.searchsorted((groups[:, None] * share + np.arange(share)).ravel(), rows(count))
 
     own = order.sequences_of(groups)
-    for step, batch in enumerate(_batches(order.files, form, _stream(order, form, own), start, rules), start):
+    for step, batch in enumerate(_batches(order.files, form, _stream(order, form, own), start, additions), start):
         count = order.rows(step, multiple)
         there = count // order.groups * len(groups)
-        batch = pack_pretraining(batch, own, *order.packed(groups, step, count), there, order.row)
+        batch = pack_pretraining(batch, own, *order.packed(groups, step, count), there, order.row, kinds)
         yield batch if len(kept(count)) == there else {name: x[kept(count)] for name, x in batch.items()}
 
 
@@ -187,13 +195,13 @@ def heldout_batches(
     batch_size: int,
     max_sequences: int,
     rows: Rows = np.arange,
-    rules: Rules | None = None,
+    additions: Sequence[Addition] = (),
     seed: int = 0,
 ) -> Iterator[Batch]:
     """Yields batches of the first `max_sequences` records, once and in order; of each batch, this host's `rows`.
 
-    The last batch is padded with rows of zeros, which have weight 0. Dynamic masking is a function of `seed` and the
-    place of a record, whatever the batch size.
+    The last batch is padded with rows of zeros, which have weight 0. Additions are functions of `seed` and the place
+    of a record, whatever the batch size.
     """
     form = _form(files, length, max_predictions_per_seq)
 
@@ -209,7 +217,7 @@ def heldout_batches(
         return step * batch_size + np.arange(batch_size)
 
     stream = Stream(records, spans, places, HELDOUT_DRAWS, [seed, 0, 3])
-    for batch in _batches(files, form, stream, 0, rules):
+    for batch in _batches(files, form, stream, 0, additions):
         missing = batch_size - len(batch["input_ids"])
         batch = {name: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
         yield {name: x[rows(batch_size)] for name, x in batch.items()}
@@ -219,12 +227,10 @@ def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format
     return Format(length, max_predictions_per_seq, files.layout, files.masking, files.vocab_size)
 
 
-def _batches(files: RecordSet, form: Format, stream: Stream, step: int, rules: Rules | None) -> Iterator[Batch]:
-    """Yields parsed and masked batches from `step` on; starts again at a step whose records cannot be read."""
+def _batches(files: RecordSet, form: Format, stream: Stream, step: int, additions) -> Iterator[Batch]:
+    """Yields parsed batches with all additions from `step` on; starts again at a step whose records cannot be read."""
     from bertjax.data.tf import elements, tf
 
-    if form.masking == "dynamic" and rules is None:
-        raise ValueError("records with dynamic masking need the rules of masking")
     unreadable = (
         tf.errors.DataLossError,
         tf.errors.FailedPreconditionError,  # too few records
@@ -240,9 +246,8 @@ def _batches(files: RecordSet, form: Format, stream: Stream, step: int, rules: R
                 if impossible(batch, form):
                     problem = "impossible values"
                     break
-                if form.masking == "dynamic":
-                    batch |= _mask(batch, stream, step, rules)
-                yield batch
+                # Not inside tf.data, whose threads would wait for each other here.
+                yield added(batch, additions, stream.places(step)[: len(batch["input_ids"])], stream.block, stream.seed)
                 step += 1
             else:
                 return
@@ -265,27 +270,3 @@ def _find_lost(files: RecordSet, form: Format, spans: Iterator[Span], lost: dict
     if sum(len(run) for numbers in lost.values() for run in numbers) == files.total:
         raise UserError("none of the records can be read; copy or prepare them again")
     return len(lost) > before
-
-
-def _mask(batch: Batch, stream: Stream, step: int, rules: Rules) -> Batch:
-    """The arrays that masking changes and adds. Not inside tf.data, whose threads would wait for each other here."""
-    ids, sizes = batch["input_ids"], batch["input_mask"].sum(1)
-    if rules.words != "masked":
-        return neighbours(ids, sizes, rules.words)
-    draws = _draws(stream.places(step)[: len(ids)], stream.block, stream.seed, ids.shape[1], rules)
-    masking = mask_tokens(ids, sizes, draws, rules)
-    used = np.arange(rules.max_predictions_per_seq) < masking.counts[:, None]
-    return {
-        "input_ids": masking.ids,
-        "masked_lm_positions": masking.positions,
-        "masked_lm_ids": masking.labels,
-        "masked_lm_weights": used.astype(np.float32),
-    }
-
-
-def _draws(places: np.ndarray, block: int, seed: list[int], length: int, rules: Rules) -> Draws:
-    """The random numbers of rows at ascending places: each a function of its place, drawn in blocks of `block` rows."""
-    first, last = places[0] // block, places[-1] // block
-    drawn = [draw(np.random.default_rng([*seed, number]), block, length, rules) for number in range(first, last + 1)]
-    draws = drawn[0] if len(drawn) == 1 else Draws(*map(np.concatenate, zip(*drawn)))
-    return draws if len(places) == len(draws.order) else draws.of_rows(places - first * block)

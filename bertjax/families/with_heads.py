@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from bertjax import families
 from bertjax.config import BertConfig, Compute
-from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead
+from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, pooled_flops, word_flops
 from bertjax.model.hidden_states import HIDDEN_STATES, combine, count_layers
 from bertjax.model.lstm import BiLSTM
 from bertjax.model.plain_attention import Cache
@@ -29,7 +29,7 @@ class BertForMaskedLM(nn.Module):
     def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None, positions=None):
         """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`."""
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        return _words(self.bert, self.masked_lm, hidden, masked_positions)
+        return word_logits(self.bert, self.masked_lm, hidden, masked_positions)
 
     def decode(self, input_ids, positions, cache: Cache, last):
         """As `BertModel.decode`: the logits of the word after the token `last` of these `[batch, padded vocab]`."""
@@ -38,7 +38,7 @@ class BertForMaskedLM(nn.Module):
         return self.masked_lm(hidden, last, self.bert.embeddings.word.embedding)[:, 0], cache
 
 
-def _words(encoder: nn.Module, head: MaskedLanguageModelHead, hidden, positions):
+def word_logits(encoder: nn.Module, head: MaskedLanguageModelHead, hidden, positions):
     """Returns the logits of the words at some positions `[batch, predictions, padded vocab]`."""
     table = encoder.embeddings.word.embedding
     logits = [head(*reader, table) for reader in encoder.readers(hidden, positions)]
@@ -64,7 +64,7 @@ class BertForPreTraining(nn.Module):
         With `first_tokens` `[batch, pairs]`, the latter are `[batch, pairs, 2]`.
         """
         hidden, pooled = self.bert(input_ids, segments, token_types, positions, dropout_keys, first_tokens)
-        return _words(self.bert, self.masked_lm, hidden, masked_positions), self.next_sentence(pooled)
+        return word_logits(self.bert, self.masked_lm, hidden, masked_positions), self.next_sentence(pooled)
 
 
 class BertForSequenceClassification(nn.Module):
@@ -222,8 +222,5 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int,
     Computed analytically: XLA's cost analysis counts the body of a scan once. Excludes lookups, norms and softmax, as
     is usual for model FLOPs utilisation (Chowdhery et al. 2022, appendix B). A training step costs three times as many.
     """
-    hidden, layers = config.hidden_size, families.of(config).layer_flops(config, length)
-    transform = hidden * hidden if config.output == "transform" else 0
-    masked_lm = predictions * (transform + hidden * config.padded_vocab_size)
-    pairs = pooled * (hidden * hidden + 2 * hidden)
-    return batch * (layers + 2 * (masked_lm + pairs))
+    layers = families.of(config).layer_flops(config, length)
+    return batch * (layers + word_flops(config, predictions) + pooled_flops(config, pooled))

@@ -67,6 +67,17 @@ class MaskedLanguageModelHead(nn.Module):
         return jnp.where(is_piece, logits + bias, jnp.finfo(jnp.float32).min)
 
 
+def word_flops(config: BertConfig, predictions: int) -> int:
+    """Returns the matrix-multiply FLOPs of the logits of some words, forwards (2 per multiply-add)."""
+    transform = config.hidden_size**2 if config.output == "transform" else 0
+    return 2 * predictions * (transform + config.hidden_size * config.padded_vocab_size)
+
+
+def pooled_flops(config: BertConfig, outputs: int, classes: int = 2) -> int:
+    """Returns the matrix-multiply FLOPs of some pooled outputs and their logits, forwards."""
+    return 2 * outputs * (config.hidden_size**2 + classes * config.hidden_size)
+
+
 class NextSentenceHead(nn.Module):
     """`[batch, hidden]` -> float32 `[batch, 2]`; class 1 is a random next sentence, or swapped segments (ALBERT)."""
 

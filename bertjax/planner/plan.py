@@ -170,11 +170,11 @@ class _Builder:
         self._task = Pretraining(config, self._mesh, None, rows=rows)
         self._program = make_program(self._task, config, self._mesh)
 
-    def lower(self, number: int):
+    def lower(self, stage: int):
         """Lowers the train step and the evaluation step of a stage."""
         task, config = self._task, self._config
         hyperparameters = abstract_hyperparameters(config, self._mesh)
-        batch = task.abstract_batch(number)
+        batch = task.abstract_batch(stage)
         train = self._program.train_step.lower(self._program.state, batch, hyperparameters)
 
         cast = jax.eval_shape(task.cast, self._program.state.params)
@@ -183,9 +183,11 @@ class _Builder:
             cast,
             self._program.layout.compute,
         )
-        unigram = jax.ShapeDtypeStruct((config.model.vocab_size,), jnp.float32, sharding=replicated(self._mesh))
+        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(self._mesh))
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
-            evaluation = task.eval_step.lower(params, task.abstract_eval_batch(number), unigram)
+            evaluation = task.eval_step.lower(
+                params, task.abstract_eval_batch(stage), task.abstract_statistics(), number
+            )
         return train, evaluation
 
     def read(self, number: int, train: _Compiled | OutOfMemory, evaluation: _Compiled | OutOfMemory) -> StagePlan:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertjax import objectives
 from bertjax.reporting.history import History
 
 COLUMNS = 3
@@ -29,27 +30,6 @@ class Panel(NamedTuple):
     is_log: bool = False
 
 
-_LOSSES = Panel(
-    "loss of words",
-    ("train/mlm_loss", "train/lm_loss", "train/bilm_loss"),
-    ("eval/mlm_loss", "eval/lm_loss", "eval/bilm_loss"),
-    ("eval/unigram_loss",),
-)
-_ACCURACIES = Panel(
-    "accuracy of words",
-    ("train/mlm_accuracy", "train/lm_accuracy", "train/bilm_accuracy"),
-    ("eval/mlm_accuracy", "eval/lm_accuracy", "eval/bilm_accuracy"),
-    ("eval/mlm_majority", "eval/lm_majority", "eval/bilm_majority"),
-)
-PRETRAINING = (
-    *(panel._replace(against=against) for panel in (_LOSSES, _ACCURACIES) for against in AGAINST),
-    Panel(
-        "accuracy of sentence pairs",
-        ("train/nsp_accuracy", "train/sop_accuracy"),
-        ("eval/nsp_accuracy", "eval/sop_accuracy"),
-        ("eval/nsp_majority", "eval/sop_majority"),
-    ),
-)
 TRAINING = (
     Panel("learning rate", ("train/learning_rate",)),
     Panel("gradient norm", ("train/grad_norm",), is_log=True),
@@ -62,7 +42,9 @@ def draw(histories: Sequence[History]):
     """Returns a Matplotlib figure, with the panels for which there are metrics; runs of one name have one colour."""
     from matplotlib.figure import Figure  # not pyplot, which would choose a display
 
-    panels = [panel for panel in (*PRETRAINING, *_fine_tuning(histories), *TRAINING) if _has_any(panel, histories)]
+    panels = [
+        panel for panel in (*_pretraining(histories), *_fine_tuning(histories), *TRAINING) if _has_any(panel, histories)
+    ]
     rows = max(1, -(-len(panels) // COLUMNS))
     figure = Figure(figsize=(4.6 * COLUMNS, 3.2 * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
@@ -81,6 +63,23 @@ def draw(histories: Sequence[History]):
             named |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels())}
         figure.legend(named.values(), named, loc="outside upper center", ncols=4, frameon=False)
     return figure
+
+
+def _pretraining(histories: Iterable[History]) -> list[Panel]:
+    """What the objectives of the runs plot, those of one title in one panel."""
+    metrics = {name for history in histories for line in history.lines for name in line}
+    panels: dict[tuple[str, str], Panel] = {}
+    for name in objectives.OBJECTIVES.names():
+        if not metrics & {f"train/{name}_loss", f"eval/{name}_loss"}:
+            continue
+        for plot in objectives.OBJECTIVES.get(name).plots:
+            found = ((f"train/{name}_{plot.metric}",), (f"eval/{name}_{plot.metric}",))
+            found += ((f"eval/{plot.baseline.format(name=name)}",),)
+            for against in AGAINST if plot.is_main else AGAINST[:1]:
+                before = panels.get((plot.title, against), Panel(plot.title, against=against))
+                joined = ((*old, *new) for old, new in zip(before[1:4], found))
+                panels[plot.title, against] = Panel(plot.title, *map(tuple, joined), against)
+    return list(panels.values())
 
 
 def _fine_tuning(histories: Iterable[History]) -> list[Panel]:

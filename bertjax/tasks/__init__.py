@@ -40,10 +40,12 @@ def validate(config, with_data: bool = True) -> None:
 
     `with_data`: also require the location of the data.
     """
+    from bertjax import objectives
     from bertjax.training import optimizers, schedules, sinks
 
     if config.task == PRETRAINING:
         validate_pretraining(config, with_data)
+        objectives.validate(config)
     else:
         task = get(config.task)
         validate_fine_tuning(config, with_data)

@@ -177,8 +177,8 @@ class FineTuning:
         objective = self.dataset.objective
         losses, correct = objective.loss(apply(self.model, objective.pooled, params, batch, dropout_keys), batch)
         weights = batch["weights"]
-        tokens = (batch["input_mask"] > 0).sum().astype(jnp.float32)
-        padding = batch["input_mask"].size - tokens
+        tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
+        padding = batch["segments"].size - tokens
         return (weights * losses).sum(), {"accuracy": (weights * correct).sum(), "tokens": tokens, "padding": padding}
 
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores:

@@ -93,10 +93,10 @@ def spans() -> Objective:
     """Labels are `[batch, 2]`, first and last token. The loss is the mean of both (run_squad.model_fn_builder)."""
 
     def loss(logits, batch):
-        inside, labels = batch["input_mask"] > 0, batch["labels"]
+        inside, labels = batch["segments"] > 0, batch["labels"]
         if "first_tokens" in batch:  # the tokens of each sequence of a row
             numbers = jnp.arange(1, labels.shape[1] + 1)[:, None]
-            logits, inside = logits[:, None], batch["input_mask"][:, None] == numbers
+            logits, inside = logits[:, None], batch["segments"][:, None] == numbers
             labels = labels + batch["first_tokens"][..., None]
         logits = jnp.where(inside[..., None], logits, jnp.finfo(jnp.float32).min)
         losses, correct = _cross_entropy(jnp.swapaxes(logits, -1, -2), {"labels": labels})
@@ -121,7 +121,7 @@ def apply(model: nn.Module, pooled: bool, params, batch: dict, dropout_keys: jax
 
     Those of whole sequences are `[rows, sequences, ...]` if the batch is packed, or `[rows, sequences, choices]`.
     """
-    inputs = [batch[name] for name in ("input_ids", "input_mask", "token_types")]
+    inputs = [batch[name] for name in ("input_ids", "segments", "token_types")]
     if "positions" in batch:
         packed, first_tokens = {"positions": batch["positions"]}, batch["first_tokens"]
         if pooled:

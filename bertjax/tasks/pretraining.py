@@ -1,31 +1,28 @@
-"""Pre-training: masked words, and what pairs of segments teach, if there are any (Devlin et al. 2019, section 3.1); or,
-of a causal model, the next words (left-to-right, section 5.1), and of two LSTMs those and the previous ones (ELMo)."""
+"""Pre-training: stages of sequences, from which a model learns the objectives of the config, and its scores."""
 
-import collections
 import copy
 import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import families
+from bertjax import families, objectives
 from bertjax.config import stages_of, total_steps
 from bertjax.data import pipeline
-from bertjax.data.layouts import features
-from bertjax.data.masking import rules_of
+from bertjax.data.additions import Addition
 from bertjax.data.order import Order, count_groups
 from bertjax.data.packing import RowSize, whole
 from bertjax.data.records import find_records, training_shares
-from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining, cast_encoder, forward_flops
+from bertjax.families.with_heads import cast_encoder
+from bertjax.model.dropout import fold_in, row_keys
+from bertjax.objectives.model import PretrainingModel
 from bertjax.sharding.mesh import (
     Batch,
     batch_sharding,
@@ -39,24 +36,8 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 
 SEQUENCES_PER_ROW = 8  # most sequences in a row; see experiments/benchmarks/RESULTS.md
-UNIGRAM_SEQUENCES = 65_536  # training sequences that the unigram baseline is estimated from
-
-
-class Learnt(NamedTuple):
-    """The names of what is learnt: of its metrics (`NAME_loss`, ...), and in the report."""
-
-    metrics: str
-    report: str
-
-
-# By `families.words`.
-WORDS = {
-    "masked": Learnt("mlm", "masked words"),
-    "next": Learnt("lm", "next words"),
-    "neighbours": Learnt("bilm", "next and previous words"),
-}
-# By `data.next_sentence`; with "none" there are no pairs.
-PAIRS = {"pairs": Learnt("nsp", "next sentence"), "order": Learnt("sop", "sentence order")}
+MEASURED_SEQUENCES = 65_536  # training sequences that the statistics of baselines are estimated from
+OBJECTIVES_KEY = 1 << 16  # derives the objectives' keys from a row's; lower numbers are the layers'
 
 
 class Pretraining:
@@ -67,7 +48,7 @@ class Pretraining:
       mesh: the mesh that `evaluate` runs on.
       records: folder of TFRecords; None if `batches` and `evaluate` are unused (the planner) or overridden.
       cache: folder that keeps what has been counted in records without a manifest.
-      tokenizer: masks records that are not masked (`data.masking=dynamic`).
+      tokenizer: for what objectives add to the records, such as masks (`data.masking=dynamic`).
       rows: the rows of a step of each stage, if sequences are packed and `records` is None.
 
     Attributes:
@@ -86,7 +67,7 @@ class Pretraining:
         rows: Sequence[int] | None = None,
     ):
         self.config, self.mesh = config, mesh
-        self._words, self._pairs = WORDS[families.words(config)], PAIRS.get(config.data.next_sentence)
+        self.terms = objectives.of(config)
         self.model = self._make_model()
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self.row_sizes = [row_size(config, stage) for stage in self._stages]
@@ -105,108 +86,93 @@ class Pretraining:
             self._shares = training_shares(records)
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(config, mesh)) for order in self.orders]
-            self._rules = [
-                tokenizer and rules_of(config.data, tokenizer, self._predictions(stage), families.words(config))
-                for stage in self._stages
-            ]
+            self._additions = [self._make_additions(stage, tokenizer) for stage in self._stages]
         self.eval_batch_size = min(self.rows) // config.microbatches  # fits in memory, because a microbatch does
-        self._unigram: np.ndarray | None = None  # counted at the first evaluation
+        self._statistics: dict | None = None  # measured at the first evaluation
         self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
 
     # The interface of `Task`.
 
     def init_params(self, key):
-        ids = jnp.zeros((1, 8), jnp.int32)
-        return self.model.init(key, ids, ids, ids, ids)["params"]
+        sizes = dict(token=(8,), sequence=(), word=(8,))
+        shapes = {name: sizes[kind] for name, kind in self._kinds_of_arrays(predictions=8).items()}
+        batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in self._abstract(1, shapes).items()}
+        return self.model.init(key, batch, self._weights(batch), None, row_keys(key, jnp.arange(1)))["params"]
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         first, own = 0, functools.partial(local_rows, self.mesh)
         for index, end in enumerate(self._stage_ends):
             if start_step < end:
                 start = max(start_step, first)
-                given = dict(start=start - first, rows=own, rules=self._rules[index])
+                given = dict(start=start - first, rows=own, additions=self._additions[index])
                 order, predictions = self.orders[index], self._predictions(self._stages[index])
                 if self.config.packing:
-                    batches = pipeline.packed_batches(
-                        order, predictions, multiple=row_multiple(self.config, self.mesh), **given
-                    )
+                    given |= dict(multiple=row_multiple(self.config, self.mesh), kinds=self._kinds)
+                    batches = pipeline.packed_batches(order, predictions, **given)
                 else:
                     batches = pipeline.train_batches(order, predictions, **given)
                 yield from itertools.islice(batches, end - start)
             first = end
 
     def normalize(self, batch: dict) -> dict:
-        words, sequences = batch["masked_lm_weights"], batch["next_sentence_weights"]
-        return {
-            **batch,
-            "masked_lm_weights": words / (words.sum() + 1e-5),  # normalized as in run_pretraining.get_masked_lm_output
-            "next_sentence_weights": sequences / jnp.maximum(sequences.sum(), 1),  # data.on_corrupt=skip may leave none
-        }
+        def scaled(term, weights):
+            return weights / term.objective.total(weights)
+
+        weights = self._weights(batch)
+        return {**batch, "weights": {term.name: scaled(term, weights[term.name]) for term in self.terms}}
 
     def cast(self, params):
         return cast_encoder(params, self.model.compute.dtype)
 
-    def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
-        packed = {name: batch[name] for name in ("positions", "first_tokens") if name in batch}
-        if not self._pairs:
-            packed.pop("first_tokens", None)
-        logits = self.model.apply(
-            {"params": params},
-            batch["input_ids"],
-            segments=batch["input_mask"],
-            token_types=batch["segment_ids"],
-            masked_positions=batch["masked_lm_positions"],
-            dropout_keys=dropout_keys,
-            **packed,
-        )
-        words, pairs = logits if self._pairs else (logits, None)
-        loss, accuracy = _weighted(words, batch["masked_lm_ids"], batch["masked_lm_weights"])
-        tokens = (batch["input_mask"] > 0).sum().astype(jnp.float32)
-        padding = batch["input_mask"].size - tokens
-        name = self._words.metrics
-        metrics = {f"{name}_loss": loss, f"{name}_accuracy": accuracy, "tokens": tokens, "padding": padding}
-        if self._pairs:
-            name = self._pairs.metrics
-            pair_loss, accuracy = _weighted(pairs, batch["next_sentence_labels"], batch["next_sentence_weights"])
-            loss, metrics = loss + pair_loss, {**metrics, f"{name}_loss": pair_loss, f"{name}_accuracy": accuracy}
+    def loss(self, params, batch: dict, dropout_keys=None, keys=None) -> tuple[jax.Array, dict]:
+        """As `Task.loss`. `keys` `[rows]` are the objectives' random keys in evaluation."""
+        if dropout_keys is not None:
+            keys = fold_in(dropout_keys, OBJECTIVES_KEY)
+        elif keys is None:
+            keys = row_keys(jax.random.key(0), jnp.arange(len(batch["input_ids"])))
+        weights = batch["weights"] if "weights" in batch else self._weights(batch)
+        found = self.model.apply({"params": params}, batch, weights, dropout_keys, keys)
+        tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
+        loss, metrics = 0.0, {"tokens": tokens, "padding": batch["segments"].size - tokens}
+        for name, weight, _ in self.terms:
+            own, others = found[name]
+            loss = loss + (own if weight == 1 else weight * own)
+            metrics |= {f"{name}_{metric}": value for metric, value in {"loss": own, **others}.items()}
         return loss, metrics
 
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
-        """Returns losses and accuracies on held-out data, with their baselines; None if there is no held-out data.
+        """Returns the scores of the objectives on held-out data, with their baselines; None if there is none.
 
-        `unigram_loss` is the loss of predicting the training frequencies of words, on the same words. `mlm_majority`
-        (`lm_majority` of a causal model) and `nsp_majority` (or `sop_majority`) are the accuracies of predicting the
-        most frequent word and class. Evaluates the first `eval.max_sequences` held-out sequences of the stage of
-        `step`; losses of different lengths are not compared. Of several sources, each counts as much as in training;
-        `mlm_loss (SOURCE)` and `mlm_accuracy (SOURCE)` are those of one.
+        Evaluates the first `eval.max_sequences` held-out sequences of the stage of `step`; losses of different lengths
+        are not compared. Of several sources, each counts as much as in training; `mlm_loss (SOURCE)` and
+        `mlm_accuracy (SOURCE)` are those of one, by the first objective.
         """
         index = next(i for i, end in enumerate(self._stage_ends) if step <= end)
-        unigram, sums = None, {}
+        statistics, sums = None, {}
         shares = _normalized({source: self._shares.get(source, 1.0) for source in self._heldout[index]})
         for source, sequences in divided(self.config.eval.max_sequences, shares).items():
-            if unigram is None:
-                unigram = jax.device_put(self._unigram_log_probabilities(after_batch), replicated(self.mesh))
-            found = self._sums(params, index, self._heldout[index][source], sequences, unigram, after_batch)
-            if found["words"]:  # not if all are in damaged files
+            if statistics is None:
+                statistics = jax.device_put(self._measured(after_batch), replicated(self.mesh))
+            found = self._sums(params, index, self._heldout[index][source], sequences, statistics, after_batch)
+            if all(found[term.name]["weight"] for term in self.terms):  # not if all are in damaged files
                 sums[source] = found
         if not sums:
             return None
         shares = _normalized({source: shares[source] for source in sums})
-        rates = {source: self._rates(found) for source, found in sums.items()}
-        mixed = {
-            name: sum(shares[source] * rates[source][name] for source in rates) for name in next(iter(rates.values()))
-        }
-        name = self._words.metrics
-        scores = {key: mixed[key] for key in (f"{name}_loss", "unigram_loss", f"{name}_accuracy")}
-        scores[f"{name}_majority"] = mixed["most_frequent"]
-        if self._pairs:
-            pairs, ones = self._pairs.metrics, mixed["label_1"]
-            scores |= {f"{pairs}_{metric}": mixed[f"{pairs}_{metric}"] for metric in ("loss", "accuracy")}
-            scores[f"{pairs}_majority"] = max(ones, 1 - ones)
-        for source in rates if len(rates) > 1 else ():
-            scores |= {f"{key} ({source})": rates[source][key] for key in (f"{name}_loss", f"{name}_accuracy")}
+        scores, means = {}, {source: _means(found) for source, found in sums.items()}
+        for name, _, objective in self.terms:
+            mixed = {
+                metric: sum(shares[source] * means[source][name][metric] for source in means)
+                for metric in next(iter(means.values()))[name]
+            }
+            scores |= objective.scores(name, mixed)
+        first = self.terms[0].name
+        for source, found in means.items() if len(means) > 1 else ():
+            for metric in ("loss", "accuracy"):
+                if f"{first}_{metric}" in scores:
+                    scores[f"{first}_{metric} ({source})"] = found[first][metric]
         total = round(sum(found["sequences"] for found in sums.values()))
-        return Scores(scores, -scores[f"{name}_loss"], f"{total} sequences of length {self._stages[index].length}")
+        return Scores(scores, -scores[f"{first}_loss"], f"{total} sequences of length {self._stages[index].length}")
 
     def files(self) -> dict[str, str]:
         return {}
@@ -216,10 +182,10 @@ class Pretraining:
         if not self.config.packing:
             return self._abstract_batch(stage, self.config.batch_size)
         row = self.row_sizes[stage]
-        tokens = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "positions"), (row.tokens,))
-        predictions = dict.fromkeys(("masked_lm_positions", "masked_lm_ids", "masked_lm_weights"), (row.predictions,))
-        pairs = dict.fromkeys(("first_tokens", "next_sentence_labels", "next_sentence_weights"), (row.sequences,))
-        return self._abstract(self.rows[stage], {"dropout_rows": (), **tokens, **predictions, **pairs})
+        sizes = dict(token=(row.tokens,), sequence=(row.sequences,), word=(row.predictions,))
+        kinds = self._kinds_of_arrays(row.predictions) | dict(positions="token", first_tokens="sequence")
+        shapes = {name: sizes[kind] for name, kind in kinds.items()}
+        return self._abstract(self.rows[stage], {"dropout_rows": (), **shapes})
 
     def abstract_eval_batch(self, stage: int) -> dict:
         """Returns the shapes, types and shardings of the batches that a stage is evaluated on."""
@@ -229,12 +195,12 @@ class Pretraining:
         total, first = 0, 0
         for stage, row, rows, end in zip(self._stages, self.row_sizes, self.rows, self._stage_ends):
             steps = max(0, min(stop, end) - max(start, first))
-            predictions, pooled = self._predictions(stage), 1
-            if self.config.packing:
-                predictions, pooled = row.predictions, row.sequences
-            pooled *= self._pairs is not None
-            forward = forward_flops(self.model.config, rows, stage.length, predictions, pooled)
-            total, first = total + 3 * steps * forward, end
+            if not self.config.packing:
+                row = RowSize(stage.length, 1, self._predictions(stage))
+            config = self.model.config
+            forward = families.of(config).layer_flops(config, stage.length)
+            forward += sum(term.objective.flops(config, row) for term in self.terms)
+            total, first = total + 3 * steps * rows * forward, end
         return total
 
     def computing_as(self, config) -> "Pretraining":
@@ -246,7 +212,7 @@ class Pretraining:
 
     # Implementation.
 
-    def _sums(self, params, stage: int, files, max_sequences: int, unigram, after_batch) -> dict[str, float]:
+    def _sums(self, params, stage: int, files, max_sequences: int, statistics, after_batch) -> dict:
         """Returns the sums of `eval_step` over the first held-out sequences of a source."""
         length = self._stages[stage].length
         batches = pipeline.heldout_batches(
@@ -255,75 +221,112 @@ class Pretraining:
             self._predictions(self._stages[stage]),
             batch_size=self.eval_batch_size,
             max_sequences=max_sequences,
-            rules=self._rules[stage],
+            additions=self._additions[stage],
             seed=self.config.data.seed,
             rows=functools.partial(local_rows, self.mesh),
         )
-        sums = collections.Counter()
+        sums = None
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
-            on_mesh = on_devices(batches, self.mesh)
-            for found in fetched(self.eval_step(params, batch, unigram) for batch in on_mesh):
-                sums.update(found)
+            on_mesh = enumerate(on_devices(batches, self.mesh))
+            each = (self.eval_step(params, batch, statistics, np.int32(number)) for number, batch in on_mesh)
+            for found in fetched(each):
+                sums = found if sums is None else jax.tree.map(np.add, sums, found)
                 after_batch()
-        return {name: float(value) for name, value in sums.items()}
-
-    def _rates(self, sums: dict[str, float]) -> dict[str, float]:
-        """Returns sums per word, or per sequence."""
-        of_sequences = {"label_1"} | (
-            {f"{self._pairs.metrics}_{x}" for x in ("loss", "accuracy")} if self._pairs else set()
-        )
-        return {name: x / sums["sequences" if name in of_sequences else "words"] for name, x in sums.items()}
+        return jax.tree.map(float, sums)
 
     def _make_model(self):
-        make_model = BertForPreTraining if self._pairs else BertForMaskedLM
-        return make_model(families.config_of(self.config), compute_on(self.mesh, self.config))
+        return PretrainingModel(families.config_of(self.config), self.terms, compute_on(self.mesh, self.config))
+
+    def _make_additions(self, stage, tokenizer: Tokenizer | None) -> list[Addition]:
+        each = [term.objective.addition(self.config, stage, tokenizer) for term in self.terms]
+        return [addition for addition in each if addition is not None]
+
+    def _weights(self, batch) -> dict[str, jax.Array]:
+        return {term.name: term.objective.weights(batch) for term in self.terms}
 
     def _predictions(self, stage) -> int:
         """Returns how many tokens of a sequence are predicted, at most."""
         return most_predictions(self.config, stage)
 
+    @property
+    def _kinds(self) -> dict[str, str]:
+        """Whether what objectives add, besides words, is per "token" or "sequence"."""
+        return {name: kind for term in self.terms for name, (kind, _) in term.objective.adds.items()}
+
+    def _kinds_of_arrays(self, predictions: int) -> dict[str, str]:
+        """As `_kinds`, of all arrays of a batch: per "token", "sequence" or "word" if there are predictions."""
+        kinds = dict.fromkeys(("input_ids", "segments", "token_types"), "token")
+        kinds |= dict.fromkeys(("pair_labels", "sequence_weights"), "sequence")
+        if predictions:
+            kinds |= dict.fromkeys(("word_positions", "word_ids", "word_weights"), "word")
+        return kinds | self._kinds
+
     def _abstract_batch(self, stage: int, rows: int) -> dict:
-        sizes = features(self._stages[stage].length, self._predictions(self._stages[stage]))
-        shapes = {name: (size,) for name, (size, _) in sizes.items()}
-        return self._abstract(rows, shapes | {"next_sentence_labels": (), "next_sentence_weights": ()})
+        length, predictions = self._stages[stage].length, self._predictions(self._stages[stage])
+        sizes = dict(token=(length,), sequence=(), word=(predictions,))
+        return self._abstract(rows, {name: sizes[kind] for name, kind in self._kinds_of_arrays(predictions).items()})
 
     def _abstract(self, rows: int, shapes: dict[str, tuple]) -> dict:
         sharding = batch_sharding(self.mesh)
         types = {name: np.float32 if name.endswith("weights") else np.int32 for name in shapes}
+        types |= {name: dtype for term in self.terms for name, (_, dtype) in term.objective.adds.items()}
         return {
             name: jax.ShapeDtypeStruct((rows, *shape), types[name], sharding=sharding) for name, shape in shapes.items()
         }
 
     @functools.cached_property
     def eval_step(self):
-        def eval_step(params, batch, unigram):
-            _, sums = self.loss(params, batch)
-            words, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
-            sequences = batch["next_sentence_weights"]
-            return {
-                **sums,
-                "words": weights.sum(),
-                "sequences": sequences.sum(),
-                "unigram_loss": -(weights * unigram[words]).sum(),
-                "most_frequent": (weights * (words == unigram.argmax())).sum(),
-                "label_1": (sequences * batch["next_sentence_labels"]).sum(),
-            }
+        """(cast params, batch, `abstract_statistics`, number of the batch) -> sums over its rows."""
+
+        def eval_step(params, batch, statistics, number):
+            key = jax.random.key(self.config.seed, impl="threefry2x32")
+            rows = len(batch["input_ids"])
+            keys, weights = row_keys(key, number * rows + jnp.arange(rows)), self._weights(batch)
+            found = self.model.apply({"params": params}, batch, weights, None, keys)
+            sums = {"sequences": batch["sequence_weights"].sum()}
+            for name, _, objective in self.terms:
+                loss, metrics = found[name]
+                baselines = objective.baselines(batch, weights[name], statistics.get(name))
+                sums[name] = {"weight": weights[name].sum(), "loss": loss, **metrics, **baselines}
+            return sums
 
         return jax.jit(eval_step, out_shardings=replicated(self.mesh))
 
-    def _unigram_log_probabilities(self, after_batch: Callable[[], None]) -> np.ndarray:
-        """`[vocab_size]` float32, from the masked tokens of the first training sequences, with add-one smoothing."""
-        if self._unigram is None:
-            sequences = min(UNIGRAM_SEQUENCES, self.orders[0].files.total)
-            counts = np.ones(self.model.config.vocab_size, np.int64)
-            predictions = self._predictions(self._stages[0])
-            all_rows = pipeline.train_batches(self.orders[0], predictions, rules=self._rules[0])  # on every host
-            for batch in itertools.islice(all_rows, max(1, sequences // self.config.batch_size)):
-                ids = batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
-                counts += np.bincount(ids, minlength=len(counts))
-                after_batch()
-            self._unigram = np.log(counts / counts.sum()).astype(np.float32)
-        return self._unigram
+    def abstract_statistics(self) -> dict:
+        """Returns the shapes, types and shardings of what the baselines know of the training data."""
+        return {
+            term.name: jax.ShapeDtypeStruct(
+                term.objective.statistics.shape(self.model.config), np.float32, sharding=replicated(self.mesh)
+            )
+            for term in self.terms
+            if term.objective.statistics
+        }
+
+    def _measured(self, after_batch: Callable[[], None]) -> dict[str, np.ndarray]:
+        """Returns the statistics of the first training sequences."""
+        if self._statistics is None:
+            measure = {term.name: term.objective.statistics for term in self.terms if term.objective.statistics}
+            self._statistics = {
+                name: each.measure(self.model.config, self._first_batches(after_batch))
+                for name, each in measure.items()
+            }
+        return self._statistics
+
+    def _first_batches(self, after_batch: Callable[[], None]) -> Iterator[Batch]:
+        """Yields the batches of the first training sequences, with the rows of all hosts."""
+        sequences = min(MEASURED_SEQUENCES, self.orders[0].files.total)
+        batches = pipeline.train_batches(
+            self.orders[0], self._predictions(self._stages[0]), additions=self._additions[0]
+        )
+        for batch in itertools.islice(batches, max(1, sequences // self.config.batch_size)):
+            yield batch
+            after_batch()
+
+
+def _means(sums: dict) -> dict[str, dict[str, float]]:
+    """Returns the weighted means of an evaluation's sums, by objective and metric."""
+    found = {name: each for name, each in sums.items() if name != "sequences"}
+    return {name: {metric: x / each["weight"] for metric, x in each.items()} for name, each in found.items()}
 
 
 def _normalized(shares: dict[str, float]) -> dict[str, float]:
@@ -339,21 +342,16 @@ def divided(sequences: int, shares: dict[str, float]) -> dict[str, int]:
 
 
 def most_predictions(config, stage) -> int:
-    """Returns how many tokens of a sequence are predicted, at most; neighbours are, once from each side."""
-    most = {"next": stage.length - 1, "neighbours": 2 * (stage.length - 1), "masked": stage.max_predictions_per_seq}
-    return most[families.words(config)]
+    """Returns how many words of a sequence are predicted, at most; masked records hold this many in any case."""
+    each = [term.objective.words_per_sequence(config, stage) for term in objectives.of(config)]
+    is_masked = config.data.masking == "static"
+    return max(*each, stage.max_predictions_per_seq if is_masked else 0, 0)
 
 
 def row_size(config, stage) -> RowSize:
     """Returns what a row of packed sequences holds."""
-    if families.words(config) == "next":
-        return RowSize(stage.length, SEQUENCES_PER_ROW, most_predictions(config, stage))
-    # The number of masked tokens in a sequence is rounded, and at least one; the shortest sequence has three tokens.
-    wanted = config.data.masked_lm_prob * stage.length
-    rounded = math.ceil(wanted + SEQUENCES_PER_ROW / 2)
-    at_least_one = math.floor(wanted + SEQUENCES_PER_ROW * (1 - 3 * config.data.masked_lm_prob))
-    most = min(max(rounded, at_least_one), SEQUENCES_PER_ROW * stage.max_predictions_per_seq)
-    return RowSize(stage.length, SEQUENCES_PER_ROW, most)
+    each = [term.objective.words_per_row(config, stage, SEQUENCES_PER_ROW) for term in objectives.of(config)]
+    return RowSize(stage.length, SEQUENCES_PER_ROW, max(*each, 0))
 
 
 def row_multiple(config, mesh: Mesh) -> int:
@@ -368,10 +366,3 @@ def packed_rows(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[
     groups = count_groups(config.batch_size)
     multiple = math.lcm(groups, row_multiple(config, mesh))
     return [whole(math.ceil(share * config.batch_size / groups) * groups, multiple) for share in real_tokens_share]
-
-
-def _weighted(logits, labels, weights) -> tuple[jax.Array, jax.Array]:
-    """Returns the weighted sums of the cross-entropy and of the correct predictions."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    correct = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0] >= logits.max(-1)  # argmax is slow on CPU
-    return (weights * losses).sum(), (weights * correct).sum()

@@ -2,12 +2,12 @@
 
 import copy
 import functools
-import re
 from collections.abc import Iterator
 
 import jax
 from etils import epath
 
+from bertjax import objectives
 from bertjax.config import UserError, corpus_sources, total_steps
 from bertjax.data import preparation, vocabulary
 from bertjax.data.records import fingerprint, read_manifest, require_folder
@@ -18,7 +18,7 @@ from bertjax.sharding import hosts
 from bertjax.sharding.mesh import local_copy, make_mesh
 from bertjax.sharding.topology import available_cores
 from bertjax.tasks import fill_mask
-from bertjax.tasks.pretraining import PAIRS, WORDS, Pretraining
+from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
@@ -103,7 +103,7 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
             return ""
         model = BertForMaskedLM(task.model.config, task.model.compute)
         filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks)
-        return "\n".join([report(trained.scores), *map(fill_mask.describe, filled)])
+        return "\n".join([report(config, trained.scores), *map(fill_mask.describe, filled)])
 
     return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report)
 
@@ -119,7 +119,7 @@ def _changes_of_data(config, workdir: epath.Path, before: RunInfo) -> list[str]:
 
 
 KIND = Kind(
-    identity=lambda config: ("data.next_sentence",),
+    identity=lambda config: ("objective", "data.next_sentence"),
     adopt=_adopt,
     total_steps=lambda config, before: total_steps(config),
     open=_open,
@@ -186,27 +186,8 @@ def _tokenizer_of_records(config, folder: epath.Path, manifest: dict | None) -> 
     return loaded
 
 
-def report(scores: Scores | None) -> str:
-    """Formats the held-out scores, each with its baseline."""
+def report(config, scores: Scores | None) -> str:
+    """Formats the held-out scores of what the config learns, each with its baseline."""
     if scores is None:
         return "no held-out data, so no scores"
-    words = next(words for words in WORDS.values() if f"{words.metrics}_loss" in scores.scores)
-    loss, accuracy, majority = (scores.scores[f"{words.metrics}_{name}"] for name in ("loss", "accuracy", "majority"))
-    unigram = scores.scores["unigram_loss"]
-    comparison = f"{abs(unigram - loss):.3f} {'better' if loss < unigram else 'worse'} than it"
-    title = f"held-out {words.report}: "
-    lines = [
-        f"{title}loss {loss:.3f} nats; unigram baseline {unigram:.3f} ({comparison})",
-        f"{'':{len(title)}}accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}",
-    ]
-    for name, loss in scores.scores.items():
-        if found := re.fullmatch(rf"{words.metrics}_loss \((.*)\)", name):
-            accuracy = scores.scores[f"{words.metrics}_accuracy ({found[1]})"]
-            lines.append(f"{'':{len(title)}}of {found[1]}: loss {loss:.3f}, accuracy {accuracy:.1%}")
-    for pairs in PAIRS.values():
-        if f"{pairs.metrics}_loss" in scores.scores:
-            accuracy, majority = (scores.scores[f"{pairs.metrics}_{name}"] for name in ("accuracy", "majority"))
-            lines.append(
-                f"held-out {pairs.report}: accuracy {accuracy:.1%}; always the more frequent class {majority:.1%}"
-            )
-    return "\n".join(lines)
+    return "\n".join(line for term in objectives.of(config) for line in term.objective.report(term.name, scores.scores))

@@ -22,8 +22,8 @@ from bertjax.validation import DTYPES, one_of, validate_model
 CONFIG, REPORT = "config.json", "report.txt"
 RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished one
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
-DECISIVE = ("task", "seed", "batch_size", "epochs", "max_seq_length", "packing", "stages", "data", "head", "optimizer",
-            "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
+DECISIVE = ("task", "objective", "seed", "batch_size", "epochs", "max_seq_length", "packing", "stages", "data", "head",
+            "optimizer", "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
 # Model families by the `model.encoder` of older runs.
 FAMILIES_BEFORE = {"transformer": "bert", "lstms": "lstms"}
 MODEL_MAY_CHANGE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")

@@ -170,7 +170,7 @@ def predict_theirs(model, examples) -> list[np.ndarray]:
 def _tensors(batch: dict) -> dict:
     import torch
 
-    names = {"input_ids": "input_ids", "input_mask": "attention_mask", "token_types": "token_type_ids"}
+    names = {"input_ids": "input_ids", "segments": "attention_mask", "token_types": "token_type_ids"}
     return {theirs: torch.from_numpy(batch[ours]).long() for ours, theirs in names.items()}
 
 

@@ -29,7 +29,7 @@ from bertjax.config import UserError, pretraining_config
 from bertjax.data import pipeline
 from bertjax.data.corpus import read_documents
 from bertjax.data.layouts import features
-from bertjax.data.masking import rules_of
+from bertjax.data.masking import masks, rules_of
 from bertjax.data.order import Order
 from bertjax.data.packing import RowSize
 from bertjax.data.records import RecordSet, count_records, find_records, write_records
@@ -208,7 +208,8 @@ def batches(order: Order, data: dict, start: int = 0) -> Iterator:
     """`data` are the fields of `config.data` that the records were prepared with."""
     data, most = {**pretraining_config().data.to_dict(), **data}, predictions(order.row.tokens)
     rules = rules_of(data, tokenizer.load("wordpiece", VOCAB.value), most)
-    return pipeline.train_batches(order, most, start=start, rules=rules)
+    additions = [masks(rules)] if order.files.masking == "dynamic" else []
+    return pipeline.train_batches(order, most, start=start, additions=additions)
 
 
 def measure_reader(folder: pathlib.Path) -> None:

@@ -64,7 +64,7 @@ def measure_reading(records: pathlib.Path, length: int) -> None:
             next(batches)
             began = time.monotonic()
             for batch in itertools.islice(batches, steps - 1):
-                real, places = real + np.count_nonzero(batch["input_mask"]), places + batch["input_mask"].size
+                real, places = real + np.count_nonzero(batch["segments"]), places + batch["segments"].size
             rates[name].append((steps - 1) * BATCH_SIZE.value / (time.monotonic() - began))
             batches.close()
             if not run:

@@ -79,7 +79,7 @@ class Case:
     def _batch(self, rng, vocabulary: int) -> dict:
         shape, lengths = (self.sequences, self.length), self.lengths(rng)
         mask = (np.arange(self.length) < lengths[:, None]).astype(np.int32)
-        batch = {"input_ids": rng.integers(1000, vocabulary, shape).astype(np.int32) * mask, "input_mask": mask}
+        batch = {"input_ids": rng.integers(1000, vocabulary, shape).astype(np.int32) * mask, "segments": mask}
         types = (np.arange(self.length) >= lengths[:, None] // 2).astype(np.int32) * mask
         labels, ones = rng.integers(0, 2, self.sequences).astype(np.int32), np.ones(self.sequences, np.float32)
         if self.kind == "finetuning":
@@ -91,12 +91,12 @@ class Case:
             positions[row, :count] = np.sort(rng.choice(length, count, replace=False))
             weights[row, :count] = 1
         ids = rng.integers(1000, vocabulary, positions.shape).astype(np.int32)
-        batch |= {"segment_ids": types, "masked_lm_positions": positions, "masked_lm_ids": ids}
+        batch |= {"token_types": types, "word_positions": positions, "word_ids": ids}
         return {
             **batch,
-            "masked_lm_weights": weights,
-            "next_sentence_labels": labels,
-            "next_sentence_weights": ones,
+            "word_weights": weights,
+            "pair_labels": labels,
+            "sequence_weights": ones,
         }
 
 
@@ -204,14 +204,13 @@ class Theirs:
         """Their names, still on the host."""
         import torch
 
-        names = {"input_ids": "input_ids", "input_mask": "attention_mask"}
-        names |= {"token_types": "token_type_ids", "segment_ids": "token_type_ids", "labels": "labels"}
-        names |= {"next_sentence_labels": "next_sentence_label"}
+        names = {"input_ids": "input_ids", "segments": "attention_mask"}
+        names |= {"token_types": "token_type_ids", "labels": "labels", "pair_labels": "next_sentence_label"}
         out = {theirs: torch.from_numpy(batch[ours]).long() for ours, theirs in names.items() if ours in batch}
-        if "masked_lm_ids" in batch:
-            labels, chosen = np.full(batch["input_ids"].shape, -100), batch["masked_lm_weights"] > 0
+        if "word_ids" in batch:
+            labels, chosen = np.full(batch["input_ids"].shape, -100), batch["word_weights"] > 0
             rows = np.nonzero(chosen)[0]
-            labels[rows, batch["masked_lm_positions"][chosen]] = batch["masked_lm_ids"][chosen]
+            labels[rows, batch["word_positions"][chosen]] = batch["word_ids"][chosen]
             out["labels"] = torch.from_numpy(labels).long()
         return out
 
@@ -315,7 +314,7 @@ def measure(case: Case, options, names: dict[str, type], dtypes: list[str]) -> l
     for _ in range(options.rounds):
         for side in sides.values():
             side.round(options.seconds)
-    tokens = statistics.mean(int(batch["input_mask"].sum()) for batch in case.batches())
+    tokens = statistics.mean(int(batch["segments"].sum()) for batch in case.batches())
     results = []
     for (dtype, name), side in sides.items():
         ours, rate = sides[dtype, "bertjax"], rates[dtype]

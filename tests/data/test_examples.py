@@ -89,8 +89,8 @@ def test_all_hosts_together_have_the_batches_of_one():
         rows = order.rows(step)
         np.testing.assert_array_equal(batch["weights"], rows >= 0)
         np.testing.assert_array_equal(batch["labels"][rows >= 0], rows[rows >= 0])
-        assert batch["input_mask"].sum() == examples.lengths[rows[rows >= 0]].sum()
-        assert batch["input_mask"].shape[1] == padded_length(batch["input_mask"].sum(1).max(), 128)
+        assert batch["segments"].sum() == examples.lengths[rows[rows >= 0]].sum()
+        assert batch["segments"].shape[1] == padded_length(batch["segments"].sum(1).max(), 128)
 
 
 def test_short_examples_do_not_pay_for_long_ones():
@@ -115,10 +115,10 @@ def test_evaluation_counts_nobody_twice_and_loses_nobody():
             for name, part in examples.batch(rows[own], length).items():
                 np.testing.assert_array_equal(part, batch[name][own])
         real = batch["weights"] > 0
-        assert not batch["input_mask"][~real].any()
+        assert not batch["segments"][~real].any()
         np.testing.assert_array_equal(batch["labels"][real], rows[real])
         np.testing.assert_array_equal(batch["input_ids"][real, 0], rows[real] + 1)
-        np.testing.assert_array_equal(batch["input_mask"].sum(1)[real], examples.lengths[rows[real]])
+        np.testing.assert_array_equal(batch["segments"].sum(1)[real], examples.lengths[rows[real]])
         seen.extend(rows[real])
     assert sorted(seen) == list(range(45))
 
@@ -135,7 +135,7 @@ def test_a_batch_pads_ids_labels_and_choices():
     assert len(choice) == 2 and list(choice.lengths) == [3, 2]
     batch = choice.batch(np.array([1]), 3)
     np.testing.assert_array_equal(batch["input_ids"], [[[1, 2, 0], [3, 0, 0]]])
-    np.testing.assert_array_equal(batch["input_mask"], [[[1, 1, 0], [1, 0, 0]]])
+    np.testing.assert_array_equal(batch["segments"], [[[1, 1, 0], [1, 0, 0]]])
     scored = Examples(ids, types, np.array([0.5, 1, 2, 3])).batch(np.array([3, 0]), 3)
     assert scored["labels"].dtype == np.float32 and list(scored["labels"]) == [3, 0.5]
 
@@ -152,7 +152,7 @@ def found_in(batch):
     """The ids, types and place of each example of a packed batch of `make_examples`."""
     for row, slots in enumerate(batch["weights"]):
         for slot in np.flatnonzero(slots):
-            inside = batch["input_mask"][row] == slot + 1
+            inside = batch["segments"][row] == slot + 1
             start = batch["first_tokens"][row, slot]
             assert inside[start : start + inside.sum()].all()
             assert (batch["positions"][row, inside] == np.arange(inside.sum())).all()
@@ -229,7 +229,7 @@ def test_packed_labels_and_choices():
     assert choice.tokens.tolist() == [4, 3]
     batch = choice.packed(np.array([0, 1]), np.array([0, 1]), np.array([0, 0]), 2, row)
     assert batch["input_ids"].tolist() == [[7, 8, 9, 5, 0, 0], [1, 2, 3, 0, 0, 0]]
-    assert batch["input_mask"].tolist() == [[1, 1, 1, 2, 0, 0], [1, 1, 2, 0, 0, 0]]
+    assert batch["segments"].tolist() == [[1, 1, 1, 2, 0, 0], [1, 1, 2, 0, 0, 0]]
     assert batch["first_tokens"].tolist() == [[[0, 3], [0, 0], [0, 0]], [[0, 2], [0, 0], [0, 0]]]
     assert batch["labels"].tolist() == [[1, 0, 0], [0, 0, 0]] and batch["weights"].tolist() == [[1, 0, 0]] * 2
     spans = Examples(ids, types, np.array([[0, 1], [0, 0], [1, 1], [0, 0]])).packed(*order, starts, 3, row)

@@ -69,13 +69,13 @@ def figures(batch: dict[str, np.ndarray]) -> dict[str, float]:
     """What is compared: by name, numbers that describe a set of records."""
     pieces = make_vocabulary()
     first, last, separator, mask = (pieces.index(piece) for piece in (FIRST, LAST, "[SEP]", "[MASK]"))
-    rows, inside = np.arange(len(batch["input_ids"])), batch["input_mask"] == 1
-    sizes, second = inside.sum(1), batch["segment_ids"].sum(1) - 1  # without its [SEP]
+    rows, inside = np.arange(len(batch["input_ids"])), batch["segments"] == 1
+    sizes, second = inside.sum(1), batch["token_types"].sum(1) - 1  # without its [SEP]
     sizes_first = sizes - second - 3
-    is_random = batch["next_sentence_labels"] == 1
+    is_random = batch["pair_labels"] == 1
 
-    used = batch["masked_lm_weights"] == 1
-    of_row, place, labels = np.nonzero(used)[0], batch["masked_lm_positions"][used], batch["masked_lm_ids"][used]
+    used = batch["word_weights"] == 1
+    of_row, place, labels = np.nonzero(used)[0], batch["word_positions"][used], batch["word_ids"][used]
     masked, shown = used.sum(1), batch["input_ids"][of_row, place]
     chosen, ids = np.zeros(inside.shape, bool), batch["input_ids"].copy()
     chosen[of_row, place], ids[of_row, place] = True, labels
@@ -99,7 +99,7 @@ def figures(batch: dict[str, np.ndarray]) -> dict[str, float]:
         "of them [MASK]": (shown == mask).mean(),
         "of them unchanged": (shown == labels).mean(),
         "of them another piece": ((shown != mask) & (shown != labels)).mean(),
-        "of them in segment B": batch["segment_ids"][of_row, place].mean(),
+        "of them in segment B": batch["token_types"][of_row, place].mean(),
         "of them pieces that continue a word": continues[of_row, place].mean(),
         "words masked in part": (chosen[:, 1:] != chosen[:, :-1])[follows].mean(),
     }

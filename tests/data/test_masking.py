@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax.data.masking import Rules, draw, mask_tokens, neighbours
+from bertjax.data.masking import Rules, draw, mask_tokens
 
 VOCAB, MASK, CLS, SEP, LENGTH = 1000, 4, 2, 3, 128
 RULES = Rules(0.15, (0.8, 0.1, 0.1), 20, VOCAB, MASK, CLS, SEP)
@@ -182,16 +182,3 @@ def test_the_generator_decides_everything():
     first, again, other = (masked(seed, rows=3)[2] for seed in (1, 1, 2))
     assert (first.ids == again.ids).all() and (first.positions == again.positions).all()
     assert not np.array_equal(first.positions, other.positions)
-
-
-def test_next_and_previous_words():
-    ids = np.array([[2, 7, 8, 9, 3, 0], [2, 5, 3, 0, 0, 0], [0, 0, 0, 0, 0, 0]], np.int32)
-    found = neighbours(ids, np.array([5, 3, 0]), "next")
-    assert found["masked_lm_positions"].tolist() == [[0, 1, 2, 0, 0], [0] * 5, [0] * 5]
-    assert found["masked_lm_ids"].tolist() == [[7, 8, 9, 0, 0], [5, 0, 0, 0, 0], [0] * 5]
-    assert found["masked_lm_weights"].tolist() == [[1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0] * 5]
-    both = neighbours(ids, np.array([5, 3, 0]), "neighbours")
-    assert all((both[name][:, :5] == found[name]).all() for name in found)
-    assert both["masked_lm_positions"][:, 5:].tolist() == [[2, 3, 4, 0, 0], [2, 0, 0, 0, 0], [0] * 5]
-    assert both["masked_lm_ids"][:, 5:].tolist() == [[7, 8, 9, 0, 0], [5, 0, 0, 0, 0], [0] * 5]
-    assert (both["masked_lm_weights"][:, 5:] == found["masked_lm_weights"]).all()

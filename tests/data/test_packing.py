@@ -7,6 +7,7 @@ import pytest
 
 from bertjax.config import UserError
 from bertjax.data import order, packing, pipeline
+from bertjax.data.masking import masks
 from bertjax.data.order import Order
 from bertjax.data.packing import RowSize, pack_pretraining, plan
 from bertjax.data.records import RecordSet
@@ -122,33 +123,33 @@ def unpacked(batch):
     """The sequences of a packed batch, padded, in their order."""
     found = []
     for row in range(len(batch["input_ids"])):
-        for number in range(1, batch["input_mask"][row].max() + 1):
-            mask = batch["input_mask"][row] == number
+        for number in range(1, batch["segments"][row].max() + 1):
+            mask = batch["segments"][row] == number
             start, size = batch["first_tokens"][row, number - 1], mask.sum()
             assert mask[start : start + size].all() and (batch["positions"][row, mask] == np.arange(size)).all()
-            own = (batch["masked_lm_weights"][row] > 0) & mask[batch["masked_lm_positions"][row]]
-            tokens = ("input_ids", "segment_ids", "input_mask")
+            own = (batch["word_weights"][row] > 0) & mask[batch["word_positions"][row]]
+            tokens = ("input_ids", "token_types", "segments")
             one = {name: np.zeros(LENGTH, np.int32) for name in tokens}
             for name in tokens:
                 one[name][:size] = batch[name][row, mask]
-            one["input_mask"] = np.minimum(one["input_mask"], 1)
-            for name in ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights"):
+            one["segments"] = np.minimum(one["segments"], 1)
+            for name in ("word_positions", "word_ids", "word_weights"):
                 one[name] = np.zeros(PREDICTIONS, batch[name].dtype)
                 one[name][: own.sum()] = batch[name][row, own]
-            one["masked_lm_positions"][: own.sum()] -= start
-            for name in ("next_sentence_labels", "next_sentence_weights"):
+            one["word_positions"][: own.sum()] -= start
+            for name in ("pair_labels", "sequence_weights"):
                 one[name] = batch[name][row, number - 1]
             found.append(one)
-        assert not batch["next_sentence_weights"][row, batch["input_mask"][row].max() :].any()
-        assert not any(batch[name][row, batch["input_mask"][row] == 0].any() for name in ("input_ids", "positions"))
+        assert not batch["sequence_weights"][row, batch["segments"][row].max() :].any()
+        assert not any(batch[name][row, batch["segments"][row] == 0].any() for name in ("input_ids", "positions"))
     return {name: np.stack([one[name] for one in found]) for name in found[0]}
 
 
 def no_padding(batch):
     """Without what stands in padding, which a packed batch does not have."""
-    inside, used = batch["input_mask"] > 0, batch["masked_lm_weights"] > 0
-    tokens = {name: batch[name] * inside for name in ("input_ids", "segment_ids")}
-    return {**batch, **tokens, **{name: batch[name] * used for name in ("masked_lm_positions", "masked_lm_ids")}}
+    inside, used = batch["segments"] > 0, batch["word_weights"] > 0
+    tokens = {name: batch[name] * inside for name in ("input_ids", "token_types")}
+    return {**batch, **tokens, **{name: batch[name] * used for name in ("word_positions", "word_ids")}}
 
 
 def test_packed_and_padded_batches_have_the_same_sequences(packable):
@@ -157,8 +158,8 @@ def test_packed_and_padded_batches_have_the_same_sequences(packable):
         assert_same([no_padding(batch)], [unpacked(other)])
         assert len(other["input_ids"]) < 24
     assert len({len(batch["input_ids"]) for batch in packed}) == 1  # windows are epochs here
-    tokens = sum((batch["input_mask"] > 0).sum() for batch in packed)
-    assert tokens / sum(batch["input_mask"].size for batch in packed) > 0.8
+    tokens = sum((batch["segments"] > 0).sum() for batch in packed)
+    assert tokens / sum(batch["segments"].size for batch in packed) > 0.8
 
 
 @pytest.mark.parametrize("multiple", [3, 8])
@@ -168,7 +169,7 @@ def test_the_number_of_rows_is_a_multiple(packable, multiple):
         assert len(more["input_ids"]) == -(-rows // multiple) * multiple
         assert_same([few], [{name: x[:rows] for name, x in more.items()}])
         assert not any(x[rows:].any() for x in more.values())
-        used = few["input_mask"].any(1)
+        used = few["segments"].any(1)
         assert len(set(few["dropout_rows"][used])) == used.sum()
 
 
@@ -247,9 +248,9 @@ def test_skipped_records_leave_gaps(tmp_path):
     found = batches_of(files, 15, multiple=1)
     gone = 0
     for batch, before in zip(found, whole):
-        kept = batch["input_mask"] > 0
+        kept = batch["segments"] > 0
         assert (batch["input_ids"][kept] == before["input_ids"][kept]).all()
-        gone += (before["next_sentence_weights"] - batch["next_sentence_weights"]).sum()
+        gone += (before["sequence_weights"] - batch["sequence_weights"]).sum()
     assert gone == 1
 
 
@@ -264,34 +265,34 @@ def test_a_row_with_too_many_masked_tokens_is_refused(packable):
     made = Order(packable, 24, 0, RowSize(LENGTH, 8, 3))
     message = r"config.packing: a row has \d+ masked tokens, but there is room for 3; set config.data.masked_lm_prob"
     with pytest.raises(UserError, match=message):
-        list(itertools.islice(pipeline.packed_batches(made, PREDICTIONS, multiple=1, rules=RULES), 20))
+        list(itertools.islice(pipeline.packed_batches(made, PREDICTIONS, multiple=1, additions=[masks(RULES)]), 20))
 
 
 def test_packing_is_what_it_says():
     """By hand: three sequences in two rows."""
     batch = {
         "input_ids": np.array([[1, 5, 2, 0, 0], [1, 6, 0, 0, 0], [1, 7, 8, 9, 2]], np.int32),
-        "input_mask": np.array([[1, 1, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]], np.int32),
-        "segment_ids": np.array([[0, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 1, 1]], np.int32),
-        "masked_lm_positions": np.array([[1, 0], [1, 0], [1, 3]], np.int32),
-        "masked_lm_ids": np.array([[50, 0], [60, 0], [70, 90]], np.int32),
-        "masked_lm_weights": np.array([[1, 0], [1, 0], [1, 1]], np.float32),
-        "next_sentence_labels": np.array([1, 0, 1], np.int32),
-        "next_sentence_weights": np.array([1, 1, 1], np.float32),
+        "segments": np.array([[1, 1, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]], np.int32),
+        "token_types": np.array([[0, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 1, 1]], np.int32),
+        "word_positions": np.array([[1, 0], [1, 0], [1, 3]], np.int32),
+        "word_ids": np.array([[50, 0], [60, 0], [70, 90]], np.int32),
+        "word_weights": np.array([[1, 0], [1, 0], [1, 1]], np.float32),
+        "pair_labels": np.array([1, 0, 1], np.int32),
+        "sequence_weights": np.array([1, 1, 1], np.float32),
     }
     packed = pack_pretraining(batch, np.array([4, 5, 6]), np.array([0, 0, 1]), np.array([0, 3, 0]), 3, RowSize(5, 2, 3))
     expected = {
         "dropout_rows": [4, 6, 0],
         "input_ids": [[1, 5, 2, 1, 6], [1, 7, 8, 9, 2], [0] * 5],
-        "input_mask": [[1, 1, 1, 2, 2], [1, 1, 1, 1, 1], [0] * 5],
-        "segment_ids": [[0, 0, 1, 0, 1], [0, 0, 0, 1, 1], [0] * 5],
+        "segments": [[1, 1, 1, 2, 2], [1, 1, 1, 1, 1], [0] * 5],
+        "token_types": [[0, 0, 1, 0, 1], [0, 0, 0, 1, 1], [0] * 5],
         "positions": [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4], [0] * 5],
-        "masked_lm_positions": [[1, 4, 0], [1, 3, 0], [0] * 3],
-        "masked_lm_ids": [[50, 60, 0], [70, 90, 0], [0] * 3],
-        "masked_lm_weights": [[1, 1, 0], [1, 1, 0], [0] * 3],
+        "word_positions": [[1, 4, 0], [1, 3, 0], [0] * 3],
+        "word_ids": [[50, 60, 0], [70, 90, 0], [0] * 3],
+        "word_weights": [[1, 1, 0], [1, 1, 0], [0] * 3],
         "first_tokens": [[0, 3], [0, 0], [0, 0]],
-        "next_sentence_labels": [[1, 0], [1, 0], [0, 0]],
-        "next_sentence_weights": [[1, 1], [1, 0], [0, 0]],
+        "pair_labels": [[1, 0], [1, 0], [0, 0]],
+        "sequence_weights": [[1, 1], [1, 0], [0, 0]],
     }
     assert {name: x.tolist() for name, x in packed.items()} == expected
     assert packing.numbers_in_row(np.array([0, 0, 1, 3, 3, 3])).tolist() == [0, 1, 0, 0, 1, 2]

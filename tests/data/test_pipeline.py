@@ -9,7 +9,7 @@ import pytest
 
 from bertjax.config import UserError
 from bertjax.data import layouts, order, pipeline, records
-from bertjax.data.masking import rules_of
+from bertjax.data.masking import masks, rules_of
 from bertjax.data.order import Order
 from bertjax.data.packing import RowSize
 from bertjax.data.records import RecordSet
@@ -134,7 +134,7 @@ def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
 
     together = batches()
     ids = np.concatenate([b["input_ids"][:, 1] for b in together])
-    weights = np.concatenate([b["next_sentence_weights"] for b in together])
+    weights = np.concatenate([b["sequence_weights"] for b in together])
     assert ids[weights > 0].tolist() == list(range(250)) and len(ids) == 256
     parts = [batches(lambda _, h=h: np.arange(h * 4, h * 4 + 4)) for h in range(4)]
     for number, batch in enumerate(together):
@@ -212,7 +212,7 @@ def write_set(folder, rows, layout="google", files=3, vocab_size=1000, **fields)
 
 def batches_of(files, steps=None, **settings):
     order = Order(files, settings.pop("batch_size", 8), settings.pop("seed", 0), RowSize(LENGTH, 8, 8))
-    settings = dict(rules=RULES) | settings
+    settings = dict(additions=[masks(RULES)] if files.masking == "dynamic" else []) | settings
     read = pipeline.packed_batches if "multiple" in settings else pipeline.train_batches
     return list(itertools.islice(read(order, PREDICTIONS, **settings), steps))
 
@@ -234,8 +234,8 @@ def test_the_compact_layout_gives_the_same_batches_from_smaller_files(tmp_path, 
     )
     assert_same(batches_of(google, 20), batches_of(compact, 20))
     for batch in batches_of(compact, 20):
-        assert set(batch) == {*layouts.features(LENGTH, PREDICTIONS), "next_sentence_weights"}
-        assert batch["input_ids"].shape == (8, LENGTH) and batch["next_sentence_labels"].shape == (8,)
+        assert set(batch) == {*layouts.NAMES_IN_BATCH.values(), "sequence_weights"}
+        assert batch["input_ids"].shape == (8, LENGTH) and batch["pair_labels"].shape == (8,)
     if masking == "static":
         found = np.concatenate([batch["input_ids"] for batch in batches_of(compact, 15)])
         assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, rows["ids"].tolist()))
@@ -252,21 +252,19 @@ def test_dynamic_masks_are_a_function_of_seed_step_and_row(unmasked):
     for rows in ([0, 1, 2], [5], [1, 3, 6]):
         own = batches_of(unmasked, 13, start=17, rows=lambda _, rows=rows: np.array(rows))
         assert_same([{name: x[rows] for name, x in batch.items()} for batch in straight[17:]], own)
-    with pytest.raises(ValueError, match="need the rules"):
-        batches_of(unmasked, 1, rules=None)
 
 
 def restored(batch):
     """The tokens before they were masked."""
-    ids, used = batch["input_ids"].copy(), batch["masked_lm_weights"] > 0
-    ids[np.nonzero(used)[0], batch["masked_lm_positions"][used]] = batch["masked_lm_ids"][used]
+    ids, used = batch["input_ids"].copy(), batch["word_weights"] > 0
+    ids[np.nonzero(used)[0], batch["word_positions"][used]] = batch["word_ids"][used]
     return ids
 
 
 def test_dynamic_masks_differ_from_epoch_to_epoch_and_with_the_seed(unmasked):
     masks = {}
     for batch in batches_of(unmasked, 96):  # eight epochs
-        assert (batch["masked_lm_weights"].sum(1) >= 1).all()
+        assert (batch["word_weights"].sum(1) >= 1).all()
         for ids, masked in zip(restored(batch), batch["input_ids"]):
             masks.setdefault(tuple(ids), []).append(tuple(masked))
     assert masks.keys() == {tuple(ids) for ids in random_rows(96, is_masked=False)["ids"]}
@@ -281,10 +279,10 @@ def test_dynamic_masks_differ_from_epoch_to_epoch_and_with_the_seed(unmasked):
 def test_held_out_masks_are_a_function_of_place_and_seed(unmasked):
     def evaluated(batch_size, seed=0):
         batches = pipeline.heldout_batches(
-            unmasked, LENGTH, PREDICTIONS, batch_size=batch_size, max_sequences=90, rules=RULES, seed=seed
+            unmasked, LENGTH, PREDICTIONS, batch_size=batch_size, max_sequences=90, additions=[masks(RULES)], seed=seed
         )
         batches = list(batches)
-        weights = np.concatenate([batch["next_sentence_weights"] for batch in batches])
+        weights = np.concatenate([batch["sequence_weights"] for batch in batches])
         assert weights.sum() == 90 and not weights[90:].any()
         return {name: np.concatenate([batch[name] for batch in batches])[:90] for name in batches[0]}
 
@@ -369,7 +367,7 @@ def test_skipped_records_are_empty_rows_and_all_others_stay_where_they_were(tmp_
         assert ": record 11 " in line and f"skipping {len(lost)} of its 40 records" in line
     empty = 0
     for batch, before in zip(found, whole):
-        is_empty = batch["next_sentence_weights"] == 0
+        is_empty = batch["sequence_weights"] == 0
         for name in batch:
             assert not batch[name][is_empty].any()
             assert (batch[name][~is_empty] == before[name][~is_empty]).all()
@@ -387,7 +385,7 @@ def test_held_out_records_are_skipped_alike(tmp_path, capfd):
     flip(files.paths[0], 0)
     cut(files.paths[1], 30)
     batches = pipeline.heldout_batches(files, LENGTH, PREDICTIONS, batch_size=16, max_sequences=110)
-    weights = np.concatenate([batch["next_sentence_weights"] for batch in batches])
+    weights = np.concatenate([batch["sequence_weights"] for batch in batches])
     assert np.flatnonzero(weights == 0).tolist() == [0, *range(70, 80), 110, 111]
     assert "0.tfrecord: record 0 is" in (printed := capfd.readouterr().out) and "1.tfrecord: record 30 is" in printed
 
@@ -422,7 +420,7 @@ def test_values_that_no_record_has_are_named_before_they_are_masked(tmp_path):
     files = write_set(tmp_path / "records", rows)
     rules = RULES._replace(continues_word=np.zeros(1000, bool))
     with pytest.raises(UserError, match=r"1\.tfrecord: record 37 has 1200 in input_ids"):
-        batches_of(files, 15, rules=rules)
+        batches_of(files, 15, additions=[masks(rules)])
 
 
 def test_if_no_record_can_be_read_skipping_them_is_refused(tmp_path):

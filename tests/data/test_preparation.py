@@ -107,19 +107,19 @@ def test_records_are_well_formed(records_folder):
     pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
     for length, predictions in ((32, 5), (64, 10)):
         batch = everything(records_folder, length, predictions, "train")
-        sizes = batch["input_mask"].sum(1)
+        sizes = batch["segments"].sum(1)
         ids = batch["input_ids"]
         assert (ids[:, 0] == pieces.cls_id).all()
         assert (ids[np.arange(len(ids)), sizes - 1] == pieces.sep_id).all()
-        assert (ids[batch["input_mask"] == 0] == pieces.pad_id).all()
+        assert (ids[batch["segments"] == 0] == pieces.pad_id).all()
         assert ((ids == pieces.sep_id).sum(1) >= 2).all()
-        assert (batch["segment_ids"].sum(1) >= 2).all()  # at least one token and [SEP] in B
-        counts = batch["masked_lm_weights"].sum(1)
+        assert (batch["token_types"].sum(1) >= 2).all()  # at least one token and [SEP] in B
+        counts = batch["word_weights"].sum(1)
         expected = np.minimum(predictions, np.maximum(1, np.round(sizes * 0.15)))
         assert (counts == expected).all()
-        hidden = np.take_along_axis(ids, batch["masked_lm_positions"], 1)[batch["masked_lm_weights"] > 0]
+        hidden = np.take_along_axis(ids, batch["word_positions"], 1)[batch["word_weights"] > 0]
         assert 0.75 < (hidden == pieces.mask_id).mean() < 0.85
-        assert 0.4 < batch["next_sentence_labels"].mean() < 0.7
+        assert 0.4 < batch["pair_labels"].mean() < 0.7
 
 
 def test_held_out_text_is_not_in_training(corpus_file, records_folder):
@@ -134,8 +134,8 @@ def test_held_out_text_is_not_in_training(corpus_file, records_folder):
     def sentences_in(split):
         batch = everything(records_folder, 64, 10, split)
         ids = batch["input_ids"].copy()
-        rows, columns = np.nonzero(batch["masked_lm_weights"])
-        ids[rows, batch["masked_lm_positions"][rows, columns]] = batch["masked_lm_ids"][rows, columns]
+        rows, columns = np.nonzero(batch["word_weights"])
+        ids[rows, batch["word_positions"][rows, columns]] = batch["word_ids"][rows, columns]
         text = " ".join(" ".join(map(str, row)) + " |" for row in ids)
         return sum(" ".join(map(str, sentence)) in text for sentence in only_heldout)
 
@@ -148,8 +148,8 @@ def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(record
     pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
     # Tokens of the first segments and the actual next ones: each document three times, less what truncation took.
     special = np.isin(batch["input_ids"], [pieces.cls_id, pieces.sep_id, pieces.pad_id])
-    actual = batch["next_sentence_labels"][:, None] == 0
-    own = ~special & (actual | (batch["segment_ids"] == 0)) & (batch["input_mask"] == 1)
+    actual = batch["pair_labels"][:, None] == 0
+    own = ~special & (actual | (batch["token_types"] == 0)) & (batch["segments"] == 1)
     assert 0.8 < own.sum() / (3 * manifest["corpus"]["train_tokens"]) <= 1
     assert len(manifest["sets"]["64"]["train"]) == 8
     assert max(file["records"] for file in manifest["sets"]["64"]["train"].values()) < 3 * len(own) / 8
@@ -166,9 +166,9 @@ def test_whole_words_and_sentencepiece(corpus_file, tmp_path, in_process):
     batch = everything(tmp_path, 64, 20, "train")
     ids = batch["input_ids"].copy()
     hidden = np.zeros(ids.shape, bool)
-    rows, columns = np.nonzero(batch["masked_lm_weights"])
-    ids[rows, batch["masked_lm_positions"][rows, columns]] = batch["masked_lm_ids"][rows, columns]
-    hidden[rows, batch["masked_lm_positions"][rows, columns]] = True
+    rows, columns = np.nonzero(batch["word_weights"])
+    ids[rows, batch["word_positions"][rows, columns]] = batch["word_ids"][rows, columns]
+    hidden[rows, batch["word_positions"][rows, columns]] = True
     follows = pieces.continues_word[ids[:, 1:]] & (ids[:, :-1] != pieces.cls_id) & (ids[:, :-1] != pieces.sep_id)
     assert follows.any() and (hidden[:, 1:][follows] == hidden[:, :-1][follows]).all()
 
@@ -186,7 +186,7 @@ def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path, in_process):
     config.stages = named_stages(short=stage(1, 64, 20))
     manifest = preparation.prepare(config, tmp_path / "records")
     assert manifest["tokenizer"]["lowercase"] is False and manifest["tokenizer"]["fingerprint"] == cased.fingerprint
-    hidden = everything(tmp_path / "records", 64, 20, "train")["masked_lm_ids"]
+    hidden = everything(tmp_path / "records", 64, 20, "train")["word_ids"]
     assert (hidden == cased.pieces.index("Ship")).any() and (hidden != cased.unk_id).all()
 
 
@@ -396,7 +396,7 @@ def test_padding_and_lonely_sentences_are_told(tmp_path, in_process, capsys, doc
     config.data.document, config.data.heldout_fraction = document, 0.2
     config.stages, config.model.max_position_embeddings = named_stages(only=stage(4, 128, 20)), 128
     manifest = preparation.prepare(config, tmp_path / "out")
-    printed, ids = capsys.readouterr().out, everything(tmp_path / "out", 128, 20, "train")["input_mask"]
+    printed, ids = capsys.readouterr().out, everything(tmp_path / "out", 128, 20, "train")["segments"]
     assert abs(manifest["real_tokens_share"]["128"] - ids.mean()) < 1e-4
     assert f"sequences of 128 tokens are on average {ids.mean():.0%} full" in printed
     is_bad = document == "blank_line"
@@ -429,7 +429,7 @@ def test_a_document_that_is_not_used_is_no_random_next_segment_either(tmp_path, 
     manifest = preparation.prepare(config, tmp_path / "out")
     assert manifest["corpus"]["train_documents"] == manifest["sources"][str(tmp_path / "a.txt")]["documents"] == 100
     batch = everything(tmp_path / "out", 64, 10, "train")
-    assert (batch["input_ids"] == 5).any() and not (batch["masked_lm_ids"] == 6).any()
+    assert (batch["input_ids"] == 5).any() and not (batch["word_ids"] == 6).any()
     preparation.check_recipe(tiny_config_of(records=tmp_path / "out", like=config), manifest, tmp_path / "out")
 
 

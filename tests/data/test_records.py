@@ -92,11 +92,11 @@ def test_googles_records_are_what_we_read(tmp_path):
     assert records.find_records(tmp_path, 8, 2, "heldout") is None
     (batch,) = heldout_batches(found, 8, 2, batch_size=16, max_sequences=99)
     assert batch["input_ids"][:, 1:3].tolist()[:15] == [[i, row] for i in range(3) for row in range(5)]
-    assert batch["masked_lm_weights"].dtype == np.float32 and batch["input_ids"].dtype == np.int32
-    assert batch["next_sentence_labels"].tolist() == [1] * 15 + [0]
+    assert batch["word_weights"].dtype == np.float32 and batch["input_ids"].dtype == np.int32
+    assert batch["pair_labels"].tolist() == [1] * 15 + [0]
     # The sixteenth row only fills up.
-    assert batch["next_sentence_weights"].tolist() == [1] * 15 + [0]
-    assert batch["masked_lm_weights"][15].sum() == 0
+    assert batch["sequence_weights"].tolist() == [1] * 15 + [0]
+    assert batch["word_weights"][15].sum() == 0
 
 
 def test_others_can_hold_out_files_by_name_and_keep_lengths_apart(tmp_path):
@@ -294,7 +294,7 @@ def test_files_that_are_not_what_the_manifest_says_can_be_left_out(copied, capfd
     assert len(lines) == 3 and all(str(p) in line and "; skipping its" in line for p, line in zip(files, lines))
     batches = heldout_batches(found, 64, 10, batch_size=found.total, max_sequences=found.total)
     is_lost = np.repeat([i in (2, 5, 6) for i in range(8)], found.counts)
-    assert ((next(batches)["next_sentence_weights"] == 0) == is_lost).all()
+    assert ((next(batches)["sequence_weights"] == 0) == is_lost).all()
 
 
 def test_manifests_of_older_versions_are_read(copied):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, named_stages, pretraining_config, stage
+from bertjax.data import layouts
 from bertjax.families.bert.model import BertModel
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
 from bertjax.interop import huggingface, pretrained, tf1
@@ -53,9 +54,8 @@ def test_loss_and_gradients(golden):
     settings.model.update(dataclasses.asdict(golden.config))
     settings.stages, settings.batch_size = named_stages(short=stage(1, 16, 3)), 3
     task = Pretraining(settings, make_mesh(settings, jax.devices()[:1]), None)
-    names = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights",
-             "next_sentence_labels")  # fmt: skip
-    batch = {name: EXPECTED[name] for name in names} | {"next_sentence_weights": np.ones(3, np.float32)}
+    batch = {name: EXPECTED[feature] for feature, name in layouts.NAMES_IN_BATCH.items()}
+    batch["sequence_weights"] = np.ones(3, np.float32)
     loss, gradients = jax.jit(jax.value_and_grad(lambda p: task.loss(p, task.normalize(batch))[0]))(golden.params)
     np.testing.assert_allclose(loss, EXPECTED["loss"], rtol=1e-5)
     for name, gradient in to_variables(gradients, golden.config).items():

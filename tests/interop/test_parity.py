@@ -141,13 +141,13 @@ def test_gradients_of_every_parameter(tmp_path):
     random_next = np.array([0, 1, 1, 0], np.int32)
     records = {
         "input_ids": batch["input_ids"],
-        "input_mask": batch["segments"],
-        "segment_ids": batch["token_types"],
-        "masked_lm_positions": positions,
-        "masked_lm_ids": labels,
-        "masked_lm_weights": weights,
-        "next_sentence_labels": random_next,
-        "next_sentence_weights": np.ones(4, np.float32),
+        "segments": batch["segments"],
+        "token_types": batch["token_types"],
+        "word_positions": positions,
+        "word_ids": labels,
+        "word_weights": weights,
+        "pair_labels": random_next,
+        "sequence_weights": np.ones(4, np.float32),
     }
     loss, ours = jax.value_and_grad(lambda p: task.loss(p, task.normalize(records))[0])(params)
 
@@ -456,7 +456,7 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, objective, tmp_path):
     recipe = put_hyperparameters(0, schedule, task.mesh)
     for step, batch in enumerate(task.batches(0)):
         state, metrics = program.train_step(state, put_batch(batch, task.mesh), recipe)
-        loss = run_torch(model, {**batch, "segments": batch["input_mask"]}, **their_targets(kind, batch)).loss
+        loss = run_torch(model, {**batch, "segments": batch["segments"]}, **their_targets(kind, batch)).loss
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)

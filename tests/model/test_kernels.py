@@ -223,7 +223,7 @@ def test_a_training_step_with_kernels_is_the_same_on_any_mesh(monkeypatch):
             name: rng.integers(0, 2, each.shape).astype(each.dtype) for name, each in task.abstract_batch(0).items()
         }
         batch["input_ids"] = rng.integers(0, 384, (8, 128)).astype(np.int32)
-        batch["input_mask"] = np.asarray(two_segments_and_padding(8, 128))
+        batch["segments"] = np.asarray(two_segments_and_padding(8, 128))
         hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 4), mesh)
         state = program.init(jax.random.key(0))
         _, metrics = program.train_step(state, put_batch(batch, mesh), hyperparameters)

@@ -376,7 +376,7 @@ def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
     ids = [np.arange(5, 15)] * 8
     batch = Examples(ids, [np.zeros(10, int)] * 8, np.array([0, 3]), choices=4).batch(np.arange(2), 16)
     params = jax.jit(model.init)(
-        jax.random.key(0), *(batch[n][:, 0] for n in ("input_ids", "input_mask", "token_types"))
+        jax.random.key(0), *(batch[n][:, 0] for n in ("input_ids", "segments", "token_types"))
     )["params"]
     keys = jax.random.split(jax.random.key(1), 2)
     apply = jax.jit(functools.partial(objectives.apply, model, objective.pooled))
@@ -389,7 +389,7 @@ def test_answers_do_not_reach_into_padding(checkpoint):
     objective = objectives.spans()
     logits = np.zeros((1, 6, 2), np.float32)
     logits[0, 4:] = 50.0  # padding
-    batch = {"input_mask": np.array([[1, 1, 1, 1, 0, 0]]), "labels": np.array([[1, 2]])}
+    batch = {"segments": np.array([[1, 1, 1, 1, 0, 0]]), "labels": np.array([[1, 2]])}
     losses, _ = objective.loss(logits, batch)
     np.testing.assert_allclose(losses, [np.log(4)], rtol=1e-5)
 

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from bertjax.config import BertConfig, UserError, named_stages, stage
 from bertjax.data.examples import Examples, packed_evaluation
 from bertjax.data.preparation import prepare
+from bertjax.families.with_heads import BertForPreTraining
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.tasks import objectives, pretraining_run
 from bertjax.tasks.objectives import Predictor, apply
@@ -97,8 +98,8 @@ def test_next_words_of_packed_sequences_are_those_of_padded_ones(dynamic_records
         batch = next(task.batches(step))
         told = task.abstract_batch(step // 6)
         assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
-        sequences = int(batch["next_sentence_weights"].sum())
-        assert batch["masked_lm_weights"].sum() == (batch["input_mask"] > 0).sum() - 2 * sequences  # [CLS], last [SEP]
+        sequences = int(batch["sequence_weights"].sum())
+        assert batch["word_weights"].sum() == (batch["segments"] > 0).sum() - 2 * sequences  # [CLS], last [SEP]
         (loss, metrics), gradient = loss_and_gradient(task)(params, batch)
         assert metrics.keys() == {"lm_loss", "lm_accuracy", "tokens", "padding"}
         losses.append(loss), gradients.append(gradient)
@@ -215,32 +216,32 @@ def test_a_packed_run_ends_where_the_padded_one_does(short_records, tmp_path):
 def test_sentence_pairs_do_not_see_each_other(packed, params):
     """Another token in one pair changes its own outputs, and neither loss nor gradient of any other."""
     batch = next(packed.batches(0))
-    rows = np.flatnonzero(batch["input_mask"].max(1) > 1)[:3]
+    rows = np.flatnonzero(batch["segments"].max(1) > 1)[:3]
     assert len(rows) == 3
     batch = {name: x[rows] for name, x in batch.items()}
 
     def outputs(batch):
-        return packed.model.apply(
-            {"params": params}, batch["input_ids"], batch["input_mask"], batch["segment_ids"],
-            batch["masked_lm_positions"], positions=batch["positions"], first_tokens=batch["first_tokens"],
+        return BertForPreTraining(packed.model.config).apply(
+            {"params": params}, batch["input_ids"], batch["segments"], batch["token_types"],
+            batch["word_positions"], positions=batch["positions"], first_tokens=batch["first_tokens"],
         )  # fmt: skip
 
     def loss_of_first(params, batch):
-        weights = {name: batch[name] for name in ("masked_lm_weights", "next_sentence_weights")}
-        numbers = np.take_along_axis(batch["input_mask"], batch["masked_lm_positions"], 1)
-        weights["masked_lm_weights"] = weights["masked_lm_weights"] * (numbers == 1)
-        weights["next_sentence_weights"] = weights["next_sentence_weights"] * (np.arange(8) == 0)
+        weights = {name: batch[name] for name in ("word_weights", "sequence_weights")}
+        numbers = np.take_along_axis(batch["segments"], batch["word_positions"], 1)
+        weights["word_weights"] = weights["word_weights"] * (numbers == 1)
+        weights["sequence_weights"] = weights["sequence_weights"] * (np.arange(8) == 0)
         return packed.loss(params, {**batch, **weights})[0]
 
     changed = dict(
-        batch, input_ids=np.where(batch["input_mask"] == 2, (batch["input_ids"] + 7) % 150, batch["input_ids"])
+        batch, input_ids=np.where(batch["segments"] == 2, (batch["input_ids"] + 7) % 150, batch["input_ids"])
     )
     (words, pairs), (other_words, other_pairs) = outputs(batch), outputs(changed)
-    of_second = np.take_along_axis(batch["input_mask"], batch["masked_lm_positions"], 1) == 2
-    used = batch["masked_lm_weights"] > 0
+    of_second = np.take_along_axis(batch["segments"], batch["word_positions"], 1) == 2
+    used = batch["word_weights"] > 0
     np.testing.assert_array_equal(words[used & ~of_second], other_words[used & ~of_second])
     assert (words[used & of_second] != other_words[used & of_second]).any(-1).all()
-    there = np.arange(8) < batch["input_mask"].max(1)[:, None]
+    there = np.arange(8) < batch["segments"].max(1)[:, None]
     second = np.arange(8) == 1
     np.testing.assert_array_equal(pairs[there & ~second], other_pairs[there & ~second])
     assert (pairs[there & second] != other_pairs[there & second]).any(-1).all()
@@ -301,7 +302,7 @@ def fine_tuning(request):
 def test_loss_and_gradient_of_each_task_are_those_of_padded_examples(fine_tuning):
     *_, params, examples, loss = fine_tuning
     padded, packed, _ = batches_of(examples)
-    assert packed["input_mask"].max() > max(1, examples.choices)
+    assert packed["segments"].max() > max(1, examples.choices)
     compute = jax.jit(jax.value_and_grad(loss, has_aux=True))
     (one, correct), gradient = compute(params, padded)
     (other, packed_correct), packed_gradient = compute(params, packed)
@@ -320,7 +321,7 @@ def test_examples_do_not_see_each_other(fine_tuning):
     def without_first(batch):
         weights = batch["weights"].copy()
         if examples.per_token:
-            weights[0, batch["input_mask"][0] == 1] = 0
+            weights[0, batch["segments"][0] == 1] = 0
         else:
             weights[0, 0] = 0
         return {**batch, "weights": weights}

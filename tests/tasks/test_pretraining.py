@@ -17,7 +17,7 @@ from bertjax.data.pipeline import heldout_batches
 from bertjax.data.records import find_records
 from bertjax.data.tf import tf
 from bertjax.families.bert.model import BertModel
-from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
 from bertjax.interop import pretrained
 from bertjax.tasks import fill_mask, finetuning, generation, pretraining, pretraining_run
 from bertjax.tasks.extraction import extract
@@ -51,20 +51,20 @@ def test_loss_is_the_papers(task, params):
     """sum(w ce) / (sum(w) + 1e-5) over masked words, plus the mean over pairs, from the model's own logits."""
     batch = next(task.batches(0))
     loss, metrics = jax.jit(lambda p, b: task.loss(p, task.normalize(b)))(params, batch)
-    words, pairs = task.model.apply(
+    words, pairs = BertForPreTraining(task.model.config).apply(
         {"params": params},
         batch["input_ids"],
-        batch["input_mask"],
-        batch["segment_ids"],
-        batch["masked_lm_positions"],
+        batch["segments"],
+        batch["token_types"],
+        batch["word_positions"],
     )
-    w, labels = batch["masked_lm_weights"], batch["masked_lm_ids"]
+    w, labels = batch["word_weights"], batch["word_ids"]
     ce = -np.take_along_axis(np.asarray(jax.nn.log_softmax(words)), labels[..., None], 2)[..., 0]
-    nsp = -np.take_along_axis(np.asarray(jax.nn.log_softmax(pairs)), batch["next_sentence_labels"][:, None], 1)
+    nsp = -np.take_along_axis(np.asarray(jax.nn.log_softmax(pairs)), batch["pair_labels"][:, None], 1)
     np.testing.assert_allclose(loss, (w * ce).sum() / (w.sum() + 1e-5) + nsp.mean(), rtol=1e-5)
     right = (np.asarray(words).argmax(-1) == labels)[w > 0]
     np.testing.assert_allclose(metrics["mlm_accuracy"], right.mean(), rtol=1e-4)
-    assert metrics["tokens"] == batch["input_mask"].sum()
+    assert metrics["tokens"] == batch["segments"].sum()
 
 
 def test_stages_follow_each_other_and_can_be_entered_anywhere(task):
@@ -92,13 +92,13 @@ def test_the_planner_is_told_the_shapes_of_the_real_batches(task):
 def test_baselines_are_what_they_say(task, params, records_folder):
     scores = task.evaluate(params, step=10)
     assert scores.measured_on.endswith(" sequences of length 64") and scores.score == -scores.scores["mlm_loss"]
-    text, scores = report(scores), scores.scores
+    text, scores = report(task.config, scores), scores.scores
     found = find_records(records_folder, 64, 10, "heldout")
     batches = list(heldout_batches(found, 64, 10, batch_size=16, max_sequences=40))
     heldout = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
-    weights = heldout["masked_lm_weights"] > 0
-    words, labels = heldout["masked_lm_ids"][weights], heldout["next_sentence_labels"]
-    labels = labels[heldout["next_sentence_weights"] > 0]
+    weights = heldout["word_weights"] > 0
+    words, labels = heldout["word_ids"][weights], heldout["pair_labels"]
+    labels = labels[heldout["sequence_weights"] > 0]
 
     # Counted over the files themselves; the task leaves out what makes no whole batch.
     counts, train = np.ones(150), find_records(records_folder, 32, 5, "train")
@@ -123,7 +123,7 @@ def test_evaluation_counts_every_held_out_sequence_once(task, params):
     config.batch_size = 7
     other = Pretraining(config, task.mesh, config.data.records)
     assert other.eval_batch_size == 7 and task.eval_batch_size == 16
-    other._unigram = task._unigram
+    other._statistics = task._statistics
     for name, value in other.evaluate(params, step=1).scores.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5)
     # One more sequence changes the scores: every one counts.
@@ -149,12 +149,12 @@ def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, r
     for source in sources:
         found = find_records(tmp_path / "out", 64, 10, "heldout").by_source()[source]
         batches = heldout_batches(found, 64, 10, batch_size=64, max_sequences=10**6)
-        losses, words = zip(*((task.loss(params, b)[1]["mlm_loss"], b["masked_lm_weights"].sum()) for b in batches))
+        losses, words = zip(*((task.loss(params, b)[1]["mlm_loss"], b["word_weights"].sum()) for b in batches))
         np.testing.assert_allclose(scores[f"mlm_loss ({source})"], sum(losses) / sum(words), rtol=1e-4)
     much, little = (scores[f"mlm_loss ({source})"] for source in sources)
     assert abs(much - little) > 0.002
     np.testing.assert_allclose(scores["mlm_loss"], share * much + (1 - share) * little, rtol=1e-6)
-    assert f"of {sources[1]}: loss {little:.3f}, accuracy" in report(mixed.evaluate(params, step=10))
+    assert f"of {sources[1]}: loss {little:.3f}, accuracy" in report(config, mixed.evaluate(params, step=10))
     assert pretraining.divided(1000, {"a": 0.99, "b": 0.01}) == {"a": 990, "b": 125}
 
 
@@ -172,7 +172,9 @@ def test_masks_are_filled_best_first(task, params, records_folder):
     assert abs(sum(p for _, p in everything.masks[0]) - 1) < 1e-4
     # Padding to a power of two changes nothing: the same text, alone and beside a longer one.
     ids = np.array([[pieces.cls_id, pieces.mask_id, pieces.sep_id]])
-    exact, _ = task.model.apply({"params": params}, ids, np.ones_like(ids), np.zeros_like(ids), np.array([[1]]))
+    exact, _ = BertForPreTraining(task.model.config).apply(
+        {"params": params}, ids, np.ones_like(ids), np.zeros_like(ids), np.array([[1]])
+    )
     np.testing.assert_allclose(everything.masks[0][0][1], jax.nn.softmax(exact).max(), rtol=1e-4)
     with pytest.raises(UserError, match=r"no \[MASK\] in 'nothing to fill'"):
         list(fill_mask.fill_masks(model, params, pieces, ["nothing to fill"]))
@@ -217,9 +219,9 @@ def test_held_out_files_without_a_readable_record_give_no_scores(task, params, m
 def test_without_pairs_the_loss_is_that_of_the_words(task, params, records_folder):
     config = config_with("none", records=records_folder)
     words = Pretraining(config, task.mesh, records_folder)
-    batch = words.normalize(next(task.batches(0)))
-    loss, metrics = jax.jit(words.loss)(params, batch)  # which leaves pooler and head alone
-    _, expected = jax.jit(task.loss)(params, batch)
+    batch = next(task.batches(0))
+    loss, metrics = jax.jit(words.loss)(params, words.normalize(batch))  # which leaves pooler and head alone
+    _, expected = jax.jit(task.loss)(params, task.normalize(batch))
     assert loss == metrics["mlm_loss"] == expected["mlm_loss"]
     assert metrics.keys() == {"mlm_loss", "mlm_accuracy", "tokens", "padding"}
     assert task.flops(0, 1) - words.flops(0, 1) == 3 * 2 * 16 * (32 * 32 + 2 * 32)  # pooler and head

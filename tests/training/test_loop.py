@@ -212,10 +212,10 @@ def batches(self, start):
         rng = np.random.default_rng(step)
         ids = rng.integers(5, 150, (16, 32), dtype=np.int32)
         yield dict(
-            input_ids=ids, input_mask=np.ones_like(ids), segment_ids=np.zeros_like(ids),
-            masked_lm_positions=np.tile(np.arange(5, dtype=np.int32), (16, 1)), masked_lm_ids=ids[:, :5],
-            masked_lm_weights=np.ones((16, 5), np.float32), next_sentence_labels=ids[:, 0] % 2,
-            next_sentence_weights=np.ones(16, np.float32),
+            input_ids=ids, segments=np.ones_like(ids), token_types=np.zeros_like(ids),
+            word_positions=np.tile(np.arange(5, dtype=np.int32), (16, 1)), word_ids=ids[:, :5],
+            word_weights=np.ones((16, 5), np.float32), pair_labels=ids[:, 0] % 2,
+            sequence_weights=np.ones(16, np.float32),
         )
 
 class NumpyTask(Pretraining):

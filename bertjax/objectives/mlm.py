@@ -1,0 +1,43 @@
+"""Masked words (Devlin et al. 2019, section 3.1)."""
+
+import functools
+import math
+
+from bertjax.objectives import Objective, words
+
+TITLE = "masked words"
+
+
+def _addition(config, stage, tokenizer):
+    if config.data.masking == "static":
+        return None
+    from bertjax.data.masking import masks, rules_of
+
+    return masks(rules_of(config.data, tokenizer, stage.max_predictions_per_seq))
+
+
+def _words_per_row(config, stage, sequences: int) -> int:
+    # The number of masked tokens in a sequence is rounded, and at least one; the shortest sequence has three tokens.
+    wanted = config.data.masked_lm_prob * stage.length
+    rounded = math.ceil(wanted + sequences / 2)
+    at_least_one = math.floor(wanted + sequences * (1 - 3 * config.data.masked_lm_prob))
+    return min(max(rounded, at_least_one), sequences * stage.max_predictions_per_seq)
+
+
+OBJECTIVE = Objective(
+    loss=words.loss,
+    scores=words.scores,
+    report=functools.partial(words.report, TITLE),
+    heads=words.heads,
+    weights=words.weights,
+    total=words.total,
+    baselines=words.baselines,
+    statistics=words.UNIGRAM,
+    words_per_sequence=lambda config, stage: stage.max_predictions_per_seq,
+    words_per_row=_words_per_row,
+    addition=_addition,
+    flops=words.flops,
+    validate=functools.partial(words.validate_family, words="masked"),
+    plots=words.PLOTS,
+    fills_masks=True,
+)

@@ -1,0 +1,73 @@
+"""The model that is pre-trained: an encoder of any family, and the output layers of the objectives."""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from bertjax import families
+from bertjax.config import BertConfig, Compute
+from bertjax.model.dropout import fold_in
+from bertjax.objectives import Term
+
+
+class Encoded(NamedTuple):
+    """A batch that the encoder has read.
+
+    Attributes:
+      batch: its arrays.
+      encoder: a module, bound to its params.
+      heads: {name: module} of the objective, bound to their params.
+      hidden: `[rows, length, hidden]`.
+      dropout_keys: `[rows]`; None in evaluation.
+    """
+
+    batch: dict
+    encoder: nn.Module
+    heads: dict[str, nn.Module]
+    hidden: jax.Array
+    dropout_keys: jax.Array | None
+
+    def pooled(self) -> jax.Array:
+        """Returns the pooled output `[rows, hidden]`, or if sequences share rows `[rows, sequences, hidden]`."""
+        return self.encoder.pool(self.hidden, self.batch["segments"], self.batch.get("first_tokens"))
+
+
+class PretrainingModel(nn.Module):
+    """An encoder, as `bert`, and the output layers of what is learnt."""
+
+    config: BertConfig
+    terms: tuple[Term, ...]
+    compute: Compute = Compute()
+
+    def setup(self):
+        self.bert = families.of(self.config).model(self.config, self.compute)
+        heads = {term.name: term.objective.heads(self.config, self.compute) for term in self.terms}
+        for name, head in {name: head for each in heads.values() for name, head in each.items()}.items():
+            setattr(self, name, head)
+        self.head_names = {name: tuple(each) for name, each in heads.items()}
+
+    def __call__(self, batch: dict, weights: dict, dropout_keys, keys) -> dict[str, tuple[jax.Array, dict]]:
+        """Returns what each objective's `loss` does, by its name. `weights` are by name, too; `keys` are `[rows]`."""
+        read = (batch[name] for name in ("input_ids", "segments", "token_types"))
+        hidden = self.bert.encode(*read, batch.get("positions"), dropout_keys=dropout_keys)
+        found = {}
+        for number, (name, _, objective) in enumerate(self.terms):
+            heads = {head: getattr(self, head) for head in self.head_names[name]}
+            encoded = Encoded(batch, self.bert, heads, hidden, dropout_keys)
+            found[name] = objective.loss(encoded, weights[name], fold_in(keys, number))
+        return found
+
+
+def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, dict]:
+    """Returns the weighted sums of the cross-entropy, and of the correct predictions as `accuracy`.
+
+    Args:
+      logits: `[..., classes]`.
+      labels, weights: `[...]`.
+    """
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    correct = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0] >= logits.max(-1)  # argmax is slow on CPU
+    return (weights * losses).sum(), {"accuracy": (weights * correct).sum()}

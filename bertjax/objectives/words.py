@@ -1,0 +1,123 @@
+"""What the objectives that predict words have in common: the loss at `word_positions`, and the unigram baseline."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from bertjax import families
+from bertjax.config import BertConfig
+from bertjax.objectives import Plot, Statistics
+from bertjax.validation import require, value_of
+
+PLOTS = (
+    Plot("loss of words", "loss", "unigram_loss", is_main=True),
+    Plot("accuracy of words", "accuracy", "{name}_majority", is_main=True),
+)
+
+
+def heads(config, compute) -> dict:
+    from bertjax.model.heads import MaskedLanguageModelHead
+
+    return {"masked_lm": MaskedLanguageModelHead(config, compute)}
+
+
+def loss(encoded, weights, keys):
+    """Returns the sums of the cross-entropy and of the correct predictions, over all words with a weight."""
+    from bertjax.families.with_heads import word_logits
+    from bertjax.objectives.model import classified
+
+    del keys
+    batch = encoded.batch
+    logits = word_logits(encoded.encoder, encoded.heads["masked_lm"], encoded.hidden, batch["word_positions"])
+    return classified(logits, batch["word_ids"], weights)
+
+
+def weights(batch):
+    return batch["word_weights"]
+
+
+def total(weights):
+    return weights.sum() + 1e-5  # as in run_pretraining.get_masked_lm_output
+
+
+def baselines(batch, weights, unigram):
+    """Predicting the frequencies of words in the training data, and always the most frequent word."""
+    words = batch["word_ids"]
+    return {
+        "unigram_loss": -(weights * unigram[words]).sum(),
+        "majority": (weights * (words == unigram.argmax())).sum(),
+    }
+
+
+def _unigram_log_probabilities(config: BertConfig, batches: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:
+    """`[vocab_size]` float32, from the predicted words, with add-one smoothing."""
+    counts = np.ones(config.vocab_size, np.int64)
+    for batch in batches:
+        counts += np.bincount(batch["word_ids"][batch["word_weights"] > 0], minlength=len(counts))
+    return np.log(counts / counts.sum()).astype(np.float32)
+
+
+UNIGRAM = Statistics(lambda config: (config.vocab_size,), _unigram_log_probabilities)
+
+
+def scores(name: str, means: dict[str, float]) -> dict[str, float]:
+    return {
+        f"{name}_loss": means["loss"],
+        "unigram_loss": means["unigram_loss"],
+        f"{name}_accuracy": means["accuracy"],
+        f"{name}_majority": means["majority"],
+    }
+
+
+def report(title: str, name: str, scores: Mapping[str, float]) -> list[str]:
+    loss, accuracy, majority = (scores[f"{name}_{metric}"] for metric in ("loss", "accuracy", "majority"))
+    unigram = scores["unigram_loss"]
+    comparison = f"{abs(unigram - loss):.3f} {'better' if loss < unigram else 'worse'} than it"
+    title = f"held-out {title}: "
+    lines = [
+        f"{title}loss {loss:.3f} nats; unigram baseline {unigram:.3f} ({comparison})",
+        f"{'':{len(title)}}accuracy {accuracy:.1%}; always the most frequent word {majority:.1%}",
+    ]
+    for score, loss in scores.items():
+        if found := re.fullmatch(rf"{name}_loss \((.*)\)", score):
+            accuracy = scores[f"{name}_accuracy ({found[1]})"]
+            lines.append(f"{'':{len(title)}}of {found[1]}: loss {loss:.3f}, accuracy {accuracy:.1%}")
+    return lines
+
+
+def flops(config: BertConfig, row) -> int:
+    from bertjax.model.heads import word_flops
+
+    return word_flops(config, row.predictions)
+
+
+def next_words(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the positions before a row's next words, these words, and which there are `[rows, length - 1]`.
+
+    Args:
+      ids: `[rows, length]`, padded.
+      sizes: `[rows]`, tokens of each row.
+
+    All tokens predict the next one, except those before the [SEP] that closes the row: it says where the row ends, not
+    the document.
+    """
+    place = np.arange(ids.shape[1] - 1, dtype=ids.dtype)
+    used = place < sizes[:, None] - 2
+    return np.where(used, place, 0), np.where(used, ids[:, 1:], 0), used
+
+
+def validate_family(config, words: str) -> None:
+    """Raises `UserError` unless the family can learn these words."""
+    learns = families.words(config)
+    remedy = f"with the fields of config.model, a {config.model.family} learns {learns} words; leave it empty"
+    require(learns == words, "objective", config.objective, remedy)
+
+
+def validate_unmasked(config, title: str) -> None:
+    """Raises `UserError` unless nothing in the data is masked, and there are no pairs."""
+    for field, needed in (("data.masking", "dynamic"), ("data.next_sentence", "none"), ("eval.fill_masks", ())):
+        why = f"nothing is masked where {title} are learnt, and there are no pairs; set {needed}"
+        require(value_of(config, field) == needed, field, value_of(config, field), why)
+    for field in ("data.do_whole_word_mask", "data.do_span_mask"):
+        require(not value_of(config, field), field, True, f"nothing is masked where {title} are learnt; set False")
