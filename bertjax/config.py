@@ -272,7 +272,7 @@ def pretraining_config() -> ml_collections.ConfigDict:
             min_words=0,  # a document has
             max_symbols=1.0,  # share of characters that are neither letters, marks, digits nor spaces, in a document
             duplicate_documents=False,  # all but the first of documents with the same text
-            near_duplicates=False,  # documents that resemble an earlier one (MinHash, see data/cleaning.py)
+            near_duplicates=False,  # documents that resemble an earlier one (MinHash, see data/documents/cleaning.py)
             max_line_documents=0,  # a line that more documents than this have is left out of all of them; 0: none is
         )
     )

@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
     import os
 
     from bertjax.config import UserError
-    from bertjax.data.vocabulary import learn_vocabulary
+    from bertjax.data.preparation.vocabulary import learn_vocabulary
     from bertjax.validation import validate_pretraining
 
     if arguments:

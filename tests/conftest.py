@@ -162,7 +162,8 @@ def tiny_config(corpus="", records=""):
 @contextlib.contextmanager
 def preparing_in_process():
     """`prepare` without processes of its own, which take seconds to start."""
-    from bertjax.data import preparation, vocabulary
+    from bertjax.data import preparation
+    from bertjax.data.preparation import vocabulary
 
     class Pool(concurrent.futures.Executor):
         def submit(self, function, *arguments):

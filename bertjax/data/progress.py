@@ -1,13 +1,10 @@
 """Progress through a corpus."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import tqdm
 
-from bertjax.data.corpus import Group
 
-
-def progress(title: str, groups: Sequence[Group]) -> tqdm.tqdm:
-    """A progress bar over the bytes of a corpus as stored: with MB/s and, if its size is known, the time left."""
-    total = sum(group.bytes for group in groups) or None
-    return tqdm.tqdm(desc=title, total=total, unit="B", unit_scale=True, disable=None, leave=False)
+def progress(title: str, sizes: Iterable[int]) -> tqdm.tqdm:
+    """Returns a bar over stored bytes: with MB/s and, if the `sizes` of all parts are known (not 0), the time left."""
+    return tqdm.tqdm(desc=title, total=sum(sizes) or None, unit="B", unit_scale=True, disable=None, leave=False)

@@ -16,7 +16,7 @@ from bertjax.config import (
     common_config,
     fields_of,
 )
-from bertjax.data.records import read_manifest
+from bertjax.data.records.manifest import read_manifest
 from bertjax.families.with_heads import count_parameters
 from bertjax.files import inside, read_json, read_whole, write_whole
 from bertjax.interop import huggingface, tf1, tokenizer_files

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import flax.linen as nn
     import jax
 
-    from bertjax.data.additions import Addition
-    from bertjax.data.packing import RowSize
+    from bertjax.data.batches.additions import Addition
+    from bertjax.data.batches.packing import RowSize
     from bertjax.objectives.model import Encoded
     from bertjax.text.tokenizer import Tokenizer
 

@@ -24,7 +24,7 @@ def _add(batch, drawn) -> dict:
 
 
 def _addition(config, stage, tokenizer):
-    from bertjax.data.additions import Addition
+    from bertjax.data.batches.additions import Addition
 
     return Addition(_add)
 

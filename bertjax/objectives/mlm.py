@@ -11,7 +11,7 @@ TITLE = "masked words"
 def _addition(config, stage, tokenizer):
     if config.data.masking == "static":
         return None
-    from bertjax.data.masking import masks, rules_of
+    from bertjax.data.batches.masking import masks, rules_of
 
     return masks(rules_of(config.data, tokenizer, stage.max_predictions_per_seq))
 

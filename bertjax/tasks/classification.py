@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from bertjax.config import UserError
-from bertjax.data.examples import Examples
-from bertjax.data.tables import Row, cell, column
+from bertjax.data.batches.examples import Examples
+from bertjax.data.documents.tables import Row, cell, column
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, objectives
 from bertjax.tasks.finetuning import Dataset, InputForm, Split

@@ -1,7 +1,7 @@
 """Classification or regression of the user's own texts or pairs of texts, from CSV, TSV or JSON lines."""
 
 from bertjax.config import UserError
-from bertjax.data.tables import find_table, read_table
+from bertjax.data.documents.tables import find_table, read_table
 from bertjax.tasks import classification
 from bertjax.tasks.classification import Columns, Table
 from bertjax.tasks.finetuning import Dataset, FineTuningTask

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from bertjax import families, tasks
 from bertjax.config import BertConfig, UserError
-from bertjax.data import fingerprints
-from bertjax.data.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
+from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
+from bertjax.data.documents import fingerprints
 from bertjax.families.with_heads import cast_encoder
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained

@@ -6,7 +6,7 @@ import functools
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data.tables import TFDS, Row, column, read_table, read_tfds
+from bertjax.data.documents.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import classification
 from bertjax.tasks.classification import Columns, Table

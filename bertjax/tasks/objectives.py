@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 
 from bertjax import families
 from bertjax.config import BertConfig, UserError
-from bertjax.data.examples import Examples, evaluation_batches, packed_evaluation
-from bertjax.data.packing import numbers_in_row
+from bertjax.data.batches.examples import Examples, evaluation_batches, packed_evaluation
+from bertjax.data.batches.packing import numbers_in_row
 from bertjax.families.with_heads import (
     BertForQuestionAnswering,
     BertForSequenceClassification,

@@ -15,11 +15,12 @@ from jax.sharding import Mesh
 
 from bertjax import families, objectives
 from bertjax.config import stages_of, total_steps
-from bertjax.data import pipeline
-from bertjax.data.additions import Addition
-from bertjax.data.order import Order, count_groups
-from bertjax.data.packing import RowSize, whole
-from bertjax.data.records import find_records, training_shares
+from bertjax.data.batches import pipeline
+from bertjax.data.batches.additions import Addition
+from bertjax.data.batches.order import Order, count_groups
+from bertjax.data.batches.packing import RowSize, whole
+from bertjax.data.records import find_records
+from bertjax.data.records.manifest import training_shares
 from bertjax.families.with_heads import cast_encoder
 from bertjax.model.dropout import fold_in, row_keys
 from bertjax.objectives.model import PretrainingModel

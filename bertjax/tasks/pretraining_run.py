@@ -9,8 +9,10 @@ from etils import epath
 
 from bertjax import objectives
 from bertjax.config import UserError, corpus_sources, total_steps
-from bertjax.data import preparation, vocabulary
-from bertjax.data.records import fingerprint, read_manifest, require_folder
+from bertjax.data import preparation
+from bertjax.data.preparation import vocabulary
+from bertjax.data.records import require_folder
+from bertjax.data.records.manifest import fingerprint, read_manifest
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained
 from bertjax.model.kernels import has_kernels

@@ -6,8 +6,8 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data.examples import Examples
-from bertjax.data.tables import TFDS, Row, column, read_table, read_tfds
+from bertjax.data.batches.examples import Examples
+from bertjax.data.documents.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split

@@ -5,7 +5,7 @@ import itertools
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data.tables import Row, cell, column, find_table, read_table
+from bertjax.data.documents.tables import Row, cell, column, find_table, read_table
 from bertjax.tasks import ner
 from bertjax.tasks.finetuning import Dataset, FineTuningTask
 from bertjax.tasks.ner import Sentence

@@ -26,15 +26,16 @@ from absl import flags
 
 from bertjax import command
 from bertjax.config import UserError, pretraining_config
-from bertjax.data import pipeline
-from bertjax.data.corpus import read_documents
-from bertjax.data.layouts import features
-from bertjax.data.masking import masks, rules_of
-from bertjax.data.order import Order
-from bertjax.data.packing import RowSize
+from bertjax.data.batches import pipeline
+from bertjax.data.batches.masking import masks, rules_of
+from bertjax.data.batches.order import Order
+from bertjax.data.batches.packing import RowSize
+from bertjax.data.documents import sentences
+from bertjax.data.documents.corpus import read_documents
 from bertjax.data.records import RecordSet, count_records, find_records, write_records
+from bertjax.data.records.layouts import features
 from bertjax.sharding.topology import available_cores
-from bertjax.text import sentences, tokenizer
+from bertjax.text import tokenizer
 from experiments.benchmarks import google_records
 from experiments.benchmarks.processes import Cost, run
 

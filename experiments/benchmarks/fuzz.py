@@ -216,9 +216,9 @@ def train_on_records(folder):
 
 
 def read_batches(records, vocab_size):
-    from bertjax.data.order import Order
-    from bertjax.data.packing import RowSize
-    from bertjax.data.pipeline import heldout_batches, train_batches
+    from bertjax.data.batches.order import Order
+    from bertjax.data.batches.packing import RowSize
+    from bertjax.data.batches.pipeline import heldout_batches, train_batches
     from bertjax.data.records import find_records
 
     found = find_records(records, 32, 5, "train", vocab_size, measures=True)
@@ -408,7 +408,7 @@ def make_texts(folder):
 
 def read_texts(folder):
     from bertjax.config import UserError
-    from bertjax.data.corpus import read_documents
+    from bertjax.data.documents.corpus import read_documents
 
     last = None
     for path in sorted(folder.iterdir()):
@@ -523,8 +523,8 @@ def made_up_text(folder, rng):
     """Any characters, through everything that a text passes."""
     import numpy as np
 
-    from bertjax.text.documents import Document
-    from bertjax.text.sentences import split
+    from bertjax.data.documents.reading import Document
+    from bertjax.data.documents.sentences import split
 
     known = wordpiece()
 

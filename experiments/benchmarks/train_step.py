@@ -126,7 +126,7 @@ class Ours:
             from bertjax.tasks.pretraining import Pretraining
 
             return Pretraining(self.config, self.mesh, records=None)
-        from bertjax.data.examples import Examples
+        from bertjax.data.batches.examples import Examples
         from bertjax.tasks.finetuning import Dataset, FineTuning
         from bertjax.tasks.objectives import classification
 

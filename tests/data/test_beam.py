@@ -3,7 +3,9 @@
 import pytest
 
 from bertjax.config import UserError
-from bertjax.data import blocks, corpus, preparation
+from bertjax.data import preparation
+from bertjax.data.documents import corpus
+from bertjax.data.preparation import blocks
 from bertjax.text import learning
 from tests.conftest import make_corpus, tiny_config
 from tests.data.test_preparation import digest

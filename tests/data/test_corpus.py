@@ -11,9 +11,9 @@ import pytest
 from pyarrow import parquet
 
 from bertjax.config import UserError
-from bertjax.data import corpus
-from bertjax.data.corpus import portions, read_documents, read_portion
-from bertjax.text.documents import Reading, find_files
+from bertjax.data.documents import corpus
+from bertjax.data.documents.corpus import portions, read_documents, read_portion
+from bertjax.data.documents.reading import Reading, find_files
 
 
 def write(folder, **texts):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax.data.examples import (
+from bertjax.data.batches.examples import (
     LENGTHS,
     WINDOW,
     Examples,
@@ -15,7 +15,7 @@ from bertjax.data.examples import (
     packed_evaluation,
     padded_length,
 )
-from bertjax.data.packing import RowSize
+from bertjax.data.batches.packing import RowSize
 
 
 def make_examples(count, longest=100, seed=0, **fields):

@@ -18,7 +18,7 @@ import pytest
 
 from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.data import preparation
-from bertjax.data.pipeline import heldout_batches
+from bertjax.data.batches.pipeline import heldout_batches
 from bertjax.data.records import find_records
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "google_records.json"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bertjax.data.instances import (
+from bertjax.data.preparation.instances import (
     as_tokens,
     make_full_sentences,
     make_instances,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError
-from bertjax.data import order, packing, pipeline
-from bertjax.data.masking import masks
-from bertjax.data.order import Order
-from bertjax.data.packing import RowSize, pack_pretraining, plan
+from bertjax.data.batches import order, packing, pipeline
+from bertjax.data.batches.masking import masks
+from bertjax.data.batches.order import Order
+from bertjax.data.batches.packing import RowSize, pack_pretraining, plan
 from bertjax.data.records import RecordSet
 from tests.data.test_pipeline import LENGTH, PREDICTIONS, RULES, assert_same, batches_of, random_rows, write_set
 

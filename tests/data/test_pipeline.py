@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError
-from bertjax.data import layouts, order, pipeline, records
-from bertjax.data.masking import masks, rules_of
-from bertjax.data.order import Order
-from bertjax.data.packing import RowSize
-from bertjax.data.records import RecordSet
-from bertjax.data.serialization import tfrecords
+from bertjax.data import records
+from bertjax.data.batches import order, pipeline
+from bertjax.data.batches.masking import masks, rules_of
+from bertjax.data.batches.order import Order
+from bertjax.data.batches.packing import RowSize
+from bertjax.data.records import RecordSet, layouts
+from bertjax.data.records.serialization import tfrecords
 from bertjax.data.tf import tf
 from tests.data.test_records import GOOGLE, google_example
 

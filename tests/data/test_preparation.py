@@ -19,13 +19,16 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, named_stages, stage
-from bertjax.data import blocks, corpus, preparation, records, runs, selection, shards
-from bertjax.data.corpus import read_documents
-from bertjax.data.pipeline import heldout_batches
-from bertjax.data.selection import is_heldout, selection_of
+from bertjax.data import preparation, records, sorting
+from bertjax.data.batches.pipeline import heldout_batches
+from bertjax.data.documents import corpus, selection
+from bertjax.data.documents.corpus import read_documents
+from bertjax.data.documents.reading import Document
+from bertjax.data.documents.selection import is_heldout, selection_of
+from bertjax.data.preparation import blocks, shards
+from bertjax.data.records.manifest import read_manifest
 from bertjax.experiment import find_field
 from bertjax.text import tokenizer
-from bertjax.text.documents import Document
 from tests.conftest import make_corpus, preparing_in_process, tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -83,7 +86,7 @@ def test_the_seed_of_the_data_decides_and_that_of_training_does_not(corpus_file,
 
 
 def test_records_of_another_recipe_are_refused(corpus_file, records_folder):
-    manifest, config = records.read_manifest(records_folder), tiny_config(corpus_file)
+    manifest, config = read_manifest(records_folder), tiny_config(corpus_file)
     config.seed = 5
     preparation.check_recipe(config, manifest, records_folder)
     older = {**manifest, "recipe": {name: manifest["recipe"][name] for name in ("corpus", "seed", "dupe_factor")}}
@@ -143,7 +146,7 @@ def test_held_out_text_is_not_in_training(corpus_file, records_folder):
 
 
 def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(records_folder):
-    manifest = records.read_manifest(records_folder)
+    manifest = read_manifest(records_folder)
     batch = everything(records_folder, 64, 10, "train")
     pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
     # Tokens of the first segments and the actual next ones: each document three times, less what truncation took.
@@ -193,7 +196,7 @@ def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path, in_process):
 def test_documents_are_read_as_they_are_needed(monkeypatch):
     """A corpus without end: the blocks come one by one."""
     endless = (f"document {i} has a line of its own." for i in itertools.count())
-    from bertjax.text.documents import Document
+    from bertjax.data.documents.reading import Document
 
     monkeypatch.setattr(corpus, "read_group", lambda *_: (("x", Document("x", [t])) for t in endless))
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 1000)
@@ -255,7 +258,7 @@ def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_proces
     """Stopped at every block and every shard: none is made twice, and the bytes are those of an undisturbed run."""
     config = many_blocks(monkeypatch, tmp_path)
     preparation.prepare(config, tmp_path / "undisturbed")
-    monkeypatch.setattr(runs, "READ_TOGETHER", 2)
+    monkeypatch.setattr(sorting, "READ_TOGETHER", 2)
     module, name = broken.split(".")
     module = {"blocks": blocks, "shards": shards}[module]
     original, made = {"spill": "sequences_of", "write": "write_rows"}[name], []
@@ -290,7 +293,7 @@ def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp
         preparation.prepare(config, tmp_path / "learnt")
         config.tokenizer.path = str(tmp_path / "learnt/vocab.txt")
     else:
-        monkeypatch.setattr(runs, "READ_TOGETHER", 2)
+        monkeypatch.setattr(sorting, "READ_TOGETHER", 2)
     write_rows, written = shards.write_rows, []
 
     def write_some(shard, *arguments):
@@ -363,16 +366,16 @@ def test_bad_documents_are_left_out_and_counted(monkeypatch, tmp_path, in_proces
 
 def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_process):
     """And not each block for each shard."""
-    monkeypatch.setattr(runs, "READ_TOGETHER", 8)
-    monkeypatch.setattr(runs, "MERGED_BYTES", 4000)
+    monkeypatch.setattr(sorting, "READ_TOGETHER", 8)
+    monkeypatch.setattr(sorting, "MERGED_BYTES", 4000)
     monkeypatch.setattr(shards, "SHARD_BYTES", 8000)
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
-    config, opened, open_run = tiny_config(), [], runs.open_run
+    config, opened, open_run = tiny_config(), [], sorting.open_run
     config.stages, config.data.heldout_fraction = named_stages(short=stage(1, 32, 5)), 0.0
     config.tokenizer.path = str(tmp_path / "vocab.txt")
     pieces = [*tokenizer.SPECIAL_PIECES, *"the a and saw found left near stayed . ,".split()]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces + [f"x{i}" for i in range(150 - len(pieces))]))
-    monkeypatch.setattr(runs, "open_run", lambda *arguments: opened.append(arguments) or open_run(*arguments))
+    monkeypatch.setattr(sorting, "open_run", lambda *arguments: opened.append(arguments) or open_run(*arguments))
     counts = []
     for times in (1, 4, 16):
         (tmp_path / "text.txt").write_text(make_corpus(30 * times))
@@ -380,8 +383,8 @@ def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_
         opened.clear()
         preparation.prepare(config, tmp_path / f"out{times}")
         counts.append(len(opened) / len(list(tmp_path.glob(f"out{times}/*/*.tfrecord"))))
-    assert all(count <= 2 * runs.READ_TOGETHER for count in counts), counts
-    monkeypatch.setattr(runs, "READ_TOGETHER", 10**6)
+    assert all(count <= 2 * sorting.READ_TOGETHER for count in counts), counts
+    monkeypatch.setattr(sorting, "READ_TOGETHER", 10**6)
     preparation.prepare(config, tmp_path / "unmerged")
     assert digest(tmp_path / "unmerged") == digest(tmp_path / "out16")
 

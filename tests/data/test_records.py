@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError
-from bertjax.data import layouts, lengths, records
-from bertjax.data.pipeline import heldout_batches
+from bertjax.data import records
+from bertjax.data.batches.pipeline import heldout_batches
+from bertjax.data.records import layouts, lengths
+from bertjax.data.records.manifest import MANIFEST, read_manifest, write_manifest
 from bertjax.data.tf import tf
 
 # What create_pretraining_data.py writes for max_seq_length 8 and max_predictions_per_seq 2.
@@ -218,7 +220,7 @@ def test_our_own_records_are_checked_by_their_manifest(records_folder, tmp_path)
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"manifest.json: damaged, .*prepare the records again"):
         records.find_records(tmp_path, 32, 5, "train")
-    (tmp_path / "manifest.json").write_text(json.dumps(records.read_manifest(records_folder)))
+    (tmp_path / "manifest.json").write_text(json.dumps(read_manifest(records_folder)))
     with pytest.raises(UserError, match=r"train-00000.*: missing, but listed"):
         records.find_records(tmp_path, 32, 5, "train")
 
@@ -229,7 +231,7 @@ def copied(records_folder, tmp_path):
 
 
 def test_the_manifest_has_size_and_checksum_of_each_file(records_folder):
-    for found in records.read_manifest(records_folder)["sets"].values():
+    for found in read_manifest(records_folder)["sets"].values():
         for path, entry in [*found["train"].items(), *found["heldout"].items()]:
             content = (records_folder / path).read_bytes()
             assert entry == {
@@ -275,7 +277,7 @@ def test_swapped_files_are_named_even_if_they_have_the_same_size(tmp_path):
     assert len({entry["bytes"] for entry in entries.values()}) == 1
     sets = {"8": {"max_predictions_per_seq": 2, "train": entries, "heldout": {}}}
     made_with = {"kind": "wordpiece", "lowercase": True, "vocab_size": 9, "fingerprint": ""}
-    records.write_manifest(tmp_path, {"sets": sets, "recipe": {}, "tokenizer": made_with})
+    write_manifest(tmp_path, {"sets": sets, "recipe": {}, "tokenizer": made_with})
     assert records.find_records(tmp_path, 8, 2, "train").counts == (9, 9)
     swap(tmp_path / "0.tfrecord", tmp_path / "1.tfrecord")
     for on_corrupt in ("stop", "skip"):  # nothing is left to train on
@@ -298,22 +300,22 @@ def test_files_that_are_not_what_the_manifest_says_can_be_left_out(copied, capfd
 
 
 def test_manifests_of_older_versions_are_read(copied):
-    manifest = records.read_manifest(copied)
+    manifest = read_manifest(copied)
     for found in manifest["sets"].values():
         for split in ("train", "heldout"):
             found[split] = {path: entry["records"] for path, entry in found[split].items()}
     manifest["recipe"].pop("masking"), manifest.pop("layout")
     before = records.find_records(copied, 64, 10, "train")
-    records.write_manifest(copied, manifest)
+    write_manifest(copied, manifest)
     assert records.find_records(copied, 64, 10, "train") == before
 
 
 @pytest.mark.parametrize("measures", [False, True])
 def test_a_manifest_cannot_have_more_records_than_its_files_have_room_for(copied, measures):
-    manifest = records.read_manifest(copied)
+    manifest = read_manifest(copied)
     files = manifest["sets"]["64"]["train"]
     files[next(iter(files))] = 2**31
-    records.write_manifest(copied, manifest)
+    write_manifest(copied, manifest)
     with pytest.raises(
         UserError, match=r"train-00000-of-.*: cannot have 2,147,483,648 records, as the manifest says, in"
     ):
@@ -321,9 +323,9 @@ def test_a_manifest_cannot_have_more_records_than_its_files_have_room_for(copied
 
 
 def test_predictions_a_row_are_free_where_records_are_not_masked(copied):
-    manifest = records.read_manifest(copied)
+    manifest = read_manifest(copied)
     manifest["recipe"]["masking"], manifest["layout"] = "dynamic", "compact"
-    records.write_manifest(copied, manifest)
+    write_manifest(copied, manifest)
     found = records.find_records(copied, 64, 7, "train")
     assert (found.masking, found.layout, found.vocab_size) == ("dynamic", "compact", 150)
 
@@ -383,7 +385,7 @@ def test_lengths_are_those_of_the_records(records_folder):
 
 def test_a_manifest_that_counts_other_records_than_there_are_is_refused(copied):
     """A reader that believed it would look for them for ever."""
-    path = copied / records.MANIFEST
+    path = copied / MANIFEST
     manifest = json.loads(path.read_text())
     next(iter(manifest["sets"]["64"]["train"].values()))["records"] += 1000
     path.write_text(json.dumps(manifest))

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, mixture_of
-from bertjax.data import cleaning, corpus, preparation
-from bertjax.data.selection import is_heldout, selection_of
+from bertjax.data import preparation
+from bertjax.data.documents import cleaning, corpus
+from bertjax.data.documents.selection import is_heldout, selection_of
 from tests.conftest import make_corpus, tiny_config
 
 
@@ -150,7 +151,7 @@ def test_mixtures_name_sources_and_weights():
 
 
 def test_the_hash_ranges_cover_every_key(tmp_path):
-    from bertjax.data.runs import gather, write_run
+    from bertjax.data.sorting import gather, write_run
 
     rng = np.random.default_rng(0)
     keys = np.concatenate([rng.integers(2**64, size=500, dtype=np.uint64), np.array([0, 2**64 - 1], np.uint64)])

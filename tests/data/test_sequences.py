@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bertjax.config import pretraining_config
-from bertjax.data.instances import as_tokens
-from bertjax.data.job import Job, Stage
-from bertjax.data.sequences import make_rows
+from bertjax.data.preparation.instances import as_tokens
+from bertjax.data.preparation.job import Job, Stage
+from bertjax.data.preparation.sequences import make_rows
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 
 PIECES = WordPiece([*SPECIAL_PIECES, *(f"word{i}" for i in range(300))], lowercase=True)

@@ -10,7 +10,7 @@ import pytest
 
 from bertjax import tasks
 from bertjax.config import UserError, fine_tuning_config
-from bertjax.data.tables import cell, column, read_table, read_tfds
+from bertjax.data.documents.tables import cell, column, read_table, read_tfds
 from bertjax.tasks import ner, squad
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from tests.conftest import TOPICS

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError
-from bertjax.data import blocks, corpus, vocabulary
-from bertjax.data.counts import PARTS, WordCounts, sample
-from bertjax.data.selection import is_heldout, selection_of
-from bertjax.text import learning, sentences
+from bertjax.data.documents import corpus, sentences
+from bertjax.data.documents.selection import is_heldout, selection_of
+from bertjax.data.preparation import blocks, vocabulary
+from bertjax.data.preparation.counts import PARTS, WordCounts, sample
+from bertjax.text import learning
 from tests.conftest import tiny_config
 
 SIZE = {"wordpiece": 120, "sentencepiece": 80}

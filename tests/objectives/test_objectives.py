@@ -36,7 +36,7 @@ def registered():
 def added(name, ids, sizes):
     segments = (np.arange(ids.shape[1]) < sizes[:, None]).astype(np.int32)
     addition = objectives.OBJECTIVES.get(name).addition(None, None, None)
-    return addition.add({"input_ids": ids, "segments": segments}, None)
+    return addition.add({"input_ids": ids, "segments": segments}, {})
 
 
 def test_next_and_previous_words():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bertjax.data.examples import Examples
+from bertjax.data.batches.examples import Examples
 from bertjax.tasks import objectives
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.pairs import encode_pairs

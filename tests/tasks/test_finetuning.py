@@ -14,7 +14,7 @@ import pytest
 
 from bertjax import families, tasks
 from bertjax.config import BertConfig, Compute, UserError, fine_tuning_config, pretraining_config
-from bertjax.data.examples import Examples
+from bertjax.data.batches.examples import Examples
 from bertjax.interop import pretrained
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import classification, classify, finetuning, glue, objectives, sweep, validate

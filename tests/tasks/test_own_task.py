@@ -13,7 +13,7 @@ import pytest
 
 from bertjax import tasks
 from bertjax.config import UserError, fine_tuning_config
-from bertjax.data.examples import Examples
+from bertjax.data.batches.examples import Examples
 from bertjax.interop import pretrained
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.launch import launch

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 from bertjax.config import BertConfig, UserError, named_stages, stage
-from bertjax.data.examples import Examples, packed_evaluation
+from bertjax.data.batches.examples import Examples, packed_evaluation
 from bertjax.data.preparation import prepare
 from bertjax.families.with_heads import BertForPreTraining
 from bertjax.sharding.mesh import make_mesh, put_batch

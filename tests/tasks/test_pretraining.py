@@ -13,7 +13,7 @@ import pytest
 from bertjax import tasks
 from bertjax.config import UserError, named_stages, stage
 from bertjax.data import preparation, records
-from bertjax.data.pipeline import heldout_batches
+from bertjax.data.batches.pipeline import heldout_batches
 from bertjax.data.records import find_records
 from bertjax.data.tf import tf
 from bertjax.families.bert.model import BertModel

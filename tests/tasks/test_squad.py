@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, fine_tuning_config
+from bertjax.data.documents import python_docs
 from bertjax.interop import pretrained
 from bertjax.tasks import metrics, squad, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.squad import Question
-from bertjax.text import python_docs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data.additions import Addition
-from bertjax.sharding.mesh import Batch
+from bertjax.data.batches.additions import Addition, Arrays
 from bertjax.text.tokenizer import Tokenizer
 
 # Lengths of spans, in words: geometric, cut off at 10; 3.8 on average (Joshi et al. 2020, section 3.1).
@@ -107,8 +106,8 @@ class Masking(NamedTuple):
 def masks(rules: Rules) -> Addition:
     """Masks the rows of a batch when they are read, differently each time they are."""
 
-    def add(batch: Batch, draws: Draws) -> Batch:
-        masking = mask_tokens(batch["input_ids"], batch["segments"].sum(1), draws, rules)
+    def add(batch: Arrays, drawn: Arrays) -> Arrays:
+        masking = mask_tokens(batch["input_ids"], batch["segments"].sum(1), Draws(**drawn), rules)
         used = np.arange(rules.max_predictions_per_seq) < masking.counts[:, None]
         return {
             "input_ids": masking.ids,
@@ -117,7 +116,7 @@ def masks(rules: Rules) -> Addition:
             "word_weights": used.astype(np.float32),
         }
 
-    return Addition(add, lambda rng, rows, length: draw(rng, rows, length, rules))
+    return Addition(add, lambda rng, rows, length: draw(rng, rows, length, rules)._asdict())
 
 
 def mask_tokens(ids: np.ndarray, sizes: np.ndarray, draws: Draws, rules: Rules) -> Masking:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data.serialization import Numbers, read_tfrecords, tfrecords
+from bertjax.data.records.serialization import Numbers, read_tfrecords, tfrecords
 
 
 class Format(NamedTuple):

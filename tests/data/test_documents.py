@@ -11,9 +11,9 @@ import zstandard
 from pyarrow import parquet
 
 from bertjax.config import UserError
-from bertjax.data.corpus import read_documents
-from bertjax.text import python_docs, sentences
-from bertjax.text.documents import Document, Reading, find_files
+from bertjax.data.documents import python_docs, sentences
+from bertjax.data.documents.corpus import read_documents
+from bertjax.data.documents.reading import Document, Reading, find_files
 
 TEXT = "One line.\nAnother line.\n\n\nSecond document.\n"
 LINES = [["One line.", "Another line."], ["Second document."]]
@@ -53,7 +53,7 @@ def test_a_parquet_file_is_not_read_whole(tmp_path, monkeypatch):
     damaged = bytearray((tmp_path / "a.parquet").read_bytes())
     damaged[place : place + 40] = b"\xff" * 40
     (tmp_path / "a.parquet").write_bytes(damaged)
-    monkeypatch.setattr("bertjax.text.documents.PARQUET_ROWS", 2)
+    monkeypatch.setattr("bertjax.data.documents.reading.PARQUET_ROWS", 2)
     documents = read_documents([f"{tmp_path}/a.parquet"])
     assert next(documents).lines == [("0 " * 500).strip()]
     with pytest.raises(UserError, match=r"a.parquet: cannot be read as Parquet after row 14 \("):
@@ -206,7 +206,7 @@ def test_frames_that_zstd_skips(tmp_path):
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
 @pytest.mark.parametrize("compression", COMPRESS)
 def test_lines_do_not_depend_on_where_a_file_is_split(tmp_path, monkeypatch, compression, chunk):
-    monkeypatch.setattr("bertjax.text.documents.CHUNK_BYTES", chunk)
+    monkeypatch.setattr("bertjax.data.documents.reading.CHUNK_BYTES", chunk)
     (tmp_path / f"a.txt{compression}").write_bytes(2 * COMPRESS[compression](TEXT.encode() + b"\n"))
     documents = list(read_documents([f"{tmp_path}/a.txt{compression}"]))
     assert [d.lines for d in documents] == 2 * LINES
@@ -214,15 +214,15 @@ def test_lines_do_not_depend_on_where_a_file_is_split(tmp_path, monkeypatch, com
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertjax.text.documents.MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr("bertjax.text.documents.CHUNK_BYTES", 100)
+    monkeypatch.setattr("bertjax.data.documents.reading.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("bertjax.data.documents.reading.CHUNK_BYTES", 100)
     (tmp_path / "a.txt").write_text("short\n\n" + "no end " * 1000)
     with pytest.raises(UserError, match=r"a.txt:3: a line of more than 1,000 bytes"):
         lines_of(tmp_path / "a.txt")
 
 
 def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertjax.text.documents.MAX_DOCUMENT_CHARACTERS", 100)
+    monkeypatch.setattr("bertjax.data.documents.reading.MAX_DOCUMENT_CHARACTERS", 100)
     (tmp_path / "a.txt").write_text("short\n\n" + "no blank line\n" * 10)
     with pytest.raises(UserError, match=r"a.txt:3: a document of more than 100 characters, which ends with a blank"):
         lines_of(tmp_path / "a.txt")
@@ -283,8 +283,8 @@ def test_a_document_of_a_text_file_ends_where_the_config_says(tmp_path, document
 
 
 def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertjax.text.documents.MAX_DOCUMENT_CHARACTERS", 100)
-    monkeypatch.setattr("bertjax.text.documents.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("bertjax.data.documents.reading.MAX_DOCUMENT_CHARACTERS", 100)
+    monkeypatch.setattr("bertjax.data.documents.reading.MAX_LINE_BYTES", 1000)
     (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\xff\xff\nstill two\n\nthree\n\n" + b"long line\n" * 50 + b"\nfour")
     (tmp_path / "b.txt").write_bytes(b"x" * 5000 + b"\n\nfive\n\n" + b"y" * 5000)
     rows = ['{"text": "six"}', '{"text": null}', '{"text": ["a"]}', "{", '{"body": "b"}', "[]", '{"text": "seven"}']

@@ -25,13 +25,16 @@ from etils import epath
 
 from bertjax import lock
 from bertjax.config import UserError, corpus_sources, join_with_commas, mixture_of, pretraining_config, stages_of
-from bertjax.data import blocks, cleaning, corpus, records, shards, vocabulary
-from bertjax.data.corpus import Group
-from bertjax.data.job import UNFINISHED, Job, Stage
+from bertjax.data import records
+from bertjax.data.documents import cleaning, corpus
+from bertjax.data.documents.corpus import Group
+from bertjax.data.documents.selection import SPLITS, Selection, selection_of, with_repeats
+from bertjax.data.preparation import blocks, shards, vocabulary
+from bertjax.data.preparation.job import UNFINISHED, Job, Stage
+from bertjax.data.preparation.sequences import row_type
 from bertjax.data.progress import progress
-from bertjax.data.runs import merge_until_few
-from bertjax.data.selection import SPLITS, Selection, selection_of, with_repeats
-from bertjax.data.sequences import row_type
+from bertjax.data.records.manifest import MANIFEST, write_manifest
+from bertjax.data.sorting import merge_until_few
 from bertjax.data.workers import in_order, worker_pool
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
@@ -119,7 +122,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequ
             prepared = prepare_on_beam(config, output, groups, selection, given, beam_options)
         manifest = manifest_of(config, prepared, groups)
         shards.delete_others(output, manifest["sets"])
-        records.write_manifest(output, manifest)
+        write_manifest(output, manifest)
         epath.Path(prepared.job.work).parent.rmtree()
     report(manifest, time.time() - began)
     return manifest
@@ -135,7 +138,7 @@ def folder_for(output: epath.PathLike) -> epath.Path:
         raise UserError(
             f"--output={output}: storage {error} is not supported; use a folder, gs://... or s3://..."
         ) from None
-    if (output / records.MANIFEST).exists():
+    if (output / MANIFEST).exists():
         raise UserError(f"{output} already contains finished records; delete the folder, or choose another")
     return output
 
@@ -177,7 +180,7 @@ def prepare_on_beam(
     config, output: epath.Path, groups: list[Group], selection: Selection, given: Tokenizer | None, options
 ) -> Prepared:
     """Prepares the records with Apache Beam."""
-    from bertjax.data import beam  # its import takes seconds
+    from bertjax.data.preparation import beam  # its import takes seconds
 
     work = output / UNFINISHED / "beam"
     if work.exists():
@@ -268,7 +271,7 @@ def spill_all(job: Job, groups: list[Group], selection: Selection, pool, ahead: 
     totals, counts, rows = collections.Counter(), collections.Counter(), collections.Counter()
     paths, done = collections.defaultdict(list), []
     function = functools.partial(blocks.spill, job=job)
-    with progress("preparing text", groups) as bar:
+    with progress("preparing text", [group.bytes for group in groups]) as bar:
         for spilled in in_order(pool, function, blocks.read_blocks(groups, selection, counts), ahead):
             totals.update(blocks.of_split(spilled.part, spilled.stats, job))
             for stage, count, path in zip(job.stages, spilled.rows, spilled.paths):

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from bertjax.data import lengths, records
-from bertjax.data.job import Job, Stage
-from bertjax.data.layouts import features_of
-from bertjax.data.runs import ROWS, gather
-from bertjax.data.selection import SPLITS, split_of
-from bertjax.data.sequences import row_type
+from bertjax.data import records
+from bertjax.data.documents.selection import SPLITS, split_of
+from bertjax.data.preparation.job import Job, Stage
+from bertjax.data.preparation.sequences import row_type
+from bertjax.data.records import lengths
+from bertjax.data.records.layouts import features_of
+from bertjax.data.sorting import ROWS, gather
 from bertjax.files import persistently, write_whole
 
 SHARD_BYTES = 32 << 20  # most bytes of a shard's rows in memory; some 90 MB as records

@@ -23,16 +23,17 @@ except ImportError:
     beam = None
 
 from bertjax.config import UserError
-from bertjax.data import blocks, cleaning, shards, vocabulary
-from bertjax.data.blocks import Block
-from bertjax.data.cleaning import Repeats
-from bertjax.data.corpus import Group, check_not_empty
-from bertjax.data.counts import sample
-from bertjax.data.job import Job
-from bertjax.data.runs import ROWS, divide, merge
-from bertjax.data.selection import Selection
-from bertjax.data.sequences import row_type
-from bertjax.data.shards import Shard
+from bertjax.data.documents import cleaning
+from bertjax.data.documents.cleaning import Repeats
+from bertjax.data.documents.corpus import Group, check_not_empty
+from bertjax.data.documents.selection import Selection
+from bertjax.data.preparation import blocks, shards, vocabulary
+from bertjax.data.preparation.blocks import Block
+from bertjax.data.preparation.counts import sample
+from bertjax.data.preparation.job import Job
+from bertjax.data.preparation.sequences import row_type
+from bertjax.data.preparation.shards import Shard
+from bertjax.data.sorting import ROWS, divide, merge
 from bertjax.files import write_whole
 from bertjax.text.learning import COUNTED_LETTERS
 

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data.corpus import Group, check_not_empty
-from bertjax.data.instances import as_tokens
-from bertjax.data.job import Job, tokenizer_of
-from bertjax.data.runs import write_run
-from bertjax.data.selection import Selected, Selection, split_of
-from bertjax.data.sequences import make_rows, row_type
+from bertjax.data.documents import sentences
+from bertjax.data.documents.corpus import Group, check_not_empty
+from bertjax.data.documents.selection import Selected, Selection, split_of
+from bertjax.data.preparation.instances import as_tokens
+from bertjax.data.preparation.job import Job, tokenizer_of
+from bertjax.data.preparation.sequences import make_rows, row_type
+from bertjax.data.sorting import write_run
 from bertjax.files import write_whole
-from bertjax.text import sentences
 
 BLOCK_CHARACTERS = 2_000_000
 BLOCK_DOCUMENTS = 16  # least documents of a block: a random next segment comes from another document of it

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.config import UserError
-from bertjax.data.runs import gather, merge_until_few, write_run
-from bertjax.text.documents import Document
+from bertjax.data.documents.reading import Document
+from bertjax.data.sorting import gather, merge_until_few, write_run
 
 HASHED_CHARACTERS = 4_000_000  # characters hashed at a time
 RANGE_BYTES = 64 << 20  # bytes of hashes that are compared at a time

@@ -2,7 +2,7 @@
 
 import sentencex
 
-from bertjax.text.documents import Document
+from bertjax.data.documents.reading import Document
 
 MAX_SENTENCE_CHARACTERS = 100_000
 

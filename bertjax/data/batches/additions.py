@@ -1,27 +1,26 @@
 """What objectives add to the batches of a host, row by row."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from bertjax.sharding.mesh import Batch
+Arrays = dict[str, np.ndarray]  # the first axis of each is rows
 
 
 class Addition(NamedTuple):
     """Adds arrays to a batch, or changes them. A row depends on itself and its random numbers only.
 
     Attributes:
-      add: (batch of padded rows, drawn numbers of these rows) -> {name: array whose first axis is rows}.
-      draw: (generator, rows, length) -> arrays whose first axis is rows, in a tuple or a dict; None: it draws none.
+      add: (batch of padded rows, random numbers of these rows) -> the arrays that it adds, or changes.
+      draw: (generator, rows, length) -> random numbers; None: it takes none, and `add` gets an empty dict.
     """
 
-    add: Callable[[Batch, Any], Batch]
-    draw: Callable[[np.random.Generator, int, int], Any] | None = None
+    add: Callable[[Arrays, Arrays], Arrays]
+    draw: Callable[[np.random.Generator, int, int], Arrays] | None = None
 
 
-def added(batch: Batch, additions: Sequence[Addition], places: np.ndarray, block: int, seed: list[int]) -> Batch:
+def added(batch: Arrays, additions: Sequence[Addition], places: np.ndarray, block: int, seed: list[int]) -> Arrays:
     """Returns a batch with all additions, one after the other.
 
     Args:
@@ -29,7 +28,7 @@ def added(batch: Batch, additions: Sequence[Addition], places: np.ndarray, block
       block: the numbers of `block` places are drawn together.
     """
     for number, addition in enumerate(additions):
-        drawn = None
+        drawn = {}
         if addition.draw is not None:
             own = [*seed, number] if number else seed
             drawn = _drawn(addition.draw, places, block, own, batch["input_ids"].shape[1])
@@ -37,10 +36,10 @@ def added(batch: Batch, additions: Sequence[Addition], places: np.ndarray, block
     return batch
 
 
-def _drawn(draw: Callable, places: np.ndarray, block: int, seed: list[int], length: int):
+def _drawn(draw: Callable, places: np.ndarray, block: int, seed: list[int], length: int) -> Arrays:
     first, last = places[0] // block, places[-1] // block
     each = [draw(np.random.default_rng([*seed, number]), block, length) for number in range(first, last + 1)]
-    drawn = each[0] if len(each) == 1 else jax.tree.map(lambda *parts: np.concatenate(parts), *each)
-    if len(places) == len(jax.tree.leaves(drawn)[0]):
+    drawn = each[0] if len(each) == 1 else {name: np.concatenate([part[name] for part in each]) for name in each[0]}
+    if len(places) == block * len(each):
         return drawn
-    return jax.tree.map(lambda values: values[places - first * block], drawn)
+    return {name: values[places - first * block] for name, values in drawn.items()}

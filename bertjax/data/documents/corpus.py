@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bertjax.config import UserError
-from bertjax.text import documents, python_docs
-from bertjax.text.documents import Document, File, Reading
+from bertjax.data.documents import python_docs, reading
+from bertjax.data.documents.reading import Document, File, Reading
 
 PORTION_BYTES = 512_000_000
 FILE_BYTES = 1 << 15  # a smaller file counts as so many in a portion: opening one costs as much, on gs:// far more
@@ -47,7 +47,7 @@ def portions(sources: Sequence[str]) -> list[Portion]:
         elif source.startswith("hf:"):
             found.append(Portion(source, len(found), (), *_hf_identity(source, _load_hf(source))))
         else:
-            for files in _group(documents.find_files(source)):
+            for files in _group(reading.find_files(source)):
                 paths, stamps = tuple(file.path for file in files), b"".join(map(_stamp, files))
                 identity = _hash("\n".join(paths).encode() + stamps)
                 found.append(Portion(source, len(found), paths, identity, sum(f.size for f in files), stamps))
@@ -66,7 +66,7 @@ def _group(files: Iterable[File]) -> Iterator[list[File]]:
         yield group
 
 
-def read_portion(portion: Portion, how: Reading = documents.DEFAULT) -> Iterator[Document]:
+def read_portion(portion: Portion, how: Reading = reading.DEFAULT) -> Iterator[Document]:
     """Yields the documents of a portion, in order.
 
     Raises `UserError` if text cannot be read, is damaged or cut off, or is no longer what `portions` saw.
@@ -86,7 +86,7 @@ def read_portion(portion: Portion, how: Reading = documents.DEFAULT) -> Iterator
     for number, path in enumerate(portion.files):
         stamp = portion.stamps[number * STAMP_BYTES :][:STAMP_BYTES]
         _check_stamp(path, stamp)
-        yield from documents.read_file(path, how)
+        yield from reading.read_file(path, how)
         _check_stamp(path, stamp)
 
 
@@ -157,7 +157,7 @@ def read_group(group: Group, how: Reading) -> Iterator[tuple[str, Document]]:
             yield portion.source, document
 
 
-def read_documents(sources: Sequence[str], how: Reading = documents.DEFAULT) -> Iterator[Document]:
+def read_documents(sources: Sequence[str], how: Reading = reading.DEFAULT) -> Iterator[Document]:
     """Yields the documents of all sources, in order. Raises `UserError` if one is missing, empty or damaged."""
     for source, parts in itertools.groupby(portions(sources), lambda portion: portion.source):
         count = 0
@@ -172,7 +172,7 @@ def check_not_empty(counts: Mapping[str, int]) -> None:
     """Raises `UserError` if one of the sources has no documents. `counts` are the documents of all its portions."""
     for source, count in counts.items():
         if not count:
-            raise UserError(f"data.corpus: {source!r} contains no text; {documents.READABLE}")
+            raise UserError(f"data.corpus: {source!r} contains no text; {reading.READABLE}")
 
 
 def _stamp(file: File) -> bytes:
@@ -180,7 +180,7 @@ def _stamp(file: File) -> bytes:
 
 
 def _check_stamp(path: str, stamp: bytes) -> None:
-    if _stamp(documents.file_at(path)) != stamp:
+    if _stamp(reading.file_at(path)) != stamp:
         raise UserError(f"{path}: changed while the corpus was read; start again when nothing writes to it")
 
 
@@ -209,7 +209,7 @@ def _load_tfds(source: str):
         builder = tfds.builder(name)
         builder.download_and_prepare()
     except Exception as error:  # the library raises many types; each means that the dataset is unavailable
-        reason = documents.first_line(error)
+        reason = reading.first_line(error)
         raise UserError(f"data.corpus: TensorFlow Datasets cannot load {name!r} ({reason})") from None
     return builder
 
@@ -231,7 +231,7 @@ def _read_tfds(source: str, builder, how: Reading) -> Iterator[Document]:
     for number, example in enumerate(elements(dataset)):
         if not isinstance(example[feature], bytes):
             raise UserError(f"config.data.text_column = {feature!r}: in {name!r} that is no text")
-        yield from documents.as_document(f"{source} example {number}", example[feature].decode(), how)
+        yield from reading.as_document(f"{source} example {number}", example[feature].decode(), how)
 
 
 class HubSource(NamedTuple):
@@ -261,7 +261,7 @@ def _load_hf(source: str):
     try:
         return datasets.load_dataset_builder(hub.name, hub.configuration)
     except Exception as error:  # the library raises many types; each means that the data set is unavailable
-        raise UserError(f"data.corpus: {source!r} cannot be loaded ({documents.first_line(error)})") from None
+        raise UserError(f"data.corpus: {source!r} cannot be loaded ({reading.first_line(error)})") from None
 
 
 def _hf_identity(source: str, builder) -> tuple[str, int]:
@@ -285,12 +285,12 @@ def _read_hf(source: str, builder, how: Reading) -> Iterator[Document]:
     try:
         dataset = builder.as_streaming_dataset(split=hub.split)
         for table in dataset.with_format("arrow").iter(HF_ROWS):
-            documents.check_column(column, table.schema, repr(source), setting)
+            reading.check_column(column, table.schema, repr(source), setting)
             for text in table.column(column).to_pylist():
                 number += 1
-                yield from documents.as_document(f"{source} example {number}", text or "", how)
+                yield from reading.as_document(f"{source} example {number}", text or "", how)
     except UserError:
         raise
     except Exception as error:  # the library raises many types
-        reason = documents.first_line(error)
+        reason = reading.first_line(error)
         raise UserError(f"data.corpus: {source!r} cannot be read after example {number} ({reason})") from None

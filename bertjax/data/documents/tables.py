@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data import fingerprints
+from bertjax.data.documents import fingerprints
 from bertjax.files import parse_json, read_whole
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")

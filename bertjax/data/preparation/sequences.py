@@ -4,10 +4,10 @@ import random
 
 import numpy as np
 
-from bertjax.data.instances import Tokens, make_instances, of_documents, separated
-from bertjax.data.job import Job, Stage
-from bertjax.data.layouts import number_type
-from bertjax.data.masking import draw, mask_tokens, rules_of
+from bertjax.data.batches.masking import draw, mask_tokens, rules_of
+from bertjax.data.preparation.instances import Tokens, make_instances, of_documents, separated
+from bertjax.data.preparation.job import Job, Stage
+from bertjax.data.records.layouts import number_type
 from bertjax.text.tokenizer import Tokenizer
 
 

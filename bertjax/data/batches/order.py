@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from bertjax.config import UserError
-from bertjax.data import packing
-from bertjax.data.packing import Plan, RowSize
+from bertjax.data.batches import packing
+from bertjax.data.batches.packing import Plan, RowSize
 from bertjax.data.records import RecordSet
 
 MAX_LANES = 64

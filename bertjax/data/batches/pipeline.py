@@ -12,13 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.config import UserError
-from bertjax.data import faults, layouts
-from bertjax.data.additions import Addition, added
-from bertjax.data.faults import impossible
-from bertjax.data.layouts import Format
-from bertjax.data.order import Order, Span
-from bertjax.data.packing import pack_pretraining
-from bertjax.data.records import RecordSet
+from bertjax.data.batches.additions import Addition, added
+from bertjax.data.batches.order import Order, Span
+from bertjax.data.batches.packing import pack_pretraining
+from bertjax.data.records import RecordSet, faults, layouts
+from bertjax.data.records.faults import impossible
+from bertjax.data.records.layouts import Format
 from bertjax.sharding.mesh import Batch, Rows
 from bertjax.sharding.topology import available_cores
 

@@ -11,10 +11,10 @@ import tqdm
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data import layouts
-from bertjax.data.faults import BLOCK, IO_THREADS
-from bertjax.data.layouts import Format
-from bertjax.data.serialization import read_tfrecords
+from bertjax.data.records import layouts
+from bertjax.data.records.faults import BLOCK, IO_THREADS
+from bertjax.data.records.layouts import Format
+from bertjax.data.records.serialization import read_tfrecords
 from bertjax.files import read_whole, write_whole
 
 LENGTH = np.dtype("<u2")

@@ -15,13 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.config import mixture_of
-from bertjax.data import cleaning, corpus
-from bertjax.data.cleaning import Repeats
+from bertjax.data.documents import cleaning, corpus, reading, sentences
+from bertjax.data.documents.cleaning import Repeats
+from bertjax.data.documents.reading import Document
 from bertjax.data.progress import progress
 from bertjax.data.workers import in_order
 from bertjax.files import replacing
-from bertjax.text import documents, sentences
-from bertjax.text.documents import Document
 
 SPLITS = ("train", "heldout")
 SHOWN = 10  # how many documents that are no text are named in a group: the first ones
@@ -77,12 +76,12 @@ class Selection:
 
         def on_bad(fault: str) -> None:
             if not skips:
-                documents.stop_at(fault)
+                reading.stop_at(fault)
             counts["bad_documents"] += 1
             if counts["bad_documents"] <= SHOWN:
                 _say_once(f"left out: {fault}")
 
-        how = documents.Reading(data["text_column"], data["document"], on_bad, on_read)
+        how = reading.Reading(data["text_column"], data["document"], on_bad, on_read)
         for place, (source, document) in enumerate(corpus.read_group(group, how)):
             counts["read", source] += 1
             if fault := sentences.fault_in(document, data["language"], data["split_sentences"]):
@@ -138,7 +137,7 @@ def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, po
         counts = collections.Counter()
         found = ((position, document) for group in groups for position, _, document in selection.clean(group, counts))
         write, size = functools.partial(cleaning.write_hashes, folder=folder, rules=rules), 0
-        with progress("looking for repeats", groups) as bar:
+        with progress("looking for repeats", [group.bytes for group in groups]) as bar:
             for written in in_order(pool, write, enumerate(cleaning.in_pieces(found)), ahead):
                 size += written
                 bar.update(counts["bytes"] - bar.n)

@@ -1,69 +1,24 @@
-"""Sets of TFRecord files, and the manifest stored with them."""
+"""Records of pre-training: sets of TFRecord files, found with or without a manifest, written, and counted."""
 
 import dataclasses
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import TypedDict
 
 import google_crc32c
-import msgspec
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data import lengths
-from bertjax.data.faults import HEAD_BYTES, check_files, crc32c_of
-from bertjax.data.layouts import Format, features
-from bertjax.data.serialization import Numbers, count_of, tfrecords
-from bertjax.files import inside, parse_json, read_json, read_whole, replacing, write_whole
+from bertjax.data.records import lengths
+from bertjax.data.records.faults import HEAD_BYTES, check_files, crc32c_of
+from bertjax.data.records.layouts import Format, features
+from bertjax.data.records.manifest import MANIFEST, Count, read_manifest
+from bertjax.data.records.serialization import Numbers, count_of, tfrecords
+from bertjax.files import inside, parse_json, read_whole, replacing, write_whole
 
-MANIFEST = "manifest.json"
 COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # in the cache
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-
-
-class TokenizerEntry(TypedDict):
-    kind: Literal["wordpiece", "sentencepiece", "bytes", "bpe"]
-    lowercase: bool
-    vocab_size: Count
-    fingerprint: str
-
-
-class FileEntry(TypedDict):
-    """A file of records; the manifests of older versions have less than `write_records` and `lengths.write` return."""
-
-    records: Count
-    bytes: NotRequired[Count]
-    crc32c: NotRequired[Count]
-    head_crc32c: NotRequired[Count]
-    lengths_crc32c: NotRequired[Count]
-    source: NotRequired[str]  # only of files that hold out one of several sources
-
-
-class SetEntry(TypedDict):
-    """The records of one length: their files by path, relative to the folder."""
-
-    max_predictions_per_seq: Count
-    train: dict[str, FileEntry | Count]
-    heldout: dict[str, FileEntry | Count]
-
-
-class Manifest(TypedDict):
-    """What `MANIFEST` says of a folder of records; `preparation.manifest_of` makes it."""
-
-    recipe: dict[str, Any]
-    layout: NotRequired[Literal["google", "compact"]]
-    tokenizer: TokenizerEntry
-    sets: dict[str, SetEntry]
-    corpus: NotRequired[dict[str, int]]  # what was read and left out
-    sources: NotRequired[dict[str, dict[str, int]]]
-    read: NotRequired[dict[str, dict[str, Any]]]  # source -> `corpus.Extent`
-    cleaning: NotRequired[dict[str, int]]
-    real_tokens_share: NotRequired[dict[str, float]]  # length -> share in training sequences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,34 +77,6 @@ def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray | 
 
 def set_folder(length: int) -> str:
     return f"length{length}"
-
-
-def read_manifest(folder: epath.PathLike) -> Manifest | None:
-    """Returns the manifest of a folder of records; None if it has none, as records from Google's code do."""
-    path = epath.Path(folder) / MANIFEST
-    return read_json(path, Manifest, "prepare the records again") if path.exists() else None
-
-
-def training_shares(folder: epath.PathLike) -> dict[str, float]:
-    """Returns the share of each source in the text that is trained on; empty if the manifest does not say it."""
-    sources = (read_manifest(folder) or {}).get("sources", {})
-    total = sum(source["characters"] for source in sources.values())
-    return {name: source["characters"] / total for name, source in sources.items()} if total else {}
-
-
-def fingerprint(folder: epath.PathLike) -> str:
-    """Returns a hash that changes if the records become others: of what the manifest says, or of names and sizes."""
-    if manifest := read_manifest(folder):
-        content = [manifest["sets"], manifest["tokenizer"]["fingerprint"]]
-    else:
-        paths = [*epath.Path(folder).glob("*"), *epath.Path(folder).glob("length*/*")]
-        content = sorted([path.name, path.stat().length] for path in paths if "tfrecord" in path.name.lower())
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def write_manifest(folder: epath.PathLike, manifest: Mapping) -> None:
-    """Writes the manifest. Call this last: a folder with a manifest is complete."""
-    write_whole(epath.Path(folder) / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 def require_folder(folder: epath.PathLike) -> epath.Path:

@@ -12,14 +12,14 @@ from etils import epath
 
 from bertjax import families
 from bertjax.config import UserError
-from bertjax.data import cleaning, corpus
-from bertjax.data.blocks import Block, read_blocks
-from bertjax.data.corpus import Group
-from bertjax.data.counts import Sample, WordCounts, sample
+from bertjax.data.documents import cleaning, corpus, sentences
+from bertjax.data.documents.corpus import Group
+from bertjax.data.documents.selection import Selection, selection_of, with_repeats
+from bertjax.data.preparation.blocks import Block, read_blocks
+from bertjax.data.preparation.counts import Sample, WordCounts, sample
 from bertjax.data.progress import progress
-from bertjax.data.selection import Selection, selection_of, with_repeats
 from bertjax.data.workers import in_order, worker_pool
-from bertjax.text import learning, sentences, tokenizer
+from bertjax.text import learning, tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -101,7 +101,7 @@ def count_corpus(how: Words, groups: Iterable[Group], selection: Selection, work
     train = (block for block in read_blocks(groups, selection, read) if block.part == "train")
     with tempfile.TemporaryDirectory(dir=work) as folder:
         counts = WordCounts(pathlib.Path(folder), most)
-        with progress("counting words", groups) as bar:
+        with progress("counting words", [group.bytes for group in groups]) as bar:
             for words in in_order(pool, functools.partial(count_block, how=how), train, ahead):
                 counts.add(words)
                 bar.update(read["bytes"] - bar.n)

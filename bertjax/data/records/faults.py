@@ -10,9 +10,9 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data import layouts
-from bertjax.data.layouts import Format
-from bertjax.data.serialization import read_tfrecords
+from bertjax.data.records import layouts
+from bertjax.data.records.layouts import Format
+from bertjax.data.records.serialization import read_tfrecords
 from bertjax.files import persistently
 
 PART = 1 << 20  # bytes read at a time

@@ -1,0 +1,1 @@
+"""Where text and labelled data lie, how they are read, and which documents are used."""
