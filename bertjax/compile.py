@@ -45,15 +45,15 @@ def main(arguments: list[str]) -> None:
     jax.config.update("jax_platforms", "cpu")  # leave this machine's accelerators alone
     jax.config.update("jax_enable_compilation_cache", False)  # reading the cache needs the TPU
 
-    from bertjax.planner import report
+    from bertjax.planner import summary
     from bertjax.planner.plan import plan, settings_that_fit
 
     plans = plan(config, target, real_tokens_share=shares)
-    print(report.as_json(plans) if _JSON.value else report.as_table(plans, target, _PRICE.value), flush=True)
+    print(summary.as_json(plans) if _JSON.value else summary.as_table(plans, target, _PRICE.value), flush=True)
     if failing := [result for result in plans if not result.fits]:
         print("searching for settings that fit ...", file=sys.stderr, flush=True)
         found = next(settings_that_fit(config, target, [result.stage for result in failing], shares), None)
-        raise UserError(report.out_of_memory(failing, found))
+        raise UserError(summary.out_of_memory(failing, found))
 
 
 def real_tokens_share(config) -> list[float]:

@@ -25,7 +25,7 @@ flags.mark_flags_as_required(["checkpoint", "output"])
 
 def main(texts: list[str]) -> None:
     from bertjax.config import UserError
-    from bertjax.model.hidden_states import WITHOUT_WEIGHTS, check_layers
+    from bertjax.model.layer_choice import WITHOUT_WEIGHTS, check_layers
 
     if _LAYERS.value not in WITHOUT_WEIGHTS:
         raise UserError(f"--layers={_LAYERS.value}: choose one of {', '.join(WITHOUT_WEIGHTS)}")
@@ -42,7 +42,7 @@ def main(texts: list[str]) -> None:
     from bertjax import families
     from bertjax.interop import pretrained
     from bertjax.sharding.mesh import compute_for
-    from bertjax.tasks import extraction
+    from bertjax.tasks import hidden_states
 
     command.keep_compiled()
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
@@ -50,7 +50,7 @@ def main(texts: list[str]) -> None:
     model = families.of(source.config).model(source.config, compute_for(source.dtype))
     params = jax.device_put(source.params["bert"])  # once, not per batch
     given = (model, params, source.tokenizer, all_texts, _LAYERS.value, _POOL.value or "")
-    written = extraction.write(_OUTPUT.value, *given)
+    written = hidden_states.write(_OUTPUT.value, *given)
     note = f"; {written.cut} of them cut to {source.config.max_position_embeddings} tokens" if written.cut else ""
     shape = ", ".join(map(str, written.shape))
     print(f"{written.name} [{shape}] of {written.texts} texts in {_OUTPUT.value}{note}", flush=True)

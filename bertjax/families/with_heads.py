@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from bertjax import families
 from bertjax.config import BertConfig, Compute
 from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, pooled_flops, word_flops
-from bertjax.model.hidden_states import HIDDEN_STATES, combine, count_layers
+from bertjax.model.layer_choice import HIDDEN_STATES, combine, count_layers
 from bertjax.model.lstm import BiLSTM
 from bertjax.model.plain_attention import Cache
 from bertjax.model.segments import join_ends

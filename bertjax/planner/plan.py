@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from bertjax import families
 from bertjax.config import UserError, stages_of
 from bertjax.planner import hlo
-from bertjax.planner.kernels import kernel_seconds
+from bertjax.planner.kernel_times import kernel_seconds
 from bertjax.sharding.mesh import make_mesh, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import GIB, Accelerator

@@ -13,7 +13,7 @@ from bertjax.config import UserError
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import Row, cell, column
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import metrics, objectives
+from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.finetuning import Dataset, InputForm, Split
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
@@ -89,7 +89,7 @@ def dataset(
         Split(examples, _scorer(examples.labels, metric_names, table.suffix, is_class=bool(labels)))
         for table, examples in zip(dev, splits[1:])
     ]
-    objective = objectives.classification(len(labels)) if labels else objectives.regression()
+    output_layer = output_layers.classification(len(labels)) if labels else output_layers.regression()
     gold = splits[1].labels
     constants = np.bincount(gold).argsort()[::-1][:2] if labels else ()  # the best guesses, of two classes both
     baseline = max((METRICS[metric_names[0]](gold, np.full(len(gold), i)) for i in constants), default=0.0)
@@ -97,7 +97,7 @@ def dataset(
         baseline = 2 / len(gold) ** 0.5
     more_metrics = [name + table.suffix for table in dev for name in metric_names][1:]
     return Dataset(
-        objective,
+        output_layer,
         tuple(labels),
         splits[0],
         tuple(dev_splits),
@@ -123,10 +123,10 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
     """Yields, per text or pair, `label` and `probabilities` by label, or `score` for regression; `cut` if truncated."""
     firsts, seconds = [text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
     rows = source.params["classifier"]["dense"]["bias"].shape[0]
-    objective = objectives.classification(rows) if rows > 1 else objectives.regression()
+    output_layer = output_layers.classification(rows) if rows > 1 else output_layers.regression()
     input_ids, token_types, cut = encode_pairs(source.tokenizer, firsts, seconds, source.max_seq_length)
     names = source.label_names(rows) if rows > 1 else ()
-    for logits, was_cut in zip(objectives.predict(objective, source, Examples(input_ids, token_types)), cut):
+    for logits, was_cut in zip(output_layers.predict(output_layer, source, Examples(input_ids, token_types)), cut):
         more = {"cut": True} if was_cut else {}
         if rows == 1:
             yield {"score": float(logits[0]), **more}

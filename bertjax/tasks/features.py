@@ -5,10 +5,10 @@ import functools
 
 from bertjax import families
 from bertjax.families.with_heads import BertForFeatureBasedTagging, forward_flops, lstm_flops
-from bertjax.model.hidden_states import HIDDEN_STATES, TABLE_7, check_layers
-from bertjax.tasks import ner, objectives
+from bertjax.model.layer_choice import HIDDEN_STATES, TABLE_7, check_layers
+from bertjax.tasks import ner, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask
-from bertjax.tasks.objectives import Objective
+from bertjax.tasks.output_layers import OutputLayer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import at_least_one, one_of
 
@@ -18,7 +18,7 @@ ARCHITECTURE = "BertForFeatureBasedTagging"  # transformers has no such class
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """Loads the files of `tasks.ner`. Raises `UserError` for missing or invalid files."""
     dataset = ner.load(config, tokenizer)
-    return dataclasses.replace(dataset, objective=tagging(len(dataset.labels)))
+    return dataclasses.replace(dataset, output_layer=tagging(len(dataset.labels)))
 
 
 def validate(config) -> None:
@@ -27,8 +27,8 @@ def validate(config) -> None:
     at_least_one(config, "head.lstm_size")
 
 
-def tagging(labels: int) -> Objective:
-    """Like `objectives.tagging`; `config.head` sets the model's `layers`, `lstm_size` and `lstm_layers`."""
+def tagging(labels: int) -> OutputLayer:
+    """Like `output_layers.tagging`; `config.head` sets the model's `layers`, `lstm_size` and `lstm_layers`."""
 
     def flops(model: BertForFeatureBasedTagging, sequences: int, length: int) -> int:
         # BERT has no backward pass.
@@ -36,7 +36,7 @@ def tagging(labels: int) -> Objective:
 
     make_model = functools.partial(BertForFeatureBasedTagging, labels=labels)
     return dataclasses.replace(
-        objectives.tagging(labels),
+        output_layers.tagging(labels),
         architecture=ARCHITECTURE,
         make_model=make_model,
         frozen=("bert",),
@@ -48,7 +48,7 @@ TASK = FineTuningTask(
     architecture=ARCHITECTURE,
     inputs=ner.INPUTS,
     load=load,
-    predict=functools.partial(ner.predict, objective=tagging),
+    predict=functools.partial(ner.predict, output_layer=tagging),
     validate=validate,
     identity=("head.layers", "head.lstm_size", "head.lstm_layers"),
     paper_sweep=f"layers={','.join(TABLE_7)}",

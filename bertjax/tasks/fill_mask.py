@@ -10,7 +10,7 @@ import numpy as np
 from bertjax import families
 from bertjax.config import UserError
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.tasks.objectives import check_numbers
+from bertjax.tasks.output_layers import check_numbers
 from bertjax.text.tokenizer import Tokenizer
 
 

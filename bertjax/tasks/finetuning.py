@@ -19,7 +19,7 @@ from bertjax.families.with_heads import cast_encoder
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
-from bertjax.tasks.objectives import Objective, apply, make_predictor
+from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
@@ -106,7 +106,7 @@ class Dataset:
       notes: lines to print about the data.
     """
 
-    objective: Objective
+    output_layer: OutputLayer
     labels: tuple[str, ...]
     train: Examples
     dev: tuple[Split, ...]
@@ -145,16 +145,16 @@ class FineTuning:
         for examples in (dataset.train, *(split.examples for split in dataset.dev)):
             check_indices(examples, dataset.labels, families.config_of(config))
         head = config.get("head", {})
-        self.model = dataset.objective.model(families.config_of(config), head, compute=compute_on(mesh, config))
-        self.frozen = dataset.objective.frozen
-        if config.packing and not dataset.objective.packs_rows_of(self.model):
+        self.model = dataset.output_layer.model(families.config_of(config), head, compute=compute_on(mesh, config))
+        self.frozen = dataset.output_layer.frozen
+        if config.packing and not dataset.output_layer.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
         self.total_steps = count_steps(config, len(dataset.train))
         given = (dataset.train, config.batch_size, config.seed, config.model.max_position_embeddings)
         ways = mesh.shape["data"] * mesh.shape["fsdp"]
         self._order = PackedOrder(*given, ways * config.microbatches) if config.packing else TrainingOrder(*given)
         self._predict = make_predictor(
-            self.model, dataset.objective.pooled, mesh, config.batch_size // config.microbatches, config.packing
+            self.model, dataset.output_layer.pooled, mesh, config.batch_size // config.microbatches, config.packing
         )
         self._shapes = functools.lru_cache(2)(self._shapes)
         self._outputs: list = []  # outputs of the last evaluation, per dev split
@@ -174,8 +174,8 @@ class FineTuning:
         return cast_encoder(params, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
-        objective = self.dataset.objective
-        losses, correct = objective.loss(apply(self.model, objective.pooled, params, batch, dropout_keys), batch)
+        output_layer = self.dataset.output_layer
+        losses, correct = output_layer.loss(apply(self.model, output_layer.pooled, params, batch, dropout_keys), batch)
         weights = batch["weights"]
         tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
         padding = batch["segments"].size - tokens
@@ -206,7 +206,7 @@ class FineTuning:
         shapes = np.concatenate([self._shapes(epoch) for epoch in range(first, epochs[-1] + 1)])
         shapes = shapes[(epochs - first) * size + steps % size]
         shapes, counts = np.unique(shapes, axis=0, return_counts=True)
-        flops = self.dataset.objective.flops
+        flops = self.dataset.output_layer.flops
         return sum(count * flops(self.model, *shape) for shape, count in zip(shapes.tolist(), counts.tolist()))
 
     def _shapes(self, epoch: int) -> np.ndarray:
@@ -270,7 +270,7 @@ def info_of(config, material: Material) -> RunInfo:
     dataset = material.dataset
     return RunInfo(
         config.copy_and_resolve_references(),
-        architecture=dataset.objective.architecture,
+        architecture=dataset.output_layer.architecture,
         labels=dataset.labels,
         tokenizer=tokenizer_entry(material.tokenizer),
         train_examples=len(dataset.train),

@@ -15,9 +15,9 @@ from bertjax.config import UserError
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import TFDS, cell, read_text, read_tfds
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import metrics, objectives
+from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
-from bertjax.tasks.objectives import Objective
+from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.words import split_words
@@ -86,7 +86,7 @@ def dataset(
     baseline = 0.0 if has_entities else max(tags.values()) / tags.total()
     more_metrics = ("precision", "recall") if has_entities else ()
     return Dataset(
-        objectives.tagging(len(labels)),
+        output_layers.tagging(len(labels)),
         labels,
         examples,
         (Split(dev_examples, score),),
@@ -274,7 +274,9 @@ def read_tags(
 
 
 def predict(
-    source: Pretrained, texts: Sequence[tuple[str, ...]], objective: Callable[[int], Objective] = objectives.tagging
+    source: Pretrained,
+    texts: Sequence[tuple[str, ...]],
+    output_layer: Callable[[int], OutputLayer] = output_layers.tagging,
 ) -> Iterator[dict]:
     """Yields, per text, its `words`, `tags` and `offsets` (start and end characters); `entities` if all tags are BIO.
 
@@ -285,7 +287,7 @@ def predict(
     words = [tuple(text[start:end] for start, end in found) for (text,), found in zip(texts, places)]
     sentences = [Sentence(found, (labels[0],) * len(found), index) for index, found in enumerate(words)]
     examples = encode(sentences, labels, source.tokenizer, source.max_seq_length, with_context=False)
-    logits = objectives.predict(objective(len(labels)), source, examples)
+    logits = output_layers.predict(output_layer(len(labels)), source, examples)
     has_entities = all(map(is_bio, labels))
     for (text,), sentence, offsets, tags in zip(
         texts, sentences, places, read_tags(sentences, labels, examples, logits)

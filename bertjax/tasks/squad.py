@@ -19,7 +19,7 @@ from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import TFDS, cell, column, read_text, read_tfds
 from bertjax.files import parse_json
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import metrics, objectives
+from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.text.tokenizer import Encoding, Tokenizer
@@ -123,7 +123,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     split = Split(dev_examples, score, decide, files, read_logits)
     unanswerable = sum(not question.answers for question in dev) / len(dev)  # the share that "no answer" gets right
     more = ("exact_match",)
-    return Dataset(objectives.spans(), (), encoded.examples, (split,), "f1", notes, unanswerable, more)
+    return Dataset(output_layers.spans(), (), encoded.examples, (split,), "f1", notes, unanswerable, more)
 
 
 def find_file(folder: str, name: str, version: str) -> epath.Path:
@@ -401,7 +401,7 @@ def _sizes(source: Pretrained) -> dict[str, int]:
 
 def _answers_by(source: Pretrained, questions: Sequence[Question], sizes: dict[str, int]) -> dict:
     examples, windows, *_ = encode(questions, source.tokenizer, **sizes, with_labels=False)
-    return answers(questions, windows, objectives.predict(objectives.spans(), source, examples))
+    return answers(questions, windows, output_layers.predict(output_layers.spans(), source, examples))
 
 
 def most_query_tokens(longest: int) -> int:

@@ -9,7 +9,7 @@ from bertjax.config import UserError
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import metrics, objectives
+from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
@@ -36,7 +36,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
 
     notes += [f"{len(train)} training examples", *seen_in_training(texts[0], ("dev examples", texts[1]))]
     baseline = float(np.bincount(dev.labels).max() / len(dev))
-    return Dataset(objectives.choice(), (), train, (Split(dev, score),), "accuracy", tuple(notes), baseline)
+    return Dataset(output_layers.choice(), (), train, (Split(dev, score),), "accuracy", tuple(notes), baseline)
 
 
 def _endings(row: Row) -> list[str]:
@@ -86,7 +86,7 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
     """
     choices = [(sentence, endings) for sentence, *endings in texts]
     examples, cut = encode(choices, None, source.tokenizer, source.max_seq_length)
-    for scores, was_cut in zip(objectives.predict(objectives.choice(), source, examples), cut):
+    for scores, was_cut in zip(output_layers.predict(output_layers.choice(), source, examples), cut):
         more = {"cut": True} if was_cut else {}
         yield {"choice": int(scores.argmax()), "probabilities": metrics.softmax(scores).tolist(), **more}
 

@@ -21,7 +21,7 @@ import time
 
 import numpy as np
 
-from bertjax.tasks import objectives, validate
+from bertjax.tasks import output_layers, validate
 from experiments import glue, ner, squad
 
 SST2_ROWS, CONLL_SENTENCES, SQUAD_QUESTIONS, SQUAD_DEV_QUESTIONS = 5000, 3000, 3000, 1000
@@ -228,7 +228,7 @@ def same_when_exported(name: str, config, dataset, workdir, folder) -> str:
     examples = dataset.dev[0].examples
     config.init_checkpoint = str(folder)
     theirs = predict_theirs(make_theirs(name, config, dataset), examples)
-    ours = objectives.predict(dataset.objective, pretrained.read(workdir), examples)
+    ours = output_layers.predict(dataset.output_layer, pretrained.read(workdir), examples)
     axis = 0 if name == "squad" else -1  # the likeliest token of each side; otherwise the likeliest label
     same = sum(np.array_equal(a.argmax(axis), b.argmax(axis)) for a, b in zip(ours, theirs))
     off = max(np.abs(a - b).max() for a, b in zip(ours, theirs))

@@ -21,7 +21,7 @@ from bertjax import tasks
 from bertjax.interop import pretrained
 from bertjax.model import products
 from bertjax.sharding.mesh import compute_for, make_mesh, replicated
-from bertjax.tasks.objectives import Predictor
+from bertjax.tasks.output_layers import Predictor
 
 ROUNDS = 3
 
@@ -43,10 +43,12 @@ def project(x, kernel, compute, outputs_first: bool = False):
 
 def measured(dataset, source, dtype: str):
     """Returns the scores on the dev sets, the seconds of each round, and all decisions."""
-    objective, mesh = dataset.objective, make_mesh(source.settings, jax.devices()[:1])
+    output_layer, mesh = dataset.output_layer, make_mesh(source.settings, jax.devices()[:1])
     compute = compute_for("float32" if dtype == "int8" else dtype)
-    model = objective.model(source.config, source.head, compute=compute)
-    predictor = Predictor(model, objective.pooled, mesh, source.settings.batch_size, objective.packs_rows_of(model))
+    model = output_layer.model(source.config, source.head, compute=compute)
+    predictor = Predictor(
+        model, output_layer.pooled, mesh, source.settings.batch_size, output_layer.packs_rows_of(model)
+    )
     params, seconds = jax.device_put(source.params, replicated(mesh)), []
     with mock.patch("bertjax.model.attention.project", project if dtype == "int8" else products.project):
         for _ in range(1 + ROUNDS):

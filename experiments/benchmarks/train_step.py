@@ -128,7 +128,7 @@ class Ours:
             return Pretraining(self.config, self.mesh, records=None)
         from bertjax.data.batches.examples import Examples
         from bertjax.tasks.finetuning import Dataset, FineTuning
-        from bertjax.tasks.objectives import classification
+        from bertjax.tasks.output_layers import classification
 
         ids = [np.zeros(self.case.length, np.int32)] * self.case.sequences  # only their lengths are used
         examples = Examples(ids, ids, [0] * len(ids))

@@ -1,4 +1,4 @@
-"""Packing: what a plan promises, and packed batches beside the padded ones they are made of."""
+"""Packing: what an arrangement promises, and packed batches beside the padded ones they are made of."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from bertjax.config import UserError
 from bertjax.data.batches import order, packing, pipeline
 from bertjax.data.batches.masking import masks
 from bertjax.data.batches.order import Order
-from bertjax.data.batches.packing import RowSize, pack_pretraining, plan
+from bertjax.data.batches.packing import RowSize, arrange, pack_pretraining
 from bertjax.data.records import RecordSet
 from tests.data.test_pipeline import LENGTH, PREDICTIONS, RULES, assert_same, batches_of, random_rows, write_set
 
@@ -20,7 +20,7 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def assert_plan(found, lengths, size, row=ROW):
+def assert_arrangement(found, lengths, size, row=ROW):
     """Each sequence comes once, each step has `size`, and those of a row lie side by side and fit."""
     there = found.order >= 0
     assert sorted(found.order[there]) == list(range(len(lengths)))
@@ -43,7 +43,7 @@ def like_wikipedia(count, seed=0):
 @pytest.mark.parametrize("count, size", [(64 * 256, 64), (1000, 8), (1003, 16), (64, 64), (5, 8), (7, 1)])
 def test_each_sequence_has_one_place_and_each_step_its_number(count, size):
     lengths = like_wikipedia(count)
-    assert_plan(plan(lengths, size, ROW, rng()), lengths, size)
+    assert_arrangement(arrange(lengths, size, ROW, rng()), lengths, size)
 
 
 @pytest.mark.parametrize("lengths", [[512], [170], [64], [1], [171, 341], [512, 1], [512, 300, 30]])
@@ -51,12 +51,12 @@ def test_each_sequence_has_one_place_and_each_step_its_number(count, size):
 def test_so_it_is_where_the_numbers_do_not_work_out(lengths, size):
     """Rows of three cannot be dealt to steps of four."""
     lengths = np.resize(np.array(lengths), 48 * 5)
-    assert_plan(plan(lengths, size, ROW, rng()), lengths, size)
+    assert_arrangement(arrange(lengths, size, ROW, rng()), lengths, size)
 
 
 def test_rows_are_full():
     lengths = like_wikipedia(64 * 1024)
-    found = plan(lengths, 64, ROW, rng())
+    found = arrange(lengths, 64, ROW, rng())
     needed = lengths.sum(dtype=int) / 512 / 1024
     assert needed < found.count < needed + 1.2  # the last row of a step need not be full
     assert (found.rows.max(1) + 1).mean() < needed / 0.99
@@ -67,27 +67,31 @@ def test_planning_a_large_epoch_is_not_quadratic(monkeypatch):
     calls, exchange = [], packing._exchange
     monkeypatch.setattr(packing, "_exchange", lambda *arguments: calls.append(1) or exchange(*arguments))
     lengths = np.clip(rng().lognormal(3, 0.4, 20_000), 6, 128).astype(int)
-    found = plan(lengths, 4, RowSize(128, 16), rng())
-    assert_plan(found, lengths, 4, RowSize(128, 16))
+    found = arrange(lengths, 4, RowSize(128, 16), rng())
+    assert_arrangement(found, lengths, 4, RowSize(128, 16))
     assert 1000 < len(calls) < 20 * 5000
 
 
 @pytest.mark.parametrize("wrong", [0, 513])
 def test_a_length_that_no_row_can_hold_is_refused(wrong):
     with pytest.raises(UserError, match=f"a sequence has {wrong} tokens, but a row holds 1 to 512"):
-        plan(np.array([100, wrong, 200]), 2, ROW, rng())
+        arrange(np.array([100, wrong, 200]), 2, ROW, rng())
 
 
 def test_a_row_holds_no_more_sequences_than_it_may():
     lengths = np.full(4096, 9)
-    found = plan(lengths, 64, RowSize(512, 4), rng())
-    assert_plan(found, lengths, 64, RowSize(512, 4))
+    found = arrange(lengths, 64, RowSize(512, 4), rng())
+    assert_arrangement(found, lengths, 64, RowSize(512, 4))
     assert found.count == 16
 
 
 def test_a_plan_is_random_but_a_function_of_its_seed():
     lengths = like_wikipedia(2000)
-    one, same, other = plan(lengths, 8, ROW, rng(1)), plan(lengths, 8, ROW, rng(1)), plan(lengths, 8, ROW, rng(2))
+    one, same, other = (
+        arrange(lengths, 8, ROW, rng(1)),
+        arrange(lengths, 8, ROW, rng(1)),
+        arrange(lengths, 8, ROW, rng(2)),
+    )
     assert all(np.array_equal(a, b) for a, b in zip(one, same))
     assert (one.order != other.order).mean() > 0.9
 
@@ -97,7 +101,7 @@ def test_any_sequence_may_come_in_any_step():
     lengths = np.concatenate([[511, 1, 512], rng().integers(20, 500, 397)])
     steps, companions = [], set()
     for seed in range(400):
-        found = plan(lengths, 16, ROW, rng(seed))
+        found = arrange(lengths, 16, ROW, rng(seed))
         step = np.empty(400, int)
         step[found.order.ravel()] = np.repeat(np.arange(25), 16)
         steps.append(step)
@@ -234,7 +238,7 @@ def test_the_number_of_rows_hardly_changes(monkeypatch):
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 32)
     lengths = rng().integers(8, 512, 40_000).astype(np.uint16)
     made = Order(RecordSet(("a",), (40_000,), lengths=lengths), 24, 0, ROW)
-    own = {made.plan(0, window).count for window in range(40)}
+    own = {made.arrangement(0, window).count for window in range(40)}
     assert len(own) > 1 and len({made.rows(window * made.steps, 1) for window in range(40)}) <= 2
 
 

@@ -33,7 +33,7 @@ from bertjax.interop import huggingface, pretrained
 from bertjax.interop.variables import to_params, to_variables, variable_shapes
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import put_batch
-from bertjax.tasks import finetuning, objectives
+from bertjax.tasks import finetuning, output_layers
 from bertjax.tasks.generation import Sampling, generate
 from bertjax.text import learning, tokenizer
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
@@ -417,15 +417,15 @@ def their_targets(kind: str, batch: dict) -> dict:
 
 
 @pytest.mark.parametrize(
-    "kind, objective",
+    "kind, output_layer",
     [
-        ("classification", objectives.classification(3)),
-        ("regression", objectives.regression()),
-        ("tagging", objectives.tagging(3)),
-        ("spans", objectives.spans()),
+        ("classification", output_layers.classification(3)),
+        ("regression", output_layers.regression()),
+        ("tagging", output_layers.tagging(3)),
+        ("spans", output_layers.spans()),
     ],
 )
-def test_fine_tuning_goes_the_same_way_step_by_step(kind, objective, tmp_path):
+def test_fine_tuning_goes_the_same_way_step_by_step(kind, output_layer, tmp_path):
     """Loss, norm of the gradients, clipping, warm-up, decay of the rate and of the weights: beside torch's own AdamW.
 
     The decay of the weights is so strong here that leaving it out, or applying it elsewhere, cannot hide.
@@ -436,14 +436,19 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, objective, tmp_path):
     config.model.update(dataclasses.asdict(TINY), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config.model.hidden_act = "gelu"
     labels = ("a", "b", "c") if kind in ("classification", "tagging") else ()
-    dataset = finetuning.Dataset(objective, labels, random_examples(kind), (), "")
+    dataset = finetuning.Dataset(output_layer, labels, random_examples(kind), (), "")
     task = finetuning.FineTuning(config, one_device_mesh(config), dataset)
     program = make_program(task, config, task.mesh)
     state = program.init(jax.random.key(0))
     huggingface.write(
-        tmp_path, families.config_of(config), jax.device_get(state.params), None, objective.architecture, labels=labels
+        tmp_path,
+        families.config_of(config),
+        jax.device_get(state.params),
+        None,
+        output_layer.architecture,
+        labels=labels,
     )
-    loader = getattr(transformers, objective.architecture.replace("BertFor", "AutoModelFor"))
+    loader = getattr(transformers, output_layer.architecture.replace("BertFor", "AutoModelFor"))
     model = loader.from_pretrained(tmp_path, attn_implementation="eager").train()
     first = {name: x.detach().clone() for name, x in model.named_parameters()}
     is_decayed = {name: not name.endswith("bias") and "LayerNorm" not in name for name in first}

@@ -12,10 +12,10 @@ from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.families.bert.model import BertModel
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import huggingface, pretrained
-from bertjax.model.hidden_states import WITHOUT_WEIGHTS, check_layers
+from bertjax.model.layer_choice import WITHOUT_WEIGHTS, check_layers
 from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks import extraction
-from bertjax.tasks.extraction import extract
+from bertjax.tasks import hidden_states
+from bertjax.tasks.hidden_states import extract
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.step import make_program
 from tests.interop.test_golden import GOLDEN, edit, only
@@ -181,9 +181,9 @@ def test_hidden_states_are_the_layers_of_the_paper(golden, five_layers, choice):
 def test_features_are_written_a_portion_at_a_time(golden, tmp_path, monkeypatch):
     model, params, path = BertModel(golden.config), golden.params["bert"], tmp_path / "new/f.npz"
     texts = [*TEXTS, ""] * 9
-    monkeypatch.setattr(extraction, "PORTION", 100)
+    monkeypatch.setattr(hidden_states, "PORTION", 100)
     given = (model, params, golden.tokenizer)
-    written = extraction.write(path, *given, lambda: iter(texts), "last")
+    written = hidden_states.write(path, *given, lambda: iter(texts), "last")
     expected = [states for text in [*TEXTS, ""] for states in extract(*given, [text], "last")] * 9
     assert written == ("hidden", (sum(map(len, expected)), golden.config.hidden_size), 45, 9)
     with np.load(path) as arrays:
@@ -191,14 +191,14 @@ def test_features_are_written_a_portion_at_a_time(golden, tmp_path, monkeypatch)
         assert arrays.keys() == {"hidden", "offsets"} and arrays["offsets"][-1] == len(arrays["hidden"])
     for found, wanted in zip(parts, expected, strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
-    extraction.write(path, *given, lambda: texts, "last", "mean")
+    hidden_states.write(path, *given, lambda: texts, "last", "mean")
     with np.load(path) as arrays:
         assert arrays.keys() == {"vectors"}
         np.testing.assert_allclose(arrays["vectors"], [states.mean(0) for states in expected], atol=1e-5)
 
     before, calls = path.read_bytes(), iter([texts, texts[:-1]])
     with pytest.raises(UserError, match="--input: has changed while it was read"):
-        extraction.write(path, *given, lambda: next(calls), "last")
+        hidden_states.write(path, *given, lambda: next(calls), "last")
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 

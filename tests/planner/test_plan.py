@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh
 
 from bertjax.config import UserError, named_stages, stage, stages_of
-from bertjax.planner import hlo, report
+from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.sharding.topology import GENERATIONS, accelerator
 from bertjax.tasks.pretraining import Pretraining, packed_rows
@@ -193,11 +193,11 @@ def test_what_does_not_fit_is_said_with_what_does():
     target = accelerator("v5litepod-1")
     (result,) = plan(config, target)
     assert not result.fits and result.hbm_used_bytes > result.hbm_available_bytes
-    line = report.out_of_memory([result, result], {"remat": "full", "microbatches": 2})
+    line = summary.out_of_memory([result, result], {"remat": "full", "microbatches": 2})
     assert line.count("stage 0 (length 128) runs out of memory by") == 2
     assert line.endswith("; it fits with --config.remat=full --config.microbatches=2")
-    assert "does not fit" in report.as_table([result], target)
-    (row,) = json.loads(report.as_json([result]))
+    assert "does not fit" in summary.as_table([result], target)
+    (row,) = json.loads(summary.as_json([result]))
     assert row["estimated_step_seconds"] is None and row["hbm_used_bytes"] > row["hbm_available_bytes"]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bertjax.data.batches.examples import Examples
-from bertjax.tasks import objectives
+from bertjax.tasks import output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.validation import require
@@ -27,12 +27,12 @@ def load(config, tokenizer):
         return {"accuracy": float((np.stack(logits).argmax(-1) == dev.labels).mean())}
 
     split = Split(dev, score, decide=lambda logits: {"margin": 0.25})
-    return Dataset(objectives.classification(2), ("without", "with"), train, (split,), "accuracy", ("three words",))
+    return Dataset(output_layers.classification(2), ("without", "with"), train, (split,), "accuracy", ("three words",))
 
 
 def predict(source, texts):
     input_ids, token_types, _ = encode_pairs(source.tokenizer, [text for (text,) in texts], None, source.max_seq_length)
-    for logits in objectives.predict(objectives.classification(2), source, Examples(input_ids, token_types)):
+    for logits in output_layers.predict(output_layers.classification(2), source, Examples(input_ids, token_types)):
         letter, margin = source.settings.data.letter, source.decided["margin"]
         yield {"label": source.labels[int(logits.argmax())], "letter": letter, "margin": margin}
 

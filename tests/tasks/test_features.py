@@ -7,7 +7,7 @@ import pytest
 from bertjax.config import BertConfig, UserError, fine_tuning_config
 from bertjax.families.with_heads import BertForFeatureBasedTagging
 from bertjax.interop import pretrained
-from bertjax.model.hidden_states import TABLE_7
+from bertjax.model.layer_choice import TABLE_7
 from bertjax.tasks import features, metrics, ner, sweep, validate
 from bertjax.tasks.launch import launch
 from experiments.features import get_config

@@ -17,9 +17,9 @@ from bertjax.config import BertConfig, Compute, UserError, fine_tuning_config, p
 from bertjax.data.batches.examples import Examples
 from bertjax.interop import pretrained
 from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks import classification, classify, finetuning, glue, objectives, sweep, validate
+from bertjax.tasks import classification, classify, finetuning, glue, output_layers, sweep, validate
 from bertjax.tasks.launch import launch
-from bertjax.tasks.objectives import Objective
+from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.sinks.jsonl import read_metrics
@@ -161,7 +161,7 @@ def test_a_checkpoint_predicts_in_the_type_of_its_run_or_a_given_one(tuned):
 
     def predicted(*dtype):
         source = pretrained.read_with_tokenizer(workdir, *dtype)
-        return np.array(objectives.predict(objectives.classification(2), source, examples))
+        return np.array(output_layers.predict(output_layers.classification(2), source, examples))
 
     exact, rounded = predicted(), predicted("bfloat16")
     assert (exact == predicted("float32")).all()
@@ -357,40 +357,40 @@ class MeanPooled(nn.Module):
 
 def test_a_model_of_somebody_elses_has_the_logits_that_it_declares(checkpoint):
     """Five of a text of three tokens, not one of each of them."""
-    objective = Objective("Mine", MeanPooled, objectives.classification(5).loss, pooled=True)
+    output_layer = OutputLayer("Mine", MeanPooled, output_layers.classification(5).loss, pooled=True)
     source, ids = pretrained.read(checkpoint), np.zeros((1, 8), np.int32)
     params = nn.meta.unbox(jax.jit(MeanPooled(source.config).init)(jax.random.key(0), ids, ids + 1, ids)["params"])
     source = dataclasses.replace(source, params=params)
     texts = [np.array([2, 7, 3]), np.array([2, 7, 8, 9, 3])]
-    found = objectives.predict(objective, source, Examples(texts, [np.zeros_like(x) for x in texts]))
+    found = output_layers.predict(output_layer, source, Examples(texts, [np.zeros_like(x) for x in texts]))
     assert [logits.shape for logits in found] == [(5,), (5,)]
     with pytest.raises(TypeError, match="pooled"):  # it cannot be left open
-        Objective("Mine", MeanPooled, objectives.classification(5).loss)
+        OutputLayer("Mine", MeanPooled, output_layers.classification(5).loss)
 
 
 def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
     """Four times the same sequence: with dropout four scores, without it one."""
     source = pretrained.read(checkpoint)
-    objective = objectives.choice()
-    model = objective.make_model(dataclasses.replace(source.config, hidden_dropout_prob=0.5))
+    output_layer = output_layers.choice()
+    model = output_layer.make_model(dataclasses.replace(source.config, hidden_dropout_prob=0.5))
     ids = [np.arange(5, 15)] * 8
     batch = Examples(ids, [np.zeros(10, int)] * 8, np.array([0, 3]), choices=4).batch(np.arange(2), 16)
     params = jax.jit(model.init)(
         jax.random.key(0), *(batch[n][:, 0] for n in ("input_ids", "segments", "token_types"))
     )["params"]
     keys = jax.random.split(jax.random.key(1), 2)
-    apply = jax.jit(functools.partial(objectives.apply, model, objective.pooled))
+    apply = jax.jit(functools.partial(output_layers.apply, model, output_layer.pooled))
     dropped = np.asarray(apply(params, batch, keys))
     assert dropped.shape == (2, 4) and len(np.unique(dropped.round(6))) == 8
     np.testing.assert_allclose(np.ptp(np.asarray(apply(params, batch))), 0, atol=1e-6)
 
 
 def test_answers_do_not_reach_into_padding(checkpoint):
-    objective = objectives.spans()
+    output_layer = output_layers.spans()
     logits = np.zeros((1, 6, 2), np.float32)
     logits[0, 4:] = 50.0  # padding
     batch = {"segments": np.array([[1, 1, 1, 1, 0, 0]]), "labels": np.array([[1, 2]])}
-    losses, _ = objective.loss(logits, batch)
+    losses, _ = output_layer.loss(logits, batch)
     np.testing.assert_allclose(losses, [np.log(4)], rtol=1e-5)
 
 
@@ -599,7 +599,7 @@ def test_a_report_plans_no_epoch_after_the_next(tuned, checkpoint, monkeypatch, 
     order, planned = task._order, []
     shape = order.shape
     monkeypatch.setattr(order, "shape", lambda step: planned.append(step) or shape(step))
-    size, flops = order.steps_per_epoch, dataset.objective.flops
+    size, flops = order.steps_per_epoch, dataset.output_layer.flops
     exact = [flops(task.model, *shape(step)) for step in range(2 * size)]
     assert task.flops(0, 2 * size) == sum(exact) and task.flops(size - 3, size + 2) == sum(exact[size - 3 : size + 2])
     assert task.flops(3, task.total_steps) == pytest.approx(sum(exact) * 20, rel=0.1)

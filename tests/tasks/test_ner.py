@@ -180,7 +180,7 @@ def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
     source = dataclasses.replace(source, labels=labels, params=source.params | head)
     known = {"John": 1, "Mary": 1, "Paris": 3, "Rome": 3, "Berlin": 3, "\u5317": 3, "\u4eac": 4}
 
-    def predict(objective, source, examples):
+    def predict(output_layer, source, examples):
         words = iter(known.get(word, 0) for word in SPLIT)
         scores = []
         for marks in examples.labels:
@@ -189,7 +189,7 @@ def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
                 scores[-1][place, next(words)] = 1
         return scores
 
-    monkeypatch.setattr(ner.objectives, "predict", predict)
+    monkeypatch.setattr(ner.output_layers, "predict", predict)
     found, nothing = ner.predict(source, [(RAW + " \u200b",), ("\u200b",)])
     assert found["words"] == SPLIT == [RAW[start:end] for start, end in found["offsets"]]
     assert [(e["type"], e["text"]) for e in found["entities"]] == [

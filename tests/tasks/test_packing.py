@@ -15,8 +15,8 @@ from bertjax.data.batches.examples import Examples, packed_evaluation
 from bertjax.data.preparation import prepare
 from bertjax.families.with_heads import BertForPreTraining
 from bertjax.sharding.mesh import make_mesh, put_batch
-from bertjax.tasks import objectives, pretraining_run
-from bertjax.tasks.objectives import Predictor, apply
+from bertjax.tasks import output_layers, pretraining_run
+from bertjax.tasks.output_layers import Predictor, apply
 from bertjax.tasks.pretraining import Pretraining, row_size
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint
@@ -267,12 +267,12 @@ def examples_of(kind, count=20, seed=0):
     return Examples(ids, types, labels, choices, per_token=kind == "tagging")
 
 
-OBJECTIVES = {
-    "classification": objectives.classification(4),
-    "regression": objectives.regression(),
-    "choice": objectives.choice(),
-    "tagging": objectives.tagging(4),
-    "spans": objectives.spans(),
+OUTPUT_LAYERS = {
+    "classification": output_layers.classification(4),
+    "regression": output_layers.regression(),
+    "choice": output_layers.choice(),
+    "tagging": output_layers.tagging(4),
+    "spans": output_layers.spans(),
 }
 
 
@@ -282,21 +282,21 @@ def batches_of(examples):
     return examples.batch(np.arange(len(examples)), 12), examples.packed(found, *places), found[0]
 
 
-@pytest.fixture(scope="module", params=OBJECTIVES)
+@pytest.fixture(scope="module", params=OUTPUT_LAYERS)
 def fine_tuning(request):
-    objective, examples = OBJECTIVES[request.param], examples_of(request.param)
-    model = objective.make_model(BERT)
+    output_layer, examples = OUTPUT_LAYERS[request.param], examples_of(request.param)
+    model = output_layer.make_model(BERT)
     ids = np.zeros((1, 8), np.int32)
     params = model.init(jax.random.key(1), ids, ids, ids)["params"]
     params = nn.meta.unbox(params)
     params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), params)
 
     def loss(params, batch):
-        losses, correct = objective.loss(apply(model, objective.pooled, params, batch), batch)
+        losses, correct = output_layer.loss(apply(model, output_layer.pooled, params, batch), batch)
         weights = batch["weights"] / batch["weights"].sum()
         return (weights * losses).sum(), (weights * correct).sum()
 
-    return objective, model, params, examples, loss
+    return output_layer, model, params, examples, loss
 
 
 def test_loss_and_gradient_of_each_task_are_those_of_padded_examples(fine_tuning):
@@ -334,9 +334,11 @@ def test_examples_do_not_see_each_other(fine_tuning):
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_predictions_of_packed_examples_are_those_of_padded_ones(fine_tuning, devices):
-    objective, model, params, examples, _ = fine_tuning
+    output_layer, model, params, examples, _ = fine_tuning
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), ("data", "fsdp", "tensor"))
-    padded, packed = (Predictor(model, objective.pooled, mesh, 8, packs)(params, examples) for packs in (False, True))
+    padded, packed = (
+        Predictor(model, output_layer.pooled, mesh, 8, packs)(params, examples) for packs in (False, True)
+    )
     assert len(packed) == len(padded) == len(examples)
     for one, other in zip(packed, padded):
         assert one.shape == other.shape

@@ -20,7 +20,7 @@ from bertjax.families.bert.model import BertModel
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
 from bertjax.interop import pretrained
 from bertjax.tasks import fill_mask, finetuning, generation, pretraining, pretraining_run
-from bertjax.tasks.extraction import extract
+from bertjax.tasks.hidden_states import extract
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_run import find_or_prepare, report
 from bertjax.text import tokenizer

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from bertjax.data.batches import packing
-from bertjax.data.batches.packing import Plan, RowSize, first_in_row, numbers_in_row
+from bertjax.data.batches.packing import Arrangement, RowSize, first_in_row, numbers_in_row
 from bertjax.sharding.mesh import Batch, Rows
 
 # Lengths that batches are padded to. Each costs a compilation; more lengths mean less padding.
@@ -101,7 +101,7 @@ class Examples:
         """Packs examples into `count` rows; -1 at the end is none.
 
         Args:
-          examples, rows, starts: `[examples]`, as in `packing.Plan`. The choices of an example lie side by side.
+          examples, rows, starts: `[examples]`, as in `packing.Arrangement`. The choices of an example lie side by side.
 
         Returns:
           `input_ids`, `segments`, `token_types`, `positions` `[count, tokens]`, where `segments` numbers the
@@ -233,7 +233,7 @@ def row_for(examples: Examples, batch_size: int, longest: int, multiple: int) ->
 
 
 class PackedOrder:
-    """Assigns examples to the steps of training, packed. Each epoch is planned as a whole, see `packing.plan`.
+    """Assigns examples to the steps of training, packed. Each epoch is arranged as a whole, see `packing.arrange`.
 
     Args:
       longest, multiple: see `row_for`.
@@ -243,21 +243,21 @@ class PackedOrder:
         self._examples, self._batch_size, self._seed, self._multiple = examples, batch_size, seed, multiple
         self.steps_per_epoch = steps_per_epoch(len(examples), batch_size)
         self.row = row_for(examples, batch_size, longest, multiple)
-        self.plan = functools.lru_cache(2)(self.plan)
+        self.arrangement = functools.lru_cache(2)(self.arrangement)
 
-    def plan(self, epoch: int) -> Plan:
+    def arrangement(self, epoch: int) -> Arrangement:
         rng = np.random.default_rng([self._seed, 0, epoch])
-        return packing.plan(self._examples.tokens, self._batch_size, self.row, rng)
+        return packing.arrange(self._examples.tokens, self._batch_size, self.row, rng)
 
     def shape(self, step: int) -> tuple[int, int]:
         """Returns how many rows are computed in a step, and their length."""
-        return packing.whole(self.plan(step // self.steps_per_epoch).count, self._multiple), self.row.tokens
+        return packing.whole(self.arrangement(step // self.steps_per_epoch).count, self._multiple), self.row.tokens
 
     def batches(self, steps: range, rows: Rows) -> Iterator[Batch]:
         """Yields the batches of `steps`, of which each host computes its `rows`."""
         for step in steps:
             epoch, number = divmod(step, self.steps_per_epoch)
-            order, in_rows, starts, _ = self.plan(epoch)
+            order, in_rows, starts, _ = self.arrangement(epoch)
             count, _ = self.shape(step)
             batch = self._examples.packed(order[number], in_rows[number], starts[number], count, self.row)
             own = rows(count)

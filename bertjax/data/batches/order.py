@@ -2,11 +2,11 @@
 
 The records of a set form one list, divided into `lanes` ranges of equal size. Each lane reads its range again and
 again: its files in random order in each epoch, and their records in windows. A group of lanes fills the same rows of
-every batch from their windows. If the lengths of the records are known, `packing` plans the steps of a window such that
+every batch from their windows. If the lengths of the records are known, `packing` arranges the steps of a window such that
 few rows hold them; packed or not, a run takes the same records in the same step. Otherwise each lane is a group, and
 its window is shuffled.
 
-File order and plans come from generators seeded with (seed, lane, epoch) or (seed, group, window), so any step can be
+File order and arrangements come from generators seeded with (seed, lane, epoch) or (seed, group, window), so any step can be
 computed without the steps before it. A host reads only the groups of its rows, and so opens only the files in their
 ranges.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from bertjax.config import UserError
 from bertjax.data.batches import packing
-from bertjax.data.batches.packing import Plan, RowSize
+from bertjax.data.batches.packing import Arrangement, RowSize
 from bertjax.data.records import RecordSet
 
 MAX_LANES = 64
@@ -62,7 +62,7 @@ class Order:
         self.steps = max(1, min(SHUFFLE_WINDOW, files.total // self.lanes) // width)
         self.window = self.steps * width
         self._firsts = np.cumsum([0, *files.counts])  # record of each file in the list
-        self.plan = functools.lru_cache(4 * self.groups)(self.plan)
+        self.arrangement = functools.lru_cache(4 * self.groups)(self.arrangement)
         self._most_rows = functools.lru_cache(None)(self._most_rows)
 
     @property
@@ -106,14 +106,14 @@ class Order:
                 skip = max(0, skip - count)
             epoch += 1
 
-    def plan(self, group: int, window: int) -> Plan:
-        """Plans the steps of a window. Its sequences are the group's records, lane by lane in reading order."""
+    def arrangement(self, group: int, window: int) -> Arrangement:
+        """Arranges the steps of a window. Its sequences are the group's records, lane by lane in reading order."""
         rng = np.random.default_rng([self.seed, group, 1, window])
         lanes = self.lanes_of(group)
         if self.files.lengths is None:
             return packing.shuffled(len(lanes) * self.window, self.group_size, rng)
         lengths = np.concatenate([self._lengths(lane, window) for lane in lanes])
-        return packing.plan(lengths, self.group_size, self.row, rng)
+        return packing.arrange(lengths, self.group_size, self.row, rng)
 
     def _lengths(self, lane: int, window: int) -> np.ndarray:
         """The lengths of a lane's records in a window, in reading order."""
@@ -132,7 +132,7 @@ class Order:
 
     def _most_rows(self, window: int) -> int:
         """Returns the most rows that a group has in any step of the window."""
-        return max(self.plan(group, window).count for group in range(self.groups))
+        return max(self.arrangement(group, window).count for group in range(self.groups))
 
     def sequences_of(self, groups: np.ndarray) -> np.ndarray:
         """Returns which sequences of each batch some groups have, as padded batches number them."""
@@ -144,7 +144,7 @@ class Order:
         The rows are counted from 0 over those of these groups.
         """
         window, offset = divmod(step, self.steps)
-        plans = [self.plan(group, window) for group in groups.tolist()]
+        arrangements = [self.arrangement(group, window) for group in groups.tolist()]
         share = count // self.groups
-        rows = np.concatenate([plan.rows[offset] + place * share for place, plan in enumerate(plans)])
-        return rows, np.concatenate([plan.starts[offset] for plan in plans])
+        rows = np.concatenate([each.rows[offset] + place * share for place, each in enumerate(arrangements)])
+        return rows, np.concatenate([each.starts[offset] for each in arrangements])

@@ -1,6 +1,6 @@
 """Packing: several sequences share a row of a batch, so that few of its tokens are padding.
 
-A plan assigns the sequences of a window to its steps. It is made of rows, not of sequences: best-fit decreasing packs
+An arrangement assigns the sequences of a window to its steps. It is made of rows, not of sequences: best-fit decreasing packs
 the whole window at once, which fills rows far better than the few sequences of a step would; then the rows are dealt to
 the steps, so that each has as many sequences as the config says, in nearly the same number of rows.
 """
@@ -26,7 +26,7 @@ class RowSize(NamedTuple):
     predictions: int = 0  # masked tokens
 
 
-class Plan(NamedTuple):
+class Arrangement(NamedTuple):
     """The sequences of each step, and their places in its rows.
 
     Attributes:
@@ -41,14 +41,14 @@ class Plan(NamedTuple):
     count: int
 
 
-def shuffled(sequences: int, size: int, rng: np.random.Generator) -> Plan:
-    """Plans steps of `size` sequences in random order, each in a row of its own. `size` divides `sequences`."""
+def shuffled(sequences: int, size: int, rng: np.random.Generator) -> Arrangement:
+    """Arranges steps of `size` sequences in random order, each in a row of its own. `size` divides `sequences`."""
     order = rng.permutation(sequences).reshape(-1, size)
-    return Plan(order, np.broadcast_to(np.arange(size), order.shape), np.zeros_like(order), size)
+    return Arrangement(order, np.broadcast_to(np.arange(size), order.shape), np.zeros_like(order), size)
 
 
-def plan(lengths: np.ndarray, size: int, row: RowSize, rng: np.random.Generator) -> Plan:
-    """Plans the steps of a window so that few rows hold its sequences; which of equal length go where is random.
+def arrange(lengths: np.ndarray, size: int, row: RowSize, rng: np.random.Generator) -> Arrangement:
+    """Arranges the steps of a window so that few rows hold its sequences; which of equal length go where is random.
 
     Args:
       lengths: `[sequences]` tokens of each, from 1 to `row.tokens`.
@@ -73,9 +73,9 @@ def plan(lengths: np.ndarray, size: int, row: RowSize, rng: np.random.Generator)
 
     count = int(row_of_step.max()) + 1
     if len(lengths) == steps * size:
-        return Plan(*(values.reshape(steps, size) for values in (place, row_of_step, starts)), count)
+        return Arrangement(*(values.reshape(steps, size) for values in (place, row_of_step, starts)), count)
     column = np.arange(len(lengths)) - step_first[step]
-    found = Plan(*(np.full((steps, size), fill) for fill in (-1, 0, 0)), count)
+    found = Arrangement(*(np.full((steps, size), fill) for fill in (-1, 0, 0)), count)
     for table, values in zip(found, (place, row_of_step, starts)):
         table[step, column] = values
     return found
@@ -202,7 +202,7 @@ def pack_pretraining(
     Args:
       batch: the arrays that `pipeline.train_batches` describes.
       numbers: `[sequences]` row of each in the padded batch of all hosts.
-      rows, starts: `[sequences]`, as in `Plan`.
+      rows, starts: `[sequences]`, as in `Arrangement`.
       kinds: "token" or "sequence", by the names of what objectives have added to the batch.
 
     Returns:

@@ -116,7 +116,7 @@ def _stream(order: Order, form: Format, rows: np.ndarray) -> Stream:
     def places(step):
         return step * order.batch_size + rows
 
-    # In the third place of its seeds, file order has 0, and plans have 1.
+    # In the third place of its seeds, file order has 0, and arrangements have 1.
     return Stream(records, spans, places, order.batch_size, [order.seed, 0, 2])
 
 
@@ -136,7 +136,7 @@ def _groups(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, st
     def orders(group):
         window, offset = divmod(step, order.steps)
         while True:
-            yield order.plan(int(group), window).order[offset:].ravel()
+            yield order.arrangement(int(group), window).order[offset:].ravel()
             window, offset = window + 1, 0
 
     def lane_windows(lane):

@@ -1,4 +1,4 @@
-"""The objectives of fine-tuning: model, loss, and prediction of logits."""
+"""The output layers of fine-tuning: model, loss, and prediction of logits."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ PREDICTION_BATCH = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class OutputLayer:
     """The model and the loss of a kind of output layer.
 
     Args:
@@ -66,13 +66,13 @@ class Objective:
         return self.packs and not getattr(model, "lstm_size", 0) and families.of(model.config).packs
 
 
-def classification(labels: int) -> Objective:
+def classification(labels: int) -> OutputLayer:
     """Labels are `[batch]` class indices."""
     make_model = functools.partial(BertForSequenceClassification, labels=labels)
-    return Objective("BertForSequenceClassification", make_model, _cross_entropy, packs=True, pooled=True)
+    return OutputLayer("BertForSequenceClassification", make_model, _cross_entropy, packs=True, pooled=True)
 
 
-def regression() -> Objective:
+def regression() -> OutputLayer:
     """Labels are `[batch]` numbers. The loss is the squared error, as in transformers; errors below 0.5 are correct."""
 
     def loss(logits, batch):
@@ -80,16 +80,16 @@ def regression() -> Objective:
         return jnp.square(error), jnp.abs(error) < 0.5
 
     make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return Objective("BertForSequenceClassification", make_model, loss, packs=True, pooled=True)
+    return OutputLayer("BertForSequenceClassification", make_model, loss, packs=True, pooled=True)
 
 
-def tagging(labels: int) -> Objective:
+def tagging(labels: int) -> OutputLayer:
     """Labels are `[batch, length]` class indices; those with weight 0 are ignored."""
     make_model = functools.partial(BertForTokenClassification, labels=labels)
-    return Objective("BertForTokenClassification", make_model, _cross_entropy, packs=True, pooled=False)
+    return OutputLayer("BertForTokenClassification", make_model, _cross_entropy, packs=True, pooled=False)
 
 
-def spans() -> Objective:
+def spans() -> OutputLayer:
     """Labels are `[batch, 2]`, first and last token. The loss is the mean of both (run_squad.model_fn_builder)."""
 
     def loss(logits, batch):
@@ -102,13 +102,13 @@ def spans() -> Objective:
         losses, correct = _cross_entropy(jnp.swapaxes(logits, -1, -2), {"labels": labels})
         return losses.mean(-1), correct.all(-1)
 
-    return Objective("BertForQuestionAnswering", BertForQuestionAnswering, loss, packs=True, pooled=False)
+    return OutputLayer("BertForQuestionAnswering", BertForQuestionAnswering, loss, packs=True, pooled=False)
 
 
-def choice() -> Objective:
+def choice() -> OutputLayer:
     """Labels are the `[batch]` indices of the correct sequence among several, each of which has one logit."""
     make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return Objective("BertForMultipleChoice", make_model, _cross_entropy, packs=True, pooled=True)
+    return OutputLayer("BertForMultipleChoice", make_model, _cross_entropy, packs=True, pooled=True)
 
 
 def _cross_entropy(logits, batch):
@@ -186,15 +186,17 @@ class Predictor:
 make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # compiled once for all trials of a search
 
 
-def predict(objective: Objective, source, examples: Examples) -> list[np.ndarray]:
+def predict(output_layer: OutputLayer, source, examples: Examples) -> list[np.ndarray]:
     """Returns the logits of each example by a checkpoint (`interop.pretrained.Pretrained`), using one device.
 
     Raises `UserError` if they are no numbers.
     """
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
-    model = objective.model(source.config, source.head, compute=compute_for(source.dtype))
+    model = output_layer.model(source.config, source.head, compute=compute_for(source.dtype))
     params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
-    found = Predictor(model, objective.pooled, mesh, PREDICTION_BATCH, objective.packs_rows_of(model))(params, examples)
+    found = Predictor(model, output_layer.pooled, mesh, PREDICTION_BATCH, output_layer.packs_rows_of(model))(
+        params, examples
+    )
     check_numbers(*found)
     return found
 

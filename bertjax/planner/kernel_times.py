@@ -53,7 +53,7 @@ def _analyse(*arguments) -> dict[str, int]:
     """Cycles of each kernel for `TOKENS` tokens: `_main` in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         flags = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_static_llo_profile_to={folder}"
-        command = [sys.executable, "-m", "bertjax.planner.kernels", json.dumps(arguments)]
+        command = [sys.executable, "-m", "bertjax.planner.kernel_times", json.dumps(arguments)]
         environment = {**os.environ, "LIBTPU_INIT_ARGS": flags, "JAX_PLATFORMS": "cpu"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

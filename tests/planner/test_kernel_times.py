@@ -6,7 +6,7 @@ import pytest
 
 from bertjax.config import BertConfig
 from bertjax.planner.hlo import HloModule, Kernel
-from bertjax.planner.kernels import kernel_seconds
+from bertjax.planner.kernel_times import kernel_seconds
 from bertjax.sharding.topology import GENERATIONS
 
 CONFIG = BertConfig(hidden_size=128, num_attention_heads=2)

@@ -14,8 +14,8 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.files import replacing
-from bertjax.model.hidden_states import combine
-from bertjax.tasks.objectives import check_numbers
+from bertjax.model.layer_choice import combine
+from bertjax.tasks.output_layers import check_numbers
 from bertjax.text.tokenizer import Tokenizer
 
 BATCH_SIZE = 32
@@ -40,7 +40,7 @@ def extract(
     Args:
       model: an encoder, of any family.
       texts: those with more tokens than the model has positions are cut.
-      layers: one of `hidden_states.WITHOUT_WEIGHTS`; the model must have enough layers.
+      layers: one of `layer_choice.WITHOUT_WEIGHTS`; the model must have enough layers.
       pool: "mean" yields `[width]` instead, the mean over all tokens with [CLS] and [SEP], and "cls" that of [CLS].
     """
     longest = model.config.max_position_embeddings
