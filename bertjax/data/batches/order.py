@@ -2,13 +2,13 @@
 
 The records of a set form one list, divided into `lanes` ranges of equal size. Each lane reads its range again and
 again: its files in random order in each epoch, and their records in windows. A group of lanes fills the same rows of
-every batch from their windows. If the lengths of the records are known, `packing` arranges the steps of a window such that
-few rows hold them; packed or not, a run takes the same records in the same step. Otherwise each lane is a group, and
-its window is shuffled.
+every batch from their windows. If the lengths of the records are known, `packing` arranges the steps of a window such
+that few rows hold them; packed or not, a run takes the same records in the same step. Otherwise each lane is a group,
+and its window is shuffled.
 
-File order and arrangements come from generators seeded with (seed, lane, epoch) or (seed, group, window), so any step can be
-computed without the steps before it. A host reads only the groups of its rows, and so opens only the files in their
-ranges.
+File order and arrangements come from generators seeded with (seed, lane, epoch) or (seed, group, window), so any step
+can be computed without the steps before it. A host reads only the groups of its rows, and so opens only the files in
+their ranges.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """Packing: several sequences share a row of a batch, so that few of its tokens are padding.
 
-An arrangement assigns the sequences of a window to its steps. It is made of rows, not of sequences: best-fit decreasing packs
-the whole window at once, which fills rows far better than the few sequences of a step would; then the rows are dealt to
-the steps, so that each has as many sequences as the config says, in nearly the same number of rows.
+An arrangement assigns the sequences of a window to its steps. It is made of rows, not of sequences: best-fit decreasing
+packs the whole window at once, which fills rows far better than the few sequences of a step would; then the rows are
+dealt to the steps, so that each has as many sequences as the config says, in nearly the same number of rows.
 """
 
 import collections
