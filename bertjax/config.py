@@ -23,7 +23,7 @@ def field(default, role: str = "", **limits):
 
     Args:
       role: size: the shapes of params depend on it; form: which params there are; behaviour: what else a checkpoint
-        determines; "": none of these, so that every run may choose it.
+        determines; choice: what it was trained with, though a run may choose otherwise; "": none of these.
       limits: `choices`, or `least`, `most`, `above` and `below`.
     """
     return dataclasses.field(default=default, metadata={"role": role, **limits})
@@ -59,7 +59,7 @@ class BertConfig:
     attention: str = field("auto", choices=("auto", "xla", "fused"))
     # Where BERT differs from the models it is compared with. BERT's choice comes first.
     family: str = field("bert", "form")  # one of `families`
-    causal: bool = field(False, "behaviour")  # tokens attend to earlier ones only, and learn to predict the next one
+    causal: bool = field(False, "choice")  # tokens attend to earlier ones only, and learn to predict the next one
     positions: str = field("learned", "form", choices=("learned", "sinusoidal", "none"))  # sinusoidal: Transformer's
     norm: str = field("post", "form", choices=("post", "pre"))  # LayerNorm after each sum; before each part (GPT-2)
     # The words' output layer. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
@@ -96,9 +96,6 @@ class Compute:
         """Whether products take another type than activations have."""
         return self.product_dtype != self.dtype
 
-
-# The fields that Google's and Hugging Face's configs of a BERT do not have.
-OWN_FIELDS = (*fields_of(BertConfig, "form"), "causal", "attention")
 
 # (layers, hidden size, heads). base and large: Devlin et al. 2019, section 3; other BERTs: Turc et al. 2019, table 1;
 # gpt: Radford et al. 2018, section 4.1; gpt2: Radford et al. 2019, table 2.

@@ -5,14 +5,17 @@ A family is a file or a folder, found by the name in `config.model.family`. It i
 know no family, and its module is imported without JAX's modules, which its functions import when they are called.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import ml_collections
 import numpy as np
 
-from bertjax.config import BertConfig, Compute
+from bertjax.config import BertConfig, Compute, UserError
 from bertjax.registry import Registry
 
 if TYPE_CHECKING:
@@ -28,13 +31,17 @@ class Family:
       words: config -> how it can learn words. masked: it fills in those that are hidden; next: each token sees those
         before it, and predicts the next; neighbours: some states see those before, others those after.
       layer_flops: (config, tokens of a row) -> matrix-multiply FLOPs of its layers for one row, forwards.
-      sizes: params of the encoder -> {field of its config: value} as far as they show it; None if they are another
-        family's.
+      shown: params of a model -> {field of its config: the values that it may have} as far as the params show it; None
+        if they are another family's.
       validate: whole config -> None. Raises `UserError` for what this family cannot do.
       attention: (config, params of the encoder, token ids `[1, length]`) -> probabilities `[layers, heads, queries,
         keys]`; None if it has no attention to show.
       new_cache: (config, batch, tokens, dtype) -> an empty cache, with which the encoder's `decode` continues a text;
         None if it cannot.
+      word_embeddings: path of the word embeddings among the params of the encoder.
+      is_cast: path of a param -> whether the compute type may replace its float32 without changing a result.
+      model_types: the `model_type`s in config.json of Hugging Face's folders whose models are of this family.
+      huggingface: the module that reads and writes them, with the functions of `families.bert.huggingface`.
       packs: whether several sequences can share a row, each as a segment with positions of its own.
       config: a frozen dataclass of `config.field`s, which say their limits. Names are those of `BertConfig` where the
         parts read them.
@@ -43,10 +50,14 @@ class Family:
     model: Callable[[BertConfig, Compute], "nn.Module"]
     words: Callable[[BertConfig], str]
     layer_flops: Callable[[BertConfig, int], int]
-    sizes: Callable[[dict], dict[str, int] | None]
+    shown: Callable[[dict], Mapping[str, Sequence] | None]
     validate: Callable[[Any], None] = lambda config: None
     attention: Callable[[BertConfig, dict, np.ndarray], np.ndarray] | None = None
     new_cache: Callable[[BertConfig, int, int, str], Any] | None = None
+    word_embeddings: tuple[str, ...] = ("embeddings", "word", "embedding")
+    is_cast: Callable[[tuple[str, ...]], bool] = lambda path: path[-1] in ("kernel", "embedding")
+    model_types: tuple[str, ...] = ()
+    huggingface: str = ""
     packs: bool = False
     config: type = BertConfig
 
@@ -73,6 +84,46 @@ def config_of(config) -> BertConfig:
 def model_fields(family: str, **fields) -> ml_collections.ConfigDict:
     """Returns `config.model` for a family: its defaults, and these fields."""
     return ml_collections.ConfigDict(dataclasses.asdict(FAMILIES.get(family).config(family=family, **fields)))
+
+
+def by_model_type() -> dict[str, Family]:
+    """Returns the families by the `model_type`s that they read."""
+    found = {}
+    for name in FAMILIES.names():
+        with contextlib.suppress(UserError):  # an entry point that does not load
+            family = FAMILIES.get(name)
+            found |= dict.fromkeys(family.model_types, family)
+    return found
+
+
+def module_of(family: Family) -> ModuleType:
+    """Returns the module that reads and writes Hugging Face's folders of a family."""
+    return importlib.import_module(family.huggingface)
+
+
+def value_at(params: Mapping, path: Sequence[str]):
+    """Returns the param at a path."""
+    for name in path:
+        params = params[name]
+    return params
+
+
+def shown_by_embeddings(params: dict) -> dict[str, Sequence]:
+    """Returns what the params of a model with `model.encoder.Embeddings` show of its config, see `Family.shown`."""
+    embeddings = params["bert"]["embeddings"]
+    rows, hidden = embeddings["word"]["embedding"].shape
+    found: dict[str, Sequence] = {
+        "positions": ("learned",) if "position" in embeddings else ("sinusoidal", "none"),
+        "norm": ("post",) if "norm" in embeddings else ("pre",),
+        "hidden_size": (hidden,),
+        "type_vocab_size": (len(embeddings["token_type"]["embedding"]),),
+        "vocab_size": range(rows, rows - 128, -1),  # padded
+    }
+    if "masked_lm" in params:
+        found["output"] = ("transform",)
+    if "position" in embeddings:
+        found["max_position_embeddings"] = (len(embeddings["position"]["embedding"]),)
+    return found
 
 
 def words(config) -> str:

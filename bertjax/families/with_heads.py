@@ -1,5 +1,7 @@
 """The models for pre-training and fine-tuning: an encoder of any family, as `bert`, and an output layer."""
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -35,12 +37,12 @@ class BertForMaskedLM(nn.Module):
         """As `BertModel.decode`: the logits of the word after the token `last` of these `[batch, padded vocab]`."""
         hidden, cache = self.bert.decode(input_ids, positions, cache)
         last = jnp.full((len(input_ids), 1), last)
-        return self.masked_lm(hidden, last, self.bert.embeddings.word.embedding)[:, 0], cache
+        return self.masked_lm(hidden, last, self.bert.word_embeddings())[:, 0], cache
 
 
 def word_logits(encoder: nn.Module, head: MaskedLanguageModelHead, hidden, positions):
     """Returns the logits of the words at some positions `[batch, predictions, padded vocab]`."""
-    table = encoder.embeddings.word.embedding
+    table = encoder.word_embeddings()
     logits = [head(*reader, table) for reader in encoder.readers(hidden, positions)]
     return logits[0] if len(logits) == 1 else jnp.concatenate(logits, axis=1)
 
@@ -178,27 +180,29 @@ class BertForFeatureBasedTagging(nn.Module):
         return combine(states, self.layers, weights)
 
 
-def cast_encoder(params: dict, dtype) -> dict:
-    """Casts the encoder's kernels and embeddings to its compute type, which does not change any result.
+def cast_encoder(params: dict, config: BertConfig, dtype) -> dict:
+    """Casts what the family allows of the encoder to its compute type, which does not change any result.
 
-    Leaves out the heads, some of which compute in float32, and all biases and LayerNorm params.
+    Leaves out the heads, some of which compute in float32.
     """
+    is_cast = families.of(config).is_cast
 
     def cast(path, leaf):
-        return leaf.astype(dtype) if path[0].key == "bert" and path[-1].key in ("kernel", "embedding") else leaf
+        first, *rest = (entry.key for entry in path)
+        return leaf.astype(dtype) if first == "bert" and is_cast(tuple(rest)) else leaf
 
     return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def count_parameters(params, config: BertConfig) -> int:
     """Counts the parameters as papers do: without the rows that pad the vocabulary."""
-    padding = config.padded_vocab_size - config.vocab_size
+    padding, table = config.padded_vocab_size - config.vocab_size, families.of(config).word_embeddings
 
     def count(path, leaf):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if name.endswith("embeddings/word/embedding"):
-            return leaf.size - padding * config.hidden_size
-        return leaf.size - padding if name.endswith("masked_lm/bias") else leaf.size
+        names = tuple(entry.key for entry in path)
+        if names[-len(table) :] == table or names[-2:] == ("masked_lm", "bias"):
+            return leaf.size - padding * math.prod(leaf.shape[1:])
+        return leaf.size
 
     return sum(jax.tree.leaves(jax.tree_util.tree_map_with_path(count, params)))
 

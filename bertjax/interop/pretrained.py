@@ -21,7 +21,6 @@ from bertjax.families.with_heads import count_parameters
 from bertjax.files import inside, read_json, read_whole, write_whole
 from bertjax.interop import huggingface, tf1, tokenizer_files
 from bertjax.interop.model_card import model_card
-from bertjax.interop.variables import to_variables
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint, workdir
@@ -139,32 +138,15 @@ def read(path: epath.PathLike) -> Pretrained:
 
 def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
     """Raises `UserError` if the params of a run are not of the sizes that its config says."""
-    embeddings = params["bert"]["embeddings"]
-    of_encoder = families.of(config).sizes(params["bert"])
-    if of_encoder is None:
+    shown = families.of(config).shown(params)
+    if shown is None:
         raise UserError(
             f"{place.folder / workdir.CONFIG}: model.family is {config.family!r}, but the params are of another"
         )
-    forms = dict(
-        positions=("learned",) if "position" in embeddings else ("sinusoidal", "none"),
-        norm=("post",) if "norm" in embeddings else ("pre",),
-        output=("transform",) if "masked_lm" in params else (config.output,),
-    )
-    for name, form in forms.items():
-        if (given := getattr(config, name)) not in form:
-            raise UserError(
-                f"{place.folder / workdir.CONFIG}: model.{name} is {given!r}, but the params are of {form[0]!r}"
-            )
-    rows, hidden = embeddings["word"]["embedding"].shape
-    found = dict(hidden_size=hidden, type_vocab_size=len(embeddings["token_type"]["embedding"]))
-    found |= of_encoder
-    if "position" in embeddings:
-        found["max_position_embeddings"] = len(embeddings["position"]["embedding"])
-    if rows != config.padded_vocab_size:
-        found["vocab_size"] = f"up to {rows}"
-    for name, size in found.items():
-        if size != (given := getattr(config, name)):
-            raise UserError(f"{place.folder / workdir.CONFIG}: model.{name} is {given}, but the params have {size}")
+    for name, values in shown.items():
+        if (given := getattr(config, name)) not in values:
+            has = f"up to {values[0]}" if isinstance(values, range) else repr(values[0])
+            raise UserError(f"{place.folder / workdir.CONFIG}: model.{name} is {given!r}, but the params have {has}")
 
 
 def read_with_tokenizer(path: epath.PathLike, dtype: str | None = None) -> Pretrained:
@@ -279,9 +261,11 @@ def adopt(config) -> None:
         name, value = next(iter(wrong.items()))
         flags = " ".join(f"--config.model.{field}={size}" for field, size in wrong.items())
         raise UserError(f"config.model.{name} = {config.model[name]}: {path} has {value}; set {flags}")
-    if config.model.causal != theirs.causal and jax.process_index() == 0:
-        print(f"config.model.causal = {config.model.causal}: {path} was trained with {theirs.causal}", flush=True)
-    config.model.update(hidden_act=theirs.hidden_act, layer_norm_eps=theirs.layer_norm_eps)
+    for name in fields_of(theirs, "choice"):
+        if config.model[name] != getattr(theirs, name) and jax.process_index() == 0:
+            given = config.model[name]
+            print(f"config.model.{name} = {given}: {path} was trained with {getattr(theirs, name)}", flush=True)
+    config.model.update({name: getattr(theirs, name) for name in fields_of(theirs, "behaviour")})
     if config.tokenizer.path or config.data.records or (found := _read_tokenizer(place)) is None:
         return
     check_flags(config, found, path)
@@ -294,8 +278,8 @@ def adopt_model(config, theirs: BertConfig, source: str) -> None:
     Raises `UserError` if the config sets other sizes, or `max_seq_length` exceeds the model's positions.
     """
     default = BertConfig()
-    taken = fields_of(theirs, "size", "form", "behaviour")
-    for name in (*fields_of(theirs, "size", "form"), "causal"):
+    taken = fields_of(theirs, "size", "form", "behaviour", "choice")
+    for name in fields_of(theirs, "size", "form", "choice"):
         if config.model.get(name) not in (None, getattr(default, name, None), getattr(theirs, name)):
             value = getattr(theirs, name)
             raise UserError(f"config.model.{name} = {config.model[name]}: {source} has {value}; leave it out")
@@ -370,12 +354,13 @@ def convert(
     for flag, given in (("architecture", architecture), ("license", license_name)):
         if given and to != "huggingface":
             raise UserError(f"--{flag}={given}: only for --format=huggingface")
-    if architecture and architecture not in huggingface.ARCHITECTURES:
-        known = ", ".join(huggingface.ARCHITECTURES)
-        raise UserError(f"--architecture={architecture}: choose one of {known}")
     pretrained, left_out = read(source), []
     if to != "bertjax":
-        _require_bert(pretrained, to)
+        _require_class(pretrained, to)
+    layout = families.module_of(families.of(pretrained.config)) if to == "huggingface" else None
+    if architecture and architecture not in layout.ARCHITECTURES:
+        known = ", ".join(layout.ARCHITECTURES)
+        raise UserError(f"--architecture={architecture}: choose one of {known}")
     manifest = _manifest(pretrained, find(source).folder) if to == "huggingface" else None
     if "lstm" in pretrained.params and to != "bertjax":  # other formats have no class for the model on top of BERT
         left_out = sorted(pretrained.params.keys() - {"bert"})
@@ -384,14 +369,14 @@ def convert(
     if to != "bertjax":
         left_out += [f"{name} = {value:.4g}" for name, value in pretrained.decided.items()]
     if to == "huggingface":
-        variables = to_variables(pretrained.params, pretrained.config)
-        architecture = architecture or huggingface.choose_architecture(variables, pretrained.architecture)
+        chosen = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)
+        architecture = architecture or chosen
         left_out += huggingface.write(
             output, pretrained.config, pretrained.params, pretrained.tokenizer, architecture, pretrained.labels
         )
         if pretrained.settings.get("task"):
-            kept = {name: x for name, x in variables.items() if name not in left_out}
-            card = _model_card(pretrained, manifest, output.name, architecture, kept, license_name or "unknown")
+            tensors, _ = layout.to_tensors(pretrained.params, pretrained.config, architecture)
+            card = _model_card(pretrained, manifest, output.name, architecture, tensors, license_name or "unknown")
             write_whole(output / "README.md", card)
     elif to == "tf1":
         tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
@@ -439,14 +424,17 @@ def _model_card(
     )
 
 
-def _require_bert(pretrained: Pretrained, to: str) -> None:
+def _require_class(pretrained: Pretrained, to: str) -> None:
     """Raises `UserError` if the model is one that the other format has no class for."""
-    for name in (*fields_of(BertConfig, "form"), "causal"):
-        if (value := getattr(pretrained.config, name)) != getattr(BertConfig, name):
-            raise UserError(
-                f"{pretrained.path}: a model with model.{name} = {value!r} has no place in --format={to}; "
-                f"only --format=bertjax keeps it"
-            )
+    family, form = families.of(pretrained.config), f"model.family = {pretrained.config.family!r}"
+    try:
+        if family.huggingface:
+            return families.module_of(family).check_form(pretrained.config)
+    except UserError as error:
+        form = str(error)
+    raise UserError(
+        f"{pretrained.path}: a model with {form} has no place in --format={to}; only --format=bertjax keeps it"
+    )
 
 
 def flattened(params: dict) -> dict:

@@ -1,14 +1,14 @@
-"""Google's TF1 checkpoints: `bert_model.ckpt.index` and `.data-*`, with `bert_config.json` and `vocab.txt`."""
+"""Google's TF1 checkpoints of BERT: `bert_model.ckpt.index` and `.data-*`, with `bert_config.json` and `vocab.txt`."""
 
 import json
 
 import numpy as np
 from etils import epath
 
-from bertjax.config import OWN_FIELDS, BertConfig, UserError
+from bertjax.config import BertConfig, UserError
+from bertjax.families.bert.huggingface import OWN_FIELDS, bert_config
+from bertjax.families.bert.variables import FINE_TUNED, check_variables, to_params, to_variables, variable_shapes
 from bertjax.files import read_json, write_whole
-from bertjax.interop.huggingface import bert_config
-from bertjax.interop.variables import FINE_TUNED, check_variables, to_params, to_variables, variable_shapes
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, PREFIX = "bert_config.json", "bert_model.ckpt"

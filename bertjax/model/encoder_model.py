@@ -55,6 +55,10 @@ class EncoderModel(nn.Module):
         hidden = self.encoder(x, segments, dropout_keys, every_layer=every_layer)
         return jnp.concatenate([x[None], hidden]) if every_layer else hidden
 
+    def word_embeddings(self):
+        """Returns the table that the output layer for words shares, `[padded vocab, hidden]`."""
+        return self.embeddings.word.embedding
+
     def readers(self, hidden, positions):
         """Returns pairs of states and of positions `[batch, ...]` at which words are predicted from these states."""
         return [(hidden, positions)]

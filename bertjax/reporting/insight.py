@@ -47,7 +47,8 @@ def words_of(source: Pretrained, text: str) -> list[int]:
 def neighbours(source: Pretrained, ids: Sequence[int]) -> dict[str, list[tuple[str, float]]]:
     """Returns, by piece, the pieces with the closest embeddings (cosine)."""
     pieces = source.tokenizer.pieces
-    table = np.asarray(source.params["bert"]["embeddings"]["word"]["embedding"], np.float32)[: len(pieces)]
+    table = families.value_at(source.params["bert"], families.of(source.config).word_embeddings)
+    table = np.asarray(table, np.float32)[: len(pieces)]
     table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
     found = {}
     for number in dict.fromkeys(ids):

@@ -171,7 +171,7 @@ class FineTuning:
         return {**batch, "weights": batch["weights"] / jnp.maximum(batch["weights"].sum(), 1)}
 
     def cast(self, params):
-        return cast_encoder(params, self.model.compute.dtype)
+        return cast_encoder(params, self.model.config, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
         output_layer = self.dataset.output_layer

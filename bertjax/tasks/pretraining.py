@@ -123,7 +123,7 @@ class Pretraining:
         return {**batch, "weights": {term.name: scaled(term, weights[term.name]) for term in self.terms}}
 
     def cast(self, params):
-        return cast_encoder(params, self.model.compute.dtype)
+        return cast_encoder(params, self.model.config, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None, keys=None) -> tuple[jax.Array, dict]:
         """As `Task.loss`. `keys` `[rows]` are the objectives' random keys in evaluation."""

@@ -47,14 +47,15 @@ class MixerModel(EncoderModel):
         return Mixer(self.config, self.compute)
 
 
+def _shown(params):
+    layers = sum(name.startswith("mix_") for name in params["bert"]["encoder"])
+    return families.shown_by_embeddings(params) | dict(num_hidden_layers=(layers,)) if layers else None
+
+
 FAMILY = families.Family(
     model=MixerModel,
     words=lambda config: "masked",
     layer_flops=lambda config, length: 2 * config.num_hidden_layers * config.hidden_size * length**2,
-    sizes=lambda params: (
-        dict(num_hidden_layers=sum(name.startswith("mix_") for name in params["encoder"]))
-        if "mix_0" in params["encoder"]
-        else None
-    ),
+    shown=_shown,
     config=MixerConfig,
 )

@@ -12,10 +12,11 @@ import pytest
 
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.data.records import layouts
+from bertjax.families.bert.huggingface import choose_architecture, huggingface_name, is_transposed
 from bertjax.families.bert.model import BertModel
+from bertjax.families.bert.variables import to_variables
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
 from bertjax.interop import huggingface, pretrained, tf1
-from bertjax.interop.variables import to_variables
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import classification, fill_mask, ner
 from bertjax.tasks.pretraining import Pretraining
@@ -59,8 +60,8 @@ def test_loss_and_gradients(golden):
     loss, gradients = jax.jit(jax.value_and_grad(lambda p: task.loss(p, task.normalize(batch))[0]))(golden.params)
     np.testing.assert_allclose(loss, EXPECTED["loss"], rtol=1e-5)
     for name, gradient in to_variables(gradients, golden.config).items():
-        expected = EXPECTED[f"gradient {huggingface.huggingface_name(name)}"]
-        expected = expected.T if huggingface.is_transposed(name) else expected
+        expected = EXPECTED[f"gradient {huggingface_name(name)}"]
+        expected = expected.T if is_transposed(name) else expected
         assert np.abs(gradient - expected).max() <= 1e-4 * np.abs(expected).max() + 1e-7, name
 
 
@@ -206,7 +207,7 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
     rows = 1 if stated == "BertForMultipleChoice" else 2
     head = {"dense": {"kernel": np.ones((32, rows), np.float32), "bias": np.zeros(rows, np.float32)}}
     params = only(golden.params | {"classifier": head, "spans": head}, *parts)
-    architecture = huggingface.choose_architecture(to_variables(params, golden.config), stated)
+    architecture = choose_architecture(params, golden.config, stated)
     assert architecture in chosen.split()
     dropped = huggingface.write(tmp_path, golden.config, params, None, architecture)
     assert left_out is None or sorted(dropped) == list(left_out)

@@ -21,7 +21,9 @@ from bertjax.config import (
 )
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents import python_docs
+from bertjax.families.bert.huggingface import huggingface_name, is_transposed
 from bertjax.families.bert.model import BertModel
+from bertjax.families.bert.variables import to_params, to_variables, variable_shapes
 from bertjax.families.with_heads import (
     BertForMaskedLM,
     BertForPreTraining,
@@ -30,7 +32,6 @@ from bertjax.families.with_heads import (
     BertForTokenClassification,
 )
 from bertjax.interop import huggingface, pretrained
-from bertjax.interop.variables import to_params, to_variables, variable_shapes
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import put_batch
 from bertjax.tasks import finetuning, output_layers
@@ -166,8 +167,8 @@ def test_gradients_of_every_parameter(tmp_path):
 
     theirs = dict(model.named_parameters())
     for name, gradient in to_variables(ours, config).items():
-        expected = theirs[huggingface.huggingface_name(name)].grad.numpy()
-        expected = expected.T if huggingface.is_transposed(name) else expected
+        expected = theirs[huggingface_name(name)].grad.numpy()
+        expected = expected.T if is_transposed(name) else expected
         error = np.abs(gradient - expected).max() / max(np.abs(expected).max(), 1e-6)
         # The keys' bias adds the same to all scores of a query, which the softmax ignores: both are noise around 0.
         assert error < 1e-4 or (name.endswith("key/bias") and np.abs(expected).max() < 1e-7), (name, error)
@@ -477,8 +478,8 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, output_layer, tmp_path
 
     theirs = dict(model.named_parameters())
     for name, x in to_variables(jax.device_get(state.params), families.config_of(config)).items():
-        place = huggingface.huggingface_name(name)
-        ours = torch.tensor(x.T if huggingface.is_transposed(name) else x)
+        place = huggingface_name(name)
+        ours = torch.tensor(x.T if is_transposed(name) else x)
         moved, off = (theirs[place] - first[place]).norm(), (theirs[place] - ours).norm()
         # The little besides is for what the softmax ignores, whose gradients are rounding errors: the keys' bias, say.
         assert off < 0.01 * moved + 1e-4, (name, off.item(), moved.item())

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bertjax.config import BertConfig
-from bertjax.families import Family
+from bertjax.families import Family, shown_by_embeddings
 
 
 def _model(config, compute):
@@ -19,13 +19,14 @@ def _layer_flops(config: BertConfig, length: int) -> int:
     return 2 * config.num_hidden_layers * (length * per_token + attention)
 
 
-def _sizes(params: dict) -> dict[str, int] | None:
-    if "layers" not in params["encoder"]:
+def _shown(params: dict) -> dict | None:
+    if "layers" not in params["bert"]["encoder"]:
         return None
-    kernels = params["encoder"]["layers"]
+    kernels = params["bert"]["encoder"]["layers"]
     layers, _, inner = kernels["intermediate"]["kernel"].shape
     heads = kernels["attention"]["query_key_value"]["kernel"].shape[-2]
-    return dict(num_hidden_layers=layers, intermediate_size=inner, num_attention_heads=heads)
+    sizes = dict(num_hidden_layers=(layers,), intermediate_size=(inner,), num_attention_heads=(heads,))
+    return shown_by_embeddings(params) | sizes
 
 
 def _attention(config: BertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
@@ -59,8 +60,10 @@ FAMILY = Family(
     model=_model,
     words=lambda config: "next" if config.causal else "masked",
     layer_flops=_layer_flops,
-    sizes=_sizes,
+    shown=_shown,
     attention=_attention,
     new_cache=_new_cache,
+    model_types=("bert", "gpt2"),
+    huggingface="bertjax.families.bert.huggingface",
     packs=True,
 )

@@ -1,7 +1,7 @@
 """A forward and a backward stack of LSTMs, neither of which sees the other's states (ELMo; Peters et al. 2018)."""
 
 from bertjax.config import BertConfig
-from bertjax.families import Family
+from bertjax.families import Family, shown_by_embeddings
 from bertjax.validation import require
 
 
@@ -18,10 +18,11 @@ def _layer_flops(config: BertConfig, length: int) -> int:
     return 2 * gates
 
 
-def _sizes(params: dict) -> dict[str, int] | None:
-    if "layers" in params["encoder"]:
+def _shown(params: dict) -> dict | None:
+    if "layers" in params["bert"]["encoder"]:
         return None
-    return dict(num_hidden_layers=sum(name.startswith("forward_") for name in params["encoder"]))
+    layers = sum(name.startswith("forward_") for name in params["bert"]["encoder"])
+    return shown_by_embeddings(params) | dict(num_hidden_layers=(layers,))
 
 
 def _validate(config) -> None:
@@ -34,6 +35,6 @@ FAMILY = Family(
     model=_model,
     words=lambda config: "neighbours",
     layer_flops=_layer_flops,
-    sizes=_sizes,
+    shown=_shown,
     validate=_validate,
 )
