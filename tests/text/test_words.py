@@ -38,7 +38,7 @@ def test_pieces_of_the_words_are_those_of_the_text(lowercase):
     """Also of a document with code, tables and marks."""
     letters = [chr(i) for i in range(33, 127)]
     tokenizer = WordPiece([*SPECIAL_PIECES, *letters, *("##" + x for x in letters)], lowercase)
-    texts = (pathlib.Path(__file__).parents[2] / "README.md").read_text().splitlines()
+    texts = (pathlib.Path(__file__).parents[2] / "docs/text.md").read_text().splitlines()
     texts.append("Straße/Zoë\u0308 北京x\u200by\u0085z (don't) \u2026")
     for text in texts:
         pieces = tokenizer.encode_ids([text[start:end] for start, end in split_words(text)])

@@ -1,0 +1,58 @@
+"""README and docs/: their links lead somewhere, and the flags and files that they name exist."""
+
+import pathlib
+import re
+
+import pytest
+
+from bertjax.config import pretraining_config
+from bertjax.experiment import load
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_every_page_is_linked_from_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    assert len(PAGES) > 8 and all(f"(docs/{page.name})" in readme for page in PAGES[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_fields_of_the_config_exist(page):
+    configs = [pretraining_config(), *(load(str(ROOT / f"experiments/{name}.py")) for name in ("classify", "tag"))]
+    known = {name for config in configs for name in _names(config)}
+    for field in re.findall(r"--config\.([a-z_.]+)=", page.read_text()):
+        if field not in ("anything", "x.y"):
+            assert field in known, field
+
+
+def _names(config, prefix=""):
+    for name, value in config.items():
+        yield f"{prefix}{name}"
+        if hasattr(value, "items"):
+            yield from _names(value, f"{prefix}{name}.")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_of_the_checkout_exist(page):
+    for path in re.findall(r"`((?:bertjax|experiments|tests|tpu|docs)/[\w/.]+)`", page.read_text()):
+        assert (ROOT / path).exists(), path
+    for name in re.findall(r"experiments/([\w/]+)\.py", page.read_text()):
+        assert (ROOT / f"experiments/{name}.py").exists(), name
