@@ -1,7 +1,8 @@
 """Checks a config without touching files or devices. An error names the field, its value and the remedy.
 
-This module checks the fields of pre-training and of all fine-tuning tasks. A fine-tuning task checks its own fields in
-its module, with the helpers below. `tasks.validate` runs all checks.
+The limits of a field are in the tables below, or for `config.model` with the field itself (`config.field`); what
+depends on several fields is in the functions. A fine-tuning task, an objective, a family and an optimizer check what is
+theirs in their modules, with the helpers below. `tasks.validate` runs all checks.
 """
 
 import dataclasses
@@ -17,9 +18,58 @@ from bertjax.config import UserError, corpus_sources, mixture_of
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 DTYPES = ("auto", "float32", "bfloat16")
-NEXT_SENTENCE = ("pairs", "none", "order")
-MASKING = ("static", "dynamic")
-LAYOUTS = ("google", "compact")
+AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE = dict(least=1), dict(least=0), dict(least=0, below=1)
+LIMITS = {
+    "tokenizer.kind": dict(choices=TOKENIZER_KINDS),
+    "unroll": dict(choices=("auto", "yes", "no")),
+    "dtype": dict(choices=DTYPES),
+    "grad_dtype": dict(choices=DTYPES[1:]),
+    "seed": AT_LEAST_ZERO,
+    "batch_size": AT_LEAST_ONE,
+    "microbatches": AT_LEAST_ONE,
+    "log_every_steps": AT_LEAST_ONE,
+    "hosts_timeout": AT_LEAST_ONE,
+    "checkpoint.every_steps": AT_LEAST_ONE,
+    "checkpoint.keep": AT_LEAST_ONE,
+    "checkpoint.keep_every": AT_LEAST_ZERO,
+    "optimizer.beta1": BELOW_ONE,
+    "optimizer.beta2": BELOW_ONE,
+    "optimizer.weight_decay": BELOW_ONE,
+    "optimizer.decay_proportion": dict(above=0, most=1),
+    "optimizer.skip_nonfinite": AT_LEAST_ZERO,
+    "optimizer.learning_rate": dict(above=0),
+    "optimizer.max_grad_norm": dict(above=0),
+    "optimizer.epsilon": dict(above=0, below=1),
+}
+PRETRAINING_LIMITS = LIMITS | {
+    "remat": dict(choices=(*REMAT_POLICIES, "auto")),
+    "optimizer.warmup_steps": AT_LEAST_ZERO,
+    "eval.every_steps": AT_LEAST_ONE,
+    "eval.max_sequences": AT_LEAST_ONE,
+    "data.seed": AT_LEAST_ZERO,
+    "data.dupe_factor": AT_LEAST_ONE,
+    "data.short_seq_prob": BELOW_ONE,
+    "data.heldout_fraction": BELOW_ONE,
+    "data.masked_lm_prob": dict(above=0, most=0.5),
+    "data.next_sentence": dict(choices=("pairs", "none", "order")),
+    "data.masking": dict(choices=("static", "dynamic")),
+    "data.layout": dict(choices=("google", "compact")),
+    "data.on_corrupt": dict(choices=("stop", "skip")),
+    "data.on_bad_document": dict(choices=("stop", "skip")),
+    "data.document": dict(choices=("blank_line", "file", "line")),
+    "data.cleaning.min_words": AT_LEAST_ZERO,
+    "data.cleaning.max_line_documents": AT_LEAST_ZERO,
+    "data.cleaning.max_symbols": dict(above=0, most=1),
+}
+FINE_TUNING_LIMITS = LIMITS | {
+    "remat": dict(choices=REMAT_POLICIES),
+    "optimizer.warmup_proportion": BELOW_ONE,
+    "epochs": dict(above=0),
+    "max_seq_length": dict(least=8),
+    "restarts": AT_LEAST_ZERO,
+    "eval.every_steps": AT_LEAST_ZERO,
+}
+STAGE_LIMITS = {"steps": AT_LEAST_ONE, "length": dict(least=8)}
 
 
 def require(ok: bool, field: str, value, remedy: str) -> None:
@@ -39,12 +89,6 @@ def at_least_one(config, *fields: str) -> None:
         require(value >= 1, field, value, "must be at least 1")
 
 
-def share(config, *fields: str) -> None:
-    for field in fields:
-        value = value_of(config, field)
-        require(0 <= value < 1, field, value, "must be at least 0 and below 1")
-
-
 def value_of(config, field: str):
     """Returns the value of a field such as "optimizer.learning_rate"."""
     for name in field.split("."):
@@ -58,30 +102,17 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     `with_data`: also require the text or the records.
     """
     require(config.task == "pretraining", "task", config.task, "this command is for pre-training")
-    _validate_common(config)
-    warmup, masked = config.optimizer.warmup_steps, config.data.masked_lm_prob
-    require(warmup >= 0, "optimizer.warmup_steps", warmup, "must be at least 0")
-    at_least_one(config, "eval.every_steps", "eval.max_sequences", "data.dupe_factor")
-    share(config, "data.short_seq_prob", "data.heldout_fraction")
-    _seed(config, "data.seed")
+    _validate_common(config, PRETRAINING_LIMITS)
     found = config.tokenizer.path or config.data.records or config.init_checkpoint
     learnt = "is not learnt here: set tokenizer.path to the tokenizer.json of a GPT-2, or choose another"
     require(config.tokenizer.kind != "bpe" or bool(found), "tokenizer.kind", "bpe", learnt)
     language = config.data.language
     code = re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language)
     require(bool(code), "data.language", language, "must be an ISO 639 code, such as 'en' or 'de'")
-    require(0 < masked <= 0.5, "data.masked_lm_prob", masked, "must be above 0 and at most 0.5")
-    one_of(config, "data.next_sentence", NEXT_SENTENCE)
-    one_of(config, "data.masking", MASKING)
-    one_of(config, "data.layout", LAYOUTS)
-    one_of(config, "data.on_corrupt", ("stop", "skip"))
-    one_of(config, "data.on_bad_document", ("stop", "skip"))
-    one_of(config, "data.document", ("blank_line", "file", "line"))
     split = config.data.masked_lm_split
     is_split = len(split) == 3 and min(split) >= 0 and math.isclose(sum(split), 1)
     remedy = "must be three shares that add up to 1: replaced by [MASK], by a random piece, left as they are"
     require(is_split, "data.masked_lm_split", split, remedy)
-    _validate_cleaning(config.data.cleaning)
     mixture_of(config)
     _validate_stages(config)
     for text in config.eval.fill_masks:
@@ -96,11 +127,7 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
 
 def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
     """Raises `UserError` if a field that all fine-tuning tasks share is invalid; `with_data`: also require the data."""
-    _validate_common(config)
-    share(config, "optimizer.warmup_proportion")
-    require(config.epochs > 0, "epochs", config.epochs, "must be above 0")
-    require(config.max_seq_length >= 8, "max_seq_length", config.max_seq_length, "must be at least 8")
-    require(config.restarts >= 0, "restarts", config.restarts, "must be at least 0")
+    _validate_common(config, FINE_TUNING_LIMITS)
     one = f'applies to searches only; for a single run also set --config.sweep="seed={config.seed}"'
     require(bool(config.sweep) or not config.restarts, "restarts", config.restarts, one)
     lstm_size = config.head.get("lstm_size", 0)
@@ -111,7 +138,6 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
         require(config.head.lstm_layers == 1 or lstm_size > 0, "head.lstm_layers", config.head.lstm_layers, more)
     whole = "a BiLSTM (head.lstm_size) reads whole rows, which sequences cannot share; set False"
     require(not (config.packing and lstm_size), "packing", config.packing, whole)
-    require(config.eval.every_steps >= 0, "eval.every_steps", config.eval.every_steps, "must be at least 0")
     if with_data:
         require(bool(config.data.path), "data.path", config.data.path, "say where the data is: a folder, or tfds:NAME")
         require(
@@ -122,36 +148,17 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
         )
 
 
-def _validate_common(config) -> None:
-    one_of(config, "tokenizer.kind", TOKENIZER_KINDS)
+def _validate_common(config, limits: dict[str, dict]) -> None:
+    for field, limit in limits.items():
+        _within(field, value_of(config, field), **limit)
     validate_model(config)
-    one_of(config, "remat", (*REMAT_POLICIES, "auto") if config.task == "pretraining" else REMAT_POLICIES)
-    one_of(config, "unroll", ("auto", "yes", "no"))
     one = "layers that are recomputed must stay in a scan, or the compiler undoes it: set unroll=auto, or remat=none"
     require(config.unroll != "yes" or config.remat in ("none", "auto"), "unroll", config.unroll, one)
-    one_of(config, "dtype", DTYPES)
-    one_of(config, "grad_dtype", DTYPES[1:])
-
-    at_least_one(config, "batch_size", "microbatches", "log_every_steps", "hosts_timeout")
-    at_least_one(config, "checkpoint.every_steps", "checkpoint.keep")
     every, kept = config.checkpoint.every_steps, config.checkpoint.keep_every
-    require(
-        kept >= 0 and kept % every == 0,
-        "checkpoint.keep_every",
-        kept,
-        f"must be a multiple of every_steps = {every}, or 0",
-    )
-    _seed(config, "seed")
+    require(kept % every == 0, "checkpoint.keep_every", kept, f"must be a multiple of every_steps = {every}, or 0")
     _profile(config.profile)
-    share(config, "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay")
-    decaying = config.optimizer.decay_proportion
-    require(0 < decaying <= 1, "optimizer.decay_proportion", decaying, "must be above 0 and at most 1")
-    skips, factor = config.optimizer.skip_nonfinite, config.watchdog
-    require(skips >= 0, "optimizer.skip_nonfinite", skips, "must be at least 0")
+    factor = config.watchdog
     require(factor == 0 or factor > 1, "watchdog", factor, "must be above 1, or 0 for none")
-    for name, limit in (("learning_rate", math.inf), ("max_grad_norm", math.inf), ("epsilon", 1)):
-        remedy = "must be above 0" + f" and below {limit}" * (limit == 1)
-        require(0 < config.optimizer[name] < limit, f"optimizer.{name}", config.optimizer[name], remedy)
 
     batch, microbatches = config.batch_size, config.microbatches
     require(batch % microbatches == 0, "batch_size", batch, f"must be a multiple of microbatches = {microbatches}")
@@ -203,23 +210,11 @@ def _validate_numbers(config, prefix: str = "") -> None:
                 require(abs(number) < 2**31, f"{prefix}{name}", value, "must be below 2 ** 31")
 
 
-def _validate_cleaning(cleaning) -> None:
-    for name in ("min_words", "max_line_documents"):
-        require(cleaning[name] >= 0, f"data.cleaning.{name}", cleaning[name], "must be at least 0")
-    share = cleaning.max_symbols
-    require(0 < share <= 1, "data.cleaning.max_symbols", share, "must be above 0 and at most 1")
-
-
 def _profile(steps: str) -> None:
     start, _, stop = steps.partition(":")
     is_valid = start.isdecimal() and stop.isdecimal() and 1 <= int(start) <= int(stop)
     remedy = "write START:STOP, such as 20:24 for steps 20 to 24; the first step is 1, and STOP is not before START"
     require(not steps or is_valid, "profile", steps, remedy)
-
-
-def _seed(config, field: str) -> None:
-    value = value_of(config, field)
-    require(0 <= value < 2**31, field, value, "must be at least 0 and below 2 ** 31")
 
 
 def _validate_stages(config) -> None:
@@ -231,9 +226,9 @@ def _validate_stages(config) -> None:
     lengths = [stage.length for stage in stages.values()]
     require(len(set(lengths)) == len(lengths), "stages", lengths, "each stage needs a different length")
     for name, stage in stages.items():
-        steps, length, predictions = (f"stages.{name}.{x}" for x in ("steps", "length", "max_predictions_per_seq"))
-        require(stage.steps >= 1, steps, stage.steps, "must be at least 1")
-        require(stage.length >= 8, length, stage.length, "must be at least 8")
+        for field, limits in STAGE_LIMITS.items():
+            _within(f"stages.{name}.{field}", stage[field], **limits)
+        length, predictions = (f"stages.{name}.{x}" for x in ("length", "max_predictions_per_seq"))
         longer = f"longer than the position table, model.max_position_embeddings = {limit}"
         require(stage.length <= limit, length, stage.length, longer)
         # Rounded down: 19 predictions of 128 tokens (19.2) are enough; the paper has 20, which are 15.6 %.

@@ -455,7 +455,7 @@ def test_a_finished_shard_that_is_lost_is_written_again(monkeypatch, tmp_path, i
     config = many_blocks(monkeypatch, tmp_path)
     preparation.prepare(config, tmp_path / "undisturbed")
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(records, "write_manifest", lambda *_: 1 / 0)
+        patch.setattr(preparation, "write_manifest", lambda *_: 1 / 0)
         preparation.prepare(config, tmp_path / "out")
     (tmp_path / "out/length32/train-00003-of-00008.tfrecord").unlink()
     (tmp_path / "out/length64/train-00003-of-00008.tfrecord").write_bytes(b"cut")
