@@ -204,3 +204,21 @@ def one_device_mesh(config):
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write the golden snapshots anew")
+
+
+def launch_and_stop(task_class, config, workdir, step: int) -> None:
+    """Launches a run that Ctrl-C stops before the batch of `step`."""
+    from bertjax.tasks.launch import launch
+
+    batches = task_class.batches
+
+    def stopped(self, start):
+        for number, batch in enumerate(batches(self, start), start):
+            if number == step:
+                raise KeyboardInterrupt
+            yield batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task_class, "batches", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            launch(config, workdir)

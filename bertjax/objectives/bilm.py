@@ -5,47 +5,25 @@ import functools
 
 import numpy as np
 
-from bertjax.objectives import Objective, words
+from bertjax.objectives.words import added, next_words, predicting, validate_unmasked
 
 TITLE = "next and previous words"
 
 
-def _add(batch, drawn) -> dict:
-    """The next words, then the previous ones: the token two places on predicts the same word from the other side.
+def neighbours(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `next_words`, then the previous ones: the token two places on predicts the same word from the other side.
 
     [CLS] is not predicted. In each half of the arrays, what is not used is at the end.
     """
-    positions, ids, used = words.next_words(batch["input_ids"], batch["segments"].sum(1))
-    return {
-        "word_positions": np.concatenate([positions, np.where(used, positions + 2, 0)], 1),
-        "word_ids": np.tile(ids, 2),
-        "word_weights": np.tile(used, 2).astype(np.float32),
-    }
+    positions, words, used = next_words(ids, sizes)
+    before = np.where(used, positions + 2, 0)
+    return np.concatenate([positions, before], 1), np.tile(words, 2), np.tile(used, 2)
 
 
-def _addition(config, stage, tokenizer):
-    from bertjax.data.batches.additions import Addition
-
-    return Addition(_add)
-
-
-def _validate(config) -> None:
-    words.validate_family(config, "neighbours")
-    words.validate_unmasked(config, TITLE)
-
-
-OBJECTIVE = Objective(
-    loss=words.loss,
-    scores=words.scores,
-    report=functools.partial(words.report, TITLE),
-    heads=words.heads,
-    weights=words.weights,
-    total=words.total,
-    baselines=words.baselines,
-    statistics=words.UNIGRAM,
+OBJECTIVE = predicting(
+    TITLE,
+    "neighbours",
+    functools.partial(validate_unmasked, TITLE),
     words_per_sequence=lambda config, stage: 2 * (stage.length - 1),
-    addition=_addition,
-    flops=words.flops,
-    validate=_validate,
-    plots=words.PLOTS,
+    addition=added(neighbours),
 )

@@ -1,11 +1,8 @@
 """Masked words (Devlin et al. 2019, section 3.1)."""
 
-import functools
 import math
 
-from bertjax.objectives import Objective, words
-
-TITLE = "masked words"
+from bertjax.objectives.words import predicting
 
 
 def _addition(config, stage, tokenizer):
@@ -24,20 +21,11 @@ def _words_per_row(config, stage, sequences: int) -> int:
     return min(max(rounded, at_least_one), sequences * stage.max_predictions_per_seq)
 
 
-OBJECTIVE = Objective(
-    loss=words.loss,
-    scores=words.scores,
-    report=functools.partial(words.report, TITLE),
-    heads=words.heads,
-    weights=words.weights,
-    total=words.total,
-    baselines=words.baselines,
-    statistics=words.UNIGRAM,
+OBJECTIVE = predicting(
+    "masked words",
+    "masked",
     words_per_sequence=lambda config, stage: stage.max_predictions_per_seq,
     words_per_row=_words_per_row,
     addition=_addition,
-    flops=words.flops,
-    validate=functools.partial(words.validate_family, words="masked"),
-    plots=words.PLOTS,
     fills_masks=True,
 )

@@ -1,13 +1,14 @@
 """What the objectives that predict words have in common: the loss at `word_positions`, and the unigram baseline."""
 
+import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from bertjax import families
 from bertjax.config import BertConfig
-from bertjax.objectives import Plot, Statistics
+from bertjax.objectives import Objective, Plot, Statistics
 from bertjax.validation import require, value_of
 
 PLOTS = (
@@ -16,13 +17,44 @@ PLOTS = (
 )
 
 
-def heads(config, compute) -> dict:
+def predicting(title: str, words: str, validate: Callable = lambda config: None, **own) -> Objective:
+    """Returns an objective that predicts the words at `word_positions`.
+
+    Args:
+      words: how the family must be able to learn words, see `families.Family`.
+      validate: what else it checks of a config.
+      own: fields of `Objective` in which these objectives differ.
+    """
+
+    def validated(config) -> None:
+        learns = families.words(config)
+        remedy = f"with the fields of config.model, a {config.model.family} learns {learns} words; leave it empty"
+        require(learns == words, "objective", config.objective, remedy)
+        validate(config)
+
+    return Objective(
+        loss=_loss,
+        scores=_scores,
+        report=functools.partial(_report, title),
+        heads=_heads,
+        weights=lambda batch: batch["word_weights"],
+        total=lambda weights: weights.sum() + 1e-5,  # as in run_pretraining.get_masked_lm_output
+        baselines=_baselines,
+        statistics=Statistics(lambda config: (config.vocab_size,), _unigram_log_probabilities),
+        flops=_flops,
+        validate=validated,
+        plots=PLOTS,
+        **own,
+    )
+
+
+def _heads(config, compute) -> dict:
     from bertjax.model.heads import MaskedLanguageModelHead
 
     return {"masked_lm": MaskedLanguageModelHead(config, compute)}
 
 
-def loss(encoded, weights, keys):
+def _loss(encoded, weights, keys):
     """Returns the sums of the cross-entropy and of the correct predictions, over all words with a weight."""
     from bertjax.families.with_heads import word_logits
     from bertjax.objectives.model import classified
@@ -33,15 +65,7 @@ def loss(encoded, weights, keys):
     return classified(logits, batch["word_ids"], weights)
 
 
-def weights(batch):
-    return batch["word_weights"]
-
-
-def total(weights):
-    return weights.sum() + 1e-5  # as in run_pretraining.get_masked_lm_output
-
-
-def baselines(batch, weights, unigram):
+def _baselines(batch, weights, unigram):
     """Predicting the frequencies of words in the training data, and always the most frequent word."""
     words = batch["word_ids"]
     return {
@@ -58,10 +82,7 @@ def _unigram_log_probabilities(config: BertConfig, batches: Iterable[Mapping[str
     return np.log(counts / counts.sum()).astype(np.float32)
 
 
-UNIGRAM = Statistics(lambda config: (config.vocab_size,), _unigram_log_probabilities)
-
-
-def scores(name: str, means: dict[str, float]) -> dict[str, float]:
+def _scores(name: str, means: dict[str, float]) -> dict[str, float]:
     return {
         f"{name}_loss": means["loss"],
         "unigram_loss": means["unigram_loss"],
@@ -70,7 +91,7 @@ def scores(name: str, means: dict[str, float]) -> dict[str, float]:
     }
 
 
-def report(title: str, name: str, scores: Mapping[str, float]) -> list[str]:
+def _report(title: str, name: str, scores: Mapping[str, float]) -> list[str]:
     loss, accuracy, majority = (scores[f"{name}_{metric}"] for metric in ("loss", "accuracy", "majority"))
     unigram = scores["unigram_loss"]
     comparison = f"{abs(unigram - loss):.3f} {'better' if loss < unigram else 'worse'} than it"
@@ -86,7 +107,7 @@ def report(title: str, name: str, scores: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def flops(config: BertConfig, row) -> int:
+def _flops(config: BertConfig, row) -> int:
     from bertjax.model.heads import word_flops
 
     return word_flops(config, row.predictions)
@@ -107,14 +128,26 @@ def next_words(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return np.where(used, place, 0), np.where(used, ids[:, 1:], 0), used
 
 
-def validate_family(config, words: str) -> None:
-    """Raises `UserError` unless the family can learn these words."""
-    learns = families.words(config)
-    remedy = f"with the fields of config.model, a {config.model.family} learns {learns} words; leave it empty"
-    require(learns == words, "objective", config.objective, remedy)
+def added(predicted: Callable) -> Callable:
+    """Returns an `Objective.addition` of words that are not in the records.
+
+    Args:
+      predicted: (ids `[rows, length]`, sizes `[rows]`) -> positions, words, and which there are `[rows, predictions]`.
+    """
+
+    def add(batch, drawn):
+        positions, words, used = predicted(batch["input_ids"], batch["segments"].sum(1))
+        return {"word_positions": positions, "word_ids": words, "word_weights": used.astype(np.float32)}
+
+    def addition(config, stage, tokenizer):
+        from bertjax.data.batches.additions import Addition
+
+        return Addition(add)
+
+    return addition
 
 
-def validate_unmasked(config, title: str) -> None:
+def validate_unmasked(title: str, config) -> None:
     """Raises `UserError` unless nothing in the data is masked, and there are no pairs."""
     for field, needed in (("data.masking", "dynamic"), ("data.next_sentence", "none"), ("eval.fill_masks", ())):
         why = f"nothing is masked where {title} are learnt, and there are no pairs; set {needed}"

@@ -17,7 +17,7 @@ from bertjax.text import tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.step import make_program
-from tests.conftest import one_device_mesh, tiny_config, without_compilation_cache
+from tests.conftest import launch_and_stop, one_device_mesh, tiny_config, without_compilation_cache
 from tests.objectives import own_objective
 from tests.tasks.test_finetuning import config_for as fine_tuning_config_for
 from tests.tasks.test_finetuning import write_sst2
@@ -124,19 +124,9 @@ def config_for(records, **fields):
 @pytest.fixture(scope="module")
 def trained(records_folder, tmp_path_factory):
     """The workdirs of a straight run, and of one that was stopped after step 7 and resumed."""
-    folder, batches = tmp_path_factory.mktemp("count"), Pretraining.batches
+    folder = tmp_path_factory.mktemp("count")
     launch(config_for(records_folder), folder / "straight")
-
-    def stopped(self, start):
-        for step, batch in enumerate(batches(self, start), start):
-            if step == 7:
-                raise KeyboardInterrupt
-            yield batch
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pretraining, "batches", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            launch(config_for(records_folder), folder / "run")
+    launch_and_stop(Pretraining, config_for(records_folder), folder / "run", step=7)
     launch(config_for(records_folder), folder / "run")
     return folder / "straight", folder / "run"
 

@@ -20,6 +20,7 @@ from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint as checkpoints
 from bertjax.training import workdir
 from bertjax.training.sinks.jsonl import read_metrics
+from tests.conftest import launch_and_stop
 from tests.processes import ROOT
 from tests.processes import run as command
 from tests.tasks import own_task
@@ -49,20 +50,10 @@ def config_for(checkpoint, **fields):
 @pytest.fixture(scope="module")
 def trained(checkpoint, tmp_path_factory):
     """The workdir of a run that was stopped in its third epoch, and resumed."""
-    folder, batches = tmp_path_factory.mktemp("own") / "run", FineTuning.batches
+    folder = tmp_path_factory.mktemp("own") / "run"
     config = config_for(checkpoint)
     config.checkpoint.every_steps = 6
-
-    def stopped(self, start):
-        for step, batch in enumerate(batches(self, start), start):
-            if step == 20:
-                raise KeyboardInterrupt
-            yield batch
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FineTuning, "batches", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            launch(config, folder)
+    launch_and_stop(FineTuning, config, folder, step=20)
     assert checkpoints.steps(folder)[-1] == 18
     launch(config_for(checkpoint), folder)
     return folder
