@@ -149,18 +149,18 @@ class Pretraining:
         `mlm_accuracy (SOURCE)` are those of one, by the first objective.
         """
         index = next(i for i, end in enumerate(self._stage_ends) if step <= end)
-        statistics, sums = None, {}
+        statistics, means, total = None, {}, 0
         shares = _normalized({source: self._shares.get(source, 1.0) for source in self._heldout[index]})
         for source, sequences in divided(self.config.eval.max_sequences, shares).items():
             if statistics is None:
                 statistics = jax.device_put(self._measured(after_batch), replicated(self.mesh))
-            found = self._sums(params, index, self._heldout[index][source], sequences, statistics, after_batch)
-            if all(found[term.name]["weight"] for term in self.terms):  # not if all are in damaged files
-                sums[source] = found
-        if not sums:
+            files = self._heldout[index][source]
+            evaluated, found = self._sums(params, index, files, sequences, statistics, after_batch)
+            if all(each["weight"] for each in found.values()):  # not if all are in damaged files
+                means[source], total = _means(found), total + round(evaluated)
+        if not means:
             return None
-        shares = _normalized({source: shares[source] for source in sums})
-        scores, means = {}, {source: _means(found) for source, found in sums.items()}
+        shares, scores = _normalized({source: shares[source] for source in means}), {}
         for name, _, objective in self.terms:
             mixed = {
                 metric: sum(shares[source] * means[source][name][metric] for source in means)
@@ -172,7 +172,6 @@ class Pretraining:
             for metric in ("loss", "accuracy"):
                 if f"{first}_{metric}" in scores:
                     scores[f"{first}_{metric} ({source})"] = found[first][metric]
-        total = round(sum(found["sequences"] for found in sums.values()))
         return Scores(scores, -scores[f"{first}_loss"], f"{total} sequences of length {self._stages[index].length}")
 
     def files(self) -> dict[str, str]:
@@ -213,8 +212,8 @@ class Pretraining:
 
     # Implementation.
 
-    def _sums(self, params, stage: int, files, max_sequences: int, statistics, after_batch) -> dict:
-        """Returns the sums of `eval_step` over the first held-out sequences of a source."""
+    def _sums(self, params, stage: int, files, max_sequences: int, statistics, after_batch):
+        """Returns the sums of what `eval_step` returns over the first held-out sequences of a source."""
         length = self._stages[stage].length
         batches = pipeline.heldout_batches(
             files,
@@ -277,19 +276,19 @@ class Pretraining:
 
     @functools.cached_property
     def eval_step(self):
-        """(cast params, batch, `abstract_statistics`, number of the batch) -> sums over its rows."""
+        """(cast params, batch, `abstract_statistics`, number of the batch) -> its sequences, and sums over its rows."""
 
         def eval_step(params, batch, statistics, number):
             key = jax.random.key(self.config.seed, impl="threefry2x32")
             rows = len(batch["input_ids"])
             keys, weights = row_keys(key, number * rows + jnp.arange(rows)), self._weights(batch)
             found = self.model.apply({"params": params}, batch, weights, None, keys)
-            sums = {"sequences": batch["sequence_weights"].sum()}
+            sums = {}
             for name, _, objective in self.terms:
                 loss, metrics = found[name]
                 baselines = objective.baselines(batch, weights[name], statistics.get(name))
                 sums[name] = {"weight": weights[name].sum(), "loss": loss, **metrics, **baselines}
-            return sums
+            return batch["sequence_weights"].sum(), sums
 
         return jax.jit(eval_step, out_shardings=replicated(self.mesh))
 
@@ -326,8 +325,7 @@ class Pretraining:
 
 def _means(sums: dict) -> dict[str, dict[str, float]]:
     """Returns the weighted means of an evaluation's sums, by objective and metric."""
-    found = {name: each for name, each in sums.items() if name != "sequences"}
-    return {name: {metric: x / each["weight"] for metric, x in each.items()} for name, each in found.items()}
+    return {name: {metric: x / each["weight"] for metric, x in each.items()} for name, each in sums.items()}
 
 
 def _normalized(shares: dict[str, float]) -> dict[str, float]:
