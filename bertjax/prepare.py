@@ -23,12 +23,14 @@ flags.mark_flags_as_required(["config", "output"])
 def main(arguments: list[str]) -> None:
     from bertjax.config import UserError
     from bertjax.data.preparation import prepare
+    from bertjax.tasks import validate
     from bertjax.validation import validate_pretraining
 
     for argument in arguments:
         if not (_RUNNER.value and argument.startswith("--")):
             raise UserError(f"unexpected argument {argument!r}; settings are given as --name=value")
-    validate_pretraining(_CONFIG.value)
+    validate_pretraining(_CONFIG.value)  # refuses tasks other than pre-training
+    validate(_CONFIG.value)
     beam_options = [f"--runner={_RUNNER.value}", *arguments] if _RUNNER.value else None
     prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value, beam_options)
     print(f"train on them with --config.data.records={_OUTPUT.value}")

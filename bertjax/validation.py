@@ -19,12 +19,13 @@ TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 DTYPES = ("auto", "float32", "bfloat16")
 AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE = dict(least=1), dict(least=0), dict(least=0, below=1)
+SEED = dict(least=0, below=2**31)
 LIMITS = {
     "tokenizer.kind": dict(choices=TOKENIZER_KINDS),
     "unroll": dict(choices=("auto", "yes", "no")),
     "dtype": dict(choices=DTYPES),
     "grad_dtype": dict(choices=DTYPES[1:]),
-    "seed": AT_LEAST_ZERO,
+    "seed": SEED,
     "batch_size": AT_LEAST_ONE,
     "microbatches": AT_LEAST_ONE,
     "log_every_steps": AT_LEAST_ONE,
@@ -46,7 +47,7 @@ PRETRAINING_LIMITS = LIMITS | {
     "optimizer.warmup_steps": AT_LEAST_ZERO,
     "eval.every_steps": AT_LEAST_ONE,
     "eval.max_sequences": AT_LEAST_ONE,
-    "data.seed": AT_LEAST_ZERO,
+    "data.seed": SEED,
     "data.dupe_factor": AT_LEAST_ONE,
     "data.short_seq_prob": BELOW_ONE,
     "data.heldout_fraction": BELOW_ONE,

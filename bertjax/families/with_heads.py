@@ -48,7 +48,9 @@ def word_logits(encoder: nn.Module, head: MaskedLanguageModelHead, hidden, posit
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with the masked-LM head, at the masked positions only, and the next-sentence head."""
+    """BERT with the heads of `mlm` and `nsp`, as Google and transformers have it. Training composes its own model of
+    the heads that are learnt (`objectives.model`); with both, its params are these.
+    """
 
     config: BertConfig
     compute: Compute = Compute()
@@ -221,7 +223,7 @@ def lstm_flops(model: nn.Module, batch: int, length: int) -> int:
 def forward_flops(config: BertConfig, batch: int, length: int, predictions: int, pooled: int = 1) -> int:
     """Matrix-multiply FLOPs of one forward pass (2 per multiply-add) of `batch` rows.
 
-    `predictions`: masked tokens of a row. `pooled`: its pooled outputs, each with a head of two classes.
+    `predictions`: words of a row that are predicted. `pooled`: its pooled outputs, each with a head of two classes.
 
     Computed analytically: XLA's cost analysis counts the body of a scan once. Excludes lookups, norms and softmax, as
     is usual for model FLOPs utilisation (Chowdhery et al. 2022, appendix B). A training step costs three times as many.

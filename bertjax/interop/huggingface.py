@@ -38,6 +38,14 @@ class _Index(TypedDict):
     weight_map: dict[str, str]
 
 
+def check_form(config: BertConfig) -> None:
+    """Raises `UserError` if transformers has no class for a model."""
+    family = families.of(config)
+    if not family.huggingface:
+        raise UserError(f"model.family = {config.family!r}")
+    families.module_of(family).check_form(config)
+
+
 def read_config(path: epath.Path) -> BertConfig:
     """Reads the config of a model from a config.json. Raises `UserError` if no family knows its `model_type`."""
     fields = read_json(path)

@@ -9,7 +9,7 @@ import jax
 import ml_collections
 from etils import epath
 
-from bertjax import families
+from bertjax import families, objectives
 from bertjax.config import (
     BertConfig,
     UserError,
@@ -71,7 +71,12 @@ class Pretrained:
     @property
     def predicts_words(self) -> bool:
         """Whether it has an output layer for words: one that is plain has no params."""
-        return "masked_lm" in self.params or (self.config.output == "plain" and not self.architecture)
+        if "masked_lm" in self.params:
+            return True
+        if self.config.output != "plain" or self.architecture:
+            return False
+        learnt = objectives.of(self.settings) if "objective" in self.settings else ()
+        return not learnt or any(term.objective.words_per_sequence for term in learnt)
 
     @property
     def no_words(self) -> str:
@@ -251,8 +256,8 @@ def check_flags(config, used: Tokenizer, source: str) -> None:
 
 
 def adopt(config) -> None:
-    """Takes activation and LayerNorm epsilon from `config.init_checkpoint`; also its tokenizer, if the config names no
-    tokenizer and no records. Raises `UserError` if the model's sizes or form differ."""
+    """Takes the model's behaviour (activation, ...) from `config.init_checkpoint`; also its tokenizer, if the config
+    names no tokenizer and no records. Raises `UserError` if the model's sizes or form differ."""
     path = config.init_checkpoint
     place = find(path)
     theirs = _read_config(place)
@@ -379,7 +384,7 @@ def convert(
             card = _model_card(pretrained, manifest, output.name, architecture, tensors, license_name or "unknown")
             write_whole(output / "README.md", card)
     elif to == "tf1":
-        tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
+        left_out += tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
     else:
         config = common_config()
         config.update(pretrained.settings)
@@ -426,15 +431,12 @@ def _model_card(
 
 def _require_class(pretrained: Pretrained, to: str) -> None:
     """Raises `UserError` if the model is one that the other format has no class for."""
-    family, form = families.of(pretrained.config), f"model.family = {pretrained.config.family!r}"
     try:
-        if family.huggingface:
-            return families.module_of(family).check_form(pretrained.config)
+        (huggingface if to == "huggingface" else tf1).check_form(pretrained.config)
     except UserError as error:
-        form = str(error)
-    raise UserError(
-        f"{pretrained.path}: a model with {form} has no place in --format={to}; only --format=bertjax keeps it"
-    )
+        raise UserError(
+            f"{pretrained.path}: a model with {error} has no place in --format={to}; only --format=bertjax keeps it"
+        ) from None
 
 
 def flattened(params: dict) -> dict:

@@ -5,15 +5,25 @@ import json
 import numpy as np
 from etils import epath
 
+from bertjax import families
 from bertjax.config import BertConfig, UserError
+from bertjax.families import bert
+from bertjax.families.bert import huggingface
 from bertjax.families.bert.huggingface import OWN_FIELDS, bert_config
-from bertjax.families.bert.variables import FINE_TUNED, check_variables, to_params, to_variables, variable_shapes
+from bertjax.families.bert.variables import FINE_TUNED, PARTS, check_variables, to_params, to_variables, variable_shapes
 from bertjax.files import read_json, write_whole
 from bertjax.text.tokenizer import Tokenizer
 
 CONFIG, PREFIX = "bert_config.json", "bert_model.ckpt"
 # Suffixes of the optimizer's variables (Adam's and LAMB's moments), which are not part of the model.
 OPTIMIZER = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v")
+
+
+def check_form(config: BertConfig) -> None:
+    """Raises `UserError` if a model is none that Google's code has a class for."""
+    if families.of(config) is not bert.FAMILY:
+        raise UserError(f"model.family = {config.family!r}")
+    huggingface.check_form(config)
 
 
 def read_config(path: epath.Path) -> BertConfig:
@@ -48,8 +58,11 @@ def read_params(prefix: epath.Path, config: BertConfig) -> tuple[dict, list[str]
     return to_params(variables, config), ignored
 
 
-def write(folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: Tokenizer | None) -> None:
-    """Writes `bert_model.ckpt`, `bert_config.json` and the vocabulary, under Google's names."""
+def write(folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: Tokenizer | None) -> list[str]:
+    """Writes `bert_model.ckpt`, `bert_config.json` and the vocabulary, under Google's names.
+
+    Returns the parts of the params that have none.
+    """
     from bertjax.data.tf import tf
 
     folder = epath.Path(folder)
@@ -73,3 +86,4 @@ def write(folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: T
     write_whole(folder / CONFIG, json.dumps(fields, indent=2) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder)
+    return sorted(params.keys() - PARTS)

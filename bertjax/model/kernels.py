@@ -1,7 +1,7 @@
 """What the TPU kernels (Pallas) share: where and how they run, and the dropout mask on chip.
 
-libtpu can count a kernel's cycles without a TPU (see `planner.kernels`), but only if no block lies in scalar memory,
-and no block has two strided dimensions before that of the tokens.
+libtpu can count a kernel's cycles without a TPU (see `planner.kernel_times`), but only if no block lies in scalar
+memory, and no block has two strided dimensions before that of the tokens.
 """
 
 import flax.linen as nn

@@ -49,7 +49,7 @@ class Plot(NamedTuple):
 
     title: str
     metric: str
-    baseline: str
+    baseline: str = ""
     is_main: bool = False
 
 
@@ -65,20 +65,23 @@ class Objective:
 
     Args:
       loss: (encoded batch, weights, keys `[rows]`) -> the weighted sum of the losses, and {metric: weighted sum}. The
-        keys are random, the objective's own, and given in evaluation too.
+        keys are random, the objective's own, and given in evaluation too; sequences that share a row share its key.
       scores: (its name, {metric, loss or baseline: weighted mean on held-out text}) -> {score: value}. `NAME_loss` must
         be one.
       report: (its name, scores) -> lines of the report.
-      heads: (model's config, how it computes) -> {name among the params: module}, its output layers.
+      heads: (model's config, how it computes) -> {name among the params: module}, its output layers. Objectives that
+        name the same share it.
       weights: batch -> how much each prediction counts: 1, or 0 for one that is not there.
-      total: weights -> what their sum counts as in training, for the mean loss.
+      total: weights of a batch -> what the loss is divided by in training, for its mean.
       baselines: (batch, weights, statistics or None) -> {baseline: weighted sum}.
       statistics: what the baselines know of the training data, if anything.
-      words_per_sequence: (config, stage) -> words of a sequence that are predicted, at most; 0: it predicts no words.
-      words_per_row: (config, stage, sequences) -> the same of a row that so many sequences share.
+      words_per_sequence: (config, stage) -> words of a sequence that are predicted, at most; None: it predicts none.
+        One objective of a sum may.
+      words_per_row: (config, stage, sequences) -> words that are predicted, at most, in a row that so many sequences
+        share; None: so many times those of a sequence.
       adds: {name: (per "token" or "sequence", type)}, arrays that its `addition` adds to a batch, besides those of
         words (`word_positions`, `word_ids`, `word_weights`).
-      addition: (config, stage, tokenizer) -> how a host changes batches for it; None: records have all that it needs.
+      addition: (config, stage, tokenizer) -> what a host adds to batches for it; None: records have all that it needs.
       flops: (model's config, size of a row) -> matrix-multiply FLOPs of its output layers for a row, forwards.
       validate: whole config -> None. Raises `UserError` if it cannot be learnt with it.
       plots: what the report draws.
@@ -93,8 +96,8 @@ class Objective:
     total: Callable[["jax.Array"], "jax.Array"] = _number_of_sequences
     baselines: Callable[[dict, "jax.Array", Any], dict[str, "jax.Array"]] = lambda batch, weights, statistics: {}
     statistics: Statistics | None = None
-    words_per_sequence: Callable[[Any, Any], int] = lambda config, stage: 0
-    words_per_row: Callable[[Any, Any, int], int] = lambda config, stage, sequences: 0
+    words_per_sequence: Callable[[Any, Any], int] | None = None
+    words_per_row: Callable[[Any, Any, int], int] | None = None
     adds: Mapping[str, tuple[str, type]] = dataclasses.field(default_factory=dict)
     addition: Callable[[Any, Any, "Tokenizer"], "Addition | None"] = lambda config, stage, tokenizer: None
     flops: Callable[[BertConfig, "RowSize"], int] = lambda config, row: 0
@@ -121,6 +124,11 @@ register = OBJECTIVES.register
 # `data.next_sentence`.
 OF_WORDS = {"masked": "mlm", "next": "lm", "neighbours": "bilm"}
 OF_PAIRS = {"pairs": "nsp", "order": "sop"}
+# The arrays that batches have.
+RESERVED = (
+    "input_ids", "segments", "token_types", "positions", "first_tokens", "dropout_rows", "word_positions", "word_ids",
+    "word_weights", "pair_labels", "sequence_weights", "weights",
+)  # fmt: skip
 
 
 def of(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
@@ -149,9 +157,20 @@ def of(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
 
 
 def validate(config: ml_collections.ConfigDict) -> None:
-    """Raises `UserError` if what is to be learnt does not suit the rest of the config."""
+    """Raises `UserError` if what is to be learnt does not suit the rest of the config, or each other."""
     terms = of(config)
+    of_words = [term.name for term in terms if term.objective.words_per_sequence]
+    if len(of_words) > 1:
+        raise UserError(
+            f"config.objective = {config.objective!r}: {' and '.join(of_words)} both predict words; leave one out"
+        )
+    taken = set(RESERVED)
     for term in terms:
+        if clashing := taken & term.objective.adds.keys():
+            raise UserError(
+                f"config.objective = {config.objective!r}: {term.name} adds {min(clashing)!r} to batches, which have it"
+            )
+        taken |= term.objective.adds.keys()
         term.objective.validate(config)
     if config.eval.fill_masks and not any(term.objective.fills_masks for term in terms):
         names = " + ".join(term.name for term in terms)

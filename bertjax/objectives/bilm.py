@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 
-from bertjax.objectives.words import added, next_words, predicting, validate_unmasked
+from bertjax.objectives.words import addition_of, next_words, predicting, validate_unmasked
 
 TITLE = "next and previous words"
 
@@ -25,5 +25,5 @@ OBJECTIVE = predicting(
     "neighbours",
     functools.partial(validate_unmasked, TITLE),
     words_per_sequence=lambda config, stage: 2 * (stage.length - 1),
-    addition=added(neighbours),
+    addition=addition_of(neighbours),
 )

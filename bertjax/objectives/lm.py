@@ -2,7 +2,7 @@
 
 import functools
 
-from bertjax.objectives.words import added, next_words, predicting, validate_unmasked
+from bertjax.objectives.words import addition_of, next_words, predicting, validate_unmasked
 
 TITLE = "next words"
 OBJECTIVE = predicting(
@@ -11,5 +11,5 @@ OBJECTIVE = predicting(
     functools.partial(validate_unmasked, TITLE),
     words_per_sequence=lambda config, stage: stage.length - 1,
     words_per_row=lambda config, stage, sequences: stage.length - 1,
-    addition=added(next_words),
+    addition=addition_of(next_words),
 )

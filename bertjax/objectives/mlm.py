@@ -8,6 +8,8 @@ from bertjax.objectives.words import predicting
 def _addition(config, stage, tokenizer):
     if config.data.masking == "static":
         return None
+    if tokenizer is None:
+        raise ValueError("dynamic masking needs a tokenizer")
     from bertjax.data.batches.masking import masks, rules_of
 
     return masks(rules_of(config.data, tokenizer, stage.max_predictions_per_seq))

@@ -17,7 +17,10 @@ class Encoded(NamedTuple):
     """A batch that the encoder has read.
 
     Attributes:
-      batch: its arrays.
+      batch: its arrays: `input_ids`, `segments`, `token_types` `[rows, length]`, `pair_labels`, `sequence_weights`
+        `[rows]`, what is predicted of words (`word_positions`, `word_ids`, `word_weights` `[rows, predictions]`), and
+        what objectives added. In packed batches `segments` numbers the sequences of a row from 1, what is per sequence
+        is `[rows, sequences]`, and there are `positions` and `first_tokens` (of each sequence).
       encoder: a module, bound to its params.
       heads: {name: module} of the objective, bound to their params.
       hidden: `[rows, length, hidden]`.
@@ -46,11 +49,19 @@ class PretrainingModel(nn.Module):
         self.bert = families.of(self.config).model(self.config, self.compute)
         heads = {term.name: term.objective.heads(self.config, self.compute) for term in self.terms}
         for name, head in {name: head for each in heads.values() for name, head in each.items()}.items():
+            if name in ("bert", "config", "terms", "compute", "head_names"):
+                raise ValueError(f"an output layer cannot be called {name!r}")
             setattr(self, name, head)
         self.head_names = {name: tuple(each) for name, each in heads.items()}
 
     def __call__(self, batch: dict, weights: dict, dropout_keys, keys) -> dict[str, tuple[jax.Array, dict]]:
-        """Returns what each objective's `loss` does, by its name. `weights` are by name, too; `keys` are `[rows]`."""
+        """Returns what each objective's `loss` returns, by its name.
+
+        Args:
+          weights: by the objectives' names.
+          dropout_keys: `[rows]`; None: no dropout.
+          keys: `[rows]`, from which each objective gets its own.
+        """
         read = (batch[name] for name in ("input_ids", "segments", "token_types"))
         hidden = self.bert.encode(*read, batch.get("positions"), dropout_keys=dropout_keys)
         found = {}

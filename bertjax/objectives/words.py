@@ -8,7 +8,7 @@ import numpy as np
 
 from bertjax import families
 from bertjax.config import BertConfig
-from bertjax.objectives import Objective, Plot, Statistics
+from bertjax.objectives import OF_WORDS, Objective, Plot, Statistics
 from bertjax.validation import require, value_of
 
 PLOTS = (
@@ -28,7 +28,9 @@ def predicting(title: str, words: str, validate: Callable = lambda config: None,
 
     def validated(config) -> None:
         learns = families.words(config)
-        remedy = f"with the fields of config.model, a {config.model.family} learns {learns} words; leave it empty"
+        remedy = (
+            f"a model with these fields of config.model learns words as {OF_WORDS[learns]}, not as {OF_WORDS[words]}"
+        )
         require(learns == words, "objective", config.objective, remedy)
         validate(config)
 
@@ -128,7 +130,7 @@ def next_words(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return np.where(used, place, 0), np.where(used, ids[:, 1:], 0), used
 
 
-def added(predicted: Callable) -> Callable:
+def addition_of(predicted: Callable) -> Callable:
     """Returns an `Objective.addition` of words that are not in the records.
 
     Args:

@@ -183,10 +183,10 @@ class _Builder:
             cast,
             self._program.layout.compute,
         )
-        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(self._mesh))
+        place = jax.ShapeDtypeStruct((2,), jnp.int32, sharding=replicated(self._mesh))
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
             evaluation = task.eval_step.lower(
-                params, task.abstract_eval_batch(stage), task.abstract_statistics(), number
+                params, task.abstract_eval_batch(stage), task.abstract_statistics(), place
             )
         return train, evaluation
 

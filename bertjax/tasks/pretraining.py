@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 import flax.linen as nn
@@ -23,6 +24,7 @@ from bertjax.data.records import find_records
 from bertjax.data.records.manifest import training_shares
 from bertjax.families.with_heads import cast_encoder
 from bertjax.model.dropout import fold_in, row_keys
+from bertjax.objectives import Objective
 from bertjax.objectives.model import PretrainingModel
 from bertjax.sharding.mesh import (
     Batch,
@@ -87,7 +89,7 @@ class Pretraining:
             self._shares = training_shares(records)
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(config, mesh)) for order in self.orders]
-            self._additions = [self._make_additions(stage, tokenizer) for stage in self._stages]
+            self._additions = [self.make_additions(stage, tokenizer) for stage in self._stages]
         self.eval_batch_size = min(self.rows) // config.microbatches  # fits in memory, because a microbatch does
         self._statistics: dict | None = None  # measured at the first evaluation
         self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
@@ -106,7 +108,7 @@ class Pretraining:
             if start_step < end:
                 start = max(start_step, first)
                 given = dict(start=start - first, rows=own, additions=self._additions[index])
-                order, predictions = self.orders[index], self._predictions(self._stages[index])
+                order, predictions = self.orders[index], self._stages[index].max_predictions_per_seq
                 if self.config.packing:
                     given |= dict(multiple=row_multiple(self.config, self.mesh), kinds=self._kinds)
                     batches = pipeline.packed_batches(order, predictions, **given)
@@ -125,11 +127,9 @@ class Pretraining:
     def cast(self, params):
         return cast_encoder(params, self.model.config, self.model.compute.dtype)
 
-    def loss(self, params, batch: dict, dropout_keys=None, keys=None) -> tuple[jax.Array, dict]:
-        """As `Task.loss`. `keys` `[rows]` are the objectives' random keys in evaluation."""
-        if dropout_keys is not None:
-            keys = fold_in(dropout_keys, OBJECTIVES_KEY)
-        elif keys is None:
+    def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
+        keys = fold_in(dropout_keys, OBJECTIVES_KEY)
+        if keys is None:
             keys = row_keys(jax.random.key(0), jnp.arange(len(batch["input_ids"])))
         weights = batch["weights"] if "weights" in batch else self._weights(batch)
         found = self.model.apply({"params": params}, batch, weights, dropout_keys, keys)
@@ -156,22 +156,23 @@ class Pretraining:
                 statistics = jax.device_put(self._measured(after_batch), replicated(self.mesh))
             files = self._heldout[index][source]
             evaluated, found = self._sums(params, index, files, sequences, statistics, after_batch)
-            if all(each["weight"] for each in found.values()):  # not if all are in damaged files
-                means[source], total = _means(found), total + round(evaluated)
-        if not means:
-            return None
-        shares, scores = _normalized({source: shares[source] for source in means}), {}
+            means[source], total = _means(found), total + round(evaluated)
+        scores, (first, _, learnt) = {}, self.terms[0]
         for name, _, objective in self.terms:
-            mixed = {
-                metric: sum(shares[source] * means[source][name][metric] for source in means)
-                for metric in next(iter(means.values()))[name]
-            }
-            scores |= objective.scores(name, mixed)
-        first = self.terms[0].name
+            given = {source: found[name] for source, found in means.items() if name in found}
+            if given:
+                own = _normalized({source: shares[source] for source in given})
+                mixed = {
+                    metric: sum(own[source] * found[metric] for source, found in given.items())
+                    for metric in next(iter(given.values()))
+                }
+                scores |= objective.scores(name, mixed)
+        if f"{first}_loss" not in scores:  # not if all is in damaged files
+            return None
         for source, found in means.items() if len(means) > 1 else ():
-            for metric in ("loss", "accuracy"):
-                if f"{first}_{metric}" in scores:
-                    scores[f"{first}_{metric} ({source})"] = found[first][metric]
+            own = learnt.scores(first, found[first]) if first in found else {}
+            kept = {f"{first}_{metric}" for metric in ("loss", "accuracy")}
+            scores |= {f"{score} ({source})": value for score, value in own.items() if score in kept}
         return Scores(scores, -scores[f"{first}_loss"], f"{total} sequences of length {self._stages[index].length}")
 
     def files(self) -> dict[str, str]:
@@ -196,7 +197,7 @@ class Pretraining:
         for stage, row, rows, end in zip(self._stages, self.row_sizes, self.rows, self._stage_ends):
             steps = max(0, min(stop, end) - max(start, first))
             if not self.config.packing:
-                row = RowSize(stage.length, 1, self._predictions(stage))
+                row = RowSize(stage.length, 1, most_predictions(self.config, stage))
             config = self.model.config
             forward = families.of(config).layer_flops(config, stage.length)
             forward += sum(term.objective.flops(config, row) for term in self.terms)
@@ -218,7 +219,7 @@ class Pretraining:
         batches = pipeline.heldout_batches(
             files,
             length,
-            self._predictions(self._stages[stage]),
+            self._stages[stage].max_predictions_per_seq,
             batch_size=self.eval_batch_size,
             max_sequences=max_sequences,
             additions=self._additions[stage],
@@ -228,7 +229,8 @@ class Pretraining:
         sums = None
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
             on_mesh = enumerate(on_devices(batches, self.mesh))
-            each = (self.eval_step(params, batch, statistics, np.int32(number)) for number, batch in on_mesh)
+            seed = self.config.data.seed
+            each = (self.eval_step(params, batch, statistics, np.int32([seed, number])) for number, batch in on_mesh)
             for found in fetched(each):
                 sums = found if sums is None else jax.tree.map(np.add, sums, found)
                 after_batch()
@@ -237,16 +239,20 @@ class Pretraining:
     def _make_model(self):
         return PretrainingModel(families.config_of(self.config), self.terms, compute_on(self.mesh, self.config))
 
-    def _make_additions(self, stage, tokenizer: Tokenizer | None) -> list[Addition]:
-        each = [term.objective.addition(self.config, stage, tokenizer) for term in self.terms]
-        return [addition for addition in each if addition is not None]
+    def make_additions(self, stage, tokenizer: Tokenizer | None) -> list[Addition]:
+        """Returns what the objectives add to batches of a stage."""
+        found = []
+        for name, _, objective in self.terms:
+            if (addition := objective.addition(self.config, stage, tokenizer)) is not None:
+                # Those of words have the generator to themselves, as when there were no others.
+                seed = () if objective.words_per_sequence else (zlib.crc32(name.encode()),)
+                found.append(
+                    addition._replace(seed=seed, add=functools.partial(_declared, name, objective, addition.add))
+                )
+        return found
 
     def _weights(self, batch) -> dict[str, jax.Array]:
         return {term.name: term.objective.weights(batch) for term in self.terms}
-
-    def _predictions(self, stage) -> int:
-        """Returns how many tokens of a sequence are predicted, at most."""
-        return most_predictions(self.config, stage)
 
     @property
     def _kinds(self) -> dict[str, str]:
@@ -262,7 +268,7 @@ class Pretraining:
         return kinds | self._kinds
 
     def _abstract_batch(self, stage: int, rows: int) -> dict:
-        length, predictions = self._stages[stage].length, self._predictions(self._stages[stage])
+        length, predictions = self._stages[stage].length, most_predictions(self.config, self._stages[stage])
         sizes = dict(token=(length,), sequence=(), word=(predictions,))
         return self._abstract(rows, {name: sizes[kind] for name, kind in self._kinds_of_arrays(predictions).items()})
 
@@ -276,12 +282,13 @@ class Pretraining:
 
     @functools.cached_property
     def eval_step(self):
-        """(cast params, batch, `abstract_statistics`, number of the batch) -> its sequences, and sums over its rows."""
+        """(cast params, batch, statistics, (seed, number of the batch)) -> its sequences, and sums over its rows."""
 
-        def eval_step(params, batch, statistics, number):
-            key = jax.random.key(self.config.seed, impl="threefry2x32")
+        def eval_step(params, batch, statistics, place):
+            seed, number = place
             rows = len(batch["input_ids"])
-            keys, weights = row_keys(key, number * rows + jnp.arange(rows)), self._weights(batch)
+            keys = row_keys(jax.random.key(seed, impl="threefry2x32"), number * rows + jnp.arange(rows))
+            weights = self._weights(batch)
             found = self.model.apply({"params": params}, batch, weights, None, keys)
             sums = {}
             for name, _, objective in self.terms:
@@ -316,16 +323,29 @@ class Pretraining:
         """Yields the batches of the first training sequences, with the rows of all hosts."""
         sequences = min(MEASURED_SEQUENCES, self.orders[0].files.total)
         batches = pipeline.train_batches(
-            self.orders[0], self._predictions(self._stages[0]), additions=self._additions[0]
+            self.orders[0], self._stages[0].max_predictions_per_seq, additions=self._additions[0]
         )
         for batch in itertools.islice(batches, max(1, sequences // self.config.batch_size)):
             yield batch
             after_batch()
 
 
+def _declared(name: str, objective: Objective, add: Callable, batch: Batch, drawn: Batch) -> Batch:
+    """Returns what an objective adds. Raises `ValueError` for arrays that it does not declare, or of other types."""
+    types = {each: np.dtype(dtype) for each, (_, dtype) in objective.adds.items()} | {"input_ids": np.dtype(np.int32)}
+    if objective.words_per_sequence:
+        types |= {f"word_{each}": np.dtype(np.int32) for each in ("positions", "ids")}
+        types |= {"word_weights": np.dtype(np.float32)}
+    found = add(batch, drawn)
+    if wrong := {each: x.dtype for each, x in found.items() if types.get(each) != x.dtype}:
+        raise ValueError(f"objective {name}: adds {wrong} to batches; its `adds` must say so")
+    return found
+
+
 def _means(sums: dict) -> dict[str, dict[str, float]]:
-    """Returns the weighted means of an evaluation's sums, by objective and metric."""
-    return {name: {metric: x / each["weight"] for metric, x in each.items()} for name, each in sums.items()}
+    """Returns the weighted means of an evaluation's sums, by objective and metric, where there is any weight."""
+    found = {name: each for name, each in sums.items() if each["weight"]}
+    return {name: {metric: x / each["weight"] for metric, x in each.items()} for name, each in found.items()}
 
 
 def _normalized(shares: dict[str, float]) -> dict[str, float]:
@@ -341,16 +361,22 @@ def divided(sequences: int, shares: dict[str, float]) -> dict[str, int]:
 
 
 def most_predictions(config, stage) -> int:
-    """Returns how many words of a sequence are predicted, at most; masked records hold this many in any case."""
-    each = [term.objective.words_per_sequence(config, stage) for term in objectives.of(config)]
-    is_masked = config.data.masking == "static"
-    return max(*each, stage.max_predictions_per_seq if is_masked else 0, 0)
+    """Returns how many words of a sequence are predicted, at most; 0: batches have none."""
+    for term in objectives.of(config):
+        if term.objective.words_per_sequence:
+            return term.objective.words_per_sequence(config, stage)
+    return stage.max_predictions_per_seq if config.data.masking == "static" else 0  # in the records in any case
 
 
 def row_size(config, stage) -> RowSize:
     """Returns what a row of packed sequences holds."""
-    each = [term.objective.words_per_row(config, stage, SEQUENCES_PER_ROW) for term in objectives.of(config)]
-    return RowSize(stage.length, SEQUENCES_PER_ROW, max(*each, 0))
+    predictions = 0
+    for term in objectives.of(config):
+        if term.objective.words_per_row:
+            predictions = term.objective.words_per_row(config, stage, SEQUENCES_PER_ROW)
+        elif term.objective.words_per_sequence:
+            predictions = SEQUENCES_PER_ROW * term.objective.words_per_sequence(config, stage)
+    return RowSize(stage.length, SEQUENCES_PER_ROW, predictions)
 
 
 def row_multiple(config, mesh: Mesh) -> int:

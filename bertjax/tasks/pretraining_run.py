@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import jax
 from etils import epath
 
-from bertjax import objectives
-from bertjax.config import UserError, corpus_sources, total_steps
+from bertjax import families, objectives
+from bertjax.config import UserError, corpus_sources, fields_of, total_steps
 from bertjax.data import preparation
 from bertjax.data.preparation import vocabulary
 from bertjax.data.records import require_folder
@@ -35,14 +35,19 @@ UNROLLED_STEPS = 20_000
 
 
 def _adopt(config, before: RunInfo | None) -> None:
-    """Sets the fields that `init_checkpoint` determines: activation, LayerNorm epsilon and, if unset, the tokenizer."""
+    """Sets the fields that `init_checkpoint` determines: the model's behaviour and, if unset, the tokenizer.
+
+    A resumed run also keeps the way in which its objective was written.
+    """
+    if before is not None and objectives.of(before.config) == objectives.of(config):
+        config.objective = before.config.objective
     if not config.init_checkpoint:
         return
     if before is None:
         pretrained.adopt(config)
     else:  # does not need `init_checkpoint`, which may be gone
-        model = before.config.model
-        config.model.update(hidden_act=model.hidden_act, layer_norm_eps=model.layer_norm_eps)
+        names = fields_of(families.config_of(before.config), "behaviour")
+        config.model.update({name: before.config.model[name] for name in names})
 
 
 def ways_to_compute(config, platform: str, chip: str) -> Iterator:
@@ -161,6 +166,11 @@ def find_or_prepare(config, workdir: epath.Path, is_new: bool = True) -> tuple[e
             f"config.data.next_sentence = {config.data.next_sentence!r}: the records in {folder} have no manifest, and "
             f"are taken for Google's, which are pairs; set --config.data.next_sentence=pairs, or use bertjax.prepare"
         )
+    if manifest is None and config.data.masking != "static":
+        raise UserError(
+            f"config.data.masking = {config.data.masking!r}: the records in {folder} have no manifest, and are taken "
+            f"for Google's, which are masked; set --config.data.masking=static, or use bertjax.prepare"
+        )
     if manifest is None and not config.tokenizer.path:
         raise UserError(
             f"config.tokenizer.path = '': the records in {folder} have no manifest; set the vocabulary that they "
@@ -192,4 +202,5 @@ def report(config, scores: Scores | None) -> str:
     """Formats the held-out scores of what the config learns, each with its baseline."""
     if scores is None:
         return "no held-out data, so no scores"
-    return "\n".join(line for term in objectives.of(config) for line in term.objective.report(term.name, scores.scores))
+    terms = [term for term in objectives.of(config) if f"{term.name}_loss" in scores.scores]
+    return "\n".join(line for term in terms for line in term.objective.report(term.name, scores.scores))

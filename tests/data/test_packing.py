@@ -263,7 +263,7 @@ def test_lengths_that_are_not_those_of_the_records_are_noticed(tmp_path):
 
 def test_a_row_with_too_many_masked_tokens_is_refused(packable):
     made = Order(packable, 24, 0, RowSize(LENGTH, 8, 3))
-    message = r"config.packing: a row has \d+ masked tokens, but there is room for 3; set config.data.masked_lm_prob"
+    message = r"config.packing: a row has \d+ predicted words, but there is room for 3; set config.data.masked_lm_prob"
     with pytest.raises(UserError, match=message):
         list(itertools.islice(pipeline.packed_batches(made, PREDICTIONS, multiple=1, additions=[masks(RULES)]), 20))
 

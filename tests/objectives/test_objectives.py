@@ -1,11 +1,14 @@
 """Objectives: what ours add to a batch, how they are summed, and one from outside of the package."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 from bertjax import objectives, tasks
 from bertjax.config import UserError
+from bertjax.data.batches import additions as additions_module
 from bertjax.interop import pretrained
 from bertjax.planner.plan import plan
 from bertjax.reporting import curves
@@ -28,9 +31,11 @@ pytestmark = pytest.mark.usefixtures("on_one_device")
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    objectives.register("count", own_objective.OBJECTIVE)
+    for name in ("count", "twin"):
+        objectives.register(name, own_objective.OBJECTIVE)
     yield
-    del objectives.OBJECTIVES.registered["count"]
+    for name in ("count", "twin"):
+        del objectives.OBJECTIVES.registered[name]
 
 
 def added(name, ids, sizes):
@@ -52,6 +57,10 @@ def test_next_and_previous_words():
     assert (both["word_weights"][:, 5:] == found["word_weights"]).all()
 
 
+def added_to(batch, additions):
+    return additions_module.added(batch, additions, np.arange(4), 256, [0, 0, 2])
+
+
 def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
     def learnt(**fields):
         config = tiny_config()
@@ -70,14 +79,16 @@ def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
 @pytest.mark.parametrize(
     "objective, message",
     [
-        ("mln", "config.objective = 'mln': choose one of mlm, lm, bilm, nsp, sop, count"),
+        ("mln", "config.objective = 'mln': choose one of mlm, lm, bilm, nsp, sop, count, twin"),
         ("mlm nsp", "config.objective = 'mlm nsp': write one objective, or a sum such as"),
         ("mlm + ", r"config.objective = 'mlm \+ ': write one objective"),
         ("mlm + 0*nsp", "with weights above 0"),
         ("mlm + 1e3*nsp", r"config.objective = .*write one objective"),
         ("mlm + mlm", r"config.objective = 'mlm \+ mlm': has mlm twice"),
-        ("lm", "config.objective = 'lm': with the fields of config.model, a bert learns masked words; leave it empty"),
-        ("bilm", "config.objective = 'bilm': with the fields of config.model, a bert learns masked words"),
+        ("lm", "config.objective = 'lm': a model with these fields of config.model learns words as mlm, not as lm"),
+        ("bilm", "config.objective = 'bilm': a model with these fields of config.model learns words as mlm"),
+        ("mlm + lm", r"config.objective = 'mlm \+ lm': mlm and lm both predict words; leave one out"),
+        ("mlm + count + twin", r"config.objective = .*: twin adds 'chosen_id' to batches, which have it"),
         ("mlm + sop", r"config.data.next_sentence = 'pairs': records need other pairs for objective = .*: set order"),
         ("nsp", r"config.eval.fill_masks = .*: nsp does not teach it; set \(\)"),
     ],
@@ -196,3 +207,51 @@ def test_it_is_planned_ahead():
     with without_compilation_cache():
         (result,) = plan(config, accelerator("v5litepod-4"), [0])
     assert result.fits and result.flops_per_step > 0
+
+
+def test_masks_do_not_depend_on_what_else_is_added(records_folder):
+    """Nor on the order of the sum; what is added is made of the tokens that the records have."""
+    pieces, found = tokenizer.load("wordpiece", records_folder / "vocab.txt"), []
+    for objective in ("mlm", "mlm + count", "count + mlm"):
+        config = config_for(records_folder, objective=objective)
+        config.data.masking = "dynamic"
+        batch = {"input_ids": np.arange(5, 69)[None].repeat(4, 0).astype(np.int32), "segments": np.ones((4, 64), int)}
+        task = Pretraining(config, one_device_mesh(config), None)
+        additions = task.make_additions(config.stages.long, pieces)
+        found.append(added_to(batch, additions))
+    assert (found[0]["input_ids"] == pieces.mask_id).any()
+    for other in found[1:]:
+        assert all((other[name] == found[0][name]).all() for name in found[0])
+        assert all((other[name] == found[2][name]).all() for name in found[2])
+        assert (other["chosen_id"] != pieces.mask_id).all()
+
+
+def test_what_is_added_must_be_declared(records_folder, monkeypatch):
+    undeclared = dataclasses.replace(own_objective.OBJECTIVE, adds={"count": ("sequence", np.float32)})
+    monkeypatch.setitem(objectives.OBJECTIVES.registered, "twin", undeclared)
+    config = config_for(records_folder, objective="twin + mlm")
+    task = Pretraining(config, one_device_mesh(config), records_folder)
+    with pytest.raises(ValueError, match=r"objective twin: adds .*chosen_id.* to batches; its `adds` must say so"):
+        next(task.batches(0))
+
+
+def test_an_objective_without_words_leaves_them_out_of_packed_rows(records_folder):
+    """The records are masked, and so have some."""
+    for packing in (False, True):
+        config = tiny_config(records=records_folder)
+        config.objective, config.packing, config.eval.fill_masks = "nsp", packing, ()
+        tasks.validate(config)
+        task = Pretraining(config, one_device_mesh(config), records_folder)
+        batch, told = next(task.batches(0)), task.abstract_batch(0)
+        assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
+        assert ("word_ids" in batch) == (not packing)
+        params = make_program(task, task.config, task.mesh).init(jax.random.key(0)).params
+        assert set(params) == {"bert", "next_sentence"}
+        assert set(task.evaluate(params, 1).scores) == {"nsp_loss", "nsp_accuracy", "nsp_majority"}
+
+
+def test_a_resumed_run_may_write_its_objective_otherwise(trained, records_folder):
+    """`mlm+count` is no other, in another order it is: another checkpoint would be the best."""
+    launch(config_for(records_folder, objective="1*count+mlm"), trained[0])
+    with pytest.raises(UserError, match=r"config\.objective"):
+        launch(config_for(records_folder, objective="mlm + count"), trained[0])

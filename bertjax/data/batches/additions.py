@@ -9,31 +9,31 @@ Arrays = dict[str, np.ndarray]  # the first axis of each is rows
 
 
 class Addition(NamedTuple):
-    """Adds arrays to a batch, or changes them. A row depends on itself and its random numbers only.
+    """Adds arrays to a batch, or changes `input_ids`. A row depends on its record and its random numbers only.
 
     Attributes:
       add: (batch of padded rows, random numbers of these rows) -> the arrays that it adds, or changes.
       draw: (generator, rows, length) -> random numbers; None: it takes none, and `add` gets an empty dict.
+      seed: tells its random numbers from those of others.
     """
 
     add: Callable[[Arrays, Arrays], Arrays]
     draw: Callable[[np.random.Generator, int, int], Arrays] | None = None
+    seed: tuple[int, ...] = ()
 
 
 def added(batch: Arrays, additions: Sequence[Addition], places: np.ndarray, block: int, seed: list[int]) -> Arrays:
-    """Returns a batch with all additions, one after the other.
+    """Returns a batch with all additions, none of which sees the others.
 
     Args:
       places: ascending places of the rows `[rows]`; random numbers are a function of `seed` and the place.
       block: the numbers of `block` places are drawn together.
     """
-    for number, addition in enumerate(additions):
-        drawn = {}
-        if addition.draw is not None:
-            own = [*seed, number] if number else seed
-            drawn = _drawn(addition.draw, places, block, own, batch["input_ids"].shape[1])
-        batch = {**batch, **addition.add(batch, drawn)}
-    return batch
+    found, length = dict(batch), batch["input_ids"].shape[1]
+    for addition in additions:
+        drawn = _drawn(addition.draw, places, block, [*seed, *addition.seed], length) if addition.draw else {}
+        found |= addition.add(batch, drawn)
+    return found
 
 
 def _drawn(draw: Callable, places: np.ndarray, block: int, seed: list[int], length: int) -> Arrays:

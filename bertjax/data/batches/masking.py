@@ -104,7 +104,7 @@ class Masking(NamedTuple):
 
 
 def masks(rules: Rules) -> Addition:
-    """Masks the rows of a batch when they are read, differently each time they are."""
+    """Returns the addition that masks rows when they are read, differently each time they are."""
 
     def add(batch: Arrays, drawn: Arrays) -> Arrays:
         masking = mask_tokens(batch["input_ids"], batch["segments"].sum(1), Draws(**drawn), rules)

@@ -23,7 +23,7 @@ class RowSize(NamedTuple):
 
     tokens: int
     sequences: int
-    predictions: int = 0  # masked tokens
+    predictions: int = 0  # words that are predicted
 
 
 class Arrangement(NamedTuple):
@@ -255,7 +255,7 @@ def _packed_words(batch: Batch, rows: np.ndarray, starts: np.ndarray, count: int
     prediction = numbers_in_row(of_row)
     if (most := prediction.max(initial=-1) + 1) > row.predictions:
         raise UserError(
-            f"config.packing: a row has {most} masked tokens, but there is room for {row.predictions}; set "
+            f"config.packing: a row has {most} predicted words, but there is room for {row.predictions}; set "
             f"config.data.masked_lm_prob to what the records were made with, or config.packing=False"
         )
 

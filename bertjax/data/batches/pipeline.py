@@ -33,7 +33,7 @@ class Stream(NamedTuple):
       records: (step, lost) -> a dataset of the serialized records of each step from this one on, `[rows]`; `lost` has
         the records of each path that are replaced by empty ones.
       spans: step -> what is read for this step, and perhaps ahead of it.
-      places: step -> the place of each row in the stream of all hosts `[rows]`; its masks are a function of it.
+      places: step -> the place of each row in the stream of all hosts `[rows]`, by which its random numbers are drawn.
       block, seed: random numbers are drawn for `block` places together, from `seed` and the number of the block.
     """
 

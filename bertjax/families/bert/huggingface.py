@@ -10,7 +10,7 @@ from etils import epath
 
 from bertjax.config import BertConfig, UserError, fields_of
 from bertjax.families.bert import gpt2
-from bertjax.families.bert.variables import WORDS, check_variables, to_params, to_variables, variable_shapes
+from bertjax.families.bert.variables import PARTS, WORDS, check_variables, to_params, to_variables, variable_shapes
 from bertjax.validation import validate_model
 
 REQUIRED = (
@@ -178,7 +178,7 @@ def choose_architecture(params: dict, config: BertConfig, stated: str = "") -> s
 
 
 def to_tensors(params: dict, config: BertConfig, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the tensors of a class of transformers, and the names of variables that it does not have.
+    """Returns the tensors of a class of transformers, and the names of variables and parts that it does not have.
 
     Raises `UserError` if the class has parts that the params lack.
     """
@@ -189,7 +189,7 @@ def to_tensors(params: dict, config: BertConfig, architecture: str) -> tuple[dic
             raise UserError(
                 f"--architecture={architecture}: it has {part.rstrip('/_')}, which the checkpoint lacks; use {fitting}"
             )
-    tensors, left_out = {}, []
+    tensors, left_out = {}, sorted(params.keys() - PARTS)
     for variable, array in variables.items():
         if variable.startswith(HEADS) and not variable.startswith(wanted):
             left_out.append(variable)

@@ -35,6 +35,9 @@ SINGLE = {
 }
 OUTPUT_WEIGHTS = ("next_sentence/dense/kernel", "classifier/dense/kernel", "spans/dense/kernel")  # Google's: transposed
 
+# The parts of our params that have variables.
+PARTS = {"bert", *(path.partition("/")[0] for path in SINGLE)}
+
 # Within a layer: our `bert/encoder/layers/PATH` stacks all layers, Google's `bert/encoder/layer_N/VARIABLE` is one.
 LAYER = {
     "attention/output/kernel": "attention/output/dense/kernel",
