@@ -3,12 +3,22 @@ packages, which name them in their entry points."""
 
 import importlib
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+import pkgutil
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from bertjax.config import UserError
 
 T = TypeVar("T")
+
+
+def own_in(package: str, path: Iterable[str], attribute: str, is_package: bool) -> dict[str, str]:
+    """Returns {name: "module:attribute"} of the folders, or else of the modules, in a package."""
+    return {
+        found.name: f"{package}.{found.name}:{attribute}"
+        for found in pkgutil.iter_modules(path)
+        if found.ispkg == is_package
+    }
 
 
 class Registry(Generic[T]):

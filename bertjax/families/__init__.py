@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from bertjax.config import BertConfig, Compute, UserError
-from bertjax.registry import Registry
+from bertjax.registry import Registry, own_in
 
 if TYPE_CHECKING:
     import flax.linen as nn
@@ -65,7 +65,7 @@ class Family:
 FAMILIES: Registry[Family] = Registry(
     "family",
     "model.family",
-    {name: f"bertjax.families.{name}:FAMILY" for name in ("bert", "lstms")},
+    own_in(__name__, __path__, "FAMILY", is_package=True),
     plural="families",
 )
 register = FAMILIES.register

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertjax import families
 from bertjax.config import BertConfig, Compute, UserError
-from bertjax.registry import Registry
+from bertjax.registry import Registry, own_in
 
 if TYPE_CHECKING:
     import flax.linen as nn
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bertjax.data.batches.additions import Addition
     from bertjax.data.batches.packing import RowSize
-    from bertjax.objectives.model import Encoded
+    from bertjax.objectives.parts.model import Encoded
     from bertjax.text.tokenizer import Tokenizer
 
 
@@ -115,9 +115,7 @@ class Term(NamedTuple):
 
 
 OBJECTIVES: Registry[Objective] = Registry(
-    "objective",
-    "objective",
-    {name: f"bertjax.objectives.{name}:OBJECTIVE" for name in ("mlm", "lm", "bilm", "nsp", "sop")},
+    "objective", "objective", own_in(__name__, __path__, "OBJECTIVE", is_package=False)
 )
 register = OBJECTIVES.register
 # What is learnt if `config.objective` does not say: from words, by `families.words`, and from pairs of segments, by

@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 
-from bertjax.objectives.words import addition_of, next_words, predicting, validate_unmasked
+from bertjax.objectives.parts.words import addition_of, next_words, predicting, validate_unmasked
 
 TITLE = "next and previous words"
 

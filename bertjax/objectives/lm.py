@@ -2,7 +2,7 @@
 
 import functools
 
-from bertjax.objectives.words import addition_of, next_words, predicting, validate_unmasked
+from bertjax.objectives.parts.words import addition_of, next_words, predicting, validate_unmasked
 
 TITLE = "next words"
 OBJECTIVE = predicting(

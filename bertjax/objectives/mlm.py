@@ -2,7 +2,7 @@
 
 import math
 
-from bertjax.objectives.words import predicting
+from bertjax.objectives.parts.words import predicting
 
 
 def _addition(config, stage, tokenizer):

@@ -25,7 +25,7 @@ from bertjax.data.records.manifest import training_shares
 from bertjax.families.with_heads import cast_encoder
 from bertjax.model.dropout import fold_in, row_keys
 from bertjax.objectives import Objective
-from bertjax.objectives.model import PretrainingModel
+from bertjax.objectives.parts.model import PretrainingModel
 from bertjax.sharding.mesh import (
     Batch,
     batch_sharding,

@@ -33,7 +33,7 @@ def _heads(config, compute) -> dict:
 
 
 def _loss(encoded, weights, keys):
-    from bertjax.objectives.model import classified
+    from bertjax.objectives.parts.model import classified
 
     del keys
     return classified(encoded.heads["next_sentence"](encoded.pooled()), encoded.batch["pair_labels"], weights)

@@ -59,7 +59,7 @@ def _heads(config, compute) -> dict:
 def _loss(encoded, weights, keys):
     """Returns the sums of the cross-entropy and of the correct predictions, over all words with a weight."""
     from bertjax.families.with_heads import word_logits
-    from bertjax.objectives.model import classified
+    from bertjax.objectives.parts.model import classified
 
     del keys
     batch = encoded.batch
