@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import ml_collections
 from ml_collections import config_dict
@@ -65,6 +66,9 @@ class BertConfig:
     # The words' output layer. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
     # embeddings alone (GPT).
     output: str = field("transform", "form", choices=("transform", "plain"))
+
+    bias: ClassVar[bool] = True  # dense layers and norms have one
+    output_init_scale: ClassVar[float] = 1.0  # of the initial values of matrices that add to the residual sum
 
     @property
     def head_size(self) -> int:

@@ -120,6 +120,8 @@ class BertForTokenClassification(nn.Module):
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
         if self.lstm_size:
             hidden = self.lstm(hidden, segments, dropout_keys)
+        else:
+            hidden = self.bert.of_tokens(hidden)
         return self.classifier(hidden, dropout_keys)
 
 
@@ -141,6 +143,8 @@ class BertForQuestionAnswering(nn.Module):
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
         if self.lstm_size:
             hidden = self.lstm(hidden, segments, dropout_keys)
+        else:
+            hidden = self.bert.of_tokens(hidden)
         return self.spans(hidden, dropout_keys)
 
 

@@ -18,6 +18,7 @@ from bertjax.config import BertConfig, UserError
 from bertjax.files import inside, read_json, write_whole
 from bertjax.text.tokenizer import Tokenizer
 
+OURS = "Bert"  # how the names of architectures begin in workdirs, whatever the family
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
@@ -59,6 +60,8 @@ def read_config(path: epath.Path) -> BertConfig:
 def read_head(path: epath.Path) -> tuple[str, tuple[str, ...]]:
     """Returns (architecture, label names) of a config.json; each is empty if absent, or if the class is unknown.
 
+    The architecture is BERT's class with the same output layer, as in workdirs.
+
     Labels that do not exclude each other are of no class here.
     """
     head = read_json(path, _Head)
@@ -68,7 +71,8 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...]]:
     names = head.get("id2label") or {}
     labels = tuple(str(names[key]) for key in sorted(names))
     layout = families.module_of(families.by_model_type()[read_json(path).get("model_type", "bert")])
-    return architecture if architecture in layout.ARCHITECTURES else "", labels
+    known = architecture in layout.ARCHITECTURES
+    return OURS + architecture.removeprefix(layout.PREFIX) if known else "", labels
 
 
 def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str], str]:
@@ -170,11 +174,11 @@ def write(
     if tokenizer is not None:
         tokenizer.save(folder)
         write_whole(folder / "tokenizer.json", definition)
-        write_whole(folder / "tokenizer_config.json", _tokenizer_config(config, tokenizer))
+        write_whole(folder / "tokenizer_config.json", _tokenizer_config(config, layout.INPUTS, tokenizer))
     return left_out
 
 
-def _tokenizer_config(config: BertConfig, tokenizer: Tokenizer) -> str:
+def _tokenizer_config(config: BertConfig, inputs: Sequence[str], tokenizer: Tokenizer) -> str:
     """Returns the tokenizer_config.json with which `AutoTokenizer` reads the tokenizer.json beside it."""
     names = ("pad", "unk", "cls", "sep", "mask")
     special = {f"{name}_token": tokenizer.pieces[getattr(tokenizer, f"{name}_id")] for name in names}
@@ -182,7 +186,7 @@ def _tokenizer_config(config: BertConfig, tokenizer: Tokenizer) -> str:
     settings = {
         "tokenizer_class": "BertTokenizer" if is_wordpiece else "PreTrainedTokenizerFast",
         "model_max_length": config.max_position_embeddings,
-        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "model_input_names": list(inputs),
         **special,
     }
     if is_wordpiece:

@@ -18,23 +18,31 @@ from bertjax.model.tiles import tile_of
 
 
 class Dense(nn.Module):
-    """x W + b over the last dimension of x, which W sees as `inputs`; `axes` are the logical axes of W."""
+    """x W + b over the last dimension of x, which W sees as `inputs`; `axes` are the logical axes of W.
+
+    Args:
+      use_bias: if not, there is no b.
+      init_scale: multiplies the standard deviation of W's initial values.
+    """
 
     config: BertConfig
     compute: Compute
     inputs: tuple[int, ...]
     features: tuple[int, ...]
     axes: tuple[str | None, ...]
+    use_bias: bool = True
+    init_scale: float = 1.0
 
     def setup(self):
-        init = nn.initializers.truncated_normal(self.config.initializer_range)
+        init = nn.initializers.truncated_normal(self.config.initializer_range * self.init_scale)
         kernel_init = nn.with_logical_partitioning(init, self.axes)
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[len(self.inputs) :])
         self.kernel = self.param("kernel", kernel_init, self.inputs + self.features)
-        self.bias = self.param("bias", bias_init, self.features)
+        self.bias = self.param("bias", bias_init, self.features) if self.use_bias else None
 
     def __call__(self, x):
-        return self.product(x) + self.bias.astype(self.compute.dtype)
+        product = self.product(x)
+        return product + self.bias.astype(self.compute.dtype) if self.use_bias else product
 
     def product(self, x):
         """Returns x W."""
@@ -49,16 +57,18 @@ class LayerNorm(nn.Module):
 
     config: BertConfig
     compute: Compute
+    use_bias: bool = True
 
     def setup(self):
         size = (self.config.hidden_size,)
         self.scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), size)
-        self.bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), size)
+        if self.use_bias:
+            self.bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), size)
 
     def __call__(self, x):
         """`[..., hidden]` -> `[..., hidden]`."""
-        standardized = standardize(x, self.config.layer_norm_eps, self.compute.chip)
-        return (standardized * self.scale + self.bias).astype(self.compute.dtype)
+        scaled = standardize(x, self.config.layer_norm_eps, self.compute.chip) * self.scale
+        return (scaled + self.bias if self.use_bias else scaled).astype(self.compute.dtype)
 
     def of_sum(self, x, update, update_bias, dropout_keys):
         """Normalizes x + dropout(update + update_bias): `[batch, length, hidden]`, keys `[batch]` or None."""

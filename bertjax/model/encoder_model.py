@@ -63,6 +63,11 @@ class EncoderModel(nn.Module):
         """Returns pairs of states and of positions `[batch, ...]` at which words are predicted from these states."""
         return [(hidden, positions)]
 
+    def of_tokens(self, hidden):
+        """Returns what is classified of each token `[batch, length, hidden]`, the hidden states unless a family says
+        otherwise."""
+        return hidden
+
     def pool(self, hidden, segments, first_tokens):
         """Returns the pooled output, of the first token unless a family says otherwise."""
         del segments

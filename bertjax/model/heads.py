@@ -54,8 +54,9 @@ class MaskedLanguageModelHead(nn.Module):
         bias = 0.0
         if config.output == "transform":
             size = (config.hidden_size,)
-            hidden = Dense(config, self.compute, size, size, ("embed", None), name="dense")(hidden)
-            hidden = LayerNorm(config, self.compute, name="norm")(ACTIVATIONS[config.hidden_act](hidden))
+            dense = (size, size, ("embed", None), config.bias, config.output_init_scale)
+            hidden = Dense(config, self.compute, *dense, name="dense")(hidden)
+            hidden = LayerNorm(config, self.compute, config.bias, name="norm")(ACTIVATIONS[config.hidden_act](hidden))
             bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
             bias = self.param("bias", bias_init, (config.padded_vocab_size,))
         if self.compute.casts_factors:

@@ -18,9 +18,12 @@ class Tile(NamedTuple):
     heads: int
 
 
-def tile_of(batch: int, length: int, heads: int) -> Tile | None:
-    """Returns the tile for attention's scores `[batch, heads, length, length]`; None if they need no tiles."""
-    of_head = 4 * length**2
+def tile_of(batch: int, length: int, heads: int, keys: int | None = None) -> Tile | None:
+    """Returns the tile for attention's scores `[batch, heads, length, keys]`; None if they need no tiles.
+
+    `keys`: those that a token sees, if not all.
+    """
+    of_head = 4 * length * (keys or length)
     if length < SHORTEST or batch * heads * of_head <= TILE_BYTES:
         return None
     rows = _divisor(batch, TILE_BYTES // (heads * of_head))

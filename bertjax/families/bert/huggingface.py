@@ -4,21 +4,20 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
-import ml_collections
 import numpy as np
 from etils import epath
 
 from bertjax.config import BertConfig, UserError, fields_of
+from bertjax.families import json_config
 from bertjax.families.bert import gpt2
 from bertjax.families.bert.variables import PARTS, WORDS, check_variables, to_params, to_variables, variable_shapes
-from bertjax.validation import validate_model
 
 REQUIRED = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings",
 )  # fmt: skip
-# Activations: name in transformers -> our name.
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "relu": "relu"}
+PREFIX = "Bert"  # of the names of its classes
+INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 
 # Parts of each transformers class besides the encoder, as prefixes of Google's variables.
 ARCHITECTURES = {
@@ -49,38 +48,15 @@ def read_config(path: epath.Path, fields: Mapping) -> BertConfig:
     is_gpt2 = fields.get("model_type") == "gpt2"
     form = gpt2.FORM if is_gpt2 else {}
     fields = gpt2.as_bert(path, fields) if is_gpt2 else fields
-    for name, expected in (
-        ("position_embedding_type", "absolute"),
-        ("is_decoder", False),
-        ("add_cross_attention", False),
-    ):
-        if fields.get(name, expected) != expected:
-            raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {expected!r}")
-    if "quantization_config" in fields:
-        raise UserError(f"{path}: quantization_config: quantized weights are not supported")
-    activation = fields.get("hidden_act", "gelu")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise UserError(f"{path}: hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    found = bert_config(path, {**fields, "hidden_act": ACTIVATIONS[activation]})
+    only = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+    json_config.require(path, fields, only)
+    found = bert_config(path, {**fields, "hidden_act": json_config.activation(path, fields, "hidden_act")})
     return dataclasses.replace(found, **form)
 
 
-def bert_config(path: epath.Path, fields: dict) -> BertConfig:
+def bert_config(path: epath.Path, fields: Mapping) -> BertConfig:
     """Builds a `BertConfig` from a JSON object. Raises `UserError` if a field is missing or has an invalid value."""
-    names = {name: field for name, field in BertConfig.__dataclass_fields__.items() if name not in OWN_FIELDS}
-    for name in REQUIRED:
-        if name not in fields:
-            raise UserError(f"{path}: {name} is missing; a BERT config needs it")
-    for name, field in names.items():
-        value, numbers = fields.get(name, field.default), (int, float) if field.type is float else (field.type,)
-        if type(value) not in numbers:
-            raise UserError(f"{path}: {name} is {value!r}, which is not a valid {field.type.__name__}")
-    found = BertConfig(**{name: fields[name] for name in names if name in fields})
-    try:
-        validate_model(ml_collections.ConfigDict(dict(model=dataclasses.asdict(found))))
-    except UserError as error:
-        raise UserError(f"{path}: {str(error).replace('config.model.', '').replace('model.', '')}") from None
-    return found
+    return json_config.build(path, BertConfig, fields, REQUIRED, OWN_FIELDS)
 
 
 def huggingface_name(variable: str) -> str:

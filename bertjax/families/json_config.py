@@ -1,0 +1,57 @@
+"""A model's config from the fields of a JSON file of somebody else's."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import TypeVar
+
+import ml_collections
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.validation import validate_model
+
+T = TypeVar("T")
+# Activations: name in transformers -> our name.
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "relu": "relu"}
+
+
+def build(path: epath.Path, config: type[T], fields: Mapping, required: Collection[str], own: Collection[str]) -> T:
+    """Builds a config. Raises `UserError` if a field is missing or has an invalid value.
+
+    Args:
+      config: its class.
+      fields: by our names; those that the class does not have are passed over.
+      required: those that must be given.
+      own: fields of the class that such a file does not have.
+    """
+    names = {field.name: field for field in dataclasses.fields(config) if field.name not in own}
+    for name in required:
+        if name not in fields:
+            raise UserError(f"{path}: {name} is missing; the config of such a model needs it")
+    for name, field in names.items():
+        value, numbers = fields.get(name, field.default), (int, float) if field.type is float else (field.type,)
+        if type(value) not in numbers:
+            raise UserError(f"{path}: {name} is {value!r}, which is not a valid {field.type.__name__}")
+    found = config(**{name: fields[name] for name in names if name in fields})
+    try:
+        validate_model(ml_collections.ConfigDict(dict(model=dataclasses.asdict(found))))
+    except UserError as error:
+        raise UserError(f"{path}: {str(error).replace('config.model.', '').replace('model.', '')}") from None
+    return found
+
+
+def require(path: epath.Path, fields: Mapping, expected: Mapping) -> None:
+    """Raises `UserError` if a field has another value than the only one that is supported."""
+    for name, value in expected.items():
+        if fields.get(name, value) != value:
+            raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {value!r}")
+    if "quantization_config" in fields:
+        raise UserError(f"{path}: quantization_config: quantized weights are not supported")
+
+
+def activation(path: epath.Path, fields: Mapping, name: str) -> str:
+    """Returns our name of an activation. Raises `UserError` for one that we do not have."""
+    given = fields.get(name, "gelu")
+    if not isinstance(given, str) or given not in ACTIVATIONS:
+        raise UserError(f"{path}: {name} {given!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[given]

@@ -1,0 +1,278 @@
+"""ModernBERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.families import json_config
+from bertjax.families.modernbert import ModernBertConfig
+
+PREFIX = "ModernBert"  # of the names of its classes
+# Fields that config.json has under another name.
+NAMES = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps", "bias": "norm_bias"}
+OWN_FIELDS = ("attention_output_dropout_prob", "glu", "family")
+REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
+ONLY = {"embedding_dropout": 0.0, "mlp_dropout": 0.0, "decoder_bias": True}
+# Our parts, besides the encoder, of each class.
+ARCHITECTURES = {
+    "ModernBertModel": (),
+    "ModernBertForMaskedLM": ("masked_lm",),
+    "ModernBertForSequenceClassification": ("pooler", "classifier"),
+    "ModernBertForMultipleChoice": ("pooler", "classifier"),
+    "ModernBertForTokenClassification": ("pooler", "classifier"),
+    "ModernBertForQuestionAnswering": ("pooler", "spans"),
+}
+PARTS = {"bert", "masked_lm", "classifier", "spans"}
+INPUTS = ("input_ids", "attention_mask")
+WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
+
+
+def read_config(path: epath.Path, fields: Mapping) -> ModernBertConfig:
+    """Returns the config of a config.json, also of the form that older versions of transformers wrote.
+
+    Raises `UserError` for a variant that we do not have.
+    """
+    bias = fields.get("norm_bias", False)
+    json_config.require(path, fields, ONLY | dict.fromkeys(BIASES, bias))
+    activation = json_config.activation(path, fields, "hidden_activation")
+    if fields.get("classifier_activation", "gelu") != fields.get("hidden_activation", "gelu"):
+        raise UserError(f"{path}: classifier_activation {fields['classifier_activation']!r} is not hidden_activation")
+    found = {ours: fields[theirs] for ours, theirs in NAMES.items() if theirs in fields}
+    found |= {name: x for name, x in fields.items() if name in ModernBertConfig.__dataclass_fields__}
+    found |= {"hidden_act": activation} | _thetas(path, fields) | _pattern(path, fields)
+    return json_config.build(path, ModernBertConfig, found, REQUIRED, OWN_FIELDS)
+
+
+def _thetas(path: epath.Path, fields: Mapping) -> dict:
+    """The bases of the rotary angles: global_rope_theta and local_rope_theta, or rope_parameters by type of layer."""
+    given = fields.get("rope_parameters") or {}
+    found = {}
+    for ours, kind in (("global_rope_theta", "full_attention"), ("local_rope_theta", "sliding_attention")):
+        of_kind = given.get(kind) or {}
+        json_config.require(path, of_kind, {"rope_type": "default"})
+        if (theta := of_kind.get("rope_theta", fields.get(ours))) is not None:
+            found[ours] = theta
+    return found
+
+
+def _pattern(path: epath.Path, fields: Mapping) -> dict:
+    """Which layers are global: every so many, or layer_types. Raises `UserError` if these are none of the former."""
+    types, layers = fields.get("layer_types"), fields.get("num_hidden_layers")
+    if types is None or not isinstance(layers, int):
+        return {}
+    if not isinstance(types, list) or len(types) != layers:
+        raise UserError(f"{path}: layer_types has {len(types)} types, but there are {layers} layers")
+    are_global = [kind == "full_attention" for kind in types]
+    every = next((number for number in range(1, layers) if are_global[number]), layers)
+    if are_global != [number % every == 0 for number in range(layers)]:
+        raise UserError(f"{path}: layer_types must be full_attention in every n-th layer from the first one on")
+    return {"global_attn_every_n_layers": every}
+
+
+def read_params(
+    tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping, config: ModernBertConfig, source: str
+) -> tuple[dict, list[str], str]:
+    """Returns our params from named tensors, the names of ignored tensors, and why they predict no words.
+
+    Raises `UserError` if tensors are missing, of another shape, or contradict each other.
+    """
+    named = {WRAPPERS.sub("", name): tensor for name, tensor in tensors}
+    if "model.embeddings.tok_embeddings.weight" not in named:  # the encoder alone
+        named = {f"model.{name}": tensor for name, tensor in named.items()}
+    parts = [part for part in ("masked_lm", "classifier", "spans") if _has(part, named, fields)]
+    params, used = _read(named, config, parts, source)
+    ignored, wordless = sorted(named.keys() - used - {"decoder.weight"}), ""
+    words = named["model.embeddings.tok_embeddings.weight"]
+    if "decoder.weight" in named and not np.array_equal(named["decoder.weight"], words):
+        wordless = f"{source}: decoder.weight is not tied to the word embeddings, which is not supported"
+        params.pop("masked_lm", None)
+        ignored.append("decoder.weight")
+    return params, ignored, wordless
+
+
+def _has(part: str, named: Mapping, fields: Mapping) -> bool:
+    answers = any("QuestionAnswering" in name for name in fields.get("architectures") or ())
+    has = {"masked_lm": "decoder.bias", "classifier": "classifier.weight", "spans": "classifier.weight"}
+    return has[part] in named and (part == "masked_lm" or (part == "spans") == answers)
+
+
+def _read(named: Mapping[str, np.ndarray], config: ModernBertConfig, parts: list[str], source: str):
+    """Returns our params, and the names of the tensors in them."""
+    used = set()
+
+    def take(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if name not in named:
+            raise UserError(f"{source}: {name} is missing; is the checkpoint complete, and a ModernBERT?")
+        if named[name].shape != shape:
+            raise UserError(f"{source}: {name} has shape {named[name].shape}, but its config says {shape}")
+        if named[name].dtype.kind in "iub":
+            raise UserError(f"{source}: {name} is of type {named[name].dtype}; quantized weights are not supported")
+        used.add(name)
+        return named[name].astype(np.float32)
+
+    found: dict = {}
+    rows = {part: named["classifier.weight"].shape[0] for part in parts if part != "masked_lm"}
+    for path, (name, ours, theirs) in _tensors(config, parts, rows).items():
+        array = take(name, theirs)
+        _put(found, path, array.T.reshape(ours) if len(theirs) == 2 and path[-1] == "kernel" else array.reshape(ours))
+    padding = config.padded_vocab_size - config.vocab_size
+    table = found["bert"]["embeddings"]["word"]
+    table["embedding"] = np.pad(table["embedding"], ((0, padding), (0, 0)))
+    if "masked_lm" in found:
+        found["masked_lm"]["bias"] = np.pad(found["masked_lm"]["bias"], (0, padding))
+    return _stacked(found, config), used
+
+
+def _tensors(config: ModernBertConfig, parts: Iterable[str], rows: Mapping[str, int]) -> dict[tuple, tuple]:
+    """Returns {our path: (tensor, our shape, its shape)}; layers are `("bert", "layers", number, ...)`.
+
+    Args:
+      parts: what there is besides the encoder.
+      rows: classes of each classifier among these.
+    """
+    hidden, inner, heads, size = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.head_size,
+    )
+    found: dict = {}
+
+    def norm(path: tuple, name: str) -> None:
+        found[*path, "scale"] = f"{name}.weight", (hidden,), (hidden,)
+        if config.bias:
+            found[*path, "bias"] = f"{name}.bias", (hidden,), (hidden,)
+
+    def dense(path: tuple, name: str, inputs: tuple, outputs: tuple, bias: bool = config.bias) -> None:
+        wide, narrow = int(np.prod(outputs)), int(np.prod(inputs))
+        found[*path, "kernel"] = f"{name}.weight", (*inputs, *outputs), (wide, narrow)
+        if bias:
+            found[*path, "bias"] = f"{name}.bias", outputs, (wide,)
+
+    table = (config.vocab_size, hidden)
+    found["bert", "embeddings", "word", "embedding"] = "model.embeddings.tok_embeddings.weight", table, table
+    norm(("bert", "embeddings", "norm"), "model.embeddings.norm")
+    for number in range(config.num_hidden_layers):
+        ours, theirs = ("bert", "layers", number), f"model.layers.{number}"
+        if number:
+            norm((*ours, "attention_norm"), f"{theirs}.attn_norm")
+        dense((*ours, "attention", "query_key_value"), f"{theirs}.attn.Wqkv", (hidden,), (3, heads, size))
+        dense((*ours, "attention", "output"), f"{theirs}.attn.Wo", (heads, size), (hidden,))
+        norm((*ours, "output_norm"), f"{theirs}.mlp_norm")
+        dense((*ours, "input"), f"{theirs}.mlp.Wi", (hidden,), (2, inner))
+        dense((*ours, "output"), f"{theirs}.mlp.Wo", (inner,), (hidden,))
+    norm(("bert", "encoder", "norm"), "model.final_norm")
+    for part in parts:
+        head = ("masked_lm",) if part == "masked_lm" else ("bert", "pooler")
+        dense((*head, "dense"), "head.dense", (hidden,), (hidden,))
+        norm((*head, "norm"), "head.norm")
+        if part == "masked_lm":
+            found["masked_lm", "bias"] = "decoder.bias", (config.vocab_size,), (config.vocab_size,)
+        else:
+            dense((part, "dense"), "classifier", (hidden,), (rows[part],), bias=True)
+    return found
+
+
+def _put(tree: dict, path: tuple, array: np.ndarray) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = array
+
+
+def _stacked(params: dict, config: ModernBertConfig) -> dict:
+    """Puts the layers where the encoder has them: the first, groups, and the rest."""
+    import jax
+
+    layers, period = list(params["bert"].pop("layers").values()), config.global_attn_every_n_layers
+    count = (len(layers) - 1) // period
+    encoder = params["bert"]["encoder"] | {"first": layers[0]}
+    if count:
+        encoder["groups"] = {
+            f"layer_{place}": jax.tree.map(lambda *x: np.stack(x), *layers[1 + place : 1 + count * period : period])
+            for place in range(period)
+        }
+    if rest := layers[1 + count * period :]:
+        encoder["rest"] = {f"layer_{place}": layer for place, layer in enumerate(rest)}
+    return params | {"bert": params["bert"] | {"encoder": encoder}}
+
+
+def choose_architecture(params: dict, config: ModernBertConfig, stated: str = "") -> str:
+    """Chooses the class for these params: that of a fine-tuned head, or the one that keeps the most.
+
+    `stated`: the class of BERT, or of ModernBERT, that the checkpoint states; it decides between those with the same
+    head.
+    """
+    present = {*params, *(("pooler",) if "pooler" in params["bert"] else ())}
+    stated = PREFIX + stated.removeprefix(PREFIX).removeprefix("Bert")
+    fitting = [name for name, parts in ARCHITECTURES.items() if present >= set(parts)]
+    return stated if stated in fitting else max(fitting, key=lambda name: (len(ARCHITECTURES[name]), name in fitting))
+
+
+def to_tensors(params: dict, config: ModernBertConfig, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns the tensors of a class of transformers, and the names of parts that it does not have.
+
+    Raises `UserError` if the class has parts that the params lack.
+    """
+    from bertjax.families.modernbert.model import layers_of
+
+    present = {*params, *(("pooler",) if "pooler" in params["bert"] else ())} - {"bert"}
+    wanted = ARCHITECTURES[architecture]
+    if lacking := set(wanted) - present:
+        fitting = choose_architecture(params, config)
+        raise UserError(
+            f"--architecture={architecture}: it has {min(lacking)}, which the checkpoint lacks; use {fitting}"
+        )
+    layers = layers_of(params["bert"]["encoder"], config)
+    tree = params | {"bert": params["bert"] | {"layers": dict(enumerate(layers))}}
+    parts = [part for part in wanted if part != "pooler"]
+    rows = {part: params[part]["dense"]["bias"].shape[0] for part in parts if part != "masked_lm"}
+    tensors = {}
+    for path, (name, _, theirs) in _tensors(config, parts, rows).items():
+        array = tree
+        for step in path:
+            array = array[step]
+        array = np.asarray(array)
+        if path[-1] in ("embedding",) or path == ("masked_lm", "bias"):
+            array = array[: config.vocab_size]
+        elif path[-1] == "kernel":
+            array = array.reshape(theirs[::-1]).T
+        name = name.removeprefix("model.") if architecture == "ModernBertModel" else name
+        tensors[name] = np.ascontiguousarray(array.reshape(theirs))
+    return tensors, sorted(present - set(wanted))
+
+
+def classifier_rows(params: dict, architecture: str) -> int:
+    """Returns the rows of a classifier whose labels config.json names; 0 if the class has none."""
+    if "classifier" not in ARCHITECTURES[architecture]:
+        return 0
+    rows = params["classifier"]["dense"]["bias"].shape[0]
+    if architecture.endswith("ForMultipleChoice") and rows != 1:
+        raise UserError(f"--architecture={architecture}: one score per choice, but this classifier has {rows} labels")
+    return rows
+
+
+def to_fields(config: ModernBertConfig) -> dict:
+    """Returns what config.json says of the encoder, in the old and in the new form of transformers."""
+    names = (name for name in config.__dataclass_fields__ if name not in OWN_FIELDS)
+    fields = {NAMES.get(name, name): getattr(config, name) for name in names}
+    kinds = {True: "full_attention", False: "sliding_attention"}
+    thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
+    return {
+        "model_type": "modernbert",
+        **fields,
+        **dict.fromkeys(BIASES, config.bias),
+        **ONLY,
+        "classifier_activation": config.hidden_act,
+        "layer_types": [kinds[config.is_global(number)] for number in range(config.num_hidden_layers)],
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
+    }
+
+
+def check_form(config: ModernBertConfig) -> None:
+    """Raises `UserError` if no class of transformers has this form of ModernBERT."""
+    if not config.glu:
+        raise UserError("model.glu = False")

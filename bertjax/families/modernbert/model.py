@@ -1,0 +1,248 @@
+"""The modules of ModernBERT."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.config import Compute
+from bertjax.families.modernbert import ModernBertConfig
+from bertjax.model.attention import Dense, LayerNorm
+from bertjax.model.dropout import dropout, fold_in
+from bertjax.model.encoder import ACTIVATIONS, Embedding
+from bertjax.model.encoder_model import EncoderModel
+from bertjax.model.kernels import on_one_device
+from bertjax.model.plain_attention import plain_attention
+from bertjax.model.rotary import Rotation, rotate, rotation
+from bertjax.model.tiles import tile_of
+from bertjax.model.window_attention import window_attention
+
+
+class ModernBertModel(EncoderModel):
+    """Word embeddings, layers of global and of local attention, and a head for classification.
+
+    There are no token types, and positions only turn queries and keys.
+    """
+
+    config: ModernBertConfig
+    compute: Compute = Compute()
+
+    def setup(self):
+        self.embeddings = Embeddings(self.config, self.compute)
+        self.encoder = Encoder(self.config, self.compute)
+        self.pooler = Head(self.config, self.compute)
+
+    def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
+        """As `EncoderModel.encode`."""
+        del token_types
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
+        x = nn.with_logical_constraint(self.embeddings(input_ids), ("batch", "length", "embed"))
+        hidden = self.encoder(x, positions, segments, dropout_keys, every_layer=every_layer)
+        return jnp.concatenate([x[None], hidden]) if every_layer else hidden
+
+    def pool(self, hidden, segments, first_tokens):
+        """The head of the first token's state, or of the mean state of a text (`classifier_pooling`)."""
+        tokens = jnp.zeros((len(hidden), 1), jnp.int32) if first_tokens is None else first_tokens
+        if self.config.classifier_pooling == "mean":
+            own = jnp.take_along_axis(segments, tokens, axis=1)[..., None] == segments[:, None, :]
+            weights = own / own.sum(-1, keepdims=True)
+            pooled = jnp.einsum("btl,blh->bth", weights, hidden.astype(jnp.float32)).astype(hidden.dtype)
+        else:
+            pooled = jnp.take_along_axis(hidden, tokens[..., None], axis=1)
+        pooled = self.pooler(pooled)
+        return pooled[:, 0] if first_tokens is None else pooled
+
+    def of_tokens(self, hidden):
+        return self.pooler(hidden)
+
+
+class Embeddings(nn.Module):
+    """Word embeddings and a LayerNorm."""
+
+    config: ModernBertConfig
+    compute: Compute
+
+    def setup(self):
+        self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
+        self.norm = LayerNorm(self.config, self.compute, self.config.bias)
+
+    def __call__(self, input_ids):
+        return self.norm(self.word(input_ids))
+
+
+class Head(nn.Module):
+    """Dense, activation, LayerNorm: `[..., hidden]` -> the same."""
+
+    config: ModernBertConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(self, hidden):
+        config, size = self.config, hidden.shape[-1:]
+        scale = config.output_init_scale
+        x = Dense(config, self.compute, size, size, ("embed", None), config.bias, scale, name="dense")(hidden)
+        return LayerNorm(config, self.compute, config.bias, name="norm")(ACTIVATIONS[config.hidden_act](x))
+
+
+class Encoder(nn.Module):
+    """The layers and a LayerNorm. After the first layer, which has no norm of its own, they come in groups: as many
+    local ones as there are between two global ones, and a global one. Groups are a scan, and what is left comes last.
+    """
+
+    config: ModernBertConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(self, x, positions, segments, dropout_keys=None, *, every_layer: bool = False):
+        """As `EncoderModel.make_layers`; `positions` are `[batch, length]`."""
+        config, compute = self.config, self.compute
+        turns = {
+            theta: rotation(positions, config.head_size, theta)
+            for theta in (config.global_rope_theta, config.local_rope_theta)
+        }
+        rotations = turns[config.global_rope_theta], turns[config.local_rope_theta]
+        period, layers = config.global_attn_every_n_layers, config.num_hidden_layers
+        count, left = divmod(layers - 1, period)
+        given = (rotations, segments, dropout_keys)
+
+        x = _layer(config, compute, is_global=True, has_norm=False, name="first")(x, 0, *given)
+        states = [x[None]]
+        if count:
+            groups = nn.scan(
+                Group,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
+                length=count,
+                unroll=count if compute.unroll and dropout_keys is not None else 1,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )(config, compute, period, every_layer, name="groups")
+            x, each = groups(x, 1 + period * jnp.arange(count), *given)
+            states.append(each.reshape(-1, *x.shape) if every_layer else each)
+        if left:
+            x, each = Group(config, compute, left, every_layer, name="rest")(x, layers - left, *given)
+            states.append(each)
+        last = LayerNorm(config, compute, config.bias, name="norm")(x)
+        return jnp.concatenate(states).at[-1].set(last) if every_layer else last
+
+
+class Group(nn.Module):
+    """Layers one after the other, of which the last is global if they are all of a period."""
+
+    config: ModernBertConfig
+    compute: Compute
+    layers: int
+    every_layer: bool = False
+
+    @nn.compact
+    def __call__(self, x, number, rotations, segments, dropout_keys):
+        """`number`: that of the first layer. Returns x, and the states after each layer, if asked for."""
+        states = []
+        for layer in range(self.layers):
+            is_global = self.config.is_global(1 + layer)
+            make = _layer(self.config, self.compute, is_global, has_norm=True, name=f"layer_{layer}")
+            x = make(x, number + layer, rotations, segments, dropout_keys)
+            states.append(x)
+        return x, (jnp.stack(states) if self.every_layer else None)
+
+
+def _layer(config: ModernBertConfig, compute: Compute, is_global: bool, has_norm: bool, name: str) -> nn.Module:
+    layer = Layer
+    if compute.remat != "none":
+        policy = jax.checkpoint_policies.checkpoint_dots if compute.remat == "dots" else None
+        layer = nn.remat(layer, prevent_cse=False, policy=policy)
+    return layer(config, compute, is_global, has_norm, name=name)
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x)). Dropout follows attention only."""
+
+    config: ModernBertConfig
+    compute: Compute
+    is_global: bool
+    has_norm: bool
+
+    @nn.compact
+    def __call__(self, x, number, rotations: tuple[Rotation, Rotation], segments, dropout_keys):
+        config, compute = self.config, self.compute
+        hidden, wide, scale = (config.hidden_size,), (config.intermediate_size,), config.output_init_scale
+        norm = functools.partial(LayerNorm, config, compute, config.bias)
+
+        read = norm(name="attention_norm")(x) if self.has_norm else x
+        attended = Attention(config, compute, self.is_global, name="attention")(read, rotations, segments)
+        x = x + dropout(attended, config.attention_output_dropout_prob, fold_in(dropout_keys, number + 1))
+
+        read = norm(name="output_norm")(x)
+        activate = ACTIVATIONS[config.hidden_act]
+        if config.glu:
+            axes = ("embed", "projections", "mlp")
+            inner = Dense(config, compute, hidden, (2, *wide), axes, config.bias, name="input")(read)
+            inner = activate(inner[..., 0, :]) * inner[..., 1, :]
+        else:
+            inner = activate(Dense(config, compute, hidden, wide, ("embed", "mlp"), config.bias, name="input")(read))
+        inner = nn.with_logical_constraint(inner, ("batch", "length", "mlp"))
+        x = x + Dense(config, compute, wide, hidden, ("mlp", "embed"), config.bias, scale, name="output")(inner)
+        return nn.with_logical_constraint(x, ("batch", "length", "embed"))
+
+
+class Attention(nn.Module):
+    """Self-attention with rotary positions, of all tokens of a segment or of those within the window."""
+
+    config: ModernBertConfig
+    compute: Compute
+    is_global: bool
+
+    @nn.compact
+    def __call__(self, x, rotations, segments):
+        """`[batch, length, hidden]`, segments `[batch, length]` -> `[batch, length, hidden]`."""
+        config, compute = self.config, self.compute
+        hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
+        axes = ("embed", "projections", "heads", "kv")
+        project = Dense(config, compute, (hidden,), (3, heads, size), axes, config.bias, name="query_key_value")
+        turned = rotate(project(x), rotations[0 if self.is_global else 1])
+        turned = nn.with_logical_constraint(turned, ("batch", "length", None, "heads", "kv"))
+        has_cache = compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's tiles
+        if self.is_global or x.shape[1] <= config.window:
+            tile = tile_of(*x.shape[:2], heads) if has_cache else None
+            context = plain_attention(turned, segments, None, 0.0, compute, tile=tile)
+        else:
+            tile = tile_of(*x.shape[:2], heads, 3 * config.window) if has_cache else None
+            context = window_attention(turned, segments, config.window, compute, tile)
+        axes, scale = ("heads", "kv", "embed"), config.output_init_scale
+        return Dense(config, compute, (heads, size), (hidden,), axes, config.bias, scale, name="output")(context)
+
+
+def attention_probabilities(config: ModernBertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
+    """Returns what each head of each layer attends to in a text: `[layers, heads, queries, keys]`."""
+    inputs = (ids, np.ones_like(ids), np.zeros_like(ids))
+    states = ModernBertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
+    positions, found = jnp.arange(ids.shape[1])[None], []
+    distance = jnp.abs(positions[0] - positions[0][:, None])
+    for number, (layer, x) in enumerate(zip(layers_of(params["encoder"], config), states)):
+        if "attention_norm" in layer:
+            norm = LayerNorm(config, Compute(), config.bias)
+            x = norm.apply({"params": layer["attention_norm"]}, x)
+        project = layer["attention"]["query_key_value"]
+        projected = jnp.einsum("blh,hpnd->blpnd", x, project["kernel"]) + project.get("bias", 0.0)
+        is_global = config.is_global(number)
+        theta = config.global_rope_theta if is_global else config.local_rope_theta
+        query, key, _ = jnp.moveaxis(rotate(projected, rotation(positions, config.head_size, theta))[0], 1, 0)
+        scores = jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5
+        scores = scores if is_global else jnp.where(distance <= config.window, scores, -jnp.inf)
+        found.append(nn.softmax(scores))
+    return np.asarray(jnp.stack(found))
+
+
+def layers_of(encoder: dict, config: ModernBertConfig) -> list[dict]:
+    """Returns the params of each layer, in their order."""
+    groups = encoder.get("groups", {})
+    count = (config.num_hidden_layers - 1) // config.global_attn_every_n_layers
+    each = [
+        jax.tree.map(lambda x, number=number: x[number], groups[f"layer_{layer}"])
+        for number in range(count)
+        for layer in range(len(groups))
+    ]
+    return [encoder["first"], *each, *(encoder["rest"][f"layer_{i}"] for i in range(len(encoder.get("rest", {}))))]
