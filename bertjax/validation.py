@@ -176,7 +176,14 @@ def _validate_common(config, limits: dict[str, dict]) -> None:
 
 def validate_model(config) -> None:
     """Raises `UserError` if `config.model` describes no model."""
-    for known in dataclasses.fields(families.FAMILIES.get(config.model.family).config):
+    known_fields = dataclasses.fields(families.FAMILIES.get(config.model.family).config)
+    if different := {field.name for field in known_fields} ^ set(config.model):
+        raise UserError(
+            f"config.model.family = {config.model.family!r}: its models do not have the fields of this config, such as "
+            f"{min(different)}; begin with an experiment of the family, or set config.model = "
+            f"families.model_fields({config.model.family!r}) in one"
+        )
+    for known in known_fields:
         _within(f"model.{known.name}", config.model[known.name], **known.metadata)
     hidden, heads = config.model.hidden_size, config.model.get("num_attention_heads", 1)
     remedy = f"must be a multiple of model.num_attention_heads = {heads}"

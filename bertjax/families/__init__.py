@@ -42,6 +42,7 @@ class Family:
       is_cast: path of a param -> whether the compute type may replace its float32 without changing a result.
       model_types: the `model_type`s in config.json of Hugging Face's folders whose models are of this family.
       huggingface: the module that reads and writes them, with the functions of `families.bert.huggingface`.
+      start: params of a checkpoint -> those that another run starts from.
       packs: whether several sequences can share a row, each as a segment with positions of its own.
       config: a frozen dataclass of `config.field`s, which say their limits. Names are those of `BertConfig` where the
         parts read them.
@@ -58,6 +59,7 @@ class Family:
     is_cast: Callable[[tuple[str, ...]], bool] = lambda path: path[-1] in ("kernel", "embedding")
     model_types: tuple[str, ...] = ()
     huggingface: str = ""
+    start: Callable[[dict], dict] = lambda params: params
     packs: bool = False
     config: type = BertConfig
 

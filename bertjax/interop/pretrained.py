@@ -261,6 +261,11 @@ def adopt(config) -> None:
     path = config.init_checkpoint
     place = find(path)
     theirs = _read_config(place)
+    if config.model.family != theirs.family:
+        raise UserError(
+            f"config.model.family = {config.model.family!r}: {path} has {theirs.family!r}; begin with an experiment "
+            f"whose model is one"
+        )
     names = fields_of(theirs, "size", "form")
     if wrong := {name: getattr(theirs, name) for name in names if config.model[name] != getattr(theirs, name)}:
         name, value = next(iter(wrong.items()))
@@ -293,8 +298,9 @@ def adopt_model(config, theirs: BertConfig, source: str) -> None:
             f"config.max_seq_length = {config.max_seq_length}: {source} has {theirs.max_position_embeddings} positions "
             f"only; set --config.max_seq_length={theirs.max_position_embeddings} or less"
         )
-    chosen = {name: value for name, value in config.model.items() if hasattr(theirs, name) and name not in taken}
-    config.model = families.model_fields(**{**dataclasses.asdict(theirs), **chosen})
+    own = dataclasses.asdict(theirs)
+    chosen = {name: value for name, value in config.model.items() if name in own and name not in taken}
+    config.model = families.model_fields(**{**own, **chosen})
 
 
 def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:
@@ -325,7 +331,7 @@ def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -
     if pretrained.wordless and "masked_lm" in params and not encoder_only:
         raise UserError(f"config.init_checkpoint = {str(path)!r}: {pretrained.wordless}")
     ours = flattened(params)
-    theirs = flattened(pretrained.params)
+    theirs = flattened(families.of(pretrained.config).start(pretrained.params))
     unused = [name for name in theirs if name not in ours or (encoder_only and not name.startswith("bert/"))]
     theirs = {name: array for name, array in theirs.items() if name not in unused}
     for name in sorted(ours.keys() & theirs.keys()):
@@ -388,7 +394,7 @@ def convert(
     else:
         config = common_config()
         config.update(pretrained.settings)
-        config.model.update(dataclasses.asdict(pretrained.config))
+        config.model = families.model_fields(**dataclasses.asdict(pretrained.config))
         checkpoint.write_params(output, pretrained.params)
         if pretrained.decided:
             checkpoint.write_scores(output, 0, Scores({}, decided=pretrained.decided))

@@ -139,7 +139,7 @@ def compute_on(mesh: Mesh, config) -> Compute:
     `unroll` "auto" means yes on CPUs: a scan's copies for the backward pass take a tenth of a step.
     """
     device = mesh.devices.flat[0]
-    if config.model.attention == "fused" and device.platform == "gpu":
+    if config.model.get("attention") == "fused" and device.platform == "gpu":
         raise UserError("config.model.attention = 'fused': the kernel is for TPUs; leave it at auto")
     unroll = config.unroll == "yes" or (config.unroll == "auto" and device.platform == "cpu")
     how = compute_for(config.dtype, device)

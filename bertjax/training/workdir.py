@@ -13,7 +13,7 @@ import msgspec
 from etils import epath
 
 from bertjax import families
-from bertjax.config import UserError, common_config, pretraining_config
+from bertjax.config import UserError, common_config, fields_of, pretraining_config
 from bertjax.files import read_json, read_whole, write_whole
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
@@ -26,7 +26,6 @@ DECISIVE = ("task", "objective", "seed", "batch_size", "epochs", "max_seq_length
             "optimizer", "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
 # Model families by the `model.encoder` of older runs.
 FAMILIES_BEFORE = {"transformer": "bert", "lstms": "lstms"}
-MODEL_MAY_CHANGE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,11 +168,12 @@ def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> 
     """
     fixed = {"task", "optimizer.name", "optimizer.options", *identity}
     old, new = _leaves(before.config), _leaves(now.config)
+    may_change = {f"model.{name}" for name in fields_of(families.FAMILIES.get(before.config.model.family).config, "")}
     found = []
     for field in dict.fromkeys((*new, *old)):
         if old.get(field) != new.get(field):
-            is_size = field.startswith("model.") and field.removeprefix("model.") not in MODEL_MAY_CHANGE
-            found.append(Difference(field, old.get(field), new.get(field), is_size or field in fixed))
+            is_fixed = field in fixed or (field.startswith("model.") and field not in may_change)
+            found.append(Difference(field, old.get(field), new.get(field), is_fixed))
     if 0 not in (before.train_examples, now.train_examples) and before.train_examples != now.train_examples:
         found.append(Difference("train_examples", before.train_examples, now.train_examples, is_fatal=False))
     for field in ("labels", "tokenizer"):

@@ -105,6 +105,14 @@ def _shown(params: dict) -> dict | None:
     }
 
 
+def _start(params: dict) -> dict:
+    """A classifier starts from the words' head, as in transformers, where both have one name."""
+    if "masked_lm" not in params or "pooler" in params["bert"]:
+        return params
+    head = {name: params["masked_lm"][name] for name in ("dense", "norm")}
+    return params | {"bert": params["bert"] | {"pooler": head}}
+
+
 def _attention(config: ModernBertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
     from bertjax.families.modernbert.model import attention_probabilities
 
@@ -128,6 +136,7 @@ FAMILY = Family(
     attention=_attention,
     model_types=("modernbert",),
     huggingface="bertjax.families.modernbert.huggingface",
+    start=_start,
     packs=True,
     config=ModernBertConfig,
 )
