@@ -1,5 +1,6 @@
 """Google's TF1 checkpoints of BERT: `bert_model.ckpt.index` and `.data-*`, with `bert_config.json` and `vocab.txt`."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -75,7 +76,7 @@ def write(folder: epath.PathLike, config: BertConfig, params: dict, tokenizer: T
         shape_and_slices=[""] * len(names),
         tensors=[variables[name] for name in names],
     )
-    names = (name for name in config.__dataclass_fields__ if name not in (*OWN_FIELDS, "layer_norm_eps"))
+    names = (name for name in dataclasses.asdict(config) if name not in (*OWN_FIELDS, "layer_norm_eps"))
     fields = {name: getattr(config, name) for name in names}
     if config.hidden_act != "relu":
         fields["hidden_act"] = "gelu"

@@ -22,10 +22,12 @@ from bertjax.model.tiles import Tile
 from bertjax.model.window_attention import window_attention
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import make_mesh
+from bertjax.sharding.streams import put_batch
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
+from bertjax.training.schedules import make_schedule
 from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.step import make_program
+from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import tiny_config
 from tests.tasks.test_finetuning import config_for as fine_tuning_config_for
 from tests.tasks.test_finetuning import write_sst2
@@ -206,17 +208,14 @@ def test_packed_sequences_learn_what_padded_ones_do(records_folder):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), *gradients)
 
 
-@pytest.mark.parametrize("mesh", [dict(data=2, fsdp=2, tensor=2), dict(data=8, fsdp=1, tensor=1)])
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize(
+    "mesh, remat", [(dict(data=2, fsdp=2, tensor=2), "none"), (dict(data=8, fsdp=1, tensor=1), "full")]
+)
 def test_a_sharded_step_is_that_of_one_device(records_folder, mesh, remat):
     losses = []
     for devices, axes in ((1, dict(data=1, fsdp=1, tensor=1)), (8, mesh)):
         config = config_for(records_folder, remat=remat if devices > 1 else "none")
         config.mesh.update(axes)
-        from bertjax.sharding.streams import put_batch
-        from bertjax.training.schedules import make_schedule
-        from bertjax.training.step import put_hyperparameters
-
         task = Pretraining(config, make_mesh(config, jax.devices()[:devices]), records_folder)
         program = make_program(task, config, task.mesh)
         state, recipe = (
@@ -238,15 +237,14 @@ def test_it_is_trained_fills_masks_and_is_fine_tuned(records_folder, tmp_path):
     assert source.predicts_words and "pooler" not in source.params["bert"]
     insight.attention(source, "the ship")
     write_sst2(tmp_path)
-    for packing in (False, True):
-        config = fine_tuning_config_for(tmp_path, tmp_path / "run", epochs=4.0, packing=packing)
-        config.optimizer.learning_rate = 3e-3
-        tasks.validate(config)
-        launch(config, tmp_path / f"tuned{packing}")
-        tuned = pretrained.read_with_tokenizer(tmp_path / f"tuned{packing}")
-        assert tuned.config.classifier_dropout == 0 and tuned.config.family == "modernbert"
-        (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
-        assert found["label"] == "1"
+    config = fine_tuning_config_for(tmp_path, tmp_path / "run", epochs=4.0, packing=True)
+    config.optimizer.learning_rate = 3e-3
+    tasks.validate(config)
+    launch(config, tmp_path / "tuned")
+    tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
+    assert tuned.config.classifier_dropout == 0 and tuned.config.family == "modernbert"
+    (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
+    assert found["label"] == "1"
 
 
 def test_a_classifier_starts_from_the_words_head(folder):

@@ -1,5 +1,6 @@
 """The model card that `convert` writes for Hugging Face: what it says is what the run did."""
 
+import dataclasses
 import json
 
 import pytest
@@ -17,7 +18,7 @@ def made_run(folder, config, scores, architecture="", labels=None, step=0):
     """A run whose weights are those of tests/golden/bert."""
     golden = pretrained.read(GOLDEN)
     config = config.unlock()
-    config.model.update({name: getattr(golden.config, name) for name in golden.config.__dataclass_fields__})
+    config.model.update(dataclasses.asdict(golden.config))
     checkpoint.write_params(folder, golden.params)
     (folder / "checkpoints/0").rename(folder / f"checkpoints/{step}")
     write_info(folder, RunInfo(config.lock(), architecture, labels), golden.tokenizer)

@@ -188,7 +188,7 @@ def classifier_rows(params: dict, architecture: str) -> int:
 
 def to_fields(config: BertConfig) -> dict:
     """Returns what config.json says of the encoder."""
-    names = (name for name in config.__dataclass_fields__ if name not in OWN_FIELDS)
+    names = (name for name in dataclasses.asdict(config) if name not in OWN_FIELDS)
     fields = {name: getattr(config, name) for name in names}
     return {"model_type": "bert", **fields, "position_embedding_type": "absolute"}
 

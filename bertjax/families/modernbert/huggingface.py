@@ -1,5 +1,6 @@
 """ModernBERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
@@ -42,7 +43,7 @@ def read_config(path: epath.Path, fields: Mapping) -> ModernBertConfig:
     if fields.get("classifier_activation", "gelu") != fields.get("hidden_activation", "gelu"):
         raise UserError(f"{path}: classifier_activation {fields['classifier_activation']!r} is not hidden_activation")
     found = {ours: fields[theirs] for ours, theirs in NAMES.items() if theirs in fields}
-    found |= {name: x for name, x in fields.items() if name in ModernBertConfig.__dataclass_fields__}
+    found |= {name: x for name, x in fields.items() if name in dataclasses.asdict(ModernBertConfig())}
     found |= {"hidden_act": activation} | _thetas(path, fields) | _pattern(path, fields)
     return json_config.build(path, ModernBertConfig, found, REQUIRED, OWN_FIELDS)
 
@@ -257,7 +258,7 @@ def classifier_rows(params: dict, architecture: str) -> int:
 
 def to_fields(config: ModernBertConfig) -> dict:
     """Returns what config.json says of the encoder, in the old and in the new form of transformers."""
-    names = (name for name in config.__dataclass_fields__ if name not in OWN_FIELDS)
+    names = (name for name in dataclasses.asdict(config) if name not in OWN_FIELDS)
     fields = {NAMES.get(name, name): getattr(config, name) for name in names}
     kinds = {True: "full_attention", False: "sliding_attention"}
     thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
