@@ -198,13 +198,17 @@ def common_config() -> ml_collections.ConfigDict:
 
     config.optimizer = ml_collections.ConfigDict(
         dict(
-            # adam (with decoupled weight decay) | lamb, for batches of thousands | muon | one of optax: lion, sm3, ...
+            # adam (with decoupled weight decay) | lamb, for batches of thousands | stable_adamw | muon | one of optax:
+            # lion, sm3, ...
             name="adam",
             options="",  # arguments of muon and optax's optimizers: "b1=0.95 nesterov=True"
             # The learning rate after the warm-up: linear (to 0, counted from step 0) | constant | cosine (to 0) |
-            # trapezoid (constant, then linear to 0 over the last decay_proportion of the steps).
+            # trapezoid (constant, then falling over the last decay_proportion of the steps: linear | sqrt, as 1 - sqrt
+            # of their share | cosine, to decay_to times the peak).
             schedule="linear",
             decay_proportion=0.1,
+            decay="linear",
+            decay_to=0.0,
             groups=ml_collections.ConfigDict(),  # param groups with their own learning rate or decay: `param_groups`
             learning_rate=1e-4,
             beta1=0.9,  # beta1, beta2, epsilon and bias_correction are for adam and lamb only

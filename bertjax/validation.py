@@ -37,6 +37,8 @@ LIMITS = {
     "optimizer.beta2": BELOW_ONE,
     "optimizer.weight_decay": BELOW_ONE,
     "optimizer.decay_proportion": dict(above=0, most=1),
+    "optimizer.decay": dict(choices=("linear", "sqrt", "cosine")),
+    "optimizer.decay_to": BELOW_ONE,
     "optimizer.skip_nonfinite": AT_LEAST_ZERO,
     "optimizer.learning_rate": dict(above=0),
     "optimizer.max_grad_norm": dict(above=0),

@@ -34,7 +34,7 @@ def get_config(size="base"):
     config.data.update(next_sentence="none", masking="dynamic", masked_lm_prob=0.3, dupe_factor=1)
     config.stages = named_stages(pretraining=stage(round(1.7e12 / BATCH / LENGTH), LENGTH, 308))
     config.batch_size, config.packing = BATCH, True
-    recipe = dict(learning_rate=rate, schedule="constant", warmup_steps=round(3e9 / BATCH / LENGTH))
-    config.optimizer.update(**recipe, beta2=0.98, epsilon=1e-6, bias_correction=True)
+    recipe = dict(name="stable_adamw", learning_rate=rate, schedule="constant")
+    config.optimizer.update(**recipe, warmup_steps=round(3e9 / BATCH / LENGTH), beta2=0.98, epsilon=1e-6)
     config.optimizer.weight_decay = 3e-4 if rate > 1e-3 else 1e-5
     return config

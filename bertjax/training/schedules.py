@@ -59,6 +59,45 @@ class Cosine(NamedTuple):
         return self.peak * _warmup(step, self.warmup_steps) * decayed
 
 
+class Plateau(NamedTuple):
+    """Linear warm-up, the peak, and in the last `decay_steps` a fall to `end` times the peak.
+
+    Of the share x of these steps, `1 - x ** power` of the way is left: power 0.5 is "1 - sqrt" (Hägele et al. 2024,
+    section 3.3).
+    """
+
+    peak: float
+    warmup_steps: int
+    decay_steps: int
+    total_steps: int
+    end: float
+    power: float
+
+    def __call__(self, step):
+        done = _decayed(step, self.total_steps, self.decay_steps) ** self.power
+        return self.peak * _warmup(step, self.warmup_steps) * (1 - (1 - self.end) * done)
+
+
+class CosinePlateau(NamedTuple):
+    """As `Plateau`, falling along half a period of a cosine."""
+
+    peak: float
+    warmup_steps: int
+    decay_steps: int
+    total_steps: int
+    end: float
+
+    def __call__(self, step):
+        done = 0.5 * (1 - jnp.cos(jnp.pi * _decayed(step, self.total_steps, self.decay_steps)))
+        return self.peak * _warmup(step, self.warmup_steps) * (1 - (1 - self.end) * done)
+
+
+def _decayed(step, total_steps, decay_steps):
+    """Rises from 0 to 1 in the last `decay_steps`."""
+    begin = total_steps - decay_steps
+    return jnp.clip((jnp.asarray(step, jnp.float32) - begin) / jnp.maximum(decay_steps, 1), 0, 1)
+
+
 class Trapezoid(NamedTuple):
     """Linear warm-up, the peak, and linear decay to 0 in the last `decay_steps` (Zhai et al. 2022, section 3.5)."""
 
@@ -99,8 +138,13 @@ def cosine(config, warmup_steps: int, total_steps: int) -> Cosine:
     return Cosine(config.learning_rate, warmup_steps, total_steps)
 
 
-def trapezoid(config, warmup_steps: int, total_steps: int) -> Trapezoid:
-    return Trapezoid(config.learning_rate, warmup_steps, round(config.decay_proportion * total_steps), total_steps)
+def trapezoid(config, warmup_steps: int, total_steps: int) -> Trapezoid | Plateau | CosinePlateau:
+    steps = (config.learning_rate, warmup_steps, round(config.decay_proportion * total_steps), total_steps)
+    if config.decay == "cosine":
+        return CosinePlateau(*steps, config.decay_to)
+    if config.decay == "linear" and not config.decay_to:
+        return Trapezoid(*steps)
+    return Plateau(*steps, config.decay_to, {"linear": 1.0, "sqrt": 0.5}[config.decay])
 
 
 def validate(config) -> None:

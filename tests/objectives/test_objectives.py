@@ -10,6 +10,7 @@ from bertjax import objectives, tasks
 from bertjax.config import UserError
 from bertjax.data.batches import additions as additions_module
 from bertjax.interop import pretrained
+from bertjax.objectives.parts import words
 from bertjax.planner.plan import plan
 from bertjax.reporting import curves
 from bertjax.reporting.history import read_history
@@ -119,6 +120,24 @@ def test_a_sum_is_weighted_and_each_part_is_reported_as_it_is(records_folder):
         lambda found, a, b: np.testing.assert_allclose(found, 0.25 * a + 3 * b, rtol=1e-4, atol=1e-6),
         gradient, of_words, of_pairs,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("part", [1, 3, 5, 64])
+def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder, monkeypatch, part):
+    config = tiny_config(records=records_folder)
+    task = Pretraining(config, one_device_mesh(config), records_folder)
+    batch = next(task.batches(0))
+    params = make_program(task, config, task.mesh).init(jax.random.key(0)).params
+
+    def run():
+        return jax.jit(jax.value_and_grad(lambda p: task.loss(p, task.normalize(batch)), has_aux=True))(params)
+
+    expected = run()
+    monkeypatch.setattr(words, "MOST_BYTES", 0)
+    monkeypatch.setattr(words, "PART_BYTES", part * 16 * 4 * 256)  # 16 rows of 256 words
+    program = str(jax.make_jaxpr(lambda p: task.loss(p, task.normalize(batch))[0])(params))
+    assert "16,5,256" not in program.replace(" ", "") or part >= 5
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), run(), expected)
 
 
 # One from outside.

@@ -74,6 +74,46 @@ def test_five_steps_of_googles_optimizer(correct, size):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
 
 
+def test_a_hundred_steps_of_stable_adamw():
+    """Written from its formula in NumPy, tensor by tensor: those of a stack are tensors of their own."""
+    config = pretraining_config().optimizer
+    config.update(name="stable_adamw", schedule="trapezoid", learning_rate=0.02, warmup_steps=10, beta2=0.98)
+    config.update(decay_proportion=0.5, decay="sqrt", decay_to=0.1, weight_decay=0.003, max_grad_norm=1e9)
+    rng = np.random.default_rng(0)
+    params = {"layers": {"kernel": rng.normal(size=(3, 4, 5))}, "norm": {"scale": rng.normal(size=6)}}
+    axes = {"layers": {"kernel": PartitionSpec("layers", "embed", "mlp")}, "norm": {"scale": PartitionSpec("embed")}}
+    optimizer, schedule = make_optimizer(config, axes), make_schedule(config, 100)
+    ours = jax.tree.map(jnp.float32, params)
+    state, step_of = optimizer.init(ours), jax.jit(optimizer.update)
+
+    tensors = {("kernel", i): params["layers"]["kernel"][i].copy() for i in range(3)} | {
+        "scale": params["norm"]["scale"].copy()
+    }
+    m = {name: np.zeros_like(x) for name, x in tensors.items()}
+    v = {name: np.zeros_like(x) for name, x in tensors.items()}
+    divided = 0
+    for step in range(100):
+        size = np.exp(rng.normal(0, 2, 3))  # now and then a gradient is far larger than before
+        kernel, scale = size[:, None, None] * rng.normal(size=(3, 4, 5)), rng.normal(size=6)
+        updates, state = step_of({"layers": {"kernel": jnp.float32(kernel)}, "norm": {"scale": jnp.float32(scale)}},
+                                 state, ours, learning_rate=schedule(step))  # fmt: skip
+        ours = jax.tree.map(jnp.add, ours, updates)
+
+        rate = 0.02 * (min(step / 10, 1)) * (1 - 0.9 * np.sqrt(max(0, step - 50) / 50))
+        for name, g in ({("kernel", i): kernel[i] for i in range(3)} | {"scale": scale}).items():
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.98 * v[name] + 0.02 * g**2
+            mean, square = m[name] / (1 - 0.9 ** (step + 1)), v[name] / (1 - 0.98 ** (step + 1))
+            excess = max(1.0, np.sqrt((g**2 / np.maximum(square, 1e-12)).mean()))
+            divided += excess > 1.5
+            decay = 0.003 * rate / 0.02 * tensors[name] if name != "scale" else 0
+            tensors[name] = tensors[name] - rate / excess * mean / (np.sqrt(square) + 1e-6) - decay
+    assert 20 < divided < 300
+    np.testing.assert_allclose(ours["norm"]["scale"], tensors["scale"], rtol=2e-4, atol=2e-5)
+    for i in range(3):
+        np.testing.assert_allclose(ours["layers"]["kernel"][i], tensors["kernel", i], rtol=2e-4, atol=2e-5)
+
+
 def test_lamb_steps_by_the_size_of_each_matrix():
     """Algorithm 2 of You et al. 2020 on the matrices by themselves, in float64, against ours on the stacked arrays."""
     rng = np.random.default_rng(3)
@@ -199,6 +239,13 @@ def test_schedules_are_their_formulas():
     assert trapezoid == Trapezoid(2.0, 0, 22, 110)
     for step, value in {0: 2.0, 88: 2.0, 99: 1.0, 110: 0, 200: 0}.items():
         assert abs(float(trapezoid(step)) - value) < 1e-6
+    config.decay_to = 0.5
+    for decay, middle in (("linear", 1.5), ("cosine", 1.5), ("sqrt", 2 - 0.5**0.5)):
+        config.decay = decay
+        falling = make_schedule(config, 110)
+        for step, value in {0: 2.0, 88: 2.0, 99: middle, 110: 1.0, 200: 1.0}.items():
+            assert abs(float(falling(step)) - value) < 1e-6, (decay, step)
+    assert float(falling(89)) < 2 - 0.5 * 1 / 22  # the square root falls steeply at first
 
 
 def test_groups_have_rates_and_decays_of_their_own():
@@ -301,7 +348,7 @@ def abstract_params(model):
 
 
 @pytest.mark.parametrize("name, options", [
-    ("adam", ""), ("muon", ""), ("lion", ""), ("adafactor", "min_dim_size_to_factor=8"), ("sm3", ""), ("prodigy", ""),
+    ("adam", ""), ("muon", ""), ("lion", ""), ("stable_adamw", ""), ("adafactor", "min_dim_size_to_factor=8"), ("sm3", ""), ("prodigy", ""),
 ])  # fmt: skip
 def test_moments_lie_where_their_own_shapes_say(name, options):
     """On a mesh of eight: like the param if they have its shape; the state can be made as it is laid out."""
@@ -325,7 +372,7 @@ def test_moments_lie_where_their_own_shapes_say(name, options):
 
 
 @pytest.mark.parametrize("fields, message", [
-    (dict(name="adm"), r"config.optimizer.name = 'adm': choose one of adam, lamb, muon"),
+    (dict(name="adm"), r"config.optimizer.name = 'adm': choose one of adam, lamb, stable_adamw, muon"),
     (dict(name="lbfgs"), r"config.optimizer.name = 'lbfgs': cannot be used with options '', a gradient and"),
     (dict(name="lion", options="b3=1"), r"config.optimizer.options = 'b3=1': 'b3=1' is not understood; write NAME=VALUE"
                                         r"; lion has b1, b2, mu_dtype, mask"),
@@ -335,7 +382,7 @@ def test_moments_lie_where_their_own_shapes_say(name, options):
     (dict(groups=param_groups(a=param_group("("))), r"config.optimizer.groups.a.params = '\(': no regular expression"),
     (dict(groups=param_groups(a="b")), r"optimizer.groups.a = 'b': write param_groups\(a=param_group\(PATTERN"),
     (dict(groups=param_groups(a=param_group(5))), r"optimizer.groups.a = .*: write param_groups\(a=param_group\("),
-    (dict(name="rprop"), r"config.optimizer.name = 'rprop': choose one of adam, lamb, muon, or one of optax"),
+    (dict(name="rprop"), r"config.optimizer.name = 'rprop': choose one of adam, lamb, stable_adamw, muon, or"),
     (dict(name="muon", options="ns_coeffs=3"), r"optimizer.name = 'muon': cannot be used with options 'ns_coeffs=3'"),
     (dict(name="noisy_sgd"), r"config.optimizer.name = 'noisy_sgd': keeps a random key, which checkpoints cannot hold"),
     (dict(name="sgd", options="momentum=x"), r"optimizer.name = 'sgd': cannot be used with options 'momentum=x', a"),

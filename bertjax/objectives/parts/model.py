@@ -1,5 +1,6 @@
 """The model that is pre-trained: an encoder of any family, and the output layers of the objectives."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -82,3 +83,24 @@ def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tupl
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     correct = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0] >= logits.max(-1)  # argmax is slow on CPU
     return (weights * losses).sum(), {"accuracy": (weights * correct).sum()}
+
+
+def summed_in_parts(function: Callable, arrays, size: int):
+    """Returns the sum of a function's results over parts of arrays `[rows, length]`, of `size` columns each.
+
+    Neither the results of a part nor what leads to them is kept: the backward pass computes it again. The last part is
+    filled up with zeros, so weights must be among the arrays.
+    """
+    count = -(-arrays[0].shape[1] // size)
+
+    def parts(x):
+        padded = jnp.pad(x, [(0, 0), (0, count * size - x.shape[1])])
+        return jnp.moveaxis(padded.reshape(len(x), count, size), 1, 0)
+
+    @jax.checkpoint
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, function(*part)), None
+
+    each = jax.tree.map(parts, arrays)
+    shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], each))
+    return jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), each)[0]

@@ -11,6 +11,9 @@ from bertjax.config import BertConfig
 from bertjax.objectives import OF_WORDS, Objective, Plot, Statistics
 from bertjax.validation import require, value_of
 
+# Logits of more bytes than this are computed a part at a time, forwards and again backwards, so that they never exist
+# together: at 8,192 tokens of which 30 % are predicted, a sequence's would be half a GiB.
+MOST_BYTES, PART_BYTES = 1 << 30, 1 << 28
 PLOTS = (
     Plot("loss of words", "loss", "unigram_loss", is_main=True),
     Plot("accuracy of words", "accuracy", "{name}_majority", is_main=True),
@@ -59,12 +62,21 @@ def _heads(config, compute) -> dict:
 def _loss(encoded, weights, keys):
     """Returns the sums of the cross-entropy and of the correct predictions, over all words with a weight."""
     from bertjax.families.with_heads import word_logits
-    from bertjax.objectives.parts.model import classified
+    from bertjax.objectives.parts.model import classified, summed_in_parts
 
     del keys
-    batch = encoded.batch
-    logits = word_logits(encoded.encoder, encoded.heads["masked_lm"], encoded.hidden, batch["word_positions"])
-    return classified(logits, batch["word_ids"], weights)
+    batch, encoder, head = encoded.batch, encoded.encoder, encoded.heads["masked_lm"]
+    positions, words, bytes_each = batch["word_positions"], batch["word_ids"], 4 * head.config.padded_vocab_size
+    is_small = positions.size * bytes_each <= MOST_BYTES
+    if is_small or encoder.is_initializing() or len(list(encoder.readers(encoded.hidden, positions))) > 1:
+        return classified(word_logits(encoder, head, encoded.hidden, positions), words, weights)
+    module, variables = head.unbind()  # which the loop can call
+    table, rows = encoder.word_embeddings(), len(positions)
+
+    def part_of_loss(positions, words, weights):
+        return classified(module.apply(variables, encoded.hidden, positions, table), words, weights)
+
+    return summed_in_parts(part_of_loss, (positions, words, weights), max(1, PART_BYTES // (rows * bytes_each)))
 
 
 def _baselines(batch, weights, unigram):

@@ -18,10 +18,11 @@ from bertjax.training.optimizers import from_optax, groups
 
 Factory = Callable[..., Sequence[optax.GradientTransformation]]
 
+OWN = ("adam", "lamb", "stable_adamw", "muon")
 OPTIMIZERS: Registry[Factory] = Registry(
     "optimizer",
     "optimizer.name",
-    {name: f"bertjax.training.optimizers.{name}:{name}" for name in ("adam", "lamb", "muon")},
+    {name: f"bertjax.training.optimizers.{name}:{name}" for name in OWN},
     others=", or one of optax such as adamw or lion",
 )
 register = OPTIMIZERS.register
@@ -50,7 +51,7 @@ def validate(config) -> None:
     """Raises `UserError` if `config.optimizer` names no optimizer, or one that cannot be used as it says."""
     factory, is_optaxs = _find(config.name), from_optax.has(config.name) and config.name not in OPTIMIZERS.names()
     groups.validate(config)
-    if config.options and config.name in ("adam", "lamb"):
+    if config.options and config.name in OWN[:-1]:
         raise UserError(
             f"config.optimizer.options = {config.options!r}: {config.name} takes none; it has the fields of "
             f"config.optimizer, such as beta1"

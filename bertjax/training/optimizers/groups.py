@@ -22,11 +22,11 @@ def _is_matrix(path) -> bool:
     return path[-1].key in ("kernel", "embedding")
 
 
-def add_weight_decay(config) -> optax.GradientTransformation:
-    """Adds `weight_decay` times each matrix to its update."""
+def add_weight_decay(config, scale: float = 1.0) -> optax.GradientTransformation:
+    """Adds `scale` times `weight_decay` times each matrix to its update."""
 
     def decayed(path, update, param):
-        decay = decay_of(config, path)
+        decay = scale * decay_of(config, path)
         return update + decay * param if decay else update
 
     def update(updates, state, params):
