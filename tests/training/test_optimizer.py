@@ -348,7 +348,8 @@ def abstract_params(model):
 
 
 @pytest.mark.parametrize("name, options", [
-    ("adam", ""), ("muon", ""), ("lion", ""), ("stable_adamw", ""), ("adafactor", "min_dim_size_to_factor=8"), ("sm3", ""), ("prodigy", ""),
+    ("adam", ""), ("stable_adamw", ""), ("muon", ""), ("lion", ""), ("adafactor", "min_dim_size_to_factor=8"),
+    ("sm3", ""), ("prodigy", ""),
 ])  # fmt: skip
 def test_moments_lie_where_their_own_shapes_say(name, options):
     """On a mesh of eight: like the param if they have its shape; the state can be made as it is laid out."""
@@ -368,7 +369,7 @@ def test_moments_lie_where_their_own_shapes_say(name, options):
     assert kernel.addressable_shards[0].data.size == kernel.size / 8
     moments = [x for x in jax.tree.leaves(state.opt_state) if x.shape == kernel.shape]
     assert all(x.sharding == kernel.sharding for x in moments)
-    assert len(moments) == dict(adam=2, muon=1, lion=1, adafactor=0, sm3=1, prodigy=4)[name]
+    assert len(moments) == dict(adam=2, stable_adamw=2, muon=1, lion=1, adafactor=0, sm3=1, prodigy=4)[name]
 
 
 @pytest.mark.parametrize("fields, message", [
