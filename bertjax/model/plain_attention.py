@@ -15,15 +15,23 @@ from bertjax.model.tiles import Tile, each_tile
 
 
 def plain_attention(
-    query_key_value, segments, dropout_keys, rate, compute: Compute, causal: bool = False, tile: Tile | None = None
+    query_key_value,
+    segments,
+    dropout_keys,
+    rate,
+    compute: Compute,
+    causal: bool = False,
+    tile: Tile | None = None,
+    window: int | None = None,
 ):
     """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments.
 
-    `causal`: tokens attend to themselves and to earlier ones only. `tile`: what to compute at a time, else everything;
-    it divides batch and heads.
+    `causal`: tokens attend to themselves and to earlier ones only. `window`: only to those at most so many places away
+    (for long texts see `window_attention`). `tile`: what to compute at a time, else everything; it divides batch and
+    heads.
     """
     rate = 0.0 if dropout_keys is None else rate
-    context = _attend(query_key_value, segments, dropout_keys, rate, compute, causal, tile)
+    context = _attend(query_key_value, segments, dropout_keys, rate, compute, causal, tile, window)
     return context.reshape(*context.shape[:2], -1)
 
 
@@ -55,19 +63,19 @@ def cached_attention(query_key_value, positions, cache: Cache):
     return context.reshape(*context.shape[:2], -1), cache
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-def _attend(query_key_value, segments, dropout_keys, rate: float, compute: Compute, causal: bool, tile: Tile | None):
-    return _attend_forward(query_key_value, segments, dropout_keys, rate, compute, causal, tile)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6, 7))
+def _attend(query_key_value, segments, dropout_keys, rate: float, compute: Compute, causal: bool, tile, window):
+    return _attend_forward(query_key_value, segments, dropout_keys, rate, compute, causal, tile, window)[0]
 
 
-def _attend_forward(query_key_value, segments, dropout_keys, rate, compute, causal, tile):
+def _attend_forward(query_key_value, segments, dropout_keys, rate, compute, causal, tile, window):
     def forward(query_key_value, by_row, first_head):
         return _forward(query_key_value, *by_row, first_head, rate, compute)
 
     batch, length, _, heads, size = query_key_value.shape
     context = jax.ShapeDtypeStruct((batch, length, heads, size), query_key_value.dtype)
     log_sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
-    by_row = visible(segments, causal), dropout_keys
+    by_row = visible(segments, causal, window), dropout_keys
     context, log_sums = each_tile(forward, query_key_value, by_row, (context, log_sums), tile)
     return context, (query_key_value, segments, dropout_keys, log_sums, context)
 
@@ -88,7 +96,7 @@ def _forward(query_key_value, mask, dropout_keys, first_head, rate, compute):
     return jnp.swapaxes(context, 1, 2).astype(compute.dtype), (most + jnp.log(sums))[..., 0]
 
 
-def _attend_backward(rate, compute, causal, tile, saved, grad):
+def _attend_backward(rate, compute, causal, tile, window, saved, grad):
     query_key_value, segments, dropout_keys, log_sums, context = saved
     # Softmax's gradient subtracts the sum over keys of probs * grad_probs, which is this product.
     mean = jnp.einsum("bqhd,bqhd->bqh", grad, context, precision="highest", preferred_element_type=jnp.float32)
@@ -97,7 +105,7 @@ def _attend_backward(rate, compute, causal, tile, saved, grad):
         return _backward(*by_head, *by_row, first_head, rate, compute)
 
     by_head = query_key_value, log_sums, jnp.swapaxes(mean, 1, 2), grad
-    by_row = visible(segments, causal), dropout_keys
+    by_row = visible(segments, causal, window), dropout_keys
     return each_tile(backward, by_head, by_row, query_key_value, tile), None, None
 
 
@@ -137,10 +145,14 @@ def _scores(query, key, mask, compute):
     return jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
 
 
-def visible(segments: jax.Array, causal: bool = False) -> jax.Array:
+def visible(segments: jax.Array, causal: bool = False, window: int | None = None) -> jax.Array:
     """Attention mask: `[batch, length]` segments -> `[batch, 1, queries, keys]` booleans.
 
     Segment 0 is padding. Padding attends to padding, so that no row of the softmax is empty; no other token does.
     """
-    mask = (segments[:, :, None] == segments[:, None, :])[:, None]
-    return mask & jnp.tri(segments.shape[1], dtype=bool) if causal else mask
+    mask, length = (segments[:, :, None] == segments[:, None, :])[:, None], segments.shape[1]
+    if causal:
+        mask &= jnp.tri(length, dtype=bool)
+    if window is not None and window < length - 1:
+        mask &= jnp.abs(jnp.arange(length) - jnp.arange(length)[:, None]) <= window
+    return mask

@@ -38,12 +38,13 @@ CASES = "pretraining:small:8x128," + ",".join(f"finetuning:minilm:32x{length}" f
 MINILM = dict(num_hidden_layers=6, hidden_size=384, num_attention_heads=12, intermediate_size=1536, hidden_act="gelu")
 PRODUCTS = ((4096, 768, 3072), (4096, 3072, 768), (4096, 1024, 1024), (1024, 512, 2048), (8192, 1024, 4096))
 BATCHES = 8  # different ones, in turn
+VOCABULARY = 30522
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     kind: str  # pretraining | finetuning
-    model: str  # minilm, or a key of `config.SIZES`
+    model: str  # minilm, a key of `config.SIZES`, or modern-SIZE of experiments/modern.py
     sequences: int
     length: int
     real: float  # share of tokens that are no padding
@@ -55,6 +56,8 @@ class Case:
     def config(self):
         from bertjax import config as configs
 
+        if self.model.startswith("modern-"):
+            return self._modern(configs)
         size = MINILM if self.model == "minilm" else configs.model_size(self.model)
         if self.kind == "pretraining":
             config = configs.pretraining_config()
@@ -66,6 +69,20 @@ class Case:
         config.batch_size = self.sequences
         return config
 
+    def _modern(self, configs):
+        """Pre-training of a ModernBERT, without dropout, as transformers' has none either."""
+        from bertjax.families import model_fields
+        from experiments.modern import get_config
+
+        config = get_config(self.model.removeprefix("modern-"))
+        with config.unlocked():
+            fields = config.model.to_dict() | dict(attention_output_dropout_prob=0.0, vocab_size=VOCABULARY)
+            config.model = model_fields(**fields)
+            config.stages = configs.named_stages(only=configs.stage(1000, self.length, math.ceil(0.15 * self.length)))
+            config.data.masking = "static"  # made up
+        config.update(batch_size=self.sequences, packing=False)
+        return config
+
     def lengths(self, rng) -> np.ndarray:
         """Real tokens of each sequence: `real` of all, spread evenly around that; one sequence is full."""
         least = max(4, round((2 * self.real - 1) * self.length))
@@ -73,8 +90,8 @@ class Case:
         return rng.permutation(lengths)
 
     def batches(self) -> list[dict]:
-        rng, vocabulary = np.random.default_rng(0), 30522
-        return [self._batch(rng, vocabulary) for _ in range(BATCHES)]
+        rng = np.random.default_rng(0)
+        return [self._batch(rng, VOCABULARY) for _ in range(BATCHES)]
 
     def _batch(self, rng, vocabulary: int) -> dict:
         shape, lengths = (self.sequences, self.length), self.lengths(rng)
@@ -178,17 +195,12 @@ class Ours:
 class Theirs:
     def __init__(self, case: Case, options, dtype: str):
         import torch
-        import transformers
 
         self.type, self.cuda = getattr(torch, dtype), torch.cuda.is_available()
+        self.modern = case.model.startswith("modern-")
         self.device = torch.device("cuda" if self.cuda else "cpu")
         torch.manual_seed(0)
-        model = case.config().model.to_dict()
-        if model["hidden_act"] == "gelu_new":
-            model["hidden_act"] = "gelu_pytorch_tanh"  # the same function, faster
-        config = transformers.BertConfig(**model, num_labels=2, attn_implementation="sdpa")
-        head = {"pretraining": "BertForPreTraining", "finetuning": "BertForSequenceClassification"}[case.kind]
-        self.model = getattr(transformers, head)(config).to(self.device).train()
+        self.model = self._model(case).to(self.device).train()
         self.params = list(self.model.parameters())
         is_matrix = [p.ndim > 1 for p in self.params]
         groups = [
@@ -199,6 +211,24 @@ class Theirs:
         if options.compile == "yes" or (options.compile == "auto" and self.cuda):
             self.model = torch.compile(self.model)
         self._batches = itertools.cycle([self._translate(batch) for batch in case.batches()])
+
+    def _model(self, case: Case):
+        import transformers
+
+        ours = case.config().model
+        if ours.family == "modernbert":
+            from bertjax import families
+            from bertjax.families.modernbert.huggingface import to_fields
+
+            fields = to_fields(families.config_of(case.config())) | dict(pad_token_id=0, sparse_prediction=True)
+            config = transformers.ModernBertConfig(**fields, attn_implementation="sdpa")
+            return transformers.ModernBertForMaskedLM(config)
+        model = ours.to_dict()
+        if model["hidden_act"] == "gelu_new":
+            model["hidden_act"] = "gelu_pytorch_tanh"  # the same function, faster
+        config = transformers.BertConfig(**model, num_labels=2, attn_implementation="sdpa")
+        head = {"pretraining": "BertForPreTraining", "finetuning": "BertForSequenceClassification"}[case.kind]
+        return getattr(transformers, head)(config)
 
     def _translate(self, batch: dict) -> dict:
         """Their names, still on the host."""
@@ -212,6 +242,8 @@ class Theirs:
             rows = np.nonzero(chosen)[0]
             labels[rows, batch["word_positions"][chosen]] = batch["word_ids"][chosen]
             out["labels"] = torch.from_numpy(labels).long()
+        if self.modern:
+            out = {name: x for name, x in out.items() if name in ("input_ids", "attention_mask", "labels")}
         return out
 
     def run(self, steps: int) -> None:

@@ -155,10 +155,14 @@ def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, 
     def both(attend):
         return jax.jit(jax.value_and_grad(lambda x: ((y := attend(x)) * weights).sum() + 0 * y.sum()))(qkv)
 
-    found, gradient = both(lambda x: window_attention(x, segments, half, Compute(), tile))
     expected, expected_gradient = both(lambda x: plain(x, segments, half))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5)
+    for attend in (
+        lambda x: window_attention(x, segments, half, Compute(), tile),
+        lambda x: plain_attention(x, segments, None, 0.0, Compute(), tile=tile, window=half),
+    ):
+        found, gradient = both(attend)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5)
 
 
 def test_a_window_that_holds_the_text_is_global_attention():

@@ -19,6 +19,8 @@ from bertjax.model.rotary import Rotation, rotate, rotation
 from bertjax.model.tiles import tile_of
 from bertjax.model.window_attention import window_attention
 
+BLOCKS = 6  # From so many windows on, blocks of three pay; shorter texts have all scores and a mask.
+
 
 class ModernBertModel(EncoderModel):
     """Word embeddings, layers of global and of local attention, and a head for classification.
@@ -205,12 +207,13 @@ class Attention(nn.Module):
         turned = rotate(project(x), rotations[0 if self.is_global else 1])
         turned = nn.with_logical_constraint(turned, ("batch", "length", None, "heads", "kv"))
         has_cache = compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's tiles
-        if self.is_global or x.shape[1] <= config.window:
+        window = None if self.is_global else config.window
+        if self.is_global or x.shape[1] < BLOCKS * config.window:
             tile = tile_of(*x.shape[:2], heads) if has_cache else None
-            context = plain_attention(turned, segments, None, 0.0, compute, tile=tile)
+            context = plain_attention(turned, segments, None, 0.0, compute, tile=tile, window=window)
         else:
             tile = tile_of(*x.shape[:2], heads, 3 * config.window) if has_cache else None
-            context = window_attention(turned, segments, config.window, compute, tile)
+            context = window_attention(turned, segments, window, compute, tile)
         axes, scale = ("heads", "kv", "embed"), config.output_init_scale
         return Dense(config, compute, (heads, size), (hidden,), axes, config.bias, scale, name="output")(context)
 
