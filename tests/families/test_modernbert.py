@@ -96,6 +96,8 @@ def test_both_forms_of_a_config_are_read(form, folder, tmp_path):
     [
         ({"layer_types": ["full_attention"] * 5}, "layer_types has 5 types, but there are 6 layers"),
         ({"layer_types": ["sliding_attention"] * 6}, "layer_types must be full_attention in every n-th layer"),
+        ({"rope_parameters": [1]}, r"rope_parameters \[1\] must have an object for each type of layer"),
+        ({"rope_parameters": {"full_attention": 5}}, "rope_parameters .* must have an object for each type"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type 'yarn' is not supported"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 0.0}}}, "global_rope_theta = 0.0: must be above 0"),
         ({"mlp_bias": True}, "mlp_bias True is not supported; supported: False"),

@@ -53,7 +53,9 @@ def _thetas(path: epath.Path, fields: Mapping) -> dict:
     given = fields.get("rope_parameters") or {}
     found = {}
     for ours, kind in (("global_rope_theta", "full_attention"), ("local_rope_theta", "sliding_attention")):
-        of_kind = given.get(kind) or {}
+        of_kind = (given.get(kind) or {}) if isinstance(given, dict) else None
+        if not isinstance(of_kind, dict):
+            raise UserError(f"{path}: rope_parameters {given!r} must have an object for each type of layer")
         json_config.require(path, of_kind, {"rope_type": "default"})
         if (theta := of_kind.get("rope_theta", fields.get(ours))) is not None:
             found[ours] = theta
