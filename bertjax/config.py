@@ -68,7 +68,7 @@ class BertConfig:
     output: str = field("transform", "form", choices=("transform", "plain"))
 
     bias: ClassVar[bool] = True  # dense layers and norms have one
-    output_init_scale: ClassVar[float] = 1.0  # of the initial values of matrices that add to the residual sum
+    output_init_scale: ClassVar[float] = 1.0  # scales the initial values of matrices that add to the residual sum
 
     @property
     def head_size(self) -> int:
@@ -203,12 +203,11 @@ def common_config() -> ml_collections.ConfigDict:
             name="adam",
             options="",  # arguments of muon and optax's optimizers: "b1=0.95 nesterov=True"
             # The learning rate after the warm-up: linear (to 0, counted from step 0) | constant | cosine (to 0) |
-            # trapezoid (constant, then falling over the last decay_proportion of the steps: linear | sqrt, as 1 - sqrt
-            # of their share | cosine, to decay_to times the peak).
+            # trapezoid (constant, then falling over the last decay_proportion of the steps).
             schedule="linear",
             decay_proportion=0.1,
-            decay="linear",
-            decay_to=0.0,
+            decay="linear",  # how a trapezoid falls: linear | sqrt (1 - sqrt of the share of the steps) | cosine
+            decay_to=0.0,  # where it ends, as a share of the peak
             groups=ml_collections.ConfigDict(),  # param groups with their own learning rate or decay: `param_groups`
             learning_rate=1e-4,
             beta1=0.9,  # beta1, beta2, epsilon and bias_correction are for adam and lamb only

@@ -101,6 +101,14 @@ class BertForSequenceClassification(nn.Module):
         return self.classifier(pooled, dropout_keys)
 
 
+def _token_states(model: nn.Module, input_ids, segments, token_types, positions, dropout_keys):
+    """Returns what a model classifies of each token `[batch, length, width]`: its BiLSTM's states, if it has one."""
+    hidden = model.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
+    if model.lstm_size:
+        return model.lstm(hidden, segments, dropout_keys)
+    return model.bert.of_tokens(hidden)
+
+
 class BertForTokenClassification(nn.Module):
     """Classifies each token: `[batch, length, labels]` logits. With `lstm_size`, a BiLSTM is in between."""
 
@@ -117,11 +125,7 @@ class BertForTokenClassification(nn.Module):
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None):
-        hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
-        if self.lstm_size:
-            hidden = self.lstm(hidden, segments, dropout_keys)
-        else:
-            hidden = self.bert.of_tokens(hidden)
+        hidden = _token_states(self, input_ids, segments, token_types, positions, dropout_keys)
         return self.classifier(hidden, dropout_keys)
 
 
@@ -140,11 +144,7 @@ class BertForQuestionAnswering(nn.Module):
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None):
-        hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
-        if self.lstm_size:
-            hidden = self.lstm(hidden, segments, dropout_keys)
-        else:
-            hidden = self.bert.of_tokens(hidden)
+        hidden = _token_states(self, input_ids, segments, token_types, positions, dropout_keys)
         return self.spans(hidden, dropout_keys)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bertjax.data.batches.additions import Addition
     from bertjax.data.batches.packing import RowSize
-    from bertjax.objectives.parts.model import Encoded
+    from bertjax.objectives.parts.model import EncodedBatch
     from bertjax.text.tokenizer import Tokenizer
 
 
@@ -88,7 +88,7 @@ class Objective:
       fills_masks: whether the model can fill a [MASK] afterwards.
     """
 
-    loss: Callable[["Encoded", "jax.Array", "jax.Array"], tuple["jax.Array", dict[str, "jax.Array"]]]
+    loss: Callable[["EncodedBatch", "jax.Array", "jax.Array"], tuple["jax.Array", dict[str, "jax.Array"]]]
     scores: Callable[[str, dict[str, float]], dict[str, float]]
     report: Callable[[str, Mapping[str, float]], list[str]]
     heads: Callable[[BertConfig, Compute], dict[str, "nn.Module"]] = lambda config, compute: {}

@@ -6,6 +6,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import BertConfig, UserError
+from bertjax.families import tensors
 
 # Our field -> GPT-2's. Their dropout after embeddings, embd_pdrop, is that of all sums here.
 FIELDS = {
@@ -47,26 +48,20 @@ def as_bert(path: epath.Path, fields: dict) -> dict:
     }
 
 
-def to_params(tensors: dict[str, np.ndarray], config: BertConfig, source: str) -> tuple[dict, list[str]]:
+def to_params(given: dict[str, np.ndarray], config: BertConfig, source: str) -> tuple[dict, list[str]]:
     """Converts tensors to our params, and returns the names of those that are not used.
 
     GPT-2 has no token types: ours are 0. Raises `UserError` if a tensor is missing or of another shape.
     """
-    named = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    named = {name.removeprefix("transformer."): tensor for name, tensor in given.items()}
     named = {name: tensor for name, tensor in named.items() if not CONSTANTS.fullmatch(name)}
     hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     heads, size = config.num_attention_heads, config.head_size
     used = set()
 
     def take(name: str, *shape: int) -> np.ndarray:
-        if name not in named:
-            raise UserError(f"{source}: {name} is missing; is the checkpoint complete, and a GPT-2?")
-        if named[name].shape != shape:
-            raise UserError(f"{source}: {name} has shape {named[name].shape}, but its config says {shape}")
-        if named[name].dtype.kind in "iub":
-            raise UserError(f"{source}: {name} is of type {named[name].dtype}; quantized weights are not supported")
         used.add(name)
-        return named[name].astype(np.float32)
+        return tensors.take(named, name, shape, source, "a GPT-2")
 
     def stacked(name: str, *shape: int) -> np.ndarray:
         return np.stack([take(f"h.{number}.{name}", *shape) for number in range(layers)])

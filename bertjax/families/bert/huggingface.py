@@ -1,7 +1,6 @@
 """BERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -11,12 +10,13 @@ from bertjax.config import BertConfig, UserError, fields_of
 from bertjax.families import json_config
 from bertjax.families.bert import gpt2
 from bertjax.families.bert.variables import PARTS, WORDS, check_variables, to_params, to_variables, variable_shapes
+from bertjax.families.tensors import WRAPPERS
 
 REQUIRED = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings",
 )  # fmt: skip
-PREFIX = "Bert"  # of the names of its classes
+PREFIX = "Bert"  # how the names of its classes begin
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 
 # Parts of each transformers class besides the encoder, as prefixes of Google's variables.
@@ -30,7 +30,6 @@ ARCHITECTURES = {
     "BertForMultipleChoice": ("bert/pooler/", "output_"),
     "BertForTokenClassification": ("output_",),
 }
-WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")  # DataParallel, torch.compile: put in front of all names
 FINE_TUNED_NAMES = {
     "output_weights": "classifier.weight",
     "output_bias": "classifier.bias",

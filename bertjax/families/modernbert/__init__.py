@@ -32,9 +32,9 @@ class ModernBertConfig:
     local_attention: int = field(128, "behaviour", least=2, most=2**31 - 1)
     global_rope_theta: float = field(160_000.0, "behaviour", above=0)
     local_rope_theta: float = field(10_000.0, "behaviour", above=0)
-    classifier_pooling: str = field("cls", choices=("cls", "mean"))  # whose state is classified
+    classifier_pooling: str = field("cls", choices=("cls", "mean"))  # the state of a text that is classified
     glu: bool = field(True, "form")  # False: the activation alone, as in BERT
-    bias: bool = field(False, "form")  # of dense layers and norms; the words' output layer and classifiers have one
+    bias: bool = field(False, "form")  # dense layers and norms have one; outputs for words and classes always do
     family: str = field("modernbert", "form")
 
     output: ClassVar[str] = "transform"

@@ -1,17 +1,16 @@
 """ModernBERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.families import json_config
+from bertjax.families import json_config, tensors
 from bertjax.families.modernbert import ModernBertConfig
 
-PREFIX = "ModernBert"  # of the names of its classes
+PREFIX = "ModernBert"  # how the names of its classes begin
 # Fields that config.json has under another name.
 NAMES = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps", "bias": "norm_bias"}
 OWN_FIELDS = ("attention_output_dropout_prob", "glu", "family")
@@ -29,7 +28,6 @@ ARCHITECTURES = {
 }
 PARTS = {"bert", "masked_lm", "classifier", "spans"}
 INPUTS = ("input_ids", "attention_mask")
-WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
 def read_config(path: epath.Path, fields: Mapping) -> ModernBertConfig:
@@ -77,13 +75,13 @@ def _pattern(path: epath.Path, fields: Mapping) -> dict:
 
 
 def read_params(
-    tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping, config: ModernBertConfig, source: str
+    given: Iterable[tuple[str, np.ndarray]], fields: Mapping, config: ModernBertConfig, source: str
 ) -> tuple[dict, list[str], str]:
     """Returns our params from named tensors, the names of ignored tensors, and why they predict no words.
 
     Raises `UserError` if tensors are missing, of another shape, or contradict each other.
     """
-    named = {WRAPPERS.sub("", name): tensor for name, tensor in tensors}
+    named = {tensors.WRAPPERS.sub("", name): tensor for name, tensor in given}
     if "model.embeddings.tok_embeddings.weight" not in named:  # the encoder alone
         named = {f"model.{name}": tensor for name, tensor in named.items()}
     parts = [part for part in ("masked_lm", "classifier", "spans") if _has(part, named, fields)]
@@ -108,14 +106,8 @@ def _read(named: Mapping[str, np.ndarray], config: ModernBertConfig, parts: list
     used = set()
 
     def take(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in named:
-            raise UserError(f"{source}: {name} is missing; is the checkpoint complete, and a ModernBERT?")
-        if named[name].shape != shape:
-            raise UserError(f"{source}: {name} has shape {named[name].shape}, but its config says {shape}")
-        if named[name].dtype.kind in "iub":
-            raise UserError(f"{source}: {name} is of type {named[name].dtype}; quantized weights are not supported")
         used.add(name)
-        return named[name].astype(np.float32)
+        return tensors.take(named, name, shape, source, "a ModernBERT")
 
     found: dict = {}
     rows = {part: named["classifier.weight"].shape[0] for part in parts if part != "masked_lm"}
@@ -233,7 +225,7 @@ def to_tensors(params: dict, config: ModernBertConfig, architecture: str) -> tup
     tree = params | {"bert": params["bert"] | {"layers": dict(enumerate(layers))}}
     parts = [part for part in wanted if part != "pooler"]
     rows = {part: params[part]["dense"]["bias"].shape[0] for part in parts if part != "masked_lm"}
-    tensors = {}
+    found = {}
     for path, (name, _, theirs) in _tensors(config, parts, rows).items():
         array = tree
         for step in path:
@@ -244,8 +236,8 @@ def to_tensors(params: dict, config: ModernBertConfig, architecture: str) -> tup
         elif path[-1] == "kernel":
             array = array.reshape(theirs[::-1]).T
         name = name.removeprefix("model.") if architecture == "ModernBertModel" else name
-        tensors[name] = np.ascontiguousarray(array.reshape(theirs))
-    return tensors, sorted(present - set(wanted))
+        found[name] = np.ascontiguousarray(array.reshape(theirs))
+    return found, sorted(present - set(wanted))
 
 
 def classifier_rows(params: dict, architecture: str) -> int:

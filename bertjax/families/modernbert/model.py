@@ -32,8 +32,8 @@ class ModernBertModel(EncoderModel):
     compute: Compute = Compute()
 
     def setup(self):
-        self.embeddings = Embeddings(self.config, self.compute)
-        self.encoder = Encoder(self.config, self.compute)
+        self.embeddings = ModernBertEmbeddings(self.config, self.compute)
+        self.encoder = ModernBertEncoder(self.config, self.compute)
         self.pooler = Head(self.config, self.compute)
 
     def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
@@ -61,7 +61,7 @@ class ModernBertModel(EncoderModel):
         return self.pooler(hidden)
 
 
-class Embeddings(nn.Module):
+class ModernBertEmbeddings(nn.Module):
     """Word embeddings and a LayerNorm."""
 
     config: ModernBertConfig
@@ -89,7 +89,7 @@ class Head(nn.Module):
         return LayerNorm(config, self.compute, config.bias, name="norm")(ACTIVATIONS[config.hidden_act](x))
 
 
-class Encoder(nn.Module):
+class ModernBertEncoder(nn.Module):
     """The layers and a LayerNorm. After the first layer, which has no norm of its own, they come in groups: as many
     local ones as there are between two global ones, and a global one. Groups are a scan, and what is left comes last.
     """
@@ -114,7 +114,7 @@ class Encoder(nn.Module):
         states = [x[None]]
         if count:
             groups = nn.scan(
-                Group,
+                LayerGroup,
                 variable_axes={"params": 0},
                 split_rngs={"params": True},
                 in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
@@ -125,13 +125,13 @@ class Encoder(nn.Module):
             x, each = groups(x, 1 + period * jnp.arange(count), *given)
             states.append(each.reshape(-1, *x.shape) if every_layer else each)
         if left:
-            x, each = Group(config, compute, left, every_layer, name="rest")(x, layers - left, *given)
+            x, each = LayerGroup(config, compute, left, every_layer, name="rest")(x, layers - left, *given)
             states.append(each)
         last = LayerNorm(config, compute, config.bias, name="norm")(x)
         return jnp.concatenate(states).at[-1].set(last) if every_layer else last
 
 
-class Group(nn.Module):
+class LayerGroup(nn.Module):
     """Layers one after the other, of which the last is global if they are all of a period."""
 
     config: ModernBertConfig
@@ -174,7 +174,7 @@ class Layer(nn.Module):
         norm = functools.partial(LayerNorm, config, compute, config.bias)
 
         read = norm(name="attention_norm")(x) if self.has_norm else x
-        attended = Attention(config, compute, self.is_global, name="attention")(read, rotations, segments)
+        attended = RotaryAttention(config, compute, self.is_global, name="attention")(read, rotations, segments)
         x = x + dropout(attended, config.attention_output_dropout_prob, fold_in(dropout_keys, number + 1))
 
         read = norm(name="output_norm")(x)
@@ -190,7 +190,7 @@ class Layer(nn.Module):
         return nn.with_logical_constraint(x, ("batch", "length", "embed"))
 
 
-class Attention(nn.Module):
+class RotaryAttention(nn.Module):
     """Self-attention with rotary positions, of all tokens of a segment or of those within the window."""
 
     config: ModernBertConfig

@@ -14,7 +14,7 @@ from bertjax.model.dropout import fold_in
 from bertjax.objectives import Term
 
 
-class Encoded(NamedTuple):
+class EncodedBatch(NamedTuple):
     """A batch that the encoder has read.
 
     Attributes:
@@ -68,7 +68,7 @@ class PretrainingModel(nn.Module):
         found = {}
         for number, (name, _, objective) in enumerate(self.terms):
             heads = {head: getattr(self, head) for head in self.head_names[name]}
-            encoded = Encoded(batch, self.bert, heads, hidden, dropout_keys)
+            encoded = EncodedBatch(batch, self.bert, heads, hidden, dropout_keys)
             found[name] = objective.loss(encoded, weights[name], fold_in(keys, number))
         return found
 
