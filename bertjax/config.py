@@ -39,6 +39,11 @@ def fields_of(model, *roles: str) -> tuple[str, ...]:
     return tuple(each.name for role in roles for each in dataclasses.fields(model) if each.metadata["role"] == role)
 
 
+def dropout_fields(model: ml_collections.ConfigDict) -> list[str]:
+    """Returns the names of the dropout rates in `config.model`, whichever its family has."""
+    return [name for name in model if "dropout" in name]
+
+
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
     """The architecture of a BERT model. Fields are named as in Google's `bert_config.json` and Hugging Face's."""

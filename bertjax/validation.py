@@ -106,9 +106,6 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     """
     require(config.task == "pretraining", "task", config.task, "this command is for pre-training")
     _validate_common(config, PRETRAINING_LIMITS)
-    found = config.tokenizer.path or config.data.records or config.init_checkpoint
-    learnt = "is not learnt here: set tokenizer.path to the tokenizer.json of a GPT-2, or choose another"
-    require(config.tokenizer.kind != "bpe" or bool(found), "tokenizer.kind", "bpe", learnt)
     language = config.data.language
     code = re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language)
     require(bool(code), "data.language", language, "must be an ISO 639 code, such as 'en' or 'de'")

@@ -2,7 +2,7 @@
 
 The first phase of Ettin's recipe (Weller et al. 2025): 1.7 T tokens in sequences of 1,024, 30 % of them masked, with
 a constant rate after 3 B tokens. Their batch grows to this size; their two later phases, of longer sequences with a
-falling rate, are not here yet, nor is their tokenizer (a byte-level BPE): the vocabulary is learnt from the corpus.
+falling rate, are not here yet: the vocabulary, a byte-level BPE as theirs, is learnt from the corpus.
 
 Command:  bertjax train --config=modern:base --config.data.corpus=texts/ --workdir=runs/modern
 Hardware: not run at any of these sizes
@@ -30,7 +30,7 @@ def get_config(size="base"):
     config = pretraining_config()
     sizes = dict(num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads)
     config.model = model_fields("modernbert", **sizes)
-    config.tokenizer.lowercase = False
+    config.tokenizer.update(kind="bpe", lowercase=False)
     config.data.update(next_sentence="none", masking="dynamic", masked_lm_prob=0.3, dupe_factor=1)
     config.stages = named_stages(pretraining=stage(round(1.7e12 / BATCH / LENGTH), LENGTH, 308))
     config.batch_size, config.packing = BATCH, True

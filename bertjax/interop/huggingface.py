@@ -6,7 +6,7 @@ What they hold of a model is said by its family, in the module that `Family.hugg
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
@@ -159,8 +159,7 @@ def write(
     fields = {
         "architectures": [architecture],
         **layout.to_fields(config),
-        # The padding piece: transformers does not train its embedding.
-        "pad_token_id": tokenizer.pad_id if tokenizer is not None else 0,
+        **_special_ids(layout.SPECIAL_IDS, tokenizer),
         "tie_word_embeddings": True,
         "dtype": "float32",
     }
@@ -176,6 +175,13 @@ def write(
         write_whole(folder / "tokenizer.json", definition)
         write_whole(folder / "tokenizer_config.json", _tokenizer_config(config, layout.INPUTS, tokenizer))
     return left_out
+
+
+def _special_ids(names: Mapping[str, str], tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Returns the fields of config.json that are ids of special pieces."""
+    if tokenizer is None:
+        return dict.fromkeys(names) | {"pad_token_id": 0}  # transformers does not train the padding's embedding
+    return {name: getattr(tokenizer, f"{piece}_id") for name, piece in names.items()}
 
 
 def _tokenizer_config(config: BertConfig, inputs: Sequence[str], tokenizer: Tokenizer) -> str:

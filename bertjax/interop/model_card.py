@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import ml_collections
 
-from bertjax.config import BertConfig, corpus_sources, pretraining_config, stages_of
+from bertjax import families
+from bertjax.config import BertConfig, corpus_sources, dropout_fields, pretraining_config, stages_of
 
 PIPELINE = """
 from transformers import pipeline
@@ -35,18 +36,17 @@ inputs = tokenizer(["Anna opens a book."] * len(endings), endings, padding=True,
 endings[model(**{{name: x[None] for name, x in inputs.items()}}).logits.argmax()]
 """
 MASKED = "The man went to the {mask} to buy milk."
-# By class of transformers: what it is for, as the hub calls it; how it is used; an input.
+# By class of transformers, without its family: what it is for, as the hub calls it; how it is used; an input.
 USES = {
-    "BertForPreTraining": ("fill-mask", PIPELINE, MASKED),
-    "BertForMaskedLM": ("fill-mask", PIPELINE, MASKED),
-    "BertForSequenceClassification": ("text-classification", PIPELINE + PAIR, "A fine day."),
-    "BertForTokenClassification": ("token-classification", PIPELINE, "Anna lives in Rome."),
-    "BertForQuestionAnswering": ("question-answering", ANSWERS, ""),
-    "BertForMultipleChoice": ("multiple-choice", CHOICE, ""),
-    "BertModel": ("feature-extraction", PIPELINE, "A fine day."),
+    "ForPreTraining": ("fill-mask", PIPELINE, MASKED),
+    "ForMaskedLM": ("fill-mask", PIPELINE, MASKED),
+    "ForSequenceClassification": ("text-classification", PIPELINE + PAIR, "A fine day."),
+    "ForTokenClassification": ("token-classification", PIPELINE, "Anna lives in Rome."),
+    "ForQuestionAnswering": ("question-answering", ANSWERS, ""),
+    "ForMultipleChoice": ("multiple-choice", CHOICE, ""),
+    "Model": ("feature-extraction", PIPELINE, "A fine day."),
 }
 RECIPE = ("seed", "batch_size", "packing", "epochs", "max_seq_length", "dtype", "init_checkpoint")
-DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 OPTIMIZER = ("name", "options", "learning_rate", "schedule", "warmup_steps", "warmup_proportion", "weight_decay",
              "max_grad_norm")  # fmt: skip
 ADAM = ("beta1", "beta2", "epsilon", "bias_correction")
@@ -78,14 +78,16 @@ def model_card(
       license_name: an identifier, such as apache-2.0.
     """
     is_pretrained = settings.task == "pretraining"
-    purpose, code, text = USES.get(architecture, ("", "", ""))
-    metadata = {"license": license_name, "library_name": "transformers", "tags": ["bert", "bertjax"]}
+    layout = families.module_of(families.of(model))
+    kind, of_family = architecture.removeprefix(layout.PREFIX), layout.PREFIX.replace("Bert", "BERT")
+    purpose, code, text = USES.get(kind, ("", "", ""))
+    metadata = {"license": license_name, "library_name": "transformers", "tags": [of_family.lower(), "bertjax"]}
     if purpose:
         metadata["pipeline_tag"] = purpose
     if is_pretrained:
         metadata["language"] = settings.data.language
     done = "pre-trained" if is_pretrained else f"fine-tuned for the task `{settings.task}`"
-    if architecture == "BertModel":  # without the heads
+    if kind == "Model":  # without the heads
         done = f"the encoder of a model that was {done if is_pretrained else f'trained for the task `{settings.task}`'}"
     lines = [
         "---",
@@ -94,8 +96,8 @@ def model_card(
         "",
         f"# {name}",
         "",
-        f"A BERT of {model.num_hidden_layers} layers of {model.hidden_size} with {params:,} parameters, {done} with "
-        f"bertjax.",
+        f"A {of_family} of {model.num_hidden_layers} layers of {model.hidden_size} with {params:,} parameters, {done} "
+        f"with bertjax.",
     ]
     if purpose:
         code = code.strip().format(purpose=purpose, name=name, text=text.format(mask=mask))
@@ -151,7 +153,7 @@ def _recipe(settings, step: int) -> dict:
         before += stage.steps
     if step and "stages" not in settings:
         found["steps"] = f"{step:,}"
-    found |= {name: settings.model[name] for name in DROPOUT}
+    found |= {name: settings.model[name] for name in dropout_fields(settings.model)}
     names = (*OPTIMIZER, *(ADAM if settings.optimizer.name in ("adam", "lamb") else ()))
     given = {name: settings.optimizer[name] for name in names if settings.optimizer.get(name, "") != ""}
     return found | {f"optimizer.{name}": value for name, value in given.items()}

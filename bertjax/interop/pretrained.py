@@ -420,7 +420,7 @@ def _manifest(pretrained: Pretrained, workdir: epath.Path) -> Mapping | None:
 def _model_card(
     pretrained: Pretrained, manifest: Mapping | None, name: str, architecture: str, kept: dict, license_name: str
 ) -> str:
-    pieces, has_head = pretrained.tokenizer, architecture != "BertModel"
+    pieces, has_head = pretrained.tokenizer, not architecture.endswith("BertModel")
     return model_card(
         name,
         architecture,

@@ -141,6 +141,7 @@ def _check_vocabulary(folder: epath.Path, file: epath.Path, found: Tokenizer) ->
 def _check_special(folder: epath.Path, found: Tokenizer, settings: _Settings) -> None:
     """Raises `UserError` if special pieces have other names, or if there are more of them."""
     own = {name: found.pieces[getattr(found, f"{name}_id")] for name in ("pad", "unk", "cls", "sep", "mask")}
+    known = {*own.values(), *found.added}
     sources = {folder / SETTINGS: settings}
     if (folder / SPECIAL).exists():
         sources[folder / SPECIAL] = read_json(folder / SPECIAL, _Settings)
@@ -153,12 +154,12 @@ def _check_special(folder: epath.Path, found: Tokenizer, settings: _Settings) ->
         listed.append(content.get("added_tokens_decoder") or {})
         for more in listed:
             tokens = more.values() if isinstance(more, dict) else more or ()
-            tokenizer.check_added(path, [str(_content(token)) for token in tokens], tuple(own.values()))
+            tokenizer.check_added(path, [str(_content(token)) for token in tokens], known)
         for number, token in (content.get("added_tokens_decoder") or {}).items():
             if str(number).isdigit() and found.pieces[int(number) : int(number) + 1] != [_content(token)]:
                 raise UserError(f"{path}: added_tokens_decoder has {_content(token)!r} as {number}, the vocabulary not")
     if (folder / ADDED).exists():
-        tokenizer.check_added(folder / ADDED, list(read_json(folder / ADDED, dict[str, int])), tuple(own.values()))
+        tokenizer.check_added(folder / ADDED, list(read_json(folder / ADDED, dict[str, int])), known)
 
 
 def _content(token: _Token) -> str | None:

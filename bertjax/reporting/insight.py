@@ -25,12 +25,12 @@ def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
     ids = np.array([[pieces.cls_id, *pieces.encode_with_masks(text), pieces.sep_id]])
     if ids.shape[1] > config.max_position_embeddings:
         raise UserError(f"{text[:60]!r}... has {ids.shape[1]} tokens, more than the model's positions")
-    return [pieces.pieces[i] for i in ids[0]], attention_of(config, source.params["bert"], ids)
+    return [pieces.shown(int(i)) for i in ids[0]], attention_of(config, source.params["bert"], ids)
 
 
 def piece_of(source: Pretrained, word: str) -> int:
     """Returns the id of a word's piece. Raises `UserError` if it has several pieces, or none."""
-    ids = source.tokenizer.encode(word).ids
+    (ids,) = source.tokenizer.encode_following([word])
     if len(ids) != 1:
         raise UserError(f"--words: {word!r} has {len(ids)} pieces; name words that have one of their own")
     if ids[0] == source.tokenizer.unk_id:
@@ -40,13 +40,13 @@ def piece_of(source: Pretrained, word: str) -> int:
 
 def words_of(source: Pretrained, text: str) -> list[int]:
     """Returns the ids of a text's pieces that are words, or parts of them."""
-    ids, pieces = source.tokenizer.encode(text).ids, source.tokenizer.pieces
-    return [number for number in ids if pieces[number].strip(WORD_BEGINS).isalpha()]
+    ids, shown = source.tokenizer.encode(text).ids, source.tokenizer.shown
+    return [number for number in ids if shown(number).strip(WORD_BEGINS + " ").isalpha()]
 
 
 def neighbours(source: Pretrained, ids: Sequence[int]) -> dict[str, list[tuple[str, float]]]:
     """Returns, by piece, the pieces with the closest embeddings (cosine)."""
-    pieces = source.tokenizer.pieces
+    pieces, shown = source.tokenizer.pieces, source.tokenizer.shown
     table = families.value_at(source.params["bert"], families.of(source.config).word_embeddings)
     table = np.asarray(table, np.float32)[: len(pieces)]
     table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
@@ -54,7 +54,7 @@ def neighbours(source: Pretrained, ids: Sequence[int]) -> dict[str, list[tuple[s
     for number in dict.fromkeys(ids):
         near = table @ table[number]
         near[number] = -np.inf
-        found[pieces[number]] = [(pieces[i], float(near[i])) for i in np.argsort(-near)[:NEIGHBOURS]]
+        found[shown(number)] = [(shown(int(i)), float(near[i])) for i in np.argsort(-near)[:NEIGHBOURS]]
     return found
 
 

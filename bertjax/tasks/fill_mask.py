@@ -63,7 +63,7 @@ def fill_masks(
         yield Filled(
             text,
             [
-                [(tokenizer.pieces[w], float(p)) for w, p in zip(words[0, i], probabilities[0, i])]
+                [(tokenizer.shown(int(w)), float(p)) for w, p in zip(words[0, i], probabilities[0, i])]
                 for i in range(len(positions))
             ],
         )

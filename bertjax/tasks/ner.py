@@ -250,15 +250,14 @@ def encode(
 
 def _pieces(words: Sequence[str], tokenizer: Tokenizer, limit: int) -> list[list[int]]:
     """Returns the ids of each word's pieces, at least one and at most `limit`."""
-    return [ids[:limit] or [tokenizer.unk_id] for ids in tokenizer.encode_ids(words)]
+    return [ids[:limit] or [tokenizer.unk_id] for ids in tokenizer.encode_following(words)]
 
 
 def unread_words(sentences: Sequence[Sentence], tokenizer: Tokenizer, limit: int) -> int:
     """Returns the number of words with no piece, or more than `limit`."""
     counts = Counter(word for sentence in sentences for word in sentence.words)
-    return sum(
-        count for ids, count in zip(tokenizer.encode_ids(list(counts)), counts.values()) if not 0 < len(ids) <= limit
-    )
+    encoded = tokenizer.encode_following(list(counts))
+    return sum(count for ids, count in zip(encoded, counts.values()) if not 0 < len(ids) <= limit)
 
 
 def read_tags(
@@ -303,9 +302,8 @@ def predict(
 
 def _read_words(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
     places = split_words(text)
-    return [
-        place for place, ids in zip(places, tokenizer.encode_ids([text[start:end] for start, end in places])) if ids
-    ]
+    encoded = tokenizer.encode_following([text[start:end] for start, end in places])
+    return [place for place, ids in zip(places, encoded) if ids]
 
 
 TASK = FineTuningTask("BertForTokenClassification", INPUTS, load, predict)

@@ -18,7 +18,7 @@ import numpy as np
 from etils import epath
 
 from bertjax import tasks
-from bertjax.config import UserError
+from bertjax.config import UserError, dropout_fields
 from bertjax.files import read_json, write_whole
 from bertjax.interop.pretrained import BEST_RUN
 from bertjax.sharding import hosts
@@ -89,7 +89,7 @@ def parse(config) -> list[dict]:
 
 def fields_of(config) -> dict[str, str]:
     """Returns {name: field} of the searchable fields. All others determine the data or the encoder."""
-    fields = ["batch_size", "epochs", "seed", "model.hidden_dropout_prob", "model.attention_probs_dropout_prob"]
+    fields = ["batch_size", "epochs", "seed", *(f"model.{name}" for name in dropout_fields(config.model))]
     fields += [
         f"{section}.{name}"
         for section in ("optimizer", "head")

@@ -9,23 +9,19 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from bertjax.config import UserError
-from bertjax.text.tokenizer import (
-    MAX_WORD_LETTERS,
-    SPECIAL_PIECES,
-    SentencePiece,
-    Tokenizer,
-    WordPiece,
-    new_wordpiece,
-)
+from bertjax.text.tokenizer import BPE, SPECIAL_PIECES, SentencePiece, Tokenizer, WordPiece
+from bertjax.text.tokenizer.byte_level import new_bpe
+from bertjax.text.tokenizer.json_file import with_special_pieces
+from bertjax.text.tokenizer.wordpiece import MAX_WORD_LETTERS, new_wordpiece
 
 # Limits the single characters in a learnt WordPiece vocabulary, to leave out rare ones such as emoji. Chinese needs
 # thousands of characters to reach the same coverage as SentencePiece.
 MAX_ALPHABET, COVERAGE = 1000, 0.9995
 # Letters that all counted words may have together, and bytes of the text that has each of them as often as counted:
 # with these, the trainers need less than 1 GB (85 to 120 bytes per letter of a distinct word in WordPiece's, 13 per
-# byte of text in SentencePiece's).
-COUNTED_LETTERS = {"wordpiece": 5_000_000, "sentencepiece": 8_000_000}
-TRAINING_BYTES = {"wordpiece": 400_000_000, "sentencepiece": 30_000_000}
+# byte of text in SentencePiece's, 120 per byte of a letter in BPE's, whose letters have up to 4).
+COUNTED_LETTERS = {"wordpiece": 5_000_000, "sentencepiece": 8_000_000, "bpe": 2_500_000}
+TRAINING_BYTES = {"wordpiece": 400_000_000, "sentencepiece": 30_000_000, "bpe": 400_000_000}
 # BERT's normalizer makes each of these a separate word.
 IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 BETWEEN_SPACES = re.compile("[^ \t\r\n]+")  # normalization may remove other white space
@@ -50,7 +46,7 @@ def learn(kind: str, words: Mapping[str, int], vocab_size: int, lowercase: bool 
 
 
 def _count_between_spaces(texts: Iterable[str], lowercase: bool) -> collections.Counter[str]:
-    """Counts the characters between spaces as they are: SentencePiece's trainer normalizes them."""
+    """Counts the characters between spaces as they are: SentencePiece's and BPE's trainers normalize them."""
     del lowercase
     words = collections.Counter()
     for text in texts:
@@ -73,7 +69,11 @@ def _count_normalized(texts: Iterable[str], lowercase: bool) -> collections.Coun
     return words
 
 
-_COUNT = {WordPiece.kind: _count_normalized, SentencePiece.kind: _count_between_spaces}
+_COUNT = {
+    WordPiece.kind: _count_normalized,
+    SentencePiece.kind: _count_between_spaces,
+    BPE.kind: _count_between_spaces,
+}
 
 
 def _learn_wordpiece(words: Mapping[str, int], vocab_size: int, lowercase: bool) -> WordPiece:
@@ -132,7 +132,26 @@ def _learn_sentencepiece(words: Mapping[str, int], vocab_size: int, lowercase: b
     return SentencePiece(model.getvalue())
 
 
-_LEARN = {WordPiece.kind: _learn_wordpiece, SentencePiece.kind: _learn_sentencepiece}
+def _learn_bpe(words: Mapping[str, int], vocab_size: int, lowercase: bool) -> BPE:
+    """Learns pieces of words as GPT-2's pattern cuts them, after NFC as in ModernBERT's tokenizer."""
+    from tokenizers import normalizers, pre_tokenizers, trainers
+
+    tokenizer = new_bpe({})
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]) if lowercase else normalizers.NFC()
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[*SPECIAL_PIECES],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_written_out(_within(TRAINING_BYTES[BPE.kind], words)), trainer)
+    return BPE(with_special_pieces(tokenizer, mask_takes_space=True).encode())
+
+
+_LEARN = {WordPiece.kind: _learn_wordpiece, SentencePiece.kind: _learn_sentencepiece, BPE.kind: _learn_bpe}
 
 
 def _alphabet(words: Mapping[str, int]) -> list[str]:

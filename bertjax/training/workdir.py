@@ -178,6 +178,8 @@ def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> 
         found.append(Difference("train_examples", before.train_examples, now.train_examples, is_fatal=False))
     for field in ("labels", "tokenizer"):
         one, other = getattr(before, field), getattr(now, field)
+        if field == "tokenizer" and one and other:  # the fingerprint also tells whether it lower-cases
+            one, other = one["fingerprint"], other["fingerprint"]
         if one is not None and other is not None and one != other:
             found.append(Difference(field, one, other, True))
     if before.fingerprints and now.fingerprints and before.fingerprints != now.fingerprints:

@@ -23,6 +23,7 @@ from bertjax.model.window_attention import window_attention
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import make_mesh
 from bertjax.sharding.streams import put_batch
+from bertjax.tasks import sweep
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training.schedules import make_schedule
@@ -251,6 +252,11 @@ def test_it_is_trained_fills_masks_and_is_fine_tuned(records_folder, tmp_path):
     assert tuned.config.classifier_dropout == 0 and tuned.config.family == "modernbert"
     (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
     assert found["label"] == "1"
+    pretrained.convert(tmp_path / "tuned", tmp_path / "out", "huggingface")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "A ModernBERT of " in card and "text-classification" in card
+    assert "| classifier_dropout | 0.0 |" in card and 'tags: ["modernbert", "bertjax"]' in card
+    assert sweep.fields_of(config)["classifier_dropout"] == "model.classifier_dropout"
 
 
 def test_a_classifier_starts_from_the_words_head(folder):

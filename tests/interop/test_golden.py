@@ -215,14 +215,15 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
     assert again.keys() == to_variables(params, golden.config).keys() - set(dropped)
 
 
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 TOKENIZERS = {
     "no WordPiece": ({"model": {"type": "Unigram"}, "normalizer": None}, "is not a BERT WordPiece tokenizer"),
     "no bytes": ({"model": {"type": "BPE", "vocab": {}}, "normalizer": None, "pre_tokenizer": None},
                  "pre_tokenizer null is not supported; supported: 'ByteLevel'"),
     "BPE, gaps": ({"model": {"type": "BPE", "vocab": {"a": 1}, "merges": []}, "normalizer": None,
-                   "pre_tokenizer": {"type": "ByteLevel"}}, "the ids in .* have gaps"),
+                   "pre_tokenizer": BYTES}, "the ids in .* have gaps"),
     "BPE, damaged": ({"model": {"type": "BPE", "vocab": {"<|endoftext|>": 0, "a": 1}, "merges": [["a", "b"]]},
-                      "normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}}, "is not a tokenizer.json"),
+                      "normalizer": None, "pre_tokenizer": BYTES}, "is not a tokenizer.json"),
     "BPE, suffix": ({"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>"}, "normalizer": None,
                      "pre_tokenizer": {"type": "ByteLevel"}}, "end_of_word_suffix = '</w>' is not supported"),
     "gaps": ({"model": {"vocab": {"a": 0, "b": 2}}}, "the ids in .* have gaps"),

@@ -43,7 +43,7 @@ from bertjax.training.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 from bertjax.training.workdir import RunInfo, write_info
 from tests.conftest import make_corpus, one_device_mesh
-from tests.text.test_tokenizer import HARD
+from tests.text.test_tokenizer import HARD, modernbert_json
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -241,9 +241,11 @@ def test_gpt2_has_their_logits(gpt2_folder):
 def test_the_attention_that_a_report_draws_of_gpt2_is_theirs(gpt2_folder):
     folder, theirs, _ = gpt2_folder
     source = pretrained.read_with_tokenizer(folder)
-    shown, found = insight.attention(source, "The whale found the anchor")
+    text, pieces = "The whale found the anchor", source.tokenizer
+    shown, found = insight.attention(source, text)
+    assert "".join(shown) == f"<|endoftext|>{text}<|endoftext|>"
     with torch.no_grad():
-        ids = torch.tensor([[source.tokenizer.pieces.index(piece) for piece in shown]])
+        ids = torch.tensor([[pieces.cls_id, *pieces.encode(text).ids, pieces.sep_id]])
         expected = theirs(ids, output_attentions=True).attentions
     np.testing.assert_allclose(found, np.concatenate([x.numpy() for x in expected]), atol=1e-5)
 
@@ -253,7 +255,7 @@ def test_gpt2_goes_on_with_their_words(gpt2_folder):
     source = pretrained.read_with_tokenizer(folder)
     assert source.tokenizer.pieces[source.tokenizer.cls_id] == "<|endoftext|>"
     for text in ("The whale found the anchor", "naïve   captains, 2 nets", "日本"):
-        theirs_of_text = pieces(" " + text, return_offsets_mapping=True)
+        theirs_of_text = pieces(text, return_offsets_mapping=True)
         ids, offsets = source.tokenizer.encode(text)
         assert ids == theirs_of_text.input_ids and source.tokenizer.decode(ids) == text
         assert all(text[start:end].strip() == text[start:end] for start, end in offsets)
@@ -266,7 +268,7 @@ def continued_as_theirs(source, theirs, pieces, text: str, ids: list[int]):
     begin = torch.tensor([[0, *ids]])
     expected = theirs.generate(begin, do_sample=False, max_new_tokens=12, pad_token_id=0)[0, 1:].tolist()
     found = generate(BertForMaskedLM(source.config), source.params, source.tokenizer, text, 12, Sampling(temperature=0))
-    assert found == pieces.decode([i for i in expected if i]).removeprefix(" ") and len(expected) > begin.shape[1]
+    assert found == pieces.decode([i for i in expected if i]) and len(expected) > begin.shape[1]
 
 
 def test_gpt2_is_kept_in_a_workdir(gpt2_folder, tmp_path):
@@ -609,7 +611,7 @@ def test_pieces_of_every_wordpiece_folder_that_is_read_are_transformers(form, lo
     assert flat.tolist() == list(itertools.chain(*expected)) and sizes.tolist() == list(map(len, expected))
 
 
-@pytest.mark.parametrize("kind", ["bytes", "bpe", "sentencepiece"])
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "sentencepiece", "modernbert", "learnt bpe"])
 def test_pieces_of_other_kinds_that_are_read_are_transformers(kind, tmp_path):
     if kind == "bpe":
         made = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -625,15 +627,36 @@ def test_pieces_of_other_kinds_that_are_read_are_transformers(kind, tmp_path):
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
         found = tokenizer.load("bpe", tmp_path / "tokenizer.json")
+    elif kind == "modernbert":
+        (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        settings |= {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "modernbert"}))
+        found = pretrained.read_tokenizer(tmp_path)
     else:
         lines = [text for text in PROBE for _ in range(20) if text.strip()]
-        found = tokenizer.Bytes() if kind == "bytes" else learning.learn(kind, learning.count_words(kind, lines), 150)
+        kind, size = ("bpe", 400) if kind == "learnt bpe" else (kind, 150)
+        found = tokenizer.Bytes() if kind == "bytes" else learning.learn(kind, learning.count_words(kind, lines), size)
         config = dataclasses.replace(TINY, vocab_size=found.vocab_size)
         huggingface.write(tmp_path, config, to_params(random_variables(config), config), found)
         assert pretrained.read_tokenizer(tmp_path).fingerprint == found.fingerprint
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     expected = theirs(PROBE, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     different = [text for text, ids in zip(PROBE, expected) if found.encode(text).ids != ids]
+    if kind == "modernbert":
+        offsets = theirs(
+            PROBE, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+        ).offset_mapping
+        for text, expected_of_text in zip(PROBE, offsets):  # ours are without the spaces before a word
+            places = found.encode(text).offsets
+            assert [end for _, end in places] == [end for _, end in expected_of_text]
+            assert [start for start, _ in places] == [
+                start + len(text[start:end]) - len(text[start:end].lstrip(" ")) for start, end in expected_of_text
+            ]
+    if "[MASK]" in found.pieces:
+        masked = "the [MASK] saw un[MASK] [MASK]. a"
+        assert found.encode_with_masks(masked) == theirs(masked, add_special_tokens=False)["input_ids"]
     # The tokenizers library applies a model's normalization character by character, sentencepiece to both at once.
     assert different == ([HALF_WIDTH] if kind == "sentencepiece" else [])
 

@@ -11,7 +11,8 @@ from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
 from bertjax.tasks import metrics, ner, tag, validate
 from bertjax.tasks.launch import launch
-from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece, new_wordpiece
+from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.text.tokenizer.wordpiece import new_wordpiece
 from bertjax.text.words import split_words
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS

@@ -1,6 +1,8 @@
 """All kinds of tokenizer against what they wrap, against Google's rules, and against themselves."""
 
+import json
 import re
+import unicodedata
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ PIECES = [
     *"the un ##aff ##able cafe resume hello world ##ing mask sep".split(),
 ]
 
-SIZE = {"wordpiece": 120, "sentencepiece": 80}  # pieces that the made-up corpus can give
+SIZE = {"wordpiece": 120, "sentencepiece": 80, "bpe": 350}  # pieces that the made-up corpus can give
 
 HARD = [
     "UNaffable Café RÉSUMÉ naïve",
@@ -86,10 +88,10 @@ def test_wordpiece_follows_googles_rules(text, lowercase):
 
 
 @pytest.mark.parametrize("remembered", [3, 1_000_000])
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
 def test_many_texts_are_encoded_as_each_of_them(kind, remembered, monkeypatch):
     """With characters that normalization removes, splits at, or changes; again with the words already known."""
-    monkeypatch.setattr(tokenizer, "MAX_KNOWN_WORDS", remembered)
+    monkeypatch.setattr(tokenizer.wordpiece, "MAX_KNOWN_WORDS", remembered)
     learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     rng = np.random.default_rng(0)
     letters = list(
@@ -137,20 +139,20 @@ def test_another_file_is_no_vocabulary_of_bytes(tmp_path):
         tokenizer.load("bytes", tmp_path / "bytes.txt")
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
 def test_offsets_point_at_the_characters_of_each_piece(kind):
     learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     text = "The  ship, the Whale\tand an apple"
     encoding = learnt.encode(text)
     for i, (start, end) in zip(encoding.ids, encoding.offsets):
-        piece = learnt.pieces[i].removeprefix("##").removeprefix("\u2581")
+        piece = learnt.pieces[i].removeprefix("##").removeprefix("\u2581").removeprefix("\u0120").replace("\u0109", "")
         if piece and i != learnt.unk_id:
             assert text[start:end].strip().lower() == piece
     covered = "".join(text[a:b] for a, b in encoding.offsets)
     assert covered.replace(" ", "").replace("\t", "") == text.replace(" ", "").replace("\t", "")
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
 def test_learnt_vocabulary_round_trips_through_its_file(kind, tmp_path):
     learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     learnt.save(tmp_path)
@@ -162,7 +164,7 @@ def test_learnt_vocabulary_round_trips_through_its_file(kind, tmp_path):
     assert loaded.decode(loaded.encode("the captain found the onion").ids) == "the captain found the onion"
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
 def test_learning_twice_gives_the_same_pieces(kind):
     first, second = (learn(kind, make_corpus(200).split("\n"), SIZE[kind]) for _ in range(2))
     assert first.pieces == second.pieces
@@ -228,7 +230,7 @@ def test_sentencepiece_learns_from_long_lines_too():
     assert learnt.decode(learnt.encode("captain onion").ids) == "captain onion"
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
 def test_special_pieces_never_come_out_of_a_text(kind):
     learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
     special = {learnt.pad_id, learnt.cls_id, learnt.sep_id, learnt.mask_id}
@@ -241,11 +243,126 @@ def test_special_pieces_never_come_out_of_a_text(kind):
 def test_continuations_are_pieces_inside_a_word():
     wordpiece = learn("wordpiece", make_corpus(60).split("\n"), 120)
     sentencepiece = learn("sentencepiece", make_corpus(60).split("\n"), 80)
-    for pieces, text in ((wordpiece, "shipwreck captains ovens"), (sentencepiece, "shipwreck captains ovens")):
+    bpe, text = learn("bpe", make_corpus(60).split("\n"), 350), "shipwreck captains ovens"
+    for pieces in (wordpiece, sentencepiece, bpe):
         starts = np.array(pieces.encode(text).offsets)[~pieces.continues_word[pieces.encode(text).ids]][:, 0]
         # Every piece that continues nothing begins a word.
         assert len(starts) == 3
         assert all(text[s:].lstrip().split()[0] in text.split() for s in starts)
+
+
+def test_a_learnt_bpe_has_what_the_library_learns_from_the_text():
+    """Whatever the order of the words, for each of Unicode's texts, which it gives back."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
+    words = learning.count_words("bpe", texts)
+    learnt = learning.learn("bpe", dict(reversed(list(words.items()))), 400, lowercase=False)
+    assert learnt.fingerprint == learning.learn("bpe", words, 400, lowercase=False).fingerprint
+    reference = Tokenizer(models.BPE())
+    reference.normalizer, reference.decoder = normalizers.NFC(), decoders.ByteLevel()
+    reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        min_frequency=2,
+        special_tokens=[*tokenizer.SPECIAL_PIECES],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    spaced = [" ".join(re.split("[ \t\r\n]+", text)) for text in texts]
+    reference.train_from_iterator(spaced, trainer)
+    assert reference.get_vocab() == {piece: i for i, piece in enumerate(learnt.pieces)}
+    for text in HARD:
+        composed = unicodedata.normalize("NFC", text).removeprefix(" ")
+        assert learnt.decode(learnt.encode(text).ids) == composed
+    lower = learning.learn("bpe", words, 400, lowercase=True)
+    assert lower.encode("THE Ship").ids == lower.encode("the ship").ids
+    with pytest.raises(UserError, match=r"vocab_size = 5000: this corpus gives \d+ pieces; set it to that or less"):
+        learning.learn("bpe", words, 5000)
+
+
+def modernbert_json(**parts) -> dict:
+    """A tokenizer.json whose parts are ModernBERT's: NFC, no space before a text, and added pieces, which it numbers
+    before and after those of the model; with a length to which texts are cut, which is not ours to take from it."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    made = Tokenizer(models.BPE())
+    made.normalizer, made.decoder = normalizers.NFC(), decoders.ByteLevel()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["|||IP_ADDRESS|||", "<|padding|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([*make_corpus(60).split("\n"), *["the"] * 100], trainer)
+    made.add_tokens([AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
+    made.add_tokens([AddedToken("|||EMAIL_ADDRESS|||", normalized=False)])
+    made.add_special_tokens(["<|endoftext|>", "[UNK]", "[CLS]", "[SEP]", "[PAD]"])
+    made.add_special_tokens([AddedToken("[MASK]", lstrip=True, normalized=False)])
+    made.add_tokens([AddedToken(f"[unused{n}]", normalized=True) for n in range(3)])
+    special = [(name, made.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:0 [SEP]:0", special_tokens=special
+    )
+    made.enable_truncation(8)
+    made.enable_padding()
+    return json.loads(made.to_str()) | parts
+
+
+@pytest.fixture
+def modernbert(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))
+    return tokenizer.load("bpe", tmp_path / "tokenizer.json")
+
+
+def test_modernberts_added_pieces_are_kept_whole_and_its_special_ones_are_not_read_in_a_text(modernbert):
+    def pieces(ids):
+        return [modernbert.pieces[i] for i in ids]
+
+    assert modernbert.vocab_size == 400 + 23 + 1 + 6 + 3 and modernbert.pieces[-1] == "[unused2]"
+    assert pieces(modernbert.special_ids) == list(tokenizer.SPECIAL_PIECES)
+    assert pieces(modernbert.encode("a   b").ids) == ["a", "   ", "b"]
+    assert "|||EMAIL_ADDRESS|||" in pieces(modernbert.encode("to |||EMAIL_ADDRESS||| of").ids)
+    ids = modernbert.encode("[CLS] [SEP] <|endoftext|> [PAD][MASK]").ids
+    assert not {*modernbert.special_ids, modernbert.pieces.index("<|endoftext|>")} & {*ids}
+    assert modernbert.decode(ids) == "[CLS] [SEP] <|endoftext|> [PAD][MASK]"
+    text = "the captain found the onion near the harbour and the whale"
+    assert modernbert.decode(modernbert.encode(text).ids) == text  # nothing is cut
+    one, long = modernbert.encode_ids(["a", text])
+    assert len(one) == 1 < len(long)  # nor padded
+
+
+def test_modernberts_words_have_a_space_before_them_but_for_the_first_of_a_text(modernbert):
+    the, spaced = modernbert.encode("the the").ids
+    assert modernbert.pieces[spaced] == "\u0120the" != modernbert.pieces[the]
+    assert modernbert.encode_following(["the", " the", ""]) == [[spaced], [spaced], []]
+    ids, sizes = modernbert.encode_flat(["the", "the"])
+    assert ids.tolist() == [spaced, spaced] and sizes.tolist() == [1, 1]
+    assert not modernbert.continues_word[spaced] and modernbert.continues_word[the]
+    assert not modernbert.continues_word[modernbert.pieces.index("   ")]
+    assert modernbert.encode_with_masks("the [MASK] the[MASK]") == [the, modernbert.mask_id, spaced, modernbert.mask_id]
+    assert modernbert.encode("so the").offsets[-1] == (3, 6)  # without the space
+
+
+@pytest.mark.parametrize(
+    "parts, message",
+    [
+        ({"pre_tokenizer": {"type": "Metaspace"}}, "pre_tokenizer Metaspace is not supported; supported: 'ByteLevel'"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}}, "pre_tokenizer null is not supported"),
+        ({"model": {"type": "BPE", "byte_fallback": True}}, "model.byte_fallback = True is not supported"),
+        ({"model": {"type": "BPE", "dropout": 0.1}}, r"model.dropout = 0.1 is not supported; supported: null"),
+        ({"model": {"type": "BPE", "dropout": "much"}}, "is not a tokenizer.json"),
+        ({"normalizer": {"type": "Unheard"}}, "is not a tokenizer.json"),
+        ({"added_tokens": []}, r"the ids in .* have gaps|lacks \[PAD\]"),
+        ({"post_processor": {"type": "TemplateProcessing", "single": []}}, "is not a tokenizer.json|post_processor"),
+    ],
+)
+def test_byte_level_tokenizers_that_do_something_else_are_refused(parts, message, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json(**parts)))
+    with pytest.raises(UserError, match=message) as error:
+        tokenizer.load("bpe", tmp_path / "tokenizer.json")
+    assert "\n" not in str(error.value)
 
 
 def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
@@ -275,7 +392,7 @@ def test_a_missing_vocabulary_is_named(tmp_path):
         tokenizer.load("wordpiece", tmp_path / "nowhere.txt")
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
 def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kind):
     with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ pieces"):
         learn(kind, make_corpus(20).split("\n"), 9000)

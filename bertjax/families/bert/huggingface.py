@@ -18,6 +18,7 @@ REQUIRED = (
 )  # fmt: skip
 PREFIX = "Bert"  # how the names of its classes begin
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+SPECIAL_IDS = {"pad_token_id": "pad"}  # fields of config.json that are ids of special pieces
 
 # Parts of each transformers class besides the encoder, as prefixes of Google's variables.
 ARCHITECTURES = {

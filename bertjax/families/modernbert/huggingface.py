@@ -28,6 +28,9 @@ ARCHITECTURES = {
 }
 PARTS = {"bert", "masked_lm", "classifier", "spans"}
 INPUTS = ("input_ids", "attention_mask")
+# Fields of config.json that are ids of special pieces.
+SPECIAL_IDS = {"pad_token_id": "pad", "bos_token_id": "cls", "cls_token_id": "cls"}
+SPECIAL_IDS |= {"eos_token_id": "sep", "sep_token_id": "sep"}
 
 
 def read_config(path: epath.Path, fields: Mapping) -> ModernBertConfig:

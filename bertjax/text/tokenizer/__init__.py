@@ -1,0 +1,48 @@
+"""Tokenizes text: WordPiece, SentencePiece, bytes, byte-level BPE; behind one interface."""
+
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.files import parse_json
+from bertjax.text.tokenizer.byte_level import BPE, Bytes
+from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Encoding, Tokenizer, read_file
+from bertjax.text.tokenizer.json_file import TokenizerJson, check_added
+from bertjax.text.tokenizer.sentencepiece import SentencePiece
+from bertjax.text.tokenizer.wordpiece import WordPiece
+
+KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes, BPE)}
+
+
+def kind_of(path: epath.PathLike) -> str:
+    """Returns the kind of tokenizer that a file of a checkpoint is of, by its name, or a tokenizer.json's content."""
+    path = epath.Path(path)
+    if path.name == BPE.filename:
+        try:
+            kind = parse_json(read_file(path), TokenizerJson)["model"].get("type")
+        except ValueError as error:
+            raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
+        return BPE.kind if kind == "BPE" else WordPiece.kind
+    return next((cls.kind for cls in (SentencePiece, Bytes) if cls.filename == path.name), WordPiece.kind)
+
+
+def load(kind: str, path: epath.PathLike, lowercase: bool = True) -> Tokenizer:
+    """Loads a tokenizer from a `vocab.txt`, a `tokenizer.json` or a `.model` file, or checks a `bytes.txt`.
+
+    Raises `UserError` if it is invalid.
+    """
+    return WordPiece.load(path, lowercase) if kind == WordPiece.kind else KINDS[kind].load(path)
+
+
+__all__ = [
+    "BPE",
+    "KINDS",
+    "SPECIAL_PIECES",
+    "Bytes",
+    "Encoding",
+    "SentencePiece",
+    "Tokenizer",
+    "WordPiece",
+    "check_added",
+    "kind_of",
+    "load",
+]

@@ -1,0 +1,181 @@
+"""Pieces of the bytes of UTF-8, by the tokenizers library: the bytes alone, and BPE as GPT-2 and ModernBERT have it."""
+
+import functools
+import json
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.files import parse_json, write_whole
+from bertjax.text.tokenizer import json_file
+from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Encoding, Tokenizer, read_file
+
+END_OF_TEXT = "<|endoftext|>"  # all special pieces of GPT-2
+SPACE = "\u0120"  # how a space is written in a piece
+
+
+class ByteLevel(Tokenizer):
+    """Words have the space before them in their first piece. Words and sentences of a text always get one."""
+
+    def encode(self, text: str) -> Encoding:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return Encoding(encoding.ids, encoding.offsets)
+
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.encode_ids([f" {text}" if text and not text[0].isspace() else text for text in texts])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text.removeprefix(" ") if self._begins_with_space else text
+
+    def shown(self, piece: int) -> str:
+        """Returns the text of a piece, or its bytes as GPT-2 writes them if they are no whole letters."""
+        text = self._tokenizer.decode([piece], skip_special_tokens=False)
+        return self.pieces[piece] if "\ufffd" in text or not text.strip() else text
+
+    @property
+    def _begins_with_space(self) -> bool:
+        """True if a space is added to every text that begins with none."""
+        return True
+
+
+class Bytes(ByteLevel):
+    """The 256 bytes alone. Each text begins with a space."""
+
+    kind = "bytes"
+    filename = "bytes.txt"
+    lowercase = False
+
+    def __init__(self):
+        from tokenizers import pre_tokenizers
+
+        super().__init__([*SPECIAL_PIECES, *sorted(pre_tokenizers.ByteLevel.alphabet())], "of bytes")
+        self._tokenizer = self._new()
+
+    @classmethod
+    def load(cls, path: epath.PathLike) -> "Bytes":
+        """Checks that a file, as `save` writes it, has the same pieces."""
+        found = cls()
+        if read_file(path) != found._definition():
+            raise UserError(f"tokenizer.path: {path} is not what a tokenizer of bytes has; leave the path empty")
+        return found
+
+    def _new(self):
+        return new_bpe({piece: i for i, piece in enumerate(self.pieces)})
+
+    @functools.cached_property
+    def continues_word(self) -> np.ndarray:
+        space = self.encode("a").ids[0]
+        return np.array([i >= len(SPECIAL_PIECES) and i != space for i in range(self.vocab_size)])
+
+    def save(self, folder: epath.PathLike) -> None:
+        write_whole(epath.Path(folder) / self.filename, self._definition())
+
+    def to_huggingface(self) -> str:
+        return json_file.with_special_pieces(self._new(), mask_takes_space=True)
+
+    def _definition(self) -> bytes:
+        return "".join(f"{piece}\n" for piece in self.pieces).encode()
+
+
+class BPE(ByteLevel):
+    """Byte-level BPE that does what its tokenizer.json says: learnt here, GPT-2's, ModernBERT's.
+
+    A text begins with a space if the file adds one (those learnt here do). The file may have any normalizer, and added
+    pieces, which are kept whole wherever they occur in a text; special ones are not. GPT-2's "<|endoftext|>" is all
+    special pieces in one.
+
+    """
+
+    kind = "bpe"
+    filename = "tokenizer.json"
+
+    def __init__(self, content: bytes, path: str = "(given)"):
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+        from tokenizers import processors
+
+        try:
+            found = parse_json(content, json_file.TokenizerJson)
+            _check(path, found)
+            self._tokenizer = HuggingFaceTokenizer.from_str(content.decode())
+        except UserError:
+            raise
+        except Exception as error:  # the library's own has no other type
+            raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        aliases = dict.fromkeys(SPECIAL_PIECES, END_OF_TEXT)
+        super().__init__(json_file.ordered(vocabulary, path), path, aliases=aliases)
+        special = {self.pieces[i] for i in self.special_ids}
+        self.added = {token["content"] for token in found.get("added_tokens", ())} | special
+        if self.cls_id != self.sep_id:  # GPT-2's surround nothing
+            json_file.check_template(path, found.get("post_processor"))
+        self.lowercase = any(
+            step.get("type") == "Lowercase" for step in json_file.steps_of(found.get("normalizer"), "normalizers")
+        )
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True  # as text
+        self._tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # a space is no part of its word
+        self._content = content
+
+    @classmethod
+    def load(cls, path: epath.PathLike) -> "BPE":
+        return cls(read_file(path), str(path))
+
+    @functools.cached_property
+    def continues_word(self) -> np.ndarray:
+        return np.array([not piece.startswith(SPACE) and piece not in self.added for piece in self.pieces])
+
+    @functools.cached_property
+    def _begins_with_space(self) -> bool:
+        return json_file.adds_prefix_space(json.loads(self._content))
+
+    def save(self, folder: epath.PathLike) -> None:
+        write_whole(epath.Path(folder) / self.filename, self._content)
+
+    def to_huggingface(self) -> str:
+        return self._content.decode()
+
+    def _definition(self) -> bytes:
+        return self._content
+
+
+def new_bpe(vocabulary: dict[str, int]):
+    """Makes a byte-level BPE without merges of the tokenizers library, which adds a space before each text."""
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+
+    tokenizer = HuggingFaceTokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+class _Model(msgspec.Struct):
+    """What a byte-level BPE may not have; the library does the rest as the file says."""
+
+    type: str
+    dropout: float | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+    byte_fallback: bool = False
+
+
+def _check(path, found: json_file.TokenizerJson) -> None:
+    """Raises `UserError` unless a tokenizer.json is a byte-level BPE whose encoding is always the same."""
+    if (kind := found["model"].get("type")) != "BPE":
+        raise UserError(f"tokenizer.path: {path} is not a byte-level BPE as GPT-2's, but {kind}")
+    model = msgspec.convert(found["model"], _Model)
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if value := getattr(model, name):
+            raise UserError(f"tokenizer.path: {path}: model.{name} = {value!r} is not supported; supported: null")
+    last = json_file.steps_of(found.get("pre_tokenizer"), "pretokenizers")[-1:]
+    if not last or last[0].get("type") != "ByteLevel":
+        kind = last[0].get("type") if last else "null"
+        raise UserError(f"tokenizer.path: {path}: pre_tokenizer {kind} is not supported; supported: 'ByteLevel'")

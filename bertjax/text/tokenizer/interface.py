@@ -1,0 +1,114 @@
+"""What all kinds of tokenizer have in common."""
+
+import abc
+import hashlib
+import itertools
+import re
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.files import read_whole
+
+SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class Encoding(NamedTuple):
+    """The ids of a text, and for each id the range of characters (start, end) that it covers."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+class Tokenizer(abc.ABC):
+    """The interface of all kinds of tokenizer.
+
+    Encoding never produces special pieces from text: a literal "[SEP]" is encoded character by character.
+    """
+
+    kind: str
+    filename: str  # name of the file that `save` writes
+    lowercase: bool  # set for WordPiece; the files of the others say it
+    added: Collection[str] = SPECIAL_PIECES  # pieces that are no text, or that are kept whole wherever a text has them
+
+    def __init__(self, pieces: Sequence[str], path: str, aliases: dict[str, str] | None = None):
+        self.pieces = list(pieces)
+        ids = {piece: i for i, piece in enumerate(self.pieces)}
+        found = [ids.get(name, ids.get((aliases or {}).get(name))) for name in SPECIAL_PIECES]
+        missing = [name for name, i in zip(SPECIAL_PIECES, found) if i is None]
+        if not self.pieces:
+            raise UserError(f"tokenizer.path: the vocabulary {path} is empty")
+        if missing:
+            raise UserError(f"tokenizer.path: the vocabulary {path} lacks {', '.join(missing)}, which BERT needs")
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = found
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids of `SPECIAL_PIECES`."""
+        return self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash that changes if the same text may be encoded differently."""
+        return hashlib.sha256(self._definition()).hexdigest()[:16]
+
+    @property
+    @abc.abstractmethod
+    def continues_word(self) -> np.ndarray:
+        """`[vocab_size]` booleans: True if the piece continues the word of the previous piece."""
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> Encoding: ...
+
+    @abc.abstractmethod
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes many texts to ids without offsets; faster than `encode`."""
+
+    def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes words or sentences that follow others in a text, so that a space comes before each."""
+        return self.encode_ids(texts)
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of sentences, one after the other, and how many each has: `[ids]`, `[texts]`."""
+        encoded = self.encode_following(texts)
+        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        return np.fromiter(itertools.chain.from_iterable(encoded), np.int32, sizes.sum()), sizes
+
+    @abc.abstractmethod
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def shown(self, piece: int) -> str:
+        """Returns a piece as people read it."""
+        return self.pieces[piece]
+
+    @abc.abstractmethod
+    def save(self, folder: epath.PathLike) -> None: ...
+
+    @abc.abstractmethod
+    def to_huggingface(self) -> str:
+        """Returns the content of a tokenizer.json that gives the same ids and adds [CLS] and [SEP]."""
+
+    @abc.abstractmethod
+    def _definition(self) -> bytes: ...
+
+    def encode_with_masks(self, text: str) -> list[int]:
+        """Returns the ids of a text in which each "[MASK]", with the space before it, becomes the mask token."""
+        ids = []
+        for part in re.split(r"(\s*\[MASK\])", text):
+            ids.extend([self.mask_id] if part.endswith("[MASK]") else self.encode(part).ids if part.strip() else [])
+        return ids
+
+
+def read_file(path: epath.PathLike) -> bytes:
+    """Returns the content of a file. Raises `UserError` if there is none."""
+    path = epath.Path(path)
+    if not path.exists() or path.is_dir():
+        raise UserError(f"tokenizer.path: no file {str(path)!r}")
+    return read_whole(path)

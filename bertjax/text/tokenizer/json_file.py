@@ -1,0 +1,96 @@
+"""tokenizer.json, the file of the tokenizers library: what is supported of it."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, NotRequired, TypedDict
+
+from bertjax.config import UserError
+from bertjax.text.tokenizer.interface import SPECIAL_PIECES
+
+
+class AddedToken(TypedDict):
+    content: str
+
+
+class TokenizerJson(TypedDict):
+    """What we need of tokenizer.json. The other parts say how texts are cut, padded and decoded."""
+
+    model: dict[str, Any]
+    normalizer: NotRequired[dict[str, Any] | None]
+    pre_tokenizer: NotRequired[dict[str, Any] | None]
+    post_processor: NotRequired[dict[str, Any] | None]
+    added_tokens: NotRequired[list[AddedToken]]
+
+
+def check_parts(path, content: TokenizerJson, ours: dict[str, dict]) -> None:
+    """Raises `UserError` where a tokenizer.json does something else than we do."""
+    for name, expected in ours.items():
+        part = content.get(name) or {}
+        for key, value in expected.items():
+            given = part.get(key, None if key == "type" else value)
+            if value != given:
+                what = f"{name} {given or 'null'}" if key == "type" else f"{name}.{key} = {given!r}"
+                raise UserError(f"tokenizer.path: {path}: {what} is not supported; supported: {value!r}")
+    check_added(path, [token["content"] for token in content.get("added_tokens", ())])
+
+
+def check_added(path, tokens: Sequence[str], known: Collection[str] = SPECIAL_PIECES) -> None:
+    """Raises `UserError` for tokens besides the known ones that other libraries keep whole wherever they occur."""
+    if added := [token for token in tokens if token not in known]:
+        raise UserError(
+            f"tokenizer.path: {path} adds tokens ({', '.join(added[:3])}), which are to be kept whole in text; that is "
+            f"not supported, here they would be split"
+        )
+
+
+def check_template(path, processor: dict[str, Any] | None) -> None:
+    """Raises `UserError` if a tokenizer.json surrounds a text by others than [CLS] and [SEP]."""
+    kind = processor and processor.get("type")
+    if kind == "TemplateProcessing":
+        single = processor.get("single")
+        steps = [step for step in single if isinstance(step, dict)] if isinstance(single, list) else []
+        parts = [part for step in steps for part in step.values()]
+        is_ours = [part.get("id") for part in parts if isinstance(part, dict)] == ["[CLS]", "A", "[SEP]"]
+    else:
+        is_ours = kind in (None, "BertProcessing", "ByteLevel")
+    if not is_ours:
+        raise UserError(f"tokenizer.path: {path}: post_processor {kind} is not supported; supported: [CLS] text [SEP]")
+
+
+def steps_of(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    """Returns the steps of a part that may be a sequence of them, which is listed as `name`."""
+    if part is None:
+        return []
+    return part.get(name, []) if part.get("type") == "Sequence" else [part]
+
+
+def adds_prefix_space(content: TokenizerJson) -> bool:
+    """Whether a byte-level tokenizer.json has a space before each text that begins with none."""
+    return any(step.get("add_prefix_space") for step in steps_of(content.get("pre_tokenizer"), "pretokenizers"))
+
+
+def ordered(vocabulary: dict[str, int], path) -> list[str]:
+    """Returns the pieces by their ids. Raises `UserError` for gaps between ids."""
+    pieces = sorted(vocabulary, key=vocabulary.get)
+    if [vocabulary[piece] for piece in pieces] != list(range(len(pieces))):
+        raise UserError(f"tokenizer.path: the ids in {path} have gaps")
+    return pieces
+
+
+def with_special_pieces(tokenizer, special: Sequence[str] = SPECIAL_PIECES, mask_takes_space: bool = False) -> str:
+    """Returns the JSON of a tokenizers-library tokenizer with BERT's template; `special` names its special pieces.
+
+    `mask_takes_space`: the space before [MASK] is a part of it, since the words of byte-level pieces begin with theirs.
+    """
+    from tokenizers import AddedToken as HuggingFaceToken
+    from tokenizers import processors
+
+    *others, mask = special
+    tokenizer.add_special_tokens(others)
+    tokenizer.add_special_tokens([HuggingFaceToken(mask, lstrip=mask_takes_space, normalized=False)])
+    _, _, cls, sep = others
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in (cls, sep)],
+    )
+    return tokenizer.to_str()

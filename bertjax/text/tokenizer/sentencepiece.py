@@ -1,0 +1,110 @@
+"""SentencePiece."""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.files import write_whole
+from bertjax.text.tokenizer import json_file
+from bertjax.text.tokenizer.interface import Encoding, Tokenizer, read_file
+
+
+class SentencePiece(Tokenizer):
+    """A unigram (or BPE) model over raw text; lower-casing and normalization are part of the model."""
+
+    kind = "sentencepiece"
+    filename = "tokenizer.model"
+
+    def __init__(self, model: bytes, path: str = "(given)"):
+        import sentencepiece
+
+        self._model = model
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError:
+            raise UserError(f"tokenizer.path: {path} is not a SentencePiece model") from None
+        pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
+        super().__init__(pieces, path, aliases={"[PAD]": "<pad>", "[UNK]": "<unk>"})
+        self.lowercase = _read_sentencepiece(model).normalizer_spec.name.endswith("_cf")  # folds case
+
+    @classmethod
+    def load(cls, path: epath.PathLike) -> "SentencePiece":
+        return cls(read_file(path), str(path))
+
+    @functools.cached_property
+    def continues_word(self) -> np.ndarray:
+        is_word_part = [not p.is_control(i) and not p.is_unknown(i) for p in [self._processor] for i in range(len(p))]
+        return np.array([w and not piece.startswith("\u2581") for w, piece in zip(is_word_part, self.pieces)])
+
+    def encode(self, text: str) -> Encoding:
+        encoding = self._processor.encode(text, return_type="offset_mapping")
+        return Encoding(encoding["ids"], encoding["offsets"])
+
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._processor.encode(list(texts), return_type=int, num_threads=1)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        words, text = [], []
+        for i in ids:  # the library's decoder drops special pieces
+            if self._processor.is_control(int(i)) or self._processor.is_unknown(int(i)):
+                words += [self._processor.decode(text), self.pieces[i]]
+                text = []
+            else:
+                text.append(int(i))
+        return " ".join(w for w in [*words, self._processor.decode(text)] if w)
+
+    def save(self, folder: epath.PathLike) -> None:
+        write_whole(epath.Path(folder) / self.filename, self._model)
+
+    def to_huggingface(self) -> str:
+        from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+        model = _read_sentencepiece(self._model)
+        if model.trainer_spec.model_type != 1:  # unigram
+            raise UserError("only a SentencePiece model of type unigram can be written as tokenizer.json")
+        pieces = [(piece, self._processor.get_score(i)) for i, piece in enumerate(self.pieces)]
+        tokenizer = HuggingFaceTokenizer(models.Unigram(pieces, unk_id=self.unk_id, byte_fallback=False))
+        try:
+            precompiled = normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap)
+        except Exception as error:  # the library's own, of no other type
+            raise UserError(f"the normalization of {self.filename} is damaged ({error}); copy it again") from None
+        normalization = [precompiled, normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        tokenizer.normalizer = normalizers.Sequence(normalization)
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="always")
+        tokenizer.decoder = decoders.Metaspace(replacement="\u2581", prepend_scheme="always")
+        return json_file.with_special_pieces(tokenizer, [self.pieces[i] for i in self.special_ids])
+
+    def _definition(self) -> bytes:
+        return self._model
+
+
+def _read_sentencepiece(model: bytes):
+    """Reads what we need of sentencepiece_model.proto.
+
+    The library's own module wants a newer protobuf than other packages allow, such as Apache Beam.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    fields = {
+        "TrainerSpec": [dict(name="model_type", number=3, type=kinds.TYPE_INT32, default_value="1")],
+        "NormalizerSpec": [
+            dict(name="name", number=1, type=kinds.TYPE_STRING),
+            dict(name="precompiled_charsmap", number=2, type=kinds.TYPE_BYTES),
+        ],
+        "ModelProto": [
+            dict(name="trainer_spec", number=2, type=kinds.TYPE_MESSAGE, type_name=".sentencepiece.TrainerSpec"),
+            dict(name="normalizer_spec", number=3, type=kinds.TYPE_MESSAGE, type_name=".sentencepiece.NormalizerSpec"),
+        ],
+    }
+    file = descriptor_pb2.FileDescriptorProto(name="sentencepiece.proto", package="sentencepiece", syntax="proto2")
+    for name, members in fields.items():
+        file.message_type.add(name=name, field=[kinds(label=kinds.LABEL_OPTIONAL, **each) for each in members])
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    found = message_factory.GetMessageClass(pool.FindMessageTypeByName("sentencepiece.ModelProto"))
+    return found.FromString(model)
