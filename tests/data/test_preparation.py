@@ -516,6 +516,7 @@ def wait_until(condition, process):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_ctrl_c_is_the_parents_to_answer(tmp_path):
     """A terminal sends it to all processes. No worker ever hears it, so that none prints a traceback."""
+    (tmp_path / "text.txt").write_text(100 * make_corpus(1_000))  # enough for all workers to be at work
     with preparing(tmp_path, workers=4) as process:
 
         def workers():
