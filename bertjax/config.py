@@ -135,9 +135,16 @@ def model_size(name: str) -> dict:
     return dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden)
 
 
-def stage(steps: int, length: int, max_predictions_per_seq: int) -> ml_collections.ConfigDict:
-    """Returns one stage of pre-training: `steps` updates on sequences of `length` tokens."""
-    return ml_collections.ConfigDict(dict(steps=steps, length=length, max_predictions_per_seq=max_predictions_per_seq))
+def stage(steps: int, length: int, max_predictions_per_seq: int, **changes) -> ml_collections.ConfigDict:
+    """Returns one stage of pre-training: `steps` updates on sequences of `length` tokens.
+
+    Args:
+      changes: `tokens=1e9` instead of steps, which are 0 then. Fields that differ in this stage, such as
+        `batch_size=64` and `data=dict(masked_lm_prob=0.15)`; `stages.changeable` lists them. A batch that grows to its
+        size: `ramp_from=64, ramp_tokens=1e9` begins with 64 sequences, and has 128, 192, ... in as many steps each.
+    """
+    fields = dict(steps=steps, length=length, max_predictions_per_seq=max_predictions_per_seq, **changes)
+    return ml_collections.ConfigDict(fields)
 
 
 def named_stages(**stages: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -166,11 +173,6 @@ def param_group(
     )
     group.weight_decay = weight_decay
     return group
-
-
-def stages_of(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
-    """Returns the stages in the order of training: short sequences before long ones (Devlin et al. 2019, A.2)."""
-    return sorted(config.stages.values(), key=lambda stage: stage.length)
 
 
 def common_config() -> ml_collections.ConfigDict:
@@ -221,6 +223,7 @@ def common_config() -> ml_collections.ConfigDict:
             weight_decay=0.01,
             max_grad_norm=1.0,
             bias_correction=False,  # Google's AdamWeightDecayOptimizer has none
+            average=0.0,  # above 0: such as 0.999, decay of a moving average of the params, which is evaluated and used
             skip_nonfinite=0,  # updates in a row that are left out because the loss is not finite, before a run stops
         )
     )
@@ -242,6 +245,10 @@ def pretraining_config() -> ml_collections.ConfigDict:
     # (sentence order), or a sum such as "mlm + 0.5*sop". Empty: the words that the model's family learns, and what the
     # pairs of data.next_sentence teach.
     config.objective = ""
+    config.z_loss = 0.0  # in training, adds so many times the mean of log(Z)^2 of the softmax over words, such as 1e-4
+    # WORKDIR@STEP of a run that this one goes on from, in a workdir of its own: its whole state and its records, with
+    # the stages and schedule of this config.
+    config.branch_from = ""
     # 90 % of the steps at length 128, the rest at 512. 77 = ceil(0.15 * 512), so that no prediction is dropped.
     config.stages = named_stages(short=stage(900_000, 128, 20), long=stage(100_000, 512, 77))
 
@@ -286,6 +293,7 @@ def pretraining_config() -> ml_collections.ConfigDict:
         )
     )
     config.optimizer.warmup_steps = 10_000
+    config.optimizer.warmup_tokens = 0.0  # above 0: instead of warmup_steps; schedules count tokens then, not steps
     config.eval.max_sequences = 8192
     config.eval.fill_masks = ("the man went to the [MASK] to buy a [MASK] of milk .",)  # printed after training
     return config.lock()
@@ -315,11 +323,6 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     # A BiLSTM between BERT and the output layer: its size in each direction (0: none), and its layers.
     config.head = ml_collections.ConfigDict(dict(lstm_size=0, lstm_layers=1))
     return config.lock()
-
-
-def total_steps(config: ml_collections.ConfigDict) -> int:
-    """Returns the number of steps of all stages of pre-training."""
-    return sum(stage.steps for stage in stages_of(config))
 
 
 def mixture_of(config: ml_collections.ConfigDict) -> dict[str, float]:

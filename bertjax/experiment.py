@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from ml_collections import ConfigDict
 
 from bertjax.config import UserError
+from bertjax.stages import add_field
 
 _FLAG = re.compile(r"--?(?P<no>no)?config(\.(?P<field>[^=]+))?(=(?P<value>.*))?", re.DOTALL)
 
@@ -192,6 +193,8 @@ def find_field(config: ConfigDict, path: str) -> Field:
     for key in keys:
         holder = value
         if isinstance(holder, ConfigDict):
+            if keys[0] == "stages" and key not in holder:
+                add_field(config, keys)
             if key not in holder:
                 raise UserError(f"{name} has no field {key!r}{_suggest(holder, str(key))}")
             name += f".{key}"

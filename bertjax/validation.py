@@ -14,6 +14,7 @@ import ml_collections
 
 from bertjax import families
 from bertjax.config import UserError, corpus_sources, mixture_of
+from bertjax.stages import MOST_BATCH_SIZES, changeable, changes_of, ramp_of, total_steps
 
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
@@ -40,6 +41,7 @@ LIMITS = {
     "optimizer.decay": dict(choices=("linear", "sqrt", "cosine")),
     "optimizer.decay_to": BELOW_ONE,
     "optimizer.skip_nonfinite": AT_LEAST_ZERO,
+    "optimizer.average": BELOW_ONE,
     "optimizer.learning_rate": dict(above=0),
     "optimizer.max_grad_norm": dict(above=0),
     "optimizer.epsilon": dict(above=0, below=1),
@@ -47,8 +49,10 @@ LIMITS = {
 PRETRAINING_LIMITS = LIMITS | {
     "remat": dict(choices=(*REMAT_POLICIES, "auto")),
     "optimizer.warmup_steps": AT_LEAST_ZERO,
+    "optimizer.warmup_tokens": AT_LEAST_ZERO,
     "eval.every_steps": AT_LEAST_ONE,
     "eval.max_sequences": AT_LEAST_ONE,
+    "z_loss": AT_LEAST_ZERO,
     "data.seed": SEED,
     "data.dupe_factor": AT_LEAST_ONE,
     "data.short_seq_prob": BELOW_ONE,
@@ -72,7 +76,13 @@ FINE_TUNING_LIMITS = LIMITS | {
     "restarts": AT_LEAST_ZERO,
     "eval.every_steps": AT_LEAST_ZERO,
 }
-STAGE_LIMITS = {"steps": AT_LEAST_ONE, "length": dict(least=8)}
+STAGE_LIMITS = {
+    "steps": AT_LEAST_ZERO,
+    "tokens": AT_LEAST_ZERO,
+    "length": dict(least=8),
+    "ramp_from": AT_LEAST_ZERO,
+    "ramp_tokens": AT_LEAST_ZERO,
+}
 
 
 def require(ok: bool, field: str, value, remedy: str) -> None:
@@ -109,10 +119,7 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     language = config.data.language
     code = re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language)
     require(bool(code), "data.language", language, "must be an ISO 639 code, such as 'en' or 'de'")
-    split = config.data.masked_lm_split
-    is_split = len(split) == 3 and min(split) >= 0 and math.isclose(sum(split), 1)
-    remedy = "must be three shares that add up to 1: replaced by [MASK], by a random piece, left as they are"
-    require(is_split, "data.masked_lm_split", split, remedy)
+    _split("data.masked_lm_split", config.data.masked_lm_split)
     mixture_of(config)
     _validate_stages(config)
     for text in config.eval.fill_masks:
@@ -230,22 +237,80 @@ def _validate_stages(config) -> None:
     is_named = isinstance(stages, ml_collections.ConfigDict) and len(stages) > 0
     is_valid = is_named and all(isinstance(stage, ml_collections.ConfigDict) for stage in stages.values())
     require(is_valid, "stages", stages.to_dict() if hasattr(stages, "to_dict") else stages, remedy)
-    lengths = [stage.length for stage in stages.values()]
-    require(len(set(lengths)) == len(lengths), "stages", lengths, "each stage needs a different length")
-    for name, stage in stages.items():
+    for name, given in stages.items():
         for field, limits in STAGE_LIMITS.items():
-            _within(f"stages.{name}.{field}", stage[field], **limits)
-        length, predictions = (f"stages.{name}.{x}" for x in ("length", "max_predictions_per_seq"))
-        longer = f"longer than the position table, model.max_position_embeddings = {limit}"
-        require(stage.length <= limit, length, stage.length, longer)
-        # Rounded down: 19 predictions of 128 tokens (19.2) are enough; the paper has 20, which are 15.6 %.
-        needed = int(config.data.masked_lm_prob * stage.length)
-        require(
-            stage.max_predictions_per_seq >= needed,
-            predictions,
-            stage.max_predictions_per_seq,
-            f"too small for data.masked_lm_prob = {config.data.masked_lm_prob} of {stage.length} tokens: use at least "
-            f"{needed}",
-        )
-        more = f"more than the sequence's {stage.length} tokens"
-        require(stage.max_predictions_per_seq <= stage.length, predictions, stage.max_predictions_per_seq, more)
+            _within(f"stages.{name}.{field}", given.get(field, 0), **limits)
+        has_tokens = given.get("tokens", 0) > 0
+        both = "a stage has steps or tokens, not both: set one of them to 0"
+        require(not (has_tokens and given.steps), f"stages.{name}.tokens", given.get("tokens"), both)
+        neither = "must be at least 1, or tokens above 0 in its place: stage(0, length, ..., tokens=1e9)"
+        require(has_tokens or given.steps >= 1, f"stages.{name}.steps", given.steps, neither)
+        _validate_changes(config, name, given)
+        _validate_ramp(config, name, given)
+        _validate_predictions(config, name, given, limit)
+    if config.data.masking == "static":
+        most = {given.length: given.max_predictions_per_seq for given in stages.values()}
+        for name, given in stages.items():
+            one = f"stages of one length share records, whose max_predictions_per_seq is {most[given.length]}"
+            field = f"stages.{name}.max_predictions_per_seq"
+            require(given.max_predictions_per_seq == most[given.length], field, given.max_predictions_per_seq, one)
+    require(total_steps(config) < 2**31, "stages", total_steps(config), "must have fewer than 2 ** 31 steps in all")
+
+
+def _validate_changes(config, name: str, given) -> None:
+    """Checks what a stage changes, as if the whole config had it."""
+    known, limits = changeable(config), dict(PRETRAINING_LIMITS)
+    for field in dataclasses.fields(families.FAMILIES.get(config.model.family).config):
+        limits[f"model.{field.name}"] = field.metadata
+    for field, value in changes_of(given).items():
+        what = f"is nothing that a stage may change; choose among {', '.join(known)}"
+        require(field in known, f"stages.{name}.{field}", value, what)
+        _within(f"stages.{name}.{field}", value, **limits.get(field, {}))
+        dynamic = "masks of records stay what they are; set data.masking=dynamic, or leave it out"
+        is_mask = field.startswith("data.") and config.data.masking == "static"
+        require(not is_mask, f"stages.{name}.{field}", value, dynamic)
+    _split(f"stages.{name}.data.masked_lm_split", given.get("data", {}).get("masked_lm_split"))
+
+
+def _validate_ramp(config, name: str, given) -> None:
+    """Checks the batch sizes of a stage."""
+    batch_size = given.get("batch_size", config.batch_size)
+    microbatches = given.get("microbatches", config.microbatches)
+    first, tokens = given.get("ramp_from", 0), given.get("ramp_tokens", 0.0)
+    for size in {batch_size, first} - {0}:
+        field = "batch_size" if size == batch_size else "ramp_from"
+        remedy = f"must be a multiple of microbatches = {microbatches}"
+        require(size % microbatches == 0, f"stages.{name}.{field}", size, remedy)
+    both = "a batch that grows needs both: ramp_from, its first size, and ramp_tokens above 0"
+    require(bool(first) == bool(tokens), f"stages.{name}.ramp_from", first, both)
+    require(first < batch_size, f"stages.{name}.ramp_from", first, f"must be below batch_size = {batch_size}")
+    sizes = -(-batch_size // first) if first else 1
+    many = f"makes {sizes} batch sizes, each of which compiles the step again; choose one that makes {MOST_BATCH_SIZES}"
+    require(sizes <= MOST_BATCH_SIZES, f"stages.{name}.ramp_from", first, f"{many} at most")
+    growing = ramp_of(given, batch_size)
+    none = "too few: no batch size gets a whole step"
+    require(all(steps for steps, _ in growing), f"stages.{name}.ramp_tokens", tokens, none)
+    in_all = sum(steps for steps, _ in growing) if given.steps else tokens
+    most = given.steps or given.get("tokens", 0.0)
+    longer = f"takes {in_all:g} of the stage's {most:g} {'steps' if given.steps else 'tokens'}: choose fewer"
+    require(in_all <= most, f"stages.{name}.ramp_tokens", tokens, longer)
+
+
+def _validate_predictions(config, name: str, given, limit: int) -> None:
+    length, predictions = (f"stages.{name}.{x}" for x in ("length", "max_predictions_per_seq"))
+    longer = f"longer than the position table, model.max_position_embeddings = {limit}"
+    require(given.length <= limit, length, given.length, longer)
+    share = given.get("data", {}).get("masked_lm_prob", config.data.masked_lm_prob)
+    # Rounded down: 19 predictions of 128 tokens (19.2) are enough; the paper has 20, which are 15.6 %.
+    needed = int(share * given.length)
+    few = f"too small for data.masked_lm_prob = {share} of {given.length} tokens: use at least {needed}"
+    require(given.max_predictions_per_seq >= needed, predictions, given.max_predictions_per_seq, few)
+    more = f"more than the sequence's {given.length} tokens"
+    require(given.max_predictions_per_seq <= given.length, predictions, given.max_predictions_per_seq, more)
+
+
+def _split(field: str, split) -> None:
+    """Checks shares of masked tokens; None: there are none."""
+    is_split = split is None or (len(split) == 3 and min(split) >= 0 and math.isclose(sum(split), 1))
+    remedy = "must be three shares that add up to 1: replaced by [MASK], by a random piece, left as they are"
+    require(is_split, field, split, remedy)

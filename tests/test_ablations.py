@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from bertjax.config import UserError, pretraining_config, stages_of
+from bertjax.config import UserError, pretraining_config
+from bertjax.stages import stages_of
 from bertjax.training.workdir import RunInfo, write_info
 from experiments.ablations import scaled, tables
 from experiments.ablations.suite import Suite, run_all

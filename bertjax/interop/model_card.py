@@ -6,7 +6,9 @@ from collections.abc import Mapping
 import ml_collections
 
 from bertjax import families
-from bertjax.config import BertConfig, corpus_sources, dropout_fields, pretraining_config, stages_of
+from bertjax.config import BertConfig, corpus_sources, dropout_fields, pretraining_config
+from bertjax.stages import stages_of
+from bertjax.validation import value_of
 
 PIPELINE = """
 from transformers import pipeline
@@ -145,12 +147,11 @@ def _cleaning(settings) -> dict:
 
 def _recipe(settings, step: int) -> dict:
     found = {name: settings[name] for name in RECIPE if name in settings and settings[name] != ""}
-    before = 0
     for stage in stages_of(settings) if "stages" in settings else ():
-        done = min(max(step - before, 0), stage.steps) if step else stage.steps
+        done = min(max(step - stage.first_step, 0), stage.steps) if step else stage.steps
         of_all = f" of {stage.steps:,}" if done < stage.steps else ""
-        found[f"steps of length {stage.length}"] = f"{done:,}{of_all}"
-        before += stage.steps
+        own = [f"{name} = {x}" for name, x in stage.changes.items() if x != value_of(settings, name)]
+        found[" with ".join([f"steps of length {stage.length}", *filter(None, [", ".join(own)])])] = f"{done:,}{of_all}"
     if step and "stages" not in settings:
         found["steps"] = f"{step:,}"
     found |= {name: settings.model[name] for name in dropout_fields(settings.model)}

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import families
-from bertjax.config import UserError, stages_of
+from bertjax.config import UserError
 from bertjax.planner import hlo
 from bertjax.planner.kernel_times import kernel_seconds
 from bertjax.sharding.mesh import make_mesh, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import GIB, Accelerator
+from bertjax.stages import stages_of
 from bertjax.tasks.pretraining import Pretraining, packed_rows
 from bertjax.tasks.pretraining_run import ways_to_compute
 from bertjax.training.step import abstract_hyperparameters, make_program
@@ -92,7 +93,8 @@ def plan(
 
 
 def _plan(config, accelerator: Accelerator, stages: list[int] | None, real_tokens_share) -> list[StagePlan]:
-    stages = list(range(len(stages_of(config)))) if stages is None else stages
+    if stages is None:  # a batch that still grows needs less than it will
+        stages = [number for number, stage in enumerate(stages_of(config)) if not stage.grows]
     builder = _Builder(config, accelerator, real_tokens_share)
     # One after the other: two compilations at once have crashed libtpu.
     return [builder.read(number, *map(_compile, builder.lower(number))) for number in stages]
@@ -174,8 +176,8 @@ class _Builder:
         """Lowers the train step and the evaluation step of a stage."""
         task, config = self._task, self._config
         hyperparameters = abstract_hyperparameters(config, self._mesh)
-        batch = task.abstract_batch(stage)
-        train = self._program.train_step.lower(self._program.state, batch, hyperparameters)
+        batch, at = task.abstract_batch(stage), task.at(stages_of(config)[stage].first_step)
+        train = self._program.step_of(*at).lower(self._program.state, batch, hyperparameters)
 
         cast = jax.eval_shape(task.cast, self._program.state.params)
         params = jax.tree.map(
@@ -185,7 +187,7 @@ class _Builder:
         )
         place = jax.ShapeDtypeStruct((2,), jnp.int32, sharding=replicated(self._mesh))
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
-            evaluation = task.eval_step.lower(
+            evaluation = at[0].eval_step.lower(
                 params, task.abstract_eval_batch(stage), task.abstract_statistics(), place
             )
         return train, evaluation
@@ -193,34 +195,33 @@ class _Builder:
     def read(self, number: int, train: _Compiled | OutOfMemory, evaluation: _Compiled | OutOfMemory) -> StagePlan:
         config, generation = self._config, self._accelerator.generation
         stage, per_chip = stages_of(config)[number], generation.devices_per_chip
+        _, its_config = self._task.at(stage.first_step)
         failed = next((result for result in (train, evaluation) if isinstance(result, OutOfMemory)), None)
         resting = _bytes_per_device(self._program.state)
         used = seconds = None
         collectives = []
         if failed is None:
             used = max(train.memory, evaluation.memory + resting) * per_chip
-            rows = (
-                self._task.rows[number] // config.microbatches // (self._mesh.shape["data"] * self._mesh.shape["fsdp"])
-            )
+            ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
+            rows = self._task.rows[number] // its_config.microbatches // ways
             kernels = train.module.kernels()
             seconds = train.cycles / generation.clock
             seconds += kernel_seconds(kernels, generation, families.config_of(config), rows, stage.length)
             collectives = train.module.collectives(dict(self._mesh.shape))
         elif failed.needed is not None:
             used = (failed.needed + (resting if failed is evaluation else 0)) * per_chip
-        first = sum(s.steps for s in stages_of(config)[:number])
         return StagePlan(
             stage=number,
             steps=stage.steps,
             chips=self._accelerator.chips,
-            batch_size=config.batch_size,
+            batch_size=stage.batch_size,
             rows=self._task.rows[number],
             length=stage.length,
             params_bytes=_bytes_per_device(self._program.state.params) * per_chip,
             optimizer_bytes=_bytes_per_device(self._program.state.opt_state) * per_chip,
             hbm_used_bytes=used,
             hbm_available_bytes=int(generation.hbm_bytes),
-            flops_per_step=self._task.flops(first, first + 1),
+            flops_per_step=self._task.flops(stage.first_step, stage.first_step + 1),
             estimated_step_seconds=seconds,
             peak_flops=generation.peak_flops * self._accelerator.chips,
             collectives=collectives,

@@ -50,7 +50,7 @@ def validate(config, with_data: bool = True) -> None:
         task = get(config.task)
         validate_fine_tuning(config, with_data)
         task.validate(config)
-    schedules.validate(config.optimizer)
+    schedules.validate(config)
     for name in config.sinks:
         sinks.SINKS.get(name)
     optimizers.validate(config.optimizer)

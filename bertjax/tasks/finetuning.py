@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
@@ -196,6 +197,9 @@ class FineTuning:
         for split, outputs in zip(self.dataset.dev, self._outputs):
             named |= split.files(outputs)
         return named
+
+    def at(self, step: int) -> tuple["FineTuningTask", ml_collections.ConfigDict]:
+        return self, self.config
 
     def flops(self, start: int, stop: int) -> int:
         if start >= stop:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import families, objectives
-from bertjax.config import stages_of, total_steps
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.additions import Addition
 from bertjax.data.batches.order import Order, count_groups
@@ -35,6 +35,7 @@ from bertjax.sharding.mesh import (
 )
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
+from bertjax.stages import Stage, config_in, stages_of, total_steps
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 
@@ -73,24 +74,31 @@ class Pretraining:
         self.terms = objectives.of(config)
         self.model = self._make_model()
         self.total_steps, self._stages = total_steps(config), stages_of(config)
-        self.row_sizes = [row_size(config, stage) for stage in self._stages]
-        self.rows = rows or [config.batch_size] * len(self._stages)
+        self._configs = [config_in(config, stage) for stage in self._stages]
+        self.row_sizes = [row_size(*each) for each in zip(self._configs, self._stages)]
+        self.rows = rows or [stage.batch_size for stage in self._stages]
         if records is not None:
-            shapes = [(s.length, s.max_predictions_per_seq) for s in self._stages]
             given = dict(vocab_size=config.model.vocab_size, cache=cache)
             given |= dict(on_corrupt=config.data.on_corrupt, checksums=config.data.checksums)
-            find = functools.partial(find_records, records, **given)
+            find = functools.cache(functools.partial(find_records, records, **given))
+            shapes = [(s.length, s.max_predictions_per_seq) for s in self._stages]
             train = [find(*shape, split="train", measures=config.packing) for shape in shapes]
             self.orders = [
-                Order(files, config.batch_size, config.seed, row) for files, row in zip(train, self.row_sizes)
+                Order(files, stage.batch_size, config.seed, row, stage.sequences_before)
+                for files, stage, row in zip(train, self._stages, self.row_sizes)
             ]
             heldout = [find(*shape, split="heldout") for shape in shapes]
             self._heldout = [found.by_source() if found else {} for found in heldout]
             self._shares = training_shares(records)
             if config.packing:
-                self.rows = [order.rows(0, row_multiple(config, mesh)) for order in self.orders]
+                self.rows = [order.rows(0, row_multiple(c, mesh)) for order, c in zip(self.orders, self._configs)]
             self._additions = [self.make_additions(stage, tokenizer) for stage in self._stages]
-        self.eval_batch_size = min(self.rows) // config.microbatches  # fits in memory, because a microbatch does
+        # Fits in memory, because a microbatch does.
+        self.eval_batch_size = min(
+            rows // each.microbatches
+            for rows, each, stage in zip(self.rows, self._configs, self._stages)
+            if not stage.grows
+        )
         self._statistics: dict | None = None  # measured at the first evaluation
         self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
 
@@ -110,12 +118,16 @@ class Pretraining:
                 given = dict(start=start - first, rows=own, additions=self._additions[index])
                 order, predictions = self.orders[index], self._stages[index].max_predictions_per_seq
                 if self.config.packing:
-                    given |= dict(multiple=row_multiple(self.config, self.mesh), kinds=self._kinds)
+                    given |= dict(multiple=row_multiple(self._configs[index], self.mesh), kinds=self._kinds)
                     batches = pipeline.packed_batches(order, predictions, **given)
                 else:
                     batches = pipeline.train_batches(order, predictions, **given)
                 yield from itertools.islice(batches, end - start)
             first = end
+
+    def at(self, step: int) -> tuple["Pretraining", ml_collections.ConfigDict]:
+        index = self._index(step)
+        return self._computing[index], self._configs[index]
 
     def normalize(self, batch: dict) -> dict:
         def scaled(term, weights):
@@ -148,7 +160,7 @@ class Pretraining:
         are not compared. Of several sources, each counts as much as in training; `mlm_loss (SOURCE)` and
         `mlm_accuracy (SOURCE)` are those of one, by the first objective.
         """
-        index = next(i for i, end in enumerate(self._stage_ends) if step <= end)
+        index = self._index(max(0, step - 1))
         statistics, means, total = None, {}, 0
         shares = _normalized({source: self._shares.get(source, 1.0) for source in self._heldout[index]})
         for source, sequences in divided(self.config.eval.max_sequences, shares).items():
@@ -173,7 +185,11 @@ class Pretraining:
             own = learnt.scores(first, found[first]) if first in found else {}
             kept = {f"{first}_{metric}" for metric in ("loss", "accuracy")}
             scores |= {f"{score} ({source})": value for score, value in own.items() if score in kept}
-        return Scores(scores, -scores[f"{first}_loss"], f"{total} sequences of length {self._stages[index].length}")
+        stage, share = self._stages[index], self._configs[index].data.masked_lm_prob
+        measured_on = f"{total} sequences of length {stage.length}"
+        if share != self.config.data.masked_lm_prob:
+            measured_on += f" with {share:.0%} masked"
+        return Scores(scores, -scores[f"{first}_loss"], measured_on)
 
     def files(self) -> dict[str, str]:
         return {}
@@ -181,7 +197,7 @@ class Pretraining:
     def abstract_batch(self, stage: int) -> dict:
         """Returns the shapes, types and shardings of the batches of a stage."""
         if not self.config.packing:
-            return self._abstract_batch(stage, self.config.batch_size)
+            return self._abstract_batch(stage, self._stages[stage].batch_size)
         row = self.row_sizes[stage]
         sizes = dict(token=(row.tokens,), sequence=(row.sequences,), word=(row.predictions,))
         kinds = self._kinds_of_arrays(row.predictions) | dict(positions="token", first_tokens="sequence")
@@ -193,25 +209,36 @@ class Pretraining:
         return self._abstract_batch(stage, self.eval_batch_size)
 
     def flops(self, start: int, stop: int) -> int:
-        total, first = 0, 0
-        for stage, row, rows, end in zip(self._stages, self.row_sizes, self.rows, self._stage_ends):
-            steps = max(0, min(stop, end) - max(start, first))
+        total, config = 0, self.model.config
+        for stage, own, row, rows in zip(self._stages, self._configs, self.row_sizes, self.rows):
+            steps = max(0, min(stop, stage.first_step + stage.steps) - max(start, stage.first_step))
             if not self.config.packing:
-                row = RowSize(stage.length, 1, most_predictions(self.config, stage))
-            config = self.model.config
+                row = RowSize(stage.length, 1, most_predictions(own, stage))
             forward = families.of(config).layer_flops(config, stage.length)
             forward += sum(term.objective.flops(config, row) for term in self.terms)
-            total, first = total + 3 * steps * rows * forward, end
+            total += 3 * steps * rows * forward
         return total
 
     def computing_as(self, config) -> "Pretraining":
         """Returns the same task with what another config says of how to compute, such as `remat`."""
         other = copy.copy(self)
         other.config = config
+        other._configs = [config_in(config, stage) for stage in self._stages]
         other.model = other._make_model()
+        for cached in ("eval_step", "_computing"):
+            other.__dict__.pop(cached, None)
         return other
 
     # Implementation.
+
+    def _index(self, step: int) -> int:
+        """Returns the number of the stage that the update after `step` others is in, or of the last."""
+        return next((i for i, end in enumerate(self._stage_ends) if step < end), len(self._stages) - 1)
+
+    @functools.cached_property
+    def _computing(self) -> list["Pretraining"]:
+        """The task of each stage: this one, or one with what the stage changes of the model."""
+        return [self if each.model == self.config.model else self.computing_as(each) for each in self._configs]
 
     def _sums(self, params, stage: int, files, max_sequences: int, statistics, after_batch):
         """Returns the sums of what `eval_step` returns over the first held-out sequences of a source."""
@@ -230,20 +257,22 @@ class Pretraining:
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
             on_mesh = enumerate(on_devices(batches, self.mesh))
             seed = self.config.data.seed
-            each = (self.eval_step(params, batch, statistics, np.int32([seed, number])) for number, batch in on_mesh)
+            evaluate = self._computing[stage].eval_step
+            each = (evaluate(params, batch, statistics, np.int32([seed, number])) for number, batch in on_mesh)
             for found in fetched(each):
                 sums = found if sums is None else jax.tree.map(np.add, sums, found)
                 after_batch()
         return jax.tree.map(float, sums)
 
     def _make_model(self):
-        return PretrainingModel(families.config_of(self.config), self.terms, compute_on(self.mesh, self.config))
+        model, compute = families.config_of(self.config), compute_on(self.mesh, self.config)
+        return PretrainingModel(model, self.terms, compute, self.config.z_loss)
 
-    def make_additions(self, stage, tokenizer: Tokenizer | None) -> list[Addition]:
+    def make_additions(self, stage: Stage, tokenizer: Tokenizer | None) -> list[Addition]:
         """Returns what the objectives add to batches of a stage."""
-        found = []
+        found, config = [], config_in(self.config, stage)
         for name, _, objective in self.terms:
-            if (addition := objective.addition(self.config, stage, tokenizer)) is not None:
+            if (addition := objective.addition(config, stage, tokenizer)) is not None:
                 # Those of words have the generator to themselves, as when there were no others.
                 seed = () if objective.words_per_sequence else (zlib.crc32(name.encode()),)
                 found.append(
@@ -268,7 +297,7 @@ class Pretraining:
         return kinds | self._kinds
 
     def _abstract_batch(self, stage: int, rows: int) -> dict:
-        length, predictions = self._stages[stage].length, most_predictions(self.config, self._stages[stage])
+        length, predictions = self._stages[stage].length, most_predictions(self._configs[stage], self._stages[stage])
         sizes = dict(token=(length,), sequence=(), word=(predictions,))
         return self._abstract(rows, {name: sizes[kind] for name, kind in self._kinds_of_arrays(predictions).items()})
 
@@ -321,11 +350,11 @@ class Pretraining:
 
     def _first_batches(self, after_batch: Callable[[], None]) -> Iterator[Batch]:
         """Yields the batches of the first training sequences, with the rows of all hosts."""
-        sequences = min(MEASURED_SEQUENCES, self.orders[0].files.total)
+        sequences, order = min(MEASURED_SEQUENCES, self.orders[0].files.total), self.orders[0]
         batches = pipeline.train_batches(
-            self.orders[0], self._stages[0].max_predictions_per_seq, additions=self._additions[0]
+            order, self._stages[0].max_predictions_per_seq, additions=self._additions[0]
         )
-        for batch in itertools.islice(batches, max(1, sequences // self.config.batch_size)):
+        for batch in itertools.islice(batches, max(1, sequences // order.batch_size)):
             yield batch
             after_batch()
 
@@ -385,9 +414,15 @@ def row_multiple(config, mesh: Mesh) -> int:
 
 
 def packed_rows(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[int]:
-    """Estimates the rows of a step of each stage from the share of real tokens in its sequences, as `Order.rows`."""
+    """Estimates the rows of a step of each of `stages_of(config)` from the share of real tokens in the sequences of
+    each stage of the config, as `Order.rows`."""
     if len(real_tokens_share) != len(config.stages):
         raise ValueError("packing needs the share of real tokens of each stage")
-    groups = count_groups(config.batch_size)
-    multiple = math.lcm(groups, row_multiple(config, mesh))
-    return [whole(math.ceil(share * config.batch_size / groups) * groups, multiple) for share in real_tokens_share]
+    stages = stages_of(config)
+    shares = dict(zip(dict.fromkeys(stage.name for stage in stages), real_tokens_share))
+    found = []
+    for stage in stages:
+        groups = count_groups(stage.batch_size)
+        multiple = math.lcm(groups, row_multiple(config_in(config, stage), mesh))
+        found.append(whole(math.ceil(shares[stage.name] * stage.batch_size / groups) * groups, multiple))
+    return found

@@ -8,7 +8,7 @@ import jax
 from etils import epath
 
 from bertjax import families, objectives
-from bertjax.config import UserError, corpus_sources, fields_of, total_steps
+from bertjax.config import UserError, corpus_sources, fields_of
 from bertjax.data import preparation
 from bertjax.data.preparation import vocabulary
 from bertjax.data.records import require_folder
@@ -19,6 +19,7 @@ from bertjax.model.kernels import has_kernels
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import local_copy, make_mesh
 from bertjax.sharding.topology import available_cores
+from bertjax.stages import stages_of, steps_for, total_steps
 from bertjax.tasks import fill_mask
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
@@ -37,8 +38,10 @@ UNROLLED_STEPS = 20_000
 def _adopt(config, before: RunInfo | None) -> None:
     """Sets the fields that `init_checkpoint` determines: the model's behaviour and, if unset, the tokenizer.
 
-    A resumed run also keeps the way in which its objective was written.
+    A resumed run also keeps the way in which its objective was written, and a branch the records of its parent.
     """
+    if config.branch_from and not config.data.records:
+        config.data.records = _records_of_parent(config.branch_from, before)
     if before is not None and objectives.of(before.config) == objectives.of(config):
         config.objective = before.config.objective
     if not config.init_checkpoint:
@@ -48,6 +51,12 @@ def _adopt(config, before: RunInfo | None) -> None:
     else:  # does not need `init_checkpoint`, which may be gone
         names = fields_of(families.config_of(before.config), "behaviour")
         config.model.update({name: before.config.model[name] for name in names})
+
+
+def _records_of_parent(branch_from: str, before: RunInfo) -> str:
+    """Returns the folder of the records. `before` is the run to resume, or the parent."""
+    workdir = branch_from.rpartition("@")[0]
+    return before.config.data.records or str(epath.Path(workdir) / "records")
 
 
 def ways_to_compute(config, platform: str, chip: str) -> Iterator:
@@ -77,7 +86,8 @@ def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
             print(f"compiling with remat={way.config.remat} unroll={way.config.unroll}", flush=True)
         program = make_program(way, way.config, way.mesh)
         batch = way.abstract_batch(len(way.rows) - 1)
-        lowered = program.train_step.lower(program.state, batch, abstract_hyperparameters(way.config, way.mesh))
+        train_step = program.step_of(*way.at(way.total_steps))
+        lowered = train_step.lower(program.state, batch, abstract_hyperparameters(way.config, way.mesh))
         if hosts.as_on_first(fits_in_memory(lowered, device)):  # one decision, or hosts would run different programs
             return way
     return last
@@ -87,7 +97,7 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     mesh = make_mesh(config)
     records, tokenizer = find_or_prepare(config, workdir, is_new=before is None)
     initialize = None
-    if config.init_checkpoint and before is None:
+    if config.init_checkpoint and before is None and not config.branch_from:
         pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
@@ -96,8 +106,10 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     task = fastest_that_fits(task, mesh.devices.flat[0].platform)  # all hosts compile together
     fields = [field for field in ("remat", "unroll") if task.config[field] != config[field]]
     notes = [f"config.{field} = 'auto': {task.config[field]}" for field in fields]
-    if (warmup := config.optimizer.warmup_steps) >= task.total_steps:
-        notes += [f"config.optimizer.warmup_steps = {warmup}: the {task.total_steps} steps end before the warm-up does"]
+    field = "warmup_tokens" if config.optimizer.warmup_tokens else "warmup_steps"
+    warmup = config.optimizer[field]
+    if (steps_for(stages_of(config), warmup) if field == "warmup_tokens" else warmup) >= task.total_steps:
+        notes += [f"config.optimizer.{field} = {warmup}: the {task.total_steps} steps end before the warm-up does"]
     info = RunInfo(
         config.copy_and_resolve_references(),
         tokenizer=tokenizer_entry(tokenizer),
@@ -105,7 +117,7 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     )
 
     def end_report(trained: Trained) -> str:
-        params = local_copy(trained.state.params, mesh)  # all hosts must call this
+        params = local_copy(trained.state.evaluated, mesh)  # all hosts must call this
         if jax.process_index():
             return ""
         model = BertForMaskedLM(task.model.config, task.model.compute)

@@ -1,15 +1,18 @@
 """Orbax checkpoints of a run, written in the background; keeps the latest few and the best one.
 
-`WORKDIR/checkpoints/STEP` holds `params`, `rest` (step and optimizer state), the `checksums` of both and, once the step
-has been evaluated, `scores.json`, which predict and convert read and which determines the best checkpoint. A run goes
-on from the latest checkpoint that is what was saved; it moves those that are not to `WORKDIR/checkpoints-damaged`.
+`WORKDIR/checkpoints/STEP` holds `params`, `rest` (step and optimizer state), perhaps the `average` of the params, the
+`checksums` of these and, once the step has been evaluated, `scores.json`, which predict and convert read and which
+determines the best checkpoint. A run goes on from the latest checkpoint that is what was saved; it moves those that are
+not to `WORKDIR/checkpoints-damaged`.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import math
 import re
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +28,7 @@ from bertjax.training.state import TrainState
 
 FOLDER, DAMAGED_FOLDER, SCORES = "checkpoints", "checkpoints-damaged", "scores.json"
 CHECKSUMS_FILE = "checksums/metadata"  # path in a step's folder; the name is Orbax's
+AVERAGE = "average"  # item of a checkpoint
 NO_STEP, ALL_DAMAGED = -1, -2
 # In the messages of TensorStore and of systems, whatever the type of the error: these say nothing of the content.
 MAY_PASS = re.compile(
@@ -139,6 +143,8 @@ def _find_damage(workdir: epath.PathLike, step: int) -> str:
     try:
         saved = _read_checksums(workdir, step)
         _read(workdir, step, "params", saved)
+        if saved and AVERAGE in saved:
+            _read(workdir, step, AVERAGE, saved)
         if is_resumable(workdir, step) or (saved and "rest" in saved):
             rest = _read(workdir, step, "rest", saved)
             if (its_step := np.asarray(rest.get("step"))) != step:
@@ -208,24 +214,18 @@ class Checkpoints(PreservationPolicy):
     def save(self, step: int, state: TrainState, params_only: bool = False) -> None:
         """Starts saving; returns once the arrays are copied."""
         items = {"params": state.params}
+        if state.average is not None:
+            items[AVERAGE] = state.average
         if not params_only:
             items["rest"] = {"step": state.step, "opt_state": state.opt_state}
         self._manager.save(step, args=_with_checksums(items), force=True)  # the loop decides when to save
 
-    def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """Restores the state of a step with the shardings of `abstract`, whatever mesh it was saved on."""
-        rest = {"step": abstract.step, "opt_state": abstract.opt_state}
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(abstract.params), rest=ocp.args.StandardRestore(rest)
-            ),
-        )
-        return TrainState(restored.rest["step"], restored.params, restored.rest["opt_state"])
+    def restore(self, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
+        """Restores the state of a step with the shardings of `abstract`, whatever mesh it was saved on.
 
-    def restore_params(self, step: int, abstract: dict) -> dict:
-        """Restores only the params."""
-        return self._manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(abstract))).params
+        `params_only`: without its step and the optimizer's state.
+        """
+        return _restore(self._manager, step, abstract, params_only)
 
     def scores(self, step: int | None) -> Scores | None:
         """Returns the scores of a step; None if it has not been evaluated."""
@@ -259,6 +259,49 @@ class Checkpoints(PreservationPolicy):
         self._manager.close()
 
 
+def _restore(manager: ocp.CheckpointManager, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
+    items = {"params": abstract.params}
+    if abstract.average is not None:
+        items[AVERAGE] = abstract.average
+    if not params_only:
+        items["rest"] = {"step": abstract.step, "opt_state": abstract.opt_state}
+    wanted = {item: ocp.args.StandardRestore(tree) for item, tree in items.items()}
+    found = manager.restore(step, args=ocp.args.Composite(**wanted))
+    rest = {} if params_only else found.rest
+    return TrainState(rest.get("step"), found.params, rest.get("opt_state"), found.get(AVERAGE))
+
+
+class Parent(NamedTuple):
+    """The checkpoint of another run from which a run branches off."""
+
+    workdir: epath.Path
+    step: int
+
+
+def find_parent(path: str) -> Parent:
+    """Returns the checkpoint that WORKDIR@STEP, or @latest, names. Raises `UserError` unless it can be resumed."""
+    workdir, at, which = path.rpartition("@")
+    try:
+        if not at or not (which == "latest" or which.isdecimal()):
+            raise UserError("write WORKDIR@STEP, or WORKDIR@latest")
+        step = choose_step(workdir, which)
+        if not is_resumable(workdir, step):
+            raise UserError(f"step {step} has params without the optimizer's state; name a step from before the end")
+        damage = _find_damage(workdir, step) if jax.process_index() == 0 else ""
+        if hosts.as_on_first(int(bool(damage))):
+            raise UserError(damage or f"step {step} is damaged")
+    except UserError as error:
+        raise UserError(f"config.branch_from = {path!r}: {error}") from None
+    return Parent(epath.Path(workdir), step)
+
+
+def restore_from(workdir: epath.PathLike, step: int, abstract: TrainState) -> TrainState:
+    """Restores the state of another run, in which nothing is changed."""
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    with contextlib.closing(_Manager(folder_of(workdir), options=options)) as manager:
+        return _restore(manager, step, abstract)
+
+
 def choose_step(workdir: epath.PathLike, which: str) -> int:
     """Returns the step of the "latest" or "best" checkpoint, or a given step. Raises `UserError` if it is missing."""
     found = steps(workdir)
@@ -276,8 +319,12 @@ def choose_step(workdir: epath.PathLike, which: str) -> int:
 
 
 def read_params(workdir: epath.PathLike, step: int) -> dict:
-    """Reads the params of a checkpoint as NumPy arrays. Raises `UserError` if they are not what was saved."""
-    return _read(workdir, step, "params", _read_checksums(workdir, step))
+    """Reads the params of a checkpoint as NumPy arrays, or their average if the run has one.
+
+    Raises `UserError` if they are not what was saved.
+    """
+    item = AVERAGE if (folder_of(workdir) / str(step) / AVERAGE).exists() else "params"
+    return _read(workdir, step, item, _read_checksums(workdir, step))
 
 
 def _read(workdir: epath.PathLike, step: int, item: str, saved: dict | None) -> dict:

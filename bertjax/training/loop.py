@@ -12,12 +12,12 @@ from jax.sharding import Mesh
 from bertjax.files import write_whole
 from bertjax.sharding.streams import STEPS_IN_FLIGHT, on_devices
 from bertjax.sharding.topology import peak_flops
-from bertjax.training.checkpoint import Checkpoints, Scores, check_resumable, is_resumable
+from bertjax.training.checkpoint import Checkpoints, Parent, Scores, check_resumable, is_resumable, restore_from
 from bertjax.training.clocks import Clocks, Watchdog, describe_wall
 from bertjax.training.divergence import Diverged, NonFinite
 from bertjax.training.logging import MetricsWriter, Progress
 from bertjax.training.profile import profiled
-from bertjax.training.schedules import make_schedule
+from bertjax.training.schedules import schedule_of
 from bertjax.training.state import TrainState
 from bertjax.training.step import Program, make_program, put_hyperparameters
 from bertjax.training.stop import stop_signals
@@ -40,6 +40,7 @@ def train(
     mesh: Mesh,
     initialize: Callable[[dict], dict] | None = None,
     program: Program | None = None,
+    parent: Parent | None = None,
     *,
     on_start: Callable[[int], None] = lambda step: None,
     resumable_at_end: bool = True,
@@ -50,6 +51,7 @@ def train(
     Args:
       initialize: (random params) -> initial params of a new run.
       program: a program to reuse instead of compiling.
+      parent: where a new run branches off.
       on_start: called with the start step once the state is restored or initialized, before training.
       resumable_at_end: saves the optimizer state with the last checkpoint too, so that training can be extended.
       began: when the run began in this process, by `time.monotonic`; None: now.
@@ -61,10 +63,10 @@ def train(
 
     # State: restored, imported or random.
     program = program or make_program(task, config, mesh)
-    schedule = make_schedule(config.optimizer, task.total_steps)
+    schedule = schedule_of(config, task.total_steps)
     hyperparameters = put_hyperparameters(config.seed, schedule, mesh)
     checkpoints = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every)
-    start, state = _restore_or_initialize(task, config, workdir, program, checkpoints, initialize)
+    start, state = _restore_or_initialize(task, config, workdir, program, checkpoints, initialize, parent)
     on_start(start)
 
     # Logging, on the first host only.
@@ -73,6 +75,7 @@ def train(
     progress = Progress(task.total_steps, start) if is_first else None
     peak = peak_flops(mesh.devices.flat[0])
     scores = checkpoints.scores(start)
+    sequences = 0  # since the last report
     unreported = writer.unreported(start) if is_first else []  # metrics since the last report, of an earlier process
     pending: list[dict] = []  # those of this process, still on the devices
     say = progress.say if is_first else lambda text: None
@@ -88,6 +91,7 @@ def train(
 
     def report(step: int) -> None:
         """Logs the means of the metrics of the steps since the last report."""
+        nonlocal sequences
         fetched, seconds = fetch(step), clocks.lap()
         found = nonfinite.finite([*unreported, *fetched])
         unreported.clear()
@@ -96,7 +100,8 @@ def train(
         training = seconds["steps"] + seconds["data"]
         rate = task.flops(step - len(fetched), step) / training
         means["train/learning_rate"] = float(schedule(step - 1))
-        means["train/sequences_per_second"] = config.batch_size * len(fetched) / training
+        means["train/sequences_per_second"] = sequences / training
+        sequences = 0
         means["train/tokens_per_second"] = tokens * len(fetched) / training
         means["train/tokens_per_step"] = tokens
         means["train/real_tokens_share"] = tokens / (tokens + padding)
@@ -118,7 +123,7 @@ def train(
                 raise KeyboardInterrupt(f"stopped at step {step}, during evaluation")
 
         with clocks.waiting("evaluation"):
-            found = task.evaluate(program.gather(state.params), step, after_batch)
+            found = task.evaluate(program.gather(state.evaluated), step, after_batch)
             if found is not None and is_first:
                 for name, content in task.files().items() if checkpoints.would_be_best(step, found) else ():
                     write_whole(workdir / name, content)
@@ -130,7 +135,7 @@ def train(
                 scores = checkpoints.add_scores(step, found)
 
     # Training.
-    compiled = set()  # the shapes of batches that a step is compiled for
+    compiled = set()  # the steps and the shapes of batches that they are compiled for
     # Whether all steps are done; whether all hosts stop here, so that they can wait for each other.
     has_finished = ends_together = False
     try:
@@ -146,17 +151,20 @@ def train(
             ) as steps,
         ):
             clocks.start_steps()
-            if evaluates_at(start) and scores is None:  # the run was stopped before the evaluation finished
+            is_saved = checkpoints.latest_step() is not None
+            if is_saved and evaluates_at(start) and scores is None:  # stopped before the evaluation finished
                 evaluate(start)
             for step in steps:
                 with clocks.waiting("data"):
                     batch = next(batches)
-                shapes = tuple(x.shape for x in jax.tree.leaves(batch))
+                at = task.at(step - 1)
+                train_step, sequences = program.step_of(*at), sequences + at[1].batch_size
+                shapes = (train_step, *(x.shape for x in jax.tree.leaves(batch)))
                 with (
                     jax.transfer_guard("disallow"),  # no implicit transfers to or from the host
                     clocks.waiting("compile") if shapes not in compiled else contextlib.nullcontext(),
                 ):
-                    state, metrics = program.train_step(state, batch, hyperparameters)
+                    state, metrics = train_step(state, batch, hyperparameters)
                 compiled.add(shapes)
                 pending.append(metrics)
                 if len(pending) > STEPS_IN_FLIGHT:
@@ -204,15 +212,21 @@ def train(
     return Trained(state, scores, best_step, checkpoints.scores(best_step))
 
 
-def _restore_or_initialize(task: Task, config, workdir, program: Program, checkpoints: Checkpoints, initialize):
-    """Returns the start step and the state, restored or initialized."""
+def _restore_or_initialize(
+    task: Task, config, workdir, program: Program, checkpoints: Checkpoints, initialize, parent: Parent | None
+):
+    """Returns the start step and the state: restored, from the parent, or initialized."""
     start = checkpoints.latest_step()
     if start is not None:
         check_resumable(workdir, start, task.total_steps)
         if is_resumable(workdir, start):
             return start, checkpoints.restore(start, program.state)
+    elif parent is not None:
+        return parent.step, restore_from(parent.workdir, parent.step, program.state)
     state = program.init(jax.random.key(config.seed))
     if start is None:
-        return 0, state if initialize is None else state.replace(params=initialize(state.params))
+        return 0, state if initialize is None else state.begin_with(initialize(state.params))
     # The end of a trial, whose last checkpoint has params only.
-    return start, state.replace(step=state.step + start, params=checkpoints.restore_params(start, program.state.params))
+    return start, checkpoints.restore(start, program.state, params_only=True).replace(
+        step=state.step + start, opt_state=state.opt_state
+    )

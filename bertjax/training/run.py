@@ -8,6 +8,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
+from bertjax.config import UserError
 from bertjax.sharding.mesh import compute_for
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint
@@ -93,14 +94,27 @@ def run(
 
     # Compare with the earlier run, if any.
     done = checkpoint.latest_intact_step(workdir)
-    before = require_info(workdir) if done is not None else None
-    if before is not None and before.config.task != config.task:
-        refuse(workdir, [Difference("task", before.config.task, config.task, is_fatal=True)])
-    kind.adopt(config, before)
-    if before is not None:
-        changed = differences(before, RunInfo(config), kind.identity(config))
-        refuse(workdir, changed)
+    before, parent = require_info(workdir) if done is not None else None, None
+    if before is None and config.get("branch_from"):
+        parent = checkpoint.find_parent(config.branch_from)
+    origin, its_workdir = (require_info(parent.workdir), parent.workdir) if parent else (before, workdir)
+    if origin is not None and origin.config.task != config.task:
+        refuse(its_workdir, [Difference("task", origin.config.task, config.task, is_fatal=True)])
+    kind.adopt(config, origin)
 
+    def changes(info: RunInfo) -> list[Difference]:
+        """Returns what differs from the earlier run or the parent. Raises `UserError` if one prevents going on."""
+        found = differences(origin, info, kind.identity(config)) if origin is not None else []
+        found = [each for each in found if not (parent and each.field == "branch_from")]
+        refuse(its_workdir, found)
+        return found
+
+    changed = changes(RunInfo(config))
+    if parent and parent.step >= (total := kind.total_steps(config, origin)):
+        raise UserError(
+            f"config.branch_from = {config.branch_from!r}: the stages of this config end at step {total}; add steps"
+        )
+    if before is not None:
         # Stop if it has finished.
         total = kind.total_steps(config, before)
         checkpoint.check_resumable(workdir, done, total)
@@ -117,11 +131,12 @@ def run(
 
     # Data and model.
     opened = kind.open(config, workdir, before)
-    changed = differences(before, opened.info, kind.identity(config)) if before is not None else []
-    refuse(workdir, changed)
+    changed = changes(opened.info)
     say(*opened.notes)
+    if parent:
+        say(f"branching off from {parent.workdir}, step {parent.step}")
     if changed:
-        say(f"resuming with changed settings: {'; '.join(map(str, changed))}")
+        say(f"{'resuming' if before else 'branching off'} with changed settings: {'; '.join(map(str, changed))}")
 
     def on_start(step: int) -> None:
         """Writes `config.json` only once the state has been restored or initialized."""
@@ -140,6 +155,7 @@ def run(
         opened.mesh,
         opened.initialize,
         make_program(opened),
+        parent,
         on_start=on_start,
         resumable_at_end=not is_trial,
         began=began,

@@ -1,5 +1,7 @@
 """Learning rates: functions of the step, whose numbers are inputs of the compiled step, so that runs can share it."""
 
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -8,6 +10,9 @@ import numpy as np
 
 from bertjax.config import UserError
 from bertjax.registry import Registry
+from bertjax.stages import Stage, config_in, stages_of
+
+WARM_UPS = ("warmup_steps", "warmup_tokens")
 
 
 class Schedule(Protocol):
@@ -111,6 +116,43 @@ class Trapezoid(NamedTuple):
         return self.peak * _warmup(step, self.warmup_steps) * jnp.clip(left, 0, 1)
 
 
+class InTurn(NamedTuple):
+    """A schedule for each stage, counted from its first step.
+
+    Attributes:
+      begins: first step of each stage but the first.
+    """
+
+    begins: tuple[int, ...]
+    schedules: tuple[Schedule, ...]
+
+    def __call__(self, step):
+        rate = self.schedules[0](step)
+        for begin, schedule in zip(self.begins, self.schedules[1:]):
+            rate = jnp.where(jnp.asarray(step) >= begin, schedule(jnp.asarray(step) - begin), rate)
+        return rate
+
+
+class ByTokens(NamedTuple):
+    """A schedule that counts tokens, in units of the tokens of the first step.
+
+    Attributes:
+      begins: first step of each part of the run but the first, in which a step has another number of tokens.
+      units: units of a step of each part; 1 in the first.
+    """
+
+    begins: tuple[int, ...]
+    units: tuple[float, ...]
+    schedule: Schedule
+
+    def __call__(self, step):
+        step = jnp.asarray(step, jnp.float32)
+        done = step
+        for begin, before, after in zip(self.begins, self.units, self.units[1:]):
+            done += (after - before) * jnp.maximum(step - begin, 0)
+        return self.schedule(done)
+
+
 def _warmup(step, warmup_steps):
     """Rises from 0 to 1, which it is from step `warmup_steps` on."""
     step = jnp.asarray(step, jnp.float32)
@@ -148,7 +190,12 @@ def trapezoid(config, warmup_steps: int, total_steps: int) -> Trapezoid | Platea
 
 
 def validate(config) -> None:
-    """Raises `UserError` if `config.schedule` names no schedule, or one whose factory returns none."""
+    """Raises `UserError` if a whole config, or one of its stages, names no schedule, or one that is none."""
+    for stage in [None, *(stages_of(config) if "stages" in config else ())]:
+        _validate((config if stage is None else config_in(config, stage)).optimizer)
+
+
+def _validate(config) -> None:
     schedule = SCHEDULES.get(config.schedule)(config, 1, 2)
     numbers = jax.tree.leaves(schedule)
     if not callable(schedule) or not numbers or not all(isinstance(x, (int, float, np.number)) for x in numbers):
@@ -156,6 +203,36 @@ def validate(config) -> None:
             f"config.optimizer.schedule = {config.schedule!r}: its factory returns {schedule!r:.60}, which is no "
             f"NamedTuple of numbers that can be called with a step"
         )
+
+
+def schedule_of(config, total_steps: int) -> Schedule:
+    """Makes the schedule of a whole config.
+
+    It spans all stages; if one changes the optimizer, each has its own, and only the first warms up unless others say
+    so.
+    """
+    stages = stages_of(config) if "stages" in config else []
+    if not any(name.startswith("optimizer.") for stage in stages for name in stage.changes):
+        return _of_stages(config.optimizer, stages, total_steps)
+    each = [list(parts) for _, parts in itertools.groupby(stages, key=lambda stage: stage.name)]
+    schedules = []
+    for parts in each:
+        own = config_in(config, parts[0]).optimizer.copy_and_resolve_references().unlock()
+        if parts is not each[0]:
+            own.update({name: 0 for name in WARM_UPS if f"optimizer.{name}" not in parts[0].changes})
+        schedules.append(_of_stages(own, parts, sum(part.steps for part in parts)))
+    return InTurn(tuple(parts[0].first_step for parts in each[1:]), tuple(schedules))
+
+
+def _of_stages(config, stages: Sequence[Stage], total_steps: int) -> Schedule:
+    """Makes a schedule of `config.optimizer` for some stages, which counts tokens if its warm-up does."""
+    if not stages or not (tokens := config.get("warmup_tokens", 0)):
+        return make_schedule(config, total_steps)
+    first, unit = stages[0].first_step, stages[0].tokens_per_step
+    units = tuple(stage.tokens_per_step / unit for stage in stages)
+    total = sum(stage.steps * size for stage, size in zip(stages, units))
+    schedule = SCHEDULES.get(config.schedule)(config, tokens / unit, total)
+    return ByTokens(tuple(stage.first_step - first for stage in stages[1:]), units, schedule)
 
 
 def make_schedule(config, total_steps: int) -> Schedule:

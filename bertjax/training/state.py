@@ -25,6 +25,16 @@ class TrainState:
     step: jax.Array  # int32 scalar: updates done
     params: dict
     opt_state: optax.OptState
+    average: dict | None = None  # moving average of the params, if the config has one
+
+    @property
+    def evaluated(self) -> dict:
+        """The params that are evaluated and used: the average, or else the params."""
+        return self.params if self.average is None else self.average
+
+    def begin_with(self, params: dict) -> "TrainState":
+        """Returns the state with other params, before the first step."""
+        return self.replace(params=params, average=None if self.average is None else jax.tree.map(jnp.copy, params))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +55,13 @@ def abstract_axes(init_params) -> dict:
     return nn.get_partition_spec(jax.eval_shape(init_params, jax.random.key(0)))
 
 
-def make_layout(init_params, optimizer: optax.GradientTransformation, mesh: Mesh, frozen: Sequence[str] = ()) -> Layout:
+def make_layout(
+    init_params,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    frozen: Sequence[str] = (),
+    has_average: bool = False,
+) -> Layout:
     """Makes the layout of a run. `init_params(key)` returns logically partitioned params."""
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     abstract = nn.meta.unbox(boxed)
@@ -61,7 +77,7 @@ def make_layout(init_params, optimizer: optax.GradientTransformation, mesh: Mesh
     opt_state = _shardings_of_moments(
         jax.eval_shape(optimizer.init, learnt_params), learnt_params, learnt(params, frozen), mesh
     )
-    return Layout(TrainState(replicated(mesh), params, opt_state), compute)
+    return Layout(TrainState(replicated(mesh), params, opt_state, params if has_average else None), compute)
 
 
 def _shardings_of_moments(opt_state, params: dict, shardings: dict, mesh: Mesh):
@@ -89,7 +105,8 @@ def make_init(
 
     def init(key):
         params = nn.meta.unbox(init_params(key))
-        return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(learnt(params, frozen)))
+        average = None if layout.state.average is None else jax.tree.map(jnp.copy, params)
+        return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(learnt(params, frozen)), average)
 
     return jax.jit(init, out_shardings=layout.state)
 

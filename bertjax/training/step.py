@@ -1,5 +1,6 @@
 """The compiled training step, the same for all tasks."""
 
+import json
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from bertjax.model.dropout import row_keys
 from bertjax.sharding.mesh import batch_sharding, compiler_options, replicated
 from bertjax.sharding.rules import RULES_WITHIN_DATA
 from bertjax.training.optimizers import make_optimizer
-from bertjax.training.schedules import Schedule, make_schedule
+from bertjax.training.schedules import Schedule, schedule_of
 from bertjax.training.state import Layout, TrainState, abstract_axes, abstract_state, learnt, make_init, make_layout
 from bertjax.training.task import Task
 
@@ -34,20 +35,35 @@ class Program(NamedTuple):
     init: Callable  # key -> the state of step 0
     state: TrainState  # shapes, types and shardings
     train_step: Callable  # (state, batch, hyperparameters) -> (state, metrics); donates the state
+    step_of: Callable  # what `Task.at` returns -> its `train_step`
     gather: Callable  # stored params -> params for `task.evaluate`
 
 
 def make_program(task: Task, config, mesh: Mesh) -> Program:
     optimizer = make_optimizer(config.optimizer, learnt(abstract_axes(task.init_params), task.frozen))
-    layout = make_layout(task.init_params, optimizer, mesh, task.frozen)
+    layout = make_layout(task.init_params, optimizer, mesh, task.frozen, has_average=config.optimizer.average > 0)
     init = make_init(task.init_params, optimizer, layout, task.frozen)
+    made = {_compiled_from(config): _make_train_step(task, optimizer, layout, mesh, config)}
+
+    def step_of(of_stage: Task, its_config):
+        key = _compiled_from(its_config)
+        if key not in made:
+            made[key] = _make_train_step(of_stage, optimizer, layout, mesh, its_config)
+        return made[key]
+
     return Program(
         layout,
         init,
         abstract_state(init, layout),
-        _make_train_step(task, optimizer, layout, mesh, config),
+        step_of(task, config),
+        step_of,
         jax.jit(task.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute),
     )
+
+
+def _compiled_from(config) -> str:
+    """What stages may change of the compiled step."""
+    return json.dumps([config.model.to_dict(), config.microbatches])
 
 
 def put_hyperparameters(seed: int, schedule: Schedule, mesh: Mesh) -> Hyperparameters:
@@ -57,7 +73,7 @@ def put_hyperparameters(seed: int, schedule: Schedule, mesh: Mesh) -> Hyperparam
 
 def abstract_hyperparameters(config, mesh: Mesh) -> Hyperparameters:
     """Returns the shapes, types and shardings of `put_hyperparameters`."""
-    numbers = _as_inputs(Hyperparameters(config.seed, make_schedule(config.optimizer, total_steps=1)))
+    numbers = _as_inputs(Hyperparameters(config.seed, schedule_of(config, total_steps=1)))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=replicated(mesh)), numbers)
 
 
@@ -78,6 +94,14 @@ def fits_in_memory(lowered, device) -> bool:
         return False
     needed = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes  # the output replaces the donated arguments
     return needed <= (device.memory_stats() or {}).get("bytes_limit", math.inf)
+
+
+def averaged(state: TrainState, params: dict, decay: float) -> dict:
+    """Returns the moving average after a step. Early steps count more, so that the first params are soon forgotten, as
+    in TensorFlow's ExponentialMovingAverage."""
+    step = state.step.astype(jnp.float32)
+    new = 1 - jnp.minimum(decay, (1 + step) / (10 + step))
+    return jax.tree.map(lambda old, x: old + new * (x - old), state.average, params)
 
 
 def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, config):
@@ -135,11 +159,13 @@ def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, config):
         updates, opt_state = optimizer.update(grads, state.opt_state, before, learning_rate=rate)
         params = {**state.params, **optax.apply_updates(before, updates)}
         metrics["grad_norm"] = optax.global_norm(grads)
+        average = None if state.average is None else averaged(state, params, config.optimizer.average)
+        new = TrainState(state.step + 1, params, opt_state, average)
         if config.optimizer.skip_nonfinite:
             is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
-            old, new = (state.params, state.opt_state), (params, opt_state)
-            params, opt_state = jax.tree.map(lambda a, b: jnp.where(is_finite, b, a), old, new)
-        return TrainState(state.step + 1, params, opt_state), metrics
+            kept = jax.tree.map(lambda a, b: jnp.where(is_finite, b, a), state, new)
+            new = kept.replace(step=new.step)
+        return new, metrics
 
     return jax.jit(
         train_step,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import jax
+import ml_collections
 
 from bertjax.sharding.mesh import Batch
 from bertjax.training.checkpoint import Scores
@@ -20,6 +21,9 @@ class Task(Protocol):
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""
+
+    def at(self, step: int) -> tuple["Task", ml_collections.ConfigDict]:
+        """Returns the task and the config of the update after `step` others; stages of pre-training change both."""
 
     def normalize(self, batch: dict) -> dict:
         """Scales the weights of a global batch so that the losses of its microbatches sum to the loss of the batch."""

@@ -71,10 +71,10 @@ def compiled(name: str, options) -> dict[str, float]:
     """Estimated seconds of each operation in a step of a shipped config on a TPU."""
     import jax
 
-    from bertjax.config import stages_of
     from bertjax.planner.hlo import HloModule
     from bertjax.sharding.mesh import make_mesh
     from bertjax.sharding.topology import accelerator
+    from bertjax.stages import stages_of
     from bertjax.tasks.pretraining import Pretraining
     from bertjax.tasks.pretraining_run import ways_to_compute
     from bertjax.training.step import abstract_hyperparameters, make_program

@@ -5,12 +5,12 @@ import pytest
 
 from bertjax.config import pretraining_config
 from bertjax.data.preparation.instances import as_tokens
-from bertjax.data.preparation.job import Job, Stage
+from bertjax.data.preparation.job import Job, RecordShape
 from bertjax.data.preparation.sequences import make_rows
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 
 PIECES = WordPiece([*SPECIAL_PIECES, *(f"word{i}" for i in range(300))], lowercase=True)
-STAGE = Stage(32, 5)
+STAGE = RecordShape(32, 5)
 
 
 def rows_of(seed=0, documents=8, used=None, **options):

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, Mesh
 
-from bertjax.config import UserError, named_stages, stage, stages_of
+from bertjax.config import UserError, named_stages, stage
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.sharding.topology import GENERATIONS, accelerator
+from bertjax.stages import stages_of
 from bertjax.tasks.pretraining import Pretraining, packed_rows
 from bertjax.training.optimizers import make_optimizer
 from bertjax.training.state import abstract_axes, make_layout

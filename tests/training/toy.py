@@ -38,6 +38,9 @@ class Toy:
             x = np.random.default_rng(step).normal(size=(self.config.batch_size, 3)).astype(np.float32)
             yield {"x": x[own], "y": x.sum(1)[own], "weights": np.ones(len(own), np.float32)}
 
+    def at(self, step):
+        return self, self.config
+
     def normalize(self, batch):
         return {**batch, "weights": batch["weights"] / batch["weights"].sum()}
 

@@ -41,6 +41,7 @@ class Order:
 
     Args:
       row: what a row holds if the sequences are packed.
+      sequences_before: so many have been read already; the order goes on after them.
 
     Attributes:
       lanes, groups: their numbers.
@@ -48,7 +49,7 @@ class Order:
       steps: the number of steps of a window.
     """
 
-    def __init__(self, files: RecordSet, batch_size: int, seed: int, row: RowSize):
+    def __init__(self, files: RecordSet, batch_size: int, seed: int, row: RowSize, sequences_before: int = 0):
         self.files, self.batch_size, self.seed, self.row = files, batch_size, seed, row
         self.lanes = math.gcd(batch_size, MAX_LANES)
         if files.total < self.lanes:
@@ -61,6 +62,7 @@ class Order:
         width = batch_size // self.lanes  # records of a lane in a batch
         self.steps = max(1, min(SHUFFLE_WINDOW, files.total // self.lanes) // width)
         self.window = self.steps * width
+        self.sequences_before = sequences_before
         self._firsts = np.cumsum([0, *files.counts])  # record of each file in the list
         self.arrangement = functools.lru_cache(4 * self.groups)(self.arrangement)
         self._most_rows = functools.lru_cache(None)(self._most_rows)
@@ -97,7 +99,7 @@ class Order:
             if first < last:
                 parts.append((file, first - before, last - first))
 
-        epoch, skip = divmod(window * self.window, len(own))
+        epoch, skip = divmod(self.sequences_before // self.lanes + window * self.window, len(own))
         while True:
             for i in np.random.default_rng([self.seed, lane, 0, epoch]).permutation(len(parts)):
                 file, first, count = parts[i]

@@ -114,7 +114,7 @@ def _stream(order: Order, form: Format, rows: np.ndarray) -> Stream:
                     break
 
     def places(step):
-        return step * order.batch_size + rows
+        return order.sequences_before + step * order.batch_size + rows
 
     # In the third place of its seeds, file order has 0, and arrangements have 1.
     return Stream(records, spans, places, order.batch_size, [order.seed, 0, 2])

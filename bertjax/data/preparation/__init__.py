@@ -24,18 +24,19 @@ import tqdm
 from etils import epath
 
 from bertjax import lock
-from bertjax.config import UserError, corpus_sources, join_with_commas, mixture_of, pretraining_config, stages_of
+from bertjax.config import UserError, corpus_sources, join_with_commas, mixture_of, pretraining_config
 from bertjax.data import records
 from bertjax.data.documents import cleaning, corpus
 from bertjax.data.documents.corpus import Group
 from bertjax.data.documents.selection import SPLITS, Selection, selection_of, with_repeats
 from bertjax.data.preparation import blocks, shards, vocabulary
-from bertjax.data.preparation.job import UNFINISHED, Job, Stage
+from bertjax.data.preparation.job import UNFINISHED, Job, RecordShape
 from bertjax.data.preparation.sequences import row_type
 from bertjax.data.progress import progress
 from bertjax.data.records.manifest import MANIFEST, write_manifest
 from bertjax.data.sorting import merge_until_few
 from bertjax.data.workers import in_order, worker_pool
+from bertjax.stages import stages_of
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
@@ -213,8 +214,11 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def stages(config) -> tuple[Stage, ...]:
-    return tuple(Stage(stage.length, stage.max_predictions_per_seq) for stage in stages_of(config))
+def stages(config) -> tuple[RecordShape, ...]:
+    most: dict[int, int] = {}
+    for stage in stages_of(config):
+        most[stage.length] = max(stage.max_predictions_per_seq, most.get(stage.length, 0))
+    return tuple(RecordShape(*shape) for shape in most.items())
 
 
 def unfinished(output: epath.Path, identity: str, corpus_identity: str) -> str:
@@ -284,7 +288,11 @@ def spill_all(job: Job, groups: list[Group], selection: Selection, pool, ahead: 
 
 
 def write_all(
-    job: Job, rows: Mapping[tuple[str, Stage], int], paths: Mapping[tuple[str, Stage], list[str]], pool, ahead: int
+    job: Job,
+    rows: Mapping[tuple[str, RecordShape], int],
+    paths: Mapping[tuple[str, RecordShape], list[str]],
+    pool,
+    ahead: int,
 ) -> dict:
     """Writes all shards; returns what each contains. `rows`, `paths`: as `spill_all` returns them."""
     for stage in job.stages:
@@ -326,7 +334,7 @@ def manifest_of(config, prepared: Prepared, groups: Sequence[Group]) -> dict:
     }
 
 
-def _real_tokens_share(stage: Stage, totals: Mapping, written: Mapping[shards.Shard, dict]) -> float:
+def _real_tokens_share(stage: RecordShape, totals: Mapping, written: Mapping[shards.Shard, dict]) -> float:
     """Returns the share of the tokens of training sequences that is no padding."""
     rows = sum(entry["records"] for shard, entry in written.items() if (shard.stage, shard.part) == (stage, "train"))
     return round(totals[f"train_tokens_of_{stage.length}"] / (rows * stage.length), 4)
@@ -378,7 +386,7 @@ def _tokens_per_document(totals: Mapping) -> float:
     return totals["train_tokens"] / max(1, totals["train_documents"])
 
 
-def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple[str, Stage], int]) -> None:
+def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple[str, RecordShape], int]) -> None:
     """Raises `UserError` if there is too little text to train or to evaluate on."""
     train, heldout = totals["train_documents"], totals["heldout_documents"]
     is_pairs = config.data.next_sentence == "pairs"

@@ -11,7 +11,7 @@ from bertjax.text.tokenizer import Tokenizer
 UNFINISHED = "unfinished"  # folder in the output of what is kept between the passes
 
 
-class Stage(NamedTuple):
+class RecordShape(NamedTuple):
     """The sequence length and predictions per sequence of one set of records."""
 
     length: int
@@ -30,7 +30,7 @@ class Job:
       output: the folder of the records.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[RecordShape, ...]
     data: Mapping
     sources: tuple[str, ...]
     vocab_size: int

@@ -6,12 +6,12 @@ import numpy as np
 
 from bertjax.data.batches.masking import draw, mask_tokens, rules_of
 from bertjax.data.preparation.instances import Tokens, make_instances, of_documents, separated
-from bertjax.data.preparation.job import Job, Stage
+from bertjax.data.preparation.job import Job, RecordShape
 from bertjax.data.records.layouts import number_type
 from bertjax.text.tokenizer import Tokenizer
 
 
-def row_type(stage: Stage, job: Job) -> np.dtype:
+def row_type(stage: RecordShape, job: Job) -> np.dtype:
     """The format of a sequence; omits what can be derived, and with dynamic masking what is masked."""
     number = number_type(stage.length, job.vocab_size)
     fields = [
@@ -30,7 +30,7 @@ def row_type(stage: Stage, job: Job) -> np.dtype:
 
 
 def make_rows(
-    tokens: Tokens, documents: np.ndarray, stage: Stage, job: Job, tokenizer: Tokenizer, seed: list[int]
+    tokens: Tokens, documents: np.ndarray, stage: RecordShape, job: Job, tokenizer: Tokenizer, seed: list[int]
 ) -> np.ndarray:
     """Makes the sequences that cover some documents once, masked unless masking is dynamic."""
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from etils import epath
 
 from bertjax.data import records
 from bertjax.data.documents.selection import SPLITS, split_of
-from bertjax.data.preparation.job import Job, Stage
+from bertjax.data.preparation.job import Job, RecordShape
 from bertjax.data.preparation.sequences import row_type
 from bertjax.data.records import lengths
 from bertjax.data.records.layouts import features_of
@@ -27,7 +27,7 @@ SHARD_NAME = re.compile(r"(train|heldout(-\d+)?)-\d{5}-of-\d{5}\.(tfrecord|lengt
 class Shard(NamedTuple):
     """Shard `index` of `count`: it has the rows of that range of their random keys, see `runs`."""
 
-    stage: Stage
+    stage: RecordShape
     part: str
     index: int
     count: int
@@ -39,7 +39,7 @@ class Shard(NamedTuple):
         return f"{folder}/{self.part}-{self.index:05d}-of-{self.count:05d}.tfrecord"
 
 
-def shards_of(job: Job, rows: dict[tuple[str, Stage], int]) -> list[Shard]:
+def shards_of(job: Job, rows: dict[tuple[str, RecordShape], int]) -> list[Shard]:
     """Returns the shards for a number of rows of each part and stage."""
     shards = []
     for (part, stage), total in sorted(rows.items()):

@@ -26,6 +26,7 @@ class EncodedBatch(NamedTuple):
       heads: {name: module} of the objective, bound to their params.
       hidden: `[rows, length, hidden]`.
       dropout_keys: `[rows]`; None in evaluation.
+      z_loss: weight of what keeps the logits of words small, see `classified`; 0 in evaluation.
     """
 
     batch: dict
@@ -33,6 +34,7 @@ class EncodedBatch(NamedTuple):
     heads: dict[str, nn.Module]
     hidden: jax.Array
     dropout_keys: jax.Array | None
+    z_loss: float = 0.0
 
     def pooled(self) -> jax.Array:
         """Returns the pooled output `[rows, hidden]`, or if sequences share rows `[rows, sequences, hidden]`."""
@@ -45,12 +47,13 @@ class PretrainingModel(nn.Module):
     config: BertConfig
     terms: tuple[Term, ...]
     compute: Compute = Compute()
+    z_loss: float = 0.0
 
     def setup(self):
         self.bert = families.of(self.config).model(self.config, self.compute)
         heads = {term.name: term.objective.heads(self.config, self.compute) for term in self.terms}
         for name, head in {name: head for each in heads.values() for name, head in each.items()}.items():
-            if name in ("bert", "config", "terms", "compute", "head_names"):
+            if name in ("bert", "config", "terms", "compute", "z_loss", "head_names"):
                 raise ValueError(f"an output layer cannot be called {name!r}")
             setattr(self, name, head)
         self.head_names = {name: tuple(each) for name, each in heads.items()}
@@ -65,22 +68,27 @@ class PretrainingModel(nn.Module):
         """
         read = (batch[name] for name in ("input_ids", "segments", "token_types"))
         hidden = self.bert.encode(*read, batch.get("positions"), dropout_keys=dropout_keys)
-        found = {}
+        found, z_loss = {}, 0.0 if dropout_keys is None else self.z_loss
         for number, (name, _, objective) in enumerate(self.terms):
             heads = {head: getattr(self, head) for head in self.head_names[name]}
-            encoded = EncodedBatch(batch, self.bert, heads, hidden, dropout_keys)
+            encoded = EncodedBatch(batch, self.bert, heads, hidden, dropout_keys, z_loss)
             found[name] = objective.loss(encoded, weights[name], fold_in(keys, number))
         return found
 
 
-def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, dict]:
+def classified(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss: float = 0.0
+) -> tuple[jax.Array, dict]:
     """Returns the weighted sums of the cross-entropy, and of the correct predictions as `accuracy`.
 
     Args:
       logits: `[..., classes]`.
       labels, weights: `[...]`.
+      z_loss: adds so many times log(Z)^2, Z the sum that the softmax divides by (Chowdhery et al. 2022, section 5).
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    if z_loss:
+        losses += z_loss * jnp.square(jax.nn.logsumexp(logits, axis=-1))
     correct = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0] >= logits.max(-1)  # argmax is slow on CPU
     return (weights * losses).sum(), {"accuracy": (weights * correct).sum()}
 

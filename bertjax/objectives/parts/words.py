@@ -69,12 +69,13 @@ def _loss(encoded, weights, keys):
     positions, words, bytes_each = batch["word_positions"], batch["word_ids"], 4 * head.config.padded_vocab_size
     is_small = positions.size * bytes_each <= MOST_BYTES
     if is_small or encoder.is_initializing() or len(list(encoder.readers(encoded.hidden, positions))) > 1:
-        return classified(word_logits(encoder, head, encoded.hidden, positions), words, weights)
+        return classified(word_logits(encoder, head, encoded.hidden, positions), words, weights, encoded.z_loss)
     module, variables = head.unbind()  # which the loop can call
     table, rows = encoder.word_embeddings(), len(positions)
 
     def part_of_loss(positions, words, weights):
-        return classified(module.apply(variables, encoded.hidden, positions, table), words, weights)
+        logits = module.apply(variables, encoded.hidden, positions, table)
+        return classified(logits, words, weights, encoded.z_loss)
 
     return summed_in_parts(part_of_loss, (positions, words, weights), max(1, PART_BYTES // (rows * bytes_each)))
 

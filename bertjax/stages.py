@@ -1,0 +1,158 @@
+"""The stages of pre-training as they are trained: in which order, for how many steps, and what each changes.
+
+A stage of `config.stages` has a length, and steps or tokens. It may also have `batch_size`, `microbatches`, and in
+sections of its own fields of the config's sections `data`, `model` and `optimizer` that may change while a model is
+trained, see `changeable`. All else is as the config says.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import ml_collections
+
+from bertjax import families
+from bertjax.config import fields_of
+
+SIZES = ("steps", "length", "max_predictions_per_seq")
+SHARED = ("batch_size", "microbatches")
+OF_DATA = ("masked_lm_prob", "masked_lm_split")
+OF_OPTIMIZER = (
+    "learning_rate", "schedule", "warmup_steps", "warmup_tokens", "decay_proportion", "decay", "decay_to",
+)  # fmt: skip
+OPTIONAL = {"tokens": 0.0, "ramp_from": 0, "ramp_tokens": 0.0}
+MOST_BATCH_SIZES = 64  # of a ramp; each compiles the step again
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A stage, or the part of one that has one batch size.
+
+    Attributes:
+      name: the stage's in `config.stages`.
+      batch_size: sequences of a step.
+      first_step: steps of the run before it.
+      sequences_before: sequences of this length that were trained on before it.
+      grows: whether the batch of its stage becomes larger after it.
+      changes: {field: value}, what the stage says otherwise than the config.
+    """
+
+    name: str
+    steps: int
+    length: int
+    max_predictions_per_seq: int
+    batch_size: int
+    first_step: int = 0
+    sequences_before: int = 0
+    grows: bool = False
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.length
+
+
+def stages_of(config: ml_collections.ConfigDict) -> list[Stage]:
+    """Returns the stages in the order of training: short sequences first (Devlin et al. 2019, A.2), then by name.
+
+    A stage whose batch grows gives several, with equally many steps for each multiple of `ramp_from`.
+    """
+    found, first_step, read = [], 0, {}
+    for name, given in sorted(config.stages.items(), key=lambda item: (item[1].length, item[0])):
+        for steps, batch_size, grows in _parts(given, given.get("batch_size", config.batch_size)):
+            before = read.get(given.length, 0)
+            found.append(
+                Stage(
+                    name,
+                    steps,
+                    given.length,
+                    given.max_predictions_per_seq,
+                    batch_size,
+                    first_step,
+                    before,
+                    grows,
+                    changes_of(given) | {"batch_size": batch_size},
+                )
+            )
+            first_step, read[given.length] = first_step + steps, before + steps * batch_size
+    return found
+
+
+def _parts(stage: ml_collections.ConfigDict, batch_size: int) -> list[tuple[int, int, bool]]:
+    """Returns (steps, batch size, whether it grows after them) of the parts of a stage, without those of no steps."""
+    growing = ramp_of(stage, batch_size)
+    if stage.get("tokens"):
+        left = stage.tokens - stage.length * sum(steps * size for steps, size in growing)
+        last = max(0, round(left / (stage.length * batch_size)))
+    else:
+        last = max(0, stage.steps - sum(steps for steps, _ in growing))
+    parts = [(steps, size, True) for steps, size in growing] + [(last, batch_size, False)]
+    return [part for part in parts if part[0]]
+
+
+def ramp_of(stage: ml_collections.ConfigDict, batch_size: int) -> list[tuple[int, int]]:
+    """Returns (steps, batch size) for each size before the whole one: `ramp_tokens` in all."""
+    first = stage.get("ramp_from", 0)
+    sizes = range(first, batch_size, first) if first else range(0)
+    steps = round(stage.get("ramp_tokens", 0.0) / (stage.length * sum(sizes))) if sizes else 0
+    return [(steps, size) for size in sizes]
+
+
+def changes_of(stage: ml_collections.ConfigDict) -> dict[str, Any]:
+    """Returns {field of the config: value} of what a stage of `config.stages` changes."""
+    found = {}
+    for name, value in stage.items():
+        if isinstance(value, ml_collections.ConfigDict):
+            found |= {f"{name}.{field}": x for field, x in value.items()}
+        elif name not in (*SIZES, *OPTIONAL):
+            found[name] = value
+    return found
+
+
+def changeable(config: ml_collections.ConfigDict) -> list[str]:
+    """Returns the fields that a stage may change: those that decide neither params nor records."""
+    model = families.FAMILIES.get(config.model.family).config
+    of_model = [name for name in fields_of(model, "behaviour", "") if name != "max_position_embeddings"]
+    sections = {"data": OF_DATA, "optimizer": OF_OPTIMIZER, "model": of_model}
+    return [*SHARED, *(f"{section}.{name}" for section, names in sections.items() for name in names)]
+
+
+def add_field(config: ml_collections.ConfigDict, keys: Sequence[str]) -> None:
+    """Adds a field that a stage may have, such as `("stages", "long", "data", "masked_lm_prob")`, with the config's own
+    value, if it is one."""
+    _, name, *path = keys
+    stage, field = config.stages.get(name), ".".join(map(str, path))
+    with config.unlocked():
+        if stage is not None and field in OPTIONAL:
+            stage[field] = OPTIONAL[field]
+        elif stage is not None and field in changeable(config):
+            *section, last = path
+            theirs = config[section[0]] if section else config
+            ours = stage.setdefault(section[0], ml_collections.ConfigDict()) if section else stage
+            ours[last] = theirs[last]
+
+
+def config_in(config: ml_collections.ConfigDict, stage: Stage) -> ml_collections.ConfigDict:
+    """Returns the config as it is during a stage."""
+    found = config.copy_and_resolve_references().unlock()
+    for field, value in stage.changes.items():
+        section, _, name = field.rpartition(".")
+        (found[section] if section else found)[name] = value
+    return found.lock()
+
+
+def total_steps(config: ml_collections.ConfigDict) -> int:
+    """Returns the number of steps of all stages of pre-training."""
+    return sum(stage.steps for stage in stages_of(config))
+
+
+def steps_for(stages: list[Stage], tokens: float) -> int:
+    """Returns in how many steps the first stages have so many tokens."""
+    steps = 0
+    for stage in stages:
+        in_stage = math.ceil(tokens / stage.tokens_per_step)
+        if in_stage <= stage.steps:
+            return steps + in_stage
+        steps, tokens = steps + stage.steps, tokens - stage.steps * stage.tokens_per_step
+    return steps
