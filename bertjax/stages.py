@@ -129,8 +129,9 @@ def add_field(config: ml_collections.ConfigDict, keys: Sequence[str]) -> None:
         elif stage is not None and field in changeable(config):
             *section, last = path
             theirs = config[section[0]] if section else config
-            ours = stage.setdefault(section[0], ml_collections.ConfigDict()) if section else stage
-            ours[last] = theirs[last]
+            if section and section[0] not in stage:
+                stage[section[0]] = ml_collections.ConfigDict()
+            (stage[section[0]] if section else stage)[last] = theirs[last]
 
 
 def config_in(config: ml_collections.ConfigDict, stage: Stage) -> ml_collections.ConfigDict:

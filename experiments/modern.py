@@ -1,40 +1,69 @@
-"""ModernBERT (Warner et al. 2024), of its sizes and of Ettin's: base, large, 17m, 32m, 68m, 150m, 400m, 1b.
+"""ModernBERT (Warner et al. 2024), of its sizes and of Ettin's: base, large, 17m, 32m, 68m, 150m, 400m, 1b; and cores.
 
-The first phase of Ettin's recipe (Weller et al. 2025): 1.7 T tokens in sequences of 1,024, 30 % of them masked, with
-a constant rate after 3 B tokens. Their batch grows to this size; their two later phases, of longer sequences with a
-falling rate, are not here yet: the vocabulary, a byte-level BPE as theirs, is learnt from the corpus.
+Ettin's recipe (Weller et al. 2025), as in its configs for Composer. `pretraining`: 1.7 T tokens in sequences of 1,024,
+30 % of them masked, at a constant rate after a warm-up, with a batch that grows over 50 B tokens. `context`: 250 B in
+sequences of 7,999 and wider angles, while the rate falls to half by 1 - sqrt. `decay`: 50 B with 15 % masked, down to
+4 % of that; for 1b, a third of both. Theirs grows by a microbatch of 72, in 64 sizes; each compiles the step again, so
+here it grows in 8. The vocabulary, a byte-level BPE as theirs, is learnt from the corpus.
+
+cores is what two CPU cores train in an hour: 17m's shape with fewer pieces, in short sequences.
 
 Command:  bertjax train --config=modern:base --config.data.corpus=texts/ --workdir=runs/modern
-Hardware: not run at any of these sizes
+Hardware: not run at any of these sizes but cores
 Paper:    not comparable: other data and vocabularies
 """
 
 from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.families import model_fields
 
-# Layers, hidden size, width of the gated product, heads, and the peak of the learning rate.
+# Layers, hidden size, width of the gated product, heads; peak of the rate, weight decay, tokens of the warm-up.
 SIZES = {
-    "17m": (7, 256, 384, 4, 3e-3),
-    "32m": (10, 384, 576, 6, 3e-3),
-    "68m": (19, 512, 768, 8, 3e-3),
-    "150m": (22, 768, 1152, 12, 8e-4),
-    "400m": (28, 1024, 2624, 16, 5e-4),
-    "1b": (28, 1792, 3840, 28, 5e-4),
+    "17m": (7, 256, 384, 4, 3e-3, 3e-4, 4e9),
+    "32m": (10, 384, 576, 6, 3e-3, 3e-4, 4e9),
+    "68m": (19, 512, 768, 8, 3e-3, 3e-4, 3e9),
+    "150m": (22, 768, 1152, 12, 8e-4, 1e-5, 3e9),
+    "400m": (28, 1024, 2624, 16, 5e-4, 1e-5, 2e9),
+    "1b": (28, 1792, 3840, 28, 5e-4, 5e-5, 2e9),
 }
 SIZES |= {"base": SIZES["150m"], "large": SIZES["400m"]}
-BATCH, LENGTH = 4608, 1024
+FALLING = dict(schedule="trapezoid", decay_proportion=1.0, decay="sqrt")
 
 
 def get_config(size="base"):
-    layers, hidden, inner, heads, rate = SIZES[size]
+    layers, hidden, inner, heads, rate, weight_decay, warmup = SIZES["17m" if size == "cores" else size]
     config = pretraining_config()
     sizes = dict(num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads)
-    config.model = model_fields("modernbert", **sizes)
+    config.model = model_fields("modernbert", **sizes, global_rope_theta=10_000.0)
     config.tokenizer.update(kind="bpe", lowercase=False)
     config.data.update(next_sentence="none", masking="dynamic", masked_lm_prob=0.3, dupe_factor=1)
-    config.stages = named_stages(pretraining=stage(round(1.7e12 / BATCH / LENGTH), LENGTH, 308))
-    config.batch_size, config.packing = BATCH, True
-    recipe = dict(name="stable_adamw", learning_rate=rate, schedule="constant")
-    config.optimizer.update(**recipe, warmup_steps=round(3e9 / BATCH / LENGTH), beta2=0.98, epsilon=1e-6)
-    config.optimizer.weight_decay = 3e-4 if rate > 1e-3 else 1e-5
+    config.packing = True
+    config.optimizer.update(name="stable_adamw", learning_rate=rate, schedule="constant", beta2=0.98, epsilon=1e-6)
+    config.optimizer.weight_decay = weight_decay
+    if size == "cores":
+        return for_cores(config)
+    config.optimizer.warmup_tokens = warmup
+    config.batch_size = 4608
+    share = 1 / 3 if size == "1b" else 1.0
+    wide, wider = dict(global_rope_theta=160_000.0), dict(global_rope_theta=160_000.0, local_rope_theta=160_000.0)
+    config.stages = named_stages(
+        pretraining=stage(0, 1024, 308, tokens=1.7e12, ramp_from=576, ramp_tokens=50e9),
+        context=stage(0, 7999, 2400, tokens=250e9 * share, model=wide, optimizer=FALLING | dict(decay_to=0.5)),
+        decay=stage(
+            0, 7999, 2400, tokens=50e9 * share, model=wider, data=dict(masked_lm_prob=0.15),
+            optimizer=FALLING | dict(learning_rate=rate / 2, decay_to=0.04),
+        ),
+    )  # fmt: skip
+    return config
+
+
+def for_cores(config):
+    config.model.vocab_size = 8000
+    config.stages = named_stages(
+        pretraining=stage(4500, 128, 39),
+        decay=stage(1500, 128, 39, data=dict(masked_lm_prob=0.15), optimizer=FALLING | dict(decay_to=0.04)),
+    )
+    config.batch_size = 32
+    config.optimizer.update(learning_rate=2e-3, warmup_steps=200)
+    config.eval.update(every_steps=1000, max_sequences=1024)
+    config.checkpoint.every_steps = 1000
     return config

@@ -238,7 +238,8 @@ class Pretraining:
     @functools.cached_property
     def _computing(self) -> list["Pretraining"]:
         """The task of each stage: this one, or one with what the stage changes of the model."""
-        return [self if each.model == self.config.model else self.computing_as(each) for each in self._configs]
+        own = self.config.model.to_dict()
+        return [self if each.model.to_dict() == own else self.computing_as(each) for each in self._configs]
 
     def _sums(self, params, stage: int, files, max_sequences: int, statistics, after_batch):
         """Returns the sums of what `eval_step` returns over the first held-out sequences of a source."""

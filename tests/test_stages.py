@@ -1,0 +1,343 @@
+"""Stages of pre-training: what each changes, from the config to the step, across stops, and in runs that branch off."""
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax import experiment, families, tasks
+from bertjax.config import UserError, named_stages, stage
+from bertjax.data.preparation import prepare
+from bertjax.interop import pretrained
+from bertjax.model.dropout import row_keys
+from bertjax.sharding.mesh import make_mesh
+from bertjax.stages import config_in, stages_of, steps_for, total_steps
+from bertjax.tasks.launch import launch
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.text import tokenizer
+from bertjax.training import checkpoint
+from bertjax.training.schedules import schedule_of
+from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.step import make_program
+from bertjax.training.workdir import require_info
+from tests.conftest import launch_and_stop, preparing_in_process, tiny_config
+from tests.tasks.conftest import on_one_device  # noqa: F401  a fixture
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+THREE = dict(
+    begin=stage(0, 32, 10, tokens=32.0 * (2 * 4 + 2 * 8 + 2 * 12), ramp_from=4, ramp_tokens=32.0 * (2 * 4 + 2 * 8),
+                batch_size=12),
+    context=stage(3, 64, 20, model=dict(global_rope_theta=1e6), optimizer=dict(
+        schedule="trapezoid", decay_proportion=1.0, decay="sqrt", decay_to=0.5)),
+    decay=stage(2, 64, 20, batch_size=4, data=dict(masked_lm_prob=0.1), optimizer=dict(
+        learning_rate=5e-4, schedule="trapezoid", decay_proportion=1.0, decay_to=0.1)),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def records(corpus_file, tmp_path_factory):
+    """Full sentences that are masked when they are read."""
+    folder = tmp_path_factory.mktemp("stages") / "records"
+    config = tiny_config(corpus_file)
+    config.data.update(masking="dynamic", next_sentence="none", dupe_factor=1)
+    with preparing_in_process():
+        prepare(config, folder)
+    return folder
+
+
+def modern_config(records, stages=THREE, **fields):
+    config = tiny_config(records=records)
+    own = dict(vocab_size=150, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    config.model = families.model_fields("modernbert", **own, max_position_embeddings=64, local_attention=16)
+    config.data.update(masking="dynamic", next_sentence="none", masked_lm_prob=0.3, dupe_factor=1)
+    config.optimizer.update(learning_rate=1e-3, schedule="constant", warmup_steps=0, warmup_tokens=400.0)
+    config.stages = named_stages(**stages)
+    config.batch_size = 8
+    config.update(fields)
+    config.lock()
+    tasks.validate(config)
+    return config
+
+
+def task_of(config, records):
+    pieces = tokenizer.load("wordpiece", records / "vocab.txt")
+    return Pretraining(config, make_mesh(config, jax.devices()[:1]), records, tokenizer=pieces)
+
+
+def leaves(tree):
+    return [np.asarray(x) for x in jax.tree.leaves(tree)]
+
+
+def test_the_stages_of_bert_are_the_simplest_case():
+    config = tiny_config("x")
+    config.stages = named_stages(long=stage(3, 64, 10), short=stage(5, 32, 5))
+    assert [(s.name, s.steps, s.first_step, s.batch_size, s.grows) for s in stages_of(config)] == [
+        ("short", 5, 0, config.batch_size, False), ("long", 3, 5, config.batch_size, False),
+    ]  # fmt: skip
+    assert all(config_in(config, s).to_dict() == config.to_dict() for s in stages_of(config))
+    schedule = schedule_of(config, 8)
+    assert type(schedule).__name__ == "Linear" and schedule.total_steps == 8
+
+
+def test_tokens_and_growing_batches_make_steps(records):
+    found = stages_of(modern_config(records))
+    assert [(s.name, s.steps, s.batch_size, s.first_step, s.sequences_before, s.grows) for s in found] == [
+        ("begin", 2, 4, 0, 0, True), ("begin", 2, 8, 2, 8, True), ("begin", 2, 12, 4, 24, False),
+        ("context", 3, 8, 6, 0, False), ("decay", 2, 4, 9, 24, False),
+    ]  # fmt: skip
+    assert total_steps(modern_config(records)) == 11
+    assert [steps_for(found, tokens) for tokens in (1, 128, 129, 256, 257, 512, 10**9)] == [1, 1, 2, 2, 3, 3, 11]
+
+
+def test_ettins_tokens_are_those_that_were_asked_for():
+    config = experiment.load("modern:150m")
+    found = stages_of(config)
+    tokens = {name: sum(s.steps * s.tokens_per_step for s in found if s.name == name) for name in config.stages}
+    assert tokens == pytest.approx({"pretraining": 1.7e12, "context": 250e9, "decay": 50e9}, rel=1e-3)
+    growing = [s for s in found if s.grows]
+    assert sum(s.steps * s.tokens_per_step for s in growing) == pytest.approx(50e9, rel=1e-3)
+    assert len({s.steps for s in growing}) == 1 and growing[0].batch_size < growing[-1].batch_size < 4608
+    rate = schedule_of(config, total_steps(config))
+    warm = steps_for(found, 3e9)
+    first, second, last = (next(s for s in found if s.name == name) for name in ("pretraining", "context", "decay"))
+    assert float(rate(steps_for(found, 1.5e9))) == pytest.approx(4e-4, rel=0.01)
+    assert float(rate(warm - 50)) < float(rate(warm + 1)) == pytest.approx(8e-4)
+    assert float(rate(second.first_step - 1)) == float(rate(second.first_step)) == pytest.approx(8e-4)
+    assert float(rate(second.first_step + second.steps // 4)) == pytest.approx(8e-4 * (1 - 0.5 * 0.5), rel=1e-3)
+    assert float(rate(last.first_step - 1)) == pytest.approx(4e-4, rel=1e-3)
+    assert float(rate(last.first_step)) == pytest.approx(4e-4)
+    assert float(rate(last.first_step + last.steps)) == pytest.approx(0.04 * 4e-4)
+    assert first.length == 1024 and config_in(config, first).model.global_rope_theta == 10_000
+    assert config_in(config, last).data.masked_lm_prob == 0.15
+
+
+def test_a_schedule_of_tokens_counts_them(records):
+    """Its warm-up of 400 tokens: 128 a step, then 256."""
+    config = modern_config(records)
+    rate = schedule_of(config, 11)
+    warm = np.array([0, 128, 256, 512]).clip(0, 400) / 400
+    np.testing.assert_allclose([float(rate(step)) for step in range(4)], 1e-3 * warm, rtol=1e-6)
+    assert float(rate(5)) == pytest.approx(1e-3)
+    falls = [1 - 0.5 * (n / 3) ** 0.5 for n in range(3)]
+    np.testing.assert_allclose([float(rate(s)) for s in (6, 7, 8)], 1e-3 * np.array(falls), rtol=1e-5)
+    np.testing.assert_allclose([float(rate(s)) for s in (9, 10)], 5e-4 * np.array([1, 0.55]), rtol=1e-5)
+
+
+def test_batches_are_those_of_their_stage(records):
+    """Sizes, masks, and no sequence twice while the batch grows and from one stage of a length to the next."""
+    config = modern_config(records)
+    task = task_of(config, records)
+    batches = list(task.batches(0))
+    assert [batch["input_ids"].shape for batch in batches] == [
+        *[(4, 32)] * 2, *[(8, 32)] * 2, *[(12, 32)] * 2, *[(8, 64)] * 3, *[(4, 64)] * 2,
+    ]  # fmt: skip
+    shares = [batch["word_weights"].sum() / (batch["segments"] > 0).sum() for batch in batches]
+    np.testing.assert_allclose(shares[:9], 0.3, atol=0.04)
+    np.testing.assert_allclose(shares[9:], 0.1, atol=0.03)
+
+    def originals(batch):
+        ids = np.array(batch["input_ids"])
+        rows = np.arange(len(ids))[:, None]
+        filled = np.where(batch["word_weights"] > 0, batch["word_ids"], ids[rows, batch["word_positions"]])
+        ids[rows, batch["word_positions"]] = filled
+        return {row.tobytes() for row in ids}
+
+    for some in (batches[:6], batches[6:]):
+        rows = [originals(batch) for batch in some]
+        assert len(set().union(*rows)) >= 0.9 * sum(len(batch["input_ids"]) for batch in some)
+    for step in (1, 2, 5, 6, 8, 9, 10):
+        again = next(task.batches(step))
+        assert all((again[name] == batches[step][name]).all() for name in again)
+
+
+def test_a_step_has_the_angles_of_its_stage(records):
+    config = modern_config(records)
+    task = task_of(config, records)
+    other = config.copy_and_resolve_references().unlock()
+    other.model.global_rope_theta = 1e6
+    plain = task_of(other.lock(), records)
+    program = make_program(task, config, task.mesh)
+    params, batch = program.init(jax.random.key(0)).params, next(task.batches(7))
+    # As they begin, heads attend to all alike.
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    (first, _), (second, its) = task.at(5), task.at(7)
+    assert first is task and its.model.global_rope_theta == 1e6
+    losses = [float(jax.jit(each.loss)(params, each.normalize(batch))[0]) for each in (task, second, plain)]
+    assert losses[1] == losses[2] != losses[0]
+    assert program.step_of(*task.at(0)) is program.step_of(*task.at(10)) is program.train_step
+    assert program.step_of(*task.at(6)) is program.step_of(*task.at(8)) is not program.train_step
+
+
+def test_a_run_that_stops_at_every_boundary_ends_as_one_that_does_not(records, tmp_path):
+    config = modern_config(records)
+    config.log_every_steps = config.checkpoint.every_steps = 1
+    launch(config.copy_and_resolve_references(), tmp_path / "straight")
+    for step in (2, 6, 9):
+        launch_and_stop(Pretraining, config.copy_and_resolve_references(), tmp_path / "stopped", step + 1)
+        assert checkpoint.steps(tmp_path / "stopped")[-1] == step
+    launch(config.copy_and_resolve_references(), tmp_path / "stopped")
+    straight, stopped = (leaves(checkpoint.read_params(tmp_path / name, 11)) for name in ("straight", "stopped"))
+    assert all((a == b).all() for a, b in zip(straight, stopped))
+    lines = [line for line in read_metrics(tmp_path / "straight") if "train/learning_rate" in line]
+    rate = schedule_of(config, 11)
+    assert [line["train/learning_rate"] for line in lines] == [float(rate(step)) for step in range(11)]
+
+
+def constant(records, steps, **fields):
+    """A run at a constant rate, of so many steps, that saves every fourth."""
+    config = modern_config(records, dict(only=stage(steps, 32, 10)), **fields).unlock()
+    config.eval.every_steps, config.checkpoint.every_steps, config.checkpoint.keep = 100, 4, 5
+    return config
+
+
+def falling(records, steps, parent=None):
+    """The same until step 8; then the rate falls."""
+    config = constant(records, steps)
+    config.optimizer.update(schedule="trapezoid", decay_proportion=(steps - 8) / steps, decay="sqrt")
+    if parent is not None:
+        config.branch_from, config.data.records = f"{parent}@8", ""
+    return config.lock()
+
+
+@pytest.fixture(scope="module")
+def parent(records, tmp_path_factory, on_one_device):  # noqa: F811
+    folder = tmp_path_factory.mktemp("parent")
+    launch(constant(records, 12).lock(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("steps, stops_at", [(10, None), (14, 13)])
+def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, capsys, steps, stops_at):
+    launch(falling(records, steps), tmp_path / "straight")
+    if stops_at:
+        launch_and_stop(Pretraining, falling(records, steps, parent), tmp_path / "branch", stops_at)
+    capsys.readouterr()
+    launch(falling(records, steps, parent), tmp_path / "branch")
+    assert (f"branching off from {parent}, step 8" in capsys.readouterr().out) == (stops_at is None)
+    ends = [leaves(checkpoint.read_params(tmp_path / name, steps)) for name in ("branch", "straight")]
+    assert all((a == b).all() for a, b in zip(*ends))
+    assert not (tmp_path / "branch" / "records").exists()  # it reads its parent's
+    assert require_info(tmp_path / "branch").config.branch_from == f"{parent}@8"
+    assert checkpoint.steps(parent) == [4, 8, 12]
+
+
+@pytest.mark.parametrize(
+    "branch_from, fields, message",
+    [
+        ("{parent}@7", {}, r"branch_from = .*@7: no such checkpoint; there are 4, 8, 12"),
+        ("{parent}", {}, r"write WORKDIR@STEP, or WORKDIR@latest"),
+        ("{parent}/nowhere@8", {}, "no finished checkpoint in"),
+        ("{parent}@12", {}, r"the stages of this config end at step 10; add steps"),
+        ("{parent}@8", {"model.hidden_size": 64}, r"config.model.hidden_size = 64: .* holds a run with 32"),
+        ("{parent}@8", {"optimizer.name": "lamb"}, r"config.optimizer.name = 'lamb'"),
+    ],
+)
+def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from, fields, message):
+    config = falling(records, 10).unlock()
+    config.branch_from = branch_from.format(parent=parent)
+    config.update_from_flattened_dict(fields)
+    with pytest.raises(UserError, match=message) as error:
+        launch(config.lock(), tmp_path / "branch")
+    assert "\n" not in str(error.value) and not checkpoint.steps(tmp_path / "branch")
+
+
+def test_a_branch_is_not_mistaken_for_another_run(records, parent, tmp_path):
+    launch(falling(records, 10, parent), tmp_path / "branch")
+    with pytest.raises(UserError, match=r"config.branch_from = '': .* holds a run with '.*@8'"):
+        launch(falling(records, 14), tmp_path / "branch")
+
+
+def test_the_average_of_the_params_is_evaluated_saved_resumed_and_read(records, tmp_path):
+    def config():
+        found = constant(records, 5)
+        found.optimizer.average = 0.8
+        found.checkpoint.every_steps, found.checkpoint.keep = 1, 20
+        return found.lock()
+
+    launch(config(), tmp_path / "straight")
+    launch_and_stop(Pretraining, config(), tmp_path / "stopped", 3)
+    launch(config(), tmp_path / "stopped")
+    ends = [leaves(checkpoint.read_params(tmp_path / name, 5)) for name in ("straight", "stopped")]
+    assert all((a == b).all() for a, b in zip(*ends))
+    folder = tmp_path / "straight"
+    each = [leaves(checkpoint._read(folder, step, "params", None)) for step in range(1, 6)]
+    average = leaves(checkpoint.read_params(folder, 1))
+    for step, params in enumerate(each[1:], 1):
+        decay = min(0.8, (1 + step) / (10 + step))
+        average = [decay * old + (1 - decay) * new for old, new in zip(average, params)]
+    for ours, expected in zip(ends[0], average):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
+    assert any(abs(a - b).max() > 1e-5 for a, b in zip(average, each[-1]))
+    source = pretrained.read(folder)
+    assert all((a == b).all() for a, b in zip(leaves(source.params), ends[0]))
+    task = task_of(config(), records)
+    scores = task.evaluate(jax.device_put(source.params), 5)
+    assert scores.scores["mlm_loss"] == pytest.approx(checkpoint.read_scores(folder, 5).scores["mlm_loss"], rel=1e-5)
+
+
+def test_z_loss_is_added_in_training_alone(records):
+    losses, gradients = [], []
+    for z_loss in (0.0, 0.5):
+        config = constant(records, 4, z_loss=z_loss).lock()
+        task = task_of(config, records)
+        params = make_program(task, config, task.mesh).init(jax.random.key(0)).params
+        batch = task.normalize(next(task.batches(0)))
+        keys = row_keys(jax.random.key(0), jax.numpy.arange(len(batch["input_ids"])))
+        (loss, _), gradient = jax.jit(jax.value_and_grad(task.loss, has_aux=True))(params, batch, keys)
+        losses += [float(loss), float(jax.jit(task.loss)(params, batch)[0])]
+        gradients.append(np.asarray(gradient["masked_lm"]["bias"]))
+    logits_near_zero = np.log(150.0) ** 2  # at the start all pieces are about as likely
+    assert losses[2] - losses[0] == pytest.approx(0.5 * logits_near_zero, rel=0.05)
+    assert losses[3] == losses[1]
+    # d log(Z)^2 / d bias = 2 log(Z) softmax, which is alike for all pieces
+    difference = (gradients[1] - gradients[0])[:150]
+    np.testing.assert_allclose(difference, 2 * 0.5 * np.log(150) / 150, rtol=0.5)
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        (stage(0, 32, 10), r"stages.only.steps = 0: must be at least 1, or tokens above 0"),
+        (stage(4, 32, 10, tokens=1e3), r"stages.only.tokens = 1000.0: a stage has steps or tokens, not both"),
+        (stage(4, 128, 40), r"stages.only.length = 128: longer than the position table"),
+        (stage(4, 32, 10, model=dict(global_rope_theta=0.0)), r"model.global_rope_theta = 0.0: must be above 0"),
+        (stage(4, 32, 10, model=dict(hidden_size=64)), r"only.model.hidden_size = 64: is nothing that a stage may"),
+        (stage(4, 32, 10, data=dict(masked_lm_prob=0.7)), r"only.data.masked_lm_prob = 0.7: must be above 0 and at"),
+        (stage(4, 32, 10, data=dict(masked_lm_prob=0.4)), r"too small for data.masked_lm_prob = 0.4 of 32 tokens"),
+        (stage(4, 32, 10, data=dict(masked_lm_split=(0.5, 0.1, 0.1))), r"only.data.masked_lm_split = .*three shares"),
+        (stage(4, 32, 10, batch_size=3, microbatches=2), r"only.batch_size = 3: must be a multiple of microbatches"),
+        (stage(4, 32, 10, ramp_from=2), r"only.ramp_from = 2: a batch that grows needs both"),
+        (stage(4, 32, 10, ramp_from=8, ramp_tokens=1e3), r"only.ramp_from = 8: must be below batch_size = 8"),
+        (stage(4, 32, 10, ramp_from=4, ramp_tokens=1.0), r"only.ramp_tokens = 1.0: too few"),
+        (stage(4, 32, 10, ramp_from=4, ramp_tokens=1e5), r"only.ramp_tokens = 100000.0: takes 781 of the stage's"),
+        (stage(4, 32, 10, batch_size=1000, ramp_from=1, ramp_tokens=1e9), r"makes 1000 batch sizes"),
+        (stage(4, 32, 10, optimizer=dict(schedule="flat")), r"optimizer.schedule = 'flat'"),
+        (stage(4, 32, 10, optimizer=dict(name="lamb")), r"only.optimizer.name = 'lamb': is nothing that a stage"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_stage_are_named(changed, message):
+    with pytest.raises(UserError, match=message) as error:
+        modern_config("somewhere", dict(only=changed))
+    assert "\n" not in str(error.value)
+
+
+def test_masks_of_records_cannot_change():
+    config = tiny_config("x").unlock()
+    config.stages = named_stages(only=stage(4, 32, 10, data=dict(masked_lm_prob=0.1)))
+    with pytest.raises(UserError, match=r"masks of records stay what they are; set data.masking=dynamic"):
+        tasks.validate(config)
+
+
+def test_flags_change_a_stage():
+    config, _ = experiment.from_arguments([
+        "--config=modern:17m", "--config.stages.decay.batch_size=512", "--config.data.corpus=x",
+        "--config.stages.decay.model.local_rope_theta=5e4",
+        "--config.stages.context.data.masked_lm_split=(.5,.25,.25)", "--config.stages.pretraining.tokens=1e12",
+        "--config.stages.decay.optimizer.decay_to=.1",
+    ])  # fmt: skip
+    tasks.validate(config)
+    last = stages_of(config)[-1]
+    assert (last.batch_size, last.changes["model.local_rope_theta"]) == (512, 5e4)
+    assert config_in(config, last).optimizer.decay_to == 0.1
+    for wrong in ("stages.decay.seed", "stages.decay.model.hidden_size", "stages.nowhere.steps"):
+        with pytest.raises(UserError, match="has no field"):
+            experiment.from_arguments(["--config=modern:17m", f"--config.{wrong}=1"])
