@@ -258,6 +258,9 @@ def pretraining_config() -> ml_collections.ConfigDict:
             # A file, folder, glob, gs://..., hf:NAME, tfds:NAME, pydoc, or a list of them: A,B (a comma in a name: \,).
             corpus=config_dict.placeholder(object),
             mixture="",  # how often sources are used: SOURCE=WEIGHT,... multiplies dupe_factor; sources not named: 1
+            # When the mixture is made: prepared (in the records, whose sequences are all shuffled) | read (records keep
+            # the sources apart, so that stages can mix them differently).
+            mix_when="prepared",
             records="",  # folder of TFRecords; empty: prepare them from data.corpus in the workdir
             layout="google",  # format of the records: google (theirs) | compact (without padding: half the size)
             checksums=False,  # reads all records before training and compares them with the manifest's checksums
@@ -325,9 +328,12 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     return config.lock()
 
 
-def mixture_of(config: ml_collections.ConfigDict) -> dict[str, float]:
-    """Returns `data.mixture` as {source: weight} for every source of `data.corpus`. Raises `UserError` if invalid."""
-    text, weights = config.data.mixture, dict.fromkeys(corpus_sources(config), 1.0)
+def mixture_of(config: ml_collections.ConfigDict, sources: Iterable[str] | None = None) -> dict[str, float]:
+    """Returns `data.mixture` as {source: weight} for every source, by default those of `data.corpus`.
+
+    Raises `UserError` if it is invalid.
+    """
+    text, weights = config.data.mixture, dict.fromkeys(corpus_sources(config) if sources is None else sources, 1.0)
     for part in filter(None, map(str.strip, split_at_commas(text))):
         source, _, weight = part.rpartition("=")
         try:
@@ -338,7 +344,7 @@ def mixture_of(config: ml_collections.ConfigDict) -> dict[str, float]:
             raise UserError(f"config.data.mixture = {text!r}: write SOURCE=WEIGHT,..., with weights of at least 0")
         if source not in weights:
             has = ", ".join(weights)
-            raise UserError(f"config.data.mixture = {text!r}: {source!r} is not in data.corpus, which has {has}")
+            raise UserError(f"config.data.mixture = {text!r}: {source!r} is no source of the text, which has {has}")
         weights[source] = value
     if weights and not any(weights.values()):
         raise UserError(f"config.data.mixture = {text!r}: one weight at least must be above 0")

@@ -17,7 +17,7 @@ from bertjax.config import fields_of
 
 SIZES = ("steps", "length", "max_predictions_per_seq")
 SHARED = ("batch_size", "microbatches")
-OF_DATA = ("masked_lm_prob", "masked_lm_split")
+OF_DATA = ("masked_lm_prob", "masked_lm_split", "mixture")
 OF_OPTIMIZER = (
     "learning_rate", "schedule", "warmup_steps", "warmup_tokens", "decay_proportion", "decay", "decay_to",
 )  # fmt: skip

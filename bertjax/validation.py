@@ -14,7 +14,7 @@ import ml_collections
 
 from bertjax import families
 from bertjax.config import UserError, corpus_sources, mixture_of
-from bertjax.stages import MOST_BATCH_SIZES, changeable, changes_of, ramp_of, total_steps
+from bertjax.stages import MOST_BATCH_SIZES, changeable, changes_of, config_in, ramp_of, stages_of, total_steps
 
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
@@ -60,6 +60,7 @@ PRETRAINING_LIMITS = LIMITS | {
     "data.masked_lm_prob": dict(above=0, most=0.5),
     "data.next_sentence": dict(choices=("pairs", "none", "order")),
     "data.masking": dict(choices=("static", "dynamic")),
+    "data.mix_when": dict(choices=("prepared", "read")),
     "data.layout": dict(choices=("google", "compact")),
     "data.on_corrupt": dict(choices=("stop", "skip")),
     "data.on_bad_document": dict(choices=("stop", "skip")),
@@ -122,6 +123,8 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     _split("data.masked_lm_split", config.data.masked_lm_split)
     mixture_of(config)
     _validate_stages(config)
+    for each in stages_of(config) if corpus_sources(config) else ():
+        mixture_of(config_in(config, each))
     for text in config.eval.fill_masks:
         require(isinstance(text, str) and "[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
     require(
@@ -267,8 +270,11 @@ def _validate_changes(config, name: str, given) -> None:
         require(field in known, f"stages.{name}.{field}", value, what)
         _within(f"stages.{name}.{field}", value, **limits.get(field, {}))
         dynamic = "masks of records stay what they are; set data.masking=dynamic, or leave it out"
-        is_mask = field.startswith("data.") and config.data.masking == "static"
+        is_mask = field.startswith("data.masked") and config.data.masking == "static"
         require(not is_mask, f"stages.{name}.{field}", value, dynamic)
+        apart = "records that are mixed when they are prepared stay what they are; set data.mix_when=read"
+        is_mixed = field == "data.mixture" and config.data.mix_when == "prepared"
+        require(not is_mixed, f"stages.{name}.{field}", value, apart)
     _split(f"stages.{name}.data.masked_lm_split", given.get("data", {}).get("masked_lm_split"))
 
 

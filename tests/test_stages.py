@@ -7,6 +7,7 @@ import pytest
 from bertjax import experiment, families, tasks
 from bertjax.config import UserError, named_stages, stage
 from bertjax.data.preparation import prepare
+from bertjax.data.records import RecordSet, mixed
 from bertjax.interop import pretrained
 from bertjax.model.dropout import row_keys
 from bertjax.sharding.mesh import make_mesh
@@ -341,3 +342,83 @@ def test_flags_change_a_stage():
     for wrong in ("stages.decay.seed", "stages.decay.model.hidden_size", "stages.nowhere.steps"):
         with pytest.raises(UserError, match="has no field"):
             experiment.from_arguments(["--config=modern:17m", f"--config.{wrong}=1"])
+
+
+# Sources that are mixed when they are read.
+
+
+@pytest.fixture(scope="module")
+def two_sources(tmp_path_factory):
+    """Records of two sources that have no word in common but of which we know the words; the first is twice as long."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name, words, size in (("sea", "ship sail wave", 80), ("land", "tree hill road", 40)):
+        rng = np.random.default_rng(len(name))
+        lines = [" ".join(rng.choice(words.split(), 9)) + "." for _ in range(8 * size)]
+        documents = ["\n".join(lines[i : i + 8]) for i in range(0, len(lines), 8)]
+        (folder / f"{name}.txt").write_text("\n\n".join(documents))
+    config = two_stages(folder)
+    pieces = [*tokenizer.SPECIAL_PIECES, *"ship sail wave tree hill road .".split()]
+    (folder / "vocab.txt").write_text("\n".join(pieces))
+    with preparing_in_process():
+        manifest = prepare(config, folder / "records")
+    return folder, manifest
+
+
+def two_stages(folder, records="", **changes):
+    begin, end = dict(mixture=f"{folder}/land.txt=2"), dict(mixture=f"{folder}/sea.txt=0")
+    config = modern_config(records or "set below", dict(begin=stage(12, 32, 10))).unlock()
+    config.stages = named_stages(begin=stage(12, 32, 10, data=begin), end=stage(8, 64, 20, data=end))
+    corpus = f"{folder}/sea.txt,{folder}/land.txt"
+    config.data.update(corpus=corpus, records=str(records), mix_when="read", **changes)
+    config.tokenizer.path, config.model.vocab_size, config.batch_size = f"{folder}/vocab.txt", 12, 16
+    return config.lock()
+
+
+def test_a_mixture_changes_between_stages(two_sources):
+    folder, manifest = two_sources
+    config = two_stages(folder, folder / "records")
+    tasks.validate(config)
+    task = task_of(config, folder / "records")
+    sea, land = set(range(5, 8)), set(range(8, 11))
+    shares = []
+    for batch in task.batches(0):
+        words = [set(row) & (sea | land) for row in np.where(batch["segments"] > 0, batch["input_ids"], 0).tolist()]
+        found = [len(row & land) > len(row & sea) for row in words]
+        shares.append(np.mean(found))
+    assert np.mean(shares[:12]) == pytest.approx(0.5, abs=0.06)  # 40 documents twice, 80 once
+    assert set(shares[12:]) == {1.0}
+    assert [task._shares[i][f"{folder}/sea.txt"] > 0 for i in (0, 1)] == [True, False]
+    train = manifest["sets"]["32"]["train"]
+    assert {entry["source"] for entry in train.values()} == {f"{folder}/sea.txt", f"{folder}/land.txt"}
+
+
+def test_copies_of_files_come_close_to_any_weights():
+    files = RecordSet(("a", "b", "c"), (4, 4, 4), sources=("x", "x", "y"), lengths=np.arange(12))
+    for weights in ({"x": 1, "y": 2}, {"x": 1, "y": 0.37}, {"x": 2.6, "y": 1}, {"x": 0, "y": 1}):
+        found = mixed(files, weights)
+        counts = {name: sum(n for n, its in zip(found.counts, found.sources) if its == name) for name in "xy"}
+        if weights["x"]:
+            assert counts["y"] / counts["x"] == pytest.approx(weights["y"] / weights["x"] / 2, rel=0.02)
+        else:
+            assert counts == {"x": 0, "y": 4}
+        begins = np.cumsum([0, *found.counts])
+        for path, first, last in zip(found.paths, begins, begins[1:]):
+            assert found.lengths[first:last].tolist() == list(range(4 * "abc".index(path), 4 * "abc".index(path) + 4))
+    spread = mixed(files, {"x": 1, "y": 2}).sources
+    assert spread in (("x", "y", "x", "y"), ("y", "x", "y", "x"))
+
+
+def test_mixtures_that_cannot_be_are_named(two_sources):
+    folder, _ = two_sources
+    with pytest.raises(UserError, match=r"data.mixture = .*: 'sky.txt' is no source of the text, which has .*sea.txt"):
+        config = two_stages(folder).unlock()
+        config.stages.end.data.mixture = "sky.txt=2"
+        tasks.validate(config)
+    with pytest.raises(UserError, match=r"stages.begin.data.mixture = .*; set data.mix_when=read"):
+        config = two_stages(folder).unlock()
+        config.data.mix_when = "prepared"
+        tasks.validate(config)
+    with pytest.raises(UserError, match=r"data.mix_when = 'prepared': the records in .* were prepared with 'read'"):
+        config = two_stages(folder, folder / "records").unlock()
+        config.data.mix_when, config.stages = "prepared", named_stages(begin=stage(12, 32, 10))
+        launch(config, folder / "run")

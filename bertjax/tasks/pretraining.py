@@ -16,11 +16,12 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import families, objectives
+from bertjax.config import mixture_of
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.additions import Addition
 from bertjax.data.batches.order import Order, count_groups
 from bertjax.data.batches.packing import RowSize, whole
-from bertjax.data.records import find_records
+from bertjax.data.records import find_records, mixed
 from bertjax.data.records.manifest import training_shares
 from bertjax.families.with_heads import cast_encoder
 from bertjax.model.dropout import fold_in, row_keys
@@ -83,13 +84,19 @@ class Pretraining:
             find = functools.cache(functools.partial(find_records, records, **given))
             shapes = [(s.length, s.max_predictions_per_seq) for s in self._stages]
             train = [find(*shape, split="train", measures=config.packing) for shape in shapes]
+            mixtures = [
+                mixture_of(its, dict.fromkeys(files.sources)) if any(files.sources) else {}
+                for its, files in zip(self._configs, train)
+            ]
+            train = [mixed(*each) if each[1] else each[0] for each in zip(train, mixtures)]
             self.orders = [
                 Order(files, stage.batch_size, config.seed, row, stage.sequences_before)
                 for files, stage, row in zip(train, self._stages, self.row_sizes)
             ]
             heldout = [find(*shape, split="heldout") for shape in shapes]
             self._heldout = [found.by_source() if found else {} for found in heldout]
-            self._shares = training_shares(records)
+            shares = training_shares(records)
+            self._shares = [{source: x * each.get(source, 1) for source, x in shares.items()} for each in mixtures]
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(c, mesh)) for order, c in zip(self.orders, self._configs)]
             self._additions = [self.make_additions(stage, tokenizer) for stage in self._stages]
@@ -162,7 +169,8 @@ class Pretraining:
         """
         index = self._index(max(0, step - 1))
         statistics, means, total = None, {}, 0
-        shares = _normalized({source: self._shares.get(source, 1.0) for source in self._heldout[index]})
+        shares = {source: self._shares[index].get(source, 1.0) for source in self._heldout[index]}
+        shares = _normalized({source: share for source, share in shares.items() if share})
         for source, sequences in divided(self.config.eval.max_sequences, shares).items():
             if statistics is None:
                 statistics = jax.device_put(self._measured(after_batch), replicated(self.mesh))

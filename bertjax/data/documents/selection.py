@@ -1,7 +1,8 @@
 """Selects the documents of a corpus that are used: cleaned, held out or not, and how often.
 
 A document goes to a part of the records: "train", or "heldout". If there are several sources, "heldout-0" has those of
-the first one, and so on, so that each source can be evaluated by itself, and as much as it is trained on.
+the first one, and so on, so that each source can be evaluated by itself, and as much as it is trained on. If they are
+mixed when they are read (`data.mix_when`), "train-0" has those of the first one as well.
 """
 
 import collections
@@ -30,6 +31,10 @@ class Selected(NamedTuple):
     document: Document
     part: str
     copies: int  # how often it is used
+
+
+def is_train(part: str) -> bool:
+    return part.startswith("train")
 
 
 def split_of(part: str, sources: Sequence[str]) -> tuple[str, str]:
@@ -91,18 +96,21 @@ class Selection:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return ("train", *dict.fromkeys(map(self._heldout, self.weights)))
+        train, heldout = (dict.fromkeys(self._part(split, source) for source in self.weights) for split in SPLITS)
+        return (*train, *heldout)
 
-    def _heldout(self, source: str) -> str:
-        """Returns the part of the documents of a source that are held out."""
-        return f"heldout-{[*self.weights].index(source)}" if len(self.weights) > 1 else "heldout"
+    def _part(self, split: str, source: str) -> str:
+        """Returns the part of the documents of a source in a split."""
+        is_apart = len(self.weights) > 1 and (split == "heldout" or self.data["mix_when"] == "read")
+        return f"{split}-{[*self.weights].index(source)}" if is_apart else split
 
     def _select(self, document: Document, source: str) -> Selected:
         text = "\n".join(document.lines)
         if is_heldout(text, self.data["heldout_fraction"], self.data["seed"]):
-            return Selected(document, self._heldout(source), 1)
+            return Selected(document, self._part("heldout", source), 1)
         copies, rest = divmod(self.data["dupe_factor"] * self.weights[source], 1)
-        return Selected(document, "train", int(copies) + (rest > 0 and _share(text, self.data["seed"], b"copy") < rest))
+        copies = int(copies) + (rest > 0 and _share(text, self.data["seed"], b"copy") < rest)
+        return Selected(document, self._part("train", source), copies)
 
 
 @functools.lru_cache(maxsize=10_000)  # a corpus is read several times
@@ -112,7 +120,10 @@ def _say_once(text: str) -> None:
 
 def selection_of(config) -> Selection:
     """The selection of a config, before repeats are known."""
-    return Selection(config.data.to_dict(), {source: weight for source, weight in mixture_of(config).items() if weight})
+    weights = {source: weight for source, weight in mixture_of(config).items() if weight}
+    if config.data.mix_when == "read":
+        weights = dict.fromkeys(mixture_of(config), 1.0)
+    return Selection(config.data.to_dict(), weights)
 
 
 def is_heldout(text: str, fraction: float, seed: int) -> bool:

@@ -24,11 +24,11 @@ import tqdm
 from etils import epath
 
 from bertjax import lock
-from bertjax.config import UserError, corpus_sources, join_with_commas, mixture_of, pretraining_config
+from bertjax.config import UserError, corpus_sources, join_with_commas, pretraining_config
 from bertjax.data import records
 from bertjax.data.documents import cleaning, corpus
 from bertjax.data.documents.corpus import Group
-from bertjax.data.documents.selection import SPLITS, Selection, selection_of, with_repeats
+from bertjax.data.documents.selection import SPLITS, Selection, is_train, selection_of, with_repeats
 from bertjax.data.preparation import blocks, shards, vocabulary
 from bertjax.data.preparation.job import UNFINISHED, Job, RecordShape
 from bertjax.data.preparation.sequences import row_type
@@ -42,7 +42,7 @@ from bertjax.text.tokenizer import Tokenizer
 
 RECIPE_FIELDS = (
     "seed", "language", "split_sentences", "heldout_fraction", "dupe_factor", "mixture", "short_seq_prob",
-    "next_sentence", "masking", "text_column", "document",
+    "next_sentence", "masking", "text_column", "document", "mix_when",
 )  # fmt: skip
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
 STATISTICS = (
@@ -60,6 +60,8 @@ def recipe_of(config) -> dict:
     """Returns the config fields that determine the records, besides tokenizer and lengths."""
     fields = RECIPE_FIELDS + (MASKING_FIELDS if config.data.masking == "static" else ())
     recipe = {"corpus": list(corpus_sources(config)), **{name: config.data[name] for name in fields}}
+    if config.data.mix_when == "read":
+        recipe["mixture"] = ""
     recipe |= {f"cleaning.{name}": value for name, value in config.data.cleaning.items()}
     return json.loads(json.dumps(recipe))  # the same types as in the manifest
 
@@ -321,8 +323,7 @@ def manifest_of(config, prepared: Prepared, groups: Sequence[Group]) -> dict:
         "corpus": {f"{split}_{what}": totals[f"{split}_{what}"] for split in SPLITS for what in STATISTICS},
         "sources": {
             source: {what: counts[what, source] for what in ("documents", "characters")}
-            for source, weight in mixture_of(config).items()
-            if weight
+            for source in selection_of(config).weights
         },
         "read": {
             source: extent._asdict()
@@ -336,7 +337,7 @@ def manifest_of(config, prepared: Prepared, groups: Sequence[Group]) -> dict:
 
 def _real_tokens_share(stage: RecordShape, totals: Mapping, written: Mapping[shards.Shard, dict]) -> float:
     """Returns the share of the tokens of training sequences that is no padding."""
-    rows = sum(entry["records"] for shard, entry in written.items() if (shard.stage, shard.part) == (stage, "train"))
+    rows = sum(entry["records"] for shard, entry in written.items() if shard.stage == stage and is_train(shard.part))
     return round(totals[f"train_tokens_of_{stage.length}"] / (rows * stage.length), 4)
 
 
@@ -391,12 +392,13 @@ def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple
     train, heldout = totals["train_documents"], totals["heldout_documents"]
     is_pairs = config.data.next_sentence == "pairs"
     needs = "next-sentence prediction needs at least two" if is_pairs else "at least one is needed"
-    if not all(rows["train", stage] for stage in stages(config)):
+    train_parts = {part for part, _ in rows if is_train(part)}
+    if not all(any(rows[part, stage] for part in train_parts) for stage in stages(config)):
         raise UserError(
             f"data.corpus: {', '.join(corpus_sources(config))} gives {train} document{'s' * (train != 1)} for "
             f"training; {needs} (a blank line ends a document){cleaning.describe(counts)}"
         )
-    heldout_parts = {part for part, _ in rows if part != "train"}
+    heldout_parts = {part for part, _ in rows if not is_train(part)}
     all_held_out = all(any(rows[part, stage] for part in heldout_parts) for stage in stages(config))
     if config.data.heldout_fraction and not all_held_out:
         needs += " of one source" * (len(heldout_parts) > 1)

@@ -26,7 +26,7 @@ from bertjax.config import UserError
 from bertjax.data.documents import cleaning
 from bertjax.data.documents.cleaning import Repeats
 from bertjax.data.documents.corpus import Group, check_not_empty
-from bertjax.data.documents.selection import Selection
+from bertjax.data.documents.selection import Selection, is_train
 from bertjax.data.preparation import blocks, shards, vocabulary
 from bertjax.data.preparation.blocks import Block
 from bertjax.data.preparation.counts import sample
@@ -118,7 +118,7 @@ def learn_tokenizer(
             | beam.Create(groups)
             | "spread groups" >> beam.Reshuffle()
             | "read" >> beam.ParDo(_Read(selection, repeats))
-            | "training" >> beam.Filter(lambda block: block.part == "train")
+            | "training" >> beam.Filter(lambda block: is_train(block.part))
             | "spread blocks" >> beam.Reshuffle()
             | "count" >> beam.FlatMap(_count, vocabulary.words_of(config))
             | beam.CombinePerKey(sum)

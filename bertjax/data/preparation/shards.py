@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.data import records
-from bertjax.data.documents.selection import SPLITS, split_of
+from bertjax.data.documents.selection import SPLITS, is_train, split_of
 from bertjax.data.preparation.job import Job, RecordShape
 from bertjax.data.preparation.sequences import row_type
 from bertjax.data.records import lengths
@@ -21,7 +21,7 @@ from bertjax.files import persistently, write_whole
 
 SHARD_BYTES = 32 << 20  # most bytes of a shard's rows in memory; some 90 MB as records
 MIN_TRAIN_SHARDS = 8  # so that each host of a small pod reads its own files
-SHARD_NAME = re.compile(r"(train|heldout(-\d+)?)-\d{5}-of-\d{5}\.(tfrecord|lengths)(\.\w+\.partial)?$")
+SHARD_NAME = re.compile(r"(train|heldout)(-\d+)?-\d{5}-of-\d{5}\.(tfrecord|lengths)(\.\w+\.partial)?$")
 
 
 class Shard(NamedTuple):
@@ -44,7 +44,7 @@ def shards_of(job: Job, rows: dict[tuple[str, RecordShape], int]) -> list[Shard]
     shards = []
     for (part, stage), total in sorted(rows.items()):
         size = total * row_type(stage, job).itemsize
-        count = MIN_TRAIN_SHARDS if part == "train" else 1
+        count = MIN_TRAIN_SHARDS if is_train(part) else 1
         while size > count * SHARD_BYTES:
             count *= 2
         shards += [Shard(stage, part, index, count) for index in range(count)] if total else []

@@ -14,7 +14,7 @@ from bertjax import families
 from bertjax.config import UserError
 from bertjax.data.documents import cleaning, corpus, sentences
 from bertjax.data.documents.corpus import Group
-from bertjax.data.documents.selection import Selection, selection_of, with_repeats
+from bertjax.data.documents.selection import Selection, is_train, selection_of, with_repeats
 from bertjax.data.preparation.blocks import Block, read_blocks
 from bertjax.data.preparation.counts import Sample, WordCounts, sample
 from bertjax.data.progress import progress
@@ -98,7 +98,7 @@ def count_block(block: Block, how: Words) -> collections.Counter[str]:
 def count_corpus(how: Words, groups: Iterable[Group], selection: Selection, work: str, pool, ahead: int) -> Sample:
     """Counts the words of the documents that are not held out, in a folder within `work`."""
     most, read = learning.COUNTED_LETTERS[how.kind], collections.Counter()
-    train = (block for block in read_blocks(groups, selection, read) if block.part == "train")
+    train = (block for block in read_blocks(groups, selection, read) if is_train(block.part))
     with tempfile.TemporaryDirectory(dir=work) as folder:
         counts = WordCounts(pathlib.Path(folder), most)
         with progress("counting words", [group.bytes for group in groups]) as bar:

@@ -19,6 +19,8 @@ from bertjax.data.records.serialization import Numbers, count_of, tfrecords
 from bertjax.files import inside, parse_json, read_whole, replacing, write_whole
 
 COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # in the cache
+MOST_COPIES = 16  # of the source that is used least, see `mixed`
+MIXTURE_ERROR = 0.01  # relative errors of weights below this do not matter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,33 @@ class RecordSet:
             found.setdefault(source, []).append((path, count))
         parts = {source: tuple(zip(*files)) for source, files in found.items()}
         return {s: dataclasses.replace(self, paths=p, counts=c, sources=(s,) * len(p)) for s, (p, c) in parts.items()}
+
+
+def mixed(files: RecordSet, weights: Mapping[str, float]) -> RecordSet:
+    """Returns the files of each source as often as its weight says, those of all sources spread over the list.
+
+    Weights are made whole by a factor of at most `MOST_COPIES`, with which they come closest.
+    """
+    used = {source: weight for source, weight in weights.items() if weight and source in files.sources}
+    least = min(used.values())
+    copies = {source: weight / least for source, weight in used.items()}
+
+    def error(factor: int) -> float:
+        return max(abs(round(factor * n) / (factor * n) - 1) for n in copies.values())
+
+    factor = min(range(1, MOST_COPIES + 1), key=lambda factor: (max(error(factor), MIXTURE_ERROR), factor))
+    numbers = {source: [i for i, its in enumerate(files.sources) if its == source] for source in used}
+    numbers = {source: found * round(factor * copies[source]) for source, found in numbers.items()}
+    places = ((place / len(found), number) for found in numbers.values() for place, number in enumerate(found))
+    order = [number for _, number in sorted(places)]
+    per_file = None if files.lengths is None else np.split(files.lengths, np.cumsum(files.counts)[:-1])
+    return dataclasses.replace(
+        files,
+        paths=tuple(files.paths[i] for i in order),
+        counts=tuple(files.counts[i] for i in order),
+        sources=tuple(files.sources[i] for i in order),
+        lengths=None if per_file is None else np.concatenate([per_file[i] for i in order]),
+    )
 
 
 def write_records(path: epath.PathLike, blocks: Iterable[dict[str, np.ndarray | Numbers]]) -> dict[str, int]:

@@ -31,7 +31,7 @@ class FileEntry(TypedDict):
     crc32c: NotRequired[Count]
     head_crc32c: NotRequired[Count]
     lengths_crc32c: NotRequired[Count]
-    source: NotRequired[str]  # only of files that hold out one of several sources
+    source: NotRequired[str]  # only of files that have one of several sources
 
 
 class SetEntry(TypedDict):
