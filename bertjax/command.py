@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from logging import getLogger
 
@@ -96,10 +97,20 @@ def _open_streams() -> None:
 
 
 def _silence_leftovers() -> None:
-    """Where a task of Orbax fails, others are left behind, whose ends asyncio and TensorStore would print."""
+    """Where a task of Orbax fails, others are left behind, whose ends asyncio and TensorStore would print.
+
+    A Ctrl-C that comes while Python runs a callback, which cannot raise, is sent again: Python would drop it.
+    """
     shown = sys.unraisablehook
     getLogger("asyncio").disabled = True
-    sys.unraisablehook = lambda failed: str(failed.exc_value) == "Event loop is closed" or shown(failed)
+
+    def hook(failed) -> None:
+        if isinstance(failed.exc_value, KeyboardInterrupt):
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        elif str(failed.exc_value) != "Event loop is closed":
+            shown(failed)
+
+    sys.unraisablehook = hook
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

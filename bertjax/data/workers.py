@@ -58,17 +58,26 @@ def _end_with_parent() -> None:
 def _holding_interrupts() -> Iterator[None]:
     """Blocks SIGINT while workers start, so that they inherit this: a terminal sends Ctrl-C to all processes.
 
-    This process receives a Ctrl-C of that time afterwards; workers ignore it for good from `_start_worker` on.
+    This process answers a Ctrl-C or SIGTERM of that time afterwards, also one that another of its threads receives: in
+    the middle of a start, it would leave a worker that reads half of what it needs. Workers ignore Ctrl-C for good from
+    `_start_worker` on.
     """
     if threading.current_thread() is not threading.main_thread():  # the main thread would receive it all the same
         yield
         return
     resource_tracker.ensure_running()  # it would unblock the signal when it starts with the first worker
+    heard: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in numbers}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in heard:
+            signal.raise_signal(number)
 
 
 def in_order(pool, function: Callable, items: Iterable, ahead: int) -> Iterator:

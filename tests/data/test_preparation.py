@@ -527,7 +527,7 @@ def test_ctrl_c_is_the_parents_to_answer(tmp_path):
         assert all(signals >> signal.SIGINT - 1 & 1 for signals in ignored), ignored
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=300)
-        assert process.returncode == 130 and errors == "error: interrupted\n"
+        assert (process.returncode, errors) == (130, "error: interrupted\n")
         wait_until(lambda: not processes(process.pid), process)  # the resource tracker ends just after its parent
 
 

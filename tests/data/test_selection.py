@@ -139,7 +139,7 @@ def test_mixtures_name_sources_and_weights():
     config.data.mixture = "b=c.txt=0.5"
     assert mixture_of(config) == {"a.txt": 1.0, "b=c.txt": 0.5}
     for mixture, message in (
-        ("c.txt=2", r"config.data.mixture = 'c.txt=2': 'c.txt' is not in data.corpus, which has a.txt, b=c.txt"),
+        ("c.txt=2", r"config.data.mixture = 'c.txt=2': 'c.txt' is no source of the text, which has a.txt, b=c.txt"),
         ("a.txt", "write SOURCE=WEIGHT"),
         ("a.txt=-1", "write SOURCE=WEIGHT"),
         ("a.txt=nan", "write SOURCE=WEIGHT"),

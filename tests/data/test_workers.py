@@ -2,6 +2,8 @@
 
 import multiprocessing.connection
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -9,6 +11,7 @@ import time
 import pytest
 
 from bertjax.config import UserError
+from bertjax.data import workers
 from bertjax.data.workers import worker_pool
 
 
@@ -73,3 +76,42 @@ def test_no_pipe_is_closed_twice(monkeypatch):
 
 def test_dead_worker_is_one_line():
     assert "a worker process died" in str(fail_in_pool(lambda pool: pool.submit(os._exit, 1).result()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_another_thread_receives_waits_until_the_workers_have_started(number):
+    """As Python's handlers run in the main thread, whichever receives the signal."""
+    heard, end = [], threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    before = signal.signal(number, lambda *_: heard.append(number))
+    try:
+        with workers._holding_interrupts():
+            signal.pthread_kill(other.ident, number)
+            time.sleep(0.05)
+            assert not heard
+        assert heard == [number]
+    finally:
+        signal.signal(number, before)
+        end.set()
+
+
+def test_ctrl_c_in_a_callback_of_pythons_is_not_lost():
+    """What a `__del__` raises, Python prints and drops."""
+    script = """
+import os, signal, sys, time
+from bertjax import command
+
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
+def main(_):
+    Interrupted()
+    time.sleep(60)
+
+command.run(main)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
