@@ -34,7 +34,7 @@ from bertjax.families.with_heads import (
 from bertjax.interop import huggingface, pretrained
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import put_batch
-from bertjax.tasks import finetuning, output_layers
+from bertjax.tasks import finetuning, likelihood, output_layers
 from bertjax.tasks.generation import Sampling, generate
 from bertjax.text import learning, tokenizer
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
@@ -687,3 +687,36 @@ def test_sentencepiece_becomes_a_tokenizer_json_with_the_same_ids(tmp_path):
     same = [[ours.cls_id, *ours.encode(line).ids, ours.sep_id] == ids for line, ids in zip(lines, expected)]
     assert np.mean(same) > 0.999
     assert pretrained.read_tokenizer(tmp_path).fingerprint == ours.fingerprint
+
+
+SENTENCES = ["the captain found the onion .", "captain the found onion the .", "a whale stayed near", "the the the the"]
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_pseudo_log_likelihoods_are_those_of_a_loop_in_pytorch(family, tmp_path):
+    """Of random weights of MiniLM's size, one masked token after the other."""
+    pieces = WordPiece([*SPECIAL_PIECES, *sorted({word for text in SENTENCES for word in text.split()})], True)
+    sizes = dict(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+    torch.manual_seed(0)
+    if family == "bert":
+        theirs = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=pieces.vocab_size, **sizes))
+    else:
+        special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+        config = transformers.ModernBertConfig(vocab_size=pieces.vocab_size, **sizes, **special)
+        theirs = transformers.ModernBertForMaskedLM(config)
+    for parameter in theirs.eval().parameters():
+        parameter.data.add_(0.05 * torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path)
+    pieces.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    source = pretrained.read_with_tokenizer(tmp_path)
+    ours = list(likelihood.log_likelihoods(BertForMaskedLM(source.config), source.params, source.tokenizer, SENTENCES))
+    for text, found in zip(SENTENCES, ours):
+        ids, total = torch.tensor([[pieces.cls_id, *pieces.encode(text).ids, pieces.sep_id]]), 0.0
+        for place in range(1, ids.shape[1] - 1):
+            masked = ids.clone()
+            masked[0, place] = pieces.mask_id
+            with torch.no_grad():
+                total += theirs(masked).logits[0, place].log_softmax(-1)[ids[0, place]].item()
+        assert found == pytest.approx(total, rel=1e-4)
+    assert len(set(np.round(ours, 3))) == len(SENTENCES)

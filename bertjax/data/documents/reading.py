@@ -218,7 +218,7 @@ def _open(path: str, seekable: bool = False) -> BinaryIO:
     return filesystem.open_input_file(inner) if seekable else filesystem.open_input_stream(inner, compression=None)
 
 
-def _read_lines(path: str, how: Reading) -> Iterator[tuple[int, str | None]]:
+def read_lines(path: str, how: Reading) -> Iterator[tuple[int, str | None]]:
     """Yields (line number from 1, line without its line ending), decompressed and decoded.
 
     Yields None for a line that is no text, after `how.on_bad`.
@@ -310,7 +310,7 @@ def _read_txt(path: str, how: Reading) -> Iterator[Document]:
             yield Document(f"{path}:{start}", lines)
         lines, is_bad = [], False
 
-    for number, line in _read_lines(path, how):
+    for number, line in read_lines(path, how):
         text = line and line.strip()
         is_bad = is_bad or line is None
         if text and not is_bad:
@@ -332,7 +332,7 @@ def _read_txt(path: str, how: Reading) -> Iterator[Document]:
 def _read_jsonl(path: str, how: Reading) -> Iterator[Document]:
     """Yields a field of the object in each line as a document."""
     field = how.text_column
-    for number, line in _read_lines(path, how):
+    for number, line in read_lines(path, how):
         if line is None or not line.strip():
             continue
         where = f"{path}:{number}"

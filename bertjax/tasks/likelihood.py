@@ -1,0 +1,161 @@
+"""Likelihoods of texts, and minimal pairs: how often a model finds the better of two sentences more likely.
+
+A left-to-right model gives each token's probability after those before it. Of a model that fills masks, each token is
+masked alone: the pseudo-log-likelihood (Salazar et al. 2020, section 2).
+"""
+
+import collections
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import families
+from bertjax.config import UserError
+from bertjax.data.documents.reading import DEFAULT, read_lines
+from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.files import parse_json
+from bertjax.tasks.output_layers import check_numbers
+from bertjax.text.tokenizer import Tokenizer
+
+BATCH_TOKENS, MOST_ROWS = 8192, 512
+TOGETHER = 1024  # texts whose rows are sorted by length
+LENGTHS = 8  # rows are padded to multiples of this
+# Names of a pair's fields, ours and those of BLiMP's own files (Warstadt et al. 2020).
+GOOD, BAD = ("good", "sentence_good"), ("bad", "sentence_bad")
+FIELDS = (GOOD, BAD, ("paradigm", "UID"), ("phenomenon", "linguistics_term"))
+
+
+class _Row(NamedTuple):
+    """Tokens of a text, some of which are predicted. Those after a position, or at a masked one."""
+
+    text: int
+    ids: list[int]
+    positions: list[int]
+    words: list[int]
+
+
+class Pair(NamedTuple):
+    good: str
+    bad: str
+    paradigm: str
+    phenomenon: str
+
+
+def log_likelihoods(model: BertForMaskedLM, params, tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[float]:
+    """Yields the (pseudo-)log-likelihood of each text, the sum over its tokens without [CLS] and [SEP], in nats.
+
+    Raises `UserError` for a model that predicts both neighbours, and for a text that it has no room for.
+    """
+    learnt = families.of(model.config).words(model.config)
+    if learnt not in ("masked", "next"):
+        raise UserError("likelihoods need a model that fills masks, or that predicts next words; this one does neither")
+    numbered = iter(texts)
+    while some := list(itertools.islice(numbered, TOGETHER)):
+        rows = [row for i, text in enumerate(some) for row in _rows_of(i, text, tokenizer, model.config, learnt)]
+        found = np.zeros(len(some))
+        for batch in _batches(sorted(rows, key=lambda row: len(row.ids)), model.config.max_position_embeddings):
+            arrays, positions, words, used = _arrays(batch, tokenizer, model.config.max_position_embeddings)
+            each = np.asarray(_log_probabilities(model, params, arrays, positions, words))
+            check_numbers(each)
+            np.add.at(found, [row.text for row in batch], (each * used).sum(1)[: len(batch)])
+        yield from found.tolist()
+
+
+def _rows_of(number: int, text: str, tokenizer: Tokenizer, config, learnt: str) -> Iterator[_Row]:
+    ids = [tokenizer.cls_id, *tokenizer.encode(text).ids, tokenizer.sep_id]
+    if len(ids) > (most := config.max_position_embeddings):
+        raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {most} positions")
+    places = range(1, len(ids) - 1)
+    if learnt == "next":
+        yield _Row(number, ids[:-1], [place - 1 for place in places], [ids[place] for place in places])
+        return
+    for place in places:
+        yield _Row(number, [*ids[:place], tokenizer.mask_id, *ids[place + 1 :]], [place], [ids[place]])
+
+
+def _batches(rows: list[_Row], longest: int) -> Iterator[list[_Row]]:
+    """Yields rows, which are sorted by length, with about as many tokens each time."""
+    batch: list[_Row] = []
+    for row in rows:
+        length = _padded(len(row.ids), longest)
+        if batch and (length != _padded(len(batch[0].ids), longest) or len(batch) >= _rows_for(length)):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _padded(length: int, longest: int) -> int:
+    return min(longest, -(-length // LENGTHS) * LENGTHS)
+
+
+def _rows_for(length: int) -> int:
+    return min(MOST_ROWS, max(1, BATCH_TOKENS // length))
+
+
+def _arrays(batch: list[_Row], tokenizer: Tokenizer, longest: int):
+    """Returns the model's inputs, positions, words, and which of these there are, with the rows of every such batch."""
+    length = _padded(len(batch[0].ids), longest)
+    rows, most = _rows_for(length), 1 if all(len(row.positions) == 1 for row in batch) else length
+    ids = np.full((rows, length), tokenizer.pad_id, np.int32)
+    segments, (positions, words, used) = np.zeros_like(ids), np.zeros((3, rows, most), np.int32)
+    segments[:, 0] = 1  # rows that are filled up
+    for i, row in enumerate(batch):
+        ids[i, : len(row.ids)], segments[i, : len(row.ids)] = row.ids, 1
+        count = len(row.words)
+        positions[i, :count], words[i, :count], used[i, :count] = row.positions, row.words, 1
+    return dict(input_ids=ids, segments=segments, token_types=np.zeros_like(ids)), positions, words, used
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _log_probabilities(model: BertForMaskedLM, params, batch, positions, words):
+    """`[rows, predictions]`: log-probabilities of the words at the positions."""
+    logits = model.apply({"params": params}, **batch, masked_positions=positions)
+    logits = logits[..., : model.config.vocab_size].astype(jnp.float32)
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), words[..., None], -1)[..., 0]
+
+
+def read_pairs(path: str, most: int = 0) -> list[Pair]:
+    """Reads the pairs of a .jsonl file, which may be compressed; the first `most` of each paradigm, or all.
+
+    Raises `UserError` with file and line for what is no pair.
+    """
+    found, counts = [], collections.Counter()
+    for number, line in read_lines(path, DEFAULT):
+        if not line or not line.strip():
+            continue
+        try:
+            content = parse_json(line, dict)
+        except ValueError:
+            raise UserError(f"{path}:{number}: not a JSON object: {line[:60]!r}") from None
+        pair = Pair(*(next((content[name] for name in names if name in content), "") for names in FIELDS))
+        for names, text in zip((GOOD, BAD), pair):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f'{path}:{number}: needs "{names[0]}" with a sentence; it has {", ".join(content)}')
+        counts[str(pair.paradigm)] += 1
+        if not most or counts[str(pair.paradigm)] <= most:
+            found.append(pair._replace(paradigm=str(pair.paradigm), phenomenon=str(pair.phenomenon)))
+    if not found:
+        raise UserError(f"{path}: has no pairs; each line is an object with good and bad")
+    return found
+
+
+def compare(model: BertForMaskedLM, params, tokenizer: Tokenizer, pairs: list[Pair]) -> list[bool]:
+    """Returns of each pair whether its good text has the higher likelihood."""
+    texts = (text for pair in pairs for text in (pair.good, pair.bad))
+    found = list(log_likelihoods(model, params, tokenizer, texts))
+    return [good > bad for good, bad in zip(found[::2], found[1::2])]
+
+
+def shares(pairs: list[Pair], is_right: list[bool], by: str) -> dict[str, tuple[float, int]]:
+    """Returns {name: (share of pairs that are right, number of pairs)} by "paradigm" or "phenomenon"."""
+    groups: dict[str, list[bool]] = {}
+    for pair, right in zip(pairs, is_right):
+        groups.setdefault(getattr(pair, by), []).append(right)
+    return {name: (float(np.mean(group)), len(group)) for name, group in groups.items()}

@@ -1,0 +1,102 @@
+"""Likelihoods of texts against a loop over their tokens, and minimal pairs."""
+
+import dataclasses
+import json
+import lzma
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.config import BertConfig, UserError
+from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.tasks import likelihood
+from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+
+WORDS = [*"abcdefghij", "ship", "sail", "the", "."]
+PIECES = WordPiece([*SPECIAL_PIECES, *WORDS], lowercase=True)
+CONFIG = BertConfig(
+    vocab_size=PIECES.vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+    max_position_embeddings=40,
+)  # fmt: skip
+
+
+def model_of(config):
+    model, ids = BertForMaskedLM(config), np.zeros((1, 8), np.int32)
+    params = model.init(jax.random.key(0), ids, ids, ids, ids[:, :1])["params"]
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    return model, params
+
+
+@pytest.fixture(scope="module")
+def texts():
+    rng = np.random.default_rng(0)
+    return ["", "the", *(" ".join(rng.choice(WORDS, rng.integers(1, 38))) for _ in range(30))]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_text_has_the_sum_over_its_tokens(texts, causal, monkeypatch):
+    """Each computed alone, without padding; in portions and batches that are not full."""
+    monkeypatch.setattr(likelihood, "TOGETHER", 7)
+    monkeypatch.setattr(likelihood, "MOST_ROWS", 5)
+    model, params = model_of(dataclasses.replace(CONFIG, causal=causal))
+
+    @jax.jit
+    def log_softmax(ids, place):
+        one = jax.numpy.ones_like(ids)
+        logits = model.apply({"params": params}, ids, one, one - one, place)[0, 0, : PIECES.vocab_size]
+        return jax.nn.log_softmax(logits)
+
+    found = list(likelihood.log_likelihoods(model, params, PIECES, texts))
+    assert found[0] == 0 and len(found) == len(texts)
+    for text, ours in list(zip(texts, found))[1:12]:
+        ids = np.array([[PIECES.cls_id, *PIECES.encode(text).ids, PIECES.sep_id]], np.int32)
+        total = 0.0
+        for place in range(1, ids.shape[1] - 1):
+            given = ids.copy()
+            given[:, place:] = given[:, place:] if not causal else PIECES.pad_id  # nothing after it may matter
+            if not causal:
+                given[:, place] = PIECES.mask_id
+            total += float(log_softmax(given, np.array([[place - causal]]))[ids[0, place]])
+        assert ours == pytest.approx(total, rel=1e-4)
+
+
+def test_pairs_are_compared_and_counted(texts):
+    model, params = model_of(CONFIG)
+    sums = list(likelihood.log_likelihoods(model, params, PIECES, texts[1:11]))
+    pairs = [likelihood.Pair(a, b, "x" if i % 2 else "y", "p") for i, (a, b) in enumerate(zip(texts[1:6], texts[6:11]))]
+    is_right = likelihood.compare(model, params, PIECES, pairs)
+    assert is_right == [a > b for a, b in zip(sums[:5], sums[5:])]
+    found = likelihood.shares(pairs, is_right, "paradigm")
+    assert found["y"] == (np.mean(is_right[::2]), 3) and found["x"] == (np.mean(is_right[1::2]), 2)
+    assert not any(likelihood.compare(model, params, PIECES, [likelihood.Pair("the ship", "the ship", "", "")]))
+
+
+def test_pairs_of_both_forms_are_read(tmp_path):
+    lines = [{"good": f"a{i}", "bad": "b", "paradigm": "x", "phenomenon": "p"} for i in range(3)]
+    lines += [{"sentence_good": "c", "sentence_bad": "d", "UID": "y", "linguistics_term": "q", "pairID": 3}]
+    (tmp_path / "pairs.jsonl.xz").write_bytes(lzma.compress("\n\n".join(map(json.dumps, lines)).encode()))
+    found = likelihood.read_pairs(str(tmp_path / "pairs.jsonl.xz"), most=2)
+    assert found == [("a0", "b", "x", "p"), ("a1", "b", "x", "p"), ("c", "d", "y", "q")]
+    assert len(likelihood.read_pairs(str(tmp_path / "pairs.jsonl.xz"))) == 4
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("", r"pairs.jsonl: has no pairs"),
+        ('{"good": "a"}', r':1: needs "bad" with a sentence; it has good'),
+        ('{"good": " ", "bad": "b"}', r':1: needs "good" with a sentence'),
+        ('{"good": "a", "bad": "b"}\nthe ship', r":2: not a JSON object: 'the ship'"),
+    ],
+)
+def test_what_is_no_pair_is_named(content, message, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(content)
+    with pytest.raises(UserError, match=message):
+        likelihood.read_pairs(str(tmp_path / "pairs.jsonl"))
+
+
+def test_models_and_texts_without_likelihoods_are_named():
+    model, params = model_of(CONFIG)
+    with pytest.raises(UserError, match="has 52 tokens, more than the model's 40 positions"):
+        list(likelihood.log_likelihoods(model, params, PIECES, ["ship " * 50]))
