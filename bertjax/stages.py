@@ -22,7 +22,7 @@ OF_OPTIMIZER = (
     "learning_rate", "schedule", "warmup_steps", "warmup_tokens", "decay_proportion", "decay", "decay_to",
 )  # fmt: skip
 OPTIONAL = {"tokens": 0.0, "ramp_from": 0, "ramp_tokens": 0.0}
-MOST_BATCH_SIZES = 64  # of a ramp; each compiles the step again
+MOST_BATCH_SIZES = 64  # a batch that grows has at most; each compiles the step again
 
 
 @dataclasses.dataclass(frozen=True)

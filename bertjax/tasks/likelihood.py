@@ -31,7 +31,7 @@ FIELDS = (GOOD, BAD, ("paradigm", "UID"), ("phenomenon", "linguistics_term"))
 
 
 class _Row(NamedTuple):
-    """Tokens of a text, some of which are predicted. Those after a position, or at a masked one."""
+    """A row of a batch: `words` are predicted at `positions` of `ids`, for the text with this number."""
 
     text: int
     ids: list[int]

@@ -19,7 +19,7 @@ from bertjax.data.records.serialization import Numbers, count_of, tfrecords
 from bertjax.files import inside, parse_json, read_whole, replacing, write_whole
 
 COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # in the cache
-MOST_COPIES = 16  # of the source that is used least, see `mixed`
+MOST_COPIES = 16  # the source that is used least is repeated so often at most, see `mixed`
 MIXTURE_ERROR = 0.01  # relative errors of weights below this do not matter
 
 
