@@ -360,9 +360,7 @@ class Pretraining:
     def _first_batches(self, after_batch: Callable[[], None]) -> Iterator[Batch]:
         """Yields the batches of the first training sequences, with the rows of all hosts."""
         sequences, order = min(MEASURED_SEQUENCES, self.orders[0].files.total), self.orders[0]
-        batches = pipeline.train_batches(
-            order, self._stages[0].max_predictions_per_seq, additions=self._additions[0]
-        )
+        batches = pipeline.train_batches(order, self._stages[0].max_predictions_per_seq, additions=self._additions[0])
         for batch in itertools.islice(batches, max(1, sequences // order.batch_size)):
             yield batch
             after_batch()

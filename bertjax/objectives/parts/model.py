@@ -76,9 +76,7 @@ class PretrainingModel(nn.Module):
         return found
 
 
-def classified(
-    logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss: float = 0.0
-) -> tuple[jax.Array, dict]:
+def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss: float = 0.0) -> tuple[jax.Array, dict]:
     """Returns the weighted sums of the cross-entropy, and of the correct predictions as `accuracy`.
 
     Args:
