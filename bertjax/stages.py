@@ -60,7 +60,7 @@ def stages_of(config: ml_collections.ConfigDict) -> list[Stage]:
     """
     found, first_step, read = [], 0, {}
     for name, given in sorted(config.stages.items(), key=lambda item: (item[1].length, item[0])):
-        for steps, batch_size, grows in _parts(given, given.get("batch_size", config.batch_size)):
+        for steps, batch_size, grows in parts_of(given, given.get("batch_size", config.batch_size)):
             before = read.get(given.length, 0)
             found.append(
                 Stage(
@@ -79,7 +79,7 @@ def stages_of(config: ml_collections.ConfigDict) -> list[Stage]:
     return found
 
 
-def _parts(stage: ml_collections.ConfigDict, batch_size: int) -> list[tuple[int, int, bool]]:
+def parts_of(stage: ml_collections.ConfigDict, batch_size: int) -> list[tuple[int, int, bool]]:
     """Returns (steps, batch size, whether it grows after them) of the parts of a stage, without those of no steps."""
     growing = ramp_of(stage, batch_size)
     if stage.get("tokens"):

@@ -14,7 +14,16 @@ import ml_collections
 
 from bertjax import families
 from bertjax.config import UserError, corpus_sources, mixture_of
-from bertjax.stages import MOST_BATCH_SIZES, changeable, changes_of, config_in, ramp_of, stages_of, total_steps
+from bertjax.stages import (
+    MOST_BATCH_SIZES,
+    changeable,
+    changes_of,
+    config_in,
+    parts_of,
+    ramp_of,
+    stages_of,
+    total_steps,
+)
 
 TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
@@ -296,10 +305,11 @@ def _validate_ramp(config, name: str, given) -> None:
     growing = ramp_of(given, batch_size)
     none = "too few: no batch size gets a whole step"
     require(all(steps for steps, _ in growing), f"stages.{name}.ramp_tokens", tokens, none)
-    in_all = sum(steps for steps, _ in growing) if given.steps else tokens
-    most = given.steps or given.get("tokens", 0.0)
-    longer = f"takes {in_all:g} of the stage's {most:g} {'steps' if given.steps else 'tokens'}: choose fewer"
-    require(in_all <= most, f"stages.{name}.ramp_tokens", tokens, longer)
+    parts = parts_of(given, batch_size)
+    few = f"too few for one step of {batch_size} sequences of {given.length}"
+    require(bool(parts), f"stages.{name}.tokens", given.get("tokens", 0.0), few)
+    longer = "the stage ends before its batch is whole: choose fewer, or make it longer"
+    require(not growing or not parts[-1][2], f"stages.{name}.ramp_tokens", tokens, longer)
 
 
 def _validate_predictions(config, name: str, given, limit: int) -> None:

@@ -320,7 +320,9 @@ def test_z_loss_is_added_in_training_alone(records):
         (stage(4, 32, 10, ramp_from=2), r"only.ramp_from = 2: a batch that grows needs both"),
         (stage(4, 32, 10, ramp_from=8, ramp_tokens=1e3), r"only.ramp_from = 8: must be below batch_size = 8"),
         (stage(4, 32, 10, ramp_from=4, ramp_tokens=1.0), r"only.ramp_tokens = 1.0: too few"),
-        (stage(4, 32, 10, ramp_from=4, ramp_tokens=1e5), r"only.ramp_tokens = 100000.0: takes 781 of the stage's"),
+        (stage(4, 32, 10, ramp_from=4, ramp_tokens=1e5), r"only.ramp_tokens = 100000.0: the stage ends before"),
+        (stage(0, 32, 10, tokens=512, ramp_from=4, ramp_tokens=512), r"ramp_tokens = 512.0: the stage ends before"),
+        (stage(0, 32, 10, tokens=50), r"only.tokens = 50.0: too few for one step of 8 sequences of 32"),
         (stage(4, 32, 10, batch_size=1000, ramp_from=1, ramp_tokens=1e9), r"makes 1000 batch sizes"),
         (stage(4, 32, 10, optimizer=dict(schedule="flat")), r"optimizer.schedule = 'flat'"),
         (stage(4, 32, 10, optimizer=dict(name="lamb")), r"only.optimizer.name = 'lamb': is nothing that a stage"),
@@ -330,6 +332,19 @@ def test_mistakes_in_a_stage_are_named(changed, message):
     with pytest.raises(UserError, match=message) as error:
         modern_config("somewhere", dict(only=changed))
     assert "\n" not in str(error.value)
+
+
+def test_a_batch_that_the_devices_cannot_share_is_named(records):
+    config = modern_config(records, dict(only=stage(4, 32, 10, batch_size=6)))
+    with pytest.raises(UserError, match=r"config.stages.only: a batch of 6 in 1 microbatches cannot be shared by 8"):
+        Pretraining(config, make_mesh(config), records)
+
+
+def test_a_run_does_not_begin_or_end_to_average_its_params_midway(records, parent):
+    config = constant(records, 12)
+    config.optimizer.average = 0.9
+    with pytest.raises(UserError, match=r"config.optimizer.average = 0.9: .* holds a run with 0.0"):
+        launch(config.lock(), parent)
 
 
 def test_masks_of_records_cannot_change():

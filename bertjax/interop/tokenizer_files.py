@@ -43,6 +43,7 @@ class _Settings(TypedDict, total=False):
     clean_text: Any
     wordpieces_prefix: Any
     never_split: list[str] | None
+    add_prefix_space: bool | None
     pad_token: _Token
     unk_token: _Token
     cls_token: _Token
@@ -73,6 +74,8 @@ def read(folder: epath.Path) -> Tokenizer | None:
     if kind == WordPiece.kind:
         _check_case(folder, file, found, settings)
         _check_vocabulary(folder, file, found)
+    if kind == BPE.kind:
+        _check_prefix(folder, found, settings)
     _check_special(folder, found, settings)
     return found
 
@@ -136,6 +139,16 @@ def _check_vocabulary(folder: epath.Path, file: epath.Path, found: Tokenizer) ->
             pairs = enumerate(zip(theirs, found.pieces))
             place = next((i for i, (a, b) in pairs if a != b), min(len(theirs), len(found.pieces)))
             raise UserError(f"{other} and {file} have other pieces from id {place} on; delete the one that is wrong")
+
+
+def _check_prefix(folder: epath.Path, found: BPE, settings: _Settings) -> None:
+    """Raises `UserError` if settings and tokenizer.json contradict each other; transformers follows the former."""
+    stated = settings.get("add_prefix_space")
+    if stated not in (None, found.begins_with_space):
+        raise UserError(
+            f"{folder / SETTINGS}: add_prefix_space is {stated}, but {folder / JSON} has {found.begins_with_space}; "
+            f"make them agree"
+        )
 
 
 def _check_special(folder: epath.Path, found: Tokenizer, settings: _Settings) -> None:

@@ -16,7 +16,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import families, objectives
-from bertjax.config import mixture_of
+from bertjax.config import UserError, mixture_of
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.additions import Addition
 from bertjax.data.batches.order import Order, count_groups
@@ -76,6 +76,13 @@ class Pretraining:
         self.model = self._make_model()
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self._configs = [config_in(config, stage) for stage in self._stages]
+        ways = mesh.shape["data"] * mesh.shape["fsdp"]
+        for stage, its in zip(self._stages, self._configs):
+            if stage.batch_size // its.microbatches % ways:
+                raise UserError(
+                    f"config.stages.{stage.name}: a batch of {stage.batch_size} in {its.microbatches} microbatches "
+                    f"cannot be shared by {ways} devices (mesh.data * mesh.fsdp); choose multiples"
+                )
         self.row_sizes = [row_size(*each) for each in zip(self._configs, self._stages)]
         self.rows = rows or [stage.batch_size for stage in self._stages]
         if records is not None:

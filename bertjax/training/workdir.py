@@ -172,7 +172,8 @@ def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> 
     found = []
     for field in dict.fromkeys((*new, *old)):
         if old.get(field) != new.get(field):
-            is_fixed = field in fixed or (field.startswith("model.") and field not in may_change)
+            averages = field == "optimizer.average" and not (old.get(field) and new.get(field))  # one has no average
+            is_fixed = averages or field in fixed or (field.startswith("model.") and field not in may_change)
             found.append(Difference(field, old.get(field), new.get(field), is_fixed))
     if 0 not in (before.train_examples, now.train_examples) and before.train_examples != now.train_examples:
         found.append(Difference("train_examples", before.train_examples, now.train_examples, is_fatal=False))

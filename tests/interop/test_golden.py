@@ -21,6 +21,7 @@ from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import classification, fill_mask, ner
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text.tokenizer import WordPiece
+from tests.text.test_tokenizer import modernbert_json
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "bert"
 EXPECTED = np.load(GOLDEN / "expected.npz")
@@ -232,6 +233,15 @@ TOKENIZERS = {
                  "strip_accents": False}}, "lowercase True but strip_accents False"),
     "other JSON": ({"a": 1}, "is not a tokenizer.json"),
 }  # fmt: skip
+
+
+def test_settings_of_a_byte_level_tokenizer_must_agree_with_its_file(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": False}))
+    assert pretrained.read_tokenizer(tmp_path).kind == "bpe"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
+    with pytest.raises(UserError, match=r"add_prefix_space is True, but .*tokenizer.json has False; make them agree"):
+        pretrained.read_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -32,7 +32,7 @@ class ByteLevel(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         text = self._tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text.removeprefix(" ") if self._begins_with_space else text
+        return text.removeprefix(" ") if self.begins_with_space else text
 
     def shown(self, piece: int) -> str:
         """Returns the text of a piece, or its bytes as GPT-2 writes them if they are no whole letters."""
@@ -40,7 +40,7 @@ class ByteLevel(Tokenizer):
         return self.pieces[piece] if "\ufffd" in text or not text.strip() else text
 
     @property
-    def _begins_with_space(self) -> bool:
+    def begins_with_space(self) -> bool:
         """True if a space is added to every text that begins with none."""
         return True
 
@@ -133,7 +133,7 @@ class BPE(ByteLevel):
         return np.array([not piece.startswith(SPACE) and piece not in self.added for piece in self.pieces])
 
     @functools.cached_property
-    def _begins_with_space(self) -> bool:
+    def begins_with_space(self) -> bool:
         return json_file.adds_prefix_space(json.loads(self._content))
 
     def save(self, folder: epath.PathLike) -> None:
