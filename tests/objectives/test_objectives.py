@@ -15,6 +15,7 @@ from bertjax.planner.plan import plan
 from bertjax.reporting import curves
 from bertjax.reporting.history import read_history
 from bertjax.sharding.topology import accelerator
+from bertjax.stages import stages_of
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
@@ -236,7 +237,7 @@ def test_masks_do_not_depend_on_what_else_is_added(records_folder):
         config.data.masking = "dynamic"
         batch = {"input_ids": np.arange(5, 69)[None].repeat(4, 0).astype(np.int32), "segments": np.ones((4, 64), int)}
         task = Pretraining(config, one_device_mesh(config), None)
-        additions = task.make_additions(config.stages.long, pieces)
+        additions = task.make_additions(stages_of(config)[-1], pieces)
         found.append(added_to(batch, additions))
     assert (found[0]["input_ids"] == pieces.mask_id).any()
     for other in found[1:]:
