@@ -106,7 +106,9 @@ def _silence_leftovers() -> None:
 
     def hook(failed) -> None:
         if isinstance(failed.exc_value, KeyboardInterrupt):
-            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+            number = signal.SIGTERM if str(failed.exc_value) == TERMINATED else signal.SIGINT
+            if signal.getsignal(number) is not signal.SIG_DFL:
+                threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
         elif str(failed.exc_value) != "Event loop is closed":
             shown(failed)
 
@@ -195,8 +197,11 @@ def _look_for_no_tpu() -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
+TERMINATED = "terminated"
+
+
 def _terminate(*_):
-    raise KeyboardInterrupt("terminated")  # cleans up as after Ctrl-C
+    raise KeyboardInterrupt(TERMINATED)  # cleans up as after Ctrl-C
 
 
 def _parse(argv: list[str]) -> list[str]:

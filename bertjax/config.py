@@ -143,7 +143,9 @@ def stage(steps: int, length: int, max_predictions_per_seq: int, **changes) -> m
         `batch_size=64` and `data=dict(masked_lm_prob=0.15)`; `stages.changeable` lists them. A batch that grows to its
         size: `ramp_from=64, ramp_tokens=1e9` begins with 64 sequences, and has 128, 192, ... in as many steps each.
     """
-    changes |= {name: float(changes[name]) for name in ("tokens", "ramp_tokens") if name in changes}  # may exceed int32
+    for name in ("tokens", "ramp_tokens"):
+        if isinstance(changes.get(name), int):
+            changes[name] = float(changes[name])  # may exceed int32
     fields = dict(steps=steps, length=length, max_predictions_per_seq=max_predictions_per_seq, **changes)
     return ml_collections.ConfigDict(fields)
 

@@ -14,7 +14,7 @@ from bertjax import command
 
 _CHECKPOINT = command.define_checkpoint_flag()
 _DTYPE = command.define_dtype_flag()
-_PAIRS = flags.DEFINE_string("pairs", None, "The .jsonl file with the pairs; .gz, .bz2, .xz or .zst may follow.")
+_PAIRS = flags.DEFINE_string("pairs", None, "The .jsonl file with the pairs; .gz, .xz or .zst may follow.")
 _MOST = flags.DEFINE_integer("most", 0, "Only the first so many pairs of each paradigm; 0: all.", lower_bound=0)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object, also with the shares of the paradigms.")
 flags.mark_flags_as_required(["checkpoint", "pairs"])

@@ -193,7 +193,7 @@ def find_field(config: ConfigDict, path: str) -> Field:
     for key in keys:
         holder = value
         if isinstance(holder, ConfigDict):
-            if keys[0] == "stages" and key not in holder:
+            if keys[0] == "stages" and len(keys) > 2 and "stages" in config and key not in holder:
                 add_field(config, keys)
             if key not in holder:
                 raise UserError(f"{name} has no field {key!r}{_suggest(holder, str(key))}")

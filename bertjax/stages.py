@@ -1,8 +1,8 @@
 """The stages of pre-training as they are trained: in which order, for how many steps, and what each changes.
 
-A stage of `config.stages` has a length, and steps or tokens. It may also have `batch_size`, `microbatches`, and in
-sections of its own fields of the config's sections `data`, `model` and `optimizer` that may change while a model is
-trained, see `changeable`. All else is as the config says.
+A stage of `config.stages` has a length, and steps or tokens. It may also have a `batch_size`, `microbatches`, and
+sections `data`, `model` and `optimizer` with fields that may change while a model is trained, see `changeable`. All
+else is as the config says.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Stage:
       first_step: steps of the run before it.
       sequences_before: sequences of this length that were trained on before it.
       grows: whether the batch of its stage becomes larger after it.
-      changes: {field: value}, what the stage says otherwise than the config.
+      changes: {field: value}, what the stage says in place of the config; its batch size in any case.
     """
 
     name: str
@@ -113,7 +113,8 @@ def changes_of(stage: ml_collections.ConfigDict) -> dict[str, Any]:
 def changeable(config: ml_collections.ConfigDict) -> list[str]:
     """Returns the fields that a stage may change: those that decide neither params nor records."""
     model = families.FAMILIES.get(config.model.family).config
-    of_model = [name for name in fields_of(model, "behaviour", "") if name != "max_position_embeddings"]
+    dropout = [name for name in fields_of(model, "") if "dropout" in name and not name.startswith("classifier")]
+    of_model = [*(name for name in fields_of(model, "behaviour") if name != "max_position_embeddings"), *dropout]
     sections = {"data": OF_DATA, "optimizer": OF_OPTIMIZER, "model": of_model}
     return [*SHARED, *(f"{section}.{name}" for section, names in sections.items() for name in names)]
 
@@ -141,6 +142,13 @@ def config_in(config: ml_collections.ConfigDict, stage: Stage) -> ml_collections
         section, _, name = field.rpartition(".")
         (found[section] if section else found)[name] = value
     return found.lock()
+
+
+def config_after(config: ml_collections.ConfigDict, step: int) -> ml_collections.ConfigDict:
+    """Returns the config as it was in the last of `step` updates: also what a checkpoint of that step is used with."""
+    stages = stages_of(config)
+    own = next((stage for stage in stages if step <= stage.first_step + stage.steps), stages[-1])
+    return config_in(config, own)
 
 
 def total_steps(config: ml_collections.ConfigDict) -> int:

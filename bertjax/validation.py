@@ -90,6 +90,7 @@ STAGE_LIMITS = {
     "steps": AT_LEAST_ZERO,
     "tokens": AT_LEAST_ZERO,
     "length": dict(least=8),
+    "max_predictions_per_seq": AT_LEAST_ZERO,
     "ramp_from": AT_LEAST_ZERO,
     "ramp_tokens": AT_LEAST_ZERO,
 }
@@ -130,14 +131,15 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     code = re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language)
     require(bool(code), "data.language", language, "must be an ISO 639 code, such as 'en' or 'de'")
     _split("data.masked_lm_split", config.data.masked_lm_split)
-    mixture_of(config)
     _validate_stages(config)
-    for each in stages_of(config) if corpus_sources(config) else ():
-        mixture_of(config_in(config, each))
+    for each in stages_of(config):
+        families.FAMILIES.get(config.model.family).validate(config_in(config, each))
+        if corpus_sources(config):
+            mixture_of(config_in(config, each))
     for text in config.eval.fill_masks:
         require(isinstance(text, str) and "[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
     require(
-        not with_data or bool(config.data.records) or bool(corpus_sources(config)),
+        not with_data or bool(config.data.records or config.branch_from or corpus_sources(config)),
         "data.corpus",
         config.data.corpus,
         "say where the text is (files, a folder, a glob, gs://..., hf:NAME, tfds:NAME, pydoc) or set data.records",
@@ -251,6 +253,9 @@ def _validate_stages(config) -> None:
     require(is_valid, "stages", stages.to_dict() if hasattr(stages, "to_dict") else stages, remedy)
     for name, given in stages.items():
         for field, limits in STAGE_LIMITS.items():
+            kinds = (int, float) if field.endswith("tokens") else int
+            is_number = isinstance(given.get(field, 0), kinds)
+            require(is_number, f"stages.{name}.{field}", given.get(field), "must be a whole number")
             _within(f"stages.{name}.{field}", given.get(field, 0), **limits)
         has_tokens = given.get("tokens", 0) > 0
         both = "a stage has steps or tokens, not both: set one of them to 0"
@@ -274,9 +279,18 @@ def _validate_changes(config, name: str, given) -> None:
     known, limits = changeable(config), dict(PRETRAINING_LIMITS)
     for field in dataclasses.fields(families.FAMILIES.get(config.model.family).config):
         limits[f"model.{field.name}"] = field.metadata
+    copy = config.copy_and_resolve_references().unlock()
     for field, value in changes_of(given).items():
         what = f"is nothing that a stage may change; choose among {', '.join(known)}"
         require(field in known, f"stages.{name}.{field}", value, what)
+        section, _, last = field.rpartition(".")
+        try:
+            if value is None:
+                raise TypeError
+            (copy[section] if section else copy)[last] = value
+        except TypeError:
+            example = f"must be such as {value_of(config, field)!r}"
+            require(False, f"stages.{name}.{field}", value, example)
         _within(f"stages.{name}.{field}", value, **limits.get(field, {}))
         dynamic = "masks of records stay what they are; set data.masking=dynamic, or leave it out"
         is_mask = field.startswith("data.masked") and config.data.masking == "static"

@@ -15,7 +15,7 @@ from bertjax.data.records import RecordSet, mixed
 from bertjax.interop import pretrained
 from bertjax.model.dropout import row_keys
 from bertjax.sharding.mesh import make_mesh
-from bertjax.stages import config_in, stages_of, steps_for, total_steps
+from bertjax.stages import config_after, config_in, stages_of, steps_for, total_steps
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
@@ -189,6 +189,8 @@ def test_a_run_that_stops_at_every_boundary_ends_as_one_that_does_not(records, t
     launch(config.copy_and_resolve_references(), tmp_path / "stopped")
     straight, stopped = (leaves(checkpoint.read_params(tmp_path / name, 11)) for name in ("straight", "stopped"))
     assert all((a == b).all() for a, b in zip(straight, stopped))
+    used = [pretrained.read(f"{tmp_path / 'straight'}@{step}").config.global_rope_theta for step in (9, 11)]
+    assert used == [1e6, 160_000.0]
     lines = [line for line in read_metrics(tmp_path / "straight") if "train/learning_rate" in line]
     rate = schedule_of(config, 11)
     assert [line["train/learning_rate"] for line in lines] == [float(rate(step)) for step in range(11)]
@@ -196,7 +198,7 @@ def test_a_run_that_stops_at_every_boundary_ends_as_one_that_does_not(records, t
 
 def constant(records, steps, **fields):
     """A run at a constant rate, of so many steps, that saves every fourth."""
-    config = modern_config(records, dict(only=stage(steps, 32, 10)), **fields).unlock()
+    config = modern_config(records or "set below", dict(only=stage(steps, 32, 10)), **fields).unlock()
     config.eval.every_steps, config.checkpoint.every_steps, config.checkpoint.keep = 100, 4, 5
     return config
 
@@ -239,8 +241,8 @@ def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, c
         ("{parent}", {}, r"write WORKDIR@STEP, or WORKDIR@latest"),
         ("{parent}/nowhere@8", {}, "no finished checkpoint in"),
         ("{parent}@12", {}, r"the stages of this config end at step 10; add steps"),
-        ("{parent}@8", {"model.hidden_size": 64}, r"config.model.hidden_size = 64: .* holds a run with 32"),
-        ("{parent}@8", {"optimizer.name": "lamb"}, r"config.optimizer.name = 'lamb'"),
+        ("{parent}@8", {"model.hidden_size": 64}, r"branch_from = .*@8': model.hidden_size is 32 there, here 64"),
+        ("{parent}@8", {"optimizer.name": "lamb"}, r"branch_from = .*@8': optimizer.name is 'adam' there, here 'lamb'"),
     ],
 )
 def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from, fields, message):
@@ -325,6 +327,13 @@ def test_z_loss_is_added_in_training_alone(records):
         (stage(0, 32, 10, tokens=50), r"only.tokens = 50.0: too few for one step of 8 sequences of 32"),
         (stage(4, 32, 10, batch_size=1000, ramp_from=1, ramp_tokens=1e9), r"makes 1000 batch sizes"),
         (stage(4, 32, 10, optimizer=dict(schedule="flat")), r"optimizer.schedule = 'flat'"),
+        (stage(4, 32, 10, optimizer=dict(learning_rate="x")), r"only.optimizer.learning_rate = 'x': must be such as 0.001"),
+        (stage(4, 32, 10, batch_size=None), r"only.batch_size = None: must be such as 8"),
+        (stage(4, 32, 10, data=dict(masked_lm_split=0.8)), r"only.data.masked_lm_split = 0.8: must be such as"),
+        (stage(4, 32, 10, model=dict(local_attention=7)), r"model.local_attention = 7: must be even"),
+        (stage(4, 32, 10, model=dict(initializer_range=0.1)), r"only.model.initializer_range = 0.1: is nothing that"),
+        (stage(1e2, 32, 10), r"only.steps = 100.0: must be a whole number"),
+        (stage(0, 32, 10, tokens=None), r"only.tokens = None: must be a whole number"),
         (stage(4, 32, 10, optimizer=dict(name="lamb")), r"only.optimizer.name = 'lamb': is nothing that a stage"),
     ],
 )  # fmt: skip
@@ -345,6 +354,24 @@ def test_a_run_does_not_begin_or_end_to_average_its_params_midway(records, paren
     config.optimizer.average = 0.9
     with pytest.raises(UserError, match=r"config.optimizer.average = 0.9: .* holds a run with 0.0"):
         launch(config.lock(), parent)
+
+
+def test_a_checkpoint_is_used_with_the_angles_that_it_was_trained_with():
+    config = modern_config("somewhere")
+    thetas = [config_after(config, step).model.global_rope_theta for step in (0, 6, 7, 9, 10, 11, 12)]
+    assert thetas == [160_000.0, 160_000.0, 1e6, 1e6, 160_000.0, 160_000.0, 160_000.0]
+
+
+def test_the_largest_stage_is_that_of_the_most_tokens_in_a_microbatch(records):
+    stages = dict(a=stage(2, 32, 10, batch_size=16), b=stage(2, 64, 20, batch_size=4, microbatches=1))
+    assert task_of(modern_config(records, stages), records).largest_stage() == 0
+    assert task_of(modern_config(records), records).largest_stage() == 3
+
+
+def test_a_branch_needs_no_corpus(parent):
+    config = falling("", 10, parent).unlock()
+    config.data.corpus = None
+    tasks.validate(config)
 
 
 def test_masks_of_records_cannot_change():

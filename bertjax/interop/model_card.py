@@ -151,7 +151,8 @@ def _recipe(settings, step: int) -> dict:
         done = min(max(step - stage.first_step, 0), stage.steps) if step else stage.steps
         of_all = f" of {stage.steps:,}" if done < stage.steps else ""
         own = [f"{name} = {x}" for name, x in stage.changes.items() if x != value_of(settings, name)]
-        found[" with ".join([f"steps of length {stage.length}", *filter(None, [", ".join(own)])])] = f"{done:,}{of_all}"
+        title = " with ".join([f"steps of length {stage.length}", *filter(None, [", ".join(own)])])
+        found[f"{title} ({stage.name})" if title in found else title] = f"{done:,}{of_all}"
     if step and "stages" not in settings:
         found["steps"] = f"{step:,}"
     found |= {name: settings.model[name] for name in dropout_fields(settings.model)}

@@ -21,6 +21,7 @@ from bertjax.families.with_heads import count_parameters
 from bertjax.files import inside, read_json, read_whole, write_whole
 from bertjax.interop import huggingface, tf1, tokenizer_files
 from bertjax.interop.model_card import model_card
+from bertjax.stages import config_after
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint, workdir
@@ -170,7 +171,8 @@ def read_config(path: epath.PathLike) -> BertConfig:
 
 def _read_config(place: Place) -> BertConfig:
     if place.format == "bertjax":
-        return families.config_of(place.info.config)
+        config = place.info.config
+        return families.config_of(config_after(config, place.step) if "stages" in config else config)
     module = huggingface if place.format == "huggingface" else tf1
     return module.read_config(place.folder / module.CONFIG)
 

@@ -42,7 +42,7 @@ class StagePlan:
     """The plan of one stage of a config on an accelerator. All memory sizes are bytes per chip."""
 
     stage: int
-    steps: int
+    steps: int  # with those of a batch that still grows, in proportion to its size
     chips: int
     batch_size: int
     rows: int  # rows of a batch; fewer than its sequences if these are packed
@@ -196,6 +196,8 @@ class _Builder:
         config, generation = self._config, self._accelerator.generation
         stage, per_chip = stages_of(config)[number], generation.devices_per_chip
         _, its_config = self._task.at(stage.first_step)
+        growing = [each for each in stages_of(config) if each.grows and each.name == stage.name]
+        smaller = sum(each.steps * each.batch_size / stage.batch_size for each in growing)
         failed = next((result for result in (train, evaluation) if isinstance(result, OutOfMemory)), None)
         resting = _bytes_per_device(self._program.state)
         used = seconds = None
@@ -206,19 +208,19 @@ class _Builder:
             rows = self._task.rows[number] // its_config.microbatches // ways
             kernels = train.module.kernels()
             seconds = train.cycles / generation.clock
-            seconds += kernel_seconds(kernels, generation, families.config_of(config), rows, stage.length)
+            seconds += kernel_seconds(kernels, generation, families.config_of(its_config), rows, stage.length)
             collectives = train.module.collectives(dict(self._mesh.shape))
         elif failed.needed is not None:
             used = (failed.needed + (resting if failed is evaluation else 0)) * per_chip
         return StagePlan(
             stage=number,
-            steps=stage.steps,
+            steps=stage.steps + round(smaller),
             chips=self._accelerator.chips,
             batch_size=stage.batch_size,
             rows=self._task.rows[number],
             length=stage.length,
             params_bytes=_bytes_per_device(self._program.state.params) * per_chip,
-            optimizer_bytes=_bytes_per_device(self._program.state.opt_state) * per_chip,
+            optimizer_bytes=_bytes_per_device((self._program.state.opt_state, self._program.state.average)) * per_chip,
             hbm_used_bytes=used,
             hbm_available_bytes=int(generation.hbm_bytes),
             flops_per_step=self._task.flops(stage.first_step, stage.first_step + 1),

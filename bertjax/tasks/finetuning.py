@@ -198,7 +198,7 @@ class FineTuning:
             named |= split.files(outputs)
         return named
 
-    def at(self, step: int) -> tuple["FineTuningTask", ml_collections.ConfigDict]:
+    def at(self, step: int) -> tuple["FineTuning", ml_collections.ConfigDict]:
         return self, self.config
 
     def flops(self, start: int, stop: int) -> int:

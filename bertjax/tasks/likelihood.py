@@ -16,7 +16,7 @@ import numpy as np
 
 from bertjax import families
 from bertjax.config import UserError
-from bertjax.data.documents.reading import DEFAULT, read_lines
+from bertjax.data.documents.reading import Reading, read_lines
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.files import parse_json
 from bertjax.tasks.output_layers import check_numbers
@@ -118,7 +118,7 @@ def _log_probabilities(model: BertForMaskedLM, params, batch, positions, words):
     """`[rows, predictions]`: log-probabilities of the words at the positions."""
     logits = model.apply({"params": params}, **batch, masked_positions=positions)
     logits = logits[..., : model.config.vocab_size].astype(jnp.float32)
-    return jnp.take_along_axis(jax.nn.log_softmax(logits), words[..., None], -1)[..., 0]
+    return jnp.take_along_axis(logits, words[..., None], -1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
 
 
 def read_pairs(path: str, most: int = 0) -> list[Pair]:
@@ -127,7 +127,11 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
     Raises `UserError` with file and line for what is no pair.
     """
     found, counts = [], collections.Counter()
-    for number, line in read_lines(path, DEFAULT):
+
+    def stop(fault: str) -> None:
+        raise UserError(fault)
+
+    for number, line in read_lines(path, Reading(on_bad=stop)):
         if not line or not line.strip():
             continue
         try:

@@ -78,7 +78,7 @@ class Pretraining:
         self._configs = [config_in(config, stage) for stage in self._stages]
         ways = mesh.shape["data"] * mesh.shape["fsdp"]
         for stage, its in zip(self._stages, self._configs):
-            if stage.batch_size // its.microbatches % ways:
+            if stage.batch_size % (its.microbatches * ways):
                 raise UserError(
                     f"config.stages.{stage.name}: a batch of {stage.batch_size} in {its.microbatches} microbatches "
                     f"cannot be shared by {ways} devices (mesh.data * mesh.fsdp); choose multiples"
@@ -91,8 +91,9 @@ class Pretraining:
             find = functools.cache(functools.partial(find_records, records, **given))
             shapes = [(s.length, s.max_predictions_per_seq) for s in self._stages]
             train = [find(*shape, split="train", measures=config.packing) for shape in shapes]
+            shares = training_shares(records)
             mixtures = [
-                mixture_of(its, dict.fromkeys(files.sources)) if any(files.sources) else {}
+                mixture_of(its, dict.fromkeys([*shares, *files.sources])) if any(files.sources) else {}
                 for its, files in zip(self._configs, train)
             ]
             train = [mixed(*each) if each[1] else each[0] for each in zip(train, mixtures)]
@@ -102,7 +103,6 @@ class Pretraining:
             ]
             heldout = [find(*shape, split="heldout") for shape in shapes]
             self._heldout = [found.by_source() if found else {} for found in heldout]
-            shares = training_shares(records)
             self._shares = [{source: x * each.get(source, 1) for source, x in shares.items()} for each in mixtures]
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(c, mesh)) for order, c in zip(self.orders, self._configs)]
@@ -140,8 +140,7 @@ class Pretraining:
             first = end
 
     def at(self, step: int) -> tuple["Pretraining", ml_collections.ConfigDict]:
-        index = self._index(step)
-        return self._computing[index], self._configs[index]
+        return self.at_stage(self._index(step))
 
     def normalize(self, batch: dict) -> dict:
         def scaled(term, weights):
@@ -189,25 +188,35 @@ class Pretraining:
             given = {source: found[name] for source, found in means.items() if name in found}
             if given:
                 own = _normalized({source: shares[source] for source in given})
-                mixed = {
+                means_of_all = {
                     metric: sum(own[source] * found[metric] for source, found in given.items())
                     for metric in next(iter(given.values()))
                 }
-                scores |= objective.scores(name, mixed)
+                scores |= objective.scores(name, means_of_all)
         if f"{first}_loss" not in scores:  # not if all is in damaged files
             return None
         for source, found in means.items() if len(means) > 1 else ():
             own = learnt.scores(first, found[first]) if first in found else {}
             kept = {f"{first}_{metric}" for metric in ("loss", "accuracy")}
             scores |= {f"{score} ({source})": value for score, value in own.items() if score in kept}
-        stage, share = self._stages[index], self._configs[index].data.masked_lm_prob
-        measured_on = f"{total} sequences of length {stage.length}"
-        if share != self.config.data.masked_lm_prob:
-            measured_on += f" with {share:.0%} masked"
-        return Scores(scores, -scores[f"{first}_loss"], measured_on)
+        stage = self._stages[index]
+        changes = {name: value for name, value in stage.changes.items() if name.startswith("data.")}
+        kinds = [f"sequences of length {stage.length}", *(f"{name} = {value}" for name, value in changes.items())]
+        return Scores(scores, -scores[f"{first}_loss"], f"{total} {', '.join(kinds)}")
 
     def files(self) -> dict[str, str]:
         return {}
+
+    def at_stage(self, stage: int) -> tuple["Pretraining", ml_collections.ConfigDict]:
+        """As `at`, by the number of a stage."""
+        return self._computing[stage], self._configs[stage]
+
+    def largest_stage(self) -> int:
+        """Returns the number of the stage with the most tokens in a microbatch, of equal ones the last."""
+        sizes = [
+            rows // its.microbatches * stage.length for rows, its, stage in zip(self.rows, self._configs, self._stages)
+        ]
+        return max(range(len(sizes)), key=lambda number: (sizes[number], number))
 
     def abstract_batch(self, stage: int) -> dict:
         """Returns the shapes, types and shardings of the batches of a stage."""
@@ -224,11 +233,12 @@ class Pretraining:
         return self._abstract_batch(stage, self.eval_batch_size)
 
     def flops(self, start: int, stop: int) -> int:
-        total, config = 0, self.model.config
+        total = 0
         for stage, own, row, rows in zip(self._stages, self._configs, self.row_sizes, self.rows):
             steps = max(0, min(stop, stage.first_step + stage.steps) - max(start, stage.first_step))
             if not self.config.packing:
                 row = RowSize(stage.length, 1, most_predictions(own, stage))
+            config = families.config_of(own)
             forward = families.of(config).layer_flops(config, stage.length)
             forward += sum(term.objective.flops(config, row) for term in self.terms)
             total += 3 * steps * rows * forward

@@ -76,7 +76,7 @@ def ways_to_compute(config, platform: str, chip: str) -> Iterator:
 
 
 def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
-    """Returns the task with the first of `ways_to_compute` that fits the longest stage in memory, or the last."""
+    """Returns the task with the first of `ways_to_compute` that fits the largest stage in memory, or the last."""
     device = task.mesh.devices.flat[0]
     *others, last = map(task.computing_as, ways_to_compute(task.config, platform, device.device_kind))
     for way in others:
@@ -85,8 +85,8 @@ def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
         if jax.process_index() == 0:  # it can take minutes
             print(f"compiling with remat={way.config.remat} unroll={way.config.unroll}", flush=True)
         program = make_program(way, way.config, way.mesh)
-        batch = way.abstract_batch(len(way.rows) - 1)
-        train_step = program.step_of(*way.at(way.total_steps))
+        largest = way.largest_stage()
+        batch, train_step = way.abstract_batch(largest), program.step_of(*way.at_stage(largest))
         lowered = train_step.lower(program.state, batch, abstract_hyperparameters(way.config, way.mesh))
         if hosts.as_on_first(fits_in_memory(lowered, device)):  # one decision, or hosts would run different programs
             return way
@@ -106,10 +106,14 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     task = fastest_that_fits(task, mesh.devices.flat[0].platform)  # all hosts compile together
     fields = [field for field in ("remat", "unroll") if task.config[field] != config[field]]
     notes = [f"config.{field} = 'auto': {task.config[field]}" for field in fields]
-    field = "warmup_tokens" if config.optimizer.warmup_tokens else "warmup_steps"
-    warmup = config.optimizer[field]
-    if (steps_for(stages_of(config), warmup) if field == "warmup_tokens" else warmup) >= task.total_steps:
-        notes += [f"config.optimizer.{field} = {warmup}: the {task.total_steps} steps end before the warm-up does"]
+    steps = config.optimizer.warmup_steps
+    if tokens := config.optimizer.warmup_tokens:
+        steps = steps_for(stages_of(config), tokens)
+    if steps >= task.total_steps:
+        field = "warmup_tokens" if tokens else "warmup_steps"
+        notes += [
+            f"config.optimizer.{field} = {tokens or steps}: the {task.total_steps} steps end before the warm-up does"
+        ]
     info = RunInfo(
         config.copy_and_resolve_references(),
         tokenizer=tokenizer_entry(tokenizer),
@@ -120,7 +124,8 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
         params = local_copy(trained.state.evaluated, mesh)  # all hosts must call this
         if jax.process_index():
             return ""
-        model = BertForMaskedLM(task.model.config, task.model.compute)
+        used = task.at(task.total_steps)[0].model
+        model = BertForMaskedLM(used.config, used.compute)
         filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks)
         return "\n".join([report(config, trained.scores), *map(fill_mask.describe, filled)])
 

@@ -25,7 +25,7 @@ from bertjax.sharding import hosts
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import finetuning
 from bertjax.tasks.finetuning import Material, count_steps
-from bertjax.training import checkpoint
+from bertjax.training import checkpoint, optimizers
 from bertjax.training.divergence import Diverged
 from bertjax.training.run import Run
 from bertjax.training.run import run as run_one
@@ -181,7 +181,8 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     """Runs a trial and writes its result. `programs` holds the programs of earlier trials, by compiled-in fields."""
 
     def program_of(opened: Run) -> Program:
-        compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in NOT_COMPILED}
+        inputs = set(NOT_COMPILED) - ({"learning_rate"} if optimizers.compiles_peak(trial.optimizer) else set())
+        compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in inputs}
         key = (opened.task.model, json.dumps(compiled_in, sort_keys=True))
         if key not in programs:
             programs[key] = make_program(opened.task, opened.config, opened.mesh)

@@ -284,7 +284,7 @@ def find_parent(path: str) -> Parent:
     try:
         if not at or not (which == "latest" or which.isdecimal()):
             raise UserError("write WORKDIR@STEP, or WORKDIR@latest")
-        step = choose_step(workdir, which)
+        step = hosts.as_on_first(choose_step(workdir, which))  # a parent that still trains goes on meanwhile
         if not is_resumable(workdir, step):
             raise UserError(f"step {step} has params without the optimizer's state; name a step from before the end")
         damage = _find_damage(workdir, step) if jax.process_index() == 0 else ""

@@ -52,7 +52,8 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """The functions in which pre-training and fine-tuning differ. `info` is that of the run to resume, or None.
+    """The functions in which pre-training and fine-tuning differ. `info` is that of the run to resume, or None;
+    for `adopt` and `total_steps` it is the parent's if a run branches off.
 
     Args:
       identity: (config) -> names of the fields that identify the task.
@@ -97,6 +98,9 @@ def run(
     before, parent = require_info(workdir) if done is not None else None, None
     if before is None and config.get("branch_from"):
         parent = checkpoint.find_parent(config.branch_from)
+        config.branch_from = f"{parent.workdir}@{parent.step}"
+    elif before is not None and config.get("branch_from", "").endswith("@latest"):  # of when it branched off
+        config.branch_from = before.config.branch_from
     origin, its_workdir = (require_info(parent.workdir), parent.workdir) if parent else (before, workdir)
     if origin is not None and origin.config.task != config.task:
         refuse(its_workdir, [Difference("task", origin.config.task, config.task, is_fatal=True)])
@@ -106,6 +110,9 @@ def run(
         """Returns what differs from the earlier run or the parent. Raises `UserError` if one prevents going on."""
         found = differences(origin, info, kind.identity(config)) if origin is not None else []
         found = [each for each in found if not (parent and each.field == "branch_from")]
+        for field, old, new, is_fatal in found if parent else ():
+            if is_fatal:
+                raise UserError(f"config.branch_from = {config.branch_from!r}: {field} is {old!r} there, here {new!r}")
         refuse(its_workdir, found)
         return found
 

@@ -213,25 +213,28 @@ def schedule_of(config, total_steps: int) -> Schedule:
     """
     stages = stages_of(config) if "stages" in config else []
     if not any(name.startswith("optimizer.") for stage in stages for name in stage.changes):
-        return _of_stages(config.optimizer, stages, total_steps)
+        return _of_stages(config.optimizer, stages, total_steps, config.optimizer.get("warmup_tokens", 0) > 0)
     each = [list(parts) for _, parts in itertools.groupby(stages, key=lambda stage: stage.name)]
+    counts = [config.optimizer.warmup_tokens, *(stage.changes.get("optimizer.warmup_tokens", 0) for stage in stages)]
     schedules = []
     for parts in each:
         own = config_in(config, parts[0]).optimizer.copy_and_resolve_references().unlock()
-        if parts is not each[0]:
-            own.update({name: 0 for name in WARM_UPS if f"optimizer.{name}" not in parts[0].changes})
-        schedules.append(_of_stages(own, parts, sum(part.steps for part in parts)))
+        stated = [name for name in WARM_UPS if f"optimizer.{name}" in parts[0].changes]
+        if stated or parts is not each[0]:
+            own.update({name: 0 for name in WARM_UPS if name not in stated})
+        schedules.append(_of_stages(own, parts, sum(part.steps for part in parts), any(counts)))
     return InTurn(tuple(parts[0].first_step for parts in each[1:]), tuple(schedules))
 
 
-def _of_stages(config, stages: Sequence[Stage], total_steps: int) -> Schedule:
-    """Makes a schedule of `config.optimizer` for some stages, which counts tokens if its warm-up does."""
-    if not stages or not (tokens := config.get("warmup_tokens", 0)):
+def _of_stages(config, stages: Sequence[Stage], total_steps: int, by_tokens: bool) -> Schedule:
+    """Makes a schedule of `config.optimizer` for some stages, which counts tokens or steps."""
+    if not stages or not by_tokens:
         return make_schedule(config, total_steps)
     first, unit = stages[0].first_step, stages[0].tokens_per_step
     units = tuple(stage.tokens_per_step / unit for stage in stages)
     total = sum(stage.steps * size for stage, size in zip(stages, units))
-    schedule = SCHEDULES.get(config.schedule)(config, tokens / unit, total)
+    warmup = config.warmup_tokens / unit or float(config.warmup_steps)
+    schedule = SCHEDULES.get(config.schedule)(config, warmup, total)
     return ByTokens(tuple(stage.first_step - first for stage in stages[1:]), units, schedule)
 
 

@@ -91,8 +91,9 @@ def compiled(name: str, options) -> dict[str, float]:
     lengths = [stage.length for stage in stages_of(config)]
     if int(length) not in lengths:
         raise SystemExit(f"{name}: experiments/{experiment}.py has stages of lengths {lengths}")
-    batch = task.abstract_batch(lengths.index(int(length)))
-    lowered = program.train_step.lower(program.state, batch, abstract_hyperparameters(mesh))
+    stage = lengths.index(int(length))
+    train_step, batch = program.step_of(*task.at_stage(stage)), task.abstract_batch(stage)
+    lowered = train_step.lower(program.state, batch, abstract_hyperparameters(config, mesh))
     cycles = HloModule(lowered.compile().as_text()).cycles_by_operation()
     return {operation: count / chips.generation.clock for operation, count in cycles.items()}
 

@@ -236,6 +236,7 @@ TOKENIZERS = {
 
 
 def test_settings_of_a_byte_level_tokenizer_must_agree_with_its_file(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "modernbert"}))
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": False}))
     assert pretrained.read_tokenizer(tmp_path).kind == "bpe"

@@ -266,6 +266,6 @@ def _find_lost(files: RecordSet, form: Format, spans: Iterator[Span], lost: dict
             raise UserError(f"{fault}; copy or prepare the file again, or set config.data.on_corrupt=skip")
         lost[path] = numbers
         print(f"{fault}; skipping {sum(map(len, numbers)):,} of its {counts[path]:,} records", flush=True)
-    if sum(len(run) for numbers in lost.values() for run in numbers) == files.total:
+    if sum(len(run) for numbers in lost.values() for run in numbers) == sum(counts.values()):
         raise UserError("none of the records can be read; copy or prepare them again")
     return len(lost) > before

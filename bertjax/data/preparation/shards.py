@@ -77,7 +77,7 @@ def write_rows(shard: Shard, job: Job, rows: np.ndarray) -> dict[str, int]:
 
 
 def sets_of(written: dict[Shard, dict], job: Job) -> dict:
-    """Returns the manifest's "sets": the files of each split, and what they contain; if held out, of which source."""
+    """Returns the manifest's "sets": the files of each split, what they contain, and of which source if of one."""
     sets = {
         str(stage.length): {"max_predictions_per_seq": stage.predictions, **{split: {} for split in SPLITS}}
         for stage in job.stages

@@ -47,6 +47,11 @@ def _find(name: str) -> Factory:
     return OPTIMIZERS.get(name)
 
 
+def compiles_peak(config) -> bool:
+    """Whether a step is compiled with `config.optimizer.learning_rate`, besides the schedule, which is its input."""
+    return getattr(_find(config.name), "compiles_peak", False)
+
+
 def validate(config) -> None:
     """Raises `UserError` if `config.optimizer` names no optimizer, or one that cannot be used as it says."""
     factory, is_optaxs = _find(config.name), from_optax.has(config.name) and config.name not in OPTIMIZERS.names()

@@ -18,10 +18,13 @@ from bertjax.training.optimizers import groups
 def stable_adamw(config, axes) -> list[optax.GradientTransformation]:
     return [
         scale_by_stable_adam(config.beta1, config.beta2, config.epsilon, axes),
-        # In proportion to rate / peak rate: at the peak, a step takes `weight_decay` of each matrix.
+        # In proportion to rate / the config's peak: there, a step takes `weight_decay` of each matrix.
         groups.add_weight_decay(config, scale=1 / config.learning_rate),
         groups.scale_by_learning_rate(config),
     ]
+
+
+stable_adamw.compiles_peak = True  # another peak of the learning rate is another program
 
 
 class StableAdamState(NamedTuple):
