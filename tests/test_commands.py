@@ -75,6 +75,25 @@ def test_predict_fills_masks_as_text_and_as_json(trained):
     assert len(objects[0]["masks"][0]) == 5 and 0 < objects[0]["masks"][0][0]["probability"] <= 1
 
 
+def test_evaluate_counts_minimal_pairs(trained):
+    folder, _ = trained
+    pairs = [
+        (f"the ship saw the {word} .", f"ship the saw {word} the .", f"x{i % 2}") for i, word in enumerate("ab cd")
+    ]
+    lines = [json.dumps({"good": good, "bad": bad, "paradigm": kind}) for good, bad, kind in pairs]
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    plain = run("evaluate", "--checkpoint=run", "--pairs=pairs.jsonl", cwd=folder)
+    assert plain.returncode == 0 and "% of 3" in plain.stdout and "in 5 pairs" not in plain.stdout, plain.stderr
+    assert "of 5 pairs (chance: 50 %)" in plain.stdout
+    found = json.loads(
+        run("evaluate", "--checkpoint=run", "--pairs=pairs.jsonl", "--most=1", "--json", cwd=folder).stdout
+    )
+    assert found["pairs"] == 2 and found["paradigms"].keys() == {"x0", "x1"}
+    assert found["share"] == sum(found["paradigms"].values()) / 2
+    missing = run("evaluate", "--checkpoint=run", "--pairs=none.jsonl", cwd=folder)
+    assert missing.returncode == 1 and missing.stderr == "error: --pairs: no file 'none.jsonl'\n"
+
+
 @pytest.mark.skipif(has_accelerator(), reason="there JAX looks for it")
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="pip install -e '.[aot]'")
 def test_jax_is_not_asked_for_a_tpu_where_there_is_none(trained):

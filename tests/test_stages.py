@@ -327,7 +327,7 @@ def test_z_loss_is_added_in_training_alone(records):
         (stage(0, 32, 10, tokens=50), r"only.tokens = 50.0: too few for one step of 8 sequences of 32"),
         (stage(4, 32, 10, batch_size=1000, ramp_from=1, ramp_tokens=1e9), r"makes 1000 batch sizes"),
         (stage(4, 32, 10, optimizer=dict(schedule="flat")), r"optimizer.schedule = 'flat'"),
-        (stage(4, 32, 10, optimizer=dict(learning_rate="x")), r"only.optimizer.learning_rate = 'x': must be such as 0.001"),
+        (stage(4, 32, 10, optimizer=dict(learning_rate="x")), r"optimizer.learning_rate = 'x': must be such as 0.001"),
         (stage(4, 32, 10, batch_size=None), r"only.batch_size = None: must be such as 8"),
         (stage(4, 32, 10, data=dict(masked_lm_split=0.8)), r"only.data.masked_lm_split = 0.8: must be such as"),
         (stage(4, 32, 10, model=dict(local_attention=7)), r"model.local_attention = 7: must be even"),

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax import families
 from bertjax.config import BertConfig, UserError
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks import likelihood
@@ -100,3 +101,7 @@ def test_models_and_texts_without_likelihoods_are_named():
     model, params = model_of(CONFIG)
     with pytest.raises(UserError, match="has 52 tokens, more than the model's 40 positions"):
         list(likelihood.log_likelihoods(model, params, PIECES, ["ship " * 50]))
+    sizes = dict(vocab_size=PIECES.vocab_size, hidden_size=16, num_hidden_layers=1)
+    neighbours = BertForMaskedLM(families.FAMILIES.get("lstms").config(family="lstms", **sizes))
+    with pytest.raises(UserError, match="this one does neither"):
+        list(likelihood.log_likelihoods(neighbours, {}, PIECES, ["ship"]))
