@@ -14,6 +14,10 @@ from multiprocessing import resource_tracker
 
 from bertjax.config import UserError
 
+# Queues whose thread is not waited for. It must not be the last to hold their semaphores: if Python ends while that
+# thread removes one, the resource tracker prints a warning. Kept here, the main thread removes them at exit.
+_abandoned: list = []
+
 
 @contextlib.contextmanager
 def worker_pool(workers: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
@@ -35,6 +39,7 @@ def worker_pool(workers: int) -> Iterator[concurrent.futures.ProcessPoolExecutor
         # Python's thread then shuts the pool down. It must wait neither for work that nobody reads any more (it does
         # before 3.11.5) nor for the rest of a result. The pipe of the work is its own to close: two that do are a race.
         pool._call_queue.cancel_join_thread()
+        _abandoned.append(pool._call_queue)
         pool._result_queue._writer.close()
         if isinstance(error, concurrent.futures.process.BrokenProcessPool):
             raise UserError("a worker process died, probably out of memory; try fewer --workers") from None
@@ -74,7 +79,7 @@ def _holding_interrupts() -> Iterator[None]:
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number in heard:
             signal.raise_signal(number)

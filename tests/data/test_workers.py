@@ -74,6 +74,33 @@ def test_no_pipe_is_closed_twice(monkeypatch):
     assert str(fail_in_pool(use)) == "the error" and not failed
 
 
+def test_semaphores_are_removed_by_a_thread_that_python_waits_for():
+    """The thread that sends the work is not. Here it ends, and removes what it is the last to hold, slowly."""
+    script = """
+import threading, time
+from multiprocessing import queues, synchronize
+from bertjax.data.workers import worker_pool
+
+def debug(message):
+    if "exiting" in message:
+        time.sleep(0.5)
+
+def remove(name, then=synchronize.SemLock._cleanup):
+    if threading.current_thread() is not threading.main_thread():
+        print("removed by", threading.current_thread().name, flush=True)
+    then(name)
+
+queues.debug, synchronize.SemLock._cleanup = debug, staticmethod(remove)
+try:
+    with worker_pool(2):
+        raise ValueError
+except ValueError:
+    time.sleep(1)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_dead_worker_is_one_line():
     assert "a worker process died" in str(fail_in_pool(lambda pool: pool.submit(os._exit, 1).result()))
 
