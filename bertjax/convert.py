@@ -24,10 +24,10 @@ def main(arguments: list[str]) -> None:
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --source=, --output= and --format=")
 
-    from bertjax.interop import pretrained
+    from bertjax.interop import conversion
 
     given = (_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value, _LICENSE.value)
-    print(pretrained.convert(*given), flush=True)
+    print(conversion.convert(*given), flush=True)
 
 
 if __name__ == "__main__":

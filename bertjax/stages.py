@@ -15,7 +15,7 @@ import ml_collections
 from bertjax import families
 from bertjax.config import fields_of
 
-SIZES = ("steps", "length", "max_predictions_per_seq")
+REQUIRED = ("steps", "length", "max_predictions_per_seq")  # fields of a stage
 SHARED = ("batch_size", "microbatches")
 OF_DATA = ("masked_lm_prob", "masked_lm_split", "mixture")
 OF_OPTIMIZER = (
@@ -105,7 +105,7 @@ def changes_of(stage: ml_collections.ConfigDict) -> dict[str, Any]:
     for name, value in stage.items():
         if isinstance(value, ml_collections.ConfigDict):
             found |= {f"{name}.{field}": x for field, x in value.items()}
-        elif name not in (*SIZES, *OPTIONAL):
+        elif name not in (*REQUIRED, *OPTIONAL):
             found[name] = value
     return found
 

@@ -134,7 +134,7 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     _validate_stages(config)
     for each in stages_of(config):
         families.FAMILIES.get(config.model.family).validate(config_in(config, each))
-        if corpus_sources(config):
+        if corpus_sources(config) or config.data.mix_when == "prepared":
             mixture_of(config_in(config, each))
     for text in config.eval.fill_masks:
         require(isinstance(text, str) and "[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")

@@ -12,7 +12,7 @@ from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
 from bertjax.data.preparation import prepare
 from bertjax.data.records import RecordSet, mixed
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.model.dropout import row_keys
 from bertjax.sharding.mesh import make_mesh
 from bertjax.stages import config_after, config_in, stages_of, steps_for, total_steps
@@ -191,6 +191,8 @@ def test_a_run_that_stops_at_every_boundary_ends_as_one_that_does_not(records, t
     assert all((a == b).all() for a, b in zip(straight, stopped))
     used = [pretrained.read(f"{tmp_path / 'straight'}@{step}").config.global_rope_theta for step in (9, 11)]
     assert used == [1e6, 160_000.0]
+    conversion.convert(f"{tmp_path / 'straight'}@9", tmp_path / "converted", "bertjax")  # without a step of its own
+    assert pretrained.read(tmp_path / "converted").config.global_rope_theta == 1e6
     lines = [line for line in read_metrics(tmp_path / "straight") if "train/learning_rate" in line]
     rate = schedule_of(config, 11)
     assert [line["train/learning_rate"] for line in lines] == [float(rate(step)) for step in range(11)]
@@ -372,6 +374,9 @@ def test_a_branch_needs_no_corpus(parent):
     config = falling("", 10, parent).unlock()
     config.data.corpus = None
     tasks.validate(config)
+    config.branch_from = ""
+    with pytest.raises(UserError, match=r"config.data.corpus = None: say where the text is"):
+        tasks.validate(config)
 
 
 def test_masks_of_records_cannot_change():

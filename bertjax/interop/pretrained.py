@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
 
 import flax.traverse_util
 import jax
@@ -13,19 +12,14 @@ from bertjax import families, objectives
 from bertjax.config import (
     BertConfig,
     UserError,
-    common_config,
     fields_of,
 )
-from bertjax.data.records.manifest import read_manifest
-from bertjax.families.with_heads import count_parameters
-from bertjax.files import inside, read_json, read_whole, write_whole
+from bertjax.files import inside, read_json, read_whole
 from bertjax.interop import huggingface, tf1, tokenizer_files
-from bertjax.interop.model_card import model_card
 from bertjax.stages import config_after
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint, workdir
-from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo
 
 FORMATS = ("bertjax", "huggingface", "tf1")
@@ -172,7 +166,8 @@ def read_config(path: epath.PathLike) -> BertConfig:
 def _read_config(place: Place) -> BertConfig:
     if place.format == "bertjax":
         config = place.info.config
-        return families.config_of(config_after(config, place.step) if "stages" in config else config)
+        is_of_stage = "stages" in config and place.step  # without a step: params alone, as `convert` writes them
+        return families.config_of(config_after(config, place.step) if is_of_stage else config)
     module = huggingface if place.format == "huggingface" else tf1
     return module.read_config(place.folder / module.CONFIG)
 
@@ -352,99 +347,6 @@ def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -
                 parts.append(f"{what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' * (len(names) > 8)}")
         print("; ".join(parts), flush=True)
     return flax.traverse_util.unflatten_dict(loaded, sep="/")
-
-
-def convert(
-    source: epath.PathLike, output: epath.PathLike, to: str, architecture: str = "", license_name: str = ""
-) -> str:
-    """Writes `source` to the folder `output` in one of the `FORMATS`; returns a one-line summary.
-
-    For Hugging Face, a bertjax run gets a model card, with this license.
-    """
-    output = epath.Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"--output={output}: exists and is not empty; name a new folder")
-    for flag, given in (("architecture", architecture), ("license", license_name)):
-        if given and to != "huggingface":
-            raise UserError(f"--{flag}={given}: only for --format=huggingface")
-    pretrained, left_out = read(source), []
-    if to != "bertjax":
-        _require_class(pretrained, to)
-    layout = families.module_of(families.of(pretrained.config)) if to == "huggingface" else None
-    if architecture and architecture not in layout.ARCHITECTURES:
-        known = ", ".join(layout.ARCHITECTURES)
-        raise UserError(f"--architecture={architecture}: choose one of {known}")
-    manifest = _manifest(pretrained, find(source).folder) if to == "huggingface" else None
-    if "lstm" in pretrained.params and to != "bertjax":  # other formats have no class for the model on top of BERT
-        left_out = sorted(pretrained.params.keys() - {"bert"})
-        encoder = {"bert": pretrained.params["bert"]}
-        pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=())
-    if to != "bertjax":
-        left_out += [f"{name} = {value:.4g}" for name, value in pretrained.decided.items()]
-    if to == "huggingface":
-        chosen = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)
-        architecture = architecture or chosen
-        left_out += huggingface.write(
-            output, pretrained.config, pretrained.params, pretrained.tokenizer, architecture, pretrained.labels
-        )
-        if pretrained.settings.get("task"):
-            tensors, _ = layout.to_tensors(pretrained.params, pretrained.config, architecture)
-            card = _model_card(pretrained, manifest, output.name, architecture, tensors, license_name or "unknown")
-            write_whole(output / "README.md", card)
-    elif to == "tf1":
-        left_out += tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
-    else:
-        config = common_config()
-        config.update(pretrained.settings)
-        config.model = families.model_fields(**dataclasses.asdict(pretrained.config))
-        checkpoint.write_params(output, pretrained.params)
-        if pretrained.decided:
-            checkpoint.write_scores(output, 0, Scores({}, decided=pretrained.decided))
-        workdir.write_info(output, RunInfo(config, pretrained.architecture, pretrained.labels), pretrained.tokenizer)
-    size = count_parameters(pretrained.params, pretrained.config)
-    parts = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
-    if left_out:
-        parts.append(f"left out, for which {architecture or 'it'} has no place: {', '.join(left_out[:8])}")
-    if pretrained.tokenizer is None:
-        parts.append("no tokenizer was found beside it")
-    if pretrained.ignored:
-        parts.append(f"ignored, not part of BERT: {', '.join(pretrained.ignored[:8])}")
-    return "; ".join(parts)
-
-
-def _manifest(pretrained: Pretrained, workdir: epath.Path) -> Mapping | None:
-    """Returns the manifest of the records of a pre-training run, if they are still there."""
-    if pretrained.settings.get("task") != "pretraining":
-        return None
-    return read_manifest(pretrained.settings.data.records or workdir / "records")
-
-
-def _model_card(
-    pretrained: Pretrained, manifest: Mapping | None, name: str, architecture: str, kept: dict, license_name: str
-) -> str:
-    pieces, has_head = pretrained.tokenizer, not architecture.endswith("BertModel")
-    return model_card(
-        name,
-        architecture,
-        pretrained.config,
-        params=sum(x.size for x in kept.values()),
-        settings=pretrained.settings,
-        step=pretrained.step,
-        scores=pretrained.scores if has_head else {},
-        manifest=manifest,
-        mask=pieces.pieces[pieces.mask_id] if pieces else "[MASK]",
-        license_name=license_name,
-    )
-
-
-def _require_class(pretrained: Pretrained, to: str) -> None:
-    """Raises `UserError` if the model is one that the other format has no class for."""
-    try:
-        (huggingface if to == "huggingface" else tf1).check_form(pretrained.config)
-    except UserError as error:
-        raise UserError(
-            f"{pretrained.path}: a model with {error} has no place in --format={to}; only --format=bertjax keeps it"
-        ) from None
 
 
 def flattened(params: dict) -> dict:

@@ -19,7 +19,8 @@ from bertjax.sharding.mesh import make_mesh, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import GIB, Accelerator
 from bertjax.stages import stages_of
-from bertjax.tasks.pretraining import Pretraining, packed_rows
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.tasks.pretraining_rows import packed_rows
 from bertjax.tasks.pretraining_run import ways_to_compute
 from bertjax.training.step import abstract_hyperparameters, make_program
 from bertjax.validation import REMAT_POLICIES

@@ -3,7 +3,6 @@
 import copy
 import functools
 import itertools
-import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,8 +18,8 @@ from bertjax import families, objectives
 from bertjax.config import UserError, mixture_of
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.additions import Addition
-from bertjax.data.batches.order import Order, count_groups
-from bertjax.data.batches.packing import RowSize, whole
+from bertjax.data.batches.order import Order
+from bertjax.data.batches.packing import RowSize
 from bertjax.data.records import find_records, mixed
 from bertjax.data.records.manifest import training_shares
 from bertjax.families.with_heads import cast_encoder
@@ -37,10 +36,10 @@ from bertjax.sharding.mesh import (
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
 from bertjax.stages import Stage, config_in, stages_of, total_steps
+from bertjax.tasks.pretraining_rows import most_predictions, row_multiple, row_size
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 
-SEQUENCES_PER_ROW = 8  # most sequences in a row; see experiments/benchmarks/RESULTS.md
 MEASURED_SEQUENCES = 65_536  # training sequences that the statistics of baselines are estimated from
 OBJECTIVES_KEY = 1 << 16  # derives the objectives' keys from a row's; lower numbers are the layers'
 
@@ -411,42 +410,3 @@ def divided(sequences: int, shares: dict[str, float]) -> dict[str, int]:
     return {
         source: max(1, round(sequences * share), sequences // (4 * len(shares))) for source, share in shares.items()
     }
-
-
-def most_predictions(config, stage) -> int:
-    """Returns how many words of a sequence are predicted, at most; 0: batches have none."""
-    for term in objectives.of(config):
-        if term.objective.words_per_sequence:
-            return term.objective.words_per_sequence(config, stage)
-    return stage.max_predictions_per_seq if config.data.masking == "static" else 0  # in the records in any case
-
-
-def row_size(config, stage) -> RowSize:
-    """Returns what a row of packed sequences holds."""
-    predictions = 0
-    for term in objectives.of(config):
-        if term.objective.words_per_row:
-            predictions = term.objective.words_per_row(config, stage, SEQUENCES_PER_ROW)
-        elif term.objective.words_per_sequence:
-            predictions = SEQUENCES_PER_ROW * term.objective.words_per_sequence(config, stage)
-    return RowSize(stage.length, SEQUENCES_PER_ROW, predictions)
-
-
-def row_multiple(config, mesh: Mesh) -> int:
-    """Returns what the number of packed rows is a multiple of: each device has as many of each microbatch."""
-    return mesh.shape["data"] * mesh.shape["fsdp"] * config.microbatches
-
-
-def packed_rows(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[int]:
-    """Estimates the rows of a step of each of `stages_of(config)` from the share of real tokens in the sequences of
-    each stage of the config, as `Order.rows`."""
-    if len(real_tokens_share) != len(config.stages):
-        raise ValueError("packing needs the share of real tokens of each stage")
-    stages = stages_of(config)
-    shares = dict(zip(dict.fromkeys(stage.name for stage in stages), real_tokens_share))
-    found = []
-    for stage in stages:
-        groups = count_groups(stage.batch_size)
-        multiple = math.lcm(groups, row_multiple(config_in(config, stage), mesh))
-        found.append(whole(math.ceil(shares[stage.name] * stage.batch_size / groups) * groups, multiple))
-    return found

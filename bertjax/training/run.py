@@ -99,7 +99,7 @@ def run(
     if before is None and config.get("branch_from"):
         parent = checkpoint.find_parent(config.branch_from)
         config.branch_from = f"{parent.workdir}@{parent.step}"
-    elif before is not None and config.get("branch_from", "").endswith("@latest"):  # of when it branched off
+    elif before is not None and config.get("branch_from", "").endswith("@latest"):  # the step at which it branched off
         config.branch_from = before.config.branch_from
     origin, its_workdir = (require_info(parent.workdir), parent.workdir) if parent else (before, workdir)
     if origin is not None and origin.config.task != config.task:

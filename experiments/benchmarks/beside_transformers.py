@@ -222,9 +222,9 @@ def train_theirs(name: str, config, dataset, mesh):
 
 def same_when_exported(name: str, config, dataset, workdir, folder) -> str:
     """How many dev examples transformers gives the same answer from what was learnt here and exported."""
-    from bertjax.interop import pretrained
+    from bertjax.interop import conversion, pretrained
 
-    pretrained.convert(workdir, folder, "huggingface")
+    conversion.convert(workdir, folder, "huggingface")
     examples = dataset.dev[0].examples
     config.init_checkpoint = str(folder)
     theirs = predict_theirs(make_theirs(name, config, dataset), examples)

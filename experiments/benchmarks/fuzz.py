@@ -242,7 +242,7 @@ def read_google_records(folder):
 
 def make_checkpoint(folder, to="bertjax"):
     """A fine-tuned checkpoint with everything that one can have."""
-    from bertjax.interop import huggingface, pretrained
+    from bertjax.interop import conversion, huggingface
 
     source = folder if to == "huggingface" else folder / "source"
     huggingface.write(
@@ -254,7 +254,7 @@ def make_checkpoint(folder, to="bertjax"):
         ("bad", "fair", "good"),
     )
     if to != "huggingface":
-        pretrained.convert(source, folder / "made", to)
+        conversion.convert(source, folder / "made", to)
         shutil.rmtree(source)
 
 
@@ -297,7 +297,7 @@ def convert(folder):
     """As `bertjax.convert`, which uses all that was read."""
     import numpy as np
 
-    from bertjax.interop import pretrained
+    from bertjax.interop import conversion, pretrained
 
     source = folder / "made" if (folder / "made").is_dir() else folder
     found = pretrained.read(source)
@@ -307,7 +307,7 @@ def convert(folder):
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours), "values that were not saved"
     if found.tokenizer is not None:
         found.tokenizer.encode("the captain saw a Bread oven.")
-    pretrained.convert(source, folder.parent / "converted", "huggingface" if found.format == "bertjax" else "bertjax")
+    conversion.convert(source, folder.parent / "converted", "huggingface" if found.format == "bertjax" else "bertjax")
 
 
 def make_run(folder):

@@ -16,7 +16,7 @@ from bertjax.families.with_heads import (
     BertForMaskedLM,
     count_parameters,
 )
-from bertjax.interop import huggingface, pretrained
+from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.model.plain_attention import plain_attention
 from bertjax.model.tiles import Tile
 from bertjax.model.window_attention import window_attention
@@ -252,7 +252,7 @@ def test_it_is_trained_fills_masks_and_is_fine_tuned(records_folder, tmp_path):
     assert tuned.config.classifier_dropout == 0 and tuned.config.family == "modernbert"
     (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
     assert found["label"] == "1"
-    pretrained.convert(tmp_path / "tuned", tmp_path / "out", "huggingface")
+    conversion.convert(tmp_path / "tuned", tmp_path / "out", "huggingface")
     card = (tmp_path / "out/README.md").read_text()
     assert "A ModernBERT of " in card and "text-classification" in card
     assert "| classifier_dropout | 0.0 |" in card and 'tags: ["modernbert", "bertjax"]' in card

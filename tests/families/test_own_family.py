@@ -6,7 +6,7 @@ import pytest
 from bertjax import families, tasks
 from bertjax.config import UserError
 from bertjax.families.with_heads import BertForMaskedLM, forward_flops
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.planner.plan import plan
 from bertjax.reporting import insight
 from bertjax.sharding.topology import accelerator
@@ -63,11 +63,11 @@ def test_it_predicts_and_is_converted_to_our_own_format(trained, tmp_path):
     model = BertForMaskedLM(source.config)
     (filled,) = fill_mask.fill_masks(model, source.params, source.tokenizer, ["the [MASK] ."])
     assert len(filled.masks[0]) == 5
-    pretrained.convert(trained[1], tmp_path / "ours", "bertjax")
+    conversion.convert(trained[1], tmp_path / "ours", "bertjax")
     again = pretrained.read(tmp_path / "ours")
     assert again.config == source.config and leaves(again.params).keys() == leaves(source.params).keys()
     with pytest.raises(UserError, match=r"a model with model.family = 'mixer' has no place in --format=huggingface"):
-        pretrained.convert(trained[1], tmp_path / "theirs", "huggingface")
+        conversion.convert(trained[1], tmp_path / "theirs", "huggingface")
     with pytest.raises(UserError, match=r"a model with model.family = 'mixer' has no attention"):
         insight.attention(source, "the ship")
 

@@ -16,7 +16,7 @@ from bertjax.families.bert.huggingface import choose_architecture, huggingface_n
 from bertjax.families.bert.model import BertModel
 from bertjax.families.bert.variables import to_variables
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
-from bertjax.interop import huggingface, pretrained, tf1
+from bertjax.interop import conversion, huggingface, pretrained, tf1
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import classification, fill_mask, ner
 from bertjax.tasks.pretraining import Pretraining
@@ -68,14 +68,14 @@ def test_loss_and_gradients(golden):
 
 @pytest.mark.parametrize("to", pretrained.FORMATS)
 def test_round_trips_keep_every_byte(golden, tmp_path, to):
-    said = pretrained.convert(GOLDEN, tmp_path / to, to)
+    said = conversion.convert(GOLDEN, tmp_path / to, to)
     again = pretrained.read(tmp_path / to)
     assert said.startswith(f"huggingface -> {to}: ") and again.format == to
     ours, before = pretrained.flattened(again.params), pretrained.flattened(golden.params)
     assert ours.keys() == before.keys() and all(ours[n].tobytes() == before[n].tobytes() for n in before)
     assert again.config == golden.config
     assert again.tokenizer.fingerprint == golden.tokenizer.fingerprint
-    pretrained.convert(tmp_path / to, tmp_path / "back", "huggingface")
+    conversion.convert(tmp_path / to, tmp_path / "back", "huggingface")
     import safetensors.numpy
 
     original, back = (safetensors.numpy.load_file(f / huggingface.WEIGHTS) for f in (GOLDEN, tmp_path / "back"))
@@ -87,13 +87,13 @@ def test_without_pooler_too_and_then_it_is_a_masked_lm(golden, tmp_path, to):
     params = only(golden.params, "masked_lm")
     huggingface.write(tmp_path / "first", golden.config, params, golden.tokenizer)
     for source, target, into in (("first", "second", to), ("second", "third", "huggingface")):
-        assert "left out" not in pretrained.convert(tmp_path / source, tmp_path / target, into)
+        assert "left out" not in conversion.convert(tmp_path / source, tmp_path / target, into)
         again, before = (pretrained.flattened(p) for p in (pretrained.read(tmp_path / target).params, params))
         assert again.keys() == before.keys() and all(again[n].tobytes() == before[n].tobytes() for n in before)
     assert huggingface.read_head(tmp_path / "third" / huggingface.CONFIG)[0] == "BertForMaskedLM"
     message = "--architecture=BertForPreTraining: it has bert/pooler, which the checkpoint lacks; use BertForMaskedLM"
     with pytest.raises(UserError, match=message):
-        pretrained.convert(tmp_path / "second", tmp_path / "other", "huggingface", "BertForPreTraining")
+        conversion.convert(tmp_path / "second", tmp_path / "other", "huggingface", "BertForPreTraining")
 
 
 def test_tf1_has_googles_names_and_shapes(golden, tmp_path):
@@ -393,9 +393,9 @@ def test_labels_that_are_not_the_classifiers_are_refused_where_they_are_needed(g
     source = pretrained.read(tmp_path / "a")
     with pytest.raises(UserError, match="names 2 labels, but its classifier has 3 rows"):
         list(classification.predict(source, [("ship",)]))
-    pretrained.convert(tmp_path / "a", tmp_path / "b", "huggingface", "BertModel")
+    conversion.convert(tmp_path / "a", tmp_path / "b", "huggingface", "BertModel")
     with pytest.raises(UserError, match="names 2 labels, but its classifier has 3 rows"):
-        pretrained.convert(tmp_path / "a", tmp_path / "c", "huggingface")
+        conversion.convert(tmp_path / "a", tmp_path / "c", "huggingface")
 
 
 def test_nothing_is_predicted_from_outputs_that_are_no_numbers(golden):
@@ -422,7 +422,7 @@ def test_a_decoder_of_its_own_is_refused_where_words_are_predicted(golden, folde
     assert source.params.keys() == {"bert", "next_sentence"} and not source.predicts_words
     assert "decoder.weight is not tied to the word embeddings" in source.no_words
     assert "cls.predictions.decoder.weight" in source.ignored
-    pretrained.convert(folder, tmp_path / "encoder", "huggingface", "BertModel")
+    conversion.convert(folder, tmp_path / "encoder", "huggingface", "BertModel")
     encoder = jax.tree.map(jnp.asarray, {"bert": golden.params["bert"]})
     assert pretrained.initialize(encoder, folder).keys() == {"bert"}
     with pytest.raises(UserError, match=r"init_checkpoint = .* is not tied to the word embeddings"):

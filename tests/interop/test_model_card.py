@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from bertjax.config import fine_tuning_config, pretraining_config
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.training import checkpoint
 from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo, write_info
@@ -37,7 +37,7 @@ def test_a_pretrained_model(tmp_path):
     config.data.update(corpus="a.txt,b.txt", language="is")
     config.batch_size = 48
     run = made_run(tmp_path / "run", config, {"mlm_loss": 2.5, "mlm_accuracy": None})
-    pretrained.convert(run, tmp_path / "icelandic", "huggingface", license_name="apache-2.0")
+    conversion.convert(run, tmp_path / "icelandic", "huggingface", license_name="apache-2.0")
     metadata, rows, text = read_card(tmp_path / "icelandic")
     assert metadata == {
         "license": "apache-2.0", "language": "is", "library_name": "transformers", "pipeline_tag": "fill-mask",
@@ -55,7 +55,7 @@ def test_a_pretrained_model(tmp_path):
 )  # fmt: skip
 def test_no_more_steps_are_claimed_than_were_made(tmp_path, step, short, long):
     run = made_run(tmp_path / "run", pretraining_config(), {}, step=step)
-    pretrained.convert(f"{run}@{step}", tmp_path / "out", "huggingface")
+    conversion.convert(f"{run}@{step}", tmp_path / "out", "huggingface")
     _, rows, _ = read_card(tmp_path / "out")
     assert (rows["steps of length 128"], rows["steps of length 512"]) == (short, long)
 
@@ -65,7 +65,7 @@ def test_what_is_not_the_default_is_said(tmp_path):
     config.data.update(corpus="a/,b/", mixture="a/=2", do_whole_word_mask=True)
     config.data.cleaning.min_words = 20
     config.packing = True
-    pretrained.convert(made_run(tmp_path / "run", config, {}), tmp_path / "out", "huggingface")
+    conversion.convert(made_run(tmp_path / "run", config, {}), tmp_path / "out", "huggingface")
     _, rows, _ = read_card(tmp_path / "out")
     assert rows["mixture"] == "a/=2" and rows["do_whole_word_mask"] == "True" and rows["packing"] == "True"
     assert rows["cleaning.min_words"] == "20" and "cleaning.nfc" not in rows and "do_span_mask" not in rows
@@ -75,7 +75,7 @@ def test_what_is_not_the_default_is_said(tmp_path):
 def test_the_records_of_a_run_say_what_its_corpus_was(records_folder, tmp_path):
     config = pretraining_config()
     config.data.records = str(records_folder)
-    pretrained.convert(made_run(tmp_path / "run", config, {}), tmp_path / "out", "huggingface")
+    conversion.convert(made_run(tmp_path / "run", config, {}), tmp_path / "out", "huggingface")
     _, rows, text = read_card(tmp_path / "out")
     corpus = json.loads((records_folder / "manifest.json").read_text())["corpus"]
     assert rows["corpus"].endswith("text.txt") and "## Scores" not in text
@@ -87,7 +87,7 @@ def test_a_fine_tuned_model(tmp_path):
     config.update(epochs=2.0, init_checkpoint="some/where")
     config.data.path = "GLUE"
     run = made_run(tmp_path / "run", config, {"f1": 0.91234}, "BertForMaskedLM", ("no", "yes"))
-    pretrained.convert(run, tmp_path / "out", "huggingface")
+    conversion.convert(run, tmp_path / "out", "huggingface")
     metadata, rows, _ = read_card(tmp_path / "out")
     assert metadata["license"] == "unknown" and "language" not in metadata
     assert (rows["data"], rows["epochs"], rows["init_checkpoint"], rows["f1"]) == (
@@ -101,13 +101,13 @@ def test_a_fine_tuned_model(tmp_path):
 @pytest.mark.parametrize("to", ["tf1", "bertjax"])
 def test_other_formats_have_none(tmp_path, to):
     run = made_run(tmp_path / "run", pretraining_config(), {})
-    pretrained.convert(run, tmp_path / "out", to)
+    conversion.convert(run, tmp_path / "out", to)
     assert not (tmp_path / "out/README.md").exists()
 
 
 def test_a_checkpoint_of_unknown_origin_has_none(tmp_path):
-    pretrained.convert(GOLDEN, tmp_path / "first", "bertjax")
-    pretrained.convert(tmp_path / "first", tmp_path / "second", "huggingface")
+    conversion.convert(GOLDEN, tmp_path / "first", "bertjax")
+    conversion.convert(tmp_path / "first", tmp_path / "second", "huggingface")
     assert not (tmp_path / "second/README.md").exists()
 
 
@@ -121,13 +121,13 @@ def test_what_is_no_bert_is_not_written_as_one(tmp_path, field, value):
     message = rf"model.{field} = {value!r} has no place in --format=" if field == "causal" else f"model.{field} is"
     for to in ("huggingface", "tf1"):
         with pytest.raises(pretrained.UserError, match=message):
-            pretrained.convert(run, tmp_path / "out", to)
+            conversion.convert(run, tmp_path / "out", to)
 
 
 def test_the_card_of_an_encoder_has_no_scores_of_what_was_left_out(tmp_path):
     config = fine_tuning_config("glue", name="mrpc")
     run = made_run(tmp_path / "run", config, {"f1": 0.9}, "BertForMaskedLM", ("no", "yes"))
-    said = pretrained.convert(run, tmp_path / "out", "huggingface", "BertModel")
+    said = conversion.convert(run, tmp_path / "out", "huggingface", "BertModel")
     metadata, rows, text = read_card(tmp_path / "out")
     assert metadata["pipeline_tag"] == "feature-extraction" and "f1" not in rows and "masked_lm" not in said
     assert "the encoder of a model that was trained for the task `glue`" in text
@@ -145,10 +145,10 @@ def test_an_odd_manifest_is_no_reason_to_fail(records_folder, tmp_path, corpus):
     manifest["recipe"]["corpus"] = 5
     (tmp_path / "records").mkdir()
     (tmp_path / "records/manifest.json").write_text(json.dumps(manifest))
-    pretrained.convert(made_run(tmp_path / "run", config, {}), tmp_path / "out", "huggingface")
+    conversion.convert(made_run(tmp_path / "run", config, {}), tmp_path / "out", "huggingface")
     _, rows, _ = read_card(tmp_path / "out")
     assert rows["corpus"] == "5" and rows.get("training documents") == ("3" if corpus else None)
     (tmp_path / "records/manifest.json").write_text("{")
     with pytest.raises(pretrained.UserError, match=r"manifest.json: damaged"):
-        pretrained.convert(tmp_path / "run", tmp_path / "again", "huggingface")
+        conversion.convert(tmp_path / "run", tmp_path / "again", "huggingface")
     assert not (tmp_path / "again").exists()

@@ -14,7 +14,7 @@ from bertjax.families.with_heads import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from bertjax.interop import huggingface, pretrained
+from bertjax.interop import conversion, huggingface, pretrained
 from tests.families.test_modernbert import TINY, random_params
 
 torch = pytest.importorskip("torch")
@@ -107,8 +107,8 @@ def test_every_class_is_transformers_and_is_written_and_read(kind, pooling, tmp_
     again = pretrained.read(tmp_path / "there")
     assert again.config == config and again.architecture == f"Bert{kind}" and again.ignored == [] and not again.wordless
     assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), again.params, params))
-    pretrained.convert(tmp_path / "there", tmp_path / "ours", "bertjax")
-    pretrained.convert(tmp_path / "ours", tmp_path / "back", "huggingface")
+    conversion.convert(tmp_path / "there", tmp_path / "ours", "bertjax")
+    conversion.convert(tmp_path / "ours", tmp_path / "back", "huggingface")
     before, after = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("there", "back"))
     assert before == after
     assert type(in_torch(tmp_path / "back", kind)) is type(theirs)

@@ -31,7 +31,7 @@ from bertjax.families.with_heads import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from bertjax.interop import huggingface, pretrained
+from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import put_batch
 from bertjax.tasks import finetuning, likelihood, output_layers
@@ -273,12 +273,12 @@ def continued_as_theirs(source, theirs, pieces, text: str, ids: list[int]):
 
 def test_gpt2_is_kept_in_a_workdir(gpt2_folder, tmp_path):
     folder, *_ = gpt2_folder
-    pretrained.convert(folder, tmp_path / "ours", "bertjax")
+    conversion.convert(folder, tmp_path / "ours", "bertjax")
     before, after = pretrained.read(folder), pretrained.read(tmp_path / "ours")
     assert before.config == after.config and before.tokenizer.fingerprint == after.tokenizer.fingerprint
     jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
     with pytest.raises(UserError, match=r"model.norm = 'pre' has no place in --format=huggingface"):
-        pretrained.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
+        conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
 
 
 def test_the_attention_that_a_report_draws_is_theirs(tmp_path):
@@ -317,7 +317,7 @@ def test_the_code_of_a_model_card_runs(model, architecture, labels, tmp_path, mo
     pieces = WordPiece([*SPECIAL_PIECES, *letters, *("##" + x for x in letters)], lowercase=True)
     checkpoint.write_params(tmp_path / "run", params)
     write_info(tmp_path / "run", RunInfo(config.lock(), architecture, labels or None), pieces)
-    pretrained.convert(tmp_path / "run", tmp_path / "card", "huggingface")
+    conversion.convert(tmp_path / "run", tmp_path / "card", "huggingface")
     code = (tmp_path / "card/README.md").read_text().split("```")[1].removeprefix("python\n")
     monkeypatch.chdir(tmp_path)
     scope, results = {}, []
@@ -388,8 +388,8 @@ def test_fine_tuned_models_are_the_same_there(architecture, model, output, tmp_p
     if "ication" in architecture:
         assert read.labels == ("a", "b", "c")
     # Which class it is, and its labels, outlive our own format.
-    pretrained.convert(tmp_path, tmp_path / "bertjax", "bertjax")
-    pretrained.convert(tmp_path / "bertjax", tmp_path / "back", "huggingface")
+    conversion.convert(tmp_path, tmp_path / "bertjax", "bertjax")
+    conversion.convert(tmp_path / "bertjax", tmp_path / "back", "huggingface")
     again = loader.from_pretrained(tmp_path / "back")
     assert type(again) is type(theirs) and again.config.id2label == theirs.config.id2label
     assert all(torch.equal(a, b) for a, b in zip(theirs.state_dict().values(), again.state_dict().values()))

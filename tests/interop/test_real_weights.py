@@ -8,7 +8,7 @@ import pytest
 
 from bertjax.data.documents import python_docs
 from bertjax.families.bert.model import BertModel
-from bertjax.interop import huggingface, pretrained
+from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.tasks.hidden_states import extract
 from tests.text.test_tokenizer import HARD
 
@@ -52,9 +52,9 @@ def test_round_trips_keep_every_byte(folder, minilm, tmp_path):
     import safetensors.numpy
 
     for to in ("bertjax", "huggingface", "tf1"):
-        pretrained.convert(folder, tmp_path / to, to)
-    pretrained.convert(tmp_path / "bertjax", tmp_path / "back", "huggingface")
-    pretrained.convert(tmp_path / "tf1", tmp_path / "again", "bertjax")
+        conversion.convert(folder, tmp_path / to, to)
+    conversion.convert(tmp_path / "bertjax", tmp_path / "back", "huggingface")
+    conversion.convert(tmp_path / "tf1", tmp_path / "again", "bertjax")
     before = safetensors.numpy.load_file(folder / "model.safetensors")
     before.pop("embeddings.position_ids", None)
     for name in ("huggingface", "back"):

@@ -9,7 +9,7 @@ import pytest
 from bertjax import objectives, tasks
 from bertjax.config import UserError
 from bertjax.data.batches import additions as additions_module
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.objectives.parts import words
 from bertjax.planner.plan import plan
 from bertjax.reporting import curves
@@ -210,7 +210,7 @@ def test_its_random_numbers_are_those_of_the_row(records_folder, packing):
 def test_it_is_predicted_with_converted_and_fine_tuned(trained, tmp_path):
     source = pretrained.read_with_tokenizer(trained[1])
     assert source.predicts_words
-    pretrained.convert(trained[1], tmp_path / "ours", "bertjax")
+    conversion.convert(trained[1], tmp_path / "ours", "bertjax")
     again = pretrained.read(tmp_path / "ours")
     assert "counter" in again.params and leaves(again.params).keys() == leaves(source.params).keys()
     write_sst2(tmp_path)

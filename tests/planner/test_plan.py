@@ -16,7 +16,8 @@ from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.sharding.topology import GENERATIONS, accelerator
 from bertjax.stages import stages_of
-from bertjax.tasks.pretraining import Pretraining, packed_rows
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.tasks.pretraining_rows import packed_rows
 from bertjax.training.optimizers import make_optimizer
 from bertjax.training.state import abstract_axes, make_layout
 from experiments import small

@@ -6,7 +6,7 @@ import pytest
 
 from bertjax.config import BertConfig, UserError, fine_tuning_config
 from bertjax.families.with_heads import BertForFeatureBasedTagging
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.model.layer_choice import TABLE_7
 from bertjax.tasks import features, metrics, ner, sweep, validate
 from bertjax.tasks.launch import launch
@@ -107,7 +107,7 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
     # No moments of what is not learnt.
     moments = str(programs[0].state.opt_state)
     assert "'lstm'" in moments and "'bert'" not in moments
-    said = pretrained.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
+    said = conversion.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
     assert "left out, for which BertModel has no place: classifier, " in said and "lstm" in said
     assert pretrained.read(tmp_path / "hf").params.keys() == {"bert"}
 

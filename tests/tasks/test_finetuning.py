@@ -15,7 +15,7 @@ import pytest
 from bertjax import families, tasks
 from bertjax.config import BertConfig, Compute, UserError, fine_tuning_config, pretraining_config
 from bertjax.data.batches.examples import Examples
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import classification, classify, finetuning, glue, output_layers, sweep, validate
 from bertjax.tasks.launch import launch
@@ -143,7 +143,7 @@ def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
     folder, workdir = tuned
     rows = [line.split("\t") for line in (folder / "SST-2/dev.tsv").read_text().splitlines()[1:]]
     texts = [text for text, _ in rows]
-    pretrained.convert(workdir, tmp_path / "hf", "huggingface")
+    conversion.convert(workdir, tmp_path / "hf", "huggingface")
     fields = json.loads((tmp_path / "hf/config.json").read_text())
     assert fields["architectures"] == ["BertForSequenceClassification"] and fields["id2label"] == {"0": "0", "1": "1"}
     parts = [(text,) for text in texts]

@@ -14,7 +14,7 @@ import pytest
 from bertjax import tasks
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.batches.examples import Examples
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint as checkpoints
@@ -175,16 +175,16 @@ def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):
 
 
 def test_it_is_converted_there_and_back(trained, tmp_path):
-    pretrained.convert(trained, tmp_path / "ours", "bertjax")
+    conversion.convert(trained, tmp_path / "ours", "bertjax")
     before, after = ([*own_task.predict(pretrained.read(path), [(SEA,)])] for path in (trained, tmp_path / "ours"))
     assert before == after
-    line = pretrained.convert(trained, tmp_path / "hf", "huggingface")
+    line = conversion.convert(trained, tmp_path / "hf", "huggingface")
     assert "left out, for which BertForSequenceClassification has no place: margin = 0.25" in line
     assert pretrained.read(tmp_path / "hf").labels == ("without", "with")
 
 
 def test_a_converted_workdir_is_not_trained_on(trained, checkpoint, tmp_path):
-    pretrained.convert(trained, tmp_path / "ours", "bertjax")
+    conversion.convert(trained, tmp_path / "ours", "bertjax")
     with pytest.raises(UserError, match=r"holds params without the optimizer's state, .*--config.init_checkpoint="):
         launch(config_for(checkpoint), tmp_path / "ours")
 

@@ -17,7 +17,8 @@ from bertjax.families.with_heads import BertForPreTraining
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.tasks import output_layers, pretraining_run
 from bertjax.tasks.output_layers import Predictor, apply
-from bertjax.tasks.pretraining import Pretraining, row_size
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.tasks.pretraining_rows import row_size
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.run import run

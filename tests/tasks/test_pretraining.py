@@ -18,7 +18,7 @@ from bertjax.data.records import find_records
 from bertjax.data.tf import tf
 from bertjax.families.bert.model import BertModel
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.tasks import fill_mask, finetuning, generation, pretraining, pretraining_run
 from bertjax.tasks.hidden_states import extract
 from bertjax.tasks.pretraining import Pretraining
@@ -503,8 +503,8 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file,
     assert sum(prediction["probabilities"].values()) == pytest.approx(1)
     message = r"model.output = 'plain' has no place in --format=huggingface; only --format=bertjax keeps it"
     with pytest.raises(UserError, match=message):
-        pretrained.convert(tmp_path / "tuned", tmp_path / "out", "huggingface")
-    pretrained.convert(tmp_path / "tuned", tmp_path / "copy", "bertjax")
+        conversion.convert(tmp_path / "tuned", tmp_path / "out", "huggingface")
+    conversion.convert(tmp_path / "tuned", tmp_path / "copy", "bertjax")
     assert pretrained.read(tmp_path / "copy").config == tuned.config
 
 

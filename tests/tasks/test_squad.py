@@ -10,7 +10,7 @@ import pytest
 
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.documents import python_docs
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.tasks import metrics, squad, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.squad import Question
@@ -188,10 +188,10 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
     content, note = squad.submission(source, str(tmp_path / f"dev-{version}.json"))
     assert json.loads(content) == predictions and note.startswith("20 answers")
     # It goes along to a workdir; for other formats convert names it among what is left out.
-    pretrained.convert(tmp_path / "run", tmp_path / "ours", "bertjax")
+    conversion.convert(tmp_path / "run", tmp_path / "ours", "bertjax")
     ours = pretrained.read(tmp_path / "ours")
     assert ours.decided == source.decided and list(squad.predict(ours, pairs)) == list(squad.predict(source, pairs))
-    line = pretrained.convert(tmp_path / "run", tmp_path / "theirs", "huggingface")
+    line = conversion.convert(tmp_path / "run", tmp_path / "theirs", "huggingface")
     assert ("has no place: null_threshold = " in line) == (version == "v2.0")
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from bertjax.config import UserError, fine_tuning_config
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.tasks import swag, validate
 from bertjax.tasks.launch import launch
 from bertjax.training.sinks.jsonl import read_metrics
@@ -45,7 +45,7 @@ def test_a_tiny_run_learns_to_choose(checkpoint, tmp_path):
     launch(config_for(tmp_path, checkpoint), tmp_path / "run")
     accuracy = read_metrics(tmp_path / "run")[-2]["eval/accuracy"]
     assert accuracy > 0.5
-    pretrained.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
+    conversion.convert(tmp_path / "run", tmp_path / "hf", "huggingface")
     source = pretrained.read(tmp_path / "hf")
     assert source.architecture == "BertForMultipleChoice"
     with (tmp_path / "val.csv").open() as file:

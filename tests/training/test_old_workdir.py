@@ -6,7 +6,7 @@ import flax.traverse_util
 import numpy as np
 import pytest
 
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint
 from tests.conftest import FOLDER, make_corpus
@@ -37,7 +37,7 @@ def test_it_ends_where_it_would_have_ended(old, capsys):
 def test_it_is_read_and_converted(old):
     source = pretrained.read_with_tokenizer("run")
     assert source.step == 5 and source.predicts_words and source.dtype == "float32"
-    pretrained.convert("run", "theirs", "huggingface")
+    conversion.convert("run", "theirs", "huggingface")
     again = pretrained.read("theirs")
     flat = (flax.traverse_util.flatten_dict(each.params, sep="/") for each in (source, again))
     for (name, ours), (other, theirs) in zip(*(sorted(each.items()) for each in flat), strict=True):

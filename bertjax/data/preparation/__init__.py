@@ -195,14 +195,14 @@ def prepare_on_beam(
     totals, counts, written = beam.write_all(job, groups, selection, repeats, options)
     rows = collections.Counter()
     for shard, entry in written.items():
-        rows[shard.part, shard.stage] += entry["records"]
+        rows[shard.part, shard.shape] += entry["records"]
     check_contents(config, totals, counts, rows)
     return Prepared(job, totals, counts, written)
 
 
 def identity_of(config, given: Tokenizer | None) -> str:
     """A hash that changes if the records of the same text may become others."""
-    content = [VERSION, recipe_of(config), config.data.layout, [list(stage) for stage in stages(config)]]
+    content = [VERSION, recipe_of(config), config.data.layout, [list(shape) for shape in shapes(config)]]
     content += [given.fingerprint if given else [config.tokenizer.to_dict(), config.model.vocab_size]]
     return _hash(json.dumps(content, sort_keys=True))
 
@@ -216,7 +216,8 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def stages(config) -> tuple[RecordShape, ...]:
+def shapes(config) -> tuple[RecordShape, ...]:
+    """Returns the shapes of the records of all stages of pre-training, one for each length."""
     most: dict[int, int] = {}
     for stage in stages_of(config):
         most[stage.length] = max(stage.max_predictions_per_seq, most.get(stage.length, 0))
@@ -257,7 +258,7 @@ def learnt_tokenizer(config, groups: list[Group], selection: Selection, work: st
 
 def job_of(config, used: Tokenizer, output: epath.Path, work: str) -> Job:
     return Job(
-        stages=stages(config),
+        shapes=shapes(config),
         data=config.data.to_dict(),
         sources=tuple(selection_of(config).weights),
         vocab_size=used.vocab_size,
@@ -271,7 +272,7 @@ def job_of(config, used: Tokenizer, output: epath.Path, work: str) -> Job:
 def spill_all(job: Job, groups: list[Group], selection: Selection, pool, ahead: int):
     """Spills the whole corpus.
 
-    Returns its statistics by split, the counts of `Selection.read`, and of each part and stage the number of rows and
+    Returns its statistics by split, the counts of `Selection.read`, and of each part and shape the number of rows and
     the files that they are in, in the order of the corpus.
     """
     totals, counts, rows = collections.Counter(), collections.Counter(), collections.Counter()
@@ -280,9 +281,9 @@ def spill_all(job: Job, groups: list[Group], selection: Selection, pool, ahead: 
     with progress("preparing text", [group.bytes for group in groups]) as bar:
         for spilled in in_order(pool, function, blocks.read_blocks(groups, selection, counts), ahead):
             totals.update(blocks.of_split(spilled.part, spilled.stats, job))
-            for stage, count, path in zip(job.stages, spilled.rows, spilled.paths):
-                rows[spilled.part, stage] += count
-                paths[spilled.part, stage].append(path)
+            for shape, count, path in zip(job.shapes, spilled.rows, spilled.paths):
+                rows[spilled.part, shape] += count
+                paths[spilled.part, shape].append(path)
             done.append(spilled)
             bar.update(spilled.stats["bytes"])
     blocks.delete_other_blocks(job.work, done)
@@ -297,11 +298,11 @@ def write_all(
     ahead: int,
 ) -> dict:
     """Writes all shards; returns what each contains. `rows`, `paths`: as `spill_all` returns them."""
-    for stage in job.stages:
-        (epath.Path(job.output) / records.set_folder(stage.length)).mkdir(exist_ok=True)
+    for shape in job.shapes:
+        (epath.Path(job.output) / records.set_folder(shape.length)).mkdir(exist_ok=True)
     few = {each: merge_until_few(found, row_type(each[1], job), pool, ahead) for each, found in paths.items()}
     wanted = shards.shards_of(job, rows)
-    function, parts = functools.partial(shards.write, job=job), ((s, few[s.part, s.stage]) for s in wanted)
+    function, parts = functools.partial(shards.write, job=job), ((s, few[s.part, s.shape]) for s in wanted)
     with tqdm.tqdm(desc="writing shards", total=len(wanted), disable=None, leave=False) as bar:
         written = {}
         for shard, contents in zip(wanted, in_order(pool, function, parts, ahead)):
@@ -330,15 +331,15 @@ def manifest_of(config, prepared: Prepared, groups: Sequence[Group]) -> dict:
             for source, extent in corpus.extents(portion for group in groups for portion in group.portions).items()
         },
         "cleaning": {what: counts[what] for what in cleaning.CHANGES if counts[what]},
-        "real_tokens_share": {str(stage.length): _real_tokens_share(stage, totals, written) for stage in job.stages},
+        "real_tokens_share": {str(shape.length): _real_tokens_share(shape, totals, written) for shape in job.shapes},
         "sets": shards.sets_of(written, job),
     }
 
 
-def _real_tokens_share(stage: RecordShape, totals: Mapping, written: Mapping[shards.Shard, dict]) -> float:
+def _real_tokens_share(shape: RecordShape, totals: Mapping, written: Mapping[shards.Shard, dict]) -> float:
     """Returns the share of the tokens of training sequences that is no padding."""
-    rows = sum(entry["records"] for shard, entry in written.items() if shard.stage == stage and is_train(shard.part))
-    return round(totals[f"train_tokens_of_{stage.length}"] / (rows * stage.length), 4)
+    rows = sum(entry["records"] for shard, entry in written.items() if shard.shape == shape and is_train(shard.part))
+    return round(totals[f"train_tokens_of_{shape.length}"] / (rows * shape.length), 4)
 
 
 def report(manifest: dict, seconds: float) -> None:
@@ -393,13 +394,13 @@ def check_contents(config, totals: Mapping, counts: Mapping, rows: Mapping[tuple
     is_pairs = config.data.next_sentence == "pairs"
     needs = "next-sentence prediction needs at least two" if is_pairs else "at least one is needed"
     train_parts = {part for part, _ in rows if is_train(part)}
-    if not all(any(rows[part, stage] for part in train_parts) for stage in stages(config)):
+    if not all(any(rows[part, shape] for part in train_parts) for shape in shapes(config)):
         raise UserError(
             f"data.corpus: {', '.join(corpus_sources(config))} gives {train} document{'s' * (train != 1)} for "
             f"training; {needs} (a blank line ends a document){cleaning.describe(counts)}"
         )
     heldout_parts = {part for part, _ in rows if not is_train(part)}
-    all_held_out = all(any(rows[part, stage] for part in heldout_parts) for stage in stages(config))
+    all_held_out = all(any(rows[part, shape] for part in heldout_parts) for shape in shapes(config))
     if config.data.heldout_fraction and not all_held_out:
         needs += " of one source" * (len(heldout_parts) > 1)
         raise UserError(

@@ -187,7 +187,7 @@ def write_all(job: Job, groups: list[Group], selection: Selection, repeats: str 
     statistics, counts, written = json.loads(result.read_text())
     counts = collections.Counter({tuple(name) if isinstance(name, list) else name: n for name, n in counts})
     check_not_empty({source: counts["read", source] for source in selection.weights})
-    contents = {Shard(job.stages[number], *rest): found for (number, *rest), found in written}
+    contents = {Shard(job.shapes[number], *rest): found for (number, *rest), found in written}
     return collections.Counter(dict(statistics)), counts, contents
 
 
@@ -229,7 +229,7 @@ if beam is not None:
 
 
 def _shards_of(job: Job, part: str, number: int, rows: int) -> list[Shard]:
-    return shards.shards_of(job, {(part, job.stages[number]): rows})
+    return shards.shards_of(job, {(part, job.shapes[number]): rows})
 
 
 def _empty_shards(of_part, job: Job):
@@ -242,15 +242,15 @@ def _by_shard(piece, job: Job, rows: dict[tuple[str, int], int]):
     """Yields (shard, (place in the corpus, keys, rows)) of a piece."""
     part, number, place, keys, data = piece
     count = len(_shards_of(job, part, number, rows[part, number]))
-    keys, data = np.frombuffer(keys, np.uint64), np.frombuffer(data, row_type(job.stages[number], job))
+    keys, data = np.frombuffer(keys, np.uint64), np.frombuffer(data, row_type(job.shapes[number], job))
     for index, its in divide(keys, count):
         yield (number, part, index, count), (place, keys[its].tobytes(), data[its].tobytes())
 
 
 def _write_shard(gathered, job: Job) -> tuple[list, dict]:
     (number, *rest), parts = gathered
-    shard = Shard(job.stages[number], *rest)
-    kind = row_type(shard.stage, job)
+    shard = Shard(job.shapes[number], *rest)
+    kind = row_type(shard.shape, job)
     parts = ((np.frombuffer(keys, np.uint64), np.frombuffer(rows, kind)) for _, keys, rows in sorted(parts))
     (epath.Path(job.output) / shard.path).parent.mkdir(parents=True, exist_ok=True)
     return [number, *rest], shards.write_rows(shard, job, merge(parts, kind)[1])

@@ -34,7 +34,7 @@ class Block(NamedTuple):
 
 
 class Spilled(NamedTuple):
-    """A block on disk: its statistics; for each stage the number of its sequences, and their file."""
+    """A block on disk: its statistics; for each shape the number of its sequences, and their file."""
 
     part: str
     stats: dict[str, int]
@@ -93,7 +93,7 @@ def identity_of(block: Block, job: Job) -> str:
 def spill(block: Block, job: Job) -> Spilled:
     """Writes the sequences of a block to disk, unless a preparation before has done so with the same text."""
     path = os.path.join(job.work, f"block-{identity_of(block, job)}")
-    done, paths = f"{path}.json", [f"{path}.{stage.length}" for stage in job.stages]
+    done, paths = f"{path}.json", [f"{path}.{shape.length}" for shape in job.shapes]
     if os.path.exists(done):
         with open(done) as file:
             return Spilled(**json.load(file), paths=paths)
@@ -131,7 +131,7 @@ def of_split(part: str, statistics: Mapping[str, int], job: Job) -> dict[str, in
 
 
 def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, list[np.ndarray]]]]:
-    """Returns the statistics of a block; for each stage random keys of its rows `[rows]`, and the rows in pieces."""
+    """Returns the statistics of a block; for each shape random keys of its rows `[rows]`, and the rows in pieces."""
     tokenizer, data = tokenizer_of(job), job.data
     documents = [each.document for each in block.selected]
     texts = [sentences.split(document, data["language"], data["split_sentences"]) for document in documents]
@@ -153,13 +153,13 @@ def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, l
         bytes=block.bytes,
     )
     rows = []
-    for stage in job.stages:
-        seed = [data["seed"], stage.length, *block.number]
-        pieces = [np.empty(0, row_type(stage, job))]
+    for shape in job.shapes:
+        seed = [data["seed"], shape.length, *block.number]
+        pieces = [np.empty(0, row_type(shape, job))]
         for copy in range(copies.max(initial=0)):
             used = np.flatnonzero(copies > copy)
-            pieces.append(make_rows(tokens, used, stage, job, tokenizer, [*seed, copy]))
-        stats[f"tokens_of_{stage.length}"] = int(sum(piece["size"].sum(dtype=np.int64) for piece in pieces))
+            pieces.append(make_rows(tokens, used, shape, job, tokenizer, [*seed, copy]))
+        stats[f"tokens_of_{shape.length}"] = int(sum(piece["size"].sum(dtype=np.int64) for piece in pieces))
         keys = np.random.default_rng(seed).integers(2**64, size=sum(map(len, pieces)), dtype=np.uint64)
         rows.append((keys, pieces))
     return stats, rows

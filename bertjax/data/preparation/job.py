@@ -30,7 +30,7 @@ class Job:
       output: the folder of the records.
     """
 
-    stages: tuple[RecordShape, ...]
+    shapes: tuple[RecordShape, ...]
     data: Mapping
     sources: tuple[str, ...]
     vocab_size: int

@@ -11,26 +11,26 @@ from bertjax.data.records.layouts import number_type
 from bertjax.text.tokenizer import Tokenizer
 
 
-def row_type(stage: RecordShape, job: Job) -> np.dtype:
+def row_type(shape: RecordShape, job: Job) -> np.dtype:
     """The format of a sequence; omits what can be derived, and with dynamic masking what is masked."""
-    number = number_type(stage.length, job.vocab_size)
+    number = number_type(shape.length, job.vocab_size)
     fields = [
-        ("ids", number, (stage.length,)),
+        ("ids", number, (shape.length,)),
         ("size", number),  # number of tokens
         ("first_size", number),  # tokens in [CLS] A [SEP]
         ("label", number),  # see `instances.Instance`
     ]
     if job.data["masking"] == "static":
         fields += [
-            ("positions", number, (stage.predictions,)),
-            ("labels", number, (stage.predictions,)),
+            ("positions", number, (shape.predictions,)),
+            ("labels", number, (shape.predictions,)),
             ("masked", number),  # number of predictions
         ]
     return np.dtype(fields)
 
 
 def make_rows(
-    tokens: Tokens, documents: np.ndarray, stage: RecordShape, job: Job, tokenizer: Tokenizer, seed: list[int]
+    tokens: Tokens, documents: np.ndarray, shape: RecordShape, job: Job, tokenizer: Tokenizer, seed: list[int]
 ) -> np.ndarray:
     """Makes the sequences that cover some documents once, masked unless masking is dynamic."""
     rng = np.random.default_rng(seed)
@@ -42,16 +42,16 @@ def make_rows(
         documents.tolist(),
         data["next_sentence"],
         chance,
-        length=stage.length,
+        length=shape.length,
         short_seq_prob=data["short_seq_prob"],
     )
     instances = np.array(list(instances), np.int32).reshape(-1, 5)
-    ids, sizes = assemble(tokens.ids, instances[:, :4], stage.length, tokenizer)
-    rows = np.empty(len(instances), row_type(stage, job))
+    ids, sizes = assemble(tokens.ids, instances[:, :4], shape.length, tokenizer)
+    rows = np.empty(len(instances), row_type(shape, job))
     if data["masking"] == "static":
-        rules = rules_of(data, tokenizer, stage.predictions)
+        rules = rules_of(data, tokenizer, shape.predictions)
         ids, rows["positions"], rows["labels"], rows["masked"] = mask_tokens(
-            ids, sizes, draw(rng, len(ids), stage.length, rules), rules
+            ids, sizes, draw(rng, len(ids), shape.length, rules), rules
         )
     rows["ids"], rows["size"], rows["first_size"] = ids, sizes, instances[:, 1] + 2
     rows["label"] = instances[:, 4]

@@ -27,7 +27,7 @@ SHARD_NAME = re.compile(r"(train|heldout)(-\d+)?-\d{5}-of-\d{5}\.(tfrecord|lengt
 class Shard(NamedTuple):
     """Shard `index` of `count`: it has the rows of that range of their random keys, see `runs`."""
 
-    stage: RecordShape
+    shape: RecordShape
     part: str
     index: int
     count: int
@@ -35,24 +35,24 @@ class Shard(NamedTuple):
     @property
     def path(self) -> str:
         """Relative to the output folder."""
-        folder = records.set_folder(self.stage.length)
+        folder = records.set_folder(self.shape.length)
         return f"{folder}/{self.part}-{self.index:05d}-of-{self.count:05d}.tfrecord"
 
 
 def shards_of(job: Job, rows: dict[tuple[str, RecordShape], int]) -> list[Shard]:
-    """Returns the shards for a number of rows of each part and stage."""
+    """Returns the shards for a number of rows of each part and shape."""
     shards = []
-    for (part, stage), total in sorted(rows.items()):
-        size = total * row_type(stage, job).itemsize
+    for (part, shape), total in sorted(rows.items()):
+        size = total * row_type(shape, job).itemsize
         count = MIN_TRAIN_SHARDS if is_train(part) else 1
         while size > count * SHARD_BYTES:
             count *= 2
-        shards += [Shard(stage, part, index, count) for index in range(count)] if total else []
+        shards += [Shard(shape, part, index, count) for index in range(count)] if total else []
     return shards
 
 
 def write(wanted: tuple[Shard, Sequence[str]], job: Job) -> dict[str, int]:
-    """Writes a shard of the files of its part and stage, unless a run before has done so; returns its entry."""
+    """Writes a shard of the files of its part and shape, unless a run before has done so; returns its entry."""
     shard, paths = wanted
     names = "\n".join(map(os.path.basename, paths))  # each name follows from what is in its file
     identity = hashlib.sha256(names.encode()).hexdigest()[:16]
@@ -63,7 +63,7 @@ def write(wanted: tuple[Shard, Sequence[str]], job: Job) -> dict[str, int]:
         path = epath.Path(job.output) / shard.path
         if path.exists() and path.stat().length == entry["bytes"] and lengths.path_of(path).exists():
             return entry
-    _, rows = gather(paths, row_type(shard.stage, job), shard.index, shard.count)
+    _, rows = gather(paths, row_type(shard.shape, job), shard.index, shard.count)
     written = write_rows(shard, job, rows)
     write_whole(done, json.dumps(written))
     return written
@@ -79,13 +79,13 @@ def write_rows(shard: Shard, job: Job, rows: np.ndarray) -> dict[str, int]:
 def sets_of(written: dict[Shard, dict], job: Job) -> dict:
     """Returns the manifest's "sets": the files of each split, what they contain, and of which source if of one."""
     sets = {
-        str(stage.length): {"max_predictions_per_seq": stage.predictions, **{split: {} for split in SPLITS}}
-        for stage in job.stages
+        str(shape.length): {"max_predictions_per_seq": shape.predictions, **{split: {} for split in SPLITS}}
+        for shape in job.shapes
     }
     for shard in sorted(written):
         split, source = split_of(shard.part, job.sources)
         entry = {**written[shard], **({"source": source} if source else {})}
-        sets[str(shard.stage.length)][split][shard.path] = entry
+        sets[str(shard.shape.length)][split][shard.path] = entry
     return sets
 
 

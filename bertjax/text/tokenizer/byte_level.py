@@ -90,7 +90,6 @@ class BPE(ByteLevel):
     A text begins with a space if the file adds one (those learnt here do). The file may have any normalizer, and added
     pieces, which are kept whole wherever they occur in a text; special ones are not. GPT-2's "<|endoftext|>" is all
     special pieces in one.
-
     """
 
     kind = "bpe"

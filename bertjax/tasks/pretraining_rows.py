@@ -1,0 +1,52 @@
+"""What a row of a batch of pre-training holds, and how many rows hold the packed sequences of a step."""
+
+import math
+from collections.abc import Sequence
+
+from jax.sharding import Mesh
+
+from bertjax import objectives
+from bertjax.data.batches.order import count_groups
+from bertjax.data.batches.packing import RowSize, whole
+from bertjax.stages import config_in, stages_of
+
+SEQUENCES_PER_ROW = 8  # most sequences in a row; see experiments/benchmarks/RESULTS.md
+
+
+def most_predictions(config, stage) -> int:
+    """Returns how many words of a sequence are predicted, at most; 0: batches have none."""
+    for term in objectives.of(config):
+        if term.objective.words_per_sequence:
+            return term.objective.words_per_sequence(config, stage)
+    return stage.max_predictions_per_seq if config.data.masking == "static" else 0  # in the records in any case
+
+
+def row_size(config, stage) -> RowSize:
+    """Returns what a row of packed sequences holds."""
+    predictions = 0
+    for term in objectives.of(config):
+        if term.objective.words_per_row:
+            predictions = term.objective.words_per_row(config, stage, SEQUENCES_PER_ROW)
+        elif term.objective.words_per_sequence:
+            predictions = SEQUENCES_PER_ROW * term.objective.words_per_sequence(config, stage)
+    return RowSize(stage.length, SEQUENCES_PER_ROW, predictions)
+
+
+def row_multiple(config, mesh: Mesh) -> int:
+    """Returns what the number of packed rows is a multiple of: each device has as many of each microbatch."""
+    return mesh.shape["data"] * mesh.shape["fsdp"] * config.microbatches
+
+
+def packed_rows(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[int]:
+    """Estimates the rows of a step of each of `stages_of(config)` from the share of real tokens in the sequences of
+    each stage of the config, as `Order.rows`."""
+    if len(real_tokens_share) != len(config.stages):
+        raise ValueError("packing needs the share of real tokens of each stage")
+    stages = stages_of(config)
+    shares = dict(zip(dict.fromkeys(stage.name for stage in stages), real_tokens_share))
+    found = []
+    for stage in stages:
+        groups = count_groups(stage.batch_size)
+        multiple = math.lcm(groups, row_multiple(config_in(config, stage), mesh))
+        found.append(whole(math.ceil(shares[stage.name] * stage.batch_size / groups) * groups, multiple))
+    return found
