@@ -16,7 +16,19 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax.model.kernels import LANES, index_along, kept, kernel_call, on_mesh, words_of
+from bertjax.model.kernels import (
+    LANES,
+    ZERO,
+    dot,
+    index_along,
+    kept,
+    kernel_call,
+    on_mesh,
+    only_head,
+    own_lanes,
+    transposed,
+    words_of,
+)  # fmt: skip
 
 LONGEST = 1024  # tokens; at 2048 the backward kernel's intermediate results do not fit on a v4 or v5e
 _MASKED = -1e30
@@ -223,19 +235,19 @@ def _forward_kernel(attention: Attention, rows, words_ref, row_ref, column_ref, 
     for row, first in itertools.product(range(rows), range(0, attention.length, chunk)):
         at = pl.ds(first, chunk)
         visible = attention.visible(column_ref[row], row_ref[row, :, at], 0, first)
-        queries = _transposed(planes_ref[3 * row, at, :])
-        keys, values = planes_ref[3 * row + 1], _transposed(planes_ref[3 * row + 2])
+        queries = transposed(planes_ref[3 * row, at, :])
+        keys, values = planes_ref[3 * row + 1], transposed(planes_ref[3 * row + 2])
         outputs = []
         for head in range(attention.heads):
-            scores = _dot(keys, _only(head, size, queries).astype(dtype))
+            scores = dot(keys, only_head(head, size, queries).astype(dtype))
             scores = jnp.where(visible, scores, _MASKED) * attention.scale
             most = scores.max(0, keepdims=True)
             probs = jnp.exp2(scores - most)
             sums = probs.sum(0, keepdims=True)
             if attention.rate:
-                probs = jnp.where(attention.kept(words_ref, row, head, 0, first, probs.shape), probs, _ZERO)
+                probs = jnp.where(attention.kept(words_ref, row, head, 0, first, probs.shape), probs, ZERO)
             own = values[head * size : (head + 1) * size].astype(dtype)
-            outputs.append(_dot(own, probs.astype(dtype)) * (1 / (sums * (1 - attention.rate))))
+            outputs.append(dot(own, probs.astype(dtype)) * (1 / (sums * (1 - attention.rate))))
             log_sums_ref[row, head, :, at] = most + jnp.log2(sums)
         context_ref[row, at, :] = jnp.concatenate(outputs).T.astype(dtype)
 
@@ -254,58 +266,30 @@ def _backward_kernel(
 
     for row in range(rows):
         queries, of_context = planes_ref[3 * row], of_context_ref[row]
-        queries_t, of_context_t = _transposed(queries), _transposed(of_context)
-        products = of_context_t * _transposed(context_ref[row])
+        queries_t, of_context_t = transposed(queries), transposed(of_context)
+        products = of_context_t * transposed(context_ref[row])
         for first in range(0, attention.length, chunk):
             at = pl.ds(first, chunk)
             visible = attention.visible(column_ref[row, at, :], row_ref[row], first, 0)
             keys, values = planes_ref[3 * row + 1, at, :], planes_ref[3 * row + 2, at, :]
-            keys_t = _transposed(keys)
+            keys_t = transposed(keys)
             of_queries, of_keys, of_values = [], [], []
             for head in range(attention.heads):
                 own = slice(head * size, (head + 1) * size)
-                scores = _dot(keys, _only(head, size, queries_t).astype(dtype))
+                scores = dot(keys, only_head(head, size, queries_t).astype(dtype))
                 scores = jnp.where(visible, scores, _MASKED) * attention.scale
                 probs = dropped = jnp.exp2(scores - log_sums_ref[row, head])
-                of_probs = _dot(values, (_only(head, size, of_context_t) * (1 / keep)).astype(dtype))
+                of_probs = dot(values, (only_head(head, size, of_context_t) * (1 / keep)).astype(dtype))
                 if attention.rate:
                     mask = attention.kept(words_ref, row, head, first, 0, probs.shape)
-                    dropped, of_probs = jnp.where(mask, probs, _ZERO), jnp.where(mask, of_probs, _ZERO)
+                    dropped, of_probs = jnp.where(mask, probs, ZERO), jnp.where(mask, of_probs, ZERO)
                 # The softmax's sum of probs * of_probs over keys equals that of context * of_context over a head.
                 of_scores = (probs * (of_probs - products[own].sum(0, keepdims=True))).astype(dtype)
-                of_values.append(_dot(dropped.astype(dtype), of_context))
-                of_keys.append(_dot(of_scores, queries))
-                of_queries.append(_dot(keys_t[own].astype(dtype), of_scores))
-            write(row, 1, at, _own_lanes(of_keys, size) * scale)
-            write(row, 2, at, _own_lanes(of_values, size) * (1 / keep))
+                of_values.append(dot(dropped.astype(dtype), of_context))
+                of_keys.append(dot(of_scores, queries))
+                of_queries.append(dot(keys_t[own].astype(dtype), of_scores))
+            write(row, 1, at, own_lanes(of_keys, size) * scale)
+            write(row, 2, at, own_lanes(of_values, size) * (1 / keep))
             part = jnp.concatenate(of_queries)
             of_queries_ref[...] = part if first == 0 else of_queries_ref[...] + part
         write(row, 0, slice(None), (of_queries_ref[...] * scale).T)
-
-
-# libtpu 0.0.42 miscompiles for v5e: selects of packed bfloat16, hence float32; and products with an operand that was
-# selected against +0.0, of which it makes masked products.
-_ZERO = -0.0
-
-
-def _dot(a, b):
-    return jnp.dot(a, b, preferred_element_type=jnp.float32)
-
-
-def _transposed(x):
-    return x.astype(jnp.float32).T
-
-
-def _only(head: int, size: int, x):
-    """Zeroes the rows of other heads in `[128, n]`. A product over 128 rows costs as much as one over 64."""
-    row = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
-    return jnp.where((row >= head * size) & (row < (head + 1) * size), x, _ZERO)
-
-
-def _own_lanes(parts, size: int):
-    """Merges `[n, 128]` of each head, of which only its own lanes are meant."""
-    lane = jax.lax.broadcasted_iota(jnp.int32, parts[0].shape, 1)
-    merged = parts[0]
-    for head, part in enumerate(parts[1:], 1):
-        merged = jnp.where(lane >= head * size, part, merged)
-    return merged

@@ -15,6 +15,7 @@ from bertjax.model.dropout import hash_index, threshold
 LANES = 128
 SUBLANES = 8
 CHIPS = ("TPU v4", "TPU v5", "TPU v6", "TPU7x")  # chips that have kernels, by the beginning of `device_kind`
+ON_CHIP = 48 << 20  # bytes of memory on chip that kernels may use, of 64 MiB or 128
 EMULATED = "emulated TPU"  # any device: slowly, for tests
 
 
@@ -27,11 +28,13 @@ def is_small(chip: str) -> bool:
     return chip.startswith("TPU v4")
 
 
-def kernel_call(kernel, *, grid, chip: str, **options):
-    """`pl.pallas_call` for a grid whose steps are independent."""
+def kernel_call(kernel, *, grid, chip: str, in_order: int = 0, **options):
+    """`pl.pallas_call` for a grid whose steps are independent, but for the last `in_order` of its axes."""
     if not chip.startswith(CHIPS):
         return pl.pallas_call(kernel, grid=grid, interpret=True, **options)
-    parameters = pltpu.CompilerParams(dimension_semantics=("parallel",) * len(grid))
+    limit = None if is_small(chip) else ON_CHIP  # the compiler's own limit is 16 MiB everywhere
+    semantics = ("parallel",) * (len(grid) - in_order) + ("arbitrary",) * in_order
+    parameters = pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit)
     return pl.pallas_call(kernel, grid=grid, compiler_params=parameters, **options)
 
 
@@ -91,3 +94,31 @@ def kept(words, start, strides: tuple[int, int], shape: tuple[int, int], rate: f
     # The vector unit compares signed numbers only.
     signed = jax.lax.bitcast_convert_type(bits ^ jnp.uint32(1 << 31), jnp.int32)
     return signed >= jnp.int32(threshold(rate) - (1 << 31))
+
+
+# libtpu 0.0.42 miscompiles for v5e: selects of packed bfloat16, hence float32; and products with an operand that was
+# selected against +0.0, of which it makes masked products.
+ZERO = -0.0
+
+
+def dot(a, b):
+    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def transposed(x):
+    return x.astype(jnp.float32).T
+
+
+def only_head(head: int, size: int, x):
+    """Zeroes the rows of other heads in `[128, n]`. A product over 128 rows costs as much as one over 64."""
+    row = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    return jnp.where((row >= head * size) & (row < (head + 1) * size), x, ZERO)
+
+
+def own_lanes(parts, size: int):
+    """Merges `[n, 128]` of each head, of which only its own lanes are meant."""
+    lane = jax.lax.broadcasted_iota(jnp.int32, parts[0].shape, 1)
+    merged = parts[0]
+    for head, part in enumerate(parts[1:], 1):
+        merged = jnp.where(lane >= head * size, part, merged)
+    return merged
