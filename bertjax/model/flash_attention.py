@@ -27,6 +27,7 @@ from bertjax.model.kernels import (
 )
 
 LONGEST = 8192  # tokens; queries, their gradients and those of the context lie on chip
+LONGEST_BLOCK = 512  # queries or keys of a grid step
 _MASKED = -1e30
 _PLANE = ("batch", "length", "heads")  # [batch, length, heads * size]
 _ROW = ("batch", None, "length")
@@ -58,9 +59,18 @@ def bounds_of(segments: jax.Array, window: int | None = None) -> Bounds:
 
 
 def can_flash(length: int, width: int, size: int) -> bool:
-    """Returns whether the kernels can run on `length` tokens, and heads of a `size` that are `width` together."""
+    """Returns whether the kernels can run on `length` tokens, and heads of a `size` that are `width` together.
+
+    Fewer than 128 tokens would be padding for the most part.
+    """
     width //= parts_along("heads")
-    return length % LANES == 0 and length <= LONGEST and width % LANES == 0 and LANES % size == 0
+    return LANES <= length <= LONGEST and width % LANES == 0 and LANES % size == 0
+
+
+def padded(length: int) -> int:
+    """Returns how many tokens the kernels run on: whole lanes, and in long rows whole blocks."""
+    whole = LANES if length <= LONGEST_BLOCK else LONGEST_BLOCK
+    return -(-length // whole) * whole
 
 
 def flash_attention(query, key, value, segments, size: int, chip: str, window: int | None = None):
@@ -74,14 +84,18 @@ def flash_attention(query, key, value, segments, size: int, chip: str, window: i
     Returns:
       `[batch, length, heads * size]`.
     """
+    length = query.shape[1]
+    missing = [(0, 0), (0, padded(length) - length)]
+    segments = jnp.pad(segments, missing, constant_values=-1)  # padding, in a segment of its own
+    query, key, value = (jnp.pad(plane, [*missing, (0, 0)]) for plane in (query, key, value))
     flash = Flash(query.shape[1], size, window, chip)
-    return _attend(query, key, value, bounds_of(segments, window), flash)
+    return _attend(query, key, value, bounds_of(segments, window), flash)[:, :length]
 
 
 class Flash(NamedTuple):
     """What both kernels need to know."""
 
-    length: int
+    length: int  # of rows, `padded`
     size: int  # a head's size
     window: int | None
     chip: str
@@ -94,7 +108,7 @@ class Flash(NamedTuple):
     @property
     def block(self) -> int:
         """Queries (forward) or keys (backward) of a row in a grid step."""
-        return math.gcd(self.length, 256 if is_small(self.chip) else 512)
+        return math.gcd(self.length, LONGEST_BLOCK // 2 if is_small(self.chip) else LONGEST_BLOCK)
 
     @property
     def reach(self) -> int:
@@ -117,16 +131,27 @@ class Flash(NamedTuple):
         return LANES + 2 * self.reach if self.is_local else self.block
 
     @property
+    def pieces(self) -> int:
+        """How many pieces a chunk meets, at most: in a row of one segment."""
+        return 1 if self.is_local else self.length // self.piece
+
+    @property
     def scale(self) -> float:
         """The factor of the scores, for powers of two instead of e."""
         return math.log2(math.e) / math.sqrt(self.size)
 
     def rows(self, batch: int) -> int:
         """Rows of the batch of a grid step."""
-        return math.gcd(batch, max(1, 512 // self.length))
+        return math.gcd(batch, max(1, LONGEST_BLOCK // self.length))
 
     def name(self, kernel: str) -> str:
         return f"flash_{kernel}" if self.window is None else f"flash_{kernel}_{self.window}"
+
+    @staticmethod
+    def window_of(name: str) -> int | None:
+        """The window of a kernel with this name."""
+        window = name.rpartition("_")[2]
+        return int(window) if window.isdecimal() else None
 
     def meet(self, first_of_chunk, bounds: Bounds, step, carry):
         """Runs `carry = step(first token of the piece, carry)` over the pieces that a chunk meets.
@@ -136,7 +161,7 @@ class Flash(NamedTuple):
         if self.is_local:
             first = jnp.clip(first_of_chunk - self.reach, 0, self.length - self.piece)
             return step(pl.multiple_of(first, LANES), carry)
-        if self.length == self.piece:
+        if self.pieces == 1:
             return step(0, carry)
         # The places as floats: the vector unit reduces those.
         first = jax.lax.div(bounds.first.astype(jnp.float32).min().astype(jnp.int32), self.piece)

@@ -37,10 +37,10 @@ def kernel_seconds(kernels: Sequence[Kernel], generation: Generation, config: Be
     if not kernels:
         return 0.0
     name, cores = _ANALYSED[generation.libtpu_name]
-    names = {kernel.name for kernel in kernels}
-    rates = config.attention_probs_dropout_prob, config.hidden_dropout_prob
-    cycles = _analyse(name, "attention_forward" in names, length, config.hidden_size, config.head_size, *rates)
-    share = rows * length / TOKENS / cores
+    names = tuple(sorted({kernel.name for kernel in kernels}))
+    rates = getattr(config, "attention_probs_dropout_prob", 0.0), config.hidden_dropout_prob
+    cycles = _analyse(name, names, length, config.hidden_size, config.head_size, *rates)
+    share = rows / (TOKENS // length) / cores
     bandwidth = generation.hbm_bandwidth / generation.devices_per_chip
     return sum(
         kernel.times * max(share * cycles[kernel.name] / generation.clock, kernel.bytes / bandwidth)
@@ -61,12 +61,15 @@ def _analyse(*arguments) -> dict[str, int]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _main(name: str, attends: bool, length: int, hidden: int, size: int, attention_rate: float, rate: float) -> None:
-    """Prints the cycles of each kernel as JSON."""
+def _main(
+    name: str, kernels: list[str], length: int, hidden: int, size: int, attention_rate: float, rate: float
+) -> None:
+    """Prints the cycles of each kernel as JSON, those of loops as in rows of one segment, where they are longest."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
 
+    from bertjax.model.flash_attention import Flash, flash_attention, padded
     from bertjax.model.fused_attention import Attention, attention_backward, attention_forward
     from bertjax.model.fused_norm import fused_add_norm
 
@@ -91,17 +94,30 @@ def _main(name: str, attends: bool, length: int, hidden: int, size: int, attenti
         )
         return normalized, pull_back(gradient)
 
+    def flash(query, key, value, segments, of_context, window):
+        context, pull_back = jax.vjp(
+            lambda *planes: flash_attention(*planes, segments, size, chip, window), query, key, value
+        )
+        return context, pull_back(of_context)
+
     plane, words = array(rows, length, hidden), array(rows, 1, 2, dtype=jnp.uint32)
-    programs = [(normalize, (plane, plane, array(hidden, dtype=jnp.float32), words, plane))]
-    if attends:
-        planes, segments = array(rows, 3, length, hidden), array(rows, length, dtype=jnp.int32)
-        programs.append((attend, (planes, segments, words, plane)))
+    segments = array(rows, length, dtype=jnp.int32)
+    programs = []
+    if any("add_norm" in kernel for kernel in kernels):
+        programs.append((normalize, (plane, plane, array(hidden, dtype=jnp.float32), words, plane)))
+    if "attention_forward" in kernels:
+        programs.append((attend, (array(rows, 3, length, hidden), segments, words, plane)))
+    loops = {}
+    for window in {Flash.window_of(kernel) for kernel in kernels if kernel.startswith("flash_")}:
+        programs.append((functools.partial(flash, window=window), (plane, plane, plane, segments, plane)))
+        each = Flash(padded(length), size, window, chip)
+        loops |= {each.name(kernel): each.pieces for kernel in ("forward", "backward")}  # the analysis counts one
     jax.config.update("jax_enable_compilation_cache", False)  # it would skip the analysis
     cycles = {}
     for program, arrays in programs:
         for line in jax.jit(program).lower(*arrays).compile().as_text().splitlines():
             if kernel := kernel_of(line):
-                cycles[kernel.name] = int(_CYCLES.search(line)[1])
+                cycles[kernel.name] = int(_CYCLES.search(line)[1]) * loops.get(kernel.name, 1)
     assert all(cycles.values()), cycles
     print(json.dumps(cycles))
 

@@ -13,7 +13,8 @@ from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.encoder import ACTIVATIONS, Embedding
 from bertjax.model.encoder_model import EncoderModel
-from bertjax.model.kernels import on_one_device
+from bertjax.model.flash_attention import can_flash, flash_attention
+from bertjax.model.kernels import has_kernels, on_one_device
 from bertjax.model.plain_attention import plain_attention
 from bertjax.model.rotary import Rotation, rotate, rotation
 from bertjax.model.tiles import tile_of
@@ -208,7 +209,10 @@ class RotaryAttention(nn.Module):
         turned = nn.with_logical_constraint(turned, ("batch", "length", None, "heads", "kv"))
         has_cache = compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's tiles
         window = None if self.is_global else config.window
-        if self.is_global or x.shape[1] < BLOCKS * config.window:
+        if has_kernels(compute.chip) and can_flash(x.shape[1], hidden, size):
+            planes = (each.reshape(*x.shape[:2], -1) for each in jnp.moveaxis(turned, 2, 0))
+            context = flash_attention(*planes, segments, size, compute.chip, window)
+        elif self.is_global or x.shape[1] < BLOCKS * config.window:
             tile = tile_of(*x.shape[:2], heads) if has_cache else None
             context = plain_attention(turned, segments, None, 0.0, compute, tile=tile, window=window)
         else:
