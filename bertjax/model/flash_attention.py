@@ -226,12 +226,14 @@ def _attend_forward(query, key, value, bounds, flash):
 
 def _attend_backward(flash, saved, of_context):
     query, key, value, bounds, context, log_sums = saved
-    # Softmax's gradient subtracts the sum over keys of probs * of_probs, which is this product.
-    products = (context.astype(jnp.float32) * of_context.astype(jnp.float32)).reshape(*query.shape[:2], -1, flash.size)
-    products = jnp.swapaxes(products.sum(-1), 1, 2)[:, :, None]
 
-    def run(query, key, value, of_context, first, last, log_sums, products):
-        batch, length, _ = query.shape
+    def run(query, key, value, context, of_context, first, last, log_sums):
+        batch, length, width = query.shape
+        # Softmax's gradient subtracts the sum over keys of probs * of_probs, which is that of context * of_context over
+        # a head's elements. As a product with ones and zeros, they stay where they lie.
+        own = jnp.equal(jnp.arange(width)[:, None] // flash.size, jnp.arange(width // flash.size)).astype(jnp.float32)
+        products = context.astype(jnp.float32) * of_context.astype(jnp.float32)
+        products = jnp.einsum("blf,fh->bhl", products, own, precision="highest")[:, :, None]
         plane = jax.ShapeDtypeStruct(query.shape, query.dtype)
         rows = flash.rows(batch)
         blocks = (
@@ -247,9 +249,9 @@ def _attend_backward(flash, saved, of_context):
             scratch_shapes=[pltpu.VMEM((rows, LANES, length), jnp.float32)],
         )
 
-    axes = (_PLANE, _PLANE, _PLANE, _PLANE, _ROW, _ROW, _OF_HEADS, _OF_HEADS)
+    axes = (_PLANE, _PLANE, _PLANE, _PLANE, _PLANE, _ROW, _ROW, _OF_HEADS)
     run_on_mesh = on_mesh(run, axes, (_PLANE, _PLANE, _PLANE))
-    return *run_on_mesh(query, key, value, of_context, *bounds, log_sums, products), None
+    return *run_on_mesh(query, key, value, context, of_context, *bounds, log_sums), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -1,0 +1,81 @@
+"""How the time of attention grows with the length: within a window, and of all tokens, forwards and backwards.
+
+  python -m experiments.benchmarks.local_attention
+
+One layer's attention of ModernBERT-base (12 heads of 64, 64 places to either side) in float32, without its projections,
+on a row of one segment. A round times every length once, one after the other; the table has medians.
+
+Needs:    no TensorFlow
+Hardware: CPU
+Score:    see RESULTS.md
+"""
+
+import argparse
+import functools
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.config import Compute
+from bertjax.model.plain_attention import plain_attention
+from bertjax.model.tiles import tile_of
+from bertjax.model.window_attention import window_attention
+
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+HEADS, SIZE, WINDOW = 12, 64, 64
+
+
+def step_of(length: int, is_local: bool):
+    """Returns a function that computes the context and the gradient of one row, compiled."""
+    compute = Compute(chip="cpu")
+    segments = jnp.ones((1, length), jnp.int32)
+    row, gradient = (jax.random.normal(jax.random.key(0), (1, length, *shape)) for shape in ((3, HEADS, SIZE), (768,)))
+    if is_local:
+        tile = tile_of(1, length, HEADS, 3 * WINDOW)
+        attend = functools.partial(window_attention, segments=segments, half=WINDOW, compute=compute, tile=tile)
+    else:
+        tile = tile_of(1, length, HEADS)
+
+        def attend(row):
+            return plain_attention(row, segments, None, 0.0, compute, tile=tile)
+
+    @jax.jit
+    def step(row):
+        context, pull_back = jax.vjp(attend, row)
+        return context, pull_back(gradient)
+
+    run = functools.partial(step, row)
+    jax.block_until_ready(run())
+    return run
+
+
+def seconds(run) -> float:
+    start = time.monotonic()
+    jax.block_until_ready(run())
+    return time.monotonic() - start
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    steps = {(length, is_local): step_of(length, is_local) for length in LENGTHS for is_local in (True, False)}
+    times = {key: [] for key in steps}
+    for _ in range(rounds):
+        for key, run in steps.items():
+            times[key].append(seconds(run))
+    print("| length | local, ms | ns a token | global, ms | ns a token |\n|---|---|---|---|---|")
+    for length in LENGTHS:
+        cells = []
+        for is_local in (True, False):
+            each = times[length, is_local]
+            median = statistics.median(each)
+            cells.append(f"{1e3 * median:,.1f} ({1e3 * min(each):,.1f} - {1e3 * max(each):,.1f})")
+            cells.append(f"{1e9 * median / length:,.0f}")
+        print(f"| {length:,} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
