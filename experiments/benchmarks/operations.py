@@ -80,9 +80,10 @@ def compiled(name: str, options) -> dict[str, float]:
     from bertjax.training.step import abstract_hyperparameters, make_program
 
     jax.config.update("jax_platforms", "cpu")
-    experiment, topology, length = name.split(":")
-    config = importlib.import_module(f"experiments.{experiment}").get_config()
-    config.update_from_flattened_dict(dict(field.split("=", 1) for field in options.config))
+    experiment, *argument, topology, length = name.split(":")
+    config = importlib.import_module(f"experiments.{experiment}").get_config(*argument)
+    fields = (field.split("=", 1) for field in options.config)
+    config.update_from_flattened_dict({name: int(value) if value.isdecimal() else value for name, value in fields})
     chips = accelerator(topology)
     config = next(ways_to_compute(config, "tpu", chips.generation.kind))  # the fastest, whether it fits or not
     mesh = make_mesh(config, chips.devices())
@@ -91,8 +92,9 @@ def compiled(name: str, options) -> dict[str, float]:
     lengths = [stage.length for stage in stages_of(config)]
     if int(length) not in lengths:
         raise SystemExit(f"{name}: experiments/{experiment}.py has stages of lengths {lengths}")
-    stage = lengths.index(int(length))
-    train_step, batch = program.step_of(*task.at_stage(stage)), task.abstract_batch(stage)
+    stage = len(lengths) - 1 - lengths[::-1].index(int(length))  # after those in which the batch grows
+    train_step = program.step_of(*task.at(stages_of(config)[stage].first_step))
+    batch = task.abstract_batch(stage)
     lowered = train_step.lower(program.state, batch, abstract_hyperparameters(config, mesh))
     cycles = HloModule(lowered.compile().as_text()).cycles_by_operation()
     return {operation: count / chips.generation.clock for operation, count in cycles.items()}
@@ -108,14 +110,14 @@ def short(operation: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", help="KIND:MODEL:SEQUENCESxLENGTH here, or EXPERIMENT:TOPOLOGY:LENGTH on a TPU")
+    parser.add_argument("step", help="KIND:MODEL:SEQUENCESxLENGTH here, or EXPERIMENT[:ARGUMENT]:TOPOLOGY:LENGTH on a TPU")
     parser.add_argument("--config", action="append", default=[], help="FIELD=VALUE of our config, such as remat=full")
     parser.add_argument("--rows", type=int, default=40, help="of the table, the largest")
     options = parser.parse_args()
 
     if re.fullmatch(r"(pretraining|finetuning):\w+:\d+x\d+", options.step):
         seconds = traced(options.step, options)
-    elif re.fullmatch(r"\w+:[\w-]+:\d+", options.step):
+    elif re.fullmatch(r"\w+(:\w+)?:[\w-]+:\d+", options.step):
         seconds = compiled(options.step, options)
     else:
         parser.error(f"{options.step}: write KIND:MODEL:SEQUENCESxLENGTH, or EXPERIMENT:TOPOLOGY:LENGTH")
