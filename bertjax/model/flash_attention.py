@@ -9,6 +9,7 @@ import functools
 import math
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -25,12 +26,14 @@ from bertjax.model.kernels import (
     parts_along,
     transposed,
 )
+from bertjax.model.rotary import Rotation
 
 LONGEST = 8192  # tokens; queries, their gradients and those of the context lie on chip
 LONGEST_BLOCK = 512  # queries or keys of a grid step
 _MASKED = -1e30
 _PLANE = ("batch", "length", "heads")  # [batch, length, heads * size]
 _ROW = ("batch", None, "length")
+_ANGLES = ("batch", None, "length")
 _OF_HEADS = ("batch", "heads", None, "length")
 
 
@@ -73,23 +76,34 @@ def padded(length: int) -> int:
     return -(-length // whole) * whole
 
 
-def flash_attention(query, key, value, segments, size: int, chip: str, window: int | None = None):
-    """softmax(Q K^T / sqrt(size)) V within segments and the window.
+def flash_attention(x, kernel, bias, turn: Rotation, segments, chip: str, window: int | None = None):
+    """Projects to queries, keys and values, rotates, and returns softmax(Q K^T / sqrt(size)) V within segments.
+
+    The backward pass projects again: on TPUs that takes less time than to store three projections and read them back.
 
     Args:
-      query, key, value: `[batch, length, heads * size]`, for which `can_flash` holds.
+      x: `[batch, length, hidden]`.
+      kernel, bias: `[hidden, 3, heads, size]`, `[3, heads, size]` of the projections, for which `can_flash` holds; the
+        bias may be None.
+      turn: the rotation of each token's queries and keys.
       segments, window: see `bounds_of`.
       chip: `device_kind`.
 
     Returns:
       `[batch, length, heads * size]`.
     """
-    length = query.shape[1]
+    length, size = x.shape[1], kernel.shape[-1]
     missing = [(0, 0), (0, padded(length) - length)]
-    segments = jnp.pad(segments, missing, constant_values=-1)  # padding, in a segment of its own
-    query, key, value = (jnp.pad(plane, [*missing, (0, 0)]) for plane in (query, key, value))
-    flash = Flash(query.shape[1], size, window, chip)
-    return _attend(query, key, value, bounds_of(segments, window), flash)[:, :length]
+    bounds = bounds_of(jnp.pad(segments, missing, constant_values=-1), window)  # padding, in a segment of its own
+    x, *angles = (jnp.pad(each, [*missing, (0, 0)]) for each in (x, *turn))
+    kernel, bias = kernel.reshape(len(kernel), 3, -1), None if bias is None else bias.reshape(3, -1)
+    flash = Flash(x.shape[1], size, window, chip)
+    return _attend(x, kernel, bias, angle_rows(*angles), bounds, flash)[:, :length]
+
+
+def angle_rows(cosines, sines):
+    """`[batch, length, size / 2]` -> `[batch, size, length]`: as rows of tokens, as the kernels read them."""
+    return jnp.swapaxes(jnp.concatenate([cosines, sines], axis=-1), 1, 2)
 
 
 class Flash(NamedTuple):
@@ -178,11 +192,12 @@ class Flash(NamedTuple):
             "whole_plane": pl.BlockSpec((rows, self.length, LANES), lambda i, j, k: (i, 0, j), pipeline_mode=once),
             "row": pl.BlockSpec((rows, 1, self.block), lambda i, j, k: (i, 0, k)),
             "whole_row": pl.BlockSpec((rows, 1, self.length), lambda i, j, k: (i, 0, 0)),
+            "whole_angles": pl.BlockSpec((rows, self.size, self.length), lambda i, j, k: (i, 0, 0), pipeline_mode=once),
             "of_heads": pl.BlockSpec((rows, self.heads, 1, self.block), lambda i, j, k: (i, j, 0, k)),
             "whole_of_heads": pl.BlockSpec((rows, self.heads, 1, self.length), lambda i, j, k: (i, j, 0, 0)),
         }
 
-    def call(self, kernel, name: str, inputs, outputs, in_order: bool, **options):
+    def call(self, kernel, name: str, inputs, outputs, **options):
         """Runs a kernel; `inputs`, `outputs`: pairs of a block's name and an array, or its shape and type."""
         batch, length, width = inputs[0][1].shape
         rows = self.rows(batch)
@@ -190,7 +205,7 @@ class Flash(NamedTuple):
         call = kernel_call(
             functools.partial(kernel, self, rows),
             grid=(batch // rows, width // LANES, length // self.block),
-            in_order=1 if in_order else 0,
+            in_order=1,  # the blocks of a row use what was computed at the first
             chip=self.chip,
             name=self.name(name),
             in_specs=[blocks[block] for block, _ in inputs],
@@ -201,33 +216,39 @@ class Flash(NamedTuple):
         return call(*(array for _, array in inputs))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend(query, key, value, bounds: Bounds, flash: Flash):
-    return _attend_forward(query, key, value, bounds, flash)[0]
+def flash_forward(planes, angles, bounds: Bounds, flash: Flash):
+    """Runs the forward kernel.
 
+    Args:
+      planes: queries, keys and values, each `[batch, length, heads * size]`.
+      angles: `[batch, size, length]`, see `angle_rows`.
 
-def _attend_forward(query, key, value, bounds, flash):
-    def run(query, key, value, first, last):
-        batch, length, width = query.shape
+    Returns:
+      The context `[batch, length, heads * size]`, and for each query the logarithm, to base 2, of its softmax's
+      denominator `[batch, heads, 1, length]`.
+    """
+
+    def run(*arrays):
+        batch, length, width = arrays[0].shape
+        plane = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
         log_sums = jax.ShapeDtypeStruct((batch, width // flash.size, 1, length), jnp.float32)
-        blocks = ("plane", "whole_plane", "whole_plane", "row", "row")
+        blocks = ("plane", "whole_plane", "whole_plane", "whole_angles", "row", "row")
         return flash.call(
             _forward_kernel,
             "forward",
-            list(zip(blocks, (query, key, value, first, last), strict=True)),
-            [("plane", jax.ShapeDtypeStruct(query.shape, query.dtype)), ("of_heads", log_sums)],
-            in_order=False,
+            list(zip(blocks, arrays, strict=True)),
+            [("plane", plane), ("of_heads", log_sums)],
+            scratch_shapes=[pltpu.VMEM((flash.rows(batch), length, LANES), plane.dtype)],
         )
 
-    run_on_mesh = on_mesh(run, (_PLANE, _PLANE, _PLANE, _ROW, _ROW), (_PLANE, _OF_HEADS))
-    context, log_sums = run_on_mesh(query, key, value, *bounds)
-    return context, (query, key, value, bounds, context, log_sums)
+    axes = (_PLANE, _PLANE, _PLANE, _ANGLES, _ROW, _ROW)
+    return on_mesh(run, axes, (_PLANE, _OF_HEADS))(*planes, angles, *bounds)
 
 
-def _attend_backward(flash, saved, of_context):
-    query, key, value, bounds, context, log_sums = saved
+def flash_backward(planes, angles, bounds: Bounds, context, log_sums, of_context, flash: Flash):
+    """Runs the backward kernel: the gradients of queries, keys and values."""
 
-    def run(query, key, value, context, of_context, first, last, log_sums):
+    def run(query, key, value, angles, first, last, context, log_sums, of_context):
         batch, length, width = query.shape
         # Softmax's gradient subtracts the sum over keys of probs * of_probs, which is that of context * of_context over
         # a head's elements. As a product with ones and zeros, they stay where they lie.
@@ -235,49 +256,108 @@ def _attend_backward(flash, saved, of_context):
         products = context.astype(jnp.float32) * of_context.astype(jnp.float32)
         products = jnp.einsum("blf,fh->bhl", products, own, precision="highest")[:, :, None]
         plane = jax.ShapeDtypeStruct(query.shape, query.dtype)
-        rows = flash.rows(batch)
         blocks = (
-            "whole_plane", "plane", "plane", "whole_plane", "whole_row", "whole_row", "whole_of_heads", "whole_of_heads"
+            "whole_plane", "plane", "plane", "whole_angles", "whole_plane", "whole_row", "whole_row",
+            "whole_of_heads", "whole_of_heads",
         )  # fmt: skip
-        arrays = query, key, value, of_context, first, last, log_sums, products
+        arrays = query, key, value, angles, of_context, first, last, log_sums, products
         return flash.call(
             _backward_kernel,
             "backward",
             list(zip(blocks, arrays, strict=True)),
             [("whole_plane", plane), ("plane", plane), ("plane", plane)],
-            in_order=True,
-            scratch_shapes=[pltpu.VMEM((rows, LANES, length), jnp.float32)],
+            scratch_shapes=[pltpu.VMEM((flash.rows(batch), LANES, length), jnp.float32)],
         )
 
-    axes = (_PLANE, _PLANE, _PLANE, _PLANE, _PLANE, _ROW, _ROW, _OF_HEADS)
+    axes = (_PLANE, _PLANE, _PLANE, _ANGLES, _ROW, _ROW, _PLANE, _OF_HEADS, _PLANE)
     run_on_mesh = on_mesh(run, axes, (_PLANE, _PLANE, _PLANE))
-    return *run_on_mesh(query, key, value, context, of_context, *bounds, log_sums), None
+    return run_on_mesh(*planes, angles, *bounds, context, log_sums, of_context)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(x, kernel, bias, angles, bounds: Bounds, flash: Flash):
+    return _attend_forward(x, kernel, bias, angles, bounds, flash)[0]
+
+
+def _project(x, kernel, bias):
+    """`[batch, length, hidden]` -> queries, keys and values, each `[batch, length, heads * size]`."""
+    planes = [x @ kernel[:, n] if bias is None else x @ kernel[:, n] + bias[n] for n in range(3)]
+    return [nn.with_logical_constraint(plane, _PLANE) for plane in planes]
+
+
+def _attend_forward(x, kernel, bias, angles, bounds, flash):
+    context, log_sums = flash_forward(_project(x, kernel, bias), angles, bounds, flash)
+    return context, (x, kernel, bias, angles, bounds, context, log_sums)
+
+
+def _attend_backward(flash, saved, of_context):
+    x, kernel, bias, angles, bounds, context, log_sums = saved
+    planes, of_products = jax.vjp(_project, x, kernel, bias)
+    of_planes = flash_backward(planes, angles, bounds, context, log_sums, of_context, flash)
+    return *of_products(list(of_planes)), None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+def _rotated(x, angles, size: int, back: bool = False):
+    """Rotates the heads of `[128, n]` by `[size, n]` angles, or back, in float32: see `rotary.rotate`."""
+    cosines, sines = angles[: size // 2], angles[size // 2 :]
+    sines = -sines if back else sines
+    halves = []
+    for first in range(0, LANES, size):
+        a, b = x[first : first + size // 2], x[first + size // 2 : first + size]
+        halves += [a * cosines - b * sines, b * cosines + a * sines]
+    return jnp.concatenate(halves)
+
+
+def _at_first_block(flash: Flash, rows: int, function):
+    """Runs `function(row, tokens)` for all tokens of the rows, a block at a time, before a row's first block."""
+
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        _each_block(flash, rows, function)
+
+
+def _each_block(flash: Flash, rows: int, function):
+    for row in range(rows):
+
+        def run(block, carry, row=row):
+            function(row, pl.ds(pl.multiple_of(block * flash.block, LANES), flash.block))
+            return carry
+
+        jax.lax.fori_loop(0, flash.length // flash.block, run, 0)
+
+
 def _forward_kernel(
-    flash: Flash, rows, query_ref, key_ref, value_ref, first_ref, last_ref, context_ref, log_sums_ref
+    flash: Flash, rows, query_ref, key_ref, value_ref, angles_ref, first_ref, last_ref, context_ref, log_sums_ref,
+    keys_ref,
 ):  # fmt: skip
     size, dtype = flash.size, query_ref.dtype
+
+    def rotate_keys(row, at):
+        keys_ref[row, at, :] = _rotated(transposed(key_ref[row, at, :]), angles_ref[row, :, at], size).T.astype(dtype)
+
+    _at_first_block(flash, rows, rotate_keys)
     for row in range(rows):
         for start in range(0, flash.block, flash.chunk):
-            at = pl.ds(start, flash.chunk)
+            at, first_query = pl.ds(start, flash.chunk), pl.program_id(2) * flash.block + start
             bounds = Bounds(first_ref[row, :, at], last_ref[row, :, at])
-            queries = transposed(query_ref[row, at, :]) * flash.scale
-            queries = [only_head(head, size, queries).astype(dtype) for head in range(flash.heads)]
+            angles = angles_ref[row, :, pl.ds(pl.multiple_of(first_query, LANES), flash.chunk)]
+            queries = _rotated(transposed(query_ref[row, at, :]), angles, size).astype(dtype).astype(jnp.float32)
+            queries = [only_head(head, size, queries * flash.scale).astype(dtype) for head in range(flash.heads)]
 
             def meet(first_key, carry, row=row, bounds=bounds, queries=queries):
                 piece = pl.ds(first_key, flash.piece)
-                keys, values = key_ref[row, piece, :], transposed(value_ref[row, piece, :])
+                keys, values = keys_ref[row, piece, :], transposed(value_ref[row, piece, :])
                 visible = _visible(first_key, flash.piece, bounds)
                 found = []
                 for head, (most, sums, context) in enumerate(carry):
                     scores = jnp.where(visible, dot(keys, queries[head]), _MASKED)
                     now = jnp.maximum(most, scores.max(0, keepdims=True))
                     probs, share = jnp.exp2(scores - now), jnp.exp2(most - now)
-                    added = dot(values[head * size : (head + 1) * size].astype(dtype), probs.astype(dtype))
+                    own = values[head * size : (head + 1) * size].astype(dtype)
+                    added = dot(own, probs.astype(dtype))
                     found.append((now, sums * share + probs.sum(0, keepdims=True), context * share + added))
                 return tuple(found)
 
@@ -286,7 +366,7 @@ def _forward_kernel(
 
             # What was masked before anything was seen counts as nothing afterwards, as its share is zero.
             begin = (zeros(1) + 2 * _MASKED, zeros(1), zeros(size))
-            done = flash.meet(pl.program_id(2) * flash.block + start, bounds, meet, (begin,) * flash.heads)
+            done = flash.meet(first_query, bounds, meet, (begin,) * flash.heads)
             for head, (most, sums, _) in enumerate(done):
                 log_sums_ref[row, head, :, at] = most + jnp.log2(sums)
             context = jnp.concatenate([context / sums for _, sums, context in done])
@@ -294,27 +374,29 @@ def _forward_kernel(
 
 
 def _backward_kernel(
-    flash: Flash, rows, query_ref, key_ref, value_ref, of_context_ref, first_ref, last_ref, log_sums_ref, products_ref,
-    of_query_ref, of_key_ref, of_value_ref, of_queries_ref,
+    flash: Flash, rows, query_ref, key_ref, value_ref, angles_ref, of_context_ref, first_ref, last_ref, log_sums_ref,
+    products_ref, of_query_ref, of_key_ref, of_value_ref, of_queries_ref,
 ):  # fmt: skip
-    size, dtype = flash.size, query_ref.dtype
+    size, dtype, scale = flash.size, query_ref.dtype, 1 / math.sqrt(flash.size)
 
-    @pl.when(pl.program_id(2) == 0)
-    def _():
-        of_queries_ref[...] = jnp.zeros_like(of_queries_ref)
+    def rotate_queries(row, at):
+        queries = _rotated(transposed(query_ref[row, at, :]), angles_ref[row, :, at], size)
+        of_query_ref[row, at, :] = queries.T.astype(dtype)  # until their gradients take the place
+        of_queries_ref[row, :, at] = jnp.zeros_like(queries)
 
+    _at_first_block(flash, rows, rotate_queries)
     for row in range(rows):
         for start in range(0, flash.block, flash.chunk):
             at, first_key = pl.ds(start, flash.chunk), pl.program_id(2) * flash.block + start
-            keys, values = key_ref[row, at, :], value_ref[row, at, :]
-            keys_t = transposed(keys)
-            # Who sees whom is mutual.
             chunk = pl.ds(pl.multiple_of(first_key, LANES), flash.chunk)
-            bounds = Bounds(first_ref[row, :, chunk], last_ref[row, :, chunk])
+            angles = angles_ref[row, :, chunk]
+            keys_t = _rotated(transposed(key_ref[row, at, :]), angles, size)
+            keys, values = keys_t.T.astype(dtype), value_ref[row, at, :]
+            bounds = Bounds(first_ref[row, :, chunk], last_ref[row, :, chunk])  # who sees whom is mutual
 
             def meet(first_query, carry, row=row, first_key=first_key, keys=keys, values=values, keys_t=keys_t):
                 piece = pl.ds(first_query, flash.piece)
-                queries, of_context = query_ref[row, piece, :], of_context_ref[row, piece, :]
+                queries, of_context = of_query_ref[row, piece, :], of_context_ref[row, piece, :]
                 queries_t, of_context_t = transposed(queries) * flash.scale, transposed(of_context)
                 visible = _visible(first_key, flash.chunk, Bounds(first_ref[row, :, piece], last_ref[row, :, piece]))
                 found, of_queries = [], []
@@ -331,13 +413,16 @@ def _backward_kernel(
             zeros = jnp.zeros((flash.chunk, LANES), jnp.float32)
             done = flash.meet(first_key, bounds, meet, ((zeros, zeros),) * flash.heads)
             of_keys, of_values = (own_lanes(parts, size) for parts in zip(*done, strict=True))
-            of_key_ref[row, at, :] = (of_keys * (1 / math.sqrt(size))).astype(dtype)
+            of_key_ref[row, at, :] = _rotated(of_keys.T * scale, angles, size, back=True).T.astype(dtype)
             of_value_ref[row, at, :] = of_values.astype(dtype)
+
+    def rotate_back(row, at):
+        of_queries = _rotated(of_queries_ref[row, :, at] * scale, angles_ref[row, :, at], size, back=True)
+        of_query_ref[row, at, :] = of_queries.T.astype(dtype)
 
     @pl.when(pl.program_id(2) == flash.length // flash.block - 1)
     def _():
-        for row in range(rows):
-            of_query_ref[row] = (of_queries_ref[row] * (1 / math.sqrt(size))).T.astype(dtype)
+        _each_block(flash, rows, rotate_back)
 
 
 def _visible(first_key, keys: int, bounds: Bounds):

@@ -71,7 +71,7 @@ def _main(
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
 
-    from bertjax.model.flash_attention import Flash, flash_attention, padded
+    from bertjax.model.flash_attention import Flash, bounds_of, flash_backward, flash_forward, padded
     from bertjax.model.fused_attention import Attention, attention_backward, attention_forward
     from bertjax.model.fused_norm import fused_add_norm
 
@@ -96,11 +96,10 @@ def _main(
         )
         return normalized, pull_back(gradient)
 
-    def flash(query, key, value, segments, of_context, window):
-        context, pull_back = jax.vjp(
-            lambda *planes: flash_attention(*planes, segments, size, chip, window), query, key, value
-        )
-        return context, pull_back(of_context)
+    def flash(planes, angles, segments, of_context, window):
+        flash, bounds = Flash(segments.shape[1], size, window, chip), bounds_of(segments, window)
+        context, log_sums = flash_forward(planes, angles, bounds, flash)
+        return flash_backward(planes, angles, bounds, context, log_sums, of_context, flash)
 
     plane, words = array(rows, length, hidden), array(rows, 1, 2, dtype=jnp.uint32)
     segments = array(rows, length, dtype=jnp.int32)
@@ -113,8 +112,9 @@ def _main(
     for window in {Flash.window_of(kernel) for kernel in kernels if kernel.startswith("flash_")}:
         whole = padded(length)
         part = min(whole, LONGEST_ANALYSED)
-        plane = array(TOKENS // part, part, hidden)
-        arrays = plane, plane, plane, array(TOKENS // part, part, dtype=jnp.int32), plane
+        count = TOKENS // part
+        plane, angles = array(count, part, hidden), array(count, size, part, dtype=jnp.float32)
+        arrays = (plane,) * 3, angles, array(count, part, dtype=jnp.int32), plane
         programs.append((functools.partial(flash, window=window), arrays))
         each = Flash(whole, size, window, chip)
         # The analysis counts one turn of a loop.

@@ -110,7 +110,7 @@ def short(operation: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", help="KIND:MODEL:SEQUENCESxLENGTH here, or EXPERIMENT[:ARGUMENT]:TOPOLOGY:LENGTH on a TPU")
+    parser.add_argument("step", help="KIND:MODEL:SEQUENCESxLENGTH here, or EXPERIMENT[:ARGUMENT]:TOPOLOGY:LENGTH")
     parser.add_argument("--config", action="append", default=[], help="FIELD=VALUE of our config, such as remat=full")
     parser.add_argument("--rows", type=int, default=40, help="of the table, the largest")
     options = parser.parse_args()

@@ -15,6 +15,7 @@ from bertjax.families.modernbert import ModernBertConfig
 from bertjax.families.modernbert.model import ModernBertModel
 from bertjax.model import kernels
 from bertjax.model.flash_attention import can_flash, flash_attention
+from bertjax.model.rotary import Rotation, rotate, rotation
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import accelerator
 
@@ -27,10 +28,11 @@ def packed(rows: int, length: int) -> jax.Array:
     return jnp.asarray(segments, jnp.int32)
 
 
-def definition(query, key, value, segments, size, window):
-    """Vaswani et al. 2017, section 3.2.1, in float32, differentiated by JAX."""
-    query, key, value = (x.astype(jnp.float32).reshape(*x.shape[:2], -1, size) for x in (query, key, value))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(size)
+def definition(x, kernel, bias, turn, segments, window):
+    """Vaswani et al. 2017, section 3.2.1, of rotated queries and keys, in float32, differentiated by JAX."""
+    projected = jnp.tensordot(x, kernel, 1) if bias is None else jnp.tensordot(x, kernel, 1) + bias
+    query, key, value = jnp.moveaxis(rotate(projected, turn), 2, 0)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
     allowed = segments[:, None, :, None] == segments[:, None, None, :]
     distance = jnp.abs(jnp.arange(segments.shape[1]) - jnp.arange(segments.shape[1])[:, None])
     probs = jax.nn.softmax(scores, where=allowed & (distance <= (segments.shape[1] if window is None else window)))
@@ -52,18 +54,21 @@ def definition(query, key, value, segments, size, window):
     ],
 )
 def test_the_kernels_and_their_gradients_are_those_of_the_definition(rows, length, heads, size, window, dtype, share):
-    keys = jax.random.split(jax.random.key(length), 4)
-    *planes, gradient = (jax.random.normal(key, (rows, length, heads * size)).astype(dtype) for key in keys)
+    hidden, keys = 64, jax.random.split(jax.random.key(length), 4)
+    shapes = ((rows, length, hidden), (hidden, 3, heads, size), (3, heads, size), (rows, length, heads * size))
+    x, kernel, bias, gradient = (jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes))
+    inputs = x, kernel / 8, bias if heads == 4 else None
     segments = packed(rows, length)
+    turn = rotation(jnp.broadcast_to(jnp.arange(length), segments.shape), size, 1_000.0)
 
-    def run(attend, planes, gradient):
-        context, pull_back = jax.vjp(lambda *planes: attend(*planes, segments), *planes)
+    def run(attend, inputs, gradient):
+        context, pull_back = jax.vjp(lambda *inputs: attend(*inputs, turn, segments, window=window), *inputs)
         return context, *pull_back(gradient)
 
-    by_definition = functools.partial(definition, size=size, window=window)
-    flash = functools.partial(flash_attention, size=size, chip=kernels.EMULATED, window=window)
-    expected = jax.jit(functools.partial(run, by_definition))(planes, gradient.astype("float32"))
-    found = jax.jit(functools.partial(run, flash))(planes, gradient)
+    exact = jax.tree.map(lambda x: x.astype("float32"), (inputs, gradient))
+    expected = jax.tree.leaves(jax.jit(functools.partial(run, definition))(*exact))
+    flash = functools.partial(flash_attention, chip=kernels.EMULATED)
+    found = jax.tree.leaves(jax.jit(functools.partial(run, flash))(inputs, gradient))
     for a, b in zip(expected, found, strict=True):
         assert b.dtype == dtype
         a, b = np.float32(a), np.float32(b)
@@ -112,11 +117,12 @@ def test_the_kernels_compile_for_every_tpu_that_has_them(name, length):
     def array(*shape, dtype=jnp.bfloat16):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(device))
 
-    def loss(query, key, value, segments):
-        x = flash_attention(query, key, value, segments, 64, device.device_kind)
-        return flash_attention(x, key, value, segments, 64, device.device_kind, window=64).sum()
+    def loss(x, kernel, angles, segments):
+        turn = Rotation(angles, angles)
+        x = flash_attention(x, kernel, None, turn, segments, device.device_kind)
+        return flash_attention(x, kernel, None, turn, segments, device.device_kind, window=64).sum()
 
-    plane = array(2, length, 1024)
-    arrays = plane, plane, plane, array(2, length, dtype=jnp.int32)
-    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*arrays).compile().as_text()
+    angles = array(2, length, 32, dtype=jnp.float32)
+    arrays = array(2, length, 1024), array(1024, 3, 16, 64), angles, array(2, length, dtype=jnp.int32)
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*arrays).compile().as_text()
     assert compiled.count('custom_call_target="tpu_custom_call"') == 4

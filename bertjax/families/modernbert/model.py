@@ -205,21 +205,28 @@ class RotaryAttention(nn.Module):
         hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
         axes = ("embed", "projections", "heads", "kv")
         project = Dense(config, compute, (hidden,), (3, heads, size), axes, config.bias, name="query_key_value")
-        turned = rotate(project(x), rotations[0 if self.is_global else 1])
-        turned = nn.with_logical_constraint(turned, ("batch", "length", None, "heads", "kv"))
-        has_cache = compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's tiles
+        turn = rotations[0 if self.is_global else 1]
         window = None if self.is_global else config.window
         if has_kernels(compute.chip) and can_flash(x.shape[1], hidden, size):
-            planes = (each.reshape(*x.shape[:2], -1) for each in jnp.moveaxis(turned, 2, 0))
-            context = flash_attention(*planes, segments, size, compute.chip, window)
-        elif self.is_global or x.shape[1] < BLOCKS * config.window:
-            tile = tile_of(*x.shape[:2], heads) if has_cache else None
-            context = plain_attention(turned, segments, None, 0.0, compute, tile=tile, window=window)
+            kernel, bias = (
+                each if each is None else each.astype(compute.dtype) for each in (project.kernel, project.bias)
+            )
+            context = flash_attention(x, kernel, bias, turn, segments, compute.chip, window)
         else:
-            tile = tile_of(*x.shape[:2], heads, 3 * config.window) if has_cache else None
-            context = window_attention(turned, segments, window, compute, tile)
+            turned = nn.with_logical_constraint(rotate(project(x), turn), ("batch", "length", None, "heads", "kv"))
+            context = self._attend(turned, segments, window)
         axes, scale = ("heads", "kv", "embed"), config.output_init_scale
         return Dense(config, compute, (heads, size), (hidden,), axes, config.bias, scale, name="output")(context)
+
+    def _attend(self, turned, segments, window: int | None):
+        """Without kernels: `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`."""
+        batch, length, _, heads, _ = turned.shape
+        has_cache = self.compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's tiles
+        if window is None or length < BLOCKS * window:
+            tile = tile_of(batch, length, heads) if has_cache else None
+            return plain_attention(turned, segments, None, 0.0, self.compute, tile=tile, window=window)
+        tile = tile_of(batch, length, heads, 3 * window) if has_cache else None
+        return window_attention(turned, segments, window, self.compute, tile)
 
 
 def attention_probabilities(config: ModernBertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
