@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.model.kernels import (
     LANES,
+    SUBLANES,
     dot,
     is_small,
     kernel_call,
@@ -64,10 +65,10 @@ def bounds_of(segments: jax.Array, window: int | None = None) -> Bounds:
 def can_flash(length: int, width: int, size: int) -> bool:
     """Returns whether the kernels can run on `length` tokens, and heads of a `size` that are `width` together.
 
-    Fewer than 128 tokens would be padding for the most part.
+    Fewer than 128 tokens would be padding for the most part. Halves of heads have to fill sublanes.
     """
     width //= parts_along("heads")
-    return LANES <= length <= LONGEST and width % LANES == 0 and LANES % size == 0
+    return LANES <= length <= LONGEST and width % LANES == 0 and LANES % size == size % (2 * SUBLANES) == 0
 
 
 def padded(length: int) -> int:
