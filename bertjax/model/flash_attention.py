@@ -31,6 +31,7 @@ from bertjax.model.rotary import Rotation
 
 LONGEST = 8192  # tokens; queries, their gradients and those of the context lie on chip
 LONGEST_BLOCK = 512  # queries or keys of a grid step
+ON_CHIP = 48 << 20  # bytes of memory on chip, of 64 MiB or 128
 _MASKED = -1e30
 _PLANE = ("batch", "length", "heads")  # [batch, length, heads * size]
 _ROW = ("batch", None, "length")
@@ -110,7 +111,7 @@ def angle_rows(cosines, sines):
 class Flash(NamedTuple):
     """What both kernels need to know."""
 
-    length: int  # of rows, `padded`
+    length: int  # tokens of a row, `padded`
     size: int  # a head's size
     window: int | None
     chip: str
@@ -206,6 +207,7 @@ class Flash(NamedTuple):
         call = kernel_call(
             functools.partial(kernel, self, rows),
             grid=(batch // rows, width // LANES, length // self.block),
+            on_chip=None if is_small(self.chip) else ON_CHIP,
             in_order=1,  # the blocks of a row use what was computed at the first
             chip=self.chip,
             name=self.name(name),

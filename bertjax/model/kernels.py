@@ -15,7 +15,6 @@ from bertjax.model.dropout import hash_index, threshold
 LANES = 128
 SUBLANES = 8
 CHIPS = ("TPU v4", "TPU v5", "TPU v6", "TPU7x")  # chips that have kernels, by the beginning of `device_kind`
-ON_CHIP = 48 << 20  # bytes of memory on chip that kernels may use, of 64 MiB or 128
 EMULATED = "emulated TPU"  # any device: slowly, for tests
 
 
@@ -28,13 +27,15 @@ def is_small(chip: str) -> bool:
     return chip.startswith("TPU v4")
 
 
-def kernel_call(kernel, *, grid, chip: str, in_order: int = 0, **options):
-    """`pl.pallas_call` for a grid whose steps are independent, but for the last `in_order` of its axes."""
+def kernel_call(kernel, *, grid, chip: str, in_order: int = 0, on_chip: int | None = None, **options):
+    """`pl.pallas_call` for a grid whose steps are independent, but for the last `in_order` of its axes.
+
+    `on_chip`: the bytes of memory on chip that it may use, if not the compiler's 16 MiB.
+    """
     if not chip.startswith(CHIPS):
         return pl.pallas_call(kernel, grid=grid, interpret=True, **options)
-    limit = None if is_small(chip) else ON_CHIP  # the compiler's own limit is 16 MiB everywhere
     semantics = ("parallel",) * (len(grid) - in_order) + ("arbitrary",) * in_order
-    parameters = pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit)
+    parameters = pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=on_chip)
     return pl.pallas_call(kernel, grid=grid, compiler_params=parameters, **options)
 
 

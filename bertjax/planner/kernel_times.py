@@ -42,12 +42,17 @@ def kernel_seconds(kernels: Sequence[Kernel], generation: Generation, config: Be
     names = tuple(sorted({kernel.name for kernel in kernels}))
     rates = getattr(config, "attention_probs_dropout_prob", 0.0), config.hidden_dropout_prob
     cycles = _analyse(name, names, length, config.hidden_size, config.head_size, *rates)
-    share = rows / (TOKENS // length) / cores
+    share = rows / _rows(length) / cores
     bandwidth = generation.hbm_bandwidth / generation.devices_per_chip
     return sum(
         kernel.times * max(share * cycles[kernel.name] / generation.clock, kernel.bytes / bandwidth)
         for kernel in kernels
     )
+
+
+def _rows(length: int) -> int:
+    """Rows that are analysed."""
+    return max(1, TOKENS // length)
 
 
 @functools.cache
@@ -76,7 +81,7 @@ def _main(
     from bertjax.model.fused_norm import fused_add_norm
 
     device = accelerator(name).devices()[0]
-    sharding, chip, rows = SingleDeviceSharding(device), device.device_kind, TOKENS // length
+    sharding, chip, rows = SingleDeviceSharding(device), device.device_kind, _rows(length)
 
     def array(*shape, dtype=jnp.bfloat16):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -97,9 +102,9 @@ def _main(
         return normalized, pull_back(gradient)
 
     def flash(planes, angles, segments, of_context, window):
-        flash, bounds = Flash(segments.shape[1], size, window, chip), bounds_of(segments, window)
-        context, log_sums = flash_forward(planes, angles, bounds, flash)
-        return flash_backward(planes, angles, bounds, context, log_sums, of_context, flash)
+        settings, bounds = Flash(segments.shape[1], size, window, chip), bounds_of(segments, window)
+        context, log_sums = flash_forward(planes, angles, bounds, settings)
+        return flash_backward(planes, angles, bounds, context, log_sums, of_context, settings)
 
     plane, words = array(rows, length, hidden), array(rows, 1, 2, dtype=jnp.uint32)
     segments = array(rows, length, dtype=jnp.int32)
