@@ -11,6 +11,9 @@ from bertjax.config import BertConfig, Compute
 from bertjax.model.dropout import dropout
 from bertjax.model.fused_attention import LONGEST, fused_attention
 from bertjax.model.fused_norm import can_add_norm, fused_add_norm
+from bertjax.model.gpu_attention import can_attend_on_gpu, gpu_attention
+from bertjax.model.gpu_kernels import is_gpu
+from bertjax.model.gpu_norm import can_norm_on_gpu, gpu_add_norm, gpu_norm
 from bertjax.model.kernels import LANES, has_kernels, on_one_device, parts_along
 from bertjax.model.plain_attention import Cache, cached_attention, plain_attention
 from bertjax.model.products import project
@@ -67,7 +70,12 @@ class LayerNorm(nn.Module):
 
     def __call__(self, x):
         """`[..., hidden]` -> `[..., hidden]`."""
-        scaled = standardize(x, self.config.layer_norm_eps, self.compute.chip) * self.scale
+        epsilon, chip = self.config.layer_norm_eps, self.compute.chip
+        if x.ndim == 3 and can_norm_on_gpu(self.compute, *x.shape[1:]):
+            return gpu_norm(
+                x.astype(self.compute.dtype), self.scale, self.bias if self.use_bias else None, epsilon, chip
+            )
+        scaled = standardize(x, epsilon, chip) * self.scale
         return (scaled + self.bias if self.use_bias else scaled).astype(self.compute.dtype)
 
     def of_sum(self, x, update, update_bias, dropout_keys):
@@ -75,12 +83,28 @@ class LayerNorm(nn.Module):
         rate, epsilon, chip = self.config.hidden_dropout_prob, self.config.layer_norm_eps, self.compute.chip
         if has_kernels(chip) and can_add_norm(*x.shape[1:]):
             return fused_add_norm(x, update, update_bias, self.scale, self.bias, dropout_keys, rate, epsilon, chip)
+        if can_norm_on_gpu(self.compute, *x.shape[1:]):
+            return gpu_add_norm(x, update, update_bias, self.scale, self.bias, dropout_keys, rate, epsilon, chip)[0]
         return self(residual_sum(x, update, update_bias, dropout_keys, rate))
+
+    def and_sum(self, x, update, update_bias, dropout_keys, rate: float):
+        """Returns the sum x + dropout(update + update_bias), `[batch, length, hidden]`, and it normalized.
+
+        The bias may be None, and so may be the keys `[batch]`.
+        """
+        epsilon, chip = self.config.layer_norm_eps, self.compute.chip
+        if can_norm_on_gpu(self.compute, *x.shape[1:]):
+            bias, how = self.bias if self.use_bias else None, (dropout_keys, rate, epsilon, chip)
+            normalized, total = gpu_add_norm(x, update, update_bias, self.scale, bias, *how, uses_sum=True)
+            return total, normalized
+        total = residual_sum(x, update, update_bias, dropout_keys, rate)
+        return total, self(total)
 
 
 def residual_sum(x, update, update_bias, dropout_keys, rate: float):
-    """x + dropout(update + update_bias): `[batch, length, hidden]`, keys `[batch]` or None."""
-    return x + dropout(update + update_bias.astype(update.dtype), rate, dropout_keys)
+    """x + dropout(update + update_bias): `[batch, length, hidden]`, keys `[batch]` or None, and so may be the bias."""
+    update = update if update_bias is None else update + update_bias.astype(update.dtype)
+    return x + dropout(update, rate, dropout_keys)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -137,6 +161,9 @@ class SelfAttention(nn.Module):
         rate = config.attention_probs_dropout_prob
         if cache is not None:
             context, cache = cached_attention(project(x), segments, cache)
+        elif config.attention != "xla" and can_attend_on_gpu(compute, x.shape[1], size):
+            how = dict(chip=compute.chip, causal=config.causal)
+            context = gpu_attention(project(x), segments, dropout_keys, rate, **how)
         elif fuses(config, compute, x.shape[1]):
             kernel, bias = project.kernel.astype(dtype), project.bias.astype(dtype)
             how = dict(chip=compute.chip, unroll=compute.unroll, causal=config.causal)
@@ -150,8 +177,8 @@ class SelfAttention(nn.Module):
 
 
 def fuses(config: BertConfig, compute: Compute, length: int) -> bool:
-    """Returns whether self-attention over `length` tokens runs as the fused kernel; other lengths and sizes cannot."""
+    """Returns whether self-attention over `length` tokens runs as the TPU kernel; other lengths and sizes cannot."""
     width = config.hidden_size // parts_along("heads")  # hidden size per device
-    if length % LANES or length > LONGEST or width % LANES or LANES % config.head_size:
+    if length % LANES or length > LONGEST or width % LANES or LANES % config.head_size or is_gpu(compute.chip):
         return False
     return config.attention == "fused" or (config.attention == "auto" and has_kernels(compute.chip))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from bertjax.config import BertConfig, Compute
 from bertjax.model.attention import Dense, LayerNorm, SelfAttention, residual_sum
 from bertjax.model.dropout import dropout, fold_in
+from bertjax.model.gpu_activation import can_activate_on_gpu, gpu_activate
 from bertjax.model.kernels import has_kernels
 from bertjax.model.plain_attention import Cache
 
@@ -114,23 +115,26 @@ class EncoderLayer(nn.Module):
 
         attended, bias, cache = attention(attention_norm(x) if is_pre else x, segments, keys[0], cache)
         if is_pre:
-            x = residual_sum(x, attended, bias, keys[1], rate)
+            x, read = output_norm.and_sum(x, attended, bias, keys[1], rate)
         else:
-            x = attention_norm.of_sum(x, attended, bias, keys[1])
+            x = read = attention_norm.of_sum(x, attended, bias, keys[1])
 
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
         inner = Dense(config, self.compute, hidden, wide, ("embed", "mlp"), name="intermediate")
-        inner = inner(output_norm(x) if is_pre else x)
+        product = inner.product(read)
         output = Dense(config, self.compute, wide, hidden, ("mlp", "embed"), name="output")
 
-        def project(output, inner):
-            inner = ACTIVATIONS[config.hidden_act](inner)
+        def project(output, product, bias):
+            if can_activate_on_gpu(self.compute, *product.shape[1:]):
+                inner = gpu_activate(product, bias, config.hidden_act, self.compute.chip)
+            else:
+                inner = ACTIVATIONS[config.hidden_act](product + bias.astype(product.dtype))
             return output.product(nn.with_logical_constraint(inner, ("batch", "length", "mlp")))
 
         if has_kernels(self.compute.chip):
             # The backward pass recomputes the activation: on TPUs that is cheaper than to write it and read it again.
             project = nn.remat(project, prevent_cse=self.compute.unroll)
-        outer = project(output, inner)
+        outer = project(output, product, inner.bias)
         if is_pre:
             x = residual_sum(x, outer, output.bias, keys[2], rate)
         else:

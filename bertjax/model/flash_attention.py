@@ -28,6 +28,7 @@ from bertjax.model.kernels import (
     transposed,
 )
 from bertjax.model.rotary import Rotation
+from bertjax.model.segments import Bounds, bounds_of
 
 LONGEST = 8192  # tokens; queries, their gradients and those of the context lie on chip
 LONGEST_BLOCK = 512  # queries or keys of a grid step
@@ -37,30 +38,6 @@ _PLANE = ("batch", "length", "heads")  # [batch, length, heads * size]
 _ROW = ("batch", None, "length")
 _ANGLES = ("batch", None, "length")
 _OF_HEADS = ("batch", "heads", None, "length")
-
-
-class Bounds(NamedTuple):
-    """The first and the last token that each token sees, `[batch, 1, length]` int32."""
-
-    first: jax.Array
-    last: jax.Array
-
-
-def bounds_of(segments: jax.Array, window: int | None = None) -> Bounds:
-    """Returns what tokens see: their segment, whose tokens lie side by side, and of it those in the window.
-
-    Args:
-      segments: `[batch, length]` int32.
-      window: how many places away a token sees, to either side; None: any number.
-    """
-    places = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32), segments.shape)
-    differs = segments[:, 1:] != segments[:, :-1]
-    begins, ends = (jnp.pad(differs, [(0, 0), pad], constant_values=True) for pad in ((1, 0), (0, 1)))
-    first = jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
-    last = jax.lax.cummin(jnp.where(ends, places, segments.shape[1]), axis=1, reverse=True)
-    if window is not None:
-        first, last = jnp.maximum(first, places - window), jnp.minimum(last, places + window)
-    return Bounds(first[:, None], last[:, None])
 
 
 def can_flash(length: int, width: int, size: int) -> bool:
@@ -88,7 +65,7 @@ def flash_attention(x, kernel, bias, turn: Rotation, segments, chip: str, window
       kernel, bias: `[hidden, 3, heads, size]`, `[3, heads, size]` of the projections, for which `can_flash` holds; the
         bias may be None.
       turn: the rotation of each token's queries and keys.
-      segments, window: see `bounds_of`.
+      segments, window: see `segments.bounds_of`.
       chip: `device_kind`.
 
     Returns:
@@ -96,7 +73,8 @@ def flash_attention(x, kernel, bias, turn: Rotation, segments, chip: str, window
     """
     length, size = x.shape[1], kernel.shape[-1]
     missing = [(0, 0), (0, padded(length) - length)]
-    bounds = bounds_of(jnp.pad(segments, missing, constant_values=-1), window)  # padding, in a segment of its own
+    segments = jnp.pad(segments, missing, constant_values=-1)  # padding, in a segment of its own
+    bounds = Bounds(*(each[:, None] for each in bounds_of(segments, window)))
     x, *angles = (jnp.pad(each, [*missing, (0, 0)]) for each in (x, *turn))
     kernel, bias = kernel.reshape(len(kernel), 3, -1), None if bias is None else bias.reshape(3, -1)
     flash = Flash(x.shape[1], size, window, chip)

@@ -1,6 +1,33 @@
 """Where the examples of a row begin and end: by its segments, of which 0 is padding."""
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
+
+
+class Bounds(NamedTuple):
+    """The first and the last token that each token sees, int32."""
+
+    first: jax.Array
+    last: jax.Array
+
+
+def bounds_of(segments: jax.Array, window: int | None = None) -> Bounds:
+    """Returns what tokens see, `[batch, length]`: their segment, and of it those in the window.
+
+    Args:
+      segments: `[batch, length]` int32; the tokens of one lie side by side.
+      window: how many places away a token sees, to either side; None: any number.
+    """
+    places = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32), segments.shape)
+    differs = segments[:, 1:] != segments[:, :-1]
+    begins, ends = (jnp.pad(differs, [(0, 0), pad], constant_values=True) for pad in ((1, 0), (0, 1)))
+    first = jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+    last = jax.lax.cummin(jnp.where(ends, places, segments.shape[1]), axis=1, reverse=True)
+    if window is not None:
+        first, last = jnp.maximum(first, places - window), jnp.minimum(last, places + window)
+    return Bounds(first, last)
 
 
 def last_tokens(segments, first_tokens=None):

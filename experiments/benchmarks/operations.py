@@ -41,7 +41,7 @@ def traced(name: str, options) -> dict[str, float]:
     names = {each[1]: operation_of(each.string) or f"? {each[2]}" for each in found if each}
     totals: collections.Counter = collections.Counter()
     for instruction, seconds in _shares(profile).items():
-        totals[names.get(instruction, "?")] += seconds / STEPS
+        totals[names.get(instruction) or f"? {instruction.rstrip('.0123456789')}"] += seconds / STEPS
     return totals
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40, help="of the table, the largest")
     options = parser.parse_args()
 
-    if re.fullmatch(r"(pretraining|finetuning):\w+:\d+x\d+", options.step):
+    if re.fullmatch(r"(pretraining|finetuning):[\w-]+:\d+x\d+", options.step):
         seconds = traced(options.step, options)
     elif re.fullmatch(r"\w+(:\w+)?:[\w-]+:\d+", options.step):
         seconds = compiled(options.step, options)

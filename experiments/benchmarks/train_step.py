@@ -37,6 +37,7 @@ import numpy as np
 CASES = "pretraining:small:8x128," + ",".join(f"finetuning:minilm:32x{length}" for length in (16, 64, 128, 384))
 MINILM = dict(num_hidden_layers=6, hidden_size=384, num_attention_heads=12, intermediate_size=1536, hidden_act="gelu")
 PRODUCTS = ((4096, 768, 3072), (4096, 3072, 768), (4096, 1024, 1024), (1024, 512, 2048), (8192, 1024, 4096))
+LARGE_PRODUCTS = ((16384, 1024, 4096), (16384, 4096, 4096), (8192, 8192, 8192))  # that fill a GPU
 BATCHES = 8  # different ones, in turn
 VOCABULARY = 30522
 
@@ -178,7 +179,7 @@ class Ours:
         import jax
         import jax.numpy as jnp
 
-        a, b = (jnp.ones(shape, self.type) for shape in ((m, k), (k, n)))
+        a, b = (jax.random.normal(jax.random.key(0), shape, self.type) for shape in ((m, k), (k, n)))
         dot = jax.jit(functools.partial(jnp.dot, preferred_element_type=jnp.float32))
         return lambda: dot(a, b).block_until_ready()
 
@@ -262,7 +263,7 @@ class Theirs:
     def product(self, m: int, k: int, n: int):
         import torch
 
-        a, b = (torch.ones(shape, dtype=self.type, device=self.device) for shape in ((m, k), (k, n)))
+        a, b = (torch.randn(shape, dtype=self.type, device=self.device) for shape in ((m, k), (k, n)))
 
         def run():
             a @ b
@@ -335,12 +336,15 @@ class Side:
 
 def measure(case: Case, options, names: dict[str, type], dtypes: list[str]) -> list[dict]:
     """The results of each side and type, after alternating rounds."""
+    from bertjax.sharding.topology import has_accelerator
+
     sides = {}
     for dtype, name in itertools.product(dtypes, names):
         sides[dtype, name] = Side(names[name], dtype, case, options)
         sides[dtype, name]("about")  # has compiled: never two at once
+    products = PRODUCTS + (LARGE_PRODUCTS if has_accelerator() else ())
     rates = {
-        dtype: max(sides[dtype, name]("flops_per_second", *shape) for shape in PRODUCTS for name in names)
+        dtype: max(sides[dtype, name]("flops_per_second", *shape) for shape in products for name in names)
         for dtype in dtypes
     }
     for _ in range(options.rounds):

@@ -435,7 +435,7 @@ def test_remat_auto_takes_the_first_policy_that_fits(records_folder, monkeypatch
     assert config.remat == task.config.remat == "auto"
 
 
-def test_long_runs_on_tpus_unroll_their_layers_if_that_fits():
+def test_long_runs_on_chips_with_kernels_unroll_their_layers_if_that_fits():
     def ways(platform, chip, steps=1_000_000, **fields):
         config = tiny_config()
         config.stages.short.steps = steps
@@ -446,7 +446,8 @@ def test_long_runs_on_tpus_unroll_their_layers_if_that_fits():
     assert ways("tpu", "TPU v4", remat="auto")[:3] == [("none", "yes"), ("none", "auto"), ("dots", "auto")]
     assert ways("tpu", "TPU v4", remat="auto", unroll="no") == [("none", "no"), ("dots", "no"), ("full", "no")]
     assert ways("tpu", "TPU v4", remat="full") == [("full", "auto")]
-    assert ways("tpu", "TPU v4", steps=1000) == ways("gpu", "NVIDIA H100") == ways("cpu", "cpu") == [("none", "auto")]
+    assert ways("gpu", "NVIDIA H100 80GB HBM3") == [("none", "yes"), ("none", "auto")]
+    assert ways("tpu", "TPU v4", steps=1000) == ways("gpu", "Tesla V100") == ways("cpu", "cpu") == [("none", "auto")]
     assert ways("tpu", "TPU v3", remat="auto") == [("full", "auto")]  # has no kernels
 
 

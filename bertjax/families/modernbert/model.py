@@ -10,10 +10,12 @@ import numpy as np
 from bertjax.config import Compute
 from bertjax.families.modernbert import ModernBertConfig
 from bertjax.model.attention import Dense, LayerNorm
-from bertjax.model.dropout import dropout, fold_in
+from bertjax.model.dropout import fold_in
 from bertjax.model.encoder import ACTIVATIONS, Embedding
 from bertjax.model.encoder_model import EncoderModel
 from bertjax.model.flash_attention import can_flash, flash_attention
+from bertjax.model.gpu_activation import can_activate_on_gpu, gpu_activate
+from bertjax.model.gpu_attention import can_attend_on_gpu, gpu_attention
 from bertjax.model.kernels import has_kernels, on_one_device
 from bertjax.model.plain_attention import plain_attention
 from bertjax.model.rotary import Rotation, rotate, rotation
@@ -176,18 +178,27 @@ class Layer(nn.Module):
 
         read = norm(name="attention_norm")(x) if self.has_norm else x
         attended = RotaryAttention(config, compute, self.is_global, name="attention")(read, rotations, segments)
-        x = x + dropout(attended, config.attention_output_dropout_prob, fold_in(dropout_keys, number + 1))
+        keys, rate = fold_in(dropout_keys, number + 1), config.attention_output_dropout_prob
+        x, read = norm(name="output_norm").and_sum(x, attended, None, keys, rate)
 
-        read = norm(name="output_norm")(x)
-        activate = ACTIVATIONS[config.hidden_act]
         if config.glu:
             axes = ("embed", "projections", "mlp")
             inner = Dense(config, compute, hidden, (2, *wide), axes, config.bias, name="input")(read)
-            inner = activate(inner[..., 0, :]) * inner[..., 1, :]
         else:
-            inner = activate(Dense(config, compute, hidden, wide, ("embed", "mlp"), config.bias, name="input")(read))
-        inner = nn.with_logical_constraint(inner, ("batch", "length", "mlp"))
-        x = x + Dense(config, compute, wide, hidden, ("mlp", "embed"), config.bias, scale, name="output")(inner)
+            inner = Dense(config, compute, hidden, wide, ("embed", "mlp"), config.bias, name="input")(read)
+        output = Dense(config, compute, wide, hidden, ("mlp", "embed"), config.bias, scale, name="output")
+
+        def project(output, inner):
+            if can_activate_on_gpu(compute, inner.shape[1], *wide):
+                inner = gpu_activate(inner, None, config.hidden_act, compute.chip)
+            else:
+                activate = ACTIVATIONS[config.hidden_act]
+                inner = activate(inner[..., 0, :]) * inner[..., 1, :] if config.glu else activate(inner)
+            return output(nn.with_logical_constraint(inner, ("batch", "length", "mlp")))
+
+        if has_kernels(compute.chip):
+            project = nn.remat(project, prevent_cse=compute.unroll)
+        x = x + project(output, inner)
         return nn.with_logical_constraint(x, ("batch", "length", "embed"))
 
 
@@ -219,8 +230,10 @@ class RotaryAttention(nn.Module):
         return Dense(config, compute, (heads, size), (hidden,), axes, config.bias, scale, name="output")(context)
 
     def _attend(self, turned, segments, window: int | None):
-        """Without kernels: `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`."""
-        batch, length, _, heads, _ = turned.shape
+        """Without TPU kernels: `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`."""
+        batch, length, _, heads, size = turned.shape
+        if can_attend_on_gpu(self.compute, length, size):
+            return gpu_attention(turned, segments, chip=self.compute.chip, window=window)
         has_cache = self.compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's tiles
         if window is None or length < BLOCKS * window:
             tile = tile_of(batch, length, heads) if has_cache else None
