@@ -1,16 +1,24 @@
 """What runs the paper's comparisons: everything once and in order, going on where it was, and the tables of it."""
 
+import itertools
 import json
+import re
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
-from bertjax.config import UserError, pretraining_config
+from bertjax.config import BertConfig, UserError, dropout_fields, pretraining_config
+from bertjax.families.modernbert import ModernBertConfig
+from bertjax.sharding.mesh import make_mesh
 from bertjax.stages import stages_of
+from bertjax.tasks import validate
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.text.tokenizer import Encoding
 from bertjax.training.workdir import RunInfo, write_info
-from experiments.ablations import scaled, tables
+from experiments.ablations import bits, race, scaled, tables, today
 from experiments.ablations.suite import Suite, run_all
 from tests.processes import ROOT, environment_with
 
@@ -192,3 +200,182 @@ def test_mistakes_are_told_at_once(data, missing, flag, message):
     )
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and message in done.stderr, done.stderr
     assert not (data.parent / "runs").exists()
+
+
+@pytest.fixture(scope="module", params=scaled.SCALES)
+def rows_today(request):
+    """The configs of all rows of `today`."""
+    return {name: today.get_config(f"{request.param}/{name}/3000") for name in today.ROWS}
+
+
+def test_a_row_of_today_differs_from_the_one_before_in_what_it_says(rows_today):
+    fields = {}
+    for name, config in rows_today.items():
+        validate(config, with_data=False)
+        content = json.loads(config.to_json_best_effort())
+        fields[name] = {f"{part}.{field}": value for part in ("data", "model", "optimizer", "tokenizer", "eval")
+                        for field, value in content.pop(part).items()} | content  # fmt: skip
+    of_families = {f"model.{name}" for model in (BertConfig, ModernBertConfig) for name in model.__dataclass_fields__}
+    shared = {f"model.{name}" for name in set(rows_today["bert"].model) & set(rows_today["rotary"].model)}
+    expected = {
+        "sentences": {"data.next_sentence", "data.masking", "data.masked_lm_prob", "stages"},
+        "no_dropout": {"model.hidden_dropout_prob", "model.attention_probs_dropout_prob"},
+        "rotary": of_families - shared | {"model.family"},
+        "glu": {"model.glu", "model.bias", "model.intermediate_size"},
+        "stable_adamw": {f"optimizer.{name}" for name in (
+            "name", "learning_rate", "beta2", "weight_decay", "schedule", "warmup_steps", "decay_proportion", "decay",
+            "decay_to")},
+        "muon": {"optimizer.name", "optimizer.options", "optimizer.weight_decay"},
+        "all": {"model.global_attn_every_n_layers", "model.local_attention", "tokenizer.kind", "packing", "stages"},
+    }  # fmt: skip
+    for (_, before), (name, now) in itertools.pairwise(fields.items()):
+        found = {field for field in {*before, *now} if before.get(field, None) != now.get(field, None)}
+        assert found <= expected[name] and (name == "rotary" or found == expected[name]), name
+    rotary = rows_today["rotary"].model
+    assert not rotary.glu and rotary.bias and not any(rotary[name] for name in dropout_fields(rotary))
+    stages = stages_of(rows_today["all"])
+    assert [(each.name, each.steps) for each in stages] == [("constant", 2250), ("decay", 750)]  # in this order
+
+
+def test_rows_of_today_have_equally_many_params(rows_today):
+    def params(config) -> int:
+        task = Pretraining(config, make_mesh(config), None)
+        return sum(x.size for x in jax.tree.leaves(jax.eval_shape(task.init_params, jax.random.key(0))))
+
+    counts = {name: params(rows_today[name]) for name in ("bert", "sentences", "rotary", "glu")}
+    assert max(counts.values()) < 1.04 * min(counts.values()), counts
+
+
+@pytest.mark.parametrize("which", ["cores/bert", "cores/new/3000", "large/bert/3000", "cores/bert/7", "cores/bert/x"])
+def test_a_row_of_today_that_is_none_is_named(which):
+    with pytest.raises(UserError, match=f"'{which}' is not SCALE/ROW/STEPS with 8 steps or more, of cores, trial and "):
+        today.get_config(which)
+
+
+def results_today(*rows: str) -> list[dict]:
+    return [
+        dict(row=row, seed=seed, steps=100 * number, budget=1.0, minutes=1.0, bits_per_byte=3 - number + 0.5 * seed,
+             blimp=0.5 + 0.1 * number, conll=70.0, sst2=80.0 + seed)
+        for number, row in enumerate(rows, 1) for seed in (0, 2)
+    ]  # fmt: skip
+
+
+def test_the_table_of_today_has_means_and_differences():
+    assert race.table(results_today("bert", "glu")).splitlines() == [
+        "|  | seeds | steps | minutes | bits per byte | BLiMP | CoNLL | SST-2 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| BERT's recipe | 2 | 100 | 1.0 | 2.500 ± 0.707 | 60.0 ± 0.0 | 70.0 ± 0.0 | 81.0 ± 1.4 |",
+        "| + GLU, no biases | 2 | 200 | 1.0 | 1.500 ± 0.707 (-1.000) | 70.0 ± 0.0 (+10.0) | 70.0 ± 0.0 (+0.0) | "
+        "81.0 ± 1.4 (+0.0) |",
+    ]
+    assert (
+        race.table(results_today("all")[:1]).splitlines()[2].endswith("| 1 | 100 | 1.0 | 2.000 | 60.0 | 70.0 | 80.0 |")
+    )
+
+
+def test_steps_are_timed_but_those_of_lines_that_compile():
+    lines = [
+        {"step": 10, "wall/steps": 9.0, "wall/compile": 7.0},
+        {"step": 30, "wall/steps": 3.0, "wall/data": 1.0, "wall/compile": 0.0, "wall/checkpoints": 9.0},
+        {"step": 30, "eval/mlm_loss": 3.0},
+        {"step": 40, "wall/steps": 8.0, "wall/data": 2.0, "wall/compile": 5.0},  # the first of another stage
+        {"step": 60, "wall/steps": 4.0, "wall/evaluation": 6.0},
+    ]
+    assert race.rate(lines) == 5.0
+
+
+class RecordedRace(race.Race):
+    """Notes the commands, and leaves what they would have left."""
+
+    started: list
+
+    def _command(self, module, folder, arguments, result=None):
+        self.started.append(f"{module} {folder.name}")
+        if result:
+            result.write_text('{"share": 0.6, "bits_per_byte": 2.0}')
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ("manifest.json" if module.endswith("prepare") else "report.txt")).touch()
+        for argument in arguments:
+            if argument.startswith("--config.sweep=seed="):
+                trial = folder / "runs" / argument.removeprefix("--config.sweep=")
+                trial.mkdir(parents=True)
+                (trial / "result.json").write_text('{"scores": {"f1": 0.7, "accuracy": 0.8}, "failed": false}')
+        if module == "bertjax.main" and "-" in folder.name and folder.name.count("-") == 1:
+            write_info(folder, RunInfo(pretraining_config()), None)
+            (folder / "metrics.jsonl").write_text('{"step": 9, "wall/steps": 50, "wall/data": 10, "wall/compile": 8}\n')
+
+
+def test_a_run_of_today_is_scored_once_and_what_is_done_is_kept(data, tmp_path):
+    (data / "corpora/books-001.txt").write_text("any")
+    (data / "corpora/books.txt").rename(data / "corpora/books-000.txt")
+    (data / "corpora/wiki-simple-000.txt").unlink()
+
+    def compete(*seeds: int) -> RecordedRace:
+        runs = RecordedRace("trial", tmp_path / "race", data)
+        object.__setattr__(runs, "started", [])
+        for seed in seeds:
+            runs.compete(today.ROWS["glu"], seed, 9, 1.0)
+        return runs
+
+    first = compete(0)
+    assert first.started == [
+        "bertjax.vocabulary vocabulary-wordpiece", "bertjax.prepare records-sentences", "bertjax.main glu-0",
+        "bertjax.evaluate glu-0-blimp", "experiments.ablations.bits glu-0-bits", "bertjax.main glu-0-conll",
+        "bertjax.main glu-0-sst2",
+    ]  # fmt: skip
+    (line,) = first.finished()
+    scores = dict(bits_per_byte=2.0, blimp=0.6, conll=70.0, sst2=80.0)
+    assert line.items() >= {"row": "glu", "seed": 0, "steps": 9, "budget": 1.0, "minutes": 1.0, **scores}.items()
+    (tmp_path / "race/glu-1").mkdir()
+    (tmp_path / "race/glu-1-blimp.json").write_text('{"share": 0.9}')  # of a run that was stopped
+    second = compete(1)
+    assert "bertjax.evaluate glu-1-blimp" not in second.started and len(second.started) == 4
+    assert [(line["seed"], line["blimp"]) for line in second.finished()] == [(0, 0.6), (1, 0.9)]
+    with pytest.raises(UserError, match=r"steps\.json is not there: run `calibrate` first"):
+        second.rates(["glu"])
+    (tmp_path / "race/steps.json").write_text('{"glu": 5.0}')
+    assert second.rates(["glu"]) == {"glu": 5.0}
+    with pytest.raises(UserError, match=r"steps\.json has no bert, all: run `calibrate` first"):
+        second.rates(["bert", "glu", "all"])
+
+
+def test_text_that_is_held_out_is_not_trained_on(data):
+    (data / "corpora/wiki-002.txt").touch()
+    (data / "corpora/wiki-003.txt").touch()
+    with pytest.raises(UserError, match=r"books\.txt: is trained on; put more than 1 files of each corpus beside it"):
+        TRIAL.heldout(data / "corpora")
+
+
+class _Pieces:
+    """A tokenizer with pieces of some letters, which begin with the space before a word or leave it out."""
+
+    pad_id, unk_id, cls_id, sep_id, mask_id = range(5)
+
+    def __init__(self, letters: int, takes_space: bool):
+        self.pattern = re.compile(rf"\s?\S{{1,{letters}}}" if takes_space else rf"\S{{1,{letters}}}")
+
+    def encode(self, text: str):
+        found = list(self.pattern.finditer(text))
+        return Encoding([9 + len(each[0].strip()) for each in found], [each.span() for each in found])
+
+
+@pytest.mark.parametrize("letters, takes_space", [(1, False), (2, True), (5, False)])
+@pytest.mark.parametrize("length", [8, 64])
+def test_the_same_words_are_hidden_whatever_the_pieces(letters, takes_space, length):
+    text = "the cat saw an old house ."
+    hidden = [False, True, False, False, True, True, False]
+    found = list(bits.masked(text, hidden, _Pieces(letters, takes_space), length))
+    assert sum(piece - 9 for _, _, pieces in found for piece in pieces) == len("cat" + "old" + "house")
+    for ids, positions, pieces in found:
+        assert [place for place, piece in enumerate(ids) if piece == 4] == positions and len(pieces) == len(positions)
+        assert (len(ids) <= length or ids.count(4) == len(ids) - 2) and (ids[0], ids[-1]) == (2, 3)
+
+
+def test_windows_have_whole_words_and_a_share_of_them_is_hidden():
+    lines = ["word naïve " * 40, "short", "x" * 200 + " and more words " * 8]
+    texts = bits.windows(lines, 100)
+    assert all(bits.BYTES // 2 <= len(text.encode()) + 1 <= bits.BYTES for text in texts) and texts
+    assert bits.windows(lines, 3) == bits.windows(lines, 3) and len(bits.windows(lines, 3)) == 3
+    hidden = bits.hidden_words(1000 * ["word naïve"])
+    assert not any(second for _, second in hidden) and 120 < sum(first for first, _ in hidden) < 180

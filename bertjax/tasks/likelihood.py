@@ -30,7 +30,7 @@ GOOD, BAD = ("good", "sentence_good"), ("bad", "sentence_bad")
 FIELDS = (GOOD, BAD, ("paradigm", "UID"), ("phenomenon", "linguistics_term"))
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A row of a batch: `words` are predicted at `positions` of `ids`, for the text with this number."""
 
     text: int
@@ -57,30 +57,35 @@ def log_likelihoods(model: BertForMaskedLM, params, tokenizer: Tokenizer, texts:
     numbered = iter(texts)
     while some := list(itertools.islice(numbered, TOGETHER)):
         rows = [row for i, text in enumerate(some) for row in _rows_of(i, text, tokenizer, model.config, learnt)]
-        found = np.zeros(len(some))
-        for batch in _batches(sorted(rows, key=lambda row: len(row.ids)), model.config.max_position_embeddings):
-            arrays, positions, words, used = _arrays(batch, tokenizer, model.config.max_position_embeddings)
-            each = np.asarray(_log_probabilities(model, params, arrays, positions, words))
-            check_numbers(each)
-            np.add.at(found, [row.text for row in batch], (each * used).sum(1)[: len(batch)])
-        yield from found.tolist()
+        yield from sums(model, params, tokenizer, rows, len(some)).tolist()
 
 
-def _rows_of(number: int, text: str, tokenizer: Tokenizer, config, learnt: str) -> Iterator[_Row]:
+def sums(model: BertForMaskedLM, params, tokenizer: Tokenizer, rows: Iterable[Row], texts: int) -> np.ndarray:
+    """Returns the sum of the log-probabilities of each text's words, over all of its rows: `[texts]`, in nats."""
+    found, longest = np.zeros(texts), model.config.max_position_embeddings
+    for batch in _batches(sorted(rows, key=lambda row: len(row.ids)), longest):
+        arrays, positions, words, used = _arrays(batch, tokenizer, longest)
+        each = np.asarray(_log_probabilities(model, params, arrays, positions, words))
+        check_numbers(each)
+        np.add.at(found, [row.text for row in batch], (each * used).sum(1)[: len(batch)])
+    return found
+
+
+def _rows_of(number: int, text: str, tokenizer: Tokenizer, config, learnt: str) -> Iterator[Row]:
     ids = [tokenizer.cls_id, *tokenizer.encode(text).ids, tokenizer.sep_id]
     if len(ids) > (most := config.max_position_embeddings):
         raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {most} positions")
     places = range(1, len(ids) - 1)
     if learnt == "next":
-        yield _Row(number, ids[:-1], [place - 1 for place in places], [ids[place] for place in places])
+        yield Row(number, ids[:-1], [place - 1 for place in places], [ids[place] for place in places])
         return
     for place in places:
-        yield _Row(number, [*ids[:place], tokenizer.mask_id, *ids[place + 1 :]], [place], [ids[place]])
+        yield Row(number, [*ids[:place], tokenizer.mask_id, *ids[place + 1 :]], [place], [ids[place]])
 
 
-def _batches(rows: list[_Row], longest: int) -> Iterator[list[_Row]]:
+def _batches(rows: list[Row], longest: int) -> Iterator[list[Row]]:
     """Yields rows, which are sorted by length, with about as many tokens each time."""
-    batch: list[_Row] = []
+    batch: list[Row] = []
     for row in rows:
         length = _padded(len(row.ids), longest)
         if batch and (length != _padded(len(batch[0].ids), longest) or len(batch) >= _rows_for(length)):
@@ -99,7 +104,7 @@ def _rows_for(length: int) -> int:
     return min(MOST_ROWS, max(1, BATCH_TOKENS // length))
 
 
-def _arrays(batch: list[_Row], tokenizer: Tokenizer, longest: int):
+def _arrays(batch: list[Row], tokenizer: Tokenizer, longest: int):
     """Returns the model's inputs, positions, words, and which of these there are, with the rows of every such batch."""
     length = _padded(len(batch[0].ids), longest)
     rows, most = _rows_for(length), 1 if all(len(row.positions) == 1 for row in batch) else length

@@ -58,12 +58,24 @@ class Scale:
 
         Raises `UserError` if there are none.
         """
-        corpora: dict[str, list[pathlib.Path]] = {}
-        for path in sorted(folder.glob("*.txt*")):
-            corpora.setdefault(re.fullmatch(r"(.+?)(-\d+)?\.txt.*", path.name)[1], []).append(path)
-        if not corpora:
-            raise UserError(f"{folder}: no *.txt, *.txt.xz or so")
-        return [path for files in corpora.values() for path in files[: self.files]]
+        return [path for files in _corpora(folder).values() for path in files[: self.files]]
+
+    def heldout(self, folder: pathlib.Path) -> list[pathlib.Path]:
+        """Returns the last file of each corpus in the folder. Raises `UserError` if it is among the first files."""
+        last = [files[-1] for files in _corpora(folder).values()]
+        if used := set(last) & set(self.corpora(folder)):
+            raise UserError(f"{min(used)}: is trained on; put more than {self.files} files of each corpus beside it")
+        return last
+
+
+def _corpora(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
+    """Returns the files of each corpus. Raises `UserError` if there are none."""
+    found: dict[str, list[pathlib.Path]] = {}
+    for path in sorted(folder.glob("*.txt*")):
+        found.setdefault(re.fullmatch(r"(.+?)(-\d+)?\.txt.*", path.name)[1], []).append(path)
+    if not found:
+        raise UserError(f"{folder}: no *.txt, *.txt.xz or so")
+    return found
 
 
 SCALES = {

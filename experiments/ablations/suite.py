@@ -1,6 +1,7 @@
 """Runs what the tables need: pre-training, and fine-tuning with several seeds, unless it is there already."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -128,24 +129,27 @@ class Suite:
         self._start("prepare", records, config, settings, f"--output={records}")
 
     def _start(self, module: str, folder: pathlib.Path, config: str, settings: dict, *arguments: str) -> None:
-        """Runs a command of bertjax; its output goes to FOLDER.log."""
-        arguments = [
-            f"--config={config}",
-            *(f"--config.{name}={value}" for name, value in settings.items()),
-            *arguments,
-        ]
+        """Runs a command of bertjax with a config; its output goes to FOLDER.log."""
+        changes = (f"--config.{name}={value}" for name, value in settings.items())
+        self._command(f"bertjax.{module}", folder, [f"--config={config}", *changes, *arguments])
+
+    def _command(
+        self, module: str, folder: pathlib.Path, arguments: list[str], result: pathlib.Path | None = None
+    ) -> None:
+        """Runs a module; its output goes to FOLDER.log, but what it prints to the file `result`, if there is one."""
+        module_name, module = module, module.rpartition(".")[2]
         log, began = folder.with_name(folder.name + ".log"), time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         print(f"{time.strftime('%H:%M:%S')} {module} {folder.name}", flush=True)
-        with log.open("a") as output:
+        with log.open("a") as output, result.open("w") if result else contextlib.nullcontext(output) as printed:
             print(f"$ {module} {' '.join(arguments)}", file=output, flush=True)
             with self.starting:
                 if self.is_interrupted.is_set():
                     raise KeyboardInterrupt
                 # In a session of its own: Ctrl-C reaches it once, by `interrupt`.
                 process = subprocess.Popen(
-                    [sys.executable, "-m", f"bertjax.{module}", *arguments],
-                    stdout=output,
+                    [sys.executable, "-m", module_name, *arguments],
+                    stdout=printed,
                     stderr=output,
                     start_new_session=True,
                 )

@@ -96,13 +96,18 @@ def draw(workdir: pathlib.Path, name: str, scale: Scale):
 
 
 def write(path: pathlib.Path, workdir: pathlib.Path, name: str, scale: Scale) -> None:
-    """Replaces a table and its picture in a Markdown file: what is between `<!-- NAME -->` and `<!-- /NAME -->`."""
+    """Replaces a table and its picture in a Markdown file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draw(workdir, name, scale).savefig(path.with_name(f"{name}.png"), dpi=DPI)
+    put(path, name, f"{table(workdir, name, scale)}\n\n![{name}]({name}.png)")
+
+
+def put(path: pathlib.Path, name: str, content: str) -> None:
+    """Replaces what is between `<!-- NAME -->` and `<!-- /NAME -->` in a Markdown file, or adds a section with it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     text = path.read_text() if path.exists() else ""
     if begin not in text:
         text = f"{text.rstrip()}\n\n## {name.capitalize()}\n\n{begin}\n{end}\n".lstrip()
     before, after = text.split(begin)[0], text.split(end)[1]
-    content = f"{table(workdir, name, scale)}\n\n![{name}]({name}.png)"
     path.write_text(f"{before}{begin}\n{content}\n{end}{after}")

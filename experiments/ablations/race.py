@@ -1,0 +1,258 @@
+"""Trains the rows of `today.py` for equally many minutes, scores them, and writes their table to RESULTS.md.
+
+Command:  python -m experiments.ablations.race calibrate --data=DATA --workdir=runs/race
+          times all rows in turn, on a machine that does nothing else, and writes steps.json: a row's steps a second
+          python -m experiments.ablations.race --minutes=10 --data=DATA --workdir=runs/race
+          trains each for as many steps as that makes, all rows with the first seed, then with the second, ...
+          DATA has corpora/*.txt.xz (or .txt; of each corpus the last file is held out), glue/SST-2, conll2003/ and
+          blimp/blimp.jsonl.xz as those are distributed. A finished run is a line of today.jsonl and is not repeated;
+          what was stopped goes on where it was. --rows=bert,all and --seeds=0,1 choose
+"""
+
+import dataclasses
+import importlib.metadata
+import itertools
+import json
+import pathlib
+import shutil
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from absl import flags
+
+from bertjax import command
+from bertjax.config import UserError, join_with_commas
+from bertjax.files import parse_json, read_json, write_whole
+from bertjax.reporting.history import read_history
+from bertjax.text.tokenizer import KINDS
+from experiments.ablations import tables
+from experiments.ablations.scaled import SCALES, TASKS, Cell, Model
+from experiments.ablations.suite import FOLDER, Suite
+from experiments.ablations.today import ROWS, Row, get_config
+
+SCALE = flags.DEFINE_enum("scale", "cores", list(SCALES), "How large the models are.")
+DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all runs, by default runs/race-SCALE.")
+MINUTES = flags.DEFINE_float("minutes", 10.0, "Of pre-training, for each run.", lower_bound=0.001)
+WANTED = flags.DEFINE_list("rows", list(ROWS), f"Of {', '.join(ROWS)}.")
+SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of pre-training and of what follows.")
+RESULTS = flags.DEFINE_string("results", None, "The file with the table: beside this one, of a trial in the workdir.")
+
+ROUNDS, TIMED_STEPS, EVERY = 3, 200, 25  # of calibration; a line of metrics each EVERY steps
+PAIRS = 40  # of BLiMP, of each of its 67 paradigms
+BLIMP = "blimp/blimp.jsonl.xz"
+TUNED = {"conll": "conll", "sst2": "sst2"}  # scores by the names of their tasks
+COLUMNS = {  # scores: title, factor, digits
+    "bits_per_byte": ("bits per byte", 1, 3),
+    "blimp": ("BLiMP", 100, 1),
+    "conll": ("CoNLL", 1, 1),
+    "sst2": ("SST-2", 1, 1),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Race(Suite):
+    """Pre-trains rows and scores them, unless it is there already."""
+
+    @property
+    def results(self) -> pathlib.Path:
+        return self.workdir / "today.jsonl"
+
+    def finished(self) -> list[dict]:
+        """Returns the lines of the finished runs, without one that a crash cut off."""
+        lines = self.results.read_text().splitlines(keepends=True) if self.results.exists() else ()
+        return [parse_json(line.encode(), dict) for line in lines if line.endswith("\n")]
+
+    def rates(self, rows: Sequence[str]) -> dict[str, float]:
+        """Returns the steps a second of each row. Raises `UserError` if they have not been timed."""
+        path = self.workdir / "steps.json"
+        found = read_json(path) if path.exists() else {}
+        if missing := [name for name in rows if name not in found]:
+            what = f"has no {', '.join(missing)}" if found else "is not there"
+            raise UserError(f"{path} {what}: run `calibrate` first, while the machine does nothing else")
+        return found
+
+    def calibrate(self) -> None:
+        """Times all rows in turn, as the training loop runs them, and writes their median steps a second."""
+        found = {name: [] for name in ROWS}
+        for row in ROWS.values():
+            self.prepare(row)
+        for number in range(ROUNDS):
+            for name, row in ROWS.items():
+                folder = self.workdir / f"calibrate-{name}-{number}"
+                shutil.rmtree(folder, ignore_errors=True)  # of a calibration that was stopped
+                settings = {"log_every_steps": EVERY, "eval.max_sequences": 64}
+                self._train(row, TIMED_STEPS, folder, settings)
+                found[name].append(rate(read_history(folder).lines))
+                shutil.rmtree(folder)
+        medians = {name: float(np.median(each)) for name, each in found.items()}
+        write_whole(self.workdir / "steps.json", json.dumps(medians, indent=1) + "\n")
+        for name, each in found.items():
+            print(f"{name}: {medians[name]:.2f} steps/s ({', '.join(f'{one:.2f}' for one in each)})")
+
+    def compete(self, row: Row, seed: int, steps: int, budget: float) -> None:
+        """Pre-trains a row with a seed, scores it, and adds a line to the results."""
+        name = f"{row.name}-{seed}"
+        folder = self.workdir / name
+        self.prepare(row)
+        if not (folder / "report.txt").exists():
+            self._train(row, steps, folder, {"seed": seed})
+        checkpoint = f"--checkpoint={folder}@latest"
+        pairs, texts = self.data / BLIMP, self.scale.heldout(self.data / "corpora")
+        blimp = self._printed(
+            "bertjax.evaluate", f"{name}-blimp", checkpoint, f"--pairs={pairs}", f"--most={PAIRS}", "--json"
+        )
+        bits = self._printed(
+            "experiments.ablations.bits",
+            f"{name}-bits",
+            checkpoint,
+            f"--texts={','.join(map(str, texts))}",
+            f"--length={self.scale.stages[0][1]}",
+        )
+        line = {
+            "row": row.name,
+            "seed": seed,
+            "steps": steps,
+            "budget": budget,
+            "minutes": sum(map(_seconds, read_history(folder).lines)) / 60,
+            "bits_per_byte": bits["bits_per_byte"],
+            "blimp": blimp["share"],
+            **{score: self._tuned(row, seed, task) for score, task in TUNED.items()},
+            "date": time.strftime("%Y-%m-%d"),
+            "jax": importlib.metadata.version("jax"),
+        }
+        whole = "".join(json.dumps(each) + "\n" for each in [*self.finished(), line])
+        write_whole(self.results, whole)
+
+    def prepare(self, row: Row) -> None:
+        """Makes the vocabulary and the records of a row, which all seeds share."""
+        records, config = self._records(row), self._config(row, TIMED_STEPS)
+        if (records / "manifest.json").exists():
+            return
+        corpus = {"data.corpus": join_with_commas(map(str, self.scale.corpora(self.data / "corpora")))}
+        kind = get_config(f"{self.scale_name}/{row.name}/{TIMED_STEPS}").tokenizer.kind
+        folder = self.workdir / f"vocabulary-{kind}"
+        vocabulary = folder / KINDS[kind].filename
+        if not vocabulary.exists():
+            self._start("vocabulary", folder, config, corpus, f"--output={folder}")
+        self._start("prepare", records, config, {**corpus, "tokenizer.path": vocabulary}, f"--output={records}")
+
+    def _train(self, row: Row, steps: int, folder: pathlib.Path, settings: dict) -> None:
+        given = {"data.records": self._records(row), **settings}
+        self._start("main", folder, self._config(row, steps), given, f"--workdir={folder}")
+
+    def _config(self, row: Row, steps: int) -> str:
+        return f"{FOLDER / 'today.py'}:{self.scale_name}/{row.name}/{steps}"
+
+    def _records(self, row: Row) -> pathlib.Path:
+        return self.workdir / f"records-{row.records}"
+
+    def _printed(self, module: str, name: str, *arguments: str) -> dict:
+        """Returns the JSON object that a module prints, which is kept beside its log."""
+        path = self.workdir / f"{name}.json"
+        if not path.exists():
+            partial = path.with_suffix(".part")
+            self._command(module, self.workdir / name, list(arguments), partial)
+            partial.rename(path)
+        return read_json(path)
+
+    def _tuned(self, row: Row, seed: int, task: str) -> float:
+        """Fine-tunes a row with the seed that it was pre-trained with; returns the score in percent."""
+        cell = Cell(Model(f"{row.name}-{seed}", "", is_short=True), task)
+        folder, its = self.workdir / cell.name, TASKS[task]
+        if not tables.scores(folder, its.metric):
+            family = get_config(f"{self.scale_name}/{row.name}/{TIMED_STEPS}").model
+            fields = cell.settings(self.scale)
+            own = {
+                name: value
+                for name, value in fields.items()
+                if not name.startswith("model.") or name.removeprefix("model.") in family  # dropout: each its own
+            }
+            settings = {
+                "data.path": self._part(task) or self.data / its.data,
+                "init_checkpoint": f"{self.workdir / cell.model.name}@latest",
+                "sweep": f"seed={seed}",
+                **own,
+            }
+            self._start("main", folder, its.experiment, settings, f"--workdir={folder}")
+        return tables.scores(folder, its.metric)[0]
+
+
+def rate(lines: Sequence[dict]) -> float:
+    """Returns the steps a second of a run by its metrics, without the lines in which a stage began to compile."""
+    found = [line for line in lines if "wall/steps" in line]
+    timed = [(line["step"] - before["step"], line) for before, line in itertools.pairwise(found)]
+    timed = [(steps, line) for steps, line in timed if not line.get("wall/compile")]
+    return sum(steps for steps, _ in timed) / sum(_seconds(line) for _, line in timed)
+
+
+def _seconds(line: dict) -> float:
+    """What a budget counts: steps and waiting for data; no start, compiling, evaluation or checkpoint."""
+    return sum(line.get(f"wall/{part}") or 0.0 for part in ("steps", "data"))
+
+
+def table(lines: Sequence[dict]) -> str:
+    """Formats the results in Markdown: mean ± standard deviation over the seeds (difference to the row above)."""
+    titles = ["", "seeds", "steps", "minutes", *(title for title, _, _ in COLUMNS.values())]
+    rows, before = [titles, ["---"] * len(titles)], None
+    for name, row in ROWS.items():
+        if own := [line for line in lines if line["row"] == name]:
+            steps, minutes = (np.mean([line[each] for line in own]) for each in ("steps", "minutes"))
+            cells = [_cell(score, own, before) for score in COLUMNS]
+            rows.append([row.title, str(len(own)), f"{steps:,.0f}", f"{minutes:.1f}", *cells])
+            before = own
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def _cell(score: str, own: Sequence[dict], before: Sequence[dict] | None) -> str:
+    _, factor, digits = COLUMNS[score]
+    values = factor * np.array([line[score] for line in own])
+    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    more = f" ({values.mean() - factor * np.mean([line[score] for line in before]):+.{digits}f})" if before else ""
+    return f"{values.mean():.{digits}f}{spread}{more}"
+
+
+def main(arguments: list[str]) -> None:
+    if arguments not in ([], ["calibrate"]):
+        raise UserError(f"{arguments[0]!r} is not understood; see --help")
+    if unknown := set(WANTED.value) - set(ROWS):
+        raise UserError(f"--rows={','.join(unknown)}: there are {', '.join(ROWS)}")
+    if wrong := [seed for seed in SEEDS.value if not seed.isdecimal()]:
+        raise UserError(f"--seeds={','.join(wrong)}: whole numbers such as 0,1,2")
+    data, workdir = (
+        pathlib.Path(path or f"runs/race-{SCALE.value}").absolute() for path in (DATA.value, WORKDIR.value)
+    )
+    tuned = [f"{TASKS[task].data}/{file}" for task in TUNED.values() for file in TASKS[task].files]
+    for path in ("corpora", BLIMP, *tuned):
+        if not (data / path).exists():
+            raise UserError(f"--data={DATA.value}: no {path} in it")
+    race = Race(SCALE.value, workdir, data)
+    race.scale.heldout(data / "corpora")
+    try:
+        race.calibrate() if arguments else _run(race)
+    except BaseException as error:
+        race.interrupt()
+        for process in race.processes:
+            process.wait()
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt("interrupted; the same command goes on") from None
+        raise
+
+
+def _run(race: Race) -> None:
+    results = pathlib.Path(RESULTS.value or (race.workdir if SCALE.value == "trial" else FOLDER) / "RESULTS.md")
+    names = [name for name in ROWS if name in WANTED.value]
+    rates = race.rates(names)
+    for line in race.finished():
+        if line["budget"] != MINUTES.value:
+            raise UserError(f"{race.results} has runs of {line['budget']:g} minutes; choose another --workdir")
+    for seed in map(int, SEEDS.value):
+        for name in names:
+            if (name, seed) not in {(line["row"], line["seed"]) for line in race.finished()}:
+                race.compete(ROWS[name], seed, max(8, round(60 * MINUTES.value * rates[name])), MINUTES.value)
+            tables.put(results, "today", table(race.finished()))
+
+
+if __name__ == "__main__":
+    command.run(main)

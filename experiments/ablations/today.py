@@ -1,0 +1,158 @@
+"""2018 against today: does what came after BERT pay on two CPU cores? SCALE/ROW/STEPS, such as cores/rotary/3000.
+
+Each row has all that the row before it has, and one thing more: `ROWS`. `python -m experiments.ablations.race` trains
+them for equally many minutes, not steps, and scores them.
+
+All have the size, the length and the batch of the shortest models of `scaled.py`: at `cores` 4 layers of 128, 8,192
+pieces, sequences of 32, 64 a step. In ten minutes of two cores BERT sees about 7 M tokens, and had learnt more than
+which words there are after 3 M; with sequences of 128 it had not after 7.7 M ("When masked words are learnt" in
+RESULTS.md), so that the table would show little but who leaves that plateau. Learning rates, one an optimizer: AdamW
+1e-3, as all other models of `scaled.py`; StableAdamW 2e-3, as modern:cores; Muon the same, its updates scaled to
+AdamW's size (Liu et al. 2025, section 2.2).
+
+Command:  python -m bertjax.main --config=experiments/ablations/today.py:cores/all/3000 --config.data.corpus=texts/
+Hardware: two CPU cores, 10 minutes
+Paper:    none compares these at equal time
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from bertjax.config import UserError, model_size, named_stages, pretraining_config, stage
+from bertjax.families import model_fields
+from experiments.ablations.scaled import SCALES, Scale
+
+DECAY = 0.25  # share of the steps in which the rate falls, as in modern:cores
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Args:
+      title: what it has that the row before it has not.
+      records: which ones: pairs | sentences | bpe.
+      change: (config of the row before, scale) -> None. Changes the config.
+    """
+
+    name: str
+    title: str
+    records: str
+    change: Callable
+
+
+def _bert(config, scale: Scale) -> None:
+    config.model.update(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    # One copy of each text: no run comes to a second.
+    config.data.update(next_sentence="pairs", masking="static", masked_lm_prob=0.15, dupe_factor=1)
+    config.optimizer.update(name="adam", schedule="linear", warmup_steps=steps_of(config) // 8)
+
+
+def _sentences(config, scale: Scale) -> None:
+    config.data.update(next_sentence="none", masking="dynamic", masked_lm_prob=0.3)
+    for each in config.stages.values():
+        each.max_predictions_per_seq = most_masked(each.length, 0.3)
+
+
+def _no_dropout(config, scale: Scale) -> None:
+    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def _rotary(config, scale: Scale) -> None:
+    shared = set(model_fields("modernbert")) & set(config.model) - {"family"}
+    config.model = model_fields(
+        "modernbert",
+        **{name: config.model[name] for name in shared},
+        attention_output_dropout_prob=0.0,
+        global_attn_every_n_layers=1,
+        global_rope_theta=10_000.0,  # modern.py's for short sequences
+        glu=False,
+        bias=True,
+    )
+
+
+def _glu(config, scale: Scale) -> None:
+    # Three matrices instead of two, so two thirds of the width, in eights.
+    config.model.update(glu=True, bias=False, intermediate_size=round(config.model.intermediate_size / 12) * 8)
+
+
+def _stable_adamw(config, scale: Scale) -> None:
+    config.optimizer.update(
+        name="stable_adamw",
+        learning_rate=2e-3,
+        beta2=0.98,
+        weight_decay=3e-4,
+        schedule="trapezoid",
+        warmup_steps=steps_of(config) // 30,
+        decay_proportion=DECAY,
+        decay="sqrt",
+        decay_to=0.04,
+    )
+
+
+def _muon(config, scale: Scale) -> None:
+    # Its decay is multiplied by the rate: at the peak it takes as much of a matrix as StableAdamW's.
+    decay = config.optimizer.weight_decay / config.optimizer.learning_rate
+    config.optimizer.update(name="muon", options="consistent_rms=0.2 adam_b2=0.98", weight_decay=decay)
+
+
+def _all(config, scale: Scale) -> None:
+    length, steps = scale.stages[0][1], steps_of(config)
+    config.model.update(global_attn_every_n_layers=3, local_attention=length)  # as long as a sequence: modern:cores
+    config.tokenizer.kind = "bpe"
+    config.packing = True
+    last = round(DECAY * steps)
+    config.stages = named_stages(
+        constant=stage(steps - last, length, most_masked(length, 0.3)),
+        decay=stage(last, length, most_masked(length, 0.15), data=dict(masked_lm_prob=0.15)),
+    )
+
+
+ROWS = {
+    row.name: row
+    for row in (
+        Row("bert", "BERT's recipe", "pairs", _bert),
+        Row("sentences", "+ no NSP, dynamic masks of 30 %", "sentences", _sentences),
+        # A row of its own, since ModernBERT's form has none where BERT has most.
+        Row("no_dropout", "+ no dropout", "sentences", _no_dropout),
+        Row("rotary", "+ rotary positions, pre-norm", "sentences", _rotary),
+        Row("glu", "+ GLU, no biases", "sentences", _glu),
+        Row("stable_adamw", "+ StableAdamW and its schedule", "sentences", _stable_adamw),
+        Row("muon", "+ Muon in its place", "sentences", _muon),
+        Row("all", "all: + local windows, BPE, packing, 15 % masked at the end", "bpe", _all),
+    )
+}
+
+
+def get_config(which="cores/bert/3000"):
+    scale, name, steps = (*which.split("/"), "", "")[:3]
+    if scale not in SCALES or name not in ROWS or not steps.isdecimal() or int(steps) < 8:
+        known = f"{', '.join(SCALES)} and {', '.join(ROWS)}"
+        raise UserError(f"{which!r} is not SCALE/ROW/STEPS with 8 steps or more, of {known}")
+    config = _base(SCALES[scale], int(steps)).unlock()
+    for row in list(ROWS.values())[: list(ROWS).index(name) + 1]:
+        row.change(config, SCALES[scale])
+    return config.lock()
+
+
+def _base(scale: Scale, steps: int):
+    """What all rows have."""
+    config, length = pretraining_config(), scale.stages[0][1]
+    config.model.update(model_size(scale.size))
+    config.update_from_flattened_dict(scale.pretraining)
+    config.stages = named_stages(short=stage(steps, length, most_masked(length, 0.15)))
+    config.data.layout = "compact"
+    config.tokenizer.lowercase = False
+    config.model.max_position_embeddings = max(128, length)  # for the longest sentences of BLiMP
+    config.eval.update(every_steps=steps, fill_masks=())
+    config.checkpoint.update(every_steps=1000, keep=1)
+    config.sinks = ()
+    return config
+
+
+def steps_of(config) -> int:
+    return sum(each.steps for each in config.stages.values())
+
+
+def most_masked(length: int, share: float) -> int:
+    return -int(-length * share // 1)
