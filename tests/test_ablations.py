@@ -223,9 +223,9 @@ def test_a_row_of_today_differs_from_the_one_before_in_what_it_says(rows_today):
         "rotary": of_families - shared | {"model.family"},
         "glu": {"model.glu", "model.bias", "model.intermediate_size"},
         "stable_adamw": {f"optimizer.{name}" for name in (
-            "name", "learning_rate", "beta2", "weight_decay", "schedule", "warmup_steps", "decay_proportion", "decay",
+            "name", "beta2", "weight_decay", "schedule", "warmup_steps", "decay_proportion", "decay",
             "decay_to")},
-        "muon": {"optimizer.name", "optimizer.options", "optimizer.weight_decay"},
+        "muon": {f"optimizer.{name}" for name in ("name", "options", "learning_rate", "weight_decay")},
         "all": {"model.global_attn_every_n_layers", "model.local_attention", "tokenizer.kind", "packing", "stages"},
     }  # fmt: skip
     for (_, before), (name, now) in itertools.pairwise(fields.items()):

@@ -39,8 +39,8 @@ WANTED = flags.DEFINE_list("rows", list(ROWS), f"Of {', '.join(ROWS)}.")
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of pre-training and of what follows.")
 RESULTS = flags.DEFINE_string("results", None, "The file with the table: beside this one, of a trial in the workdir.")
 
-ROUNDS, TIMED_STEPS, EVERY = 3, 200, 25  # of calibration; a line of metrics each EVERY steps
-PAIRS = 40  # of BLiMP, of each of its 67 paradigms
+ROUNDS, TIMED_STEPS, EVERY = 3, 400, 50  # of calibration; a line of metrics each EVERY steps
+PAIRS = 150  # of BLiMP, of each of its 67 paradigms
 BLIMP = "blimp/blimp.jsonl.xz"
 TUNED = {"conll": "conll", "sst2": "sst2"}  # scores by the names of their tasks
 COLUMNS = {  # scores: title, factor, digits
