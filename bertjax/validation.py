@@ -6,6 +6,8 @@ theirs in their modules, with the helpers below. `tasks.validate` runs all check
 """
 
 import dataclasses
+import itertools
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -271,7 +273,17 @@ def _validate_stages(config) -> None:
             one = f"stages of one length share records, whose max_predictions_per_seq is {most[given.length]}"
             field = f"stages.{name}.max_predictions_per_seq"
             require(given.max_predictions_per_seq == most[given.length], field, given.max_predictions_per_seq, one)
+    _validate_order(stages)
     require(total_steps(config) < 2**31, "stages", total_steps(config), "must have fewer than 2 ** 31 steps in all")
+
+
+def _validate_order(stages) -> None:
+    """Checks that stages of one length are written in the order of training: that of their names."""
+    for length in {given.length for given in stages.values()}:
+        written = [name for name in json.loads(stages.to_json_best_effort()) if stages[name].length == length]
+        for one, other in itertools.pairwise(written):
+            remedy = f"comes before {one!r}, as stages of one length do in the order of their names; rename one of them"
+            require(one < other, "stages", other, remedy)
 
 
 def _validate_changes(config, name: str, given) -> None:

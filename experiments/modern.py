@@ -59,7 +59,7 @@ def get_config(size="base"):
 def for_cores(config):
     config.model.vocab_size = 8000
     config.stages = named_stages(
-        pretraining=stage(4500, 128, 39),
+        constant=stage(4500, 128, 39),  # stages of one length come in the order of their names
         decay=stage(1500, 128, 39, data=dict(masked_lm_prob=0.15), optimizer=FALLING | dict(decay_to=0.04)),
     )
     config.batch_size = 32
