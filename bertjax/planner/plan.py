@@ -43,6 +43,7 @@ class StagePlan:
     """The plan of one stage of a config on an accelerator. All memory sizes are bytes per chip."""
 
     stage: int
+    name: str
     steps: int  # with those of a batch that still grows, in proportion to its size
     chips: int
     batch_size: int
@@ -215,6 +216,7 @@ class _Builder:
             used = (failed.needed + (resting if failed is evaluation else 0)) * per_chip
         return StagePlan(
             stage=number,
+            name=stage.name,
             steps=stage.steps + round(smaller),
             chips=self._accelerator.chips,
             batch_size=stage.batch_size,

@@ -16,7 +16,8 @@ def as_json(plans: list[StagePlan]) -> str:
     return json.dumps(
         [
             {
-                "stage": p.stage,
+                "stage": p.name,
+                "steps": p.steps,
                 "chips": p.chips,
                 "batch_size": p.batch_size,
                 "rows": p.rows,
@@ -44,7 +45,7 @@ def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_ho
     """A table for a terminal: one column per stage, then the collectives, then the total over all stages."""
     name = accelerator.name + (f", {accelerator.slices} slices" if accelerator.slices > 1 else "")
     rows: list[tuple[str, list[str]]] = [
-        (f"{name}: {accelerator.chips} chips", [f"stage {p.stage}" for p in plans]),
+        (f"{name}: {accelerator.chips} chips", [p.name for p in plans]),
         ("batch x length", [_batch(p) for p in plans]),
         ("HBM per chip: params", [_gib(p.params_bytes) for p in plans]),
         ("  optimizer", [_gib(p.optimizer_bytes) for p in plans]),
@@ -66,7 +67,7 @@ def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_ho
     lines = [f"{title:<{left}}  " + "  ".join(f"{cell:>{width}}" for cell in cells) for title, cells in rows]
     lines.append("")
     for p in plans:
-        lines += [f"collectives of stage {p.stage}, per step:"] if p.collectives else []
+        lines += [f"collectives of stage {p.name}, per step:"] if p.collectives else []
         for c in p.collectives:
             where = f"over {' and '.join(c.axes)}, {c.count} of them, {'in the loop' if c.in_loop else 'once'}"
             lines.append(f"  {c.kind:<18} {c.dtype:<5} {_bytes(c.bytes):>10}  {where}")
@@ -95,7 +96,7 @@ def _missing(plan: StagePlan) -> str:
             f" by {_gib(plan.hbm_used_bytes - plan.hbm_available_bytes)} (needs {_gib(plan.hbm_used_bytes)} of "
             f"{_gib(plan.hbm_available_bytes)} per chip)"
         )
-    return f"stage {plan.stage} (length {plan.length}) runs out of memory{by}"
+    return f"stage {plan.name} (length {plan.length}) runs out of memory{by}"
 
 
 def _days(plan: StagePlan) -> float:

@@ -16,6 +16,7 @@ import argparse
 import jax
 
 from bertjax import experiment
+from bertjax.config import UserError
 from bertjax.planner.plan import plan
 from bertjax.sharding.topology import accelerator
 from bertjax.stages import stages_of
@@ -33,7 +34,10 @@ def main():
     options = parser.parse_args()
 
     jax.config.update("jax_platforms", "cpu")
-    target = accelerator(options.topology)
+    try:
+        target = accelerator(options.topology)
+    except UserError as error:
+        parser.error(str(error))
     config = experiment.load("modern:150m")
     config.unroll, config.remat = options.unroll, options.remat
     stage = config.stages.pretraining if options.length == 1024 else config.stages.context

@@ -161,7 +161,7 @@ def test_no_reader_has_a_thread_that_its_end_waits_for(records_folder, monkeypat
 
 def test_what_does_not_fit_together_is_refused(numbered):
     few = RecordSet(numbered.paths[1:2], numbered.counts[1:2])
-    with pytest.raises(UserError, match=r"5 training records are too few for config.batch_size = 16"):
+    with pytest.raises(UserError, match=r"5 training records are too few for a batch of 16 sequences"):
         numbers(few, 1)
 
 

@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_said_with_what_does():
     (result,) = plan(config, target)
     assert not result.fits and result.hbm_used_bytes > result.hbm_available_bytes
     line = summary.out_of_memory([result, result], {"remat": "full", "microbatches": 2})
-    assert line.count("stage 0 (length 128) runs out of memory by") == 2
+    assert line.count("stage short (length 128) runs out of memory by") == 2
     assert line.endswith("; it fits with --config.remat=full --config.microbatches=2")
     assert "does not fit" in summary.as_table([result], target)
     (row,) = json.loads(summary.as_json([result]))
@@ -245,18 +245,19 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
     experiment.write_text(
         "from bertjax.config import model_size, named_stages, pretraining_config, stage\n\ndef get_config():\n"
         "    config = pretraining_config()\n    config.model.update(**model_size('1-128-2'), vocab_size=512)\n"
-        "    config.stages = named_stages(short=stage(10, 32, 5), long=stage(10, 64, 10))\n"
-        "    config.batch_size = 8\n    return config\n"
+        "    long = stage(0, 64, 10, tokens=5120, ramp_from=4, ramp_tokens=1280)\n"
+        "    config.stages = named_stages(short=stage(10, 32, 5), long=long)\n"
+        "    config.batch_size, config.optimizer.average = 8, 0.99\n    return config\n"
     )
     packed = ("--config.packing=True", "--real_tokens_share=0.6,0.4")
     done = run("compile", f"--config={experiment}", "--topology=v6e-4", "--json", *packed, cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    assert [row["stage"] for row in rows] == [0, 1]
+    assert [(row["stage"], row["steps"]) for row in rows] == [("short", 10), ("long", 10)]  # 8, and 5 of half a batch
     assert [row["rows"] for row in rows] == [8, 4]  # 4.8 and 3.2, on four chips
     for row in rows:
         assert row.keys() == {
-            "stage", "chips", "batch_size", "rows", "length", "remat", "unroll", "hbm_used_bytes",
+            "stage", "steps", "chips", "batch_size", "rows", "length", "remat", "unroll", "hbm_used_bytes",
             "hbm_available_bytes", "flops_per_step", "estimated_step_seconds", "estimated_mfu", "collectives",
         }  # fmt: skip
         assert row["chips"] == 4 and row["batch_size"] == 8

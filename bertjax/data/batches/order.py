@@ -54,8 +54,8 @@ class Order:
         self.lanes = math.gcd(batch_size, MAX_LANES)
         if files.total < self.lanes:
             raise UserError(
-                f"{files.total} training records are too few for config.batch_size = {batch_size}: add text, increase "
-                f"data.dupe_factor, or reduce the batch size"
+                f"{files.total} training records are too few for a batch of {batch_size} sequences: add text, increase "
+                f"data.dupe_factor, or reduce batch_size"
             )
         is_known = files.lengths is not None
         self.groups = count_groups(batch_size) if is_known else self.lanes
