@@ -74,11 +74,16 @@ def flash_attention(x, kernel, bias, turn: Rotation, segments, chip: str, window
     length, size = x.shape[1], kernel.shape[-1]
     missing = [(0, 0), (0, padded(length) - length)]
     segments = jnp.pad(segments, missing, constant_values=-1)  # padding, in a segment of its own
-    bounds = Bounds(*(each[:, None] for each in bounds_of(segments, window)))
+    bounds = bound_rows(segments, window)
     x, *angles = (jnp.pad(each, [*missing, (0, 0)]) for each in (x, *turn))
     kernel, bias = kernel.reshape(len(kernel), 3, -1), None if bias is None else bias.reshape(3, -1)
     flash = Flash(x.shape[1], size, window, chip)
     return _attend(x, kernel, bias, angle_rows(*angles), bounds, flash)[:, :length]
+
+
+def bound_rows(segments, window: int | None) -> Bounds:
+    """What `segments.bounds_of` returns as rows of tokens, `[batch, 1, length]`, as the kernels read them."""
+    return Bounds(*(each[:, None] for each in bounds_of(segments, window)))
 
 
 def angle_rows(cosines, sines):

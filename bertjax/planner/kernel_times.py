@@ -76,7 +76,7 @@ def _main(
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
 
-    from bertjax.model.flash_attention import Flash, bounds_of, flash_backward, flash_forward, padded
+    from bertjax.model.flash_attention import Flash, bound_rows, flash_backward, flash_forward, padded
     from bertjax.model.fused_attention import Attention, attention_backward, attention_forward
     from bertjax.model.fused_norm import fused_add_norm
 
@@ -102,7 +102,7 @@ def _main(
         return normalized, pull_back(gradient)
 
     def flash(planes, angles, segments, of_context, window):
-        settings, bounds = Flash(segments.shape[1], size, window, chip), bounds_of(segments, window)
+        settings, bounds = Flash(segments.shape[1], size, window, chip), bound_rows(segments, window)
         context, log_sums = flash_forward(planes, angles, bounds, settings)
         return flash_backward(planes, angles, bounds, context, log_sums, of_context, settings)
 
