@@ -49,3 +49,9 @@ def test_a_kernel_takes_the_time_of_its_cycles_or_of_its_traffic():
     slow = dataclasses.replace(kernels[0], bytes=10**9)
     assert kernel_seconds([slow], v5e, CONFIG, rows=64, length=128) == pytest.approx(2 * 1e9 / 819e9)
     assert kernel_seconds([], v5e, CONFIG, rows=64, length=128) == 0
+
+
+@pytest.mark.tpu_aot
+def test_the_kernels_for_long_texts_are_counted():
+    kernels = [Kernel(name, 0, 1) for name in ("flash_forward", "flash_backward_64")]
+    assert 10e-6 < kernel_seconds(kernels, GENERATIONS["v5litepod"], CONFIG, rows=32, length=256) < 1e-3
