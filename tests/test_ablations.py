@@ -218,7 +218,7 @@ def test_a_row_of_today_differs_from_the_one_before_in_what_it_says(rows_today):
     of_families = {f"model.{name}" for model in (BertConfig, ModernBertConfig) for name in model.__dataclass_fields__}
     shared = {f"model.{name}" for name in set(rows_today["bert"].model) & set(rows_today["rotary"].model)}
     expected = {
-        "sentences": {"data.next_sentence", "data.masking", "data.masked_lm_prob", "stages"},
+        "sentences": {"data.next_sentence", "data.masking", "data.masked_lm_prob", "data.dupe_factor", "stages"},
         "no_dropout": {"model.hidden_dropout_prob", "model.attention_probs_dropout_prob"},
         "rotary": of_families - shared | {"model.family"},
         "glu": {"model.glu", "model.bias", "model.intermediate_size"},
@@ -226,7 +226,7 @@ def test_a_row_of_today_differs_from_the_one_before_in_what_it_says(rows_today):
             "name", "beta2", "weight_decay", "schedule", "warmup_steps", "decay_proportion", "decay",
             "decay_to")},
         "muon": {f"optimizer.{name}" for name in ("name", "options", "learning_rate", "weight_decay")},
-        "all": {"model.global_attn_every_n_layers", "model.local_attention", "tokenizer.kind", "packing", "stages"},
+        "all": {"model.global_attn_every_n_layers", "model.local_attention", "tokenizer.kind", "stages"},
     }  # fmt: skip
     for (_, before), (name, now) in itertools.pairwise(fields.items()):
         found = {field for field in {*before, *now} if before.get(field, None) != now.get(field, None)}
@@ -239,7 +239,7 @@ def test_a_row_of_today_differs_from_the_one_before_in_what_it_says(rows_today):
 
 def test_rows_of_today_have_equally_many_params(rows_today):
     def params(config) -> int:
-        task = Pretraining(config, make_mesh(config), None)
+        task = Pretraining(config, make_mesh(config, jax.devices()[:1]), None)
         return sum(x.size for x in jax.tree.leaves(jax.eval_shape(task.init_params, jax.random.key(0))))
 
     counts = {name: params(rows_today[name]) for name in ("bert", "sentences", "rotary", "glu")}
@@ -254,22 +254,24 @@ def test_a_row_of_today_that_is_none_is_named(which):
 
 def results_today(*rows: str) -> list[dict]:
     return [
-        dict(row=row, seed=seed, steps=100 * number, budget=1.0, minutes=1.0, bits_per_byte=3 - number + 0.5 * seed,
-             blimp=0.5 + 0.1 * number, conll=70.0, sst2=80.0 + seed)
+        dict(row=row, seed=seed, steps=100 * number, budget=1.0, minutes=1.0, tokens=2e6,
+             bits_per_byte=3 - number + 0.5 * seed, blimp=0.5 + 0.1 * number, conll=70.0, sst2=80.0 + seed)
         for number, row in enumerate(rows, 1) for seed in (0, 2)
     ]  # fmt: skip
 
 
 def test_the_table_of_today_has_means_and_differences():
     assert race.table(results_today("bert", "glu")).splitlines() == [
-        "|  | seeds | steps | minutes | bits per byte | BLiMP | CoNLL | SST-2 |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| BERT's recipe | 2 | 100 | 1.0 | 2.500 ± 0.707 | 60.0 ± 0.0 | 70.0 ± 0.0 | 81.0 ± 1.4 |",
-        "| + GLU, no biases | 2 | 200 | 1.0 | 1.500 ± 0.707 (-1.000) | 70.0 ± 0.0 (+10.0) | 70.0 ± 0.0 (+0.0) | "
-        "81.0 ± 1.4 (+0.0) |",
+        "|  | seeds | steps | M tokens | minutes as it ran | bits per byte | BLiMP | CoNLL | SST-2 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| BERT's recipe | 2 | 100 | 2.0 | 1.0 | 2.500 ± 0.707 | 60.0 ± 0.0 | 70.0 ± 0.0 | 81.0 ± 1.4 |",
+        "| + GLU, no biases | 2 | 200 | 2.0 | 1.0 | 1.500 ± 0.707 (-1.000 ± 0.000) | 70.0 ± 0.0 (+10.0 ± 0.0) | "
+        "70.0 ± 0.0 (+0.0 ± 0.0) | 81.0 ± 1.4 (+0.0 ± 0.0) |",
     ]
     assert (
-        race.table(results_today("all")[:1]).splitlines()[2].endswith("| 1 | 100 | 1.0 | 2.000 | 60.0 | 70.0 | 80.0 |")
+        race.table(results_today("all")[:1])
+        .splitlines()[2]
+        .endswith("| 1 | 100 | 2.0 | 1.0 | 2.000 | 60.0 | 70.0 | 80.0 |")
     )
 
 
@@ -321,16 +323,16 @@ def test_a_run_of_today_is_scored_once_and_what_is_done_is_kept(data, tmp_path):
     first = compete(0)
     assert first.started == [
         "bertjax.vocabulary vocabulary-wordpiece", "bertjax.prepare records-sentences", "bertjax.main glu-0",
-        "bertjax.evaluate glu-0-blimp", "experiments.ablations.bits glu-0-bits", "bertjax.main glu-0-conll",
+        "bertjax.evaluate glu-0-9-blimp", "experiments.ablations.bits glu-0-9-bits", "bertjax.main glu-0-conll",
         "bertjax.main glu-0-sst2",
     ]  # fmt: skip
     (line,) = first.finished()
     scores = dict(bits_per_byte=2.0, blimp=0.6, conll=70.0, sst2=80.0)
     assert line.items() >= {"row": "glu", "seed": 0, "steps": 9, "budget": 1.0, "minutes": 1.0, **scores}.items()
     (tmp_path / "race/glu-1").mkdir()
-    (tmp_path / "race/glu-1-blimp.json").write_text('{"share": 0.9}')  # of a run that was stopped
+    (tmp_path / "race/glu-1-9-blimp.json").write_text('{"share": 0.9}')  # of a run that was stopped
     second = compete(1)
-    assert "bertjax.evaluate glu-1-blimp" not in second.started and len(second.started) == 4
+    assert "bertjax.evaluate glu-1-9-blimp" not in second.started and len(second.started) == 4
     assert [(line["seed"], line["blimp"]) for line in second.finished()] == [(0, 0.6), (1, 0.9)]
     with pytest.raises(UserError, match=r"steps\.json is not there: run `calibrate` first"):
         second.rates(["glu"])

@@ -22,14 +22,14 @@ import numpy as np
 from absl import flags
 
 from bertjax import command
-from bertjax.config import UserError, join_with_commas
+from bertjax.config import UserError, dropout_fields, join_with_commas
 from bertjax.files import parse_json, read_json, write_whole
 from bertjax.reporting.history import read_history
 from bertjax.text.tokenizer import KINDS
 from experiments.ablations import tables
 from experiments.ablations.scaled import SCALES, TASKS, Cell, Model
 from experiments.ablations.suite import FOLDER, Suite
-from experiments.ablations.today import ROWS, Row, get_config
+from experiments.ablations.today import ROWS, Row, get_config, length_of
 
 SCALE = flags.DEFINE_enum("scale", "cores", list(SCALES), "How large the models are.")
 DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", required=True)
@@ -39,7 +39,7 @@ WANTED = flags.DEFINE_list("rows", list(ROWS), f"Of {', '.join(ROWS)}.")
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of pre-training and of what follows.")
 RESULTS = flags.DEFINE_string("results", None, "The file with the table: beside this one, of a trial in the workdir.")
 
-ROUNDS, TIMED_STEPS, EVERY = 3, 400, 50  # of calibration; a line of metrics each EVERY steps
+ROUNDS, TIMED_STEPS, LOGGED_STEPS = 5, 300, 50  # of calibration; a line of metrics has LOGGED_STEPS
 PAIRS = 150  # of BLiMP, of each of its 67 paradigms
 BLIMP = "blimp/blimp.jsonl.xz"
 TUNED = {"conll": "conll", "sst2": "sst2"}  # scores by the names of their tasks
@@ -74,7 +74,10 @@ class Race(Suite):
         return found
 
     def calibrate(self) -> None:
-        """Times all rows in turn, as the training loop runs them, and writes their median steps a second."""
+        """Times all rows in turn, as the training loop runs them, and writes their steps a second.
+
+        The speed of a machine changes from round to round: what counts is a row's ratio to the first row, beside it.
+        """
         found = {name: [] for name in ROWS}
         for row in ROWS.values():
             self.prepare(row)
@@ -82,14 +85,15 @@ class Race(Suite):
             for name, row in ROWS.items():
                 folder = self.workdir / f"calibrate-{name}-{number}"
                 shutil.rmtree(folder, ignore_errors=True)  # of a calibration that was stopped
-                settings = {"log_every_steps": EVERY, "eval.max_sequences": 64}
+                settings = {"log_every_steps": LOGGED_STEPS, "eval.max_sequences": 64}
                 self._train(row, TIMED_STEPS, folder, settings)
                 found[name].append(rate(read_history(folder).lines))
                 shutil.rmtree(folder)
-        medians = {name: float(np.median(each)) for name, each in found.items()}
-        write_whole(self.workdir / "steps.json", json.dumps(medians, indent=1) + "\n")
+        first = np.array(found[next(iter(ROWS))])
+        rates = {name: float(np.median(first) * np.median(np.array(each) / first)) for name, each in found.items()}
+        write_whole(self.workdir / "steps.json", json.dumps(rates, indent=1) + "\n")
         for name, each in found.items():
-            print(f"{name}: {medians[name]:.2f} steps/s ({', '.join(f'{one:.2f}' for one in each)})")
+            print(f"{name}: {rates[name]:.2f} steps/s ({', '.join(f'{one:.2f}' for one in each)})")
 
     def compete(self, row: Row, seed: int, steps: int, budget: float) -> None:
         """Pre-trains a row with a seed, scores it, and adds a line to the results."""
@@ -98,24 +102,28 @@ class Race(Suite):
         self.prepare(row)
         if not (folder / "report.txt").exists():
             self._train(row, steps, folder, {"seed": seed})
-        checkpoint = f"--checkpoint={folder}@latest"
+        history, checkpoint = read_history(folder), f"--checkpoint={folder}@latest"
+        steps = max(
+            line["step"] for line in history.lines
+        )  # of the run that there is, whatever has been calibrated since
         pairs, texts = self.data / BLIMP, self.scale.heldout(self.data / "corpora")
         blimp = self._printed(
-            "bertjax.evaluate", f"{name}-blimp", checkpoint, f"--pairs={pairs}", f"--most={PAIRS}", "--json"
+            "bertjax.evaluate", f"{name}-{steps}-blimp", checkpoint, f"--pairs={pairs}", f"--most={PAIRS}", "--json"
         )
         bits = self._printed(
             "experiments.ablations.bits",
-            f"{name}-bits",
+            f"{name}-{steps}-bits",
             checkpoint,
             f"--texts={','.join(map(str, texts))}",
-            f"--length={self.scale.stages[0][1]}",
+            f"--length={length_of(self.scale)}",
         )
         line = {
             "row": row.name,
             "seed": seed,
             "steps": steps,
             "budget": budget,
-            "minutes": sum(map(_seconds, read_history(folder).lines)) / 60,
+            "tokens": float(history.tokens(np.array(steps))),
+            "minutes": sum(map(_seconds, history.lines)) / 60,
             "bits_per_byte": bits["bits_per_byte"],
             "blimp": blimp["share"],
             **{score: self._tuned(row, seed, task) for score, task in TUNED.items()},
@@ -159,16 +167,13 @@ class Race(Suite):
 
     def _tuned(self, row: Row, seed: int, task: str) -> float:
         """Fine-tunes a row with the seed that it was pre-trained with; returns the score in percent."""
-        cell = Cell(Model(f"{row.name}-{seed}", "", is_short=True), task)
+        cell = Cell(Model(f"{row.name}-{seed}", ""), task)
         folder, its = self.workdir / cell.name, TASKS[task]
         if not tables.scores(folder, its.metric):
-            family = get_config(f"{self.scale_name}/{row.name}/{TIMED_STEPS}").model
-            fields = cell.settings(self.scale)
-            own = {
-                name: value
-                for name, value in fields.items()
-                if not name.startswith("model.") or name.removeprefix("model.") in family  # dropout: each its own
-            }
+            model = get_config(f"{self.scale_name}/{row.name}/{TIMED_STEPS}").model
+            fields = cell.settings(self.scale) | {"epochs": 1.0, "max_seq_length": length_of(self.scale)}
+            own = {name: value for name, value in fields.items() if "dropout" not in name}
+            own |= {f"model.{name}": 0.1 for name in dropout_fields(model)}  # whatever pre-training had
             settings = {
                 "data.path": self._part(task) or self.data / its.data,
                 "init_checkpoint": f"{self.workdir / cell.model.name}@latest",
@@ -193,24 +198,30 @@ def _seconds(line: dict) -> float:
 
 
 def table(lines: Sequence[dict]) -> str:
-    """Formats the results in Markdown: mean ± standard deviation over the seeds (difference to the row above)."""
-    titles = ["", "seeds", "steps", "minutes", *(title for title, _, _ in COLUMNS.values())]
+    """Formats the results in Markdown: mean ± standard deviation over the seeds, and in brackets the difference to the
+    row above, of the seeds that both have."""
+    titles = ["", "seeds", "steps", "M tokens", "minutes as it ran", *(title for title, _, _ in COLUMNS.values())]
     rows, before = [titles, ["---"] * len(titles)], None
     for name, row in ROWS.items():
         if own := [line for line in lines if line["row"] == name]:
-            steps, minutes = (np.mean([line[each] for line in own]) for each in ("steps", "minutes"))
+            steps, tokens, minutes = (np.mean([line[each] for line in own]) for each in ("steps", "tokens", "minutes"))
             cells = [_cell(score, own, before) for score in COLUMNS]
-            rows.append([row.title, str(len(own)), f"{steps:,.0f}", f"{minutes:.1f}", *cells])
+            rows.append([row.title, str(len(own)), f"{steps:,.0f}", f"{tokens / 1e6:.1f}", f"{minutes:.1f}", *cells])
             before = own
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def _cell(score: str, own: Sequence[dict], before: Sequence[dict] | None) -> str:
     _, factor, digits = COLUMNS[score]
-    values = factor * np.array([line[score] for line in own])
-    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
-    more = f" ({values.mean() - factor * np.mean([line[score] for line in before]):+.{digits}f})" if before else ""
-    return f"{values.mean():.{digits}f}{spread}{more}"
+    values = {line["seed"]: factor * line[score] for line in own}
+    others = {line["seed"]: factor * line[score] for line in before or ()}
+    changes = [values[seed] - others[seed] for seed in values if seed in others]
+    more = f" ({np.mean(changes):+.{digits}f}{_spread(changes, digits)})" if changes else ""
+    return f"{np.mean(list(values.values())):.{digits}f}{_spread(list(values.values()), digits)}{more}"
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    return f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
 
 
 def main(arguments: list[str]) -> None:

@@ -3,16 +3,15 @@
 Each row has all that the row before it has, and one thing more: `ROWS`. `python -m experiments.ablations.race` trains
 them for equally many minutes, not steps, and scores them.
 
-All have the size, the length and the batch of the shortest models of `scaled.py`: at `cores` 4 layers of 128, 8,192
-pieces, sequences of 32, 64 a step. Ten minutes are 7 to 10 M tokens at the speeds in RESULTS.md, and more on newer
-cores; BERT had learnt more than which words there are after 3 M there. In sequences of 128 it had not after 7.7 M
-("When masked words are learnt"), so that the table would show little but who leaves that plateau.
+All have the size and the tokens of a step of the short models of `scaled.py`, at `cores` 4 layers of 128 and 8,192
+pieces, in sequences four times as long, 16 of 128: in 32 tokens four of five pairs are of different texts, and the
+objective of pairs learns nothing. All rows pack, so that none computes padding.
 
 Learning rates, one an optimizer, are AdamW 2e-3, StableAdamW 2e-3, as modern:cores, and Muon 4e-3, its updates scaled
-to AdamW's size (Liu et al. 2025, section 2.2). Held-out losses in short runs on a small text, one each: no_dropout in
-1,200 steps 5.954 with 1e-3, the rate of `scaled.py`, and 5.508 with 2e-3; glu in 500 steps 6.106 with 1e-3, 5.720 with
-2e-3, 5.524 with 4e-3; stable_adamw 5.501 with 2e-3, 5.512 with 4e-3; muon 5.643 with 2e-3, 5.383 with 4e-3, 5.511 with
-1e-2.
+to AdamW's size (Liu et al. 2025, section 2.2). They were chosen in short runs on a small text in sequences of 32, one
+run each, and not for each row: held-out losses of no_dropout in 1,200 steps 5.954 with 1e-3 and 5.508 with 2e-3; glu in
+500 steps 6.106 with 1e-3, 5.720 with 2e-3, 5.524 with 4e-3; stable_adamw 5.501 with 2e-3, 5.512 with 4e-3; muon 5.643
+with 2e-3, 5.383 with 4e-3, 5.511 with 1e-2.
 
 Command:  python -m bertjax.main --config=experiments/ablations/today.py:cores/all/3000 --config.data.corpus=texts/
 Hardware: two CPU cores, 10 minutes
@@ -26,6 +25,7 @@ from bertjax.config import UserError, model_size, named_stages, pretraining_conf
 from bertjax.families import model_fields
 from experiments.ablations.scaled import SCALES, Scale
 
+LONGER = 4  # times the length of the scale's short sequences
 DECAY = 0.25  # share of the steps in which the rate falls, as in modern:cores
 
 
@@ -47,13 +47,13 @@ class Row:
 
 def _bert(config, scale: Scale) -> None:
     config.model.update(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-    # One copy of each text: ten minutes hardly come to a second, whose masks would be others in Google's records.
-    config.data.update(next_sentence="pairs", masking="static", masked_lm_prob=0.15, dupe_factor=1)
+    # Two copies, with masks of their own: ten minutes come to a second one.
+    config.data.update(next_sentence="pairs", masking="static", masked_lm_prob=0.15, dupe_factor=2)
     config.optimizer.update(name="adam", learning_rate=2e-3, schedule="linear", warmup_steps=steps_of(config) // 8)
 
 
 def _sentences(config, scale: Scale) -> None:
-    config.data.update(next_sentence="none", masking="dynamic", masked_lm_prob=0.3)
+    config.data.update(next_sentence="none", masking="dynamic", masked_lm_prob=0.3, dupe_factor=1)
     for each in config.stages.values():
         each.max_predictions_per_seq = most_masked(each.length, 0.3)
 
@@ -100,10 +100,9 @@ def _muon(config, scale: Scale) -> None:
 
 
 def _all(config, scale: Scale) -> None:
-    length, steps = scale.stages[0][1], steps_of(config)
-    config.model.update(global_attn_every_n_layers=3, local_attention=length)  # as long as a sequence: modern:cores
+    length, steps = length_of(scale), steps_of(config)
+    config.model.update(global_attn_every_n_layers=3, local_attention=length // 2)
     config.tokenizer.kind = "bpe"
-    config.packing = True
     last = round(DECAY * steps)
     config.stages = named_stages(
         constant=stage(steps - last, length, most_masked(length, 0.3)),
@@ -122,7 +121,7 @@ ROWS = {
         Row("glu", "+ GLU, no biases", "sentences", _glu),
         Row("stable_adamw", "+ StableAdamW and its schedule", "sentences", _stable_adamw),
         Row("muon", "+ Muon in its place", "sentences", _muon),
-        Row("all", "all: + local windows, BPE, packing, 15 % masked at the end", "bpe", _all),
+        Row("all", "all: + local windows, BPE, 15 % masked at the end", "bpe", _all),
     )
 }
 
@@ -140,10 +139,12 @@ def get_config(which="cores/bert/3000"):
 
 def _base(scale: Scale, steps: int):
     """What all rows have."""
-    config, length = pretraining_config(), scale.stages[0][1]
+    config, length = pretraining_config(), length_of(scale)
     config.model.update(model_size(scale.size))
     config.update_from_flattened_dict(scale.pretraining)
     config.stages = named_stages(short=stage(steps, length, most_masked(length, 0.15)))
+    config.batch_size //= LONGER
+    config.packing = True
     config.data.layout = "compact"
     config.tokenizer.lowercase = False
     config.model.max_position_embeddings = max(128, length)  # for the longest sentences of BLiMP
@@ -151,6 +152,10 @@ def _base(scale: Scale, steps: int):
     config.checkpoint.update(every_steps=1000, keep=1)
     config.sinks = ()
     return config
+
+
+def length_of(scale: Scale) -> int:
+    return LONGER * scale.stages[0][1]
 
 
 def steps_of(config) -> int:
