@@ -61,7 +61,7 @@ class BertConfig:
     type_vocab_size: int = size(2)
     initializer_range: float = field(0.02, above=0, below=1)
     layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
-    # How it is computed: by chip and length; by the compiler; in one kernel, on TPUs.
+    # How it is computed: by chip and length; by the compiler; in a kernel, where there is one.
     attention: str = field("auto", choices=("auto", "xla", "fused"))
     # Where BERT differs from the models it is compared with. BERT's choice comes first.
     family: str = field("bert", "form")  # one of `families`
@@ -72,6 +72,7 @@ class BertConfig:
     # embeddings alone (GPT).
     output: str = field("transform", "form", choices=("transform", "plain"))
 
+    position_offset: ClassVar[int] = 0  # rows of the table of positions before that of the first token
     bias: ClassVar[bool] = True  # dense layers and norms have one
     output_init_scale: ClassVar[float] = 1.0  # scales the initial values of matrices that add to the residual sum
 
@@ -196,8 +197,9 @@ def common_config() -> ml_collections.ConfigDict:
     # in pre-training also auto (as little as fits).
     config.remat = "none"
     # Compiles each layer by itself, not one for all, unless it is recomputed. A step is faster, compiling takes longer:
-    # yes | no | auto (yes on CPUs, and in long pre-training on TPUs).
+    # yes | no | auto (yes on CPUs, and in long pre-training where there are kernels).
     config.unroll = "auto"
+    config.kernels = "auto"  # our kernels for TPUs and GPUs; no: the compiler's operations alone
     config.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, tensor=1))  # -1: the remaining devices
     config.hosts_timeout = 300  # seconds to wait for all hosts of a run to start
 

@@ -35,6 +35,7 @@ SEED = dict(least=0, below=2**31)
 LIMITS = {
     "tokenizer.kind": dict(choices=TOKENIZER_KINDS),
     "unroll": dict(choices=("auto", "yes", "no")),
+    "kernels": dict(choices=("auto", "no")),
     "dtype": dict(choices=DTYPES),
     "grad_dtype": dict(choices=DTYPES[1:]),
     "seed": SEED,
@@ -282,7 +283,8 @@ def _validate_order(stages) -> None:
     for length in {given.length for given in stages.values()}:
         written = [name for name in json.loads(stages.to_json_best_effort()) if stages[name].length == length]
         for one, other in itertools.pairwise(written):
-            remedy = f"comes before {one!r}, as stages of one length do in the order of their names; rename one of them"
+            order = "stages of one length are trained in the order of their names; rename one of them"
+            remedy = f"would be trained before {one!r}, though it is written after it: {order}"
             require(one < other, "stages", other, remedy)
 
 

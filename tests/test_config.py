@@ -205,7 +205,7 @@ def test_the_papers_recipe():
         (
             "stages",
             named_stages(pretraining=stage(5, 128, 20), long=stage(5, 512, 77), decay=stage(5, 128, 20)),
-            "config.stages = 'decay': comes before 'pretraining', as stages of one length do",
+            "config.stages = 'decay': would be trained before 'pretraining', though it is written after",
         ),
         ("stages", named_stages(a=stage(5, 128, 20), b=stage(5, 128, 21)), "a.max_predictions_per_seq = 20: stages of"),
         ("data.masked_lm_prob", 0.0, "config.data.masked_lm_prob = 0.0"),

@@ -7,6 +7,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import TypedDict
 
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
@@ -71,8 +72,15 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...]]:
     names = head.get("id2label") or {}
     labels = tuple(str(names[key]) for key in sorted(names))
     layout = families.module_of(families.by_model_type()[read_json(path).get("model_type", "bert")])
-    known = architecture in layout.ARCHITECTURES
-    return OURS + architecture.removeprefix(layout.PREFIX) if known else "", labels
+    if architecture not in layout.ARCHITECTURES:
+        return "", labels
+    return OURS + split_class(architecture, layout)[1], labels
+
+
+def split_class(architecture: str, layout: ModuleType) -> tuple[str, str]:
+    """Returns the model that a class of transformers is of, as people write it, and the rest of the class's name."""
+    prefix = next(prefix for prefix in layout.CLASSES if architecture.startswith(prefix))
+    return layout.CLASSES[prefix], architecture.removeprefix(prefix)
 
 
 def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str], str]:

@@ -7,6 +7,7 @@ import ml_collections
 
 from bertjax import families
 from bertjax.config import BertConfig, corpus_sources, dropout_fields, pretraining_config
+from bertjax.interop import huggingface
 from bertjax.stages import stages_of
 from bertjax.validation import value_of
 
@@ -81,7 +82,7 @@ def model_card(
     """
     is_pretrained = settings.task == "pretraining"
     layout = families.module_of(families.of(model))
-    kind, of_family = architecture.removeprefix(layout.PREFIX), layout.PREFIX.replace("Bert", "BERT")
+    of_family, kind = huggingface.split_class(architecture, layout)
     purpose, code, text = USES.get(kind, ("", "", ""))
     metadata = {"license": license_name, "library_name": "transformers", "tags": [of_family.lower(), "bertjax"]}
     if purpose:

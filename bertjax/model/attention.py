@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config import BertConfig, Compute
+from bertjax.model import gpu_kernels
 from bertjax.model.dropout import dropout
 from bertjax.model.fused_attention import LONGEST, fused_attention
 from bertjax.model.fused_norm import can_add_norm, fused_add_norm
 from bertjax.model.gpu_attention import can_attend_on_gpu, gpu_attention
-from bertjax.model.gpu_kernels import is_gpu
-from bertjax.model.gpu_norm import can_norm_on_gpu, gpu_add_norm, gpu_norm
+from bertjax.model.gpu_norm import can_norm_on_gpu, gpu_add_norm, gpu_norm, gpu_sum_and_norm
 from bertjax.model.kernels import LANES, has_kernels, on_one_device, parts_along
 from bertjax.model.plain_attention import Cache, cached_attention, plain_attention
 from bertjax.model.products import project
@@ -84,7 +84,7 @@ class LayerNorm(nn.Module):
         if has_kernels(chip) and can_add_norm(*x.shape[1:]):
             return fused_add_norm(x, update, update_bias, self.scale, self.bias, dropout_keys, rate, epsilon, chip)
         if can_norm_on_gpu(self.compute, *x.shape[1:]):
-            return gpu_add_norm(x, update, update_bias, self.scale, self.bias, dropout_keys, rate, epsilon, chip)[0]
+            return gpu_add_norm(x, update, update_bias, self.scale, self.bias, dropout_keys, rate, epsilon, chip)
         return self(residual_sum(x, update, update_bias, dropout_keys, rate))
 
     def and_sum(self, x, update, update_bias, dropout_keys, rate: float):
@@ -95,8 +95,7 @@ class LayerNorm(nn.Module):
         epsilon, chip = self.config.layer_norm_eps, self.compute.chip
         if can_norm_on_gpu(self.compute, *x.shape[1:]):
             bias, how = self.bias if self.use_bias else None, (dropout_keys, rate, epsilon, chip)
-            normalized, total = gpu_add_norm(x, update, update_bias, self.scale, bias, *how, uses_sum=True)
-            return total, normalized
+            return gpu_sum_and_norm(x, update, update_bias, self.scale, bias, *how)
         total = residual_sum(x, update, update_bias, dropout_keys, rate)
         return total, self(total)
 
@@ -179,6 +178,12 @@ class SelfAttention(nn.Module):
 def fuses(config: BertConfig, compute: Compute, length: int) -> bool:
     """Returns whether self-attention over `length` tokens runs as the TPU kernel; other lengths and sizes cannot."""
     width = config.hidden_size // parts_along("heads")  # hidden size per device
-    if length % LANES or length > LONGEST or width % LANES or LANES % config.head_size or is_gpu(compute.chip):
+    if (
+        length % LANES
+        or length > LONGEST
+        or width % LANES
+        or LANES % config.head_size
+        or gpu_kernels.is_supported(compute.chip)
+    ):
         return False
     return config.attention == "fused" or (config.attention == "auto" and has_kernels(compute.chip))

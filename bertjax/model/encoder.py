@@ -74,7 +74,7 @@ class Embeddings(nn.Module):
 
         self.word = Embedding(config, dtype, config.padded_vocab_size, "vocab")
         if config.positions == "learned":
-            self.position = Embedding(config, dtype, config.max_position_embeddings)
+            self.position = Embedding(config, dtype, config.position_offset + config.max_position_embeddings)
         self.token_type = Embedding(config, dtype, config.type_vocab_size)
         if config.norm == "post":
             self.norm = LayerNorm(config, self.compute)
@@ -84,7 +84,7 @@ class Embeddings(nn.Module):
         config = self.config
         x = self.word(input_ids)
         if config.positions == "learned":
-            x += self.position(positions)
+            x += self.position(positions + config.position_offset)
         elif config.positions == "sinusoidal":
             x += sinusoids(config.max_position_embeddings, config.hidden_size)[positions].astype(x.dtype)
         # A look-up outside a table is NaN.
@@ -121,20 +121,22 @@ class EncoderLayer(nn.Module):
 
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
         inner = Dense(config, self.compute, hidden, wide, ("embed", "mlp"), name="intermediate")
-        product = inner.product(read)
         output = Dense(config, self.compute, wide, hidden, ("mlp", "embed"), name="output")
 
-        def project(output, product, bias):
-            if can_activate_on_gpu(self.compute, *product.shape[1:]):
-                inner = gpu_activate(product, bias, config.hidden_act, self.compute.chip)
-            else:
-                inner = ACTIVATIONS[config.hidden_act](product + bias.astype(product.dtype))
-            return output.product(nn.with_logical_constraint(inner, ("batch", "length", "mlp")))
+        def project(output, activated):
+            return output.product(nn.with_logical_constraint(activated, ("batch", "length", "mlp")))
 
-        if has_kernels(self.compute.chip):
-            # The backward pass recomputes the activation: on TPUs that is cheaper than to write it and read it again.
-            project = nn.remat(project, prevent_cse=self.compute.unroll)
-        outer = project(output, product, inner.bias)
+        def activate_and_project(output, inner):
+            return project(output, ACTIVATIONS[config.hidden_act](inner))
+
+        if can_activate_on_gpu(self.compute, x.shape[1], *wide):
+            activated = gpu_activate(inner.product(read), inner.bias, config.hidden_act, self.compute.chip)
+            outer = project(output, activated)
+        else:
+            if has_kernels(self.compute.chip):
+                # The backward pass activates again: on TPUs that is cheaper than to write the result and read it again.
+                activate_and_project = nn.remat(activate_and_project, prevent_cse=self.compute.unroll)
+            outer = activate_and_project(output, inner(read))
         if is_pre:
             x = residual_sum(x, outer, output.bias, keys[2], rate)
         else:

@@ -1,7 +1,5 @@
-"""The activation of a feed-forward network on GPUs, whose gradient is one kernel.
-
-The compiler makes several of it, one of which stores the hyperbolic tangents.
-"""
+"""The activation of a feed-forward network on GPUs. Its gradient is a kernel: the compiler would store the hyperbolic
+tangents in between."""
 
 import functools
 import math
@@ -16,7 +14,7 @@ from bertjax.config import Compute
 from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels
 from bertjax.model.kernels import on_mesh, parts_along
 
-_TOKENS, _WIDE = 16, 128  # at a time
+_TOKENS, _WIDE = 16, 128  # of a product, that a program has at a time
 _CHUNK = 128  # tokens whose sums a program adds up
 _PRODUCT = ("batch", "length", None, "mlp")
 _INNER = ("batch", "length", "mlp")

@@ -19,8 +19,8 @@ from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels, kept, key_words
 from bertjax.model.kernels import index_along, on_mesh
 from bertjax.model.segments import bounds_of
 
-SIZES = (16, 32, 64, 128)  # of heads
-LONGEST = 8192  # tokens that were tried
+SIZES = (16, 32, 64, 128)  # the sizes that a head may have
+LONGEST = 8192  # tokens of a row
 _LEAST = -1e30  # the maximum of no scores
 _PROJECTIONS = ("batch", "length", None, "heads", None)
 _PLANE = ("batch", "length", "heads", None)
@@ -40,7 +40,8 @@ class Tiles(NamedTuple):
 
 
 def tiles_of(size: int) -> tuple[Tiles, Tiles]:
-    """Returns those of the forward and of the backward kernel, for heads of a `size`: the fastest on an H100."""
+    """Returns those of the forward and of the backward kernel, for heads of a `size`: the fastest that
+    were tried on an H100 with heads of 64 and rows of 512."""
     if size > 64:  # chosen by the compiler's counts: more would not stay in registers
         return Tiles(block=128, piece=32, warps=8, stages=2), Tiles(block=128, piece=32, warps=8, stages=2)
     return Tiles(block=64, piece=64, warps=4, stages=3), Tiles(block=64, piece=64, warps=4, stages=2)
@@ -112,9 +113,9 @@ class Attention(NamedTuple):
     @property
     def padded(self) -> int:
         """The tokens of a row that the kernels run on: whole blocks, or a power of two that is less."""
-        whole = max(self.forward.block, self.backward.block)
+        whole = math.lcm(*(size for tiles in (self.forward, self.backward) for size in (tiles.block, tiles.piece)))
         if self.length < whole:
-            return max(16, pl.next_power_of_2(self.length))
+            return max(16, pl.next_power_of_2(self.length))  # one block
         return -(-self.length // whole) * whole
 
     @property

@@ -1,4 +1,7 @@
-"""What the GPU kernels (Pallas through Triton) share: where and how they run, and the dropout mask on chip."""
+"""What the GPU kernels (Pallas through Triton) share: where and how they run, and the dropout mask on chip.
+
+What both they and the TPU kernels need is in `kernels`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +16,14 @@ CHIPS = ("NVIDIA A100", "NVIDIA H100", "NVIDIA H200", "NVIDIA L4")
 EMULATED = "emulated GPU"  # any device: slowly, for tests
 
 
-def is_gpu(chip: str) -> bool:
+def is_supported(chip: str) -> bool:
     """Returns whether a chip is a GPU that has kernels."""
     return chip.startswith(CHIPS) or chip == EMULATED
 
 
 def has_gpu_kernels(compute: Compute) -> bool:
-    """Returns whether kernels run: on 16-bit floats, of which the matrix units multiply many more a second."""
-    return is_gpu(compute.chip) and (compute.dtype in ("bfloat16", "float16") or compute.chip == EMULATED)
+    """Returns whether kernels run: on bfloat16, of which the matrix units multiply many more a second."""
+    return is_supported(compute.chip) and (compute.dtype == "bfloat16" or compute.chip == EMULATED)
 
 
 def gpu_call(kernel, *, chip: str, warps: int, stages: int, **options):

@@ -13,8 +13,8 @@ from bertjax.config import Compute
 from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels, kept, key_words
 from bertjax.model.kernels import on_mesh
 
-WIDEST = 8192  # hidden sizes that fit in the registers of a block
-_TOKENS = 4  # at a time
+WIDEST = 2048  # more does not stay in registers
+_TOKENS = 4  # that a program has at a time
 _PLANE = ("batch", "length", None)
 _WORDS = ("batch", None)
 _SUMS = ("batch", None, None)
@@ -32,10 +32,8 @@ def gpu_norm(x, scale, bias, epsilon: float, chip: str):
     return _normalize(x, None, None, scale, bias, key_words(None, len(x)), norm)[0]
 
 
-def gpu_add_norm(
-    x, update, update_bias, scale, bias, dropout_keys, rate: float, epsilon: float, chip: str, uses_sum: bool = False
-):
-    """The sum x + dropout(update + update_bias), and its LayerNorm over the last axis.
+def gpu_add_norm(x, update, update_bias, scale, bias, dropout_keys, rate: float, epsilon: float, chip: str):
+    """LayerNorm(x + dropout(update + update_bias)) over the last axis: `[batch, length, hidden]`.
 
     Args:
       x, update: `[batch, length, hidden]`; length is a multiple of 4.
@@ -45,13 +43,15 @@ def gpu_add_norm(
       rate: the dropout rate.
       epsilon: added to the variance.
       chip: `device_kind`.
-      uses_sum: the sum has a gradient, too.
-
-    Returns:
-      The LayerNorm and the sum, each `[batch, length, hidden]`.
     """
-    norm = _Norm(x.shape[1], x.shape[2], 0.0 if dropout_keys is None else rate, epsilon, chip, uses_sum)
-    return _normalize(x, update, update_bias, scale, bias, key_words(dropout_keys, len(x)), norm)
+    norm = _Norm(x.shape[1], x.shape[2], 0.0 if dropout_keys is None else rate, epsilon, chip)
+    return _normalize(x, update, update_bias, scale, bias, key_words(dropout_keys, len(x)), norm)[0]
+
+
+def gpu_sum_and_norm(x, update, update_bias, scale, bias, dropout_keys, rate: float, epsilon: float, chip: str):
+    """Returns x + dropout(update + update_bias) as well, before its LayerNorm; see `gpu_add_norm`."""
+    norm = _Norm(x.shape[1], x.shape[2], 0.0 if dropout_keys is None else rate, epsilon, chip, uses_sum=True)
+    return _normalize(x, update, update_bias, scale, bias, key_words(dropout_keys, len(x)), norm)[::-1]
 
 
 class _Norm(NamedTuple):
@@ -62,7 +62,7 @@ class _Norm(NamedTuple):
     rate: float
     epsilon: float
     chip: str
-    uses_sum: bool = False
+    uses_sum: bool = False  # the sum has a gradient, too
 
     @property
     def wide(self) -> int:

@@ -1,4 +1,5 @@
-"""What the TPU kernels (Pallas) share: where and how they run, and the dropout mask on chip.
+"""What the TPU kernels (Pallas) share: where and how they run, and the dropout mask on chip. The GPU's kernels run on a
+mesh in the same way.
 
 libtpu can count a kernel's cycles without a TPU (see `planner.kernel_times`), but only if no block lies in scalar
 memory, and no block has two strided dimensions before that of the tokens.

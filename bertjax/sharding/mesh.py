@@ -14,6 +14,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import Compute, UserError, padded
+from bertjax.model.gpu_kernels import has_gpu_kernels
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import cpu_dtype, has_accelerator
 
@@ -139,10 +140,14 @@ def compute_on(mesh: Mesh, config) -> Compute:
     `unroll` "auto" means yes on CPUs: a scan's copies for the backward pass take a tenth of a step.
     """
     device = mesh.devices.flat[0]
-    if config.model.get("attention") == "fused" and device.platform == "gpu":
-        raise UserError("config.model.attention = 'fused': the kernel is for TPUs; leave it at auto")
     unroll = config.unroll == "yes" or (config.unroll == "auto" and device.platform == "cpu")
     how = compute_for(config.dtype, device)
+    if config.model.get("attention") == "fused" and device.platform == "gpu" and not has_gpu_kernels(how):
+        raise UserError(
+            f"config.model.attention = 'fused': {device.device_kind} has no kernel for {how.dtype}; leave it at auto"
+        )
+    if config.kernels == "no" and device.platform != "cpu":
+        how = dataclasses.replace(how, chip="")
     return dataclasses.replace(how, remat=config.remat, unroll=unroll and config.remat == "none")
 
 

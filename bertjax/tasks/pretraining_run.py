@@ -15,7 +15,7 @@ from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import fingerprint, read_manifest
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained
-from bertjax.model.gpu_kernels import is_gpu
+from bertjax.model import gpu_kernels
 from bertjax.model.kernels import has_kernels
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import local_copy, make_mesh
@@ -68,7 +68,8 @@ def ways_to_compute(config, platform: str, chip: str) -> Iterator:
         policies = ("full",)
     ways = [(remat, config.unroll) for remat in policies]
     is_long = total_steps(config) >= UNROLLED_STEPS
-    if config.unroll == "auto" and policies[0] == "none" and (has_kernels(chip) or is_gpu(chip)) and is_long:
+    can_use = config.kernels == "auto" and (has_kernels(chip) or gpu_kernels.is_supported(chip))
+    if config.unroll == "auto" and policies[0] == "none" and can_use and is_long:
         ways.insert(0, ("none", "yes"))
     for remat, unroll in ways:
         candidate = copy.deepcopy(config)

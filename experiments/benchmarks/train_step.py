@@ -37,7 +37,7 @@ import numpy as np
 CASES = "pretraining:small:8x128," + ",".join(f"finetuning:minilm:32x{length}" for length in (16, 64, 128, 384))
 MINILM = dict(num_hidden_layers=6, hidden_size=384, num_attention_heads=12, intermediate_size=1536, hidden_act="gelu")
 PRODUCTS = ((4096, 768, 3072), (4096, 3072, 768), (4096, 1024, 1024), (1024, 512, 2048), (8192, 1024, 4096))
-LARGE_PRODUCTS = ((16384, 1024, 4096), (16384, 4096, 4096), (8192, 8192, 8192))  # that fill a GPU
+LARGE_PRODUCTS = ((16384, 1024, 4096), (16384, 4096, 4096), (8192, 8192, 8192))  # smaller ones do not fill a GPU
 BATCHES = 8  # different ones, in turn
 VOCABULARY = 30522
 

@@ -15,8 +15,8 @@ from bertjax.model import gpu_kernels
 from bertjax.model.dropout import dropout, row_keys
 from bertjax.model.encoder import ACTIVATIONS
 from bertjax.model.gpu_activation import can_activate_on_gpu, gpu_activate
-from bertjax.model.gpu_attention import Tiles, can_attend_on_gpu, gpu_attention, tiles_of
-from bertjax.model.gpu_norm import can_norm_on_gpu, gpu_add_norm, gpu_norm
+from bertjax.model.gpu_attention import Tiles, can_attend_on_gpu, gpu_attention
+from bertjax.model.gpu_norm import can_norm_on_gpu, gpu_add_norm, gpu_norm, gpu_sum_and_norm
 from bertjax.model.plain_attention import visible
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.tasks.pretraining import Pretraining
@@ -75,6 +75,7 @@ def assert_same(definition, kernels, inputs, gradients, bound: float) -> None:
         (2, 300, 1, 16, 0.1, True, 30, None, "float32", 1e-6),
         (2, 256, 1, 128, 0.1, False, None, None, "float32", 1e-6),
         (2, 256, 2, 16, 0.1, False, None, (Tiles(32, 64, 4, 1), Tiles(64, 16, 4, 1)), "float32", 1e-6),
+        (2, 90, 2, 16, 0.1, False, None, (Tiles(32, 64, 4, 1), Tiles(32, 32, 4, 1)), "float32", 1e-6),  # padded to 128
         (2, 256, 2, 64, 0.1, False, None, None, "bfloat16", 4e-3),  # a rounding is 2e-3 of a norm
         (2, 256, 2, 64, 0.1, False, None, None, "float16", 6e-4),
     ],
@@ -130,13 +131,13 @@ def test_the_norm_of_a_sum_and_its_gradient_are_those_of_the_definition(
         return normalize(total, scale, bias), total
 
     def kernels(*inputs):
-        return gpu_add_norm(*inputs, keys, rate, 1e-5, EMULATED, uses_sum=True)
+        total, normalized = gpu_sum_and_norm(*inputs, keys, rate, 1e-5, EMULATED)
+        return normalized, total
 
     inputs = [x, update, update_bias, scale, bias]
     assert_same(definition, kernels, inputs, (of_norm, of_sum), bound)
     only_norm = functools.partial(gpu_add_norm, dropout_keys=keys, rate=rate, epsilon=1e-5, chip=EMULATED)
-    by_definition, found = (lambda *inputs, f=f: f(*inputs)[0] for f in (definition, only_norm))
-    assert_same(by_definition, found, inputs, of_norm, bound)
+    assert_same(lambda *inputs: definition(*inputs)[0], only_norm, inputs, of_norm, bound)
     assert_same(normalize, lambda *inputs: gpu_norm(*inputs, 1e-5, EMULATED), [x, scale, bias], of_norm, bound)
 
 
@@ -160,20 +161,26 @@ def test_an_activation_and_its_gradient_are_those_of_the_definition(shape, activ
     assert_same(definition, kernels, [3 * product, bias], gradient, bound)
 
 
-@pytest.mark.parametrize("model", ["bert", "modernbert"])
-def test_a_step_with_kernels_is_the_same_on_any_mesh(model, monkeypatch):
+KERNELS = [f"gpu_{part}_{way}" for part in ("attention", "norm", "activation") for way in ("forward", "backward")]
+
+
+@pytest.mark.parametrize(
+    "model, remat, unroll", [("bert", "none", "auto"), ("gpt", "full", "no"), ("modernbert", "none", "yes")]
+)
+def test_a_step_with_kernels_is_the_same_on_any_mesh(model, remat, unroll, monkeypatch):
     """Loss and gradient norm of a step with dropout, of the plain path on one device, and of the kernels on eight."""
 
     def step(mesh_shape, microbatches):
         config = pretraining_config()
         config.stages, config.batch_size = named_stages(only=stage(4, 64, 10)), 8
-        config.microbatches = microbatches
+        config.update(microbatches=microbatches, remat=remat, unroll=unroll)
         config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_shape)))
         size = dict(vocab_size=384, hidden_size=128, num_hidden_layers=3, num_attention_heads=2, intermediate_size=256)
         if model == "modernbert":
             config.model = model_fields("modernbert", **size, local_attention=32)
         else:
-            config.model.update(size)
+            config.model.update(size, norm="pre" if model == "gpt" else "post", causal=model == "gpt")
+        config.objective = "lm" if model == "gpt" else config.objective
         mesh = make_mesh(config, jax.devices()[: math.prod(mesh_shape)])
         task = Pretraining(config, mesh, records=None)
         program = make_program(task, config, mesh)
@@ -185,13 +192,40 @@ def test_a_step_with_kernels_is_the_same_on_any_mesh(model, monkeypatch):
         batch["input_ids"] = rng.integers(0, 384, (8, 64)).astype(np.int32)
         batch["segments"] = np.asarray(packed(8, 64) > 0, np.int32)
         hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 4), mesh)
-        state = program.init(jax.random.key(0))
-        _, metrics = program.train_step(state, put_batch(batch, mesh), hyperparameters)
-        return [float(metrics[name]) for name in ("loss", "grad_norm")]
+        given = program.init(jax.random.key(0)), put_batch(batch, mesh), hyperparameters
+        program_text = str(program.train_step.trace(*given).jaxpr)
+        _, metrics = program.train_step(*given)
+        return [float(metrics[name]) for name in ("loss", "grad_norm")], [
+            name for name in KERNELS if name in program_text
+        ]
 
-    expected = step((1, 1, 1), 1)
+    expected, without = step((1, 1, 1), 1)
     monkeypatch.setattr(gpu_kernels, "EMULATED", "cpu")
-    np.testing.assert_allclose(step((2, 2, 2), 2), expected, rtol=2e-5)
+    found, names = step((2, 2, 2), 2)
+    assert not without and names == [name for name in KERNELS if name != "gpu_activation_forward"]
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "size, length, causal, window", [(16, 7, False, None), (64, 100, True, None), (128, 300, False, 64)]
+)
+def test_the_kernels_are_in_the_language_of_a_gpu(size, length, causal, window):
+    """Emulation takes what the compiler of kernels would not."""
+    half = jnp.bfloat16
+    keys, vector = keys_of(2, 0.1), jnp.ones(3 * size)
+
+    def loss(x, update, product):
+        context = gpu_attention(x, packed(2, length), keys, 0.1, chip=H100, causal=causal, window=window)
+        norm = gpu_add_norm(update, update, vector, vector, vector, keys, 0.1, 1e-5, H100)
+        inner = gpu_activate(product, None, "gelu", H100)
+        return sum(each.astype(jnp.float32).sum() for each in (context, norm, inner))
+
+    shapes = (2, length, 3, 2, size), (2, 20, 3 * size), (2, 16, 2, 128)
+    lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays(half, *shapes)).lower(lowering_platforms=("cuda",))
+    text = lowered.as_text()
+    assert text.count("xla.gpu.triton") == 5 and all(
+        name in text for name in KERNELS if name != "gpu_activation_forward"
+    )
 
 
 def test_what_the_kernels_cannot_do_has_the_plain_path():
@@ -202,5 +236,5 @@ def test_what_the_kernels_cannot_do_has_the_plain_path():
         assert not can_norm_on_gpu(compute, 512, 768)
         assert not can_activate_on_gpu(compute, 512, 3072)
     assert not can_attend_on_gpu(half, 512, 80) and not can_attend_on_gpu(half, 8193, 64)
-    assert not can_norm_on_gpu(half, 77, 768) and not can_activate_on_gpu(half, 512, 100)
-    assert tiles_of(32) == tiles_of(64) != tiles_of(128)
+    assert not can_norm_on_gpu(half, 77, 768) and not can_norm_on_gpu(half, 512, 4096)
+    assert not can_activate_on_gpu(half, 512, 100)

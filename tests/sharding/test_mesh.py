@@ -122,8 +122,9 @@ def test_batches_are_split_by_rows():
 
 
 def test_what_computes_depends_on_the_chip(monkeypatch):
-    def compute(platform, chip, attention="auto", dtype="auto", remat="none", unroll="auto"):
+    def compute(platform, chip, attention="auto", dtype="auto", remat="none", unroll="auto", kernels="auto"):
         config = config_with()
+        config.kernels = kernels
         config.dtype, config.model.attention, config.remat, config.unroll = dtype, attention, remat, unroll
         device = types.SimpleNamespace(platform=platform, device_kind=chip)
         return compute_on(types.SimpleNamespace(devices=np.array([device])), config)
@@ -137,8 +138,12 @@ def test_what_computes_depends_on_the_chip(monkeypatch):
     assert not compute("cpu", "cpu", remat="full").unroll  # it would save less memory
     assert compute("tpu", "TPU v4", unroll="yes").unroll and not compute("cpu", "cpu", unroll="no").unroll
     assert compute("gpu", "NVIDIA H100", dtype="float32").dtype == "float32"
-    with pytest.raises(UserError, match=r"config.model.attention = 'fused': the kernel is for TPUs; leave it at auto"):
-        compute("gpu", "NVIDIA H100", attention="fused")
+    assert compute("gpu", "NVIDIA H100", kernels="no").chip == compute("tpu", "TPU v4", kernels="no").chip == ""
+    assert compute("cpu", "cpu", kernels="no").chip == "cpu"  # whose tiles are no kernels
+    assert compute("gpu", "NVIDIA H100", attention="fused").chip == "NVIDIA H100"
+    for chip, dtype in (("NVIDIA H100", "float32"), ("Tesla T4", "bfloat16")):
+        with pytest.raises(UserError, match=f"'fused': {chip} has no kernel for {dtype}; leave it at auto"):
+            compute("gpu", chip, attention="fused", dtype=dtype)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ REQUIRED = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings",
 )  # fmt: skip
-PREFIX = "Bert"  # how the names of its classes begin
+CLASSES = {"Bert": "BERT"}  # how the names of its classes begin, and how people write it
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 SPECIAL_IDS = {"pad_token_id": "pad"}  # fields of config.json that are ids of special pieces
 

@@ -58,7 +58,7 @@ def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     hidden, inner = config.hidden_size, config.intermediate_size
     shapes = {
         WORDS: (config.vocab_size, hidden),
-        "bert/embeddings/position_embeddings": (config.max_position_embeddings, hidden),
+        "bert/embeddings/position_embeddings": (config.position_offset + config.max_position_embeddings, hidden),
         "bert/embeddings/token_type_embeddings": (config.type_vocab_size, hidden),
         **_norm("bert/embeddings/LayerNorm", hidden),
     }

@@ -11,6 +11,7 @@ from bertjax.families import json_config, tensors
 from bertjax.families.modernbert import ModernBertConfig
 
 PREFIX = "ModernBert"  # how the names of its classes begin
+CLASSES = {PREFIX: "ModernBERT"}  # and how people write it
 # Fields that config.json has under another name.
 NAMES = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps", "bias": "norm_bias"}
 OWN_FIELDS = ("attention_output_dropout_prob", "glu", "family")

@@ -188,17 +188,12 @@ class Layer(nn.Module):
             inner = Dense(config, compute, hidden, wide, ("embed", "mlp"), config.bias, name="input")(read)
         output = Dense(config, compute, wide, hidden, ("mlp", "embed"), config.bias, scale, name="output")
 
-        def project(output, inner):
-            if can_activate_on_gpu(compute, inner.shape[1], *wide):
-                inner = gpu_activate(inner, None, config.hidden_act, compute.chip)
-            else:
-                activate = ACTIVATIONS[config.hidden_act]
-                inner = activate(inner[..., 0, :]) * inner[..., 1, :] if config.glu else activate(inner)
-            return output(nn.with_logical_constraint(inner, ("batch", "length", "mlp")))
-
-        if has_kernels(compute.chip):
-            project = nn.remat(project, prevent_cse=compute.unroll)
-        x = x + project(output, inner)
+        if can_activate_on_gpu(compute, inner.shape[1], *wide):
+            inner = gpu_activate(inner, None, config.hidden_act, compute.chip)
+        else:
+            activate = ACTIVATIONS[config.hidden_act]
+            inner = activate(inner[..., 0, :]) * inner[..., 1, :] if config.glu else activate(inner)
+        x = x + output(nn.with_logical_constraint(inner, ("batch", "length", "mlp")))
         return nn.with_logical_constraint(x, ("batch", "length", "embed"))
 
 

@@ -1,0 +1,39 @@
+"""RoBERTa (Liu et al. 2019), and XLM-R and CamemBERT, which are RoBERTas of other languages: BERT without token types,
+whose table of positions begins with rows that no token has."""
+
+import dataclasses
+
+from bertjax.config import BertConfig, field, size
+from bertjax.families import bert
+
+
+@dataclasses.dataclass(frozen=True)
+class RobertaConfig(BertConfig):
+    """The architecture of a RoBERTa. `max_position_embeddings` are those that tokens can have: theirs, less two."""
+
+    vocab_size: int = size(50265)
+    hidden_act: str = field("gelu", "behaviour", choices=("gelu", "gelu_new", "relu"))
+    type_vocab_size: int = size(1)
+    layer_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)
+    family: str = field("roberta", "form")
+    # Rows of the table of positions before that of the first token: fairseq counts from the id of padding on.
+    position_offset: int = field(2, "form", least=0, most=2**31 - 1)
+    # The name of its classes in transformers, which are the same.
+    variant: str = field("roberta", "form", choices=("roberta", "xlm-roberta", "camembert"))
+
+
+def _shown(params: dict) -> dict | None:
+    found = bert.FAMILY.shown(params)
+    if found is None or "position" not in params["bert"]["embeddings"]:
+        return found
+    rows = len(params["bert"]["embeddings"]["position"]["embedding"])
+    return found | {"max_position_embeddings": range(rows, 0, -1)}
+
+
+FAMILY = dataclasses.replace(
+    bert.FAMILY,
+    config=RobertaConfig,
+    shown=_shown,
+    model_types=("roberta", "xlm-roberta", "camembert"),
+    huggingface="bertjax.families.roberta.huggingface",
+)

@@ -1,0 +1,143 @@
+"""RoBERTa, XLM-R and CamemBERT beside transformers': hidden states, logits and gradients, every class, and back."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.families.bert.model import BertModel
+from bertjax.families.roberta import RobertaConfig
+from bertjax.families.with_heads import (
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+from bertjax.interop import conversion, huggingface, pretrained
+from tests.families.test_modernbert import random_params
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TINY = RobertaConfig(
+    vocab_size=500, hidden_size=64, num_hidden_layers=3, num_attention_heads=2, intermediate_size=96,
+    max_position_embeddings=200,
+)  # fmt: skip
+MODELS = {
+    "ForMaskedLM": BertForMaskedLM,
+    "ForSequenceClassification": lambda config: BertForSequenceClassification(config, 3),
+    "ForTokenClassification": lambda config: BertForTokenClassification(config, 3),
+    "ForQuestionAnswering": BertForQuestionAnswering,
+    "ForMultipleChoice": lambda config: BertForSequenceClassification(config, 1),
+}
+
+
+def their_config(variant: str, **fields):
+    kind = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}[variant]
+    size = dict(hidden_size=64, num_hidden_layers=3, num_attention_heads=2, intermediate_size=96)
+    fields = dict(vocab_size=500, max_position_embeddings=202, type_vocab_size=1, layer_norm_eps=1e-5) | size | fields
+    return kind, getattr(transformers, f"{kind}Config")(**fields)
+
+
+def save_theirs(folder, variant: str, head: str, **fields):
+    """Makes a model of theirs whose params are neither 0 nor 1, and saves it."""
+    kind, config = their_config(variant, **fields)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}{head}")(config).eval()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.02 * torch.randn_like(param))
+    model.save_pretrained(folder)
+    return model
+
+
+def batch_of(length: int):
+    rng = np.random.default_rng(0)
+    sizes = np.array([length, max(1, length * 2 // 3)])
+    inside = np.arange(length) < sizes[:, None]
+    ids = np.where(inside, rng.integers(3, 500, (2, length)), 1).astype(np.int32)
+    return ids, inside.astype(np.int32), np.zeros_like(ids)
+
+
+@pytest.mark.parametrize("length", [1, 64, 200])
+@pytest.mark.parametrize("variant", ["roberta", "xlm-roberta", "camembert"])
+def test_hidden_states_logits_and_gradients_are_transformers(variant, length, tmp_path):
+    theirs, (ids, inside, types) = save_theirs(tmp_path, variant, "ForMaskedLM"), batch_of(length)
+    source = pretrained.read(tmp_path)
+    assert source.config == dataclasses.replace(TINY, variant=variant) and not source.ignored
+    given = dict(input_ids=torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(inside))
+    expected = theirs(**given, output_hidden_states=True)
+    model, real, places = BertForMaskedLM(source.config), inside[..., None], np.tile(np.arange(length), (2, 1))
+    states = BertModel(source.config).apply(
+        {"params": source.params["bert"]}, ids, inside, types, every_layer=True, method="encode"
+    )
+    for ours, hidden in zip(states, expected.hidden_states, strict=True):
+        np.testing.assert_allclose(ours * real, hidden.detach().numpy() * real, atol=1e-4)
+
+    def loss(params):
+        logits = model.apply({"params": params}, ids, inside, types, places)[..., :500]
+        return (np.asarray(real) * jax.nn.log_softmax(logits)[..., :50]).sum(), logits
+
+    (_, logits), gradient = jax.value_and_grad(loss, has_aux=True)(source.params)
+    np.testing.assert_allclose(logits * real, expected.logits.detach().numpy() * real, atol=1e-4)
+    (torch.tensor(real) * torch.log_softmax(expected.logits, -1)[..., :50]).sum().backward()
+    layout = huggingface.families.module_of(huggingface.families.of(source.config))
+    found, _ = layout.to_tensors(gradient, source.config, f"{theirs.__class__.__name__}")
+    for name, param in theirs.named_parameters():
+        expected = np.zeros(param.shape) if param.grad is None else param.grad.numpy()
+        bound = 1e-4 * max(1.0, np.abs(expected).max())
+        np.testing.assert_allclose(found[name], expected, atol=bound, err_msg=name)
+
+
+@pytest.mark.parametrize("head", MODELS)
+def test_classes_give_the_same_and_their_bytes_come_back(head, tmp_path):
+    save_theirs(tmp_path / "theirs", "roberta", head, num_labels=1 if head == "ForMultipleChoice" else 3)
+    conversion.convert(tmp_path / "theirs", tmp_path / "ours", "bertjax")
+    conversion.convert(tmp_path / "ours", tmp_path / "back", "huggingface")
+    name = f"Roberta{head}"
+    loader = getattr(transformers, name)
+    before, after = (loader.from_pretrained(tmp_path / folder) for folder in ("theirs", "back"))
+    assert pretrained.read(tmp_path / "back").architecture == f"Bert{head}"
+    assert after.config.architectures == [name] and after.config.model_type == "roberta"
+    assert before.state_dict().keys() == after.state_dict().keys()
+    for key, tensor in before.state_dict().items():
+        assert torch.equal(tensor, after.state_dict()[key]), key
+
+    ids, inside, types = batch_of(32)
+    source = pretrained.read(tmp_path / "ours")
+    given = dict(input_ids=torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(inside))
+    if head == "ForMultipleChoice":
+        given = {key: x[:, None] for key, x in given.items()}
+    expected = after.eval()(**given)
+    inputs = (ids, inside, types, np.tile(np.arange(32), (2, 1)))[: 4 if head == "ForMaskedLM" else 3]
+    found = np.asarray(MODELS[head](source.config).apply({"params": source.params}, *inputs))
+    if head == "ForQuestionAnswering":
+        logits = np.stack([expected.start_logits.detach(), expected.end_logits.detach()], -1)
+    else:
+        logits = expected.logits.detach().numpy()
+    if found.ndim == 3:
+        found, logits = found[..., : logits.shape[-1]] * inside[..., None], logits * inside[..., None]
+    np.testing.assert_allclose(found, logits, atol=1e-4)
+
+
+def test_what_differs_is_refused(tmp_path):
+    for fields, message in (
+        (dict(position_embedding_type="relative_key"), "position_embedding_type 'relative_key' is not supported"),
+        (dict(pad_token_id=300), "max_position_embeddings is 202, of which pad_token_id leaves none"),
+        (dict(pad_token_id=None), "pad_token_id is None, which positions are counted from"),
+        (dict(hidden_act="silu"), "hidden_act 'silu' is not supported"),
+    ):
+        from bertjax.config import UserError
+        from bertjax.families.roberta.huggingface import read_config
+
+        _, config = their_config("roberta")
+        with pytest.raises(UserError, match=message):
+            read_config(tmp_path / "config.json", config.to_dict() | fields)
+
+
+def test_a_random_model_has_all_that_their_class_has(tmp_path):
+    params = random_params(BertForMaskedLM(TINY), TINY)
+    huggingface.write(tmp_path, TINY, params, None)
+    _, info = transformers.RobertaForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
