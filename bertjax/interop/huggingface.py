@@ -163,7 +163,6 @@ def write(
     if rows := layout.classifier_rows(params, architecture):
         check_labels(labels, rows)
     definition = tokenizer.to_huggingface() if tokenizer is not None else ""  # before anything is written
-    write_whole(folder / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
     fields = {
         "architectures": [architecture],
         **layout.to_fields(config),
@@ -171,12 +170,18 @@ def write(
         "tie_word_embeddings": True,
         "dtype": "float32",
     }
+    if tokenizer is not None and fields["pad_token_id"] != tokenizer.pad_id:
+        raise UserError(
+            f"model.position_offset = {config.position_offset}: transformers counts positions from the id of padding "
+            f"on, which is {tokenizer.pad_id} in this vocabulary"
+        )
     if rows:
         names = labels or [f"LABEL_{i}" for i in range(rows)]
         fields["id2label"] = {str(i): name for i, name in enumerate(names)}
         fields["label2id"] = {name: i for i, name in enumerate(names)}
     if rows == 1 and architecture.endswith("ForSequenceClassification"):
         fields["problem_type"] = "regression"  # or a pipeline takes the number for a logit
+    write_whole(folder / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
     write_whole(folder / CONFIG, json.dumps(fields, indent=2) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder)
@@ -188,7 +193,8 @@ def write(
 def _special_ids(names: Mapping[str, str], tokenizer: Tokenizer | None) -> dict[str, int | None]:
     """Returns the fields of config.json that are ids of special pieces."""
     if tokenizer is None:
-        return dict.fromkeys(names) | {"pad_token_id": 0}  # transformers does not train the padding's embedding
+        # transformers does not train the padding's embedding.
+        return dict.fromkeys(names) | ({"pad_token_id": 0} if "pad_token_id" in names else {})
     return {name: getattr(tokenizer, f"{piece}_id") for name, piece in names.items()}
 
 

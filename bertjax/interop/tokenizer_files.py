@@ -17,7 +17,7 @@ JSON = "tokenizer.json"
 GENERAL = ("PreTrainedTokenizer", "TokenizersBackend")
 CLASSES = {
     WordPiece.kind: ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", *GENERAL),
-    BPE.kind: ("GPT2Tokenizer", *GENERAL),
+    BPE.kind: ("GPT2Tokenizer", "RobertaTokenizer", *GENERAL),
     SentencePiece.kind: GENERAL,
     Bytes.kind: GENERAL,
 }

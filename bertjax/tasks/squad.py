@@ -253,7 +253,8 @@ def encode(
     input_ids, token_types, labels, windows, exact, apart = [], [], [], [], 0, 0
     for index, (question, query, paragraph) in enumerate(zip(questions, asked, _paragraphs(questions, tokenizer))):
         query = query[:max_query_length]
-        first, room = len(query) + 2, max_seq_length - len(query) - 3
+        first = len(query) + 1 + tokenizer.separators
+        room = max_seq_length - first - 1
         offsets = np.array(paragraph.offsets, np.int32).reshape(-1, 2)
         starts = window_starts(len(paragraph.ids), room, doc_stride)
         best = best_windows(len(paragraph.ids), starts, room)
@@ -264,7 +265,8 @@ def encode(
         held = False
         for which, start in enumerate(starts):
             ids = paragraph.ids[start : start + room]
-            input_ids.append(np.array([tokenizer.cls_id, *query, tokenizer.sep_id, *ids, tokenizer.sep_id], np.int32))
+            before = [tokenizer.cls_id, *query, *[tokenizer.sep_id] * tokenizer.separators]
+            input_ids.append(np.array([*before, *ids, tokenizer.sep_id], np.int32))
             token_types.append(np.repeat(np.array([0, 1], np.int32), [first, len(ids) + 1]))
             part = slice(start, start + len(ids))
             windows.append(Window(index, first, offsets[part], best[part] == which))

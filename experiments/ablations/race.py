@@ -171,7 +171,8 @@ class Race(Suite):
         folder, its = self.workdir / cell.name, TASKS[task]
         if not tables.scores(folder, its.metric):
             model = get_config(f"{self.scale_name}/{row.name}/{TIMED_STEPS}").model
-            fields = cell.settings(self.scale) | {"epochs": 1.0, "max_seq_length": length_of(self.scale)}
+            fields = cell.settings(self.scale) | {"max_seq_length": length_of(self.scale)}
+            fields |= self.scale.short_tasks.get(task, {})
             own = {name: value for name, value in fields.items() if "dropout" not in name}
             own |= {f"model.{name}": 0.1 for name in dropout_fields(model)}  # whatever pre-training had
             settings = {

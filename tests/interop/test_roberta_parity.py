@@ -1,28 +1,35 @@
 """RoBERTa, XLM-R and CamemBERT beside transformers': hidden states, logits and gradients, every class, and back."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
 import pytest
+import tokenizers
 
+from bertjax.config import UserError
 from bertjax.families.bert.model import BertModel
 from bertjax.families.roberta import RobertaConfig
+from bertjax.families.roberta.huggingface import read_config
 from bertjax.families.with_heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from bertjax.interop import conversion, huggingface, pretrained
+from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
+from bertjax.tasks.fill_mask import fill_masks
+from bertjax.tasks.pairs import encode_pairs
 from tests.families.test_modernbert import random_params
+from tests.text.test_tokenizer import HARD
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 TINY = RobertaConfig(
     vocab_size=500, hidden_size=64, num_hidden_layers=3, num_attention_heads=2, intermediate_size=96,
-    max_position_embeddings=200,
+    max_position_embeddings=200, position_offset=2,
 )  # fmt: skip
 MODELS = {
     "ForMaskedLM": BertForMaskedLM,
@@ -85,6 +92,8 @@ def test_hidden_states_logits_and_gradients_are_transformers(variant, length, tm
     layout = huggingface.families.module_of(huggingface.families.of(source.config))
     found, _ = layout.to_tensors(gradient, source.config, f"{theirs.__class__.__name__}")
     for name, param in theirs.named_parameters():
+        name = name.replace("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight")  # tied
+        name = name.replace("lm_head.decoder.bias", "lm_head.bias")
         expected = np.zeros(param.shape) if param.grad is None else param.grad.numpy()
         bound = 1e-4 * max(1.0, np.abs(expected).max())
         np.testing.assert_allclose(found[name], expected, atol=bound, err_msg=name)
@@ -92,7 +101,12 @@ def test_hidden_states_logits_and_gradients_are_transformers(variant, length, tm
 
 @pytest.mark.parametrize("head", MODELS)
 def test_classes_give_the_same_and_their_bytes_come_back(head, tmp_path):
-    save_theirs(tmp_path / "theirs", "roberta", head, num_labels=1 if head == "ForMultipleChoice" else 3)
+    save_theirs(
+        tmp_path / "theirs",
+        "roberta",
+        head,
+        num_labels={"ForMultipleChoice": 1, "ForQuestionAnswering": 2}.get(head, 3),
+    )
     conversion.convert(tmp_path / "theirs", tmp_path / "ours", "bertjax")
     conversion.convert(tmp_path / "ours", tmp_path / "back", "huggingface")
     name = f"Roberta{head}"
@@ -128,9 +142,6 @@ def test_what_differs_is_refused(tmp_path):
         (dict(pad_token_id=None), "pad_token_id is None, which positions are counted from"),
         (dict(hidden_act="silu"), "hidden_act 'silu' is not supported"),
     ):
-        from bertjax.config import UserError
-        from bertjax.families.roberta.huggingface import read_config
-
         _, config = their_config("roberta")
         with pytest.raises(UserError, match=message):
             read_config(tmp_path / "config.json", config.to_dict() | fields)
@@ -141,3 +152,57 @@ def test_a_random_model_has_all_that_their_class_has(tmp_path):
     huggingface.write(tmp_path, TINY, params, None)
     _, info = transformers.RobertaForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    """A byte-level BPE of RoBERTa's form, learnt from hard text, as transformers writes it."""
+    learner = tokenizers.ByteLevelBPETokenizer()
+    text = [sample for sample in HARD for _ in range(3)]
+    learner.train_from_iterator(text, vocab_size=500, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    folder = tmp_path_factory.mktemp("roberta")
+    learner.save_model(str(folder))
+    names = dict(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
+    mask = tokenizers.AddedToken("<mask>", lstrip=True, special=True)  # as in the published ones
+    transformers.RobertaTokenizer(**names, mask_token=mask).save_pretrained(folder)
+    for name in names.values():
+        (folder / name).unlink(missing_ok=True)
+    return folder
+
+
+def test_the_tokenizer_gives_the_same_ids(tokenizer_folder):
+    ours, theirs = tokenizer_files.read(tokenizer_folder), transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+    special = (theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id, theirs.sep_token_id, theirs.mask_token_id)
+    assert ours.special_ids == special == (1, 3, 0, 2, 4)
+    rng = np.random.default_rng(0)
+    texts = [*HARD, *("".join(map(chr, rng.integers(32, 0x2FFF, 40))) for _ in range(200))]
+    for text in texts:
+        assert ours.encode(text).ids == theirs(text, add_special_tokens=False).input_ids, text
+    pairs = [(a, b) for a, b in zip(texts, texts[::-1]) if b]  # to them an empty one is none
+    ids, _, cut = encode_pairs(ours, [a for a, _ in pairs], [b for _, b in pairs], 200)
+    assert ours.separators == 2 and any(cut) and not all(cut)
+    for (a, b), found, is_cut in zip(pairs, ids, cut):
+        if not is_cut:
+            assert found.tolist() == theirs(a, b).input_ids
+        assert len(found) <= 200 and (found == 2).sum() == 3
+
+
+def test_a_folder_comes_back_with_its_tokenizer(tokenizer_folder, tmp_path):
+    vocab_size = tokenizer_files.read(tokenizer_folder).vocab_size
+    save_theirs(tokenizer_folder, "roberta", "ForMaskedLM", vocab_size=vocab_size)
+    conversion.convert(tokenizer_folder, tmp_path / "ours", "bertjax")
+    conversion.convert(tmp_path / "ours", tmp_path / "back", "huggingface")
+    text = f"Hello {HARD[0]} world"
+    folders = tokenizer_folder, tmp_path / "back"
+    before, after = map(transformers.AutoTokenizer.from_pretrained, folders)
+    assert before(text, HARD[1]).input_ids == after(text, HARD[1]).input_ids
+    fields = json.loads((tmp_path / "back/config.json").read_text())
+    assert [fields[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")] == [1, 0, 2]
+    source = pretrained.read_with_tokenizer(tmp_path / "ours")
+    with torch.no_grad():
+        model = transformers.RobertaForMaskedLM.from_pretrained(tmp_path / "back")
+        given = after("A <mask> word", return_tensors="pt")
+        expected = model(**given).logits[0, given.input_ids[0].tolist().index(4)].softmax(-1)
+    (filled,) = fill_masks(BertForMaskedLM(source.config), source.params, source.tokenizer, ["A [MASK] word"], 3)
+    found = [probability for _, probability in filled.masks[0]]
+    np.testing.assert_allclose(found, expected.topk(3).values, rtol=1e-4)

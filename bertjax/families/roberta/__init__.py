@@ -16,8 +16,9 @@ class RobertaConfig(BertConfig):
     type_vocab_size: int = size(1)
     layer_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)
     family: str = field("roberta", "form")
-    # Rows of the table of positions before that of the first token: fairseq counts from the id of padding on.
-    position_offset: int = field(2, "form", least=0, most=2**31 - 1)
+    # Rows of the table of positions before that of the first token. fairseq counts positions from the id of padding on,
+    # which is 1 in published vocabularies and 0 in those that are learnt here.
+    position_offset: int = field(1, "form", least=1, most=2**31 - 1)
     # The name of its classes in transformers, which are the same.
     variant: str = field("roberta", "form", choices=("roberta", "xlm-roberta", "camembert"))
 

@@ -15,7 +15,7 @@ from bertjax.families.tensors import WRAPPERS
 PREFIXES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}  # of classes, by variant
 CLASSES = {"Roberta": "RoBERTa", "XLMRoberta": "XLM-RoBERTa", "Camembert": "CamemBERT"}
 INPUTS = ("input_ids", "attention_mask")
-SPECIAL_IDS = {"pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep"}
+SPECIAL_IDS = {"bos_token_id": "cls", "eos_token_id": "sep"}
 KINDS = [
     name.removeprefix("Bert")
     for name in bert.ARCHITECTURES
@@ -112,7 +112,8 @@ def to_fields(config: RobertaConfig) -> dict:
     """Returns what config.json says of the encoder."""
     fields = {name: x for name, x in vars(config).items() if name not in OWN_FIELDS}
     fields["max_position_embeddings"] += config.position_offset
-    return {"model_type": config.variant, **fields, "position_embedding_type": "absolute"}
+    padding = {"pad_token_id": config.position_offset - 1}  # which their positions are counted from
+    return {"model_type": config.variant, **fields, **padding, "position_embedding_type": "absolute"}
 
 
 def check_form(config: RobertaConfig) -> None:

@@ -1,4 +1,4 @@
-"""Pieces of the bytes of UTF-8, by the tokenizers library: the bytes alone, and BPE as GPT-2 and ModernBERT have it."""
+"""Pieces of the bytes of UTF-8, by the tokenizers library: the bytes alone, and BPE of the form of GPT-2."""
 
 import functools
 import json
@@ -14,6 +14,7 @@ from bertjax.text.tokenizer import json_file
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Encoding, Tokenizer, read_file
 
 END_OF_TEXT = "<|endoftext|>"  # all special pieces of GPT-2
+FAIRSEQ = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")  # those of RoBERTa
 SPACE = "\u0120"  # how a space is written in a piece
 
 
@@ -85,7 +86,7 @@ class Bytes(ByteLevel):
 
 
 class BPE(ByteLevel):
-    """Byte-level BPE that does what its tokenizer.json says: learnt here, GPT-2's, ModernBERT's.
+    """Byte-level BPE that does what its tokenizer.json says: learnt here, GPT-2's, RoBERTa's, ModernBERT's.
 
     A text begins with a space if the file adds one (those learnt here do). The file may have any normalizer, and added
     pieces, which are kept whole wherever they occur in a text; special ones are not. GPT-2's "<|endoftext|>" is all
@@ -108,12 +109,13 @@ class BPE(ByteLevel):
         except Exception as error:  # the library's own has no other type
             raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        aliases = dict.fromkeys(SPECIAL_PIECES, END_OF_TEXT)
+        aliases = {name: (theirs, END_OF_TEXT) for name, theirs in zip(SPECIAL_PIECES, FAIRSEQ)}
         super().__init__(json_file.ordered(vocabulary, path), path, aliases=aliases)
         special = {self.pieces[i] for i in self.special_ids}
         self.added = {token["content"] for token in found.get("added_tokens", ())} | special
         if self.cls_id != self.sep_id:  # GPT-2's surround nothing
-            json_file.check_template(path, found.get("post_processor"))
+            names = self.pieces[self.cls_id], self.pieces[self.sep_id]
+            self.separators = json_file.read_template(path, found.get("post_processor"), *names)
         self.lowercase = any(
             step.get("type") == "Lowercase" for step in json_file.steps_of(found.get("normalizer"), "normalizers")
         )

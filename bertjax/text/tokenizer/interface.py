@@ -4,7 +4,7 @@ import abc
 import hashlib
 import itertools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,11 +33,13 @@ class Tokenizer(abc.ABC):
     filename: str  # name of the file that `save` writes
     lowercase: bool  # set for WordPiece; the files of the others say it
     added: Collection[str] = SPECIAL_PIECES  # pieces that are no text, or that are kept whole wherever a text has them
+    separators: int = 1  # [SEP]s between the texts of a pair
 
-    def __init__(self, pieces: Sequence[str], path: str, aliases: dict[str, str] | None = None):
+    def __init__(self, pieces: Sequence[str], path: str, aliases: Mapping[str, Sequence[str]] | None = None):
         self.pieces = list(pieces)
         ids = {piece: i for i, piece in enumerate(self.pieces)}
-        found = [ids.get(name, ids.get((aliases or {}).get(name))) for name in SPECIAL_PIECES]
+        names = [(name, *(aliases or {}).get(name, ())) for name in SPECIAL_PIECES]
+        found = [next((ids[name] for name in each if name in ids), None) for each in names]
         missing = [name for name, i in zip(SPECIAL_PIECES, found) if i is None]
         if not self.pieces:
             raise UserError(f"tokenizer.path: the vocabulary {path} is empty")

@@ -42,18 +42,34 @@ def check_added(path, tokens: Sequence[str], known: Collection[str] = SPECIAL_PI
         )
 
 
-def check_template(path, processor: dict[str, Any] | None) -> None:
-    """Raises `UserError` if a tokenizer.json surrounds a text by others than [CLS] and [SEP]."""
-    kind = processor and processor.get("type")
+def read_template(path, processor: dict[str, Any] | None, cls: str = "[CLS]", sep: str = "[SEP]") -> int:
+    """Returns how many [SEP]s a tokenizer.json has between two texts.
+
+    Raises `UserError` if it surrounds a text by others than [CLS] and [SEP], whose names in it are given.
+    """
+    kind, separators = processor and processor.get("type"), 1
     if kind == "TemplateProcessing":
-        single = processor.get("single")
-        steps = [step for step in single if isinstance(step, dict)] if isinstance(single, list) else []
-        parts = [part for step in steps for part in step.values()]
-        is_ours = [part.get("id") for part in parts if isinstance(part, dict)] == ["[CLS]", "A", "[SEP]"]
+        is_ours = _ids(processor.get("single")) == [cls, "A", sep]
+        pair = _ids(processor.get("pair"))
+        if is_ours and "B" in pair:
+            separators = pair[: pair.index("B")].count(sep)
+            is_ours = separators > 0 and pair == [cls, "A", *[sep] * separators, "B", sep]
+    elif kind == "RobertaProcessing":
+        separators = 2
+        is_ours = [processor.get(name, [None])[0] for name in ("cls", "sep")] == [cls, sep]
     else:
         is_ours = kind in (None, "BertProcessing", "ByteLevel")
     if not is_ours:
-        raise UserError(f"tokenizer.path: {path}: post_processor {kind} is not supported; supported: [CLS] text [SEP]")
+        raise UserError(f"tokenizer.path: {path}: post_processor {kind} is not supported; supported: {cls} text {sep}")
+    return separators
+
+
+def _ids(steps: Any) -> list:
+    """Returns what a template has, one after the other: the names of special pieces, and A and B for texts."""
+    parts = (
+        [part for step in steps if isinstance(step, dict) for part in step.values()] if isinstance(steps, list) else []
+    )
+    return [part.get("id") for part in parts if isinstance(part, dict)]
 
 
 def steps_of(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ class SentencePiece(Tokenizer):
         except RuntimeError:
             raise UserError(f"tokenizer.path: {path} is not a SentencePiece model") from None
         pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
-        super().__init__(pieces, path, aliases={"[PAD]": "<pad>", "[UNK]": "<unk>"})
+        super().__init__(pieces, path, aliases={"[PAD]": ("<pad>",), "[UNK]": ("<unk>",)})
         self.lowercase = _read_sentencepiece(model).normalizer_spec.name.endswith("_cf")  # folds case
 
     @classmethod

@@ -135,7 +135,7 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
     except ValueError as error:
         raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
     json_file.check_parts(path, content, PARTS)
-    json_file.check_template(path, content.get("post_processor"))
+    json_file.read_template(path, content.get("post_processor"))
     lowercase, strips = (content["normalizer"].get(name) for name in ("lowercase", "strip_accents"))
     lowercase = True if lowercase is None else lowercase
     if not isinstance(lowercase, bool) or strips not in (None, lowercase):
