@@ -174,7 +174,8 @@ class Race(Suite):
             fields = cell.settings(self.scale) | {"max_seq_length": length_of(self.scale)}
             fields |= self.scale.short_tasks.get(task, {})
             own = {name: value for name, value in fields.items() if "dropout" not in name}
-            own |= {f"model.{name}": 0.1 for name in dropout_fields(model)}  # whatever pre-training had
+            if model.family == "bert":  # the others keep what they were pre-trained with: none
+                own |= {f"model.{name}": 0.0 for name in dropout_fields(model)}
             settings = {
                 "data.path": self._part(task) or self.data / its.data,
                 "init_checkpoint": f"{self.workdir / cell.model.name}@latest",
