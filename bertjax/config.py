@@ -204,8 +204,8 @@ def common_config() -> ml_collections.ConfigDict:
     config.hosts_timeout = 300  # seconds to wait for all hosts of a run to start
 
     # Text -> ids: wordpiece | sentencepiece | bytes (of UTF-8; 261 pieces, without a file) | bpe (of bytes, as GPT-2's
-    # and ModernBERT's). With an empty path, pre-training learns a vocabulary of model.vocab_size from data.corpus, or
-    # uses that of data.records; fine-tuning uses that of init_checkpoint.
+    # and ModernBERT's) | unigram (XLM-R's; not learnt here). With an empty path, pre-training learns model.vocab_size
+    # pieces from data.corpus, or uses the vocabulary of data.records; fine-tuning uses that of init_checkpoint.
     config.tokenizer = ml_collections.ConfigDict(dict(kind="wordpiece", path="", lowercase=True))
 
     config.optimizer = ml_collections.ConfigDict(

@@ -27,7 +27,7 @@ from bertjax.stages import (
     total_steps,
 )
 
-TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe")
+TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe", "unigram")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 DTYPES = ("auto", "float32", "bfloat16")
 AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE = dict(least=1), dict(least=0), dict(least=0, below=1)

@@ -8,7 +8,7 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.files import read_json
 from bertjax.text import tokenizer
-from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Tokenizer, WordPiece
+from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
 
 SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 JSON = "tokenizer.json"
@@ -19,6 +19,7 @@ CLASSES = {
     WordPiece.kind: ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", *GENERAL),
     BPE.kind: ("GPT2Tokenizer", "RobertaTokenizer", *GENERAL),
     SentencePiece.kind: GENERAL,
+    Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", *GENERAL),
     Bytes.kind: GENERAL,
 }
 # Settings of BERT's tokenizer in transformers that change its pieces, as we have them.

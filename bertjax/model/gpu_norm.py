@@ -80,9 +80,11 @@ class _Norm(NamedTuple):
         return jax.lax.broadcasted_iota(jnp.int32, (1, self.wide), 1) < self.hidden
 
     def call(self, kernel, name: str, tokens: int, inputs: dict, outputs: dict) -> dict:
-        """Runs a kernel for each `tokens` of each row; what is None it does not have.
+        """Runs a kernel for each `tokens` of each row, and returns its outputs by name.
 
-        `inputs`, `outputs`: pairs of a block's form and an array, or its shape and type, by name.
+        Args:
+          inputs: {argument of the kernel: (form of a block, array)}; those that are None it does not get.
+          outputs: {argument of the kernel: form of a block}.
         """
         form = {
             "plane": pl.BlockSpec((None, tokens, self.wide), lambda i, j: (i, j, 0)),

@@ -57,10 +57,12 @@ def log_likelihoods(model: BertForMaskedLM, params, tokenizer: Tokenizer, texts:
     numbered = iter(texts)
     while some := list(itertools.islice(numbered, TOGETHER)):
         rows = [row for i, text in enumerate(some) for row in _rows_of(i, text, tokenizer, model.config, learnt)]
-        yield from sums(model, params, tokenizer, rows, len(some)).tolist()
+        yield from log_likelihoods_of_rows(model, params, tokenizer, rows, len(some)).tolist()
 
 
-def sums(model: BertForMaskedLM, params, tokenizer: Tokenizer, rows: Iterable[Row], texts: int) -> np.ndarray:
+def log_likelihoods_of_rows(
+    model: BertForMaskedLM, params, tokenizer: Tokenizer, rows: Iterable[Row], texts: int
+) -> np.ndarray:
     """Returns the sum of the log-probabilities of each text's words, over all of its rows: `[texts]`, in nats."""
     found, longest = np.zeros(texts), model.config.max_position_embeddings
     for batch in _batches(sorted(rows, key=lambda row: len(row.ids)), longest):

@@ -15,8 +15,8 @@ from absl import flags
 from bertjax import command
 
 SHARE, SEED = 0.15, 0
-BYTES = 96  # of a window, most of which have fewer than 30 pieces of 8,192
-MOST = 4000  # windows of a text
+WINDOW_BYTES = 96  # the longest window; most have fewer than 30 pieces of a vocabulary of 8,192
+MOST_WINDOWS = 4000  # from a file
 # Words that are hidden: every vocabulary has their letters.
 PLAIN = re.compile(r"[A-Za-z0-9.,;:'()!?-]{1,40}")
 
@@ -27,7 +27,7 @@ flags.mark_flags_as_required(["checkpoint", "texts"])
 
 
 def windows(lines: Iterable[str], most: int) -> list[str]:
-    """Returns some windows of a text, at random: whole words, with at most `BYTES` bytes and at least half as many."""
+    """Returns some windows of a text, at random: whole words, of at most `WINDOW_BYTES` and at least half of that."""
     found = [window for line in lines for window in _cut(line.split())]
     chosen = np.random.default_rng(SEED).permutation(len(found))[:most]
     return [found[i] for i in sorted(chosen)]
@@ -37,12 +37,12 @@ def _cut(words: list[str]) -> Iterator[str]:
     window, size = [], 0
     for word in words:
         bytes_more = len(word.encode()) + 1
-        if window and size + bytes_more > BYTES:
+        if window and size + bytes_more > WINDOW_BYTES:
             yield " ".join(window)
             window, size = [], 0
-        if bytes_more <= BYTES:
+        if bytes_more <= WINDOW_BYTES:
             window, size = [*window, word], size + bytes_more
-    if size >= BYTES // 2:
+    if size >= WINDOW_BYTES // 2:
         yield " ".join(window)
 
 
@@ -91,7 +91,7 @@ def bits_per_byte(model, params, tokenizer, texts: list[str], length: int) -> di
     ]
     words = [word for text, which in zip(texts, hidden) for word, is_hidden in zip(text.split(" "), which) if is_hidden]
     size = sum(len(word.encode()) for word in words)
-    total = likelihood.sums(model, params, tokenizer, rows, len(texts)).sum()
+    total = likelihood.log_likelihoods_of_rows(model, params, tokenizer, rows, len(texts)).sum()
     return {"bits_per_byte": float(-total / np.log(2) / size), "words": len(words), "bytes": size}
 
 
@@ -109,7 +109,7 @@ def main(arguments: list[str]) -> None:
     command.keep_compiled()
     texts = []
     for path in _TEXTS.value:
-        texts += windows((line for _, line in read_lines(path, Reading()) if line), MOST)
+        texts += windows((line for _, line in read_lines(path, Reading()) if line), MOST_WINDOWS)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
     if not source.predicts_words:
         raise UserError(source.no_words)

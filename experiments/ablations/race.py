@@ -39,8 +39,9 @@ WANTED = flags.DEFINE_list("rows", list(ROWS), f"Of {', '.join(ROWS)}.")
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of pre-training and of what follows.")
 RESULTS = flags.DEFINE_string("results", None, "The file with the table: beside this one, of a trial in the workdir.")
 
-ROUNDS, TIMED_STEPS, LOGGED_STEPS = 5, 300, 50  # of calibration; a line of metrics has LOGGED_STEPS
-PAIRS = 150  # of BLiMP, of each of its 67 paradigms
+# Calibration: rounds, steps of a row in each, and steps that a line of metrics sums up.
+ROUNDS, TIMED_STEPS, LOGGED_STEPS = 5, 300, 50
+PAIRS = 150  # from each of BLiMP's 67 paradigms
 BLIMP = "blimp/blimp.jsonl.xz"
 TUNED = {"conll": "conll", "sst2": "sst2"}  # scores by the names of their tasks
 COLUMNS = {  # scores: title, factor, digits

@@ -21,6 +21,9 @@ from bertjax.families.with_heads import (
 from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
 from bertjax.tasks.fill_mask import fill_masks
 from bertjax.tasks.pairs import encode_pairs
+from bertjax.text import learning, tokenizer
+from bertjax.text.tokenizer.sentencepiece import _read_sentencepiece as sentencepiece_proto
+from tests.conftest import make_corpus
 from tests.families.test_modernbert import random_params
 from tests.text.test_tokenizer import HARD
 
@@ -206,3 +209,36 @@ def test_a_folder_comes_back_with_its_tokenizer(tokenizer_folder, tmp_path):
     (filled,) = fill_masks(BertForMaskedLM(source.config), source.params, source.tokenizer, ["A [MASK] word"], 3)
     found = [probability for _, probability in filled.masks[0]]
     np.testing.assert_allclose(found, expected.topk(3).values, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def unigram_folder(tmp_path_factory):
+    """Pieces of a SentencePiece model in the order of XLM-R, normalized as by that model."""
+    folder = tmp_path_factory.mktemp("xlm")
+    words = learning.count_words("sentencepiece", [*HARD, *make_corpus(60).split("\n")])
+    learnt = learning.learn("sentencepiece", words, 120)
+    scores = json.loads(learnt.to_huggingface())["model"]["vocab"]
+    pieces = [(piece, score) for piece, score in scores if piece not in {learnt.pieces[i] for i in learnt.special_ids}]
+    special = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>")]
+    charsmap = sentencepiece_proto(learnt._model).normalizer_spec.precompiled_charsmap
+    made = transformers.XLMRobertaTokenizer(vocab=[*special, *pieces], _spm_precompiled_charsmap=charsmap)
+    made.save_pretrained(folder)
+    return folder
+
+
+def test_the_tokenizer_of_xlm_r_gives_the_same_ids(unigram_folder, tmp_path):
+    ours, theirs = tokenizer_files.read(unigram_folder), transformers.AutoTokenizer.from_pretrained(unigram_folder)
+    special = (theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id, theirs.sep_token_id, theirs.mask_token_id)
+    assert ours.kind == "unigram" and ours.special_ids == special and ours.separators == 2
+    rng = np.random.default_rng(0)
+    texts = [text for text in HARD if "aaaa" not in text]  # equally good pieces of it are found in any order
+    texts += ["the ship sailed", *("".join(map(chr, rng.integers(32, 0x2FFF, 40))) for _ in range(200))]
+    for text, ids in zip(texts, ours.encode_ids(texts), strict=True):
+        assert ours.encode(text).ids == ids == theirs(text, add_special_tokens=False).input_ids, text
+    text = "the ship  sailed over"
+    words = {text[start:end] for start, end in ours.encode(text).offsets}
+    assert not any(word != word.strip() for word in words)
+    starts = [not ours.continues_word[i] for i in ours.encode(text).ids]
+    assert sum(starts) == 4 and ours.decode(ours.encode(text).ids) == "the ship sailed over"
+    ours.save(tmp_path)
+    assert tokenizer.load("unigram", tmp_path / "tokenizer.json").fingerprint == ours.fingerprint

@@ -30,12 +30,22 @@ def given_tokenizer(config) -> Tokenizer | None:
     """
     kind, path, lowercase = (config.tokenizer[name] for name in ("kind", "path", "lowercase"))
     if not path and kind != tokenizer.Bytes.kind:
+        _check_learnt(config)
         return None
     loaded = tokenizer.load(kind, path, lowercase) if path else tokenizer.Bytes()
     check_vocab_size(config, loaded, path or "of bytes")
     if loaded.mask_id == loaded.sep_id and families.words(config) == "masked":
         raise UserError(f"config.tokenizer.path = {path!r}: has no [MASK]; set --config.model.causal=True, or another")
     return loaded
+
+
+def _check_learnt(config) -> None:
+    """Raises `UserError` if a kind of tokenizer is not learnt."""
+    if config.tokenizer.kind == tokenizer.Bytes.kind:
+        raise UserError("config.tokenizer.kind = 'bytes': there is nothing to learn; leave tokenizer.path empty")
+    if config.tokenizer.kind == tokenizer.Unigram.kind:
+        remedy = "name a tokenizer.json in tokenizer.path, or learn one with tokenizer.kind=sentencepiece"
+        raise UserError(f"config.tokenizer.kind = 'unigram': is read, not learnt; {remedy}")
 
 
 def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) -> None:
@@ -50,8 +60,7 @@ def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) 
 
 def learn_vocabulary(config, workers: int) -> Tokenizer:
     """Learns the tokenizer of a config in `workers` processes. Raises `UserError` if there is nothing to learn."""
-    if config.tokenizer.kind == tokenizer.Bytes.kind:
-        raise UserError("config.tokenizer.kind = 'bytes': there is nothing to learn; leave tokenizer.path empty")
+    _check_learnt(config)
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
     with worker_pool(workers) as pool, tempfile.TemporaryDirectory() as work:

@@ -1,4 +1,4 @@
-"""Tokenizes text: WordPiece, SentencePiece, bytes, byte-level BPE; behind one interface."""
+"""Tokenizes text: WordPiece, SentencePiece, bytes, byte-level BPE, unigrams; behind one interface."""
 
 from etils import epath
 
@@ -8,9 +8,10 @@ from bertjax.text.tokenizer.byte_level import BPE, Bytes
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Encoding, Tokenizer, read_file
 from bertjax.text.tokenizer.json_file import TokenizerJson, check_added
 from bertjax.text.tokenizer.sentencepiece import SentencePiece
+from bertjax.text.tokenizer.unigram import Unigram
 from bertjax.text.tokenizer.wordpiece import WordPiece
 
-KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes, BPE)}
+KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes, BPE, Unigram)}
 
 
 def kind_of(path: epath.PathLike) -> str:
@@ -21,7 +22,7 @@ def kind_of(path: epath.PathLike) -> str:
             kind = parse_json(read_file(path), TokenizerJson)["model"].get("type")
         except ValueError as error:
             raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
-        return BPE.kind if kind == "BPE" else WordPiece.kind
+        return {"BPE": BPE.kind, "Unigram": Unigram.kind}.get(kind, WordPiece.kind)
     return next((cls.kind for cls in (SentencePiece, Bytes) if cls.filename == path.name), WordPiece.kind)
 
 
@@ -41,6 +42,7 @@ __all__ = [
     "Encoding",
     "SentencePiece",
     "Tokenizer",
+    "Unigram",
     "WordPiece",
     "check_added",
     "kind_of",

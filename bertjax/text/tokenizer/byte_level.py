@@ -9,12 +9,11 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.files import parse_json, write_whole
+from bertjax.files import write_whole
 from bertjax.text.tokenizer import json_file
+from bertjax.text.tokenizer.from_json import FromJson
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Encoding, Tokenizer, read_file
 
-END_OF_TEXT = "<|endoftext|>"  # all special pieces of GPT-2
-FAIRSEQ = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")  # those of RoBERTa
 SPACE = "\u0120"  # how a space is written in a piece
 
 
@@ -85,49 +84,20 @@ class Bytes(ByteLevel):
         return "".join(f"{piece}\n" for piece in self.pieces).encode()
 
 
-class BPE(ByteLevel):
-    """Byte-level BPE that does what its tokenizer.json says: learnt here, GPT-2's, RoBERTa's, ModernBERT's.
+class BPE(FromJson, ByteLevel):
+    """Byte-level BPE: learnt here, GPT-2's, RoBERTa's, ModernBERT's.
 
-    A text begins with a space if the file adds one (those learnt here do). The file may have any normalizer, and added
-    pieces, which are kept whole wherever they occur in a text; special ones are not. GPT-2's "<|endoftext|>" is all
-    special pieces in one.
+    A text begins with a space if the file adds one (those learnt here do). GPT-2's "<|endoftext|>" is all special
+    pieces in one.
     """
 
     kind = "bpe"
-    filename = "tokenizer.json"
 
     def __init__(self, content: bytes, path: str = "(given)"):
-        from tokenizers import Tokenizer as HuggingFaceTokenizer
         from tokenizers import processors
 
-        try:
-            found = parse_json(content, json_file.TokenizerJson)
-            _check(path, found)
-            self._tokenizer = HuggingFaceTokenizer.from_str(content.decode())
-        except UserError:
-            raise
-        except Exception as error:  # the library's own has no other type
-            raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        aliases = {name: (theirs, END_OF_TEXT) for name, theirs in zip(SPECIAL_PIECES, FAIRSEQ)}
-        super().__init__(json_file.ordered(vocabulary, path), path, aliases=aliases)
-        special = {self.pieces[i] for i in self.special_ids}
-        self.added = {token["content"] for token in found.get("added_tokens", ())} | special
-        if self.cls_id != self.sep_id:  # GPT-2's surround nothing
-            names = self.pieces[self.cls_id], self.pieces[self.sep_id]
-            self.separators = json_file.read_template(path, found.get("post_processor"), *names)
-        self.lowercase = any(
-            step.get("type") == "Lowercase" for step in json_file.steps_of(found.get("normalizer"), "normalizers")
-        )
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self._tokenizer.encode_special_tokens = True  # as text
+        super().__init__(content, path)
         self._tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # a space is no part of its word
-        self._content = content
-
-    @classmethod
-    def load(cls, path: epath.PathLike) -> "BPE":
-        return cls(read_file(path), str(path))
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
@@ -137,14 +107,19 @@ class BPE(ByteLevel):
     def begins_with_space(self) -> bool:
         return json_file.adds_prefix_space(json.loads(self._content))
 
-    def save(self, folder: epath.PathLike) -> None:
-        write_whole(epath.Path(folder) / self.filename, self._content)
-
-    def to_huggingface(self) -> str:
-        return self._content.decode()
-
-    def _definition(self) -> bytes:
-        return self._content
+    @staticmethod
+    def _check(path, found: json_file.TokenizerJson) -> None:
+        """Raises `UserError` unless a tokenizer.json is a byte-level BPE whose encoding is always the same."""
+        if (kind := found["model"].get("type")) != "BPE":
+            raise UserError(f"tokenizer.path: {path} is not a byte-level BPE as GPT-2's, but {kind}")
+        model = msgspec.convert(found["model"], _Model)
+        for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+            if value := getattr(model, name):
+                raise UserError(f"tokenizer.path: {path}: model.{name} = {value!r} is not supported; supported: null")
+        last = json_file.steps_of(found.get("pre_tokenizer"), "pretokenizers")[-1:]
+        if not last or last[0].get("type") != "ByteLevel":
+            kind = last[0].get("type") if last else "null"
+            raise UserError(f"tokenizer.path: {path}: pre_tokenizer {kind} is not supported; supported: 'ByteLevel'")
 
 
 def new_bpe(vocabulary: dict[str, int]):
@@ -166,17 +141,3 @@ class _Model(msgspec.Struct):
     continuing_subword_prefix: str | None = None
     end_of_word_suffix: str | None = None
     byte_fallback: bool = False
-
-
-def _check(path, found: json_file.TokenizerJson) -> None:
-    """Raises `UserError` unless a tokenizer.json is a byte-level BPE whose encoding is always the same."""
-    if (kind := found["model"].get("type")) != "BPE":
-        raise UserError(f"tokenizer.path: {path} is not a byte-level BPE as GPT-2's, but {kind}")
-    model = msgspec.convert(found["model"], _Model)
-    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
-        if value := getattr(model, name):
-            raise UserError(f"tokenizer.path: {path}: model.{name} = {value!r} is not supported; supported: null")
-    last = json_file.steps_of(found.get("pre_tokenizer"), "pretokenizers")[-1:]
-    if not last or last[0].get("type") != "ByteLevel":
-        kind = last[0].get("type") if last else "null"
-        raise UserError(f"tokenizer.path: {path}: pre_tokenizer {kind} is not supported; supported: 'ByteLevel'")

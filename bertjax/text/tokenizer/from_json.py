@@ -1,0 +1,65 @@
+"""Tokenizers that do what their tokenizer.json says, by the tokenizers library."""
+
+import abc
+
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.files import parse_json, write_whole
+from bertjax.text.tokenizer import json_file
+from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Tokenizer, read_file
+
+END_OF_TEXT = "<|endoftext|>"  # all special pieces of GPT-2
+FAIRSEQ = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")  # those of RoBERTa, XLM-R and CamemBERT
+ALIASES = {name: (theirs, END_OF_TEXT) for name, theirs in zip(SPECIAL_PIECES, FAIRSEQ)}
+
+
+class FromJson(Tokenizer):
+    """The file may have any normalizer, and added pieces, which are kept whole wherever they occur in a text; special
+    ones are not."""
+
+    filename = "tokenizer.json"
+
+    def __init__(self, content: bytes, path: str = "(given)"):
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+        try:
+            found = parse_json(content, json_file.TokenizerJson)
+            self._check(path, found)
+            self._tokenizer = HuggingFaceTokenizer.from_str(content.decode())
+        except UserError:
+            raise
+        except Exception as error:  # the library's own has no other type
+            raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        super().__init__(json_file.ordered(vocabulary, path), path, aliases=ALIASES)
+        special = {self.pieces[i] for i in self.special_ids}
+        self.added = {token["content"] for token in found.get("added_tokens", ())} | special
+        if self.cls_id != self.sep_id:  # GPT-2's surround nothing
+            names = self.pieces[self.cls_id], self.pieces[self.sep_id]
+            self.separators = json_file.read_template(path, found.get("post_processor"), *names)
+        self.lowercase = any(
+            step.get("type") == "Lowercase" for step in json_file.steps_of(found.get("normalizer"), "normalizers")
+        )
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True  # as text
+        self._content = content
+
+    @classmethod
+    def load(cls, path: epath.PathLike) -> "FromJson":
+        return cls(read_file(path), str(path))
+
+    @staticmethod
+    @abc.abstractmethod
+    def _check(path, found: json_file.TokenizerJson) -> None:
+        """Raises `UserError` unless a tokenizer.json is of this kind."""
+
+    def save(self, folder: epath.PathLike) -> None:
+        write_whole(epath.Path(folder) / self.filename, self._content)
+
+    def to_huggingface(self) -> str:
+        return self._content.decode()
+
+    def _definition(self) -> bytes:
+        return self._content

@@ -1,0 +1,48 @@
+"""Unigram pieces of the words between spaces: the tokenizer.json of XLM-R and CamemBERT."""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertjax.config import UserError
+from bertjax.text.tokenizer import json_file
+from bertjax.text.tokenizer.from_json import FromJson
+from bertjax.text.tokenizer.interface import Encoding
+
+SPACE = "\u2581"  # how a space is written in a piece
+
+
+class Unigram(FromJson):
+    """A SentencePiece model whose pieces have other ids. It is read only: those that are learnt are `SentencePiece`."""
+
+    kind = "unigram"
+
+    @functools.cached_property
+    def continues_word(self) -> np.ndarray:
+        return np.array([not piece.startswith(SPACE) and piece not in self.added for piece in self.pieces])
+
+    def encode(self, text: str) -> Encoding:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        # A piece covers the space before it, which is no part of its word.
+        offsets = [(start + (end - start > 1 and text[start].isspace()), end) for start, end in encoding.offsets]
+        return Encoding(encoding.ids, offsets)
+
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    @staticmethod
+    def _check(path, found: json_file.TokenizerJson) -> None:
+        if (kind := found["model"].get("type")) != "Unigram":
+            raise UserError(f"tokenizer.path: {path} is not a unigram model, but {kind}")
+        steps = json_file.steps_of(found.get("pre_tokenizer"), "pretokenizers")
+        kinds = [step.get("type") for step in steps]
+        if kinds not in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]):
+            named = ", ".join(map(str, kinds)) or "null"
+            raise UserError(f"tokenizer.path: {path}: pre_tokenizer {named} is not supported; supported: 'Metaspace'")
+        always = steps[-1].get("prepend_scheme", "always"), steps[-1].get("add_prefix_space", True)
+        if always != ("always", True):
+            raise UserError(f"tokenizer.path: {path}: a text must begin with a space, as in XLM-R")
