@@ -14,7 +14,7 @@ from bertjax.config import Compute
 from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels
 from bertjax.model.kernels import on_mesh, parts_along
 
-_TOKENS, _WIDE = 16, 128  # of a product, that a program has at a time
+_TOKENS, _WIDE = 16, 128  # a program's piece of a product: tokens, and elements of each
 _CHUNK = 128  # tokens whose sums a program adds up
 _PRODUCT = ("batch", "length", None, "mlp")
 _INNER = ("batch", "length", "mlp")

@@ -14,7 +14,7 @@ from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels, kept, key_words
 from bertjax.model.kernels import on_mesh
 
 WIDEST = 2048  # more does not stay in registers
-_TOKENS = 4  # that a program has at a time
+_TOKENS = 4  # a program computes so many at a time
 _PLANE = ("batch", "length", None)
 _WORDS = ("batch", None)
 _SUMS = ("batch", None, None)
@@ -76,7 +76,7 @@ class _Norm(NamedTuple):
 
     @property
     def is_real(self):
-        """Which elements of a block are of the token, `[1, wide]`."""
+        """Tells which elements of a block are the token's, `[1, wide]`."""
         return jax.lax.broadcasted_iota(jnp.int32, (1, self.wide), 1) < self.hidden
 
     def call(self, kernel, name: str, tokens: int, inputs: dict, outputs: dict) -> dict:

@@ -12,7 +12,11 @@ from bertjax.families.bert import huggingface as bert
 from bertjax.families.roberta import RobertaConfig
 from bertjax.families.tensors import WRAPPERS
 
-PREFIXES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}  # of classes, by variant
+PREFIXES = {
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+}  # beginnings of classes, by variant
 CLASSES = {"Roberta": "RoBERTa", "XLMRoberta": "XLM-RoBERTa", "Camembert": "CamemBERT"}
 INPUTS = ("input_ids", "attention_mask")
 SPECIAL_IDS = {"bos_token_id": "cls", "eos_token_id": "sep"}
@@ -112,7 +116,7 @@ def to_fields(config: RobertaConfig) -> dict:
     """Returns what config.json says of the encoder."""
     fields = {name: x for name, x in vars(config).items() if name not in OWN_FIELDS}
     fields["max_position_embeddings"] += config.position_offset
-    padding = {"pad_token_id": config.position_offset - 1}  # which their positions are counted from
+    padding = {"pad_token_id": config.position_offset - 1}  # transformers counts positions from it on
     return {"model_type": config.variant, **fields, **padding, "position_embedding_type": "absolute"}
 
 
