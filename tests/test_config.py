@@ -213,7 +213,7 @@ def test_the_papers_recipe():
         ("data.corpus", None, "config.data.corpus = None: say where the text is"),
         ("data.corpus", [], "config.data.corpus = .*: say where the text is"),
         ("eval.fill_masks", ("no mask",), "config.eval.fill_masks = 'no mask': each text needs a"),
-        ("tokenizer.kind", "unigram", "config.tokenizer.kind = 'unigram': choose one of wordpiece, sentencepiece, byt"),
+        ("tokenizer.kind", "unigrams", "config.tokenizer.kind = 'unigrams': choose one of wordpiece, sentencep"),
         ("optimizer.learning_rate", -1.0, "config.optimizer.learning_rate = -1.0: must be above 0"),
         ("mesh.data", 0, "config.mesh.data = 0"),
         ("mesh.fsdp", -1, "only one axis can be -1"),

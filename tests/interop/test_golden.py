@@ -166,7 +166,7 @@ DAMAGES = {
     "no field": (lambda f: edit(f / "config.json", hidden_size=None), "config.json: hidden_size is missing"),
     "no number": (lambda f: edit(f / "config.json", hidden_size="many"), "hidden_size is 'many', which is not a valid"),
     "not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: damaged"),
-    "roberta": (lambda f: edit(f / "config.json", model_type="roberta"), "model_type 'roberta'.*supported: bert, gpt2"),
+    "deberta": (lambda f: edit(f / "config.json", model_type="deberta"), "model_type 'deberta'.*supported: bert, gpt2"),
     "distilbert": (lambda f: edit(f / "config.json", model_type="distilbert"), "supported: bert"),
     "relative": (lambda f: edit(f / "config.json", position_embedding_type="relative_key"), "supported: 'absolute'"),
     "activation": (lambda f: edit(f / "config.json", hidden_act="swish"), "hidden_act 'swish' is not supported"),
@@ -218,7 +218,7 @@ def test_the_class_that_is_written_keeps_the_most(golden, tmp_path, parts, state
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 TOKENIZERS = {
-    "no WordPiece": ({"model": {"type": "Unigram"}, "normalizer": None}, "is not a BERT WordPiece tokenizer"),
+    "no WordPiece": ({"model": {"type": "WordLevel"}, "normalizer": None}, "is not a BERT WordPiece tokenizer"),
     "no bytes": ({"model": {"type": "BPE", "vocab": {}}, "normalizer": None, "pre_tokenizer": None},
                  "pre_tokenizer null is not supported; supported: 'ByteLevel'"),
     "BPE, gaps": ({"model": {"type": "BPE", "vocab": {"a": 1}, "merges": []}, "normalizer": None,
