@@ -178,6 +178,9 @@ def _validate_common(config, limits: dict[str, dict]) -> None:
     validate_model(config)
     one = "layers that are recomputed must stay in a scan, or the compiler undoes it: set unroll=auto, or remat=none"
     require(config.unroll != "yes" or config.remat in ("none", "auto"), "unroll", config.unroll, one)
+    fused = config.model.get("attention") == "fused"
+    none = "model.attention = 'fused' asks for one; set attention=auto, or kernels=auto"
+    require(not (config.kernels == "no" and fused), "kernels", config.kernels, none)
     every, kept = config.checkpoint.every_steps, config.checkpoint.keep_every
     require(kept % every == 0, "checkpoint.keep_every", kept, f"must be a multiple of every_steps = {every}, or 0")
     _profile(config.profile)

@@ -254,6 +254,13 @@ def test_mistakes_name_field_value_and_remedy(field, value, message):
     assert "\n" not in str(caught.value)
 
 
+def test_kernels_are_not_asked_for_and_forbidden():
+    config = pretraining_config()
+    config.kernels, config.model.attention = "no", "fused"
+    with pytest.raises(UserError, match=r"config.kernels = 'no': model.attention = 'fused' asks for one"):
+        validate(config, with_data=False)
+
+
 def test_a_misspelt_field_is_an_error():
     config = pretraining_config()
     with pytest.raises((AttributeError, KeyError), match="batch_size"):

@@ -82,7 +82,7 @@ def flash_attention(x, kernel, bias, turn: Rotation, segments, chip: str, window
 
 
 def bound_rows(segments, window: int | None) -> Bounds:
-    """What `segments.bounds_of` returns as rows of tokens, `[batch, 1, length]`, as the kernels read them."""
+    """Returns the bounds of `segments.bounds_of` as rows of tokens, `[batch, 1, length]`, as the kernels read them."""
     return Bounds(*(each[:, None] for each in bounds_of(segments, window)))
 
 

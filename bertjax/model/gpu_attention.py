@@ -72,7 +72,7 @@ def gpu_attention(
       `[batch, length, heads * size]`.
     """
     batch, length, *_, size = query_key_value.shape
-    attention = Attention(length, size, 0.0 if dropout_keys is None else rate, chip, *(tiles or tiles_of(size)))
+    attention = GpuAttention(length, size, 0.0 if dropout_keys is None else rate, chip, *(tiles or tiles_of(size)))
     words = key_words(dropout_keys, batch)
     if attention.padded == length:
         return _attend(query_key_value, intervals(segments, causal, window), words, attention)
@@ -100,7 +100,7 @@ def intervals(segments, causal: bool, window: int | None) -> Intervals:
     return Intervals(first, own, own, last)
 
 
-class Attention(NamedTuple):
+class GpuAttention(NamedTuple):
     """What both kernels need to know."""
 
     length: int  # tokens of a row, without padding to whole blocks
@@ -162,7 +162,7 @@ def _with_heads(words, heads: int):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attend(projected, seen: Intervals, words, attention: Attention):
+def _attend(projected, seen: Intervals, words, attention: GpuAttention):
     return _attend_forward(projected, seen, words, attention)[0]
 
 
@@ -223,7 +223,7 @@ def _where_visible(first, last, start, x, otherwise: float):
     return jnp.where((places >= first[:, None]) & (places <= last[:, None]), x, otherwise)
 
 
-def _make_dropout(attention: Attention, words_ref):
+def _make_dropout(attention: GpuAttention, words_ref):
     """Returns a function that drops of the program's head what `dropout` does: see its arguments."""
     length = jnp.uint32(attention.length)
     head = jnp.uint32(pl.program_id(1)) + words_ref[2]
@@ -240,7 +240,7 @@ def _make_dropout(attention: Attention, words_ref):
     return drop if attention.rate else lambda *pieces, **_: pieces
 
 
-def _forward_kernel(attention: Attention, projected_ref, words_ref, first_ref, last_ref, context_ref, log_sums_ref):
+def _forward_kernel(attention: GpuAttention, projected_ref, words_ref, first_ref, last_ref, context_ref, log_sums_ref):
     block, size, dtype = len(first_ref), attention.size, projected_ref.dtype
     piece, scale = min(attention.forward.piece, len(projected_ref)), attention.scale
     first_query, drop = pl.program_id(0) * block, _make_dropout(attention, words_ref)
@@ -265,7 +265,7 @@ def _forward_kernel(attention: Attention, projected_ref, words_ref, first_ref, l
 
 
 def _backward_kernel(
-    attention: Attention, projected_ref, words_ref, of_context_ref, log_sums_ref, products_ref, first_ref, last_ref,
+    attention: GpuAttention, projected_ref, words_ref, of_context_ref, log_sums_ref, products_ref, first_ref, last_ref,
     first_seen_by_ref, last_seen_by_ref, of_projected_ref,
 ):  # fmt: skip
     block, size, dtype = len(first_ref), attention.size, projected_ref.dtype

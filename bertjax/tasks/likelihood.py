@@ -30,7 +30,7 @@ GOOD, BAD = ("good", "sentence_good"), ("bad", "sentence_bad")
 FIELDS = (GOOD, BAD, ("paradigm", "UID"), ("phenomenon", "linguistics_term"))
 
 
-class Row(NamedTuple):
+class PredictedRow(NamedTuple):
     """A row of a batch: `words` are predicted at `positions` of `ids`, for the text with this number."""
 
     text: int
@@ -61,7 +61,7 @@ def log_likelihoods(model: BertForMaskedLM, params, tokenizer: Tokenizer, texts:
 
 
 def log_likelihoods_of_rows(
-    model: BertForMaskedLM, params, tokenizer: Tokenizer, rows: Iterable[Row], texts: int
+    model: BertForMaskedLM, params, tokenizer: Tokenizer, rows: Iterable[PredictedRow], texts: int
 ) -> np.ndarray:
     """Returns the sum of the log-probabilities of each text's words, over all of its rows: `[texts]`, in nats."""
     found, longest = np.zeros(texts), model.config.max_position_embeddings
@@ -73,21 +73,21 @@ def log_likelihoods_of_rows(
     return found
 
 
-def _rows_of(number: int, text: str, tokenizer: Tokenizer, config, learnt: str) -> Iterator[Row]:
+def _rows_of(number: int, text: str, tokenizer: Tokenizer, config, learnt: str) -> Iterator[PredictedRow]:
     ids = [tokenizer.cls_id, *tokenizer.encode(text).ids, tokenizer.sep_id]
     if len(ids) > (most := config.max_position_embeddings):
         raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {most} positions")
     places = range(1, len(ids) - 1)
     if learnt == "next":
-        yield Row(number, ids[:-1], [place - 1 for place in places], [ids[place] for place in places])
+        yield PredictedRow(number, ids[:-1], [place - 1 for place in places], [ids[place] for place in places])
         return
     for place in places:
-        yield Row(number, [*ids[:place], tokenizer.mask_id, *ids[place + 1 :]], [place], [ids[place]])
+        yield PredictedRow(number, [*ids[:place], tokenizer.mask_id, *ids[place + 1 :]], [place], [ids[place]])
 
 
-def _batches(rows: list[Row], longest: int) -> Iterator[list[Row]]:
+def _batches(rows: list[PredictedRow], longest: int) -> Iterator[list[PredictedRow]]:
     """Yields rows, which are sorted by length, with about as many tokens each time."""
-    batch: list[Row] = []
+    batch: list[PredictedRow] = []
     for row in rows:
         length = _padded(len(row.ids), longest)
         if batch and (length != _padded(len(batch[0].ids), longest) or len(batch) >= _rows_for(length)):
@@ -106,7 +106,7 @@ def _rows_for(length: int) -> int:
     return min(MOST_ROWS, max(1, BATCH_TOKENS // length))
 
 
-def _arrays(batch: list[Row], tokenizer: Tokenizer, longest: int):
+def _arrays(batch: list[PredictedRow], tokenizer: Tokenizer, longest: int):
     """Returns the model's inputs, positions, words, and which of these there are, with the rows of every such batch."""
     length = _padded(len(batch[0].ids), longest)
     rows, most = _rows_for(length), 1 if all(len(row.positions) == 1 for row in batch) else length

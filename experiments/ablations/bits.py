@@ -85,7 +85,7 @@ def bits_per_byte(model, params, tokenizer, texts: list[str], length: int) -> di
 
     hidden = hidden_words(texts)
     rows = [
-        likelihood.Row(number, *each)
+        likelihood.PredictedRow(number, *each)
         for number, (text, which) in enumerate(zip(texts, hidden))
         for each in masked(text, which, tokenizer, length)
     ]

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import tokenizers
 
-from bertjax.config import UserError
+from bertjax.config import UserError, pretraining_config
+from bertjax.data.preparation.vocabulary import given_tokenizer
+from bertjax.families import model_fields
 from bertjax.families.bert.model import BertModel
 from bertjax.families.roberta import RobertaConfig
 from bertjax.families.roberta.huggingface import read_config
 from bertjax.families.with_heads import (
     BertForMaskedLM,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
 )
 from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
 from bertjax.tasks.fill_mask import fill_masks
@@ -25,6 +24,7 @@ from bertjax.text import learning, tokenizer
 from bertjax.text.tokenizer.sentencepiece import _read_sentencepiece as sentencepiece_proto
 from tests.conftest import make_corpus
 from tests.families.test_modernbert import random_params
+from tests.interop.test_modernbert_parity import MODELS
 from tests.text.test_tokenizer import HARD
 
 torch = pytest.importorskip("torch")
@@ -34,13 +34,6 @@ TINY = RobertaConfig(
     vocab_size=500, hidden_size=64, num_hidden_layers=3, num_attention_heads=2, intermediate_size=96,
     max_position_embeddings=200, position_offset=2,
 )  # fmt: skip
-MODELS = {
-    "ForMaskedLM": BertForMaskedLM,
-    "ForSequenceClassification": lambda config: BertForSequenceClassification(config, 3),
-    "ForTokenClassification": lambda config: BertForTokenClassification(config, 3),
-    "ForQuestionAnswering": BertForQuestionAnswering,
-    "ForMultipleChoice": lambda config: BertForSequenceClassification(config, 1),
-}
 
 
 def their_config(variant: str, **fields):
@@ -242,3 +235,17 @@ def test_the_tokenizer_of_xlm_r_gives_the_same_ids(unigram_folder, tmp_path):
     assert sum(starts) == 4 and ours.decode(ours.encode(text).ids) == "the ship sailed over"
     ours.save(tmp_path)
     assert tokenizer.load("unigram", tmp_path / "tokenizer.json").fingerprint == ours.fingerprint
+
+
+def test_positions_are_counted_from_the_padding_of_the_tokenizer(unigram_folder):
+    config = pretraining_config()
+    config.tokenizer.update(kind="unigram", path=str(unigram_folder / "tokenizer.json"))
+    size = tokenizer_files.read(unigram_folder).vocab_size
+    config.model = model_fields("roberta", vocab_size=size)
+    with pytest.raises(UserError, match=r"config.model.position_offset = 1: .* which is 1 in .*; set it to 2"):
+        given_tokenizer(config)
+    config.model.position_offset = 2
+    assert given_tokenizer(config).vocab_size == size
+    config.tokenizer.path = ""
+    with pytest.raises(UserError, match=r"'unigram': is read, not learnt; name a tokenizer.json in tokenizer.path"):
+        given_tokenizer(config)

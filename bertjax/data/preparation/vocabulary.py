@@ -34,6 +34,12 @@ def given_tokenizer(config) -> Tokenizer | None:
         return None
     loaded = tokenizer.load(kind, path, lowercase) if path else tokenizer.Bytes()
     check_vocab_size(config, loaded, path or "of bytes")
+    offset = config.model.get("position_offset", loaded.pad_id + 1)
+    if offset != loaded.pad_id + 1:  # transformers could not read the model
+        raise UserError(
+            f"config.model.position_offset = {offset}: positions are counted from the id of padding on, which is "
+            f"{loaded.pad_id} in {path or 'bytes'}; set it to {loaded.pad_id + 1}"
+        )
     if loaded.mask_id == loaded.sep_id and families.words(config) == "masked":
         raise UserError(f"config.tokenizer.path = {path!r}: has no [MASK]; set --config.model.causal=True, or another")
     return loaded

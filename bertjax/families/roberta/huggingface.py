@@ -1,6 +1,6 @@
 """RoBERTa in Hugging Face's folders. Names of tensors are BERT's, but for those of its output layers."""
 
-import re
+import dataclasses
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -12,11 +12,8 @@ from bertjax.families.bert import huggingface as bert
 from bertjax.families.roberta import RobertaConfig
 from bertjax.families.tensors import WRAPPERS
 
-PREFIXES = {
-    "roberta": "Roberta",
-    "xlm-roberta": "XLMRoberta",
-    "camembert": "Camembert",
-}  # beginnings of classes, by variant
+# How the names of classes begin, by variant; and how people write these.
+PREFIXES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 CLASSES = {"Roberta": "RoBERTa", "XLMRoberta": "XLM-RoBERTa", "Camembert": "CamemBERT"}
 INPUTS = ("input_ids", "attention_mask")
 SPECIAL_IDS = {"bos_token_id": "cls", "eos_token_id": "sep"}
@@ -54,7 +51,7 @@ def read_config(path: epath.Path, fields: Mapping) -> RobertaConfig:
         found["max_position_embeddings"] = positions - offset - 1
     own = dict(position_offset=offset + 1, variant=fields.get("model_type", "roberta"))
     built = json_config.build(path, RobertaConfig, found, bert.REQUIRED, OWN_FIELDS)
-    return RobertaConfig(**(vars(built) | own))
+    return dataclasses.replace(built, **own)
 
 
 def read_params(
@@ -63,7 +60,7 @@ def read_params(
     """As `bert.huggingface.read_params`. The dense layer of a classifier of texts is our pooler."""
     renamed = ((_bert_name(WRAPPERS.sub("", name)), tensor) for name, tensor in tensors)
     params, ignored, wordless = bert.read_params(renamed, fields, config, source)
-    return params, [_own_name(name) for name in ignored], _own_names(wordless)
+    return params, [_own_name(name) for name in ignored], wordless.replace("cls.predictions.", "lm_head.")
 
 
 def _bert_name(name: str) -> str:
@@ -79,10 +76,6 @@ def _own_name(name: str, of_texts: bool = False) -> str:
         if name.startswith(berts) and (of_texts or not theirs.startswith("classifier.")):
             return theirs + name.removeprefix(berts)
     return name
-
-
-def _own_names(message: str) -> str:
-    return re.sub(r"[\w.]+\.[\w.]+", lambda found: _own_name(found[0]), message) if message else message
 
 
 def choose_architecture(params: dict, config: RobertaConfig, stated: str = "") -> str:

@@ -56,7 +56,8 @@ def read_template(path, processor: dict[str, Any] | None, cls: str = "[CLS]", se
             is_ours = separators > 0 and pair == [cls, "A", *[sep] * separators, "B", sep]
     elif kind == "RobertaProcessing":
         separators = 2
-        is_ours = [processor.get(name, [None])[0] for name in ("cls", "sep")] == [cls, sep]
+        given = [processor.get(name) for name in ("cls", "sep")]  # pairs of a name and an id
+        is_ours = all(isinstance(each, list) for each in given) and [each[:1] for each in given] == [[cls], [sep]]
     else:
         is_ours = kind in (None, "BertProcessing", "ByteLevel")
     if not is_ours:
