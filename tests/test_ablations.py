@@ -396,3 +396,5 @@ def test_the_bits_of_a_model_that_knows_nothing():
     found = bits.bits_per_byte(model, params, words, texts, 20)
     assert found["words"] == sum(map(sum, bits.hidden_words(texts))) > 10 and found["bytes"] == 5 * found["words"]
     assert found["bits_per_byte"] == pytest.approx(np.log2(40) / 5)
+    with pytest.raises(UserError, match="none of their 0 windows of 96 bytes has a word to hide"):
+        bits.bits_per_byte(model, params, words, [], 20)

@@ -80,7 +80,11 @@ def masked(text: str, hidden: list[bool], tokenizer, length: int) -> Iterator[tu
 
 
 def bits_per_byte(model, params, tokenizer, texts: list[str], length: int) -> dict[str, float]:
-    """Returns the bits per byte of the hidden words of some texts, how many words these are, and how many bytes."""
+    """Returns the bits per byte of the hidden words of some texts, how many words these are, and how many bytes.
+
+    Raises `UserError` if there are none.
+    """
+    from bertjax.config import UserError
     from bertjax.tasks import likelihood
 
     hidden = hidden_words(texts)
@@ -91,6 +95,8 @@ def bits_per_byte(model, params, tokenizer, texts: list[str], length: int) -> di
     ]
     words = [word for text, which in zip(texts, hidden) for word, is_hidden in zip(text.split(" "), which) if is_hidden]
     size = sum(len(word.encode()) for word in words)
+    if not size:
+        raise UserError(f"--texts: none of their {len(texts)} windows of {WINDOW_BYTES} bytes has a word to hide")
     total = likelihood.log_likelihoods_of_rows(model, params, tokenizer, rows, len(texts)).sum()
     return {"bits_per_byte": float(-total / np.log(2) / size), "words": len(words), "bytes": size}
 
