@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from bertjax.config import UserError
-from bertjax.text.tokenizer import BPE, SPECIAL_PIECES, SentencePiece, Tokenizer, WordPiece
+from bertjax.text.tokenizer import BPE, SPECIAL_PIECES, SentencePiece, Tokenizer, Unigram, WordPiece
 from bertjax.text.tokenizer.byte_level import new_bpe
 from bertjax.text.tokenizer.json_file import with_special_pieces
 from bertjax.text.tokenizer.wordpiece import MAX_WORD_LETTERS, new_wordpiece
@@ -20,7 +20,7 @@ MAX_ALPHABET, COVERAGE = 1000, 0.9995
 # Letters that all counted words may have together, and bytes of the text that has each of them as often as counted:
 # with these, the trainers need less than 1 GB (85 to 120 bytes per letter of a distinct word in WordPiece's, 13 per
 # byte of text in SentencePiece's, 120 per byte of a letter in BPE's, whose letters have up to 4).
-COUNTED_LETTERS = {"wordpiece": 5_000_000, "sentencepiece": 8_000_000, "bpe": 2_500_000}
+COUNTED_LETTERS = {"wordpiece": 5_000_000, "sentencepiece": 8_000_000, "bpe": 2_500_000, "unigram": 2_500_000}
 TRAINING_BYTES = {"wordpiece": 400_000_000, "sentencepiece": 30_000_000, "bpe": 400_000_000}
 # BERT's normalizer makes each of these a separate word.
 IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
@@ -73,6 +73,7 @@ _COUNT = {
     WordPiece.kind: _count_normalized,
     SentencePiece.kind: _count_between_spaces,
     BPE.kind: _count_between_spaces,
+    Unigram.kind: _count_between_spaces,
 }
 
 

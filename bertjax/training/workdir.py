@@ -6,7 +6,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, NamedTuple, NotRequired, TypedDict
 
 import ml_collections
 import msgspec
@@ -63,7 +63,7 @@ class Difference(NamedTuple):
 
 
 class _UsedTokenizer(TypedDict):
-    kind: Literal["wordpiece", "sentencepiece", "bytes", "bpe"]
+    kind: tokenizer.Kind
     lowercase: bool
     fingerprint: str
 

@@ -21,7 +21,7 @@ from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
 from bertjax.tasks.fill_mask import fill_masks
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text import learning, tokenizer
-from bertjax.text.tokenizer.sentencepiece import _read_sentencepiece as sentencepiece_proto
+from bertjax.text.tokenizer.sentencepiece import _message as sentencepiece_proto
 from tests.conftest import make_corpus
 from tests.families.test_modernbert import random_params
 from tests.interop.test_modernbert_parity import MODELS

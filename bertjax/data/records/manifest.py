@@ -9,6 +9,7 @@ import msgspec
 from etils import epath
 
 from bertjax.files import read_json, write_whole
+from bertjax.text import tokenizer
 
 MANIFEST = "manifest.json"
 
@@ -17,7 +18,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class TokenizerEntry(TypedDict):
-    kind: Literal["wordpiece", "sentencepiece", "bytes", "bpe"]
+    kind: tokenizer.Kind
     lowercase: bool
     vocab_size: Count
     fingerprint: str

@@ -1,5 +1,7 @@
 """Tokenizes text: WordPiece, SentencePiece, bytes, byte-level BPE, unigrams; behind one interface."""
 
+from typing import Literal
+
 from etils import epath
 
 from bertjax.config import UserError
@@ -12,6 +14,7 @@ from bertjax.text.tokenizer.unigram import Unigram
 from bertjax.text.tokenizer.wordpiece import WordPiece
 
 KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes, BPE, Unigram)}
+Kind = Literal[*KINDS]  # of a file that we have written
 
 
 def kind_of(path: epath.PathLike) -> str:
@@ -40,6 +43,7 @@ __all__ = [
     "SPECIAL_PIECES",
     "Bytes",
     "Encoding",
+    "Kind",
     "SentencePiece",
     "Tokenizer",
     "Unigram",

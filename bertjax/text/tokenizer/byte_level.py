@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -13,6 +14,9 @@ from bertjax.files import write_whole
 from bertjax.text.tokenizer import json_file
 from bertjax.text.tokenizer.from_json import FromJson
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Encoding, Tokenizer, read_file
+
+if TYPE_CHECKING:
+    from bertjax.text.extension import Joined
 
 SPACE = "\u0120"  # how a space is written in a piece
 
@@ -50,6 +54,7 @@ class Bytes(ByteLevel):
 
     kind = "bytes"
     filename = "bytes.txt"
+    extends = False
     lowercase = False
 
     def __init__(self):
@@ -92,6 +97,7 @@ class BPE(FromJson, ByteLevel):
     """
 
     kind = "bpe"
+    keeps_parts = True
 
     def __init__(self, content: bytes, path: str = "(given)"):
         from tokenizers import processors
@@ -106,6 +112,12 @@ class BPE(FromJson, ByteLevel):
     @functools.cached_property
     def begins_with_space(self) -> bool:
         return json_file.adds_prefix_space(json.loads(self._content))
+
+    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence["Joined"]) -> None:
+        model["vocab"] |= {piece: self.vocab_size + number for number, piece in enumerate(new)}
+        as_text = bool(model["merges"]) and isinstance(model["merges"][0], str)
+        pairs = [[each.left, each.right] for each in joined]
+        model["merges"] += map(" ".join, pairs) if as_text else pairs
 
     @staticmethod
     def _check(path, found: json_file.TokenizerJson) -> None:

@@ -1,6 +1,9 @@
 """Tokenizers that do what their tokenizer.json says, by the tokenizers library."""
 
 import abc
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
@@ -8,6 +11,9 @@ from bertjax.config import UserError
 from bertjax.files import parse_json, write_whole
 from bertjax.text.tokenizer import json_file
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Tokenizer, read_file
+
+if TYPE_CHECKING:
+    from bertjax.text.extension import Joined
 
 END_OF_TEXT = "<|endoftext|>"  # all special pieces of GPT-2
 FAIRSEQ = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")  # those of RoBERTa, XLM-R and CamemBERT
@@ -54,6 +60,22 @@ class FromJson(Tokenizer):
     @abc.abstractmethod
     def _check(path, found: json_file.TokenizerJson) -> None:
         """Raises `UserError` unless a tokenizer.json is of this kind."""
+
+    def units(self, word: str) -> list[list[str]]:
+        return json_file.units(self._tokenizer, f" {word}", self.unk_id)
+
+    def parts(self, piece: str) -> list[int]:
+        return [token.id for token in self._tokenizer.model.tokenize(piece)]
+
+    def extended(self, joined: Sequence["Joined"]) -> "FromJson":
+        content = json.loads(self._content)
+        new = [piece for piece in dict.fromkeys(each.piece for each in joined) if piece not in set(self.pieces)]
+        self._add(content["model"], new, joined)
+        return type(self)(json.dumps(content, ensure_ascii=False).encode())
+
+    @abc.abstractmethod
+    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence["Joined"]) -> None:
+        """Adds new pieces to the model of a tokenizer.json, and how they are joined."""
 
     def save(self, folder: epath.PathLike) -> None:
         write_whole(epath.Path(folder) / self.filename, self._content)

@@ -5,13 +5,16 @@ import hashlib
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
 from bertjax.files import read_whole
+
+if TYPE_CHECKING:
+    from bertjax.text.extension import Joined
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -33,6 +36,8 @@ class Tokenizer(abc.ABC):
     filename: str  # name of the file that `save` writes
     lowercase: bool  # set for WordPiece; the files of the others say it
     added: Collection[str] = SPECIAL_PIECES  # pieces that are no text, or that are kept whole wherever a text has them
+    extends: bool = True  # it can have more pieces
+    keeps_parts: bool = False  # a piece is made of two others, which must be pieces as well
     separators: int = 1  # [SEP]s between the texts of a pair
 
     def __init__(self, pieces: Sequence[str], path: str, aliases: Mapping[str, Sequence[str]] | None = None):
@@ -85,6 +90,25 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str: ...
+
+    # What `text.extension` needs of the kinds whose `extends` is True.
+
+    def units(self, word: str) -> list[list[str]]:
+        """Returns the pieces of a word that follows another one, in the units that no piece reaches across. What is
+        unknown of it is left out."""
+        raise NotImplementedError
+
+    def parts(self, piece: str) -> list[int]:
+        """Returns the ids of the pieces that this tokenizer has in place of a piece of another one."""
+        raise NotImplementedError
+
+    def join(self, left: str, right: str) -> str:
+        """Returns the piece that two make, one after the other in a unit."""
+        return left + right
+
+    def extended(self, joined: Sequence["Joined"]) -> "Tokenizer":
+        """Returns a tokenizer with more pieces after its own. Raises `UserError` if this one cannot have more."""
+        raise NotImplementedError
 
     def shown(self, piece: int) -> str:
         """Returns a piece as people read it."""

@@ -1,6 +1,7 @@
 """tokenizer.json, the file of the tokenizers library: what is supported of it."""
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from bertjax.config import UserError
@@ -91,6 +92,21 @@ def ordered(vocabulary: dict[str, int], path) -> list[str]:
     if [vocabulary[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"tokenizer.path: the ids in {path} have gaps")
     return pieces
+
+
+def units(tokenizer, text: str, unknown: int) -> list[list[str]]:
+    """Returns the pieces of a text by a tokenizer of the tokenizers library, in the units that it cuts it into first,
+    and without those that are unknown."""
+    if tokenizer.normalizer is not None:
+        text = tokenizer.normalizer.normalize_str(text)
+    cut = [tokenizer.model.tokenize(unit) for unit, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    return list(itertools.chain.from_iterable(known_runs(((t.id, t.value) for t in unit), unknown) for unit in cut))
+
+
+def known_runs(pieces: Iterable[tuple[int, str]], unknown: int) -> list[list[str]]:
+    """Returns the pieces between those that are unknown."""
+    runs = itertools.groupby(pieces, key=lambda each: each[0] != unknown)
+    return [[piece for _, piece in run] for is_known, run in runs if is_known]
 
 
 def with_special_pieces(tokenizer, special: Sequence[str] = SPECIAL_PIECES, mask_takes_space: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from etils import epath
@@ -10,6 +11,10 @@ from bertjax.config import UserError
 from bertjax.files import write_whole
 from bertjax.text.tokenizer import json_file
 from bertjax.text.tokenizer.interface import Encoding, Tokenizer, read_file
+from bertjax.text.tokenizer.unigram import score_of_new
+
+if TYPE_CHECKING:
+    from bertjax.text.extension import Joined
 
 
 class SentencePiece(Tokenizer):
@@ -28,7 +33,7 @@ class SentencePiece(Tokenizer):
             raise UserError(f"tokenizer.path: {path} is not a SentencePiece model") from None
         pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
         super().__init__(pieces, path, aliases={"[PAD]": ("<pad>",), "[UNK]": ("<unk>",)})
-        self.lowercase = _read_sentencepiece(model).normalizer_spec.name.endswith("_cf")  # folds case
+        self.lowercase = _message(model).normalizer_spec.name.endswith("_cf")  # folds case
 
     @classmethod
     def load(cls, path: epath.PathLike) -> "SentencePiece":
@@ -46,6 +51,32 @@ class SentencePiece(Tokenizer):
     def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
         return self._processor.encode(list(texts), return_type=int, num_threads=1)
 
+    def units(self, word: str) -> list[list[str]]:
+        unit = self._unigrams.tokenize(self._processor.normalize(word))
+        return json_file.known_runs(((token.id, token.value) for token in unit), self.unk_id)
+
+    def parts(self, piece: str) -> list[int]:
+        return [token.id for token in self._unigrams.tokenize(piece)]
+
+    def extended(self, joined: Sequence["Joined"]) -> "SentencePiece":
+        scores = [self._processor.get_score(i) for i in range(self.vocab_size)]
+        larger = _message(b"")
+        for each in joined:
+            larger.pieces.add(piece=each.piece, score=score_of_new(self.parts(each.piece), scores))
+        return SentencePiece(self._model + larger.SerializeToString())  # such fields of two messages are joined
+
+    @functools.cached_property
+    def _unigrams(self):
+        """The same model of the tokenizers library. Raises `UserError` for BPE."""
+        from tokenizers import models
+
+        if _message(self._model).trainer_spec.model_type != 1:
+            raise UserError(
+                "a SentencePiece model must be of type unigram to be extended, or written as tokenizer.json"
+            )
+        pieces = [(piece, self._processor.get_score(i)) for i, piece in enumerate(self.pieces)]
+        return models.Unigram(pieces, unk_id=self.unk_id, byte_fallback=False)
+
     def decode(self, ids: Sequence[int]) -> str:
         words, text = [], []
         for i in ids:  # the library's decoder drops special pieces
@@ -60,16 +91,12 @@ class SentencePiece(Tokenizer):
         write_whole(epath.Path(folder) / self.filename, self._model)
 
     def to_huggingface(self) -> str:
-        from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+        from tokenizers import Regex, decoders, normalizers, pre_tokenizers
         from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-        model = _read_sentencepiece(self._model)
-        if model.trainer_spec.model_type != 1:  # unigram
-            raise UserError("only a SentencePiece model of type unigram can be written as tokenizer.json")
-        pieces = [(piece, self._processor.get_score(i)) for i, piece in enumerate(self.pieces)]
-        tokenizer = HuggingFaceTokenizer(models.Unigram(pieces, unk_id=self.unk_id, byte_fallback=False))
+        tokenizer = HuggingFaceTokenizer(self._unigrams)
         try:
-            precompiled = normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap)
+            precompiled = normalizers.Precompiled(_message(self._model).normalizer_spec.precompiled_charsmap)
         except Exception as error:  # the library's own, of no other type
             raise UserError(f"the normalization of {self.filename} is damaged ({error}); copy it again") from None
         normalization = [precompiled, normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -82,7 +109,7 @@ class SentencePiece(Tokenizer):
         return self._model
 
 
-def _read_sentencepiece(model: bytes):
+def _message(model: bytes):
     """Reads what we need of sentencepiece_model.proto.
 
     The library's own module wants a newer protobuf than other packages allow, such as Apache Beam.
@@ -96,14 +123,25 @@ def _read_sentencepiece(model: bytes):
             dict(name="name", number=1, type=kinds.TYPE_STRING),
             dict(name="precompiled_charsmap", number=2, type=kinds.TYPE_BYTES),
         ],
+        "SentencePiece": [
+            dict(name="piece", number=1, type=kinds.TYPE_STRING),
+            dict(name="score", number=2, type=kinds.TYPE_FLOAT),
+        ],
         "ModelProto": [
+            dict(
+                name="pieces",
+                number=1,
+                type=kinds.TYPE_MESSAGE,
+                type_name=".sentencepiece.SentencePiece",
+                label=kinds.LABEL_REPEATED,
+            ),
             dict(name="trainer_spec", number=2, type=kinds.TYPE_MESSAGE, type_name=".sentencepiece.TrainerSpec"),
             dict(name="normalizer_spec", number=3, type=kinds.TYPE_MESSAGE, type_name=".sentencepiece.NormalizerSpec"),
         ],
     }
     file = descriptor_pb2.FileDescriptorProto(name="sentencepiece.proto", package="sentencepiece", syntax="proto2")
     for name, members in fields.items():
-        file.message_type.add(name=name, field=[kinds(label=kinds.LABEL_OPTIONAL, **each) for each in members])
+        file.message_type.add(name=name, field=[kinds(**{"label": kinds.LABEL_OPTIONAL, **each}) for each in members])
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     found = message_factory.GetMessageClass(pool.FindMessageTypeByName("sentencepiece.ModelProto"))

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,7 +11,15 @@ from bertjax.text.tokenizer import json_file
 from bertjax.text.tokenizer.from_json import FromJson
 from bertjax.text.tokenizer.interface import Encoding
 
+if TYPE_CHECKING:
+    from bertjax.text.extension import Joined
+
 SPACE = "\u2581"  # how a space is written in a piece
+
+
+def score_of_new(parts: Sequence[int], scores: Sequence[float]) -> float:
+    """Returns the log-probability of a new piece: that of its rarest part, so that it is preferred to its parts."""
+    return min(scores[part] for part in parts)
 
 
 class Unigram(FromJson):
@@ -33,6 +42,12 @@ class Unigram(FromJson):
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence["Joined"]) -> None:
+        if len(model["vocab"]) != self.vocab_size:
+            raise UserError("config.tokenizer.extend: the unigram tokenizer has added pieces after its vocabulary")
+        scores = [score for _, score in model["vocab"]]
+        model["vocab"] += [[piece, score_of_new(self.parts(piece), scores)] for piece in new]
 
     @staticmethod
     def _check(path, found: json_file.TokenizerJson) -> None:

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 import numpy as np
@@ -14,13 +14,21 @@ from bertjax.files import parse_json, write_whole
 from bertjax.text.tokenizer import json_file
 from bertjax.text.tokenizer.interface import Encoding, Tokenizer, read_file
 
+if TYPE_CHECKING:
+    from bertjax.text.extension import Joined
+
 MAX_WORD_LETTERS = 100  # longer ones become [UNK], as in Hugging Face's BERT tokenizers (Google's: 200)
+CONTINUES = "##"  # begins the pieces that continue a word
 MAX_KNOWN_WORDS = 300_000  # words that a tokenizer remembers, some 50 MB
 # The parts of a tokenizer.json as we have them: a part that is set otherwise is refused.
 PARTS = {
     "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
     "pre_tokenizer": {"type": "BertPreTokenizer"},
-    "model": {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": MAX_WORD_LETTERS},
+    "model": {
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": CONTINUES,
+        "max_input_chars_per_word": MAX_WORD_LETTERS,
+    },
 }
 
 
@@ -49,7 +57,7 @@ class WordPiece(Tokenizer):
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
-        return np.array([piece.startswith("##") for piece in self.pieces])
+        return np.array([piece.startswith(CONTINUES) for piece in self.pieces])
 
     def encode(self, text: str) -> Encoding:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -92,6 +100,24 @@ class WordPiece(Tokenizer):
         self._known: dict[str, int] = {}
         self._known_ids, self._known_sizes = np.empty(0, np.int32), np.empty(0, np.int64)
 
+    def units(self, word: str) -> list[list[str]]:
+        return json_file.units(self._tokenizer, word, self.unk_id)
+
+    def parts(self, piece: str) -> list[int]:
+        prefix, rest, found = piece[: 2 * piece.startswith(CONTINUES)], piece.removeprefix(CONTINUES), []
+        while rest:
+            ends = ((end, self._tokenizer.token_to_id(prefix + rest[:end])) for end in range(len(rest), 0, -1))
+            end, number = next(((end, number) for end, number in ends if number is not None), (len(rest), self.unk_id))
+            prefix, rest = CONTINUES, rest[end:]
+            found.append(number)
+        return found
+
+    def join(self, left: str, right: str) -> str:
+        return left + right.removeprefix(CONTINUES)
+
+    def extended(self, joined: Sequence["Joined"]) -> "WordPiece":
+        return WordPiece([*self.pieces, *(each.piece for each in joined)], self.lowercase)
+
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
@@ -117,7 +143,7 @@ def new_wordpiece(lowercase: bool, vocabulary: dict[str, int]):
         clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUES)
     return tokenizer
 
 

@@ -1,0 +1,124 @@
+"""Learns pieces that a vocabulary lacks: those of the words of a text which it cuts into many.
+
+It goes on where byte-pair encoding stops (Sennrich et al. 2016, section 3.2): words are cut as the vocabulary cuts
+them, and the two pieces that most often follow each other within a word are joined to a new one, again and again.
+"""
+
+import collections
+import heapq
+import itertools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bertjax.config import UserError
+from bertjax.text.tokenizer import Tokenizer
+
+LEAST_COUNT = 2  # occurrences of a new piece, as of the pieces of a new vocabulary
+
+
+class Joined(NamedTuple):
+    """A piece, and the two that it is joined of, which may be new as well."""
+
+    piece: str
+    left: str
+    right: str
+
+
+def extended(tokenizer: Tokenizer, words: Mapping[str, int], pieces: int) -> Tokenizer:
+    """Returns a tokenizer with so many more pieces, which have the ids after the others. Text without them keeps its
+    ids.
+
+    Args:
+      words: the result of `learning.count_words`, whose order does not matter.
+
+    Raises `UserError` if the words do not yield that many pieces, or the tokenizer cannot have more.
+    """
+    larger = tokenizer.extended(learn(tokenizer, words, pieces))
+    if (found := larger.vocab_size - tokenizer.vocab_size) < pieces:
+        raise UserError(
+            f"config.tokenizer.extend = {pieces}: this corpus gives {found} new pieces; set it to that or less, or add "
+            f"text"
+        )
+    return larger
+
+
+def learn(tokenizer: Tokenizer, words: Mapping[str, int], most: int) -> list[Joined]:
+    """Returns what is joined, in the order in which it is learnt: `most` new pieces, or as many as there are.
+
+    A piece of which hardly anything is left, since it became a part of others, is left out if the tokenizer does not
+    need it to make these. Where it does, a piece that it has may be joined as well, of other parts.
+    """
+    counts = collections.Counter()
+    for word in sorted(words):
+        for unit in tokenizer.units(word):
+            counts[tuple(unit)] += words[word]
+    units = _Units(counts, tokenizer.join)
+    known, new, found = set(tokenizer.pieces), set(), []
+
+    def is_used(piece: str) -> bool:
+        return tokenizer.keeps_parts or units.occurs[piece] >= LEAST_COUNT
+
+    while (len(new) < most or sum(map(is_used, new)) < most) and (best := units.most_frequent()) is not None:
+        found.append(Joined(units.merge(*best), *best))
+        new |= {found[-1].piece} - known
+    return [each for each in found if is_used(each.piece) and (tokenizer.keeps_parts or each.piece in new)]
+
+
+class _Units:
+    """The words of a text, cut into pieces, and how often each pair of pieces follow each other."""
+
+    def __init__(self, counts: Mapping[tuple[str, ...], int], join):
+        self._join = join
+        self._units = [list(unit) for unit in counts]
+        self._counts = list(counts.values())
+        self._pairs: collections.Counter = collections.Counter()
+        self._places: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
+        self.occurs: collections.Counter = collections.Counter()  # how often a piece occurs
+        for number in range(len(self._units)):
+            self._count(number, 1)
+        self._heap = [(-count, pair) for pair, count in self._pairs.items()]
+        heapq.heapify(self._heap)
+
+    def most_frequent(self) -> tuple[str, str] | None:
+        """Returns the most frequent pair, of equal ones the first by its letters; None if none occurs often enough."""
+        while self._heap:
+            count, pair = self._heap[0]
+            now = self._pairs.get(pair, 0)
+            if now == -count:
+                return pair if now >= LEAST_COUNT else None
+            heapq.heappop(self._heap)  # it has become rarer since
+            if now:
+                heapq.heappush(self._heap, (-now, pair))
+        return None
+
+    def merge(self, left: str, right: str) -> str:
+        """Joins a pair wherever it occurs; returns the piece."""
+        piece, changed = self._join(left, right), set()
+        for number in sorted(self._places.pop((left, right))):
+            changed |= self._count(number, -1)
+            unit, joined = self._units[number], []
+            for each in unit:
+                if joined and joined[-1] == left and each == right:
+                    joined[-1] = piece
+                else:
+                    joined.append(each)
+            self._units[number] = joined
+            changed |= self._count(number, 1)
+        for pair in changed:
+            if count := self._pairs[pair]:
+                heapq.heappush(self._heap, (-count, pair))
+        return piece
+
+    def _count(self, number: int, sign: int) -> set[tuple[str, str]]:
+        """Adds the pairs of a unit, or takes them away; returns them."""
+        unit, count = self._units[number], sign * self._counts[number]
+        pairs = list(itertools.pairwise(unit))
+        for piece in unit:
+            self.occurs[piece] += count
+        for pair in pairs:
+            self._pairs[pair] += count
+            if sign > 0:
+                self._places[pair].add(number)
+            else:
+                self._places[pair].discard(number)
+        return set(pairs)

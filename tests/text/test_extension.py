@@ -1,0 +1,119 @@
+"""Pieces that a vocabulary lacks: learnt as by the definition, for all kinds of tokenizer that can have more."""
+
+import collections
+import itertools
+import json
+import random
+
+import pytest
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from bertjax.config import UserError
+from bertjax.text import extension, learning, tokenizer
+from bertjax.text.tokenizer import json_file
+from tests.conftest import make_corpus
+from tests.text.test_tokenizer import HARD, learn
+
+OLD = [*make_corpus(20).splitlines(), "abcdefghijklmnopqrstuvwxyz !'-,"]
+NEW = [
+    f"pharmacology of {drug}, pharmacokinetics of {drug}s; the harbour's {drug}!"
+    for drug in ("ibuprofen", "paracetamol", "amoxicillin") * 4
+]
+PIECES = 8
+
+
+def unigram(learnt: tokenizer.SentencePiece) -> tokenizer.Unigram:
+    """The same pieces as a tokenizer.json of XLM-R has them."""
+    scores = json.loads(learnt.to_huggingface())["model"]["vocab"]
+    special = {learnt.pieces[i] for i in learnt.special_ids}
+    pieces = [("<pad>", 0.0), ("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
+    pieces += [(piece, score) for piece, score in scores if piece not in special]
+    made = HuggingFaceTokenizer(models.Unigram([*pieces, ("<mask>", 0.0)], unk_id=1))
+    made.decoder = decoders.Metaspace(prepend_scheme="always")
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    return tokenizer.Unigram(
+        json_file.with_special_pieces(made, ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]).encode(), "made"
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, tokenizer.Tokenizer]:
+    found = {kind: learn(kind, OLD, size) for kind, size in (("wordpiece", 100), ("sentencepiece", 80), ("bpe", 330))}
+    return found | {"unigram": unigram(found["sentencepiece"])}
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe", "unigram"])
+def test_new_pieces_shorten_new_text_and_leave_the_rest_as_it_is(kind, tokenizers, tmp_path):
+    old, words = tokenizers[kind], learning.count_words(kind, NEW)
+    larger = extension.extended(old, words, PIECES)
+    new = larger.pieces[old.vocab_size :]
+    assert larger.pieces[: old.vocab_size] == old.pieces and len(set(new)) == PIECES and not set(new) & set(old.pieces)
+    assert larger.special_ids == old.special_ids
+    unchanged = 0
+    for text in [*OLD[:20], *NEW, *HARD, "ship storm captain"]:
+        ids = larger.encode(text).ids
+        assert larger.decode(ids) == old.decode(old.encode(text).ids)
+        if max(ids, default=0) < old.vocab_size:
+            assert ids == old.encode(text).ids
+            unchanged += bool(ids)
+    assert unchanged > 3
+    tokens = [sum(len(each.encode(text).ids) for text in NEW) for each in (larger, old)]
+    assert tokens[0] < 0.8 * tokens[1]
+    # A new piece is spelt by those that it is made of.
+    for piece in new:
+        parts = [old.pieces[i] for i in old.parts(piece)]
+        assert "".join(part.removeprefix("##") for part in parts) == piece.removeprefix("##") and len(parts) > 1
+    # The order of the words does not matter, and what is written is read back, by others as well.
+    shuffled = sorted(words.items(), key=lambda item: hash(item[0]))
+    assert extension.extended(old, dict(shuffled), PIECES).fingerprint == larger.fingerprint
+    larger.save(tmp_path)
+    assert tokenizer.load(kind, tmp_path / larger.filename).pieces == larger.pieces
+    theirs = HuggingFaceTokenizer.from_str(larger.to_huggingface())
+    for text in NEW:
+        assert theirs.encode(text, add_special_tokens=False).ids == larger.encode(text).ids
+
+
+def test_pieces_are_joined_as_byte_pair_encoding_does(tokenizers):
+    """Beside a loop that counts all pairs again after each merge."""
+    old, rng = tokenizers["bpe"], random.Random(0)
+    words = {"".join(rng.choices("abcdn", k=rng.randint(2, 9))): rng.randint(1, 9) for _ in range(150)}
+    units = [(unit, words[word]) for word in words for unit in old.units(word)]
+    expected = []
+    while len({piece for piece, _, _ in expected} - set(old.pieces)) < 40:
+        pairs = collections.Counter()
+        for unit, count in units:
+            for pair in itertools.pairwise(unit):
+                pairs[pair] += count
+        left, right = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        expected.append((left + right, left, right))
+        merged = []
+        for unit, count in units:
+            found, rest = [], list(unit)
+            while rest:
+                is_pair = rest[:2] == [left, right]
+                found.append(left + right if is_pair else rest[0])
+                rest = rest[1 + is_pair :]
+            merged.append((found, count))
+        units = merged
+    assert [tuple(each) for each in extension.learn(old, words, 40)] == expected
+    # And the tokenizer that has them cuts the words so.
+    larger = old.extended(extension.learn(old, words, 40))
+    cut = [[larger.pieces[i] for i in larger.encode(word).ids] for word in words]
+    assert cut == [unit for unit, _ in units]
+
+
+def test_what_is_only_a_part_of_others_is_left_out_where_it_can_be(tokenizers):
+    words = {"ibuprofen": 50}
+    assert [each.piece for each in extension.learn(tokenizers["wordpiece"], words, 1)] != ["ibuprofen"]
+    found = extension.learn(tokenizers["wordpiece"], words, 5)
+    assert [each.piece for each in found] == ["ibuprofen"]
+    assert len(extension.learn(tokenizers["bpe"], words, 50)) == len(tokenizers["bpe"].units("ibuprofen")[0]) - 1
+
+
+def test_too_few_words_are_told(tokenizers):
+    with pytest.raises(UserError, match=r"config.tokenizer.extend = 9: this corpus gives 1 new pieces; set it to that"):
+        extension.extended(tokenizers["wordpiece"], {"ibuprofen": 50}, 9)
+    with pytest.raises(UserError, match="gives 0 new pieces"):
+        extension.extended(tokenizers["bpe"], {}, 1)
+    assert not tokenizer.Bytes.extends
