@@ -8,7 +8,7 @@ or device is touched.
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import ml_collections
@@ -251,6 +251,16 @@ def pretraining_config() -> ml_collections.ConfigDict:
     # pairs of data.next_sentence teach.
     config.objective = ""
     config.z_loss = 0.0  # in training, adds so many times the mean of log(Z)^2 of the softmax over words, such as 1e-4
+    config.tokenizer.extend = 0  # new pieces that are learnt from data.corpus, after those of tokenizer.path
+    # How init_checkpoint is adapted.
+    config.adapt = ml_collections.ConfigDict(
+        dict(
+            model=False,  # its own model is trained, whatever config.model says but for dropout
+            positions=0,  # it has in the end; 0: as many as before
+            positions_from="repeat",  # what positions beyond its table start from: repeat | interpolate (the table)
+            new_pieces_first=0,  # steps in which only the embeddings of new pieces are trained
+        )
+    )
     # WORKDIR@STEP of a run that this one goes on from, in a workdir of its own: its whole state and its records, with
     # the stages and schedule of this config.
     config.branch_from = ""
@@ -262,7 +272,9 @@ def pretraining_config() -> ml_collections.ConfigDict:
         dict(
             # A file, folder, glob, gs://..., hf:NAME, tfds:NAME, pydoc, or a list of them: A,B (a comma in a name: \,).
             corpus=config_dict.placeholder(object),
-            mixture="",  # how often sources are used: SOURCE=WEIGHT,... multiplies dupe_factor; sources not named: 1
+            # How often sources are used: SOURCE=WEIGHT,... multiplies dupe_factor; others: 1. SOURCE=20%: its
+            # share of the sequences, if they are mixed when they are read.
+            mixture="",
             # When the mixture is made: prepared (in the records, whose sequences are all shuffled) | read (records keep
             # the sources apart, so that stages can mix them differently).
             mix_when="prepared",
@@ -303,6 +315,8 @@ def pretraining_config() -> ml_collections.ConfigDict:
     config.optimizer.warmup_steps = 10_000
     config.optimizer.warmup_tokens = 0.0  # above 0: instead of warmup_steps; schedules count tokens then, not steps
     config.eval.max_sequences = 8192
+    # Windows of the held-out text of each source whose bits per byte are measured, first of init_checkpoint; 0: none.
+    config.eval.bits_windows = 0
     config.eval.fill_masks = ("the man went to the [MASK] to buy a [MASK] of milk .",)  # printed after training
     return config.lock()
 
@@ -333,16 +347,23 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     return config.lock()
 
 
-def mixture_of(config: ml_collections.ConfigDict, sources: Iterable[str] | None = None) -> dict[str, float]:
+def mixture_of(
+    config: ml_collections.ConfigDict, sources: Iterable[str] | None = None, sizes: Mapping[str, float] | None = None
+) -> dict[str, float]:
     """Returns `data.mixture` as {source: weight} for every source, by default those of `data.corpus`.
+
+    Args:
+      sizes: how much text each source has, which tells the weight of one whose share of the whole is given ("30%");
+        None: such a weight is 1.
 
     Raises `UserError` if it is invalid.
     """
     text, weights = config.data.mixture, dict.fromkeys(corpus_sources(config) if sources is None else sources, 1.0)
+    shares = {}
     for part in filter(None, map(str.strip, split_at_commas(text))):
         source, _, weight = part.rpartition("=")
         try:
-            value = float(weight)
+            value = float(weight.removesuffix("%"))
         except ValueError:
             value = -1.0
         if not 0 <= value < math.inf:
@@ -351,9 +372,22 @@ def mixture_of(config: ml_collections.ConfigDict, sources: Iterable[str] | None 
             has = ", ".join(weights)
             raise UserError(f"config.data.mixture = {text!r}: {source!r} is no source of the text, which has {has}")
         weights[source] = value
+        if weight.endswith("%"):
+            shares[source], weights[source] = value / 100, 1.0
     if weights and not any(weights.values()):
         raise UserError(f"config.data.mixture = {text!r}: one weight at least must be above 0")
-    return weights
+    if shares and config.data.mix_when != "read":
+        raise UserError(
+            f"config.data.mixture = {text!r}: shares are taken when records are read; set data.mix_when=read"
+        )
+    others = [source for source in weights if source not in shares]
+    if shares and not (sum(shares.values()) < 1 if others else math.isclose(sum(shares.values()), 1)):
+        raise UserError(f"config.data.mixture = {text!r}: shares must leave some of 100 % to sources without, if any")
+    if sizes is None or not shares:
+        return weights
+    left = 1 - sum(shares.values())
+    rest = sum(weights[source] * sizes.get(source, 0) for source in others) / left if others else sum(sizes.values())
+    return weights | {source: share * rest / sizes[source] for source, share in shares.items() if sizes.get(source)}
 
 
 def split_at_commas(text: str) -> list[str]:

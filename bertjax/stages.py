@@ -1,8 +1,8 @@
 """The stages of pre-training as they are trained: in which order, for how many steps, and what each changes.
 
-A stage of `config.stages` has a length, and steps or tokens. It may also have a `batch_size`, `microbatches`, and
-sections `data`, `model` and `optimizer` with fields that may change while a model is trained, see `changeable`. All
-else is as the config says.
+A stage of `config.stages` has a length, and steps or tokens. It may also have a `batch_size`, `microbatches`, an
+`objective`, and sections `data`, `model` and `optimizer` with fields that may change while a model is trained, see
+`changeable`. All else is as the config says.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from bertjax import families
 from bertjax.config import fields_of
 
 REQUIRED = ("steps", "length", "max_predictions_per_seq")  # fields of a stage
-SHARED = ("batch_size", "microbatches")
+SHARED = ("batch_size", "microbatches", "objective")
 OF_DATA = ("masked_lm_prob", "masked_lm_split", "mixture")
 OF_OPTIMIZER = (
     "learning_rate", "schedule", "warmup_steps", "warmup_tokens", "decay_proportion", "decay", "decay_to",
@@ -114,7 +114,8 @@ def changeable(config: ml_collections.ConfigDict) -> list[str]:
     """Returns the fields that a stage may change: those that decide neither params nor records."""
     model = families.FAMILIES.get(config.model.family).config
     dropout = [name for name in fields_of(model, "") if "dropout" in name and not name.startswith("classifier")]
-    of_model = [*(name for name in fields_of(model, "behaviour") if name != "max_position_embeddings"), *dropout]
+    behaviour = fields_of(model, "behaviour", "choice")
+    of_model = [*(name for name in behaviour if name != "max_position_embeddings"), *dropout]
     sections = {"data": OF_DATA, "optimizer": OF_OPTIMIZER, "model": of_model}
     return [*SHARED, *(f"{section}.{name}" for section, names in sections.items() for name in names)]
 

@@ -26,14 +26,14 @@ from bertjax.stages import (
     stages_of,
     total_steps,
 )
+from bertjax.text.tokenizer import KINDS
 
-TOKENIZER_KINDS = ("wordpiece", "sentencepiece", "bytes", "bpe", "unigram")
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 DTYPES = ("auto", "float32", "bfloat16")
 AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE = dict(least=1), dict(least=0), dict(least=0, below=1)
 SEED = dict(least=0, below=2**31)
 LIMITS = {
-    "tokenizer.kind": dict(choices=TOKENIZER_KINDS),
+    "tokenizer.kind": dict(choices=tuple(KINDS)),
     "unroll": dict(choices=("auto", "yes", "no")),
     "kernels": dict(choices=("auto", "no")),
     "dtype": dict(choices=DTYPES),
@@ -64,7 +64,12 @@ PRETRAINING_LIMITS = LIMITS | {
     "optimizer.warmup_tokens": AT_LEAST_ZERO,
     "eval.every_steps": AT_LEAST_ONE,
     "eval.max_sequences": AT_LEAST_ONE,
+    "eval.bits_windows": AT_LEAST_ZERO,
     "z_loss": AT_LEAST_ZERO,
+    "tokenizer.extend": AT_LEAST_ZERO,
+    "adapt.positions": AT_LEAST_ZERO,
+    "adapt.positions_from": dict(choices=("repeat", "interpolate")),
+    "adapt.new_pieces_first": AT_LEAST_ZERO,
     "data.seed": SEED,
     "data.dupe_factor": AT_LEAST_ONE,
     "data.short_seq_prob": BELOW_ONE,
@@ -134,6 +139,7 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     code = re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language)
     require(bool(code), "data.language", language, "must be an ISO 639 code, such as 'en' or 'de'")
     _split("data.masked_lm_split", config.data.masked_lm_split)
+    _validate_adaptation(config)
     _validate_stages(config)
     for each in stages_of(config):
         families.FAMILIES.get(config.model.family).validate(config_in(config, each))
@@ -147,6 +153,29 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
         config.data.corpus,
         "say where the text is (files, a folder, a glob, gs://..., hf:NAME, tfds:NAME, pydoc) or set data.records",
     )
+
+
+def _validate_adaptation(config) -> None:
+    start, extend, adapt = config.init_checkpoint, config.tokenizer.extend, config.adapt
+    for field, value in (
+        ("tokenizer.extend", extend),
+        ("adapt.model", adapt.model),
+        ("adapt.positions", adapt.positions),
+    ):
+        none = "there is nothing to adapt: set init_checkpoint to the workdir of a run, or a Hugging Face folder"
+        require(bool(start) or not value, field, value, none)
+        own = "only the model of init_checkpoint itself can be made larger: also set adapt.model=True"
+        require(adapt.model or not value, field, value, own)
+    for field, given in (("init_checkpoint", start), ("data.corpus", corpus_sources(config))):
+        none = f"eval.bits_windows = {config.eval.bits_windows} compares held-out text of data.corpus, before and after"
+        require(
+            bool(given) or not config.eval.bits_windows, field, value_of(config, field), f"{none}; set it, or 0 there"
+        )
+    kind = config.tokenizer.kind
+    whole = f"tokenizer.kind = {kind!r} has all the pieces that there are; set 0"
+    require(not extend or KINDS[kind].extends, "tokenizer.extend", extend, whole)
+    none = "there are no new pieces to train first: set tokenizer.extend, or 0"
+    require(bool(extend) or not adapt.new_pieces_first, "adapt.new_pieces_first", adapt.new_pieces_first, none)
 
 
 def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
@@ -252,7 +281,8 @@ def _profile(steps: str) -> None:
 
 
 def _validate_stages(config) -> None:
-    stages, limit = config.stages, config.model.max_position_embeddings
+    # With adapt.model, the number of positions becomes known with the checkpoint.
+    stages, limit = config.stages, math.inf if config.adapt.model else config.model.max_position_embeddings
     remedy = "must be one or more named stages: named_stages(short=stage(steps, length, max_predictions_per_seq))"
     is_named = isinstance(stages, ml_collections.ConfigDict) and len(stages) > 0
     is_valid = is_named and all(isinstance(stage, ml_collections.ConfigDict) for stage in stages.values())

@@ -22,12 +22,14 @@ def main(arguments: list[str]) -> None:
     from bertjax.config import UserError
     from bertjax.data.preparation.vocabulary import learn_vocabulary
     from bertjax.tasks import validate
+    from bertjax.tasks.pretraining_run import adopt_checkpoint
     from bertjax.validation import validate_pretraining
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
     validate_pretraining(_CONFIG.value)  # refuses tasks other than pre-training
     validate(_CONFIG.value)
+    adopt_checkpoint(_CONFIG.value)
     learnt = learn_vocabulary(_CONFIG.value, _WORKERS.value)
     learnt.save(_OUTPUT.value)
     path = os.path.join(_OUTPUT.value, learnt.filename)

@@ -16,11 +16,12 @@ from bertjax.families.modernbert import ModernBertConfig
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.sharding.mesh import make_mesh
 from bertjax.stages import stages_of
-from bertjax.tasks import validate
+from bertjax.tasks import bits, validate
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text.tokenizer import SPECIAL_PIECES, Encoding, WordPiece
 from bertjax.training.workdir import RunInfo, write_info
-from experiments.ablations import bits, race, scaled, tables, today
+from experiments.ablations import bits as bits_command
+from experiments.ablations import race, scaled, tables, today
 from experiments.ablations.suite import Suite, run_all
 from tests.processes import ROOT, environment_with
 
@@ -378,10 +379,10 @@ def test_the_same_words_are_hidden_whatever_the_pieces(letters, takes_space, len
 
 def test_windows_have_whole_words_and_a_share_of_them_is_hidden():
     lines = ["word naïve " * 40, "short", "x" * 200 + " and more words " * 8]
-    texts = bits.windows(lines, 100)
-    assert all(bits.WINDOW_BYTES // 2 <= len(text.encode()) + 1 <= bits.WINDOW_BYTES for text in texts) and texts
-    assert bits.windows(lines, 3) == bits.windows(lines, 3) and len(bits.windows(lines, 3)) == 3
-    hidden = bits.hidden_words(1000 * ["word naïve"])
+    texts = bits.windows(lines, 100, 48, 96)
+    assert all(48 <= len(text.encode()) + 1 <= 96 for text in texts) and texts
+    assert bits.windows(lines, 3, 48, 96) == bits.windows(lines, 3, 48, 96) and len(bits.windows(lines, 3, 48, 96)) == 3
+    hidden = bits.hidden_words(1000 * ["word naïve"], bits_command.may_hide)
     assert not any(second for _, second in hidden) and 120 < sum(first for first, _ in hidden) < 180
 
 
@@ -393,8 +394,9 @@ def test_the_bits_of_a_model_that_knows_nothing():
     model, texts = BertForMaskedLM(config), [" ".join(pieces[5 + i : 17 + i]) for i in range(14)]
     ids = np.zeros((1, 8), np.int32)
     params = jax.tree.map(np.zeros_like, nn.meta.unbox(model.init(jax.random.key(0), ids, ids, ids, ids)["params"]))
-    found = bits.bits_per_byte(model, params, words, texts, 20)
-    assert found["words"] == sum(map(sum, bits.hidden_words(texts))) > 10 and found["bytes"] == 5 * found["words"]
+    hidden = bits.hidden_words(texts, bits_command.may_hide)
+    found = bits.bits_per_byte(model, params, words, texts, hidden, 20)
+    assert found["words"] == sum(map(sum, hidden)) > 10 and found["bytes"] == 5 * found["words"]
     assert found["bits_per_byte"] == pytest.approx(np.log2(40) / 5)
-    with pytest.raises(UserError, match="none of their 0 windows of 96 bytes has a word to hide"):
-        bits.bits_per_byte(model, params, words, [], 20)
+    with pytest.raises(UserError, match="0 windows of text have no word that could be hidden"):
+        bits.bits_per_byte(model, params, words, [], [], 20)

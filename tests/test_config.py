@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "configs"
 PRETRAINING = [
     "base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart", "bytes",
-    "gpt:gpt2", "elmo", "modern:base",
+    "gpt:gpt2", "elmo", "modern:base", "adapt",
     "ablations/objective:ltr", "ablations/size:6-768-3", "ablations/masking:80-20-0", "ablations/positions:none",
 ]  # fmt: skip
 FINE_TUNING = ["glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "tag", "swag", "features:last"]
@@ -137,6 +137,10 @@ def test_mistakes_in_fine_tuning(field, value, message):
 def test_every_experiment_is_valid_with_a_corpus(experiment):
     config = load(experiment)
     config.data.corpus = "text.txt"
+    if config.adapt.model:
+        with pytest.raises(UserError, match=r"there is nothing to adapt: set init_checkpoint"):
+            validate(config)
+        config.init_checkpoint = "checkpoint"
     validate(config)
     assert config.is_locked
     # What is stored in a workdir is the same config.
@@ -155,7 +159,7 @@ def test_stages_run_from_short_to_long_whatever_their_names():
 def test_the_kinds_of_config_share_what_is_common():
     """Neither kind has fields of the other."""
     ours, theirs = (set(json.loads(c.to_json_best_effort())) for c in (pretraining_config(), fine_tuning_config("ner")))
-    assert ours - theirs == {"objective", "stages", "z_loss", "branch_from"}
+    assert ours - theirs == {"objective", "stages", "z_loss", "branch_from", "adapt"}
     assert theirs - ours == {"epochs", "head", "max_seq_length", "restarts", "sweep"}
     common = common_config().to_dict()
     for config in (pretraining_config(), fine_tuning_config("ner")):

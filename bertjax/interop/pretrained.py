@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import flax.traverse_util
 import jax
@@ -273,14 +274,20 @@ def adopt(config) -> None:
             given = config.model[name]
             print(f"config.model.{name} = {given}: {path} was trained with {getattr(theirs, name)}", flush=True)
     config.model.update({name: getattr(theirs, name) for name in fields_of(theirs, "behaviour")})
+    adopt_tokenizer(config)
+
+
+def adopt_tokenizer(config) -> None:
+    """Takes the tokenizer of `config.init_checkpoint`, if there is one and the config names none, and no records."""
+    place = find(config.init_checkpoint)
     if config.tokenizer.path or config.data.records or (found := _read_tokenizer(place)) is None:
         return
-    check_flags(config, found, path)
+    check_flags(config, found, config.init_checkpoint)
     config.tokenizer.update(kind=found.kind, path=str(_tokenizer_file(place)), lowercase=found.lowercase)
 
 
 def adopt_model(config, theirs: BertConfig, source: str) -> None:
-    """Takes all model fields except dropout from a checkpoint, for fine-tuning.
+    """Takes all model fields except dropout from a checkpoint.
 
     Raises `UserError` if the config sets other sizes, or `max_seq_length` exceeds the model's positions.
     """
@@ -290,7 +297,7 @@ def adopt_model(config, theirs: BertConfig, source: str) -> None:
         if config.model.get(name) not in (None, getattr(default, name, None), getattr(theirs, name)):
             value = getattr(theirs, name)
             raise UserError(f"config.model.{name} = {config.model[name]}: {source} has {value}; leave it out")
-    if config.max_seq_length > theirs.max_position_embeddings:
+    if config.get("max_seq_length", 0) > theirs.max_position_embeddings:
         raise UserError(
             f"config.max_seq_length = {config.max_seq_length}: {source} has {theirs.max_position_embeddings} positions "
             f"only; set --config.max_seq_length={theirs.max_position_embeddings} or less"
@@ -313,14 +320,21 @@ def check_tokenizer(path: epath.PathLike, ours: Tokenizer) -> None:
         raise UserError(f"config.tokenizer.lowercase = {ours.lowercase}: {path} was trained with {theirs.lowercase}")
     if different > 0.1 * common:
         raise UserError(f"config.init_checkpoint: {message}; use its tokenizer, also for records")
-    if jax.process_index() == 0:
+    if different and jax.process_index() == 0:
         print(message, flush=True)
 
 
-def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -> dict:
+def initialize(
+    params: dict,
+    path: epath.PathLike,
+    encoder_only: bool = False,
+    enlarge: Callable[[dict], dict] = lambda arrays: arrays,
+) -> dict:
     """Replaces `params` by those of a checkpoint, with the same shardings, and prints what was loaded.
 
-    `encoder_only`: does not load the output layers, which may belong to another task.
+    Args:
+      encoder_only: does not load the output layers, which may belong to another task.
+      enlarge: {path: array} of the checkpoint -> arrays of the sizes of `params`.
 
     Raises `UserError` if a shape differs.
     """
@@ -328,7 +342,7 @@ def initialize(params: dict, path: epath.PathLike, encoder_only: bool = False) -
     if pretrained.wordless and "masked_lm" in params and not encoder_only:
         raise UserError(f"config.init_checkpoint = {str(path)!r}: {pretrained.wordless}")
     ours = flattened(params)
-    theirs = flattened(families.of(pretrained.config).start(pretrained.params))
+    theirs = enlarge(flattened(families.of(pretrained.config).start(pretrained.params)))
     unused = [name for name in theirs if name not in ours or (encoder_only and not name.startswith("bert/"))]
     theirs = {name: array for name, array in theirs.items() if name not in unused}
     for name in sorted(ours.keys() & theirs.keys()):

@@ -74,7 +74,8 @@ class Embeddings(nn.Module):
 
         self.word = Embedding(config, dtype, config.padded_vocab_size, "vocab")
         if config.positions == "learned":
-            self.position = Embedding(config, dtype, config.position_offset + config.max_position_embeddings)
+            rows = config.position_offset + config.max_position_embeddings
+            self.position = Embedding(config, dtype, rows, "positions")
         self.token_type = Embedding(config, dtype, config.type_vocab_size)
         if config.norm == "post":
             self.norm = LayerNorm(config, self.compute)

@@ -16,6 +16,7 @@ import numpy as np
 from bertjax import families
 from bertjax.config import BertConfig, Compute, UserError
 from bertjax.registry import Registry, own_in
+from bertjax.stages import config_in, stages_of
 
 if TYPE_CHECKING:
     import flax.linen as nn
@@ -155,7 +156,17 @@ def of(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
 
 
 def validate(config: ml_collections.ConfigDict) -> None:
-    """Raises `UserError` if what is to be learnt does not suit the rest of the config, or each other."""
+    """Raises `UserError` if what is to be learnt does not suit the rest of the config, or each other. The masks of
+    `eval.fill_masks` are filled after the last stage."""
+    *others, last = (config_in(config, stage) for stage in stages_of(config))
+    for each in others:
+        with each.unlocked():
+            each.eval.fill_masks = ()
+        _validate(each)
+    _validate(last)
+
+
+def _validate(config: ml_collections.ConfigDict) -> None:
     terms = of(config)
     of_words = [term.name for term in terms if term.objective.words_per_sequence]
     if len(of_words) > 1:

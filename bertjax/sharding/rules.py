@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec
 RULES = (
     ("batch", ("data", "fsdp")),
     ("length", None),
+    ("positions", None),  # rows of their table
     ("embed", "fsdp"),
     ("heads", "tensor"),
     ("kv", None),

@@ -182,6 +182,9 @@ class FineTuning:
         padding = batch["segments"].size - tokens
         return (weights * losses).sum(), {"accuracy": (weights * correct).sum(), "tokens": tokens, "padding": padding}
 
+    def limited(self, updates, step):
+        return updates
+
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores:
         scores, decided, self._outputs = {}, {}, []
         for split in self.dataset.dev:

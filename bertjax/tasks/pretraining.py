@@ -22,23 +22,26 @@ from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
 from bertjax.data.records import find_records, mixed
 from bertjax.data.records.manifest import training_shares
-from bertjax.families.with_heads import cast_encoder
+from bertjax.families.with_heads import BertForMaskedLM, cast_encoder
 from bertjax.model.dropout import fold_in, row_keys
-from bertjax.objectives import Objective
+from bertjax.objectives import Objective, Term
 from bertjax.objectives.parts.model import PretrainingModel
 from bertjax.sharding.mesh import (
     Batch,
     batch_sharding,
     compute_on,
+    local_copy,
     local_rows,
     replicated,
 )
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
 from bertjax.stages import Stage, config_in, stages_of, total_steps
+from bertjax.tasks.adaptation import HeldOutText
 from bertjax.tasks.pretraining_rows import most_predictions, row_multiple, row_size
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
+from bertjax.training.state import abstract_axes
 
 MEASURED_SEQUENCES = 65_536  # training sequences that the statistics of baselines are estimated from
 OBJECTIVES_KEY = 1 << 16  # derives the objectives' keys from a row's; lower numbers are the layers'
@@ -54,6 +57,7 @@ class Pretraining:
       cache: folder that keeps what has been counted in records without a manifest.
       tokenizer: for what objectives add to the records, such as masks (`data.masking=dynamic`).
       rows: the rows of a step of each stage, if sequences are packed and `records` is None.
+      heldout_text: what bits per byte are measured on in evaluations (`eval.bits_windows`).
 
     Attributes:
       rows: the rows of a step of each stage; with packing, of the first steps: later ones may have a few more or fewer.
@@ -69,12 +73,15 @@ class Pretraining:
         cache: epath.Path | None = None,
         tokenizer: Tokenizer | None = None,
         rows: Sequence[int] | None = None,
+        heldout_text: HeldOutText | None = None,
     ):
         self.config, self.mesh = config, mesh
+        self._tokenizer, self._heldout_text = tokenizer, heldout_text
         self.terms = objectives.of(config)
-        self.model = self._make_model()
+        self.model = self._make_model(self.terms)
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self._configs = [config_in(config, stage) for stage in self._stages]
+        self._terms_of_stages = tuple({term.name: term for c in self._configs for term in objectives.of(c)}.values())
         ways = mesh.shape["data"] * mesh.shape["fsdp"]
         for stage, its in zip(self._stages, self._configs):
             if stage.batch_size % (its.microbatches * ways):
@@ -92,7 +99,9 @@ class Pretraining:
             train = [find(*shape, split="train", measures=config.packing) for shape in shapes]
             shares = training_shares(records)
             mixtures = [
-                mixture_of(its, dict.fromkeys([*shares, *files.sources])) if any(files.sources) else {}
+                mixture_of(its, dict.fromkeys([*shares, *files.sources], 1.0), files.sizes)
+                if any(files.sources)
+                else {}
                 for its, files in zip(self._configs, train)
             ]
             train = [mixed(*each) if each[1] else each[0] for each in zip(train, mixtures)]
@@ -118,10 +127,13 @@ class Pretraining:
     # The interface of `Task`.
 
     def init_params(self, key):
+        whole = copy.copy(self)
+        whole.terms = self._terms_of_stages  # whose output layers there are from the first step on
         sizes = dict(token=(8,), sequence=(), word=(8,))
-        shapes = {name: sizes[kind] for name, kind in self._kinds_of_arrays(predictions=8).items()}
-        batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in self._abstract(1, shapes).items()}
-        return self.model.init(key, batch, self._weights(batch), None, row_keys(key, jnp.arange(1)))["params"]
+        shapes = {name: sizes[kind] for name, kind in whole._kinds_of_arrays(predictions=8).items()}
+        batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in whole._abstract(1, shapes).items()}
+        model = self._make_model(whole.terms)
+        return model.init(key, batch, whole._weights(batch), None, row_keys(key, jnp.arange(1)))["params"]
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         first, own = 0, functools.partial(local_rows, self.mesh)
@@ -131,7 +143,8 @@ class Pretraining:
                 given = dict(start=start - first, rows=own, additions=self._additions[index])
                 order, predictions = self.orders[index], self._stages[index].max_predictions_per_seq
                 if self.config.packing:
-                    given |= dict(multiple=row_multiple(self._configs[index], self.mesh), kinds=self._kinds)
+                    given |= dict(multiple=row_multiple(self._configs[index], self.mesh))
+                    given |= dict(kinds=self._computing[index]._kinds)
                     batches = pipeline.packed_batches(order, predictions, **given)
                 else:
                     batches = pipeline.train_batches(order, predictions, **given)
@@ -165,6 +178,22 @@ class Pretraining:
             metrics |= {f"{name}_{metric}": value for metric, value in {"loss": own, **others}.items()}
         return loss, metrics
 
+    def limited(self, updates, step):
+        rows, first = self.config.tokenizer.extend, self.config.adapt.new_pieces_first
+        if not first:
+            return updates
+
+        def of_new_pieces(update, axes):
+            if "vocab" not in axes:
+                return jnp.where(step < first, 0, update)
+            axis = tuple(axes).index("vocab")
+            pieces = self._tokenizer.vocab_size if self._tokenizer else self.model.config.vocab_size
+            number = jnp.arange(update.shape[axis]).reshape(-1, *[1] * (update.ndim - axis - 1))
+            is_new = (number >= pieces - rows) & (number < pieces)
+            return jnp.where((step >= first) | is_new, update, 0)
+
+        return jax.tree.map(of_new_pieces, updates, abstract_axes(self.init_params))
+
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
         """Returns the scores of the objectives on held-out data, with their baselines; None if there is none.
 
@@ -173,6 +202,7 @@ class Pretraining:
         `mlm_accuracy (SOURCE)` are those of one, by the first objective.
         """
         index = self._index(max(0, step - 1))
+        terms = self._computing[index].terms
         statistics, means, total = None, {}, 0
         shares = {source: self._shares[index].get(source, 1.0) for source in self._heldout[index]}
         shares = _normalized({source: share for source, share in shares.items() if share})
@@ -182,8 +212,8 @@ class Pretraining:
             files = self._heldout[index][source]
             evaluated, found = self._sums(params, index, files, sequences, statistics, after_batch)
             means[source], total = _means(found), total + round(evaluated)
-        scores, (first, _, learnt) = {}, self.terms[0]
-        for name, _, objective in self.terms:
+        scores, (first, _, learnt) = {}, terms[0]
+        for name, _, objective in terms:
             given = {source: found[name] for source, found in means.items() if name in found}
             if given:
                 own = _normalized({source: shares[source] for source in given})
@@ -198,8 +228,10 @@ class Pretraining:
             own = learnt.scores(first, found[first]) if first in found else {}
             kept = {f"{first}_{metric}" for metric in ("loss", "accuracy")}
             scores |= {f"{score} ({source})": value for score, value in own.items() if score in kept}
+        if self._heldout_text is not None:
+            scores |= self._bits(params, index)
         stage = self._stages[index]
-        changes = {name: value for name, value in stage.changes.items() if name.startswith("data.")}
+        changes = {name: value for name, value in stage.changes.items() if name.startswith(("data.", "objective"))}
         kinds = [f"sequences of length {stage.length}", *(f"{name} = {value}" for name, value in changes.items())]
         return Scores(scores, -scores[f"{first}_loss"], f"{total} {', '.join(kinds)}")
 
@@ -223,9 +255,10 @@ class Pretraining:
             return self._abstract_batch(stage, self._stages[stage].batch_size)
         row = self.row_sizes[stage]
         sizes = dict(token=(row.tokens,), sequence=(row.sequences,), word=(row.predictions,))
-        kinds = self._kinds_of_arrays(row.predictions) | dict(positions="token", first_tokens="sequence")
+        task = self._computing[stage]
+        kinds = task._kinds_of_arrays(row.predictions) | dict(positions="token", first_tokens="sequence")
         shapes = {name: sizes[kind] for name, kind in kinds.items()}
-        return self._abstract(self.rows[stage], {"dropout_rows": (), **shapes})
+        return task._abstract(self.rows[stage], {"dropout_rows": (), **shapes})
 
     def abstract_eval_batch(self, stage: int) -> dict:
         """Returns the shapes, types and shardings of the batches that a stage is evaluated on."""
@@ -239,16 +272,16 @@ class Pretraining:
                 row = RowSize(stage.length, 1, most_predictions(own, stage))
             config = families.config_of(own)
             forward = families.of(config).layer_flops(config, stage.length)
-            forward += sum(term.objective.flops(config, row) for term in self.terms)
+            forward += sum(term.objective.flops(config, row) for term in objectives.of(own))
             total += 3 * steps * rows * forward
         return total
 
     def computing_as(self, config) -> "Pretraining":
         """Returns the same task with what another config says of how to compute, such as `remat`."""
         other = copy.copy(self)
-        other.config = config
+        other.config, other.terms = config, objectives.of(config)
         other._configs = [config_in(config, stage) for stage in self._stages]
-        other.model = other._make_model()
+        other.model = other._make_model(other.terms)
         for cached in ("eval_step", "_computing"):
             other.__dict__.pop(cached, None)
         return other
@@ -262,8 +295,11 @@ class Pretraining:
     @functools.cached_property
     def _computing(self) -> list["Pretraining"]:
         """The task of each stage: this one, or one with what the stage changes of the model."""
-        own = self.config.model.to_dict()
-        return [self if each.model.to_dict() == own else self.computing_as(each) for each in self._configs]
+        own = self.config.model.to_dict(), self.terms
+        return [
+            self if (each.model.to_dict(), objectives.of(each)) == own else self.computing_as(each)
+            for each in self._configs
+        ]
 
     def _sums(self, params, stage: int, files, max_sequences: int, statistics, after_batch):
         """Returns the sums of what `eval_step` returns over the first held-out sequences of a source."""
@@ -289,14 +325,21 @@ class Pretraining:
                 after_batch()
         return jax.tree.map(float, sums)
 
-    def _make_model(self):
+    def _bits(self, params, stage: int) -> dict[str, float]:
+        """Returns bits per byte by source. Each host measures all of them, and a device has all params."""
+        used = self._computing[stage].model
+        model = BertForMaskedLM(used.config, used.compute)
+        found = self._heldout_text.measured(model, local_copy(params, self.mesh), self._tokenizer)
+        return {f"bits_per_byte ({source})": each["bits_per_byte"] for source, each in found.items()}
+
+    def _make_model(self, terms: tuple[Term, ...]):
         model, compute = families.config_of(self.config), compute_on(self.mesh, self.config)
-        return PretrainingModel(model, self.terms, compute, self.config.z_loss)
+        return PretrainingModel(model, terms, compute, self.config.z_loss)
 
     def make_additions(self, stage: Stage, tokenizer: Tokenizer | None) -> list[Addition]:
         """Returns what the objectives add to batches of a stage."""
         found, config = [], config_in(self.config, stage)
-        for name, _, objective in self.terms:
+        for name, _, objective in objectives.of(config):
             if (addition := objective.addition(config, stage, tokenizer)) is not None:
                 # Those of words have the generator to themselves, as when there were no others.
                 seed = () if objective.words_per_sequence else (zlib.crc32(name.encode()),)
@@ -324,7 +367,8 @@ class Pretraining:
     def _abstract_batch(self, stage: int, rows: int) -> dict:
         length, predictions = self._stages[stage].length, most_predictions(self._configs[stage], self._stages[stage])
         sizes = dict(token=(length,), sequence=(), word=(predictions,))
-        return self._abstract(rows, {name: sizes[kind] for name, kind in self._kinds_of_arrays(predictions).items()})
+        kinds = self._computing[stage]._kinds_of_arrays(predictions)
+        return self._computing[stage]._abstract(rows, {name: sizes[kind] for name, kind in kinds.items()})
 
     def _abstract(self, rows: int, shapes: dict[str, tuple]) -> dict:
         sharding = batch_sharding(self.mesh)
@@ -359,17 +403,17 @@ class Pretraining:
             term.name: jax.ShapeDtypeStruct(
                 term.objective.statistics.shape(self.model.config), np.float32, sharding=replicated(self.mesh)
             )
-            for term in self.terms
+            for term in self._terms_of_stages
             if term.objective.statistics
         }
 
     def _measured(self, after_batch: Callable[[], None]) -> dict[str, np.ndarray]:
         """Returns the statistics of the first training sequences."""
         if self._statistics is None:
-            measure = {term.name: term.objective.statistics for term in self.terms if term.objective.statistics}
             self._statistics = {
-                name: each.measure(self.model.config, self._first_batches(after_batch))
-                for name, each in measure.items()
+                term.name: term.objective.statistics.measure(self.model.config, self._first_batches(after_batch))
+                for term in self._terms_of_stages
+                if term.objective.statistics
             }
         return self._statistics
 

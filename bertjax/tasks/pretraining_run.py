@@ -7,27 +7,28 @@ from collections.abc import Iterator
 import jax
 from etils import epath
 
-from bertjax import families, objectives
+from bertjax import families, objectives, tasks
 from bertjax.config import UserError, corpus_sources, fields_of
 from bertjax.data import preparation
 from bertjax.data.preparation import vocabulary
 from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import fingerprint, read_manifest
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.interop import pretrained
+from bertjax.interop import enlargement, pretrained
 from bertjax.model import gpu_kernels
 from bertjax.model.kernels import has_kernels
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import local_copy, make_mesh
 from bertjax.sharding.topology import available_cores
-from bertjax.stages import stages_of, steps_for, total_steps
-from bertjax.tasks import fill_mask
+from bertjax.stages import config_in, stages_of, steps_for, total_steps
+from bertjax.tasks import adaptation, fill_mask
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
 from bertjax.training.run import Kind, Run
+from bertjax.training.state import abstract_axes
 from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
 from bertjax.training.workdir import RunInfo, tokenizer_entry
 from bertjax.validation import REMAT_POLICIES
@@ -37,7 +38,7 @@ UNROLLED_STEPS = 20_000
 
 
 def _adopt(config, before: RunInfo | None) -> None:
-    """Sets the fields that `init_checkpoint` determines: the model's behaviour and, if unset, the tokenizer.
+    """Sets the fields that `init_checkpoint` determines.
 
     A resumed run also keeps the way in which its objective was written, and a branch the records of its parent.
     """
@@ -45,13 +46,51 @@ def _adopt(config, before: RunInfo | None) -> None:
         config.data.records = _records_of_parent(config.branch_from, before)
     if before is not None and objectives.of(before.config) == objectives.of(config):
         config.objective = before.config.objective
+    adopt_checkpoint(config, before)
+
+
+def adopt_checkpoint(config, before: RunInfo | None = None) -> None:
+    """Sets the fields that `init_checkpoint` determines, if there is one, or an earlier run: the model's behaviour,
+    or with `adapt.model` the whole model, and, if unset, the tokenizer."""
     if not config.init_checkpoint:
         return
-    if before is None:
+    if config.adapt.model:
+        theirs = pretrained.read_config(config.init_checkpoint) if before is None else families.config_of(before.config)
+        pretrained.adopt_model(config, theirs, config.init_checkpoint)
+        if before is None:
+            pretrained.adopt_tokenizer(config)
+            _extend_model(config)
+        tasks.validate(config)  # now that the model is known
+    elif before is None:
         pretrained.adopt(config)
     else:  # does not need `init_checkpoint`, which may be gone
         names = fields_of(families.config_of(before.config), "behaviour")
         config.model.update({name: before.config.model[name] for name in names})
+
+
+def _extend_model(config) -> None:
+    """Makes room for new pieces and positions. Raises `UserError` for fewer positions than there are."""
+    if config.tokenizer.extend:
+        pieces = _extended_tokenizer(config).vocab_size + config.tokenizer.extend
+        config.model.vocab_size = max(config.model.vocab_size, pieces)  # published models may have unused rows
+    if (wanted := config.adapt.positions) and wanted < (has := config.model.max_position_embeddings):
+        raise UserError(f"config.adapt.positions = {wanted}: {config.init_checkpoint} has {has}; choose more, or 0")
+    config.model.max_position_embeddings = has = wanted or config.model.max_position_embeddings
+    for name, stage in config.stages.items():
+        if stage.length > has:
+            raise UserError(
+                f"config.stages.{name}.length = {stage.length}: {config.init_checkpoint} has {has} positions; set "
+                f"--config.adapt.positions={stage.length}, or shorten the stage"
+            )
+
+
+def _extended_tokenizer(config) -> Tokenizer:
+    """Returns the tokenizer that `tokenizer.extend` extends. Raises `UserError` if there is none."""
+    kind, path, lowercase = (config.tokenizer[name] for name in ("kind", "path", "lowercase"))
+    found = tokenizer.load(kind, path, lowercase) if path else pretrained.read_tokenizer(config.init_checkpoint)
+    if found is None:
+        raise UserError(f"config.tokenizer.path = '': {config.init_checkpoint} has no vocabulary to extend; name it")
+    return found
 
 
 def _records_of_parent(branch_from: str, before: RunInfo) -> str:
@@ -99,12 +138,15 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     mesh = make_mesh(config)
     records, tokenizer = find_or_prepare(config, workdir, is_new=before is None)
     initialize = None
-    if config.init_checkpoint and before is None and not config.branch_from:
+    is_start = bool(config.init_checkpoint) and before is None and not config.branch_from
+    if is_start:
         pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
-        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
-        task = Pretraining(config, mesh, records, workdir, tokenizer)
+        if config.eval.bits_windows and is_start and jax.process_index() == 0:
+            adaptation.begin(config, workdir)
+        text = adaptation.read(workdir) if config.eval.bits_windows else None
+        task = Pretraining(config, mesh, records, workdir, tokenizer, heldout_text=text)
     task = fastest_that_fits(task, mesh.devices.flat[0].platform)  # all hosts compile together
     fields = [field for field in ("remat", "unroll") if task.config[field] != config[field]]
     notes = [f"config.{field} = 'auto': {task.config[field]}" for field in fields]
@@ -116,6 +158,9 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
         notes += [
             f"config.optimizer.{field} = {tokens or steps}: the {task.total_steps} steps end before the warm-up does"
         ]
+    if is_start:
+        enlarge = functools.partial(_enlarged, config, abstract_axes(task.init_params), tokenizer)
+        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, enlarge=enlarge)
     info = RunInfo(
         config.copy_and_resolve_references(),
         tokenizer=tokenizer_entry(tokenizer),
@@ -129,9 +174,21 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
         used = task.at(task.total_steps)[0].model
         model = BertForMaskedLM(used.config, used.compute)
         filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks)
-        return "\n".join([report(config, trained.scores), *map(fill_mask.describe, filled)])
+        changed = text.report(text.measured(model, params, tokenizer)) if text is not None else []
+        return "\n".join([report(config, trained.scores), *changed, *map(fill_mask.describe, filled)])
 
     return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report)
+
+
+def _enlarged(config, axes: dict, used: Tokenizer, arrays: dict) -> dict:
+    """Returns the arrays of `init_checkpoint` with the new pieces of the tokenizer that is used, and new positions."""
+    axes = pretrained.flattened(axes)
+    if config.tokenizer.extend:
+        rows, old = families.config_of(config).padded_vocab_size, _extended_tokenizer(config)
+        arrays = enlargement.with_pieces(arrays, axes, rows, old, used)
+    if config.adapt.positions:
+        arrays = enlargement.with_positions(arrays, axes, families.config_of(config), config.adapt.positions_from)
+    return arrays
 
 
 def _changes_of_data(config, workdir: epath.Path, before: RunInfo) -> list[str]:
@@ -200,9 +257,10 @@ def find_or_prepare(config, workdir: epath.Path, is_new: bool = True) -> tuple[e
 
 def _tokenizer_of_records(config, folder: epath.Path, manifest: dict | None) -> Tokenizer:
     made_with = manifest["tokenizer"] if manifest else dict(config.tokenizer)
-    path = config.tokenizer.path or folder / tokenizer.KINDS[made_with["kind"]].filename
+    is_theirs = config.tokenizer.extend or not config.tokenizer.path
+    path = folder / tokenizer.KINDS[made_with["kind"]].filename if is_theirs else config.tokenizer.path
     kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
-    if not config.tokenizer.path:
+    if is_theirs:
         kind, lowercase = made_with["kind"], made_with["lowercase"]
     loaded = tokenizer.load(kind, path, lowercase)
     if manifest and loaded.fingerprint != made_with["fingerprint"]:
@@ -221,5 +279,6 @@ def report(config, scores: Scores | None) -> str:
     """Formats the held-out scores of what the config learns, each with its baseline."""
     if scores is None:
         return "no held-out data, so no scores"
-    terms = [term for term in objectives.of(config) if f"{term.name}_loss" in scores.scores]
+    last = config_in(config, stages_of(config)[-1])
+    terms = [term for term in objectives.of(last) if f"{term.name}_loss" in scores.scores]
     return "\n".join(line for term in terms for line in term.objective.report(term.name, scores.scores))

@@ -63,7 +63,7 @@ def make_program(task: Task, config, mesh: Mesh) -> Program:
 
 def _compiled_from(config) -> str:
     """What stages may change of the compiled step."""
-    return json.dumps([config.model.to_dict(), config.microbatches])
+    return json.dumps([config.model.to_dict(), config.microbatches, config.get("objective")])
 
 
 def put_hyperparameters(seed: int, schedule: Schedule, mesh: Mesh) -> Hyperparameters:
@@ -157,6 +157,7 @@ def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, config):
         rate = hyperparameters.schedule(state.step)
         before = learnt(state.params, frozen)
         updates, opt_state = optimizer.update(grads, state.opt_state, before, learning_rate=rate)
+        updates = task.limited(updates, state.step)
         params = {**state.params, **optax.apply_updates(before, updates)}
         metrics["grad_norm"] = optax.global_norm(grads)
         average = None if state.average is None else averaged(state, params, config.optimizer.average)

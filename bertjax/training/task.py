@@ -37,6 +37,9 @@ class Task(Protocol):
         `params` are cast. `dropout_keys` `[rows]` are random keys; None turns dropout off.
         """
 
+    def limited(self, updates: dict, step: jax.Array) -> dict:
+        """Returns what is added to the params in the update after `step` others, of what the optimizer wants to add."""
+
     def evaluate(self, params: dict, step: int, after_batch: Callable[[], None]) -> Scores | None:
         """Evaluates on held-out data after `step` updates; returns None if there is none. `params` are cast.
 

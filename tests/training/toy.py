@@ -41,6 +41,9 @@ class Toy:
     def at(self, step):
         return self, self.config
 
+    def limited(self, updates, step):
+        return updates
+
     def normalize(self, batch):
         return {**batch, "weights": batch["weights"] / batch["weights"].sum()}
 

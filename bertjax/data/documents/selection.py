@@ -126,6 +126,13 @@ def selection_of(config) -> Selection:
     return Selection(config.data.to_dict(), weights)
 
 
+def heldout_documents(config, source: str) -> Iterator[Document]:
+    """Yields the documents of a source that are held out, in order, whether or not they repeat others."""
+    selection, counts = selection_of(config), collections.Counter()
+    for group in corpus.groups([source]):
+        yield from (each.document for each in selection.read(group, counts) if not is_train(each.part))
+
+
 def is_heldout(text: str, fraction: float, seed: int) -> bool:
     """Returns whether a document is held out. A hash of its text decides, so all copies land in the same split."""
     return _share(text, seed, b"") < fraction

@@ -203,8 +203,17 @@ def prepare_on_beam(
 def identity_of(config, given: Tokenizer | None) -> str:
     """A hash that changes if the records of the same text may become others."""
     content = [VERSION, recipe_of(config), config.data.layout, [list(shape) for shape in shapes(config)]]
-    content += [given.fingerprint if given else [config.tokenizer.to_dict(), config.model.vocab_size]]
+    content += [given.fingerprint if given else [_learnt_by(config), config.model.vocab_size]]
     return _hash(json.dumps(content, sort_keys=True))
+
+
+def _learnt_by(config) -> dict:
+    """What says how a vocabulary is learnt, or extended."""
+    found = config.tokenizer.to_dict()
+    if not found.pop("extend"):
+        return found
+    base = tokenizer.load(found["kind"], found["path"], found["lowercase"])
+    return found | {"extend": config.tokenizer.extend, "path": base.fingerprint}
 
 
 def identity_of_corpus(groups: Sequence[Group]) -> str:

@@ -19,12 +19,12 @@ from bertjax.data.preparation.blocks import Block, read_blocks
 from bertjax.data.preparation.counts import Sample, WordCounts, sample
 from bertjax.data.progress import progress
 from bertjax.data.workers import in_order, worker_pool
-from bertjax.text import learning, tokenizer
+from bertjax.text import extension, learning, tokenizer
 from bertjax.text.tokenizer import Tokenizer
 
 
 def given_tokenizer(config) -> Tokenizer | None:
-    """Loads the tokenizer of `config.tokenizer.path`; None if a vocabulary is to be learnt. Bytes have no need of one.
+    """Loads the tokenizer of `config.tokenizer.path`; None if pieces are to be learnt. Bytes have no need of one.
 
     Raises `UserError` unless its size is the model's, and it has a [MASK] if the model needs one.
     """
@@ -33,7 +33,7 @@ def given_tokenizer(config) -> Tokenizer | None:
         _check_learnt(config)
         return None
     loaded = tokenizer.load(kind, path, lowercase) if path else tokenizer.Bytes()
-    check_vocab_size(config, loaded, path or "of bytes")
+    check_vocab_size(config, loaded, path or "of bytes", config.tokenizer.extend)
     offset = config.model.get("position_offset", loaded.pad_id + 1)
     if offset != loaded.pad_id + 1:  # transformers could not read the model
         raise UserError(
@@ -42,11 +42,13 @@ def given_tokenizer(config) -> Tokenizer | None:
         )
     if loaded.mask_id == loaded.sep_id and families.words(config) == "masked":
         raise UserError(f"config.tokenizer.path = {path!r}: has no [MASK]; set --config.model.causal=True, or another")
-    return loaded
+    return None if config.tokenizer.extend else loaded
 
 
 def _check_learnt(config) -> None:
-    """Raises `UserError` if a kind of tokenizer is not learnt."""
+    """Raises `UserError` if a kind of tokenizer is not learnt. Any but bytes can be extended."""
+    if config.tokenizer.extend and config.tokenizer.path:
+        return
     if config.tokenizer.kind == tokenizer.Bytes.kind:
         raise UserError("config.tokenizer.kind = 'bytes': there is nothing to learn; leave tokenizer.path empty")
     if config.tokenizer.kind == tokenizer.Unigram.kind:
@@ -54,18 +56,21 @@ def _check_learnt(config) -> None:
         raise UserError(f"config.tokenizer.kind = 'unigram': is read, not learnt; {remedy}")
 
 
-def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike) -> None:
-    """Raises `UserError` unless model and tokenizer have the same size. Published models may have unused rows."""
-    spare = config.model.vocab_size - loaded.vocab_size
+def check_vocab_size(config, loaded: tokenizer.Tokenizer, path: epath.PathLike, more: int = 0) -> None:
+    """Raises `UserError` unless model and tokenizer, with so many more pieces, have the same size. Published models may
+    have unused rows."""
+    pieces = loaded.vocab_size + more
+    spare = config.model.vocab_size - pieces
     if spare < 0 or (spare > 0 and not config.init_checkpoint):
         raise UserError(
-            f"config.model.vocab_size = {config.model.vocab_size}: the tokenizer {path} has {loaded.vocab_size} pieces;"
-            f" set --config.model.vocab_size={loaded.vocab_size}"
+            f"config.model.vocab_size = {config.model.vocab_size}: the tokenizer {path} has {pieces} pieces;"
+            f" set --config.model.vocab_size={pieces}"
         )
 
 
 def learn_vocabulary(config, workers: int) -> Tokenizer:
-    """Learns the tokenizer of a config in `workers` processes. Raises `UserError` if there is nothing to learn."""
+    """Learns or extends the tokenizer of a config in `workers` processes. Raises `UserError` if there is nothing to
+    learn."""
     _check_learnt(config)
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
@@ -85,10 +90,14 @@ def learn_tokenizer(config, groups: list[Group], selection: Selection, work: str
 
 def learn_from(config, counts: Sample) -> Tokenizer:
     kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
-    if kind == "wordpiece" and lowercase and config.data.language != "en":
+    is_new = not config.tokenizer.extend
+    if is_new and kind == "wordpiece" and lowercase and config.data.language != "en":
         print("text is lower-cased and accents are stripped; --config.tokenizer.lowercase=False keeps both", flush=True)
     rare = f"; of words rarer than {counts.threshold}, a sample" if counts.threshold > 1 else ""
     print(f"counted {counts.total:,} words, {len(counts.words):,} different{rare}", flush=True)
+    if config.tokenizer.extend:
+        base = tokenizer.load(kind, config.tokenizer.path, lowercase)
+        return extension.extended(base, counts.words, config.tokenizer.extend)
     return learning.learn(kind, counts.words, config.model.vocab_size, lowercase)
 
 

@@ -1,5 +1,6 @@
 """Records of pre-training: sets of TFRecord files, found with or without a manifest, written, and counted."""
 
+import collections
 import dataclasses
 import json
 import re
@@ -49,6 +50,14 @@ class RecordSet:
     @property
     def total(self) -> int:
         return sum(self.counts)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Records of each source."""
+        found = collections.Counter()
+        for source, count in zip(self.sources, self.counts):
+            found[source] += count
+        return dict(found)
 
     def by_source(self) -> dict[str, "RecordSet"]:
         """Returns the files of each source."""

@@ -1,0 +1,118 @@
+"""What adapting a checkpoint changes: bits per byte and tokens per word of held-out text, before, during and after.
+
+The windows of text, and which of their words are hidden, are chosen when a run begins, and kept in its workdir with
+what the checkpoint scored before.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping
+from typing import TypedDict
+
+import jax
+import numpy as np
+from etils import epath
+
+from bertjax.config import UserError, corpus_sources
+from bertjax.data.documents.selection import heldout_documents
+from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.files import read_json, write_whole
+from bertjax.interop import pretrained
+from bertjax.sharding.mesh import compute_for
+from bertjax.tasks import bits
+from bertjax.text.tokenizer import Tokenizer
+
+FILE = "heldout_text.json"
+WINDOW_BYTES = (100, 600)  # the shortest and the longest window
+WINDOWS_OF_DOCUMENT = 4  # at most, so that not one long document decides
+
+
+class Measured(TypedDict):
+    bits_per_byte: float | None  # None if the model predicts no words
+    tokens_per_word: float
+
+
+class Window(TypedDict):
+    text: str
+    hidden: list[int]  # numbers of the words that are hidden
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOutText:
+    """Windows of held-out text by source of the corpus, and what the checkpoint that is adapted scores on them."""
+
+    windows: Mapping[str, list[Window]]
+    before: Mapping[str, Measured]
+
+    def measured(self, model: BertForMaskedLM | None, params, tokenizer: Tokenizer) -> dict[str, Measured]:
+        """Returns the scores of a model by source; those of its tokenizer alone if it is None."""
+        return {source: _measured(windows, model, params, tokenizer) for source, windows in self.windows.items()}
+
+    def report(self, after: Mapping[str, Measured]) -> list[str]:
+        """Returns a line for each source."""
+        lines = []
+        for source, before in self.before.items():
+            parts = [
+                f"{what.replace('_', ' ')} {before[what]:.3f} before, {after[source][what]:.3f} after"
+                for what in Measured.__annotations__
+                if before[what] is not None and after[source][what] is not None
+            ]
+            lines.append(f"held-out text of {source}: {'; '.join(parts)}")
+        return lines
+
+
+def _measured(windows: list[Window], model, params, tokenizer: Tokenizer) -> Measured:
+    texts = [window["text"] for window in windows]
+    words = [text.split(" ") for text in texts]
+    tokens = sum(map(len, tokenizer.encode_ids(texts))) / sum(map(len, words))
+    if model is None:
+        return Measured(bits_per_byte=None, tokens_per_word=tokens)
+    hidden = [
+        [number in chosen for number in range(len(its))]
+        for its, chosen in zip(words, (set(window["hidden"]) for window in windows))
+    ]
+    longest = model.config.max_position_embeddings
+    found = bits.bits_per_byte(model, params, tokenizer, texts, hidden, longest)
+    return Measured(bits_per_byte=found["bits_per_byte"], tokens_per_word=tokens)
+
+
+def begin(config, workdir: epath.Path) -> None:
+    """Chooses the windows of a new run, and measures its checkpoint before anything is changed.
+
+    Raises `UserError` if no text is held out.
+    """
+    source = pretrained.read(config.init_checkpoint)
+    base = source.tokenizer if source.tokenizer is not None else pretrained.require_tokenizer(config)
+    windows = {name: _windows_of(config, name, base) for name in corpus_sources(config)}
+    found = HeldOutText({name: each for name, each in windows.items() if each}, {})
+    if not found.windows:
+        raise UserError(
+            f"config.data.heldout_fraction = {config.data.heldout_fraction}: holds out no text whose bits per byte "
+            f"could be measured; increase it, or set eval.bits_windows=0"
+        )
+    model = BertForMaskedLM(source.config, compute_for(config.dtype)) if source.predicts_words else None
+    before = found.measured(model, jax.device_put(source.params), base)
+    write_whole(workdir / FILE, json.dumps({"windows": found.windows, "before": before}, ensure_ascii=False) + "\n")
+
+
+def _windows_of(config, source: str, base: Tokenizer) -> list[Window]:
+    """Returns windows of the first held-out documents of a source. Words that are hidden have known letters only."""
+
+    def may_hide(word: str) -> bool:
+        ids = base.encode(word).ids
+        return bool(ids) and base.unk_id not in ids
+
+    each = (
+        bits.windows([" ".join(document.lines)], WINDOWS_OF_DOCUMENT, *WINDOW_BYTES)
+        for document in heldout_documents(config, source)
+    )
+    texts = list(itertools.islice(itertools.chain.from_iterable(each), config.eval.bits_windows))
+    hidden = bits.hidden_words(texts, may_hide)
+    return [Window(text=text, hidden=np.flatnonzero(which).tolist()) for text, which in zip(texts, hidden)]
+
+
+def read(workdir: epath.Path) -> HeldOutText | None:
+    """Returns what `begin` wrote; None if it has not."""
+    path = workdir / FILE
+    return HeldOutText(**read_json(path)) if path.exists() else None

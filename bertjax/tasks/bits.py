@@ -1,0 +1,101 @@
+"""Bits per byte of hidden words, by which models with different vocabularies can be compared.
+
+Whatever the model, the same 15 % of the words between spaces are hidden, all pieces of each, and what it takes to name
+these pieces is divided by the bytes of these words. How many pieces a word has can be seen.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from bertjax.config import UserError
+from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.tasks import likelihood
+from bertjax.text.tokenizer import Tokenizer
+
+SHARE, SEED = 0.15, 0
+
+
+def windows(lines: Iterable[str], most: int, shortest: int, longest: int) -> list[str]:
+    """Returns some windows of lines of text, at random: whole words, of so many bytes with the space after each."""
+    found = [window for line in lines for window in _cut(line.split(), shortest, longest)]
+    chosen = np.random.default_rng(SEED).permutation(len(found))[:most]
+    return [found[i] for i in sorted(chosen)]
+
+
+def _cut(words: list[str], shortest: int, longest: int) -> Iterator[str]:
+    window, size = [], 0
+    for word in words:
+        bytes_more = len(word.encode()) + 1
+        if window and size + bytes_more > longest:
+            yield " ".join(window)
+            window, size = [], 0
+        if bytes_more <= longest:
+            window, size = [*window, word], size + bytes_more
+    if size >= shortest:
+        yield " ".join(window)
+
+
+def hidden_words(texts: Iterable[str], may_hide: Callable[[str], bool]) -> list[list[bool]]:
+    """Returns of each word of each text whether it is hidden, at random among those that may be."""
+    draw = np.random.default_rng(SEED).random
+    return [[may_hide(word) and draw() < SHARE for word in text.split(" ")] for text in texts]
+
+
+def masked(
+    text: str, hidden: Sequence[bool], tokenizer: Tokenizer, length: int
+) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    """Yields ids with masks, the positions of these, and the pieces that they hide; of each half, if it is longer than
+    `length` tokens.
+
+    Raises `UserError` if a hidden word is not in the vocabulary.
+    """
+    encoded = tokenizer.encode(text)
+    words = text.split(" ")
+    if len(encoded.ids) + 2 > length and len(words) > 1:
+        middle = len(words) // 2
+        for part in (slice(middle), slice(middle, None)):
+            yield from masked(" ".join(words[part]), hidden[part], tokenizer, length)
+        return
+    word_at = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]  # with the space after it
+    owners = [word_at[end - 1] for _, end in encoded.offsets]
+    ids = [tokenizer.cls_id, *encoded.ids, tokenizer.sep_id]
+    positions = [place for place, owner in enumerate(owners, 1) if hidden[owner]]
+    pieces = [ids[place] for place in positions]
+    if tokenizer.unk_id in pieces:
+        raise UserError(f"{text!r}: the vocabulary has no pieces for one of its words")
+    for place in positions:
+        ids[place] = tokenizer.mask_id
+    if positions:
+        yield ids, positions, pieces
+
+
+def bits_per_byte(
+    model: BertForMaskedLM,
+    params,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    hidden: Sequence[Sequence[bool]],
+    length: int,
+) -> dict[str, float]:
+    """Returns the bits per byte of the hidden words of some texts, how many words these are, and how many bytes.
+
+    Args:
+      hidden: of each word of each text, whether it is hidden.
+      length: tokens of the longest sequence; longer texts are halved.
+
+    Raises `UserError` if none is hidden.
+    """
+    rows = [
+        likelihood.PredictedRow(number, *each)
+        for number, (text, which) in enumerate(zip(texts, hidden))
+        for each in masked(text, which, tokenizer, length)
+    ]
+    words = [word for text, which in zip(texts, hidden) for word, is_hidden in zip(text.split(" "), which) if is_hidden]
+    size = sum(len(word.encode()) for word in words)
+    if not size:
+        raise UserError(
+            f"bits per byte: {len(texts)} windows of text have no word that could be hidden; give more text"
+        )
+    total = likelihood.log_likelihoods_of_rows(model, params, tokenizer, rows, len(texts)).sum()
+    return {"bits_per_byte": float(-total / np.log(2) / size), "words": len(words), "bytes": size}

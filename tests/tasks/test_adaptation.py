@@ -1,0 +1,232 @@
+"""Adapting a checkpoint: more pieces and positions, which change nothing at first; rehearsal; what is reported."""
+
+import json
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from bertjax import experiment, tasks
+from bertjax.config import UserError, mixture_of, named_stages, stage
+from bertjax.data.records import RecordSet, mixed
+from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.interop import conversion, pretrained
+from bertjax.tasks import adaptation, pretraining_run
+from bertjax.training import checkpoint as checkpoints
+from bertjax.training.run import run
+from bertjax.training.sinks.jsonl import read_metrics
+from tests.conftest import launch_and_stop, make_corpus, one_device_mesh
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+PIECES, FIRST = 6, 3
+
+
+def adapting(checkpoint, corpus, **fields):
+    config = experiment.load("adapt")
+    config.init_checkpoint, config.data.corpus = str(checkpoint), str(corpus)
+    config.stages = named_stages(adapt=stage(6, 32, 5))
+    config.update(dict(batch_size=8, dtype="float32", log_every_steps=1))
+    config.data.heldout_fraction, config.tokenizer.extend = 0.15, PIECES
+    config.adapt.new_pieces_first, config.adapt.positions = FIRST, 96
+    config.eval.update(every_steps=3, max_sequences=16, bits_windows=6)
+    config.checkpoint.every_steps, config.optimizer.warmup_steps = 3, 0
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+@pytest.fixture(scope="module")
+def adapted(checkpoint, corpus_file, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("adapted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining_run, "make_mesh", one_device_mesh)
+        config = adapting(checkpoint, corpus_file)
+        tasks.validate(config)
+        run(pretraining_run.KIND, config, workdir)
+    return workdir
+
+
+def test_a_run_reports_what_it_changed(checkpoint, adapted):
+    """And begins with the checkpoint's own score: that of the same words, by its own vocabulary."""
+    text = adaptation.read(adapted)
+    (windows,) = text.windows.values()
+    assert len(windows) == 6 and any(window["hidden"] for window in windows)
+    before, after = pretrained.read(checkpoint), pretrained.read(adapted)
+    scores = [
+        next(iter(text.measured(BertForMaskedLM(each.config), each.params, each.tokenizer).values()))
+        for each in (before, after)
+    ]
+    (told,) = text.before.values()
+    assert told == pytest.approx(scores[0]) and scores[1]["tokens_per_word"] < 0.8 * told["tokens_per_word"]
+    numbers = [scores[0]["bits_per_byte"], scores[1]["bits_per_byte"]]
+    numbers += [scores[0]["tokens_per_word"], scores[1]["tokens_per_word"]]
+    report = (adapted / "report.txt").read_text()
+    line = "bits per byte {:.3f} before, {:.3f} after; tokens per word {:.3f} before, {:.3f} after"
+    assert line.format(*numbers) in report
+    during = {m["step"]: value for m in read_metrics(adapted) for name, value in m.items() if "bits_per_byte" in name}
+    assert list(during) == [3, 6] and during[6] == pytest.approx(numbers[1], rel=1e-4)
+
+
+def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
+    config = pretrained.read_config(adapted)
+    start = dict.fromkeys((3, 6))
+    for step in start:
+        start[step] = pretrained.flattened(checkpoints.read_params(adapted, step))
+    old = pretrained.flattened(pretrained.read(checkpoint).params)
+    size = pretrained.read(checkpoint).tokenizer.vocab_size
+    table = "bert/embeddings/word/embedding"
+    for name, array in start[3].items():
+        if name in (table, "masked_lm/bias"):
+            np.testing.assert_array_equal(array[:size], old[name][:size])
+            assert len(array) == config.padded_vocab_size and (array[size + PIECES :] == 0).all()
+        elif "position" in name:  # 96 of them, of which the table had 64
+            np.testing.assert_array_equal(array, np.concatenate([old[name], old[name][:32]]))
+        elif name in old:
+            np.testing.assert_array_equal(array, old[name])
+    new = start[3][table][size : size + PIECES]
+    parts = [
+        pretrained.read(checkpoint).tokenizer.parts(piece) for piece in pretrained.read(adapted).tokenizer.pieces[size:]
+    ]
+    means = np.stack([old[table][each].mean(0) for each in parts])
+    assert (new != means).any(axis=1).all() and np.abs(new - means).max() < 2e-3  # three steps away
+    assert (start[6]["bert/encoder/layers/output/kernel"] != old["bert/encoder/layers/output/kernel"]).all()
+
+
+@pytest.mark.parametrize("how", ["repeat", "interpolate"])
+def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp_path):
+    config = adapting(checkpoint, corpus_file, **{"adapt.positions_from": how, "eval.bits_windows": 0})
+    pretraining_run.KIND.adopt(config, None)
+    opened = pretraining_run.KIND.open(config, tmp_path, None)
+    new = jax.device_get(opened.initialize(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0)))))
+    before = pretrained.read(checkpoint)
+    ids = np.random.default_rng(0).integers(0, before.tokenizer.vocab_size, (2, 40))
+    inputs = (ids, np.ones_like(ids), np.zeros_like(ids), np.tile(np.arange(40), (2, 1)))
+    ours = BertForMaskedLM(opened.task.model.config).apply({"params": new}, *inputs)
+    theirs = BertForMaskedLM(before.config).apply({"params": before.params}, *inputs)
+    size = before.tokenizer.vocab_size
+    if how == "repeat":
+        np.testing.assert_allclose(ours[..., :size], theirs[..., :size], atol=1e-5)
+    positions, old = (each["bert"]["embeddings"]["position"]["embedding"] for each in (new, before.params))
+    if how == "interpolate":  # stretched: both ends stay, and a straight line stays one
+        np.testing.assert_array_equal(positions[[0, -1]], old[[0, -1]])
+        places = np.arange(96) * 63 / 95
+        expected = [np.interp(places, np.arange(64), column) for column in old.T]
+        np.testing.assert_allclose(positions.T, expected, atol=1e-6)
+    parts = [before.tokenizer.parts(piece) for piece in opened.tokenizer.pieces[size:]]
+    for name in ("bert/embeddings/word/embedding", "masked_lm/bias"):
+        rows, array = (pretrained.flattened(each)[name] for each in (before.params, new))
+        np.testing.assert_allclose(array[size : size + PIECES], [rows[each].mean(0) for each in parts], atol=1e-7)
+
+
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(checkpoint, corpus_file, adapted, tmp_path):
+    def config():
+        found = adapting(checkpoint, corpus_file)
+        tasks.validate(found)
+        return found
+
+    launch_and_stop(pretraining_run.Pretraining, config(), tmp_path, 2)
+    run(pretraining_run.KIND, config(), tmp_path)
+    ours, theirs = (pretrained.flattened(checkpoints.read_params(each, 6)) for each in (tmp_path, adapted))
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert (tmp_path / "report.txt").read_text() == (adapted / "report.txt").read_text()
+
+
+def test_the_result_is_read_by_transformers(adapted, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    conversion.convert(adapted, tmp_path / "out", "huggingface")
+    source, theirs = pretrained.read(adapted), transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    texts = ["the ship sailed near the harbour", "a witness stayed"]
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(texts, return_tensors="pt", padding=True)
+    ids, inside = tokens["input_ids"].numpy(), tokens["attention_mask"].numpy()
+    assert ids.max() >= pretrained.read(adapted).tokenizer.vocab_size - PIECES  # a new piece
+    places = np.tile(np.arange(ids.shape[1]), (2, 1))
+    ours = BertForMaskedLM(source.config).apply({"params": source.params}, ids, inside, 0 * ids, places)
+    with torch.no_grad():
+        expected = theirs.eval()(**tokens).logits.numpy()
+    np.testing.assert_allclose(ours[..., : source.config.vocab_size][inside > 0], expected[inside > 0], atol=1e-4)
+
+
+def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path):
+    """Next words by a model that sees only those before, then masked words, by the same output layer."""
+    fields = {"tokenizer.extend": 0, "adapt.new_pieces_first": 0, "adapt.positions": 0, "eval.bits_windows": 0}
+    config = adapting(checkpoint, corpus_file, **fields)
+    first = stage(3, 16, 3, objective="lm", model=dict(causal=True))
+    config.stages = named_stages(first=first, second=stage(3, 32, 5))
+    tasks.validate(config)
+    run(pretraining_run.KIND, config, tmp_path)
+    metrics = {m["step"]: m for m in read_metrics(tmp_path) if "train/loss" in m}
+    assert ["train/lm_loss" in metrics[step] for step in (1, 3, 4, 6)] == [True, True, False, False]
+    assert ["train/mlm_loss" in metrics[step] for step in (1, 3, 4, 6)] == [False, False, True, True]
+    assert "held-out masked words" in (tmp_path / "report.txt").read_text()
+    assert checkpoints.read_params(tmp_path, 6).keys() == {"bert", "masked_lm"}
+    assert not pretrained.read_config(tmp_path).causal and pretrained.read_config(f"{tmp_path}@3").causal
+    task = pretraining_run.KIND.open(config, tmp_path, None).task
+    batch, own = next(task.batches(0)), task.at(0)[0]
+    assert (batch["word_weights"].sum(1) == batch["segments"].sum(1) - 2).all()  # all but [CLS] and the last [SEP]
+    with pytest.raises(UserError, match=r"config.objective = 'lm': a model with these fields .* learns words as"):
+        config.stages.first.model.causal = False
+        tasks.validate(config)
+    assert own.model.config.causal
+
+
+def test_a_share_of_the_text_is_kept_whatever_the_sizes():
+    config = experiment.load("adapt")
+    config.data.corpus = "domain,general"
+    sizes = {"domain": 100, "general": 5000}
+    for mixture, share in (("general=20%", 0.2), ("general=70%,domain=30%", 0.7), ("domain=80%,general=2", 0.2)):
+        config.data.mixture = mixture
+        weights = mixture_of(config, sizes=sizes)
+        read = {source: weights[source] * size for source, size in sizes.items()}
+        assert read["general"] / sum(read.values()) == pytest.approx(share)
+    config.data.mixture = "general=20%"
+    files = RecordSet(("a", "b", "c"), (100, 2500, 2500), sources=("domain", "general", "general"))
+    assert files.sizes == sizes
+    found = mixed(files, mixture_of(config, sizes=files.sizes)).sizes
+    assert found["general"] / sum(found.values()) == pytest.approx(0.2, rel=0.02) and found["general"] == 5000
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"data.mixture": "x.txt=120%"}, r"config.data.mixture = 'x.txt=120%': 'x.txt' is no source"),
+        ({"data.mixture": "{corpus}=100%", "data.corpus": "{corpus},b"}, r"shares must leave some of 100 %"),
+        ({"data.mixture": "{corpus}=50%", "data.mix_when": "prepared"}, r"shares are .*mix_when=read"),
+        ({"tokenizer.extend": -1}, r"config.tokenizer.extend = -1: must be at least 0"),
+        ({"tokenizer.extend": 100_000}, r"config.tokenizer.extend = 100000: this corpus gives \d+ new pieces"),
+        ({"tokenizer.extend": 0}, r"config.adapt.new_pieces_first = 3: there are no new pieces"),
+        ({"adapt.model": False}, r"only the model of init_checkpoint itself .*adapt.model=True"),
+        ({"adapt.positions": 40}, r"config.adapt.positions = 40: .* has 64; choose more, or 0"),
+        ({"adapt.positions_from": "x"}, r"config.adapt.positions_from = 'x': choose one of repeat, interpolate"),
+        (
+            {"stages.adapt.length": 128, "stages.adapt.max_predictions_per_seq": 20},
+            r"config.stages.adapt.length = 128: .* has 96 positions; set --con",
+        ),
+        ({"model.hidden_size": 96}, r"config.model.hidden_size = 96: .* has 32; leave it out"),
+        ({"tokenizer.kind": "bytes"}, r"tokenizer.kind = 'bytes' has all the pieces that there are"),
+        ({"data.heldout_fraction": 0.0}, r"config.data.heldout_fraction = 0.0: holds out no text"),
+        ({"init_checkpoint": ""}, r"there is nothing to adapt: set init_checkpoint"),
+        ({"init_checkpoint": "nowhere"}, r"no checkpoint in 'nowhere'"),
+    ],
+)
+def test_a_mistake_is_one_line(fields, message, checkpoint, corpus_file, tmp_path):
+    given = {name: x.format(corpus=corpus_file) if isinstance(x, str) else x for name, x in fields.items()}
+    config = adapting(checkpoint, corpus_file, **given)
+    with pytest.raises(UserError, match=message):
+        tasks.validate(config)
+        run(pretraining_run.KIND, config, tmp_path)
+
+
+def test_general_text_is_told_apart(checkpoint, corpus_file, tmp_path):
+    general = tmp_path / "general.txt"
+    general.write_text(make_corpus(60, seed=5))
+    config = adapting(checkpoint, f"{corpus_file},{general}", **{"data.mixture": f"{general}=25%"})
+    tasks.validate(config)
+    run(pretraining_run.KIND, config, tmp_path / "run")
+    report = (tmp_path / "run" / "report.txt").read_text()
+    assert all(f"held-out text of {source}: bits per byte" in report for source in (corpus_file, general))
+    names = {name for m in read_metrics(tmp_path / "run") for name in m}
+    assert {f"eval/bits_per_byte ({source})" for source in (corpus_file, general)} <= names
+    assert json.loads((tmp_path / "run" / adaptation.FILE).read_text())["before"].keys() == {
+        str(corpus_file),
+        str(general),
+    }
