@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> None:
     from bertjax import tasks
     from bertjax.config import UserError
     from bertjax.sharding.topology import accelerator
+    from bertjax.tasks.pretraining_run import adopt_checkpoint
     from bertjax.validation import validate_pretraining
 
     if arguments:
@@ -37,6 +38,8 @@ def main(arguments: list[str]) -> None:
     config = _CONFIG.value
     validate_pretraining(config, with_data=False)  # refuses tasks other than pre-training
     tasks.validate(config, with_data=False)
+    if config.adapt.model:
+        adopt_checkpoint(config)
     target = accelerator(_TOPOLOGY.value, _SLICES.value)
     shares = real_tokens_share(config)
 

@@ -139,7 +139,7 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     code = re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language)
     require(bool(code), "data.language", language, "must be an ISO 639 code, such as 'en' or 'de'")
     _split("data.masked_lm_split", config.data.masked_lm_split)
-    _validate_adaptation(config)
+    _validate_adaptation(config, with_data)
     _validate_stages(config)
     for each in stages_of(config):
         families.FAMILIES.get(config.model.family).validate(config_in(config, each))
@@ -155,7 +155,7 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     )
 
 
-def _validate_adaptation(config) -> None:
+def _validate_adaptation(config, with_data: bool) -> None:
     start, extend, adapt = config.init_checkpoint, config.tokenizer.extend, config.adapt
     for field, value in (
         ("tokenizer.extend", extend),
@@ -168,9 +168,8 @@ def _validate_adaptation(config) -> None:
         require(adapt.model or not value, field, value, own)
     for field, given in (("init_checkpoint", start), ("data.corpus", corpus_sources(config))):
         none = f"eval.bits_windows = {config.eval.bits_windows} compares held-out text of data.corpus, before and after"
-        require(
-            bool(given) or not config.eval.bits_windows, field, value_of(config, field), f"{none}; set it, or 0 there"
-        )
+        missing = with_data and config.eval.bits_windows and not given
+        require(not missing, field, value_of(config, field), f"{none}; set it, or 0 there")
     kind = config.tokenizer.kind
     whole = f"tokenizer.kind = {kind!r} has all the pieces that there are; set 0"
     require(not extend or KINDS[kind].extends, "tokenizer.extend", extend, whole)

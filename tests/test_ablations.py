@@ -370,7 +370,8 @@ class _Pieces:
 def test_the_same_words_are_hidden_whatever_the_pieces(letters, takes_space, length):
     text = "the cat saw an old house ."
     hidden = [False, True, False, False, True, True, False]
-    found = list(bits.masked(text, hidden, _Pieces(letters, takes_space), length))
+    pieces = _Pieces(letters, takes_space)
+    found = [row for part in bits.halved(text, hidden, pieces, length) for row in bits.masked(*part, pieces)]
     assert sum(piece - 9 for _, _, pieces in found for piece in pieces) == len("cat" + "old" + "house")
     for ids, positions, pieces in found:
         assert [place for place, piece in enumerate(ids) if piece == 4] == positions and len(pieces) == len(positions)
@@ -386,17 +387,19 @@ def test_windows_have_whole_words_and_a_share_of_them_is_hidden():
     assert not any(second for _, second in hidden) and 120 < sum(first for first, _ in hidden) < 180
 
 
-def test_the_bits_of_a_model_that_knows_nothing():
-    """Each of the hidden words is a piece, and all 40 pieces are equally likely."""
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_bits_of_a_model_that_knows_nothing(causal):
+    """Each word is a piece, all 40 pieces are equally likely, and a left-to-right model names them all."""
     pieces = [*SPECIAL_PIECES, *(f"word{chr(97 + i)}" for i in range(26)), *"abcdefghi"]
     words = WordPiece(pieces, lowercase=False)
-    config = BertConfig(**model_size("1-32-2"), vocab_size=40, max_position_embeddings=32)
+    config = BertConfig(**model_size("1-32-2"), vocab_size=40, max_position_embeddings=32, causal=causal)
     model, texts = BertForMaskedLM(config), [" ".join(pieces[5 + i : 17 + i]) for i in range(14)]
     ids = np.zeros((1, 8), np.int32)
     params = jax.tree.map(np.zeros_like, nn.meta.unbox(model.init(jax.random.key(0), ids, ids, ids, ids)["params"]))
     hidden = bits.hidden_words(texts, bits_command.may_hide)
     found = bits.bits_per_byte(model, params, words, texts, hidden, 20)
-    assert found["words"] == sum(map(sum, hidden)) > 10 and found["bytes"] == 5 * found["words"]
-    assert found["bits_per_byte"] == pytest.approx(np.log2(40) / 5)
+    size = 6 * 12 * 14 - 14 if causal else 5 * sum(map(sum, hidden))
+    assert found["words"] == (12 * 14 if causal else sum(map(sum, hidden))) and found["bytes"] == size > 50
+    assert found["bits_per_byte"] == pytest.approx(found["words"] * np.log2(40) / size)
     with pytest.raises(UserError, match="0 windows of text have no word that could be hidden"):
         bits.bits_per_byte(model, params, words, [], [], 20)

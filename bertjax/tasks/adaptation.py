@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from bertjax import families
 from bertjax.config import UserError, corpus_sources
 from bertjax.data.documents.selection import heldout_documents
 from bertjax.families.with_heads import BertForMaskedLM
@@ -29,7 +30,7 @@ WINDOWS_OF_DOCUMENT = 4  # at most, so that not one long document decides
 
 
 class Measured(TypedDict):
-    bits_per_byte: float | None  # None if the model predicts no words
+    bits_per_byte: float | None  # None if the model predicts neither hidden nor next words
     tokens_per_word: float
 
 
@@ -66,7 +67,7 @@ def _measured(windows: list[Window], model, params, tokenizer: Tokenizer) -> Mea
     texts = [window["text"] for window in windows]
     words = [text.split(" ") for text in texts]
     tokens = sum(map(len, tokenizer.encode_ids(texts))) / sum(map(len, words))
-    if model is None:
+    if model is None or families.of(model.config).words(model.config) == "neighbours":
         return Measured(bits_per_byte=None, tokens_per_word=tokens)
     hidden = [
         [number in chosen for number in range(len(its))]

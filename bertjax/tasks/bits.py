@@ -1,13 +1,15 @@
-"""Bits per byte of hidden words, by which models with different vocabularies can be compared.
+"""Bits per byte, by which models with different vocabularies can be compared.
 
-Whatever the model, the same 15 % of the words between spaces are hidden, all pieces of each, and what it takes to name
-these pieces is divided by the bytes of these words. How many pieces a word has can be seen.
+Of a model that fills masks, whatever it is, the same 15 % of the words between spaces are hidden, all pieces of each,
+and what it takes to name these pieces is divided by the bytes of these words. How many pieces a word has can be seen.
+Of a model that predicts next words, it is what all pieces of the text take, divided by its bytes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from bertjax import families
 from bertjax.config import UserError
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks import likelihood
@@ -42,21 +44,25 @@ def hidden_words(texts: Iterable[str], may_hide: Callable[[str], bool]) -> list[
     return [[may_hide(word) and draw() < SHARE for word in text.split(" ")] for text in texts]
 
 
-def masked(
+def halved(
     text: str, hidden: Sequence[bool], tokenizer: Tokenizer, length: int
-) -> Iterator[tuple[list[int], list[int], list[int]]]:
-    """Yields ids with masks, the positions of these, and the pieces that they hide; of each half, if it is longer than
-    `length` tokens.
+) -> Iterator[tuple[str, Sequence[bool]]]:
+    """Yields a text and which words of it are hidden, or its halves, until they have `length` tokens at most."""
+    words = text.split(" ")
+    if len(tokenizer.encode(text).ids) + 2 <= length or len(words) == 1:
+        yield text, hidden
+        return
+    middle = len(words) // 2
+    for part in (slice(middle), slice(middle, None)):
+        yield from halved(" ".join(words[part]), hidden[part], tokenizer, length)
+
+
+def masked(text: str, hidden: Sequence[bool], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    """Yields ids with masks, the positions of these, and the pieces that they hide, if any are.
 
     Raises `UserError` if a hidden word is not in the vocabulary.
     """
-    encoded = tokenizer.encode(text)
-    words = text.split(" ")
-    if len(encoded.ids) + 2 > length and len(words) > 1:
-        middle = len(words) // 2
-        for part in (slice(middle), slice(middle, None)):
-            yield from masked(" ".join(words[part]), hidden[part], tokenizer, length)
-        return
+    encoded, words = tokenizer.encode(text), text.split(" ")
     word_at = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]  # with the space after it
     owners = [word_at[end - 1] for _, end in encoded.offsets]
     ids = [tokenizer.cls_id, *encoded.ids, tokenizer.sep_id]
@@ -78,18 +84,22 @@ def bits_per_byte(
     hidden: Sequence[Sequence[bool]],
     length: int,
 ) -> dict[str, float]:
-    """Returns the bits per byte of the hidden words of some texts, how many words these are, and how many bytes.
+    """Returns the bits per byte of some texts, how many words these are of, and how many bytes.
 
     Args:
-      hidden: of each word of each text, whether it is hidden.
+      hidden: of each word of each text, whether it is hidden; of no effect for a model that predicts next words.
       length: tokens of the longest sequence; longer texts are halved.
 
     Raises `UserError` if none is hidden.
     """
+    parts = [part for text, which in zip(texts, hidden) for part in halved(text, which, tokenizer, length)]
+    if families.of(model.config).words(model.config) == "next":
+        total = sum(likelihood.log_likelihoods(model, params, tokenizer, (text for text, _ in parts)))
+        words = [word for text in texts for word in text.split(" ")]
+        size = sum(len(text.encode()) for text in texts)
+        return {"bits_per_byte": float(-total / np.log(2) / size), "words": len(words), "bytes": size}
     rows = [
-        likelihood.PredictedRow(number, *each)
-        for number, (text, which) in enumerate(zip(texts, hidden))
-        for each in masked(text, which, tokenizer, length)
+        likelihood.PredictedRow(number, *each) for number, part in enumerate(parts) for each in masked(*part, tokenizer)
     ]
     words = [word for text, which in zip(texts, hidden) for word, is_hidden in zip(text.split(" "), which) if is_hidden]
     size = sum(len(word.encode()) for word in words)
@@ -97,5 +107,5 @@ def bits_per_byte(
         raise UserError(
             f"bits per byte: {len(texts)} windows of text have no word that could be hidden; give more text"
         )
-    total = likelihood.log_likelihoods_of_rows(model, params, tokenizer, rows, len(texts)).sum()
+    total = likelihood.log_likelihoods_of_rows(model, params, tokenizer, rows, len(parts)).sum()
     return {"bits_per_byte": float(-total / np.log(2) / size), "words": len(words), "bytes": size}

@@ -228,7 +228,7 @@ class Pretraining:
             own = learnt.scores(first, found[first]) if first in found else {}
             kept = {f"{first}_{metric}" for metric in ("loss", "accuracy")}
             scores |= {f"{score} ({source})": value for score, value in own.items() if score in kept}
-        if self._heldout_text is not None:
+        if self._heldout_text is not None and families.words(self._configs[index]) == families.words(self.config):
             scores |= self._bits(params, index)
         stage = self._stages[index]
         changes = {name: value for name, value in stage.changes.items() if name.startswith(("data.", "objective"))}
@@ -330,7 +330,8 @@ class Pretraining:
         used = self._computing[stage].model
         model = BertForMaskedLM(used.config, used.compute)
         found = self._heldout_text.measured(model, local_copy(params, self.mesh), self._tokenizer)
-        return {f"bits_per_byte ({source})": each["bits_per_byte"] for source, each in found.items()}
+        each = {f"bits_per_byte ({source})": scores["bits_per_byte"] for source, scores in found.items()}
+        return {name: value for name, value in each.items() if value is not None}
 
     def _make_model(self, terms: tuple[Term, ...]):
         model, compute = families.config_of(self.config), compute_on(self.mesh, self.config)

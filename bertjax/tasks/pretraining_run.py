@@ -60,7 +60,7 @@ def adopt_checkpoint(config, before: RunInfo | None = None) -> None:
         if before is None:
             pretrained.adopt_tokenizer(config)
             _extend_model(config)
-        tasks.validate(config)  # now that the model is known
+        tasks.validate(config, with_data=False)  # now that the model is known
     elif before is None:
         pretrained.adopt(config)
     else:  # does not need `init_checkpoint`, which may be gone

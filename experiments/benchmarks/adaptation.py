@@ -1,0 +1,61 @@
+"""Does it pay to learn pieces of a domain? Adapts a checkpoint with and without new pieces, several seeds of each.
+
+Command:  python -m experiments.benchmarks.adaptation --checkpoint=PATH --domain=pydoc --general=TEXT --workdir=DIR
+          prints a table of bits per byte of held-out text of the domain and of general text, before and after, as mean
+          and standard deviation. A finished run is not repeated; what was stopped goes on
+"""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+from absl import flags
+
+from bertjax import command
+from bertjax.files import read_json
+from bertjax.reporting.history import read_history
+
+CHECKPOINT = command.define_checkpoint_flag()
+DOMAIN = flags.DEFINE_string("domain", "pydoc", "Text of the domain, as data.corpus.")
+GENERAL = flags.DEFINE_string("general", None, "General text, a fifth of what is read.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", "runs/adaptation", "Folder of all runs.")
+PIECES = flags.DEFINE_list("pieces", ["0", "1000"], "Numbers of new pieces.")
+SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of training; records and new pieces are the same.")
+STEPS = flags.DEFINE_integer("steps", 2000, "Of 16 sequences of 128 tokens.")
+SETTINGS = {
+    "batch_size": 16, "optimizer.learning_rate": 5e-4, "optimizer.warmup_steps": 100, "adapt.new_pieces_first": 0,
+    "data.heldout_fraction": 0.05,
+}  # fmt: skip
+
+
+def adapt(pieces: str, seed: str) -> pathlib.Path:
+    """Runs, or goes on with, a run; returns its workdir."""
+    folder = pathlib.Path(WORKDIR.value) / f"{pieces}-{seed}"
+    sources = f"{DOMAIN.value},{GENERAL.value}"
+    fields = SETTINGS | {
+        "init_checkpoint": CHECKPOINT.value, "data.corpus": sources, "data.mixture": f"{GENERAL.value}=20%",
+        "tokenizer.extend": pieces, "seed": seed, "stages.adapt.steps": STEPS.value, "eval.every_steps": STEPS.value,
+    }  # fmt: skip
+    given = [f"--config.{name}={value}" for name, value in fields.items()]
+    subprocess.run([sys.executable, "-m", "bertjax.main", "--config=adapt", f"--workdir={folder}", *given], check=True)
+    return folder
+
+
+def main(arguments: list[str]) -> None:
+    del arguments
+    print("| new pieces | | bits per byte before | after | tokens per word before | after |\n|---|---|---|---|---|---|")
+    for pieces in PIECES.value:
+        folders = [adapt(pieces, seed) for seed in SEEDS.value]
+        for source in (DOMAIN.value, GENERAL.value):
+            before = read_json(folders[0] / "heldout_text.json")["before"][source]
+            after = [each.lines[-1][f"eval/bits_per_byte ({source})"] for each in map(read_history, folders)]
+            report = (folders[0] / "report.txt").read_text().splitlines()
+            (line,) = [line for line in report if line.startswith(f"held-out text of {source}:")]
+            cells = [pieces, pathlib.Path(source).name, f"{before['bits_per_byte']:.3f}"]
+            cells += [f"{np.mean(after):.3f} ± {np.std(after, ddof=1):.3f}", f"{before['tokens_per_word']:.3f}"]
+            print(f"| {' | '.join([*cells, line.split()[-2]])} |", flush=True)
+
+
+if __name__ == "__main__":
+    command.run(main)
