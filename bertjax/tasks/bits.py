@@ -93,19 +93,21 @@ def bits_per_byte(
     Raises `UserError` if none is hidden.
     """
     parts = [part for text, which in zip(texts, hidden) for part in halved(text, which, tokenizer, length)]
-    if families.of(model.config).words(model.config) == "next":
-        total = sum(likelihood.log_likelihoods(model, params, tokenizer, (text for text, _ in parts)))
-        words = [word for text in texts for word in text.split(" ")]
-        size = sum(len(text.encode()) for text in texts)
-        return {"bits_per_byte": float(-total / np.log(2) / size), "words": len(words), "bytes": size}
-    rows = [
-        likelihood.PredictedRow(number, *each) for number, part in enumerate(parts) for each in masked(*part, tokenizer)
-    ]
-    words = [word for text, which in zip(texts, hidden) for word, is_hidden in zip(text.split(" "), which) if is_hidden]
-    size = sum(len(word.encode()) for word in words)
+    says_all = families.of(model.config).words(model.config) == "next"
+    each = [pair for text, which in zip(texts, hidden) for pair in zip(text.split(" "), which)]
+    words = [word for word, is_hidden in each if is_hidden or says_all]
+    size = sum(len(text.encode()) for text in texts) if says_all else sum(len(word.encode()) for word in words)
     if not size:
         raise UserError(
             f"bits per byte: {len(texts)} windows of text have no word that could be hidden; give more text"
         )
-    total = likelihood.log_likelihoods_of_rows(model, params, tokenizer, rows, len(parts)).sum()
+    if says_all:
+        total = sum(likelihood.log_likelihoods(model, params, tokenizer, (text for text, _ in parts)))
+    else:
+        rows = [
+            likelihood.PredictedRow(number, *each)
+            for number, part in enumerate(parts)
+            for each in masked(*part, tokenizer)
+        ]
+        total = likelihood.log_likelihoods_of_rows(model, params, tokenizer, rows, len(parts)).sum()
     return {"bits_per_byte": float(-total / np.log(2) / size), "words": len(words), "bytes": size}
