@@ -47,14 +47,15 @@ def hidden_words(texts: Iterable[str], may_hide: Callable[[str], bool]) -> list[
 def halved(
     text: str, hidden: Sequence[bool], tokenizer: Tokenizer, length: int
 ) -> Iterator[tuple[str, Sequence[bool]]]:
-    """Yields a text and which words of it are hidden, or its halves, until they have `length` tokens at most."""
+    """Yields a text and which words of it are hidden, or its halves, until they have `length` tokens at most. A
+    word that has more is left out."""
     words = text.split(" ")
-    if len(tokenizer.encode(text).ids) + 2 <= length or len(words) == 1:
+    if len(tokenizer.encode(text).ids) + 2 <= length:
         yield text, hidden
-        return
-    middle = len(words) // 2
-    for part in (slice(middle), slice(middle, None)):
-        yield from halved(" ".join(words[part]), hidden[part], tokenizer, length)
+    elif len(words) > 1:
+        middle = len(words) // 2
+        for part in (slice(middle), slice(middle, None)):
+            yield from halved(" ".join(words[part]), hidden[part], tokenizer, length)
 
 
 def masked(text: str, hidden: Sequence[bool], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int], list[int]]]:
@@ -84,7 +85,7 @@ def bits_per_byte(
     hidden: Sequence[Sequence[bool]],
     length: int,
 ) -> dict[str, float]:
-    """Returns the bits per byte of some texts, how many words these are of, and how many bytes.
+    """Returns the bits per byte of some texts, and the words and bytes that these are of.
 
     Args:
       hidden: of each word of each text, whether it is hidden; of no effect for a model that predicts next words.
@@ -94,9 +95,9 @@ def bits_per_byte(
     """
     parts = [part for text, which in zip(texts, hidden) for part in halved(text, which, tokenizer, length)]
     says_all = families.of(model.config).words(model.config) == "next"
-    each = [pair for text, which in zip(texts, hidden) for pair in zip(text.split(" "), which)]
-    words = [word for word, is_hidden in each if is_hidden or says_all]
-    size = sum(len(text.encode()) for text in texts) if says_all else sum(len(word.encode()) for word in words)
+    all_words = [pair for text, which in parts for pair in zip(text.split(" "), which)]
+    words = [word for word, is_hidden in all_words if is_hidden or says_all]
+    size = sum(len(text.encode()) for text, _ in parts) if says_all else sum(len(word.encode()) for word in words)
     if not size:
         raise UserError(
             f"bits per byte: {len(texts)} windows of text have no word that could be hidden; give more text"
