@@ -89,8 +89,8 @@ def begin(config, workdir: epath.Path) -> None:
     found = HeldOutText({name: each for name, each in windows.items() if each}, {})
     if not found.windows:
         raise UserError(
-            f"config.data.heldout_fraction = {config.data.heldout_fraction}: holds out no text whose bits per byte "
-            f"could be measured; increase it, or set eval.bits_windows=0"
+            f"config.data.heldout_fraction = {config.data.heldout_fraction}: holds out no text of words between "
+            f"spaces to measure bits per byte on; increase it, or set eval.bits_windows=0"
         )
     model = BertForMaskedLM(source.config, compute_for(config.dtype)) if source.predicts_words else None
     before = found.measured(model, jax.device_put(source.params), base)
