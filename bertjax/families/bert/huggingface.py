@@ -1,7 +1,7 @@
 """BERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from etils import epath
@@ -20,24 +20,30 @@ CLASSES = {"Bert": "BERT"}  # how the names of its classes begin, and how people
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 SPECIAL_IDS = {"pad_token_id": "pad"}  # fields of config.json that are ids of special pieces
 
-# Parts of each transformers class besides the encoder, as prefixes of Google's variables.
-ARCHITECTURES = {
-    "BertModel": ("bert/pooler/",),
-    "BertForMaskedLM": ("cls/predictions/",),
-    "BertForNextSentencePrediction": ("bert/pooler/", "cls/seq_relationship/"),
-    "BertForPreTraining": ("bert/pooler/", "cls/predictions/", "cls/seq_relationship/"),
-    "BertForQuestionAnswering": ("cls/squad/",),
-    "BertForSequenceClassification": ("bert/pooler/", "output_"),
-    "BertForMultipleChoice": ("bert/pooler/", "output_"),
-    "BertForTokenClassification": ("output_",),
+# Parts of each kind of class besides the encoder, as prefixes of Google's variables. A kind is how a class's name ends.
+KINDS = {
+    "Model": ("bert/pooler/",),
+    "ForMaskedLM": ("cls/predictions/",),
+    "ForNextSentencePrediction": ("bert/pooler/", "cls/seq_relationship/"),
+    "ForPreTraining": ("bert/pooler/", "cls/predictions/", "cls/seq_relationship/"),
+    "ForQuestionAnswering": ("cls/squad/",),
+    "ForSequenceClassification": ("bert/pooler/", "output_"),
+    "ForMultipleChoice": ("bert/pooler/", "output_"),
+    "ForTokenClassification": ("output_",),
 }
+KINDS_WITHOUT_PAIRS = {kind: parts for kind, parts in KINDS.items() if "cls/seq_relationship/" not in parts}
+ARCHITECTURES = tuple(f"Bert{kind}" for kind in KINDS)
+HEADS = tuple(sorted({part for parts in KINDS.values() for part in parts}))
+FINE_TUNED_HEADS = ("output_", "cls/squad/")
 FINE_TUNED_NAMES = {
     "output_weights": "classifier.weight",
     "output_bias": "classifier.bias",
     "cls/squad/output_weights": "qa_outputs.weight",
     "cls/squad/output_bias": "qa_outputs.bias",
 }
-
+OUTPUT_BIAS = "cls/predictions/output_bias"
+# What some files have beside the word embeddings and `OUTPUT_BIAS`, to which it is equal.
+DECODER = {"weight": "cls/predictions/decoder/kernel", "bias": "cls/predictions/decoder/bias"}
 
 # The fields that Google's and Hugging Face's configs do not have.
 OWN_FIELDS = (*fields_of(BertConfig, "form", "choice"), "attention")
@@ -82,108 +88,154 @@ def is_transposed(variable: str) -> bool:
     return variable.endswith("/kernel")
 
 
+def kind_of(architecture: str) -> str:
+    """Returns the kind of a class, of any family."""
+    return architecture[architecture.index("For") :] if "For" in architecture else "Model"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How folders hold the tensors of BERT, or of a family that has its modules under names of its own.
+
+    Args:
+      prefix: config -> how the names of its classes begin.
+      kinds: as `KINDS`.
+      names: {part of a tensor's name in BERT: what it is called}, replaced one after the other.
+      names_in: such names of a kind of class, which are replaced first.
+    """
+
+    prefix: Callable[[BertConfig], str]
+    kinds: Mapping[str, tuple[str, ...]]
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    names_in: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def encoder(self) -> str:
+        """How the names of the encoder's tensors begin, unless a folder holds nothing else."""
+        return self.names.get("bert.", "bert.")
+
+    def name_of(self, variable: str, kind: str) -> str:
+        """Returns the name of Google's variable in the classes of a kind."""
+        name = huggingface_name(variable)
+        for berts, own in (*self.names_in.get(kind, {}).items(), *self.names.items()):
+            name = name.replace(berts, own)
+        return name
+
+    def read_params(
+        self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping, config: BertConfig, source: str
+    ) -> tuple[dict, list[str], str]:
+        """Returns our params from named tensors, the names of ignored tensors, and why they predict no words.
+
+        The ignored ones are not part of the family. A decoder of its own, which BERT has not, is left out with all that
+        predicts words; otherwise the reason is "". Accepts encoders with and without the prefix `bert.`, the prefixes
+        of PyTorch's wrappers, LayerNorms with `gamma` and `beta`, weights in half precision, and redundant copies of
+        the tied decoder. Raises `UserError` if tensors are missing or contradict each other.
+        """
+        del fields
+        names = (*variable_shapes(config), *FINE_TUNED_NAMES)
+        known = {self.name_of(variable, kind): variable for kind in self.kinds for variable in names}
+        decoder = {part: self.name_of(variable, "ForMaskedLM") for part, variable in DECODER.items()}
+        parts, variables, ignored, stored = {name: part for part, name in decoder.items()}, {}, [], {}
+        for name, tensor in tensors:
+            plain = (
+                WRAPPERS.sub("", name)
+                .replace("LayerNorm.gamma", "LayerNorm.weight")
+                .replace("LayerNorm.beta", "LayerNorm.bias")
+            )
+            variable = known.get(plain) or known.get(self.encoder + plain)
+            if variable in variables:
+                raise UserError(f"{source}: {name} occurs twice, under two names")
+            if variable and tensor.dtype.kind in "iub":
+                raise UserError(f"{source}: {name} is of type {tensor.dtype}; quantized weights are not supported")
+            if variable:
+                tensor = tensor.astype(np.float32)
+                variables[variable] = tensor.T if is_transposed(variable) else tensor
+            elif plain in parts:
+                stored[parts[plain]] = tensor.astype(np.float32)
+            elif not plain.endswith("embeddings.position_ids"):  # a constant: 0, 1, 2, ...
+                ignored.append(name)
+        if "bias" in stored:
+            variables.setdefault(OUTPUT_BIAS, stored["bias"])
+            if not np.array_equal(stored["bias"], variables[OUTPUT_BIAS]):
+                own = self.name_of(OUTPUT_BIAS, "ForMaskedLM")
+                raise UserError(f"{source}: {decoder['bias']} differs from {own}; there is one bias")
+        wordless = ""
+        if "weight" in stored and WORDS in variables and not np.array_equal(stored["weight"], variables[WORDS]):
+            wordless = f"{source}: {decoder['weight']} is not tied to the word embeddings, which is not supported"
+            left_out = [name for name in variables if name.startswith("cls/predictions/")]
+            ignored += [decoder["weight"], *(self.name_of(variable, "ForMaskedLM") for variable in left_out)]
+            variables = {name: x for name, x in variables.items() if name not in left_out}
+        check_variables(variables, config, source)
+        return to_params(variables, config), ignored, wordless
+
+    def choose_architecture(self, params: dict, config: BertConfig, stated: str = "") -> str:
+        """Chooses the transformers class for these params: that of a fine-tuned head, or the one that keeps the most.
+
+        `stated`: the class that the checkpoint states, of this family or of BERT. It decides between classes with the
+        same fine-tuned head, but not otherwise: bert-base-uncased states `BertForMaskedLM` although it has all weights
+        of `BertForPreTraining`.
+        """
+        variables, prefix = to_variables(params, config), self.prefix(config)
+        present = {part for part in HEADS if any(name.startswith(part) for name in variables)}
+        if present & set(self.kinds.get(kind_of(stated), ())) & set(FINE_TUNED_HEADS):
+            return prefix + kind_of(stated)
+        kept = {
+            kind: (bool(set(FINE_TUNED_HEADS) & set(parts)), len(parts))
+            for kind, parts in self.kinds.items()
+            if present >= set(parts)
+        }
+        return prefix + max(kept, key=kept.get, default="Model")  # the first one in a tie
+
+    def to_tensors(
+        self, params: dict, config: BertConfig, architecture: str
+    ) -> tuple[dict[str, np.ndarray], list[str]]:
+        """Returns the tensors of a class of transformers, and the names of variables and parts that it does not have.
+
+        Raises `UserError` if the class has parts that the params lack.
+        """
+        kind = kind_of(architecture)
+        variables, wanted = to_variables(params, config), self.kinds[kind]
+        for part in wanted if kind != "Model" else ():  # transformers accepts it without a pooler
+            if not any(name.startswith(part) for name in variables):
+                fitting = self.choose_architecture(params, config)
+                raise UserError(
+                    f"--architecture={architecture}: it has {part.rstrip('/_')}, which the checkpoint lacks; use "
+                    f"{fitting}"
+                )
+        tensors, left_out = {}, sorted(params.keys() - PARTS)
+        for variable, array in variables.items():
+            if variable.startswith(HEADS) and not variable.startswith(wanted):
+                left_out.append(variable)
+            else:
+                name = self.name_of(variable, kind)
+                name = name.removeprefix(self.encoder) if kind == "Model" else name
+                tensors[name] = np.ascontiguousarray(array.T if is_transposed(variable) else array)
+        return tensors, left_out
+
+    def classifier_rows(self, params: dict, architecture: str) -> int:
+        """Returns the rows of a classifier whose labels config.json names; 0 if the class has none."""
+        if "output_" not in self.kinds[kind_of(architecture)]:
+            return 0
+        rows = params["classifier"]["dense"]["bias"].shape[0]
+        if architecture.endswith("ForMultipleChoice") and rows != 1:
+            raise UserError(
+                f"--architecture={architecture}: one score per choice, but this classifier has {rows} labels"
+            )
+        return rows
+
+
+LAYOUT = Layout(lambda config: "Bert", KINDS)
+choose_architecture, to_tensors = LAYOUT.choose_architecture, LAYOUT.to_tensors
+classifier_rows = LAYOUT.classifier_rows
+
+
 def read_params(
     tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping, config: BertConfig, source: str
 ) -> tuple[dict, list[str], str]:
-    """Returns our params from named tensors, the names of ignored tensors, and why they predict no words.
-
-    The ignored ones are not part of BERT. A decoder of its own, which BERT has not, is left out with all that predicts
-    words; otherwise the reason is "". Accepts encoders with and without the prefix `bert.`, the prefixes of PyTorch's
-    wrappers, LayerNorms with `gamma` and `beta`, weights in half precision, and redundant copies of the tied decoder.
-    Raises `UserError` if tensors are missing or contradict each other.
-    """
+    """As `Layout.read_params`, also of a GPT-2."""
     if fields.get("model_type") == "gpt2":
         return *gpt2.to_params(dict(tensors), config, source), ""
-    known = {huggingface_name(variable): variable for variable in (*variable_shapes(config), *FINE_TUNED_NAMES)}
-    variables, ignored, stored = {}, [], {}
-    for name, tensor in tensors:
-        plain = (
-            WRAPPERS.sub("", name)
-            .replace("LayerNorm.gamma", "LayerNorm.weight")
-            .replace("LayerNorm.beta", "LayerNorm.bias")
-        )
-        variable = known.get(plain) or known.get(f"bert.{plain}")
-        if variable in variables:
-            raise UserError(f"{source}: {name} occurs twice, under two names")
-        if variable and tensor.dtype.kind in "iub":
-            raise UserError(f"{source}: {name} is of type {tensor.dtype}; quantized weights are not supported")
-        if variable:
-            tensor = tensor.astype(np.float32)
-            variables[variable] = tensor.T if is_transposed(variable) else tensor
-        elif plain.startswith("cls.predictions.decoder."):
-            stored[plain.removeprefix("cls.predictions.decoder.")] = tensor.astype(np.float32)
-        elif not plain.endswith("embeddings.position_ids"):  # a constant: 0, 1, 2, ...
-            ignored.append(name)
-    if "bias" in stored:
-        variables.setdefault("cls/predictions/output_bias", stored["bias"])
-        if not np.array_equal(stored["bias"], variables["cls/predictions/output_bias"]):
-            raise UserError(
-                f"{source}: cls.predictions.decoder.bias differs from cls.predictions.bias; BERT has one bias"
-            )
-    wordless = ""
-    if "weight" in stored and WORDS in variables and not np.array_equal(stored["weight"], variables[WORDS]):
-        wordless = (
-            f"{source}: cls.predictions.decoder.weight is not tied to the word embeddings, which is not supported"
-        )
-        left_out = [name for name in variables if name.startswith("cls/predictions/")]
-        ignored += ["cls.predictions.decoder.weight", *map(huggingface_name, left_out)]
-        variables = {name: x for name, x in variables.items() if name not in left_out}
-    check_variables(variables, config, source)
-    return to_params(variables, config), ignored, wordless
-
-
-HEADS = tuple(sorted({part for parts in ARCHITECTURES.values() for part in parts}))
-FINE_TUNED_HEADS = ("output_", "cls/squad/")
-
-
-def choose_architecture(params: dict, config: BertConfig, stated: str = "") -> str:
-    """Chooses the transformers class for these params: that of a fine-tuned head, or the one that keeps the most.
-
-    `stated`: the architecture that the checkpoint states. It decides between classes with the same fine-tuned head, but
-    not otherwise: bert-base-uncased states `BertForMaskedLM` although it has all weights of `BertForPreTraining`.
-    """
-    variables = to_variables(params, config)
-    present = {part for part in HEADS if any(name.startswith(part) for name in variables)}
-    if present & set(ARCHITECTURES.get(stated, ())) & set(FINE_TUNED_HEADS):
-        return stated
-    fitting = [name for name, parts in ARCHITECTURES.items() if present >= set(parts)]
-    kept = {
-        name: (bool(set(FINE_TUNED_HEADS) & set(ARCHITECTURES[name])), len(ARCHITECTURES[name])) for name in fitting
-    }
-    return max(fitting, key=kept.get, default="BertModel")  # the first one in a tie
-
-
-def to_tensors(params: dict, config: BertConfig, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the tensors of a class of transformers, and the names of variables and parts that it does not have.
-
-    Raises `UserError` if the class has parts that the params lack.
-    """
-    variables, wanted = to_variables(params, config), ARCHITECTURES[architecture]
-    for part in wanted if architecture != "BertModel" else ():  # transformers accepts it without a pooler
-        if not any(name.startswith(part) for name in variables):
-            fitting = choose_architecture(params, config)
-            raise UserError(
-                f"--architecture={architecture}: it has {part.rstrip('/_')}, which the checkpoint lacks; use {fitting}"
-            )
-    tensors, left_out = {}, sorted(params.keys() - PARTS)
-    for variable, array in variables.items():
-        if variable.startswith(HEADS) and not variable.startswith(wanted):
-            left_out.append(variable)
-        else:
-            name = huggingface_name(variable)
-            name = name.removeprefix("bert.") if architecture == "BertModel" else name
-            tensors[name] = np.ascontiguousarray(array.T if is_transposed(variable) else array)
-    return tensors, left_out
-
-
-def classifier_rows(params: dict, architecture: str) -> int:
-    """Returns the rows of a classifier whose labels config.json names; 0 if the class has none."""
-    if "output_" not in ARCHITECTURES[architecture]:
-        return 0
-    rows = params["classifier"]["dense"]["bias"].shape[0]
-    if architecture == "BertForMultipleChoice" and rows != 1:
-        raise UserError(f"--architecture={architecture}: one score per choice, but this classifier has {rows} labels")
-    return rows
+    return LAYOUT.read_params(tensors, fields, config, source)
 
 
 def to_fields(config: BertConfig) -> dict:
@@ -194,7 +246,8 @@ def to_fields(config: BertConfig) -> dict:
 
 
 def check_form(config: BertConfig) -> None:
-    """Raises `UserError` if no class of transformers, and no checkpoint of Google's, has this form of BERT."""
+    """Raises `UserError` if no class of transformers, and no checkpoint of Google's, has this form of BERT, or of a
+    family whose config is made of BERT's."""
     for name in fields_of(BertConfig, "form", "choice"):
-        if (value := getattr(config, name)) != getattr(BertConfig, name):
+        if (value := getattr(config, name)) != getattr(type(config), name):
             raise UserError(f"model.{name} = {value!r}")
