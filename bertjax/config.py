@@ -75,6 +75,13 @@ class BertConfig:
     position_offset: ClassVar[int] = 0  # rows of the table of positions before that of the first token
     bias: ClassVar[bool] = True  # dense layers and norms have one
     output_init_scale: ClassVar[float] = 1.0  # scales the initial values of matrices that add to the residual sum
+    attention_output_dropout: ClassVar[bool] = True  # what attention adds has the dropout of all sums
+    spans_dropout_prob: ClassVar[float] = 0.0  # dropout before the output layer for spans: run_squad.create_model's
+
+    @property
+    def pooled_dropout_prob(self) -> float:
+        """The dropout before a classifier of pooled outputs."""
+        return self.hidden_dropout_prob
 
     @property
     def head_size(self) -> int:

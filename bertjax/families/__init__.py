@@ -118,7 +118,7 @@ def shown_by_embeddings(params: dict) -> dict[str, Sequence]:
         "positions": ("learned",) if "position" in embeddings else ("sinusoidal", "none"),
         "norm": ("post",) if "norm" in embeddings else ("pre",),
         "hidden_size": (hidden,),
-        "type_vocab_size": (len(embeddings["token_type"]["embedding"]),),
+        "type_vocab_size": (len(embeddings["token_type"]["embedding"]) if "token_type" in embeddings else 0,),
         "vocab_size": range(rows, rows - 128, -1),  # padded
     }
     if "masked_lm" in params:

@@ -1,7 +1,9 @@
 """A model's config from the fields of a JSON file of somebody else's."""
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 import ml_collections
@@ -15,7 +17,14 @@ T = TypeVar("T")
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "relu": "relu"}
 
 
-def build(path: epath.Path, config: type[T], fields: Mapping, required: Collection[str], own: Collection[str]) -> T:
+def build(
+    path: epath.Path,
+    config: type[T],
+    fields: Mapping,
+    required: Collection[str],
+    own: Collection[str],
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> T:
     """Builds a config. Raises `UserError` if a field is missing or has an invalid value.
 
     Args:
@@ -23,20 +32,23 @@ def build(path: epath.Path, config: type[T], fields: Mapping, required: Collecti
       fields: by our names; those that the class does not have are passed over.
       required: those that must be given.
       own: fields of the class that such a file does not have.
+      names: {field: what the file calls it}, for messages.
     """
-    names = {field.name: field for field in dataclasses.fields(config) if field.name not in own}
+    known = {field.name: field for field in dataclasses.fields(config) if field.name not in own}
     for name in required:
         if name not in fields:
-            raise UserError(f"{path}: {name} is missing; the config of such a model needs it")
-    for name, field in names.items():
+            raise UserError(f"{path}: {names.get(name, name)} is missing; the config of such a model needs it")
+    for name, field in known.items():
         value, numbers = fields.get(name, field.default), (int, float) if field.type is float else (field.type,)
         if type(value) not in numbers:
-            raise UserError(f"{path}: {name} is {value!r}, which is not a valid {field.type.__name__}")
-    found = config(**{name: fields[name] for name in names if name in fields})
+            kind = field.type.__name__
+            raise UserError(f"{path}: {names.get(name, name)} is {value!r}, which is not a valid {kind}")
+    found = config(**{name: fields[name] for name in known if name in fields})
     try:
         validate_model(ml_collections.ConfigDict(dict(model=dataclasses.asdict(found))))
     except UserError as error:
-        raise UserError(f"{path}: {str(error).replace('config.model.', '').replace('model.', '')}") from None
+        said = re.sub(r"(?:config\.)?model\.(\w+)", lambda field: names.get(field[1], field[1]), str(error))
+        raise UserError(f"{path}: {said}") from None
     return found
 
 

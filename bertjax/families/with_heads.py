@@ -88,7 +88,7 @@ class BertForSequenceClassification(nn.Module):
 
     def setup(self):
         self.bert = families.of(self.config).model(self.config, self.compute)
-        self.classifier = Classifier(self.config, self.labels)
+        self.classifier = Classifier(self.config, self.labels, self.config.pooled_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 
@@ -120,7 +120,7 @@ class BertForTokenClassification(nn.Module):
 
     def setup(self):
         self.bert = families.of(self.config).model(self.config, self.compute)
-        self.classifier = Classifier(self.config, self.labels)
+        self.classifier = Classifier(self.config, self.labels, self.config.hidden_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 
@@ -139,7 +139,7 @@ class BertForQuestionAnswering(nn.Module):
 
     def setup(self):
         self.bert = families.of(self.config).model(self.config, self.compute)
-        self.spans = Classifier(self.config, 2, dropout=False)  # no dropout, as in run_squad.create_model
+        self.spans = Classifier(self.config, 2, self.config.spans_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
 
@@ -168,7 +168,7 @@ class BertForFeatureBasedTagging(nn.Module):
     def setup(self):
         self.bert = families.of(self.config).model(self.config, self.compute)
         self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
-        self.classifier = Classifier(self.config, self.labels)
+        self.classifier = Classifier(self.config, self.labels, self.config.hidden_dropout_prob)
         if HIDDEN_STATES[self.layers].combine == "weighted_sum":
             shape = (count_layers(self.layers, self.config),)
             self.layer_weights = self.param("layer_weights", nn.initializers.zeros, shape)

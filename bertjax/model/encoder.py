@@ -63,7 +63,7 @@ def sinusoids(length: int, size: int) -> jax.Array:
 class Embeddings(nn.Module):
     """Sums word, position and token-type embeddings; LayerNorm, unless layers begin with one; dropout.
 
-    A model with one token type takes all tokens as of it.
+    A model with one token type takes all tokens as of it; one with none has no such embeddings.
     """
 
     config: BertConfig
@@ -76,7 +76,8 @@ class Embeddings(nn.Module):
         if config.positions == "learned":
             rows = config.position_offset + config.max_position_embeddings
             self.position = Embedding(config, dtype, rows, "positions")
-        self.token_type = Embedding(config, dtype, config.type_vocab_size)
+        if config.type_vocab_size:
+            self.token_type = Embedding(config, dtype, config.type_vocab_size)
         if config.norm == "post":
             self.norm = LayerNorm(config, self.compute)
 
@@ -88,8 +89,8 @@ class Embeddings(nn.Module):
             x += self.position(positions + config.position_offset)
         elif config.positions == "sinusoidal":
             x += sinusoids(config.max_position_embeddings, config.hidden_size)[positions].astype(x.dtype)
-        # A look-up outside a table is NaN.
-        x += self.token_type(token_types if config.type_vocab_size > 1 else jnp.zeros_like(token_types))
+        if config.type_vocab_size:  # a look-up outside a table is NaN
+            x += self.token_type(token_types if config.type_vocab_size > 1 else jnp.zeros_like(token_types))
         x = self.norm(x) if config.norm == "post" else x
         return dropout(x, config.hidden_dropout_prob, dropout_keys)
 
@@ -108,6 +109,8 @@ class EncoderLayer(nn.Module):
     def __call__(self, x, number, cache, segments, dropout_keys):
         config = self.config
         keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(3)]
+        if not config.attention_output_dropout:
+            keys[1] = None
 
         is_pre, rate = config.norm == "pre", config.hidden_dropout_prob
         attention = SelfAttention(config, self.compute, name="attention")

@@ -21,12 +21,16 @@ class EncoderModel(nn.Module):
     def setup(self):
         self.embeddings = Embeddings(self.config, self.compute)
         self.encoder = self.make_layers()
-        self.pooler = Pooler(self.config, self.compute)
+        self.pooler = self.make_pooler()
 
     def make_layers(self) -> nn.Module:
         """Returns the layers, a module: (x `[batch, length, hidden]`, segments, dropout_keys, every_layer=) -> hidden
         states of the last layer in this shape, or with `every_layer` of each `[layers, batch, length, hidden]`."""
         raise NotImplementedError
+
+    def make_pooler(self) -> nn.Module:
+        """Returns the pooler, with BERT's tanh unless a family says otherwise."""
+        return Pooler(self.config, self.compute)
 
     def __call__(self, input_ids, segments, token_types, positions=None, dropout_keys=None, first_tokens=None):
         """As `encode`; also returns the pooled output `[batch, hidden]`.

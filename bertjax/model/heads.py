@@ -1,5 +1,7 @@
 """The heads on top of the encoder."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax.numpy as jnp
 
@@ -11,13 +13,14 @@ from bertjax.model.products import project
 
 
 class Pooler(nn.Module):
-    """tanh(W h + b) of the first token: `[batch, length, hidden]` -> `[batch, hidden]`.
+    """activation(W h + b) of the first token: `[batch, length, hidden]` -> `[batch, hidden]`.
 
     With `tokens` `[batch]` or `[batch, examples]`, of those: `[batch, hidden]` or `[batch, examples, hidden]`.
     """
 
     config: BertConfig
     compute: Compute
+    activation: Callable = jnp.tanh
 
     @nn.compact
     def __call__(self, hidden, tokens=None):
@@ -27,7 +30,8 @@ class Pooler(nn.Module):
         else:
             first = jnp.take_along_axis(hidden, tokens.reshape(len(tokens), -1)[:, :, None], axis=1)
             first = first.reshape(*tokens.shape, size)
-        return jnp.tanh(Dense(self.config, self.compute, (size,), (size,), ("embed", None), name="dense")(first))
+        dense = Dense(self.config, self.compute, (size,), (size,), ("embed", None), name="dense")
+        return self.activation(dense(first))
 
 
 class MaskedLanguageModelHead(nn.Module):
@@ -94,11 +98,10 @@ class Classifier(nn.Module):
 
     config: BertConfig
     labels: int
-    dropout: bool = True
+    rate: float
 
     @nn.compact
     def __call__(self, hidden, dropout_keys=None):
-        if self.dropout:
-            keys = fold_in(dropout_keys, self.config.num_hidden_layers + 1)  # lower ones are the encoder's
-            hidden = dropout(hidden, self.config.hidden_dropout_prob, keys)
+        keys = fold_in(dropout_keys, self.config.num_hidden_layers + 1)  # lower ones are the encoder's
+        hidden = dropout(hidden, self.rate, keys)
         return Dense(self.config, Compute(), hidden.shape[-1:], (self.labels,), ("embed", None), name="dense")(hidden)

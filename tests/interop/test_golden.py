@@ -167,7 +167,7 @@ DAMAGES = {
     "no number": (lambda f: edit(f / "config.json", hidden_size="many"), "hidden_size is 'many', which is not a valid"),
     "not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: damaged"),
     "deberta": (lambda f: edit(f / "config.json", model_type="deberta"), "model_type 'deberta'.*supported: bert, gpt2"),
-    "distilbert": (lambda f: edit(f / "config.json", model_type="distilbert"), "supported: bert"),
+    "distilbert": (lambda f: edit(f / "config.json", model_type="distilbert"), "config.json: dim is missing"),
     "relative": (lambda f: edit(f / "config.json", position_embedding_type="relative_key"), "supported: 'absolute'"),
     "activation": (lambda f: edit(f / "config.json", hidden_act="swish"), "hidden_act 'swish' is not supported"),
     "wrong size": (

@@ -56,12 +56,13 @@ LAYER = {
 def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     """Returns the variables of a pre-trained BERT with the shapes in which Google stores them."""
     hidden, inner = config.hidden_size, config.intermediate_size
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         WORDS: (config.vocab_size, hidden),
         "bert/embeddings/position_embeddings": (config.position_offset + config.max_position_embeddings, hidden),
-        "bert/embeddings/token_type_embeddings": (config.type_vocab_size, hidden),
-        **_norm("bert/embeddings/LayerNorm", hidden),
     }
+    if config.type_vocab_size:
+        shapes["bert/embeddings/token_type_embeddings"] = (config.type_vocab_size, hidden)
+    shapes |= _norm("bert/embeddings/LayerNorm", hidden)
     for number in range(config.num_hidden_layers):
         layer = f"bert/encoder/layer_{number}"
         for projection in ("query", "key", "value"):

@@ -38,11 +38,16 @@ class ModernBertConfig:
     family: str = field("modernbert", "form")
 
     output: ClassVar[str] = "transform"
+    spans_dropout_prob: ClassVar[float] = 0.0
     type_vocab_size: ClassVar[int] = 1
 
     @property
     def hidden_dropout_prob(self) -> float:
         """The dropout before an output layer, as the parts call it."""
+        return self.classifier_dropout
+
+    @property
+    def pooled_dropout_prob(self) -> float:
         return self.classifier_dropout
 
     @property
