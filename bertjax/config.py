@@ -84,6 +84,11 @@ class BertConfig:
         return self.hidden_dropout_prob
 
     @property
+    def embedding_size(self) -> int:
+        """The size of embeddings, which are projected to that of hidden states if these differ."""
+        return self.hidden_size
+
+    @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_attention_heads
 

@@ -114,6 +114,8 @@ def shown_by_embeddings(params: dict) -> dict[str, Sequence]:
     """Returns what the params of a model with `model.encoder.Embeddings` show of its config, see `Family.shown`."""
     embeddings = params["bert"]["embeddings"]
     rows, hidden = embeddings["word"]["embedding"].shape
+    if "projection" in embeddings:
+        hidden = len(embeddings["projection"]["bias"])
     found: dict[str, Sequence] = {
         "positions": ("learned",) if "position" in embeddings else ("sinusoidal", "none"),
         "norm": ("post",) if "norm" in embeddings else ("pre",),

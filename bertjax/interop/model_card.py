@@ -99,7 +99,7 @@ def model_card(
         "",
         f"# {name}",
         "",
-        f"A {of_family} of {model.num_hidden_layers} layers of {model.hidden_size} with {params:,} parameters, {done} "
+        f"{of_family} of {model.num_hidden_layers} layers of {model.hidden_size} with {params:,} parameters, {done} "
         f"with bertjax.",
     ]
     if purpose:

@@ -53,7 +53,7 @@ class Dense(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm over the last axis.
+    """LayerNorm over the last axis, of `size`, or of hidden states.
 
     Statistics in float32 and two passes: a single pass loses precision.
     """
@@ -61,9 +61,10 @@ class LayerNorm(nn.Module):
     config: BertConfig
     compute: Compute
     use_bias: bool = True
+    size: int | None = None
 
     def setup(self):
-        size = (self.config.hidden_size,)
+        size = (self.size or self.config.hidden_size,)
         self.scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), size)
         if self.use_bias:
             self.bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), size)

@@ -31,7 +31,7 @@ ACTIVATIONS = {
 
 
 class Embedding(nn.Module):
-    """A `[rows, hidden_size]` embedding table."""
+    """A `[rows, embedding_size]` embedding table."""
 
     config: BertConfig
     dtype: jnp.dtype
@@ -41,7 +41,7 @@ class Embedding(nn.Module):
     def setup(self):
         init = nn.initializers.truncated_normal(self.config.initializer_range)
         init = nn.with_logical_partitioning(init, (self.axis, "embed"))
-        self.embedding = self.param("embedding", init, (self.rows, self.config.hidden_size))
+        self.embedding = self.param("embedding", init, (self.rows, self.config.embedding_size))
 
     def __call__(self, ids):
         # Replicated for the lookup: the compiler partitions lookups badly, or not at all.
@@ -61,7 +61,8 @@ def sinusoids(length: int, size: int) -> jax.Array:
 
 
 class Embeddings(nn.Module):
-    """Sums word, position and token-type embeddings; LayerNorm, unless layers begin with one; dropout.
+    """Sums word, position and token-type embeddings; LayerNorm, unless layers begin with one; dropout; projection, if
+    hidden states have another size.
 
     A model with one token type takes all tokens as of it; one with none has no such embeddings.
     """
@@ -78,8 +79,11 @@ class Embeddings(nn.Module):
             self.position = Embedding(config, dtype, rows, "positions")
         if config.type_vocab_size:
             self.token_type = Embedding(config, dtype, config.type_vocab_size)
+        size = config.embedding_size
         if config.norm == "post":
-            self.norm = LayerNorm(config, self.compute)
+            self.norm = LayerNorm(config, self.compute, size=size)
+        if size != config.hidden_size:
+            self.projection = Dense(config, self.compute, (size,), (config.hidden_size,), ("embed", None))
 
     def __call__(self, input_ids, token_types, positions, dropout_keys=None):
         """Three `[batch, length]` integer arrays -> `[batch, length, hidden]`."""
@@ -88,11 +92,12 @@ class Embeddings(nn.Module):
         if config.positions == "learned":
             x += self.position(positions + config.position_offset)
         elif config.positions == "sinusoidal":
-            x += sinusoids(config.max_position_embeddings, config.hidden_size)[positions].astype(x.dtype)
+            x += sinusoids(config.max_position_embeddings, config.embedding_size)[positions].astype(x.dtype)
         if config.type_vocab_size:  # a look-up outside a table is NaN
             x += self.token_type(token_types if config.type_vocab_size > 1 else jnp.zeros_like(token_types))
         x = self.norm(x) if config.norm == "post" else x
-        return dropout(x, config.hidden_dropout_prob, dropout_keys)
+        x = dropout(x, config.hidden_dropout_prob, dropout_keys)
+        return x if config.embedding_size == config.hidden_size else self.projection(x)
 
 
 class EncoderLayer(nn.Module):

@@ -60,7 +60,7 @@ class EncoderModel(nn.Module):
         return jnp.concatenate([x[None], hidden]) if every_layer else hidden
 
     def word_embeddings(self):
-        """Returns the table that the output layer for words shares, `[padded vocab, hidden]`."""
+        """Returns the table that the output layer for words shares, `[padded vocab, embedding_size]`."""
         return self.embeddings.word.embedding
 
     def readers(self, hidden, positions):

@@ -37,8 +37,8 @@ class Pooler(nn.Module):
 class MaskedLanguageModelHead(nn.Module):
     """Predicts the words at masked positions.
 
-    Dense, activation, LayerNorm, then a decoder tied to the word embeddings, with its own bias; or, if `config.output`
-    is "plain", the tied decoder alone, which has no params.
+    Dense (to the size of embeddings), activation, LayerNorm, then a decoder tied to the word embeddings, with its own
+    bias; or, if `config.output` is "plain", the tied decoder alone, which has no params.
     """
 
     config: BertConfig
@@ -51,16 +51,16 @@ class MaskedLanguageModelHead(nn.Module):
         Args:
           hidden: `[batch, length, hidden]`.
           masked_positions: `[batch, predictions]`.
-          word_embeddings: `[padded vocab, hidden]`.
+          word_embeddings: `[padded vocab, embedding_size]`.
         """
         config = self.config
         hidden = jnp.take_along_axis(hidden, masked_positions[:, :, None], axis=1)
         bias = 0.0
         if config.output == "transform":
-            size = (config.hidden_size,)
-            dense = (size, size, ("embed", None), config.bias, config.output_init_scale)
-            hidden = Dense(config, self.compute, *dense, name="dense")(hidden)
-            hidden = LayerNorm(config, self.compute, config.bias, name="norm")(ACTIVATIONS[config.hidden_act](hidden))
+            size = config.embedding_size
+            dense = ((config.hidden_size,), (size,), ("embed", None), config.bias, config.output_init_scale)
+            hidden = ACTIVATIONS[config.hidden_act](Dense(config, self.compute, *dense, name="dense")(hidden))
+            hidden = LayerNorm(config, self.compute, config.bias, size, name="norm")(hidden)
             bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
             bias = self.param("bias", bias_init, (config.padded_vocab_size,))
         if self.compute.casts_factors:
@@ -74,8 +74,8 @@ class MaskedLanguageModelHead(nn.Module):
 
 def word_flops(config: BertConfig, predictions: int) -> int:
     """Returns the matrix-multiply FLOPs of the logits of some words, forwards (2 per multiply-add)."""
-    transform = config.hidden_size**2 if config.output == "transform" else 0
-    return 2 * predictions * (transform + config.hidden_size * config.padded_vocab_size)
+    transform = config.hidden_size if config.output == "transform" else 0
+    return 2 * predictions * config.embedding_size * (transform + config.padded_vocab_size)
 
 
 def pooled_flops(config: BertConfig, outputs: int, classes: int = 2) -> int:

@@ -99,7 +99,7 @@ def make_mesh(config, devices=None) -> Mesh:
         )
     for size, fields in (
         (sizes["tensor"], ("num_attention_heads", "intermediate_size")),
-        (sizes["fsdp"], ("hidden_size",)),
+        (sizes["fsdp"], ("hidden_size", "embedding_size")),
     ):
         for field in fields:
             if config.model.get(field, 0) % size:

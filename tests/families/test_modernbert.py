@@ -254,7 +254,7 @@ def test_it_is_trained_fills_masks_and_is_fine_tuned(records_folder, tmp_path):
     assert found["label"] == "1"
     conversion.convert(tmp_path / "tuned", tmp_path / "out", "huggingface")
     card = (tmp_path / "out/README.md").read_text()
-    assert "A ModernBERT of " in card and "text-classification" in card
+    assert "\nModernBERT of " in card and "text-classification" in card
     assert "| classifier_dropout | 0.0 |" in card and 'tags: ["modernbert", "bertjax"]' in card
     assert sweep.fields_of(config)["classifier_dropout"] == "model.classifier_dropout"
 

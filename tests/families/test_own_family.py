@@ -108,5 +108,7 @@ def test_it_says_what_it_costs_and_what_it_cannot_do():
     with pytest.raises(UserError, match=r"config.model.mixing_act = 'tanh': choose one of gelu, relu"):
         tasks.validate(config)
     config.model.family = "mixr"
-    with pytest.raises(UserError, match="'mixr': choose one of bert, distilbert, lstms, modernbert, roberta, mixer"):
+    with pytest.raises(
+        UserError, match="'mixr': choose one of bert, distilbert, electra, lstms, modernbert, roberta, mixer"
+    ):
         tasks.validate(config)

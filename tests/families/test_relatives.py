@@ -1,4 +1,4 @@
-"""DistilBERT, made of BERT's modules: what it costs, how it is trained, fine-tuned and converted, bad input."""
+"""DistilBERT and ELECTRA, made of BERT's modules: costs, training, fine-tuning and conversion, bad input."""
 
 import dataclasses
 import functools
@@ -13,6 +13,7 @@ import pytest
 from bertjax import families, tasks
 from bertjax.config import BertConfig, Compute, UserError, named_stages, stage
 from bertjax.families.distilbert import DistilBertConfig
+from bertjax.families.electra import ElectraConfig
 from bertjax.families.with_heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
@@ -36,12 +37,16 @@ SIZES = dict(
     vocab_size=150, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
     max_position_embeddings=64,
 )  # fmt: skip
-CONFIGS = {"distilbert": DistilBertConfig(**SIZES)}
+CONFIGS = {"distilbert": DistilBertConfig(**SIZES), "electra": ElectraConfig(**SIZES, embedding_size=16)}
 
 
 @pytest.mark.parametrize(
     "config, count",
-    [(DistilBertConfig(), 66_985_530)],
+    [
+        (DistilBertConfig(), 66_985_530),
+        (ElectraConfig(), 13_546_682),
+        (ElectraConfig(embedding_size=768), 33_740_602),  # base's generator
+    ],
 )
 def test_published_sizes(config, count):
     ids = jnp.zeros((1, 8), jnp.int32)
@@ -130,6 +135,14 @@ def test_an_output_layer_has_the_dropout_of_its_kind(pooled, spans):
         ("distilbert", {"activation": "silu"}, r"config.json: activation 'silu' is not supported; supported: gelu"),
         ("distilbert", {"quantization_config": {}}, r"config.json: quantization_config: quantized weights are not"),
         ("distilbert", {"hidden_dim": 65}, r"layer_0/intermediate/dense/kernel has shape"),
+        ("electra", {"embedding_size": None}, r"config.json: embedding_size is missing"),
+        ("electra", {"embedding_size": 24}, r"word_embeddings has shape \(150, 16\), but its config says \(150, 24\)"),
+        ("electra", {"hidden_act": "relu"}, r"config.json: hidden_act 'relu' is not supported; supported: 'gelu'"),
+        (
+            "electra",
+            {"architectures": ["ElectraForMultipleChoice"], "summary_type": "mean"},
+            r"config.json: summary_type 'mean' is not supported; supported: 'first'",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_folder_is_named_as_the_folder_names_it(name, changed, message, tmp_path):

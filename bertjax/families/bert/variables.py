@@ -19,6 +19,8 @@ SINGLE = {
     "bert/embeddings/token_type/embedding": "bert/embeddings/token_type_embeddings",
     "bert/embeddings/norm/scale": "bert/embeddings/LayerNorm/gamma",
     "bert/embeddings/norm/bias": "bert/embeddings/LayerNorm/beta",
+    "bert/embeddings/projection/kernel": "bert/embeddings_project/kernel",
+    "bert/embeddings/projection/bias": "bert/embeddings_project/bias",
     "bert/pooler/dense/kernel": "bert/pooler/dense/kernel",
     "bert/pooler/dense/bias": "bert/pooler/dense/bias",
     "masked_lm/dense/kernel": "cls/predictions/transform/dense/kernel",
@@ -55,14 +57,16 @@ LAYER = {
 
 def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     """Returns the variables of a pre-trained BERT with the shapes in which Google stores them."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden, inner, size = config.hidden_size, config.intermediate_size, config.embedding_size
     shapes: dict[str, tuple[int, ...]] = {
-        WORDS: (config.vocab_size, hidden),
-        "bert/embeddings/position_embeddings": (config.position_offset + config.max_position_embeddings, hidden),
+        WORDS: (config.vocab_size, size),
+        "bert/embeddings/position_embeddings": (config.position_offset + config.max_position_embeddings, size),
     }
     if config.type_vocab_size:
-        shapes["bert/embeddings/token_type_embeddings"] = (config.type_vocab_size, hidden)
-    shapes |= _norm("bert/embeddings/LayerNorm", hidden)
+        shapes["bert/embeddings/token_type_embeddings"] = (config.type_vocab_size, size)
+    shapes |= _norm("bert/embeddings/LayerNorm", size)
+    if size != hidden:
+        shapes |= _dense("bert/embeddings_project", size, hidden)
     for number in range(config.num_hidden_layers):
         layer = f"bert/encoder/layer_{number}"
         for projection in ("query", "key", "value"):
@@ -75,8 +79,8 @@ def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     return {
         **shapes,
         **_dense("bert/pooler/dense", hidden, hidden),
-        **_dense("cls/predictions/transform/dense", hidden, hidden),
-        **_norm("cls/predictions/transform/LayerNorm", hidden),
+        **_dense("cls/predictions/transform/dense", hidden, size),
+        **_norm("cls/predictions/transform/LayerNorm", size),
         "cls/predictions/output_bias": (config.vocab_size,),
         "cls/seq_relationship/output_weights": (2, hidden),
         "cls/seq_relationship/output_bias": (2,),

@@ -51,6 +51,10 @@ class ModernBertConfig:
         return self.classifier_dropout
 
     @property
+    def embedding_size(self) -> int:
+        return self.hidden_size
+
+    @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
