@@ -5,7 +5,9 @@ What they hold of a model is said by its family, in the module that `Family.hugg
 
 import contextlib
 import json
+import pickle
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TypedDict
@@ -20,7 +22,9 @@ from bertjax.files import inside, read_json, write_whole
 from bertjax.text.tokenizer import Tokenizer
 
 OURS = "Bert"  # how the names of architectures begin in workdirs, whatever the family
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
+SAFE_TORCH = (2, 6)
+CONVERT = f"load it with transformers and call save_pretrained(), which writes {WEIGHTS}"
 
 
 class _Head(TypedDict, total=False):
@@ -35,7 +39,7 @@ OTHER_WEIGHTS = {"tf_model.h5": "TensorFlow 2", "flax_model.msgpack": "Flax", "m
 
 
 class _Index(TypedDict):
-    """model.safetensors.index.json"""
+    """What says which file a tensor is in."""
 
     weight_map: dict[str, str]
 
@@ -90,15 +94,53 @@ def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]
 
 
 def _tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
+    for path in _weight_files(folder):
+        with _local(path) as local:
+            yield from (_pickled if path.suffix == ".bin" else _safe)(local, path)
+
+
+def _safe(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the tensors of a file of safetensors, of which `local` is a copy."""
     import safetensors
 
-    for path in _weight_files(folder):
-        try:
-            with _local(path) as local, safetensors.safe_open(local, framework="np") as file:
-                for name in file.keys():
-                    yield name, file.get_tensor(name)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise UserError(f"{path}: damaged or truncated ({error}); copy it again") from None
+    try:
+        with safetensors.safe_open(local, framework="np") as file:
+            for name in file.keys():
+                yield name, file.get_tensor(name)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise UserError(f"{path}: damaged or truncated ({error}); copy it again") from None
+
+
+def _pickled(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
+    """As `_safe`, of a file of PyTorch: those of 16 bits as float32.
+
+    It is a pickle, which can run any code. PyTorch's loader for weights alone runs none; nothing else opens it.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise UserError(f"{path}: is read with PyTorch: pip install torch, or else {CONVERT}") from None
+    if tuple(map(int, torch.__version__.split(".")[:2])) < SAFE_TORCH:
+        least = ".".join(map(str, SAFE_TORCH))
+        raise UserError(
+            f"{path}: before {least}, PyTorch's loader could be made to run code in such a file (CVE-2025-32434), and "
+            f"this is {torch.__version__}: pip install 'torch>={least}'"
+        )
+    try:
+        state = torch.load(local.__fspath__(), "cpu", weights_only=True, mmap=zipfile.is_zipfile(local))
+    except pickle.UnpicklingError:  # which says how to open it nevertheless
+        raise UserError(
+            f"{path}: damaged, or more than tensors, which could run code; if you trust it, {CONVERT}"
+        ) from None
+    except Exception as error:  # a damaged pickle causes any
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path}: damaged or truncated ({reason}); copy it again") from None
+    for name, tensor in state.items() if isinstance(state, dict) else [(type(state).__name__, state)]:
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise UserError(f"{path}: {name!r} is no tensor; save state_dict() of the model alone, or {CONVERT}")
+        if tensor.is_quantized or tensor.is_meta or tensor.layout != torch.strided:
+            raise UserError(f"{path}: {name} is a quantized, empty or sparse tensor, which is not supported")
+        yield name, (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy()
 
 
 @contextlib.contextmanager
@@ -112,28 +154,23 @@ def _local(path: epath.Path) -> Iterator[epath.Path]:
 
 
 def _weight_files(folder: epath.Path) -> list[epath.Path]:
-    index = folder / INDEX
-    if (folder / WEIGHTS).exists():
-        return [folder / WEIGHTS]
-    if index.exists():
-        names = sorted(set(read_json(index, _Index)["weight_map"].values()))
-        files = [inside(folder, name, index) for name in names]
-        for path in files:
-            if not path.is_file():
-                raise UserError(f"{path}: missing, but listed in {index}; copy it too")
-        return files
+    for whole in (WEIGHTS, PICKLE):
+        index = folder / f"{whole}.index.json"
+        if (folder / whole).exists():
+            return [folder / whole]
+        if index.exists():
+            names = sorted(set(read_json(index, _Index)["weight_map"].values()))
+            files = [inside(folder, name, index) for name in names]
+            for path in files:
+                if not path.is_file():
+                    raise UserError(f"{path}: missing, but listed in {index}; copy it too")
+            return files
     if others := [name for name in OTHER_WEIGHTS if (folder / name).exists()]:
         raise UserError(
             f"{folder / others[0]}: weights of {OTHER_WEIGHTS[others[0]]}, which are not read; load them with a "
             f"transformers that has it, and call save_pretrained() of the PyTorch model, which writes {WEIGHTS}"
         )
-    pickles = [p.name for p in folder.iterdir() if p.name.endswith((".bin", ".pt", ".pth"))]
-    if pickles:
-        raise UserError(
-            f"{folder / pickles[0]}: a pickle, which can run arbitrary code when opened; bertjax opens none. "
-            f"If you trust it, load it with transformers and call save_pretrained(), which writes {WEIGHTS}"
-        )
-    raise UserError(f"{folder}: no {WEIGHTS} and no {INDEX}")
+    raise UserError(f"{folder}: no {WEIGHTS} and no {PICKLE}, whole or in parts with an index")
 
 
 def check_labels(labels: Sequence[str], rows: int, source: str = "the checkpoint") -> None:

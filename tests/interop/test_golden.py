@@ -4,6 +4,8 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -149,10 +151,9 @@ DAMAGES = {
         lambda f: (f / "model.safetensors").write_bytes((GOLDEN / "model.safetensors").read_bytes()[:50_000]),
         "model.safetensors: damaged or truncated",
     ),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors and no model.safetensors.index"),
-    "pickle": (
-        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
-        r"pytorch_model.bin: a pickle, which can run arbitrary code .* save_pretrained\(\)",
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        "no model.safetensors and no pytorch_model.bin, whole",
     ),
     "missing shard": (
         lambda f: (
@@ -270,6 +271,16 @@ def test_what_is_no_checkpoint_is_said(tmp_path):
     (tmp_path / "bert_config.json").write_text((GOLDEN / "config.json").read_text())
     with pytest.raises(UserError, match=r"bert_model.ckpt: damaged or incomplete"):
         pretrained.read(tmp_path)
+
+
+def test_a_pickle_needs_a_torch_that_opens_it_safely(folder, monkeypatch):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match=r"pytorch_model.bin: is read with PyTorch: pip install torch, or else load it"):
+        pretrained.read(folder)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.5.1+cpu"))
+    with pytest.raises(UserError, match=r"before 2.6, .* run code .* this is 2.5.1\+cpu: pip install 'torch>=2.6'"):
+        pretrained.read(folder)
 
 
 SETTINGS = "tokenizer_config.json"

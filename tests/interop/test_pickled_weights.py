@@ -1,0 +1,124 @@
+"""Folders whose weights are in PyTorch's format: read as safetensors are, and refused in one line if they are more."""
+
+import json
+import os
+import pickle
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.config import UserError
+from bertjax.interop import conversion, pretrained
+from tests.interop.test_golden import GOLDEN
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """tests/golden/bert without its weights."""
+    return tmp_path / shutil.copytree(GOLDEN, tmp_path / "bert", ignore=shutil.ignore_patterns("*.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def state():
+    return safetensors.load_file(GOLDEN / "model.safetensors")
+
+
+def same(a, b) -> bool:
+    return jax.tree.all(jax.tree.map(lambda x, y: x.dtype == y.dtype and bool((x == y).all()), a, b))
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before torch 1.6"])
+def test_whole_files_are_read_and_converted(folder, state, is_zip, tmp_path):
+    torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
+    read = pretrained.read(folder)
+    assert same(read.params, pretrained.read(GOLDEN).params) and read.tokenizer is not None
+    conversion.convert(folder, tmp_path / "written", "huggingface")
+    assert (tmp_path / "written/model.safetensors").read_bytes() == (GOLDEN / "model.safetensors").read_bytes()
+
+
+def test_several_files_with_an_index_are_one_checkpoint(folder, state):
+    names = sorted(state)
+    parts = {"pytorch_model-00001-of-00002.bin": names[:9], "pytorch_model-00002-of-00002.bin": names[9:]}
+    for file, held in parts.items():
+        torch.save({name: state[name] for name in held}, folder / file)
+    weight_map = {name: file for file, held in parts.items() for name in held}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert same(pretrained.read(folder).params, pretrained.read(GOLDEN).params)
+    (folder / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(UserError, match=r"00002-of-00002.bin: missing, but listed in"):
+        pretrained.read(folder)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_other_types_become_float32(folder, state, dtype):
+    rounded = {name: torch.nn.Parameter(tensor.to(getattr(torch, dtype))) for name, tensor in state.items()}
+    torch.save(rounded, folder / "pytorch_model.bin")
+    found = pretrained.read(folder).params["bert"]["embeddings"]["position"]["embedding"]
+    expected = rounded["bert.embeddings.position_embeddings.weight"].detach().float().numpy()
+    assert found.dtype == np.float32 and (found == expected).all()
+
+
+def test_safetensors_beside_it_are_read(folder):
+    (folder / "pytorch_model.bin").write_bytes(b"nonsense")
+    shutil.copy(GOLDEN / "model.safetensors", folder)
+    assert same(pretrained.read(folder).params, pretrained.read(GOLDEN).params)
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda x, path: path.write_bytes(pickle.dumps(x))], ids=["zip", "pickle"])
+def test_code_in_a_pickle_is_not_run(folder, save, tmp_path):
+    save({"bert.pooler.dense.bias": Evil(str(tmp_path / "run"))}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model.bin: damaged, or more than tensors, which could run") as error:
+        pretrained.read(folder)
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda state: {"state_dict": state}, r"'state_dict' is no tensor; save state_dict\(\) of the model alone"),
+        (lambda state: list(state.values()), r"'list' is no tensor"),
+        (lambda state: {name: x.to_sparse() for name, x in state.items()}, r"quantized, empty or sparse tensor"),
+        (lambda state: {name: x.to("meta") for name, x in state.items()}, r"quantized, empty or sparse tensor"),
+        (lambda state: {name: x.to(torch.int8) for name, x in state.items()}, r"is of type int8; quantized weights"),
+        (lambda state: dict(list(state.items())[1:]), r"is missing; is the checkpoint complete"),
+    ],
+)
+def test_other_content_is_named(folder, state, change, message):
+    torch.save(change(state), folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=message):
+        pretrained.read(folder)
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before torch 1.6"])
+def test_a_damaged_file_is_one_line(folder, state, is_zip):
+    path = folder / "pytorch_model.bin"
+    torch.save(state, path, _use_new_zipfile_serialization=is_zip)
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    damaged = [whole[:size] for size in (0, 1, 100, 3000, len(whole) - 1)]
+    for _ in range(40):
+        flipped = bytearray(whole)
+        for place in rng.integers(0, 2000, 8):
+            flipped[place] = rng.integers(256)
+        damaged.append(bytes(flipped))
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            pretrained.read(folder)  # not every byte matters
+        except UserError as error:
+            assert "\n" not in str(error) and "weights_only" not in str(error)
+    path.write_bytes(whole[:3000])
+    with pytest.raises(UserError, match=r"pytorch_model.bin: damaged"):
+        pretrained.read(folder)
