@@ -24,6 +24,7 @@ from bertjax.families.with_heads import (
 )
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.model.encoder import Encoder
+from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks.launch import launch
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import tiny_config
@@ -94,6 +95,15 @@ def test_a_folder_is_trained_further_fine_tuned_and_written(name, records_folder
     assert [each["label"] for each in predicted] == ["1", "1"]
     fields = json.loads((tmp_path / "written/config.json").read_text())
     assert fields["model_type"] == name and fields["architectures"][0].endswith("ForSequenceClassification")
+
+
+def test_embeddings_are_split_over_devices_as_hidden_states_are():
+    config = config_for("electra", "unused")
+    config.mesh.fsdp = 2
+    make_mesh(config)
+    config.model.embedding_size = 15
+    with pytest.raises(UserError, match=r"config.model.embedding_size = 15: must be a multiple of the 2 devices"):
+        make_mesh(config)
 
 
 def test_what_attention_adds_has_no_dropout_in_distilbert():
