@@ -139,7 +139,9 @@ def _pickled(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndar
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise UserError(f"{path}: {name!r} is no tensor; save state_dict() of the model alone, or {CONVERT}")
         if tensor.is_quantized or tensor.is_meta or tensor.layout != torch.strided:
-            raise UserError(f"{path}: {name} is a quantized, empty or sparse tensor, which is not supported")
+            raise UserError(
+                f"{path}: {name} is a quantized or sparse tensor, or one without values, which is not supported"
+            )
         yield name, (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy()
 
 

@@ -127,7 +127,7 @@ class Layout:
         """Returns our params from named tensors, the names of ignored tensors, and why they predict no words.
 
         The ignored ones are not part of the family. A decoder of its own, which BERT has not, is left out with all that
-        predicts words; otherwise the reason is "". Accepts encoders with and without the prefix `bert.`, the prefixes
+        predicts words; otherwise the reason is "". Accepts encoders with and without their prefix, the prefixes
         of PyTorch's wrappers, LayerNorms with `gamma` and `beta`, weights in half precision, and redundant copies of
         the tied decoder. Raises `UserError` if tensors are missing or contradict each other.
         """
