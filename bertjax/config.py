@@ -75,6 +75,7 @@ class BertConfig:
     position_offset: ClassVar[int] = 0  # rows of the table of positions before that of the first token
     bias: ClassVar[bool] = True  # dense layers and norms have one
     output_init_scale: ClassVar[float] = 1.0  # scales the initial values of matrices that add to the residual sum
+    tie_word_embeddings: ClassVar[bool] = True  # words are predicted with the embeddings
     attention_output_dropout: ClassVar[bool] = True  # what attention adds has the dropout of all sums
     spans_dropout_prob: ClassVar[float] = 0.0  # dropout before the output layer for spans: run_squad.create_model's
 

@@ -1,13 +1,58 @@
-"""Named tensors of somebody else's checkpoint, which a family reads."""
+"""Named tensors of somebody else's checkpoint, which a family reads and writes: those of a table that says which param
+each of them is."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from bertjax.config import UserError
+from bertjax.families import value_at
 
 WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")  # DataParallel, torch.compile: put in front of all names
+
+
+class Tensor(NamedTuple):
+    """What a param is in PyTorch: one tensor, or several that are stacked on the param's second axis.
+
+    Args:
+      names: theirs.
+      ours: the shape of the param, or of its part that is one tensor.
+      theirs: the shape of each tensor.
+    """
+
+    names: tuple[str, ...]
+    ours: tuple[int, ...]
+    theirs: tuple[int, ...]
+
+
+class Table(dict[tuple, Tensor]):
+    """{path of a param: its tensor}. Layers are `("bert", "layers", number, ...)`, one by one."""
+
+    def dense(self, path: tuple, names: str | tuple[str, ...], inputs: tuple, outputs: tuple, bias: bool = False):
+        """Adds a linear layer, whose matrix PyTorch has the other way round, or several without biases as one."""
+        names = (names,) if isinstance(names, str) else names
+        wide, narrow = math.prod(outputs), math.prod(inputs)
+        weights = tuple(f"{name}.weight" for name in names)
+        self[*path, "kernel"] = Tensor(weights, (*inputs, *outputs), (wide, narrow))
+        if bias:
+            self[*path, "bias"] = Tensor((f"{names[0]}.bias",), outputs, (wide,))
+
+    def norm(self, path: tuple, name: str, size: int, bias: bool = False) -> None:
+        """Adds a LayerNorm or an RMSNorm."""
+        self[*path, "scale"] = Tensor((f"{name}.weight",), (size,), (size,))
+        if bias:
+            self[*path, "bias"] = Tensor((f"{name}.bias",), (size,), (size,))
+
+    def rows(self, path: tuple, name: str, *shape: int) -> None:
+        """Adds what has a row for each piece of the vocabulary."""
+        self[path] = Tensor((name,), shape, shape)
+
+    def names(self) -> set[str]:
+        """Returns those of all tensors."""
+        return {name for tensor in self.values() for name in tensor.names}
 
 
 def take(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...], source: str, kind: str) -> np.ndarray:
@@ -23,3 +68,76 @@ def take(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...], sou
     if named[name].dtype.kind in "iub":
         raise UserError(f"{source}: {name} is of type {named[name].dtype}; quantized weights are not supported")
     return named[name].astype(np.float32)
+
+
+def to_params(table: Table, named: Mapping[str, np.ndarray], padding: int, source: str, kind: str) -> dict:
+    """Returns the params of a table; those of the vocabulary's pieces get `padding` more rows, of zeros.
+
+    Raises `UserError` as `take` does.
+    """
+    found: dict = {}
+    for path, (names, ours, theirs) in table.items():
+        parts = [take(named, name, theirs, source, kind) for name in names]
+        parts = [(part.T if path[-1] == "kernel" else part).reshape(ours) for part in parts]
+        array = np.stack(parts, axis=1) if len(parts) > 1 else parts[0]
+        tree = found
+        for step in path[:-1]:
+            tree = tree.setdefault(step, {})
+        rows = padding if _has_rows(path) else 0
+        tree[path[-1]] = np.pad(array, [(0, rows)] + [(0, 0)] * (array.ndim - 1))
+    return found
+
+
+def to_named(table: Table, params: Mapping) -> dict[str, np.ndarray]:
+    """The inverse of `to_params`."""
+    found = {}
+    for path, (names, _, theirs) in table.items():
+        array = np.asarray(value_at(params, path))
+        array = array[: theirs[0]] if _has_rows(path) else array
+        for name, part in zip(names, np.moveaxis(array, 1, 0) if len(names) > 1 else [array], strict=True):
+            part = part.reshape(theirs[::-1]).T if path[-1] == "kernel" else part.reshape(theirs)
+            found[name] = np.ascontiguousarray(part)
+    return found
+
+
+def _has_rows(path: tuple) -> bool:
+    return path[-1] == "embedding" or path == ("masked_lm", "bias")
+
+
+def parts_of(params: Mapping) -> set[str]:
+    """Returns what params have besides the encoder: output layers, and its pooler."""
+    return {*params, *(("pooler",) if "pooler" in params["bert"] else ())} - {"bert"}
+
+
+def choose_class(
+    architectures: Mapping[str, tuple[str, ...]], prefix: str, present: Collection[str], stated: str
+) -> str:
+    """Chooses the class of transformers for params: that of a fine-tuned head, or the one that keeps the most.
+
+    Args:
+      architectures: the classes, and the parts that each has besides the encoder.
+      prefix: how their names begin.
+      present: what there is of these parts.
+      stated: the class, or BERT's, that the checkpoint states; it decides between those with the same head.
+    """
+    stated = prefix + stated.removeprefix(prefix).removeprefix("Bert")
+    fitting = [name for name, parts in architectures.items() if set(present) >= set(parts)]
+    return stated if stated in fitting else max(fitting, key=lambda name: len(architectures[name]))
+
+
+def check_parts(architecture: str, wanted: Collection[str], present: Collection[str], fitting: str) -> None:
+    """Raises `UserError` if a class has parts that the params lack; `fitting` is one that has not."""
+    if lacking := set(wanted) - set(present):
+        raise UserError(
+            f"--architecture={architecture}: it has {min(lacking)}, which the checkpoint lacks; use {fitting}"
+        )
+
+
+def classifier_rows(params: Mapping, architecture: str, parts: Collection[str]) -> int:
+    """Returns the rows of a classifier whose labels config.json names; 0 if a class of these parts has none."""
+    if "classifier" not in parts:
+        return 0
+    rows = params["classifier"]["dense"]["bias"].shape[0]
+    if architecture.endswith("ForMultipleChoice") and rows != 1:
+        raise UserError(f"--architecture={architecture}: one score per choice, but this classifier has {rows} labels")
+    return rows

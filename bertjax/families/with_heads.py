@@ -206,7 +206,8 @@ def count_parameters(params, config: BertConfig) -> int:
 
     def count(path, leaf):
         names = tuple(entry.key for entry in path)
-        if names[-len(table) :] == table or names[-2:] == ("masked_lm", "bias"):
+        of_words = (table, ("masked_lm", "bias"), ("masked_lm", "decoder", "embedding"))
+        if any(names[-len(path) :] == path for path in of_words):
             return leaf.size - padding * math.prod(leaf.shape[1:])
         return leaf.size
 

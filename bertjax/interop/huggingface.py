@@ -204,9 +204,9 @@ def write(
     definition = tokenizer.to_huggingface() if tokenizer is not None else ""  # before anything is written
     fields = {
         "architectures": [architecture],
+        "tie_word_embeddings": config.tie_word_embeddings,
         **layout.to_fields(config),
         **_special_ids(layout.SPECIAL_IDS, tokenizer),
-        "tie_word_embeddings": True,
         "dtype": "float32",
     }
     if tokenizer is not None and fields["pad_token_id"] != tokenizer.pad_id:
@@ -232,8 +232,8 @@ def write(
 def _special_ids(names: Mapping[str, str], tokenizer: Tokenizer | None) -> dict[str, int | None]:
     """Returns the fields of config.json that are ids of special pieces."""
     if tokenizer is None:
-        # transformers does not train the padding's embedding.
-        return dict.fromkeys(names) | ({"pad_token_id": 0} if "pad_token_id" in names else {})
+        # transformers does not train the padding's embedding, and takes no None for the mask.
+        return {name: 0 if piece == "pad" else None for name, piece in names.items() if piece != "mask"}
     return {name: getattr(tokenizer, f"{piece}_id") for name, piece in names.items()}
 
 

@@ -69,7 +69,8 @@ class Pretrained:
         """Whether it has an output layer for words: one that is plain has no params."""
         if "masked_lm" in self.params:
             return True
-        if self.config.output != "plain" or self.architecture:
+        is_other = self.architecture and not self.architecture.endswith("ForMaskedLM")
+        if self.config.output != "plain" or not self.config.tie_word_embeddings or is_other:
             return False
         learnt = objectives.of(self.settings) if "objective" in self.settings else ()
         return not learnt or any(term.objective.words_per_sequence for term in learnt)

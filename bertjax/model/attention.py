@@ -101,6 +101,21 @@ class LayerNorm(nn.Module):
         return total, self(total)
 
 
+class RMSNorm(nn.Module):
+    """LayerNorm without mean and bias (Zhang and Sennrich 2019), over the last axis; statistics in float32."""
+
+    config: BertConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(self, x):
+        """`[..., hidden]` -> `[..., hidden]`."""
+        init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
+        scale = self.param("scale", init, (self.config.hidden_size,))
+        scaled = divide_by_rms(x, self.config.rms_norm_eps, self.compute.chip) * scale
+        return scaled.astype(self.compute.dtype)
+
+
 def residual_sum(x, update, update_bias, dropout_keys, rate: float):
     """x + dropout(update + update_bias): `[batch, length, hidden]`, keys `[batch]` or None, and so may be the bias."""
     update = update if update_bias is None else update + update_bias.astype(update.dtype)
@@ -130,6 +145,28 @@ def _standardize_backward(epsilon, chip, saved, grad):
 
 
 standardize.defvjp(_standardize_forward, _standardize_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def divide_by_rms(x, epsilon: float, chip: str = ""):
+    """Divides by the root of the mean square over the last axis, in float32; its gradient is as `standardize`'s."""
+    return _divide_forward(x, epsilon, chip)[0]
+
+
+def _divide_forward(x, epsilon, chip):
+    wide = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(_mean(jnp.square(wide), chip) + epsilon)
+    return wide * inverse, (x, inverse)
+
+
+def _divide_backward(epsilon, chip, saved, grad):
+    del epsilon
+    x, inverse = saved
+    y = x * inverse
+    return ((inverse * (grad - y * _mean(grad * y, chip))).astype(x.dtype),)
+
+
+divide_by_rms.defvjp(_divide_forward, _divide_backward)
 
 
 def _mean(x, chip: str):

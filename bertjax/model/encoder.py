@@ -27,7 +27,20 @@ ACTIVATIONS = {
     "gelu": _gelu,
     "gelu_new": functools.partial(nn.gelu, approximate=True),
     "relu": nn.relu,
+    "silu": nn.silu,
 }
+
+
+def activate(inner: jax.Array, activation: str, compute: Compute) -> jax.Array:
+    """The activation of a feed-forward network's `[batch, length, wide]`.
+
+    Of a gated one's `[batch, length, 2, wide]`, that of the first half, times the second (Shazeer 2020).
+    """
+    if can_activate_on_gpu(compute, inner.shape[1], inner.shape[-1]):
+        return gpu_activate(inner, None, activation, compute.chip)
+    if inner.ndim == 3:
+        return ACTIVATIONS[activation](inner)
+    return ACTIVATIONS[activation](inner[..., 0, :]) * inner[..., 1, :]
 
 
 class Embedding(nn.Module):
@@ -154,6 +167,30 @@ class EncoderLayer(nn.Module):
         return x, (x if self.every_layer else None, cache)
 
 
+def recomputed(layer: type[nn.Module], compute: Compute) -> type[nn.Module]:
+    """Returns a layer of a scan, of which the backward pass computes again what `compute.remat` says."""
+    if compute.remat == "none":
+        return layer
+    policy = jax.checkpoint_policies.checkpoint_dots if compute.remat == "dots" else None
+    return nn.remat(layer, prevent_cse=False, policy=policy)  # a scan body needs no CSE guard
+
+
+def stacked(layer: type[nn.Module], count: int, in_axes: tuple, compute: Compute, trains: bool) -> type[nn.Module]:
+    """Returns so many layers as a scan, which training may unroll: params are stacked on a leading `layers` axis.
+
+    `in_axes`: which inputs besides the first are stacked as well (0), and which are the same for all (`nn.broadcast`).
+    """
+    return nn.scan(
+        layer,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=in_axes,
+        length=count,
+        unroll=count if compute.unroll and trains else 1,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+
+
 class Encoder(nn.Module):
     """`num_hidden_layers` layers, a scan that training may unroll: params are stacked on a leading `layers` axis."""
 
@@ -166,19 +203,9 @@ class Encoder(nn.Module):
 
         With a cache, whose arrays are stacked on `[layers]`, also returns what it then is; see `SelfAttention`.
         """
-        layer, trains = EncoderLayer, dropout_keys is not None
-        if self.compute.remat != "none":
-            policy = jax.checkpoint_policies.checkpoint_dots if self.compute.remat == "dots" else None
-            layer = nn.remat(layer, prevent_cse=False, policy=policy)  # a scan body needs no CSE guard
-        layers = nn.scan(
-            layer,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=(0, 0, nn.broadcast, nn.broadcast),
-            length=self.config.num_hidden_layers,
-            unroll=self.config.num_hidden_layers if self.compute.unroll and trains else 1,
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )(self.config, self.compute, every_layer, name="layers")
+        count, in_axes = self.config.num_hidden_layers, (0, 0, nn.broadcast, nn.broadcast)
+        make = stacked(recomputed(EncoderLayer, self.compute), count, in_axes, self.compute, dropout_keys is not None)
+        layers = make(self.config, self.compute, every_layer, name="layers")
         numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
         last, (each, cache) = layers(x, numbers, cache, segments, dropout_keys)
         if self.config.norm == "pre":

@@ -76,3 +76,20 @@ class EncoderModel(nn.Module):
         """Returns the pooled output, of the first token unless a family says otherwise."""
         del segments
         return self.pooler(hidden, first_tokens)
+
+
+class RotaryModel(EncoderModel):
+    """An encoder without token types, whose positions only turn queries and keys.
+
+    Its `embeddings` take ids alone, and its layers the positions `[batch, length]` after x: (x, positions, segments,
+    dropout_keys, every_layer=).
+    """
+
+    def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
+        """As `EncoderModel.encode`."""
+        del token_types
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
+        x = nn.with_logical_constraint(self.embeddings(input_ids), ("batch", "length", "embed"))
+        hidden = self.encoder(x, positions, segments, dropout_keys, every_layer=every_layer)
+        return jnp.concatenate([x[None], hidden]) if every_layer else hidden

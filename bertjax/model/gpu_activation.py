@@ -31,7 +31,12 @@ def _gelu(x):
 
 
 # In float32. The compiler of kernels has no erf.
-ACTIVATIONS = {"gelu": _gelu, "gelu_new": functools.partial(nn.gelu, approximate=True), "relu": nn.relu}
+ACTIVATIONS = {
+    "gelu": _gelu,
+    "gelu_new": functools.partial(nn.gelu, approximate=True),
+    "relu": nn.relu,
+    "silu": nn.silu,
+}
 
 
 def can_activate_on_gpu(compute: Compute, length: int, wide: int) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from bertjax.config import BertConfig, Compute
 from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import dropout, fold_in
-from bertjax.model.encoder import ACTIVATIONS
+from bertjax.model.encoder import ACTIVATIONS, Embedding
 from bertjax.model.products import project
 
 
@@ -38,7 +38,8 @@ class MaskedLanguageModelHead(nn.Module):
     """Predicts the words at masked positions.
 
     Dense (to the size of embeddings), activation, LayerNorm, then a decoder tied to the word embeddings, with its own
-    bias; or, if `config.output` is "plain", the tied decoder alone, which has no params.
+    bias; or, if `config.output` is "plain", the tied decoder alone, which has no params. If
+    `config.tie_word_embeddings` is not set, the decoder is a table of its own.
     """
 
     config: BertConfig
@@ -63,6 +64,9 @@ class MaskedLanguageModelHead(nn.Module):
             hidden = LayerNorm(config, self.compute, config.bias, size, name="norm")(hidden)
             bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
             bias = self.param("bias", bias_init, (config.padded_vocab_size,))
+        if not config.tie_word_embeddings:
+            decoder = Embedding(config, self.compute.dtype, config.padded_vocab_size, "vocab", name="decoder")
+            word_embeddings = decoder.embedding
         if self.compute.casts_factors:
             logits = project(hidden, word_embeddings, self.compute, outputs_first=True)
         else:

@@ -34,8 +34,22 @@ def last_tokens(segments, first_tokens=None):
     """Returns the last token of each row `[batch]`, or of the examples whose first tokens are given, in their shape."""
     if first_tokens is None:
         return jnp.maximum((segments > 0).sum(-1) - 1, 0)
-    own = jnp.take_along_axis(segments, first_tokens, axis=1)[..., None] == segments[:, None, :]
-    return jnp.where(own, jnp.arange(segments.shape[1]), 0).max(-1)
+    return jnp.where(_own(segments, first_tokens), jnp.arange(segments.shape[1]), 0).max(-1)
+
+
+def mean_of_segments(hidden, segments, first_tokens):
+    """Returns the mean state of each example whose first token is given `[batch, examples]`, summed in float32.
+
+    `[batch, length, hidden]` -> `[batch, examples, hidden]`.
+    """
+    own = _own(segments, first_tokens)
+    weights = own / own.sum(-1, keepdims=True)
+    return jnp.einsum("btl,blh->bth", weights, hidden.astype(jnp.float32)).astype(hidden.dtype)
+
+
+def _own(segments, first_tokens):
+    """Returns which tokens are of each example whose first token is given, `[batch, examples, length]` booleans."""
+    return jnp.take_along_axis(segments, first_tokens, axis=1)[..., None] == segments[:, None, :]
 
 
 def join_ends(states, segments):

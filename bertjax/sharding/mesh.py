@@ -98,7 +98,7 @@ def make_mesh(config, devices=None) -> Mesh:
             f"be a multiple of the {ways} devices that share it (mesh.data * mesh.fsdp)"
         )
     for size, fields in (
-        (sizes["tensor"], ("num_attention_heads", "intermediate_size")),
+        (sizes["tensor"], ("num_attention_heads", "num_key_value_heads", "intermediate_size")),
         (sizes["fsdp"], ("hidden_size", "embedding_size")),
     ):
         for field in fields:

@@ -39,6 +39,7 @@ class ModernBertConfig:
 
     output: ClassVar[str] = "transform"
     spans_dropout_prob: ClassVar[float] = 0.0
+    tie_word_embeddings: ClassVar[bool] = True
     type_vocab_size: ClassVar[int] = 1
 
     @property

@@ -27,7 +27,6 @@ ARCHITECTURES = {
     "ModernBertForTokenClassification": ("pooler", "classifier"),
     "ModernBertForQuestionAnswering": ("pooler", "spans"),
 }
-PARTS = {"bert", "masked_lm", "classifier", "spans"}
 INPUTS = ("input_ids", "attention_mask")
 # Fields of config.json that are ids of special pieces.
 SPECIAL_IDS = {"pad_token_id": "pad", "bos_token_id": "cls", "cls_token_id": "cls"}
@@ -89,8 +88,10 @@ def read_params(
     if "model.embeddings.tok_embeddings.weight" not in named:  # the encoder alone
         named = {f"model.{name}": tensor for name, tensor in named.items()}
     parts = [part for part in ("masked_lm", "classifier", "spans") if _has(part, named, fields)]
-    params, used = _read(named, config, parts, source)
-    ignored, wordless = sorted(named.keys() - used - {"decoder.weight"}), ""
+    rows = {part: named["classifier.weight"].shape[0] for part in parts if part != "masked_lm"}
+    table, padding = _table(config, parts, rows), config.padded_vocab_size - config.vocab_size
+    params = _stacked(tensors.to_params(table, named, padding, source, "a ModernBERT"), config)
+    ignored, wordless = sorted(named.keys() - table.names() - {"decoder.weight"}), ""
     words = named["model.embeddings.tok_embeddings.weight"]
     if "decoder.weight" in named and not np.array_equal(named["decoder.weight"], words):
         wordless = f"{source}: decoder.weight is not tied to the word embeddings, which is not supported"
@@ -105,81 +106,37 @@ def _has(part: str, named: Mapping, fields: Mapping) -> bool:
     return has[part] in named and (part == "masked_lm" or (part == "spans") == answers)
 
 
-def _read(named: Mapping[str, np.ndarray], config: ModernBertConfig, parts: list[str], source: str):
-    """Returns our params, and the names of the tensors in them."""
-    used = set()
-
-    def take(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        used.add(name)
-        return tensors.take(named, name, shape, source, "a ModernBERT")
-
-    found: dict = {}
-    rows = {part: named["classifier.weight"].shape[0] for part in parts if part != "masked_lm"}
-    for path, (name, ours, theirs) in _tensors(config, parts, rows).items():
-        array = take(name, theirs)
-        _put(found, path, array.T.reshape(ours) if len(theirs) == 2 and path[-1] == "kernel" else array.reshape(ours))
-    padding = config.padded_vocab_size - config.vocab_size
-    table = found["bert"]["embeddings"]["word"]
-    table["embedding"] = np.pad(table["embedding"], ((0, padding), (0, 0)))
-    if "masked_lm" in found:
-        found["masked_lm"]["bias"] = np.pad(found["masked_lm"]["bias"], (0, padding))
-    return _stacked(found, config), used
-
-
-def _tensors(config: ModernBertConfig, parts: Iterable[str], rows: Mapping[str, int]) -> dict[tuple, tuple]:
-    """Returns {our path: (tensor, our shape, its shape)}; layers are `("bert", "layers", number, ...)`.
+def _table(config: ModernBertConfig, parts: Iterable[str], rows: Mapping[str, int]) -> tensors.Table:
+    """Returns which tensor each param is.
 
     Args:
       parts: what there is besides the encoder.
       rows: classes of each classifier among these.
     """
-    hidden, inner, heads, size = (
-        config.hidden_size,
-        config.intermediate_size,
-        config.num_attention_heads,
-        config.head_size,
-    )
-    found: dict = {}
-
-    def norm(path: tuple, name: str) -> None:
-        found[*path, "scale"] = f"{name}.weight", (hidden,), (hidden,)
-        if config.bias:
-            found[*path, "bias"] = f"{name}.bias", (hidden,), (hidden,)
-
-    def dense(path: tuple, name: str, inputs: tuple, outputs: tuple, bias: bool = config.bias) -> None:
-        wide, narrow = int(np.prod(outputs)), int(np.prod(inputs))
-        found[*path, "kernel"] = f"{name}.weight", (*inputs, *outputs), (wide, narrow)
-        if bias:
-            found[*path, "bias"] = f"{name}.bias", outputs, (wide,)
-
-    table = (config.vocab_size, hidden)
-    found["bert", "embeddings", "word", "embedding"] = "model.embeddings.tok_embeddings.weight", table, table
-    norm(("bert", "embeddings", "norm"), "model.embeddings.norm")
+    hidden, heads = config.hidden_size, (config.num_attention_heads, config.head_size)
+    size, inner, bias, found = (hidden,), (config.intermediate_size,), config.bias, tensors.Table()
+    words = "model.embeddings.tok_embeddings.weight"
+    found.rows(("bert", "embeddings", "word", "embedding"), words, config.vocab_size, hidden)
+    found.norm(("bert", "embeddings", "norm"), "model.embeddings.norm", hidden, bias)
     for number in range(config.num_hidden_layers):
         ours, theirs = ("bert", "layers", number), f"model.layers.{number}"
         if number:
-            norm((*ours, "attention_norm"), f"{theirs}.attn_norm")
-        dense((*ours, "attention", "query_key_value"), f"{theirs}.attn.Wqkv", (hidden,), (3, heads, size))
-        dense((*ours, "attention", "output"), f"{theirs}.attn.Wo", (heads, size), (hidden,))
-        norm((*ours, "output_norm"), f"{theirs}.mlp_norm")
-        dense((*ours, "input"), f"{theirs}.mlp.Wi", (hidden,), (2, inner))
-        dense((*ours, "output"), f"{theirs}.mlp.Wo", (inner,), (hidden,))
-    norm(("bert", "encoder", "norm"), "model.final_norm")
+            found.norm((*ours, "attention_norm"), f"{theirs}.attn_norm", hidden, bias)
+        found.dense((*ours, "attention", "query_key_value"), f"{theirs}.attn.Wqkv", size, (3, *heads), bias)
+        found.dense((*ours, "attention", "output"), f"{theirs}.attn.Wo", heads, size, bias)
+        found.norm((*ours, "output_norm"), f"{theirs}.mlp_norm", hidden, bias)
+        found.dense((*ours, "input"), f"{theirs}.mlp.Wi", size, (2, *inner), bias)
+        found.dense((*ours, "output"), f"{theirs}.mlp.Wo", inner, size, bias)
+    found.norm(("bert", "encoder", "norm"), "model.final_norm", hidden, bias)
     for part in parts:
         head = ("masked_lm",) if part == "masked_lm" else ("bert", "pooler")
-        dense((*head, "dense"), "head.dense", (hidden,), (hidden,))
-        norm((*head, "norm"), "head.norm")
+        found.dense((*head, "dense"), "head.dense", size, size, bias)
+        found.norm((*head, "norm"), "head.norm", hidden, bias)
         if part == "masked_lm":
-            found["masked_lm", "bias"] = "decoder.bias", (config.vocab_size,), (config.vocab_size,)
+            found.rows(("masked_lm", "bias"), "decoder.bias", config.vocab_size)
         else:
-            dense((part, "dense"), "classifier", (hidden,), (rows[part],), bias=True)
+            found.dense((part, "dense"), "classifier", size, (rows[part],), bias=True)
     return found
-
-
-def _put(tree: dict, path: tuple, array: np.ndarray) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = array
 
 
 def _stacked(params: dict, config: ModernBertConfig) -> dict:
@@ -205,10 +162,7 @@ def choose_architecture(params: dict, config: ModernBertConfig, stated: str = ""
     `stated`: the class of BERT, or of ModernBERT, that the checkpoint states; it decides between those with the same
     head.
     """
-    present = {*params, *(("pooler",) if "pooler" in params["bert"] else ())}
-    stated = PREFIX + stated.removeprefix(PREFIX).removeprefix("Bert")
-    fitting = [name for name, parts in ARCHITECTURES.items() if present >= set(parts)]
-    return stated if stated in fitting else max(fitting, key=lambda name: (len(ARCHITECTURES[name]), name in fitting))
+    return tensors.choose_class(ARCHITECTURES, PREFIX, tensors.parts_of(params), stated)
 
 
 def to_tensors(params: dict, config: ModernBertConfig, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -218,40 +172,21 @@ def to_tensors(params: dict, config: ModernBertConfig, architecture: str) -> tup
     """
     from bertjax.families.modernbert.model import layers_of
 
-    present = {*params, *(("pooler",) if "pooler" in params["bert"] else ())} - {"bert"}
-    wanted = ARCHITECTURES[architecture]
-    if lacking := set(wanted) - present:
-        fitting = choose_architecture(params, config)
-        raise UserError(
-            f"--architecture={architecture}: it has {min(lacking)}, which the checkpoint lacks; use {fitting}"
-        )
+    present, wanted = tensors.parts_of(params), ARCHITECTURES[architecture]
+    tensors.check_parts(architecture, wanted, present, choose_architecture(params, config))
     layers = layers_of(params["bert"]["encoder"], config)
     tree = params | {"bert": params["bert"] | {"layers": dict(enumerate(layers))}}
     parts = [part for part in wanted if part != "pooler"]
     rows = {part: params[part]["dense"]["bias"].shape[0] for part in parts if part != "masked_lm"}
-    found = {}
-    for path, (name, _, theirs) in _tensors(config, parts, rows).items():
-        array = tree
-        for step in path:
-            array = array[step]
-        array = np.asarray(array)
-        if path[-1] in ("embedding",) or path == ("masked_lm", "bias"):
-            array = array[: config.vocab_size]
-        elif path[-1] == "kernel":
-            array = array.reshape(theirs[::-1]).T
-        name = name.removeprefix("model.") if architecture == "ModernBertModel" else name
-        found[name] = np.ascontiguousarray(array.reshape(theirs))
+    found = tensors.to_named(_table(config, parts, rows), tree)
+    if architecture == "ModernBertModel":
+        found = {name.removeprefix("model."): tensor for name, tensor in found.items()}
     return found, sorted(present - set(wanted))
 
 
 def classifier_rows(params: dict, architecture: str) -> int:
-    """Returns the rows of a classifier whose labels config.json names; 0 if the class has none."""
-    if "classifier" not in ARCHITECTURES[architecture]:
-        return 0
-    rows = params["classifier"]["dense"]["bias"].shape[0]
-    if architecture.endswith("ForMultipleChoice") and rows != 1:
-        raise UserError(f"--architecture={architecture}: one score per choice, but this classifier has {rows} labels")
-    return rows
+    """As `bert.huggingface.classifier_rows`."""
+    return tensors.classifier_rows(params, architecture, ARCHITECTURES[architecture])
 
 
 def to_fields(config: ModernBertConfig) -> dict:

@@ -11,25 +11,17 @@ from bertjax.config import Compute
 from bertjax.families.modernbert import ModernBertConfig
 from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import fold_in
-from bertjax.model.encoder import ACTIVATIONS, Embedding
-from bertjax.model.encoder_model import EncoderModel
+from bertjax.model.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
+from bertjax.model.encoder_model import RotaryModel
 from bertjax.model.flash_attention import can_flash, flash_attention
-from bertjax.model.gpu_activation import can_activate_on_gpu, gpu_activate
-from bertjax.model.gpu_attention import can_attend_on_gpu, gpu_attention
-from bertjax.model.kernels import has_kernels, on_one_device
-from bertjax.model.plain_attention import plain_attention
+from bertjax.model.kernels import has_kernels
 from bertjax.model.rotary import Rotation, rotate, rotation
-from bertjax.model.tiles import tile_of
-from bertjax.model.window_attention import window_attention
-
-BLOCKS = 6  # From so many windows on, blocks of three pay; shorter texts have all scores and a mask.
+from bertjax.model.rotary_attention import attend
+from bertjax.model.segments import mean_of_segments
 
 
-class ModernBertModel(EncoderModel):
-    """Word embeddings, layers of global and of local attention, and a head for classification.
-
-    There are no token types, and positions only turn queries and keys.
-    """
+class ModernBertModel(RotaryModel):
+    """Word embeddings, layers of global and of local attention, and a head for classification."""
 
     config: ModernBertConfig
     compute: Compute = Compute()
@@ -39,22 +31,11 @@ class ModernBertModel(EncoderModel):
         self.encoder = ModernBertEncoder(self.config, self.compute)
         self.pooler = Head(self.config, self.compute)
 
-    def encode(self, input_ids, segments, token_types, positions=None, dropout_keys=None, *, every_layer: bool = False):
-        """As `EncoderModel.encode`."""
-        del token_types
-        if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
-        x = nn.with_logical_constraint(self.embeddings(input_ids), ("batch", "length", "embed"))
-        hidden = self.encoder(x, positions, segments, dropout_keys, every_layer=every_layer)
-        return jnp.concatenate([x[None], hidden]) if every_layer else hidden
-
     def pool(self, hidden, segments, first_tokens):
         """The head of the first token's state, or of the mean state of a text (`classifier_pooling`)."""
         tokens = jnp.zeros((len(hidden), 1), jnp.int32) if first_tokens is None else first_tokens
         if self.config.classifier_pooling == "mean":
-            own = jnp.take_along_axis(segments, tokens, axis=1)[..., None] == segments[:, None, :]
-            weights = own / own.sum(-1, keepdims=True)
-            pooled = jnp.einsum("btl,blh->bth", weights, hidden.astype(jnp.float32)).astype(hidden.dtype)
+            pooled = mean_of_segments(hidden, segments, tokens)
         else:
             pooled = jnp.take_along_axis(hidden, tokens[..., None], axis=1)
         pooled = self.pooler(pooled)
@@ -102,7 +83,7 @@ class ModernBertEncoder(nn.Module):
 
     @nn.compact
     def __call__(self, x, positions, segments, dropout_keys=None, *, every_layer: bool = False):
-        """As `EncoderModel.make_layers`; `positions` are `[batch, length]`."""
+        """As `RotaryModel` calls it."""
         config, compute = self.config, self.compute
         turns = {
             theta: rotation(positions, config.head_size, theta)
@@ -116,15 +97,9 @@ class ModernBertEncoder(nn.Module):
         x = _layer(config, compute, is_global=True, has_norm=False, name="first")(x, 0, *given)
         states = [x[None]]
         if count:
-            groups = nn.scan(
-                LayerGroup,
-                variable_axes={"params": 0},
-                split_rngs={"params": True},
-                in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
-                length=count,
-                unroll=count if compute.unroll and dropout_keys is not None else 1,
-                metadata_params={nn.PARTITION_NAME: "layers"},
-            )(config, compute, period, every_layer, name="groups")
+            in_axes = (0, nn.broadcast, nn.broadcast, nn.broadcast)
+            make = stacked(LayerGroup, count, in_axes, compute, dropout_keys is not None)
+            groups = make(config, compute, period, every_layer, name="groups")
             x, each = groups(x, 1 + period * jnp.arange(count), *given)
             states.append(each.reshape(-1, *x.shape) if every_layer else each)
         if left:
@@ -155,11 +130,7 @@ class LayerGroup(nn.Module):
 
 
 def _layer(config: ModernBertConfig, compute: Compute, is_global: bool, has_norm: bool, name: str) -> nn.Module:
-    layer = Layer
-    if compute.remat != "none":
-        policy = jax.checkpoint_policies.checkpoint_dots if compute.remat == "dots" else None
-        layer = nn.remat(layer, prevent_cse=False, policy=policy)
-    return layer(config, compute, is_global, has_norm, name=name)
+    return recomputed(Layer, compute)(config, compute, is_global, has_norm, name=name)
 
 
 class Layer(nn.Module):
@@ -188,11 +159,7 @@ class Layer(nn.Module):
             inner = Dense(config, compute, hidden, wide, ("embed", "mlp"), config.bias, name="input")(read)
         output = Dense(config, compute, wide, hidden, ("mlp", "embed"), config.bias, scale, name="output")
 
-        if can_activate_on_gpu(compute, inner.shape[1], *wide):
-            inner = gpu_activate(inner, None, config.hidden_act, compute.chip)
-        else:
-            activate = ACTIVATIONS[config.hidden_act]
-            inner = activate(inner[..., 0, :]) * inner[..., 1, :] if config.glu else activate(inner)
+        inner = activate(inner, config.hidden_act, compute)
         x = x + output(nn.with_logical_constraint(inner, ("batch", "length", "mlp")))
         return nn.with_logical_constraint(x, ("batch", "length", "embed"))
 
@@ -219,22 +186,9 @@ class RotaryAttention(nn.Module):
             )
             context = flash_attention(x, kernel, bias, turn, segments, compute.chip, window)
         else:
-            turned = nn.with_logical_constraint(rotate(project(x), turn), ("batch", "length", None, "heads", "kv"))
-            context = self._attend(turned, segments, window)
+            context = attend(rotate(project(x), turn), segments, compute, window)
         axes, scale = ("heads", "kv", "embed"), config.output_init_scale
         return Dense(config, compute, (heads, size), (hidden,), axes, config.bias, scale, name="output")(context)
-
-    def _attend(self, turned, segments, window: int | None):
-        """Without TPU kernels: `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`."""
-        batch, length, _, heads, size = turned.shape
-        if can_attend_on_gpu(self.compute, length, size):
-            return gpu_attention(turned, segments, chip=self.compute.chip, window=window)
-        has_cache = self.compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's tiles
-        if window is None or length < BLOCKS * window:
-            tile = tile_of(batch, length, heads) if has_cache else None
-            return plain_attention(turned, segments, None, 0.0, self.compute, tile=tile, window=window)
-        tile = tile_of(batch, length, heads, 3 * window) if has_cache else None
-        return window_attention(turned, segments, window, self.compute, tile)
 
 
 def attention_probabilities(config: ModernBertConfig, params: dict, ids: np.ndarray) -> np.ndarray:

@@ -1,0 +1,122 @@
+"""The modules of EuroBERT."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.config import Compute
+from bertjax.families.eurobert import EuroBertConfig
+from bertjax.model.attention import Dense, RMSNorm
+from bertjax.model.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
+from bertjax.model.encoder_model import RotaryModel
+from bertjax.model.rotary import Rotation, rotate, rotation
+from bertjax.model.rotary_attention import GroupedAttention, joined
+from bertjax.model.segments import mean_of_segments
+
+
+class EuroBertModel(RotaryModel):
+    """Word embeddings, layers, and a dense layer for classification of texts."""
+
+    config: EuroBertConfig
+    compute: Compute = Compute()
+
+    def setup(self):
+        self.embeddings = Words(self.config, self.compute)
+        self.encoder = EuroBertEncoder(self.config, self.compute)
+        self.pooler = Pooler(self.config, self.compute)
+
+    def pool(self, hidden, segments, first_tokens):
+        """What `config.classifier_pooling` says.
+
+        The mean of the logits of all tokens, which transformers takes (late), is the logits of the mean.
+        """
+        tokens = jnp.zeros((len(hidden), 1), jnp.int32) if first_tokens is None else first_tokens
+        if self.config.classifier_pooling == "late":
+            pooled = mean_of_segments(self.pooler(hidden), segments, tokens)
+        elif self.config.classifier_pooling == "mean":
+            pooled = self.pooler(mean_of_segments(hidden, segments, tokens))
+        else:
+            pooled = self.pooler(jnp.take_along_axis(hidden, tokens[..., None], axis=1))
+        return pooled[:, 0] if first_tokens is None else pooled
+
+
+class Words(nn.Module):
+    """Word embeddings alone."""
+
+    config: EuroBertConfig
+    compute: Compute
+
+    def setup(self):
+        self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
+
+    def __call__(self, input_ids):
+        return self.word(input_ids)
+
+
+class Pooler(nn.Module):
+    """Dense with a bias, and GELU: `[..., hidden]` -> the same."""
+
+    config: EuroBertConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(self, hidden):
+        size = (self.config.hidden_size,)
+        return ACTIVATIONS["gelu"](Dense(self.config, self.compute, size, size, ("embed", None), name="dense")(hidden))
+
+
+class EuroBertEncoder(nn.Module):
+    """The layers, a scan whose params are stacked, and an RMSNorm."""
+
+    config: EuroBertConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(self, x, positions, segments, dropout_keys=None, *, every_layer: bool = False):
+        """As `RotaryModel` calls it; the keys say only that it trains."""
+        config, compute = self.config, self.compute
+        turn = rotation(positions, config.head_size, config.rope_theta)
+        in_axes, trains = (nn.broadcast, nn.broadcast), dropout_keys is not None
+        make = stacked(recomputed(Layer, compute), config.num_hidden_layers, in_axes, compute, trains)
+        last, each = make(config, compute, every_layer, name="layers")(x, turn, segments)
+        last = RMSNorm(config, compute, name="norm")(last)
+        return each.at[-1].set(last) if every_layer else last
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    config: EuroBertConfig
+    compute: Compute
+    every_layer: bool = False  # also return x as an output of the scan
+
+    @nn.compact
+    def __call__(self, x, turn: Rotation, segments):
+        config, compute = self.config, self.compute
+        hidden, wide = (config.hidden_size,), (config.intermediate_size,)
+        read = RMSNorm(config, compute, name="attention_norm")(x)
+        x = x + GroupedAttention(config, compute, name="attention")(read, turn, segments)
+
+        read = RMSNorm(config, compute, name="output_norm")(x)
+        axes = ("embed", "projections", "mlp")
+        inner = Dense(config, compute, hidden, (2, *wide), axes, use_bias=False, name="input")(read)
+        inner = nn.with_logical_constraint(activate(inner, config.hidden_act, compute), ("batch", "length", "mlp"))
+        x = x + Dense(config, compute, wide, hidden, ("mlp", "embed"), use_bias=False, name="output")(inner)
+        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
+        return x, (x if self.every_layer else None)
+
+
+def attention_probabilities(config: EuroBertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
+    """Returns what each head of each layer attends to in a text: `[layers, heads, queries, keys]`."""
+    inputs = (ids, np.ones_like(ids), np.zeros_like(ids))
+    states = EuroBertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
+    turn = rotation(jnp.arange(ids.shape[1])[None], config.head_size, config.rope_theta)
+
+    def of_layer(layer, x):
+        x = RMSNorm(config, Compute()).apply({"params": layer["attention_norm"]}, x)
+        kernel = joined(layer["attention"]["query"]["kernel"], layer["attention"]["key_value"]["kernel"])
+        query, key, _ = jnp.moveaxis(rotate(jnp.einsum("blh,hpnd->blpnd", x, kernel), turn)[0], 1, 0)
+        return nn.softmax(jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5)
+
+    return np.asarray(jax.lax.map(lambda each: of_layer(*each), (params["encoder"]["layers"], states[:-1])))
