@@ -22,7 +22,7 @@ def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
     config, pieces, attention_of = source.config, source.tokenizer, families.of(source.config).attention
     if attention_of is None:
         raise UserError(f"{source.path}: a model with model.family = {config.family!r} has no attention")
-    ids = np.array([[pieces.cls_id, *pieces.encode_with_masks(text), pieces.sep_id]])
+    ids = np.array([pieces.framed(pieces.encode_with_masks(text))])
     if ids.shape[1] > config.max_position_embeddings:
         raise UserError(f"{text[:60]!r}... has {ids.shape[1]} tokens, more than the model's positions")
     return [pieces.shown(int(i)) for i in ids[0]], attention_of(config, source.params["bert"], ids)

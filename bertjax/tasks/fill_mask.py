@@ -76,7 +76,7 @@ def check(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> None:
 
 
 def _encode(text: str, tokenizer: Tokenizer, longest: int) -> list[int]:
-    ids = [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
+    ids = tokenizer.framed(tokenizer.encode_with_masks(text))
     if tokenizer.mask_id not in ids:
         raise UserError(f"no [MASK] in {text[:60]!r}: write [MASK] in place of a word")
     if len(ids) > longest:

@@ -44,7 +44,8 @@ def extract(
       pool: "mean" yields `[width]` instead, the mean over all tokens with [CLS] and [SEP], and "cls" that of [CLS].
     """
     longest = model.config.max_position_embeddings
-    encoded = ([tokenizer.cls_id, *ids[: longest - 2], tokenizer.sep_id] for ids in _encode(tokenizer, texts))
+    room = longest - len(tokenizer.framed(()))
+    encoded = (tokenizer.framed(ids[:room]) for ids in _encode(tokenizer, texts))
     for ids in _portions(encoded):
         # Batches texts of similar length to reduce padding; pads to powers of two to limit compilations.
         order, found = sorted(range(len(ids)), key=lambda i: len(ids[i])), [None] * len(ids)

@@ -74,10 +74,10 @@ def log_likelihoods_of_rows(
 
 
 def _rows_of(number: int, text: str, tokenizer: Tokenizer, config, learnt: str) -> Iterator[PredictedRow]:
-    ids = [tokenizer.cls_id, *tokenizer.encode(text).ids, tokenizer.sep_id]
+    ids = tokenizer.framed(tokenizer.encode(text).ids)
     if len(ids) > (most := config.max_position_embeddings):
         raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {most} positions")
-    places = range(1, len(ids) - 1)
+    places = range(1, len(ids) - len(tokenizer.end))
     if learnt == "next":
         yield PredictedRow(number, ids[:-1], [place - 1 for place in places], [ids[place] for place in places])
         return

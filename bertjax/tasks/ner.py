@@ -80,7 +80,7 @@ def dataset(
         f"{len(dev)} dev sentences in {len(dev_examples)}"
     ]
     notes += seen_in_training((s.words for s in train), ("dev sentences", (s.words for s in dev)))
-    if unread := unread_words((*train, *dev), tokenizer, max_seq_length - 2):
+    if unread := unread_words((*train, *dev), tokenizer, max_seq_length - len(tokenizer.framed(()))):
         notes.append(f"{unread} words truncated or replaced by [UNK]: they have too many pieces, or none")
     metric, tags = "f1" if has_entities else "accuracy", Counter(tag for sentence in dev for tag in sentence.tags)
     baseline = 0.0 if has_entities else max(tags.values()) / tags.total()
@@ -219,14 +219,14 @@ def encode(
 
     Raises `UserError` for a tag that is not in `labels`.
     """
-    indices = {label: i for i, label in enumerate(labels)}
-    pieces = iter(_pieces([word for sentence in sentences for word in sentence.words], tokenizer, max_seq_length - 2))
+    indices, room = {label: i for i, label in enumerate(labels)}, max_seq_length - len(tokenizer.framed(()))
+    pieces = iter(_pieces([word for sentence in sentences for word in sentence.words], tokenizer, room))
     input_ids, all_labels, ids, marks, document = [], [], [], [], None
 
     def close():
         if ids:
-            input_ids.append(np.array([tokenizer.cls_id, *ids, tokenizer.sep_id], np.int32))
-            all_labels.append(np.array([-1, *marks, -1], np.int32))
+            input_ids.append(np.array(tokenizer.framed(ids), np.int32))
+            all_labels.append(np.array([-1, *marks, *[-1] * len(tokenizer.end)], np.int32))
         ids.clear()
         marks.clear()
 
@@ -236,11 +236,11 @@ def encode(
             raise UserError(f"{place}: the tag {tag!r} is not in the training file: {', '.join(labels)}")
         words = [next(pieces) for _ in sentence.words]
         size = sum(map(len, words))
-        if not with_context or sentence.document != document or len(ids) + size > max_seq_length - 2:
+        if not with_context or sentence.document != document or len(ids) + size > room:
             close()
         document = sentence.document
         for word, tag in zip(words, sentence.tags):
-            if len(ids) + len(word) > max_seq_length - 2:
+            if len(ids) + len(word) > room:
                 close()
             ids.extend(word)
             marks.extend([indices[tag], *[-1] * (len(word) - 1)])

@@ -253,8 +253,8 @@ def encode(
     input_ids, token_types, labels, windows, exact, apart = [], [], [], [], 0, 0
     for index, (question, query, paragraph) in enumerate(zip(questions, asked, _paragraphs(questions, tokenizer))):
         query = query[:max_query_length]
-        first = len(query) + 1 + tokenizer.separators
-        room = max_seq_length - first - 1
+        first = 1 + len(query) + len(tokenizer.between)
+        room = max_seq_length - first - len(tokenizer.end)
         offsets = np.array(paragraph.offsets, np.int32).reshape(-1, 2)
         starts = window_starts(len(paragraph.ids), room, doc_stride)
         best = best_windows(len(paragraph.ids), starts, room)
@@ -265,9 +265,8 @@ def encode(
         held = False
         for which, start in enumerate(starts):
             ids = paragraph.ids[start : start + room]
-            before = [tokenizer.cls_id, *query, *[tokenizer.sep_id] * tokenizer.separators]
-            input_ids.append(np.array([*before, *ids, tokenizer.sep_id], np.int32))
-            token_types.append(np.repeat(np.array([0, 1], np.int32), [first, len(ids) + 1]))
+            input_ids.append(np.array(tokenizer.framed(query, ids), np.int32))
+            token_types.append(np.repeat(np.array([0, 1], np.int32), [first, len(input_ids[-1]) - first]))
             part = slice(start, start + len(ids))
             windows.append(Window(index, first, offsets[part], best[part] == which))
             inside = answer is not None and start <= answer[0] and answer[1] < start + len(ids)

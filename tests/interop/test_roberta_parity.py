@@ -176,7 +176,7 @@ def test_the_tokenizer_gives_the_same_ids(tokenizer_folder):
         assert ours.encode(text).ids == theirs(text, add_special_tokens=False).input_ids, text
     pairs = [(a, b) for a, b in zip(texts, texts[::-1]) if b]  # to them an empty one is none
     ids, _, cut = encode_pairs(ours, [a for a, _ in pairs], [b for _, b in pairs], 200)
-    assert ours.separators == 2 and any(cut) and not all(cut)
+    assert ours.between == (2, 2) and any(cut) and not all(cut)
     for (a, b), found, is_cut in zip(pairs, ids, cut):
         if not is_cut:
             assert found.tolist() == theirs(a, b).input_ids
@@ -222,7 +222,7 @@ def unigram_folder(tmp_path_factory):
 def test_the_tokenizer_of_xlm_r_gives_the_same_ids(unigram_folder, tmp_path):
     ours, theirs = tokenizer_files.read(unigram_folder), transformers.AutoTokenizer.from_pretrained(unigram_folder)
     special = (theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id, theirs.sep_token_id, theirs.mask_token_id)
-    assert ours.kind == "unigram" and ours.special_ids == special and ours.separators == 2
+    assert ours.kind == "unigram" and ours.special_ids == special and ours.between == (2, 2)
     rng = np.random.default_rng(0)
     texts = [text for text in HARD if "aaaa" not in text]  # equally good pieces of it are found in any order
     texts += ["the ship sailed", *("".join(map(chr, rng.integers(32, 0x2FFF, 40))) for _ in range(200))]

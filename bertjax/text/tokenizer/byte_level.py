@@ -90,7 +90,7 @@ class Bytes(ByteLevel):
 
 
 class BPE(FromJson, ByteLevel):
-    """Byte-level BPE: learnt here, GPT-2's, RoBERTa's, ModernBERT's.
+    """Byte-level BPE: learnt here, GPT-2's, RoBERTa's, ModernBERT's, EuroBERT's.
 
     A text begins with a space if the file adds one (those learnt here do). GPT-2's "<|endoftext|>" is all special
     pieces in one.

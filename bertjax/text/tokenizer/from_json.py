@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"  # all special pieces of GPT-2
 FAIRSEQ = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")  # those of RoBERTa, XLM-R and CamemBERT
-ALIASES = {name: (theirs, END_OF_TEXT) for name, theirs in zip(SPECIAL_PIECES, FAIRSEQ)}
+EUROBERT = ("<|pad|>", "<|end_of_text|>", "<|begin_of_text|>", "<|end_of_text|>", "<|mask|>")  # knows all bytes
+ALIASES = {name: (*theirs, END_OF_TEXT) for name, *theirs in zip(SPECIAL_PIECES, FAIRSEQ, EUROBERT)}
+ALIASES["[PAD]"] += ("<|end_of_text|>",)
 
 
 class FromJson(Tokenizer):
@@ -43,7 +45,8 @@ class FromJson(Tokenizer):
         self.added = {token["content"] for token in found.get("added_tokens", ())} | special
         if self.cls_id != self.sep_id:  # GPT-2's surround nothing
             names = self.pieces[self.cls_id], self.pieces[self.sep_id]
-            self.separators = json_file.read_template(path, found.get("post_processor"), *names)
+            template = json_file.read_template(path, found.get("post_processor"), *names)
+            self.between, self.end = (tuple(map(self.pieces.index, part)) for part in template)
         self.lowercase = any(
             step.get("type") == "Lowercase" for step in json_file.steps_of(found.get("normalizer"), "normalizers")
         )

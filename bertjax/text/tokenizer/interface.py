@@ -38,7 +38,6 @@ class Tokenizer(abc.ABC):
     added: Collection[str] = SPECIAL_PIECES  # pieces that are no text, or that are kept whole wherever a text has them
     extends: bool = True  # it can have more pieces
     keeps_parts: bool = False  # a piece is made of two others, which must be pieces as well
-    separators: int = 1  # [SEP]s between the texts of a pair
 
     def __init__(self, pieces: Sequence[str], path: str, aliases: Mapping[str, Sequence[str]] | None = None):
         self.pieces = list(pieces)
@@ -51,11 +50,18 @@ class Tokenizer(abc.ABC):
         if missing:
             raise UserError(f"tokenizer.path: the vocabulary {path} lacks {', '.join(missing)}, which BERT needs")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = found
+        # The special pieces between the texts of a pair, and after the last text; before the first comes [CLS].
+        self.between: tuple[int, ...] = (self.sep_id,)
+        self.end: tuple[int, ...] = (self.sep_id,)
 
     @property
     def special_ids(self) -> tuple[int, ...]:
         """The ids of `SPECIAL_PIECES`."""
         return self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id
+
+    def framed(self, first: Sequence[int], second: Sequence[int] | None = None) -> list[int]:
+        """Returns the ids of a text, or of a pair of texts, and the special pieces before, between and after them."""
+        return [self.cls_id, *first, *((*self.between, *second) if second is not None else ()), *self.end]
 
     @property
     def vocab_size(self) -> int:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from bertjax.config import UserError
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES
@@ -43,27 +43,38 @@ def check_added(path, tokens: Sequence[str], known: Collection[str] = SPECIAL_PI
         )
 
 
-def read_template(path, processor: dict[str, Any] | None, cls: str = "[CLS]", sep: str = "[SEP]") -> int:
-    """Returns how many [SEP]s a tokenizer.json has between two texts.
+class Template(NamedTuple):
+    """The names of the special pieces between the texts of a pair, and after the last text."""
 
-    Raises `UserError` if it surrounds a text by others than [CLS] and [SEP], whose names in it are given.
+    between: list[str]
+    end: list[str]
+
+
+def read_template(path, processor: dict[str, Any] | None, cls: str = "[CLS]", sep: str = "[SEP]") -> Template:
+    """Returns what a tokenizer.json puts between two texts, and after the last one.
+
+    Raises `UserError` if it does not begin with [CLS], or surrounds a text by others than [CLS] and [SEP], whose names
+    in it are given.
     """
-    kind, separators = processor and processor.get("type"), 1
+    steps = [step for step in steps_of(processor, "processors") if step.get("type") != "ByteLevel"]  # moves offsets
+    kind, step = (steps[0].get("type"), steps[0]) if steps else (None, {})
+    found = Template([sep], [sep])
     if kind == "TemplateProcessing":
-        is_ours = _ids(processor.get("single")) == [cls, "A", sep]
-        pair = _ids(processor.get("pair"))
+        single, pair = _ids(step.get("single")), _ids(step.get("pair"))
+        found = found._replace(end=single[2:])
+        is_ours = single in ([cls, "A"], [cls, "A", sep])
         if is_ours and "B" in pair:
-            separators = pair[: pair.index("B")].count(sep)
-            is_ours = separators > 0 and pair == [cls, "A", *[sep] * separators, "B", sep]
+            found = found._replace(between=pair[2 : pair.index("B")])
+            is_ours = pair == [cls, "A", *found.between, "B", *found.end] and {*found.between} <= {cls, sep}
     elif kind == "RobertaProcessing":
-        separators = 2
-        given = [processor.get(name) for name in ("cls", "sep")]  # pairs of a name and an id
+        found = found._replace(between=[sep, sep])
+        given = [step.get(name) for name in ("cls", "sep")]  # pairs of a name and an id
         is_ours = all(isinstance(each, list) for each in given) and [each[:1] for each in given] == [[cls], [sep]]
     else:
-        is_ours = kind in (None, "BertProcessing", "ByteLevel")
-    if not is_ours:
+        is_ours = kind in (None, "BertProcessing")
+    if not is_ours or len(steps) > 1:
         raise UserError(f"tokenizer.path: {path}: post_processor {kind} is not supported; supported: {cls} text {sep}")
-    return separators
+    return found
 
 
 def _ids(steps: Any) -> list:
