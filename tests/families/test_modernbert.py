@@ -48,7 +48,7 @@ def random_params(model, config, seed=0):
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(seed), ids, ids, ids, *extra)["params"])
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda x: np.array(x + rng.normal(0, 0.1, x.shape), np.float32), params)
-    if "masked_lm" in params:  # padding
+    if "bias" in params.get("masked_lm", {}):  # padding
         params["masked_lm"]["bias"][config.vocab_size :] = 0
     params["bert"]["embeddings"]["word"]["embedding"][config.vocab_size :] = 0
     return params

@@ -3,14 +3,19 @@
 import jax
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from bertjax.families.eurobert import FAMILY
 from bertjax.families.eurobert.huggingface import to_tensors
 from bertjax.families.eurobert.model import EuroBertModel
-from bertjax.families.with_heads import (
-    BertForMaskedLM,
-)
-from bertjax.interop import conversion, pretrained
+from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
+from bertjax.tasks.fill_mask import fill_masks
+from bertjax.tasks.pairs import encode_pairs
+from tests.conftest import make_corpus
 from tests.interop.test_modernbert_parity import MODELS
+from tests.text.test_tokenizer import HARD
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -30,6 +35,7 @@ def save_theirs(folder, head: str, **fields):
         for param in model.parameters():
             param.add_(0.1 * torch.randn_like(param))
     model.save_pretrained(folder)
+    model.set_attn_implementation("eager")  # the only one that returns its attention
     return model
 
 
@@ -59,7 +65,7 @@ def test_hidden_states_logits_and_gradients_are_transformers(length, form, tmp_p
     assert source.config.num_key_value_heads == form["num_key_value_heads"]
     assert source.config.head_dim == form.get("head_dim", 8)
     expected, real, places = (
-        theirs(**given, output_hidden_states=True),
+        theirs(**given, output_hidden_states=True, output_attentions=True),
         inside[..., None],
         np.tile(np.arange(length), (2, 1)),
     )
@@ -68,6 +74,10 @@ def test_hidden_states_logits_and_gradients_are_transformers(length, form, tmp_p
     )
     for ours, hidden in zip(states, expected.hidden_states, strict=True):
         np.testing.assert_allclose(ours * real, hidden.detach().numpy() * real, atol=1e-4)
+
+    attention = FAMILY.attention(source.config, source.params["bert"], ids[:1])
+    for ours, shares in zip(attention, expected.attentions, strict=True):
+        np.testing.assert_allclose(ours, shares[0].detach().numpy(), atol=1e-4)
 
     weights = (np.random.default_rng(1).normal(size=(2, length, 300)) * real).astype(np.float32)
     model = BertForMaskedLM(source.config)
@@ -85,11 +95,14 @@ def test_hidden_states_logits_and_gradients_are_transformers(length, form, tmp_p
         assert np.abs(named[name] - gradient).max() <= 1e-4 * max(np.abs(gradient).max(), 1e-2), name
 
 
-@pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
-@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForMaskedLM", "Model"])
+@pytest.mark.parametrize(
+    "head, pooling",
+    [
+        *(("ForSequenceClassification", pooling) for pooling in ("bos", "mean", "late")),
+        *((head, "late") for head in ("ForTokenClassification", "ForMaskedLM", "Model")),
+    ],
+)
 def test_every_class_is_read_and_written(head, pooling, tmp_path):
-    if pooling != "late" and head != "ForSequenceClassification":
-        pytest.skip("has no pooling")
     theirs = save_theirs(tmp_path / "theirs", head, num_labels=3, classifier_pooling=pooling)
     source, (ids, inside, types, given) = pretrained.read(tmp_path / "theirs"), batch_of(40)
     assert source.architecture == f"Bert{head}" and not source.ignored and source.config.classifier_pooling == pooling
@@ -109,3 +122,70 @@ def test_every_class_is_read_and_written(head, pooling, tmp_path):
     assert before.keys() == after.state_dict().keys() and after.config.classifier_pooling == pooling
     assert all(torch.equal(tensor, after.state_dict()[name]) for name, tensor in before.items())
     assert after.config.rope_parameters == theirs.config.rope_parameters
+
+
+# How Llama 3's tokenizer, which EuroBERT's is made of, divides a text.
+WORDS = "|".join([
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
+])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    """A byte-level BPE of EuroBERT's form, learnt from hard text, as transformers writes it: no piece ends a text."""
+    made = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
+    split = pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
+    bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence([split, bytes_alone]), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    text = [*(sample for sample in HARD for _ in range(3)), *make_corpus(40).split("\n")]
+    made.train_from_iterator(text, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False))
+    names = ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>", "<|parallel_sep|>", "<|pad|>"]
+    made.add_special_tokens([tokenizers.AddedToken(name, lstrip=name == "<|mask|>") for name in names])
+    begin = ("<|begin_of_text|>", made.token_to_id("<|begin_of_text|>"))
+    template = processors.TemplateProcessing(
+        single=f"{begin[0]} $A", pair=f"{begin[0]} $A {begin[0]}:1 $B:1", special_tokens=[begin]
+    )
+    made.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    folder = tmp_path_factory.mktemp("eurobert")
+    special = dict(zip(("bos_token", "eos_token", "mask_token"), names), pad_token="<|pad|>")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+    return folder
+
+
+def test_the_tokenizer_gives_the_same_ids(tokenizer_folder):
+    ours, theirs = tokenizer_files.read(tokenizer_folder), transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+    special = (theirs.pad_token_id, theirs.eos_token_id, theirs.bos_token_id, theirs.eos_token_id, theirs.mask_token_id)
+    assert ours.special_ids == special and len({*special}) == 4
+    rng = np.random.default_rng(0)
+    texts = [
+        *HARD,
+        "In 12345 days,  it's\n\n done",
+        *("".join(map(chr, rng.integers(32, 0x2FFF, 40))) for _ in range(300)),
+    ]
+    for text in texts:
+        assert ours.encode(text).ids == theirs(text, add_special_tokens=False).input_ids, text
+    pairs = [(a, b) for a, b in zip(texts, texts[::-1]) if a and b]
+    ids, _, cut = encode_pairs(ours, [a for a, _ in pairs], [b for _, b in pairs], 200)
+    for (a, b), found, is_cut in zip(pairs, ids, cut):
+        assert is_cut or found.tolist() == theirs(a, b).input_ids
+    assert any(cut) and not all(cut) and max(map(len, ids)) == 200
+    assert encode_pairs(ours, texts[:1], None, 500)[0][0].tolist() == theirs(texts[0]).input_ids
+
+
+def test_masks_are_filled_as_by_transformers_and_the_folder_comes_back(tokenizer_folder, tmp_path):
+    save_theirs(tokenizer_folder, "ForMaskedLM", vocab_size=tokenizer_files.read(tokenizer_folder).vocab_size)
+    source = pretrained.read_with_tokenizer(tokenizer_folder)
+    huggingface.write(tmp_path, source.config, source.params, source.tokenizer)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model = transformers.EuroBertForMaskedLM.from_pretrained(tmp_path)
+    assert model.config.mask_token_id == again.mask_token_id == source.tokenizer.mask_id
+    assert model.config.bos_token_id == source.tokenizer.cls_id and model.config.tie_word_embeddings is False
+    given = again("The ship <|mask|> sailed", return_tensors="pt")
+    place = given.input_ids[0].tolist().index(again.mask_token_id)
+    expected = model.eval()(**given).logits[0, place].softmax(-1).topk(3).values.detach()
+    (filled,) = fill_masks(
+        BertForMaskedLM(source.config), source.params, source.tokenizer, ["The ship [MASK] sailed"], top_k=3
+    )
+    np.testing.assert_allclose([probability for _, probability in filled.masks[0]], expected, rtol=1e-4)
