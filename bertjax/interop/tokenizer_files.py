@@ -57,7 +57,7 @@ class _Settings(TypedDict, total=False):
 
 def file_in(folder: epath.Path) -> epath.Path | None:
     """Returns the file that the pieces of a checkpoint are read from."""
-    names = (SentencePiece.filename, Bytes.filename, JSON, WordPiece.filename)
+    names = (SentencePiece.filename, Bytes.filename, JSON, WordPiece.filename, BPE.older, Unigram.older)
     return next((folder / name for name in names if (folder / name).exists()), None)
 
 
@@ -76,7 +76,7 @@ def read(folder: epath.Path) -> Tokenizer | None:
         _check_case(folder, file, found, settings)
         _check_vocabulary(folder, file, found)
     if kind == BPE.kind:
-        _check_prefix(folder, found, settings)
+        _check_prefix(folder, file, found, settings)
     _check_special(folder, found, settings)
     return found
 
@@ -142,12 +142,12 @@ def _check_vocabulary(folder: epath.Path, file: epath.Path, found: Tokenizer) ->
             raise UserError(f"{other} and {file} have other pieces from id {place} on; delete the one that is wrong")
 
 
-def _check_prefix(folder: epath.Path, found: BPE, settings: _Settings) -> None:
-    """Raises `UserError` if settings and tokenizer.json contradict each other; transformers follows the former."""
+def _check_prefix(folder: epath.Path, file: epath.Path, found: BPE, settings: _Settings) -> None:
+    """Raises `UserError` if settings and file contradict each other; transformers follows the former."""
     stated = settings.get("add_prefix_space")
     if stated not in (None, found.begins_with_space):
         raise UserError(
-            f"{folder / SETTINGS}: add_prefix_space is {stated}, but {folder / JSON} has {found.begins_with_space}; "
+            f"{folder / SETTINGS}: add_prefix_space is {stated}, but {file} has {found.begins_with_space}; "
             f"make them agree"
         )
 

@@ -1,12 +1,15 @@
 """RoBERTa, XLM-R and CamemBERT beside transformers': hidden states, logits and gradients, every class, and back."""
 
 import dataclasses
+import io
 import json
 
 import jax
 import numpy as np
 import pytest
+import sentencepiece
 import tokenizers
+from google.protobuf import runtime_version
 
 from bertjax.config import UserError, pretraining_config
 from bertjax.data.preparation.vocabulary import given_tokenizer
@@ -249,3 +252,132 @@ def test_positions_are_counted_from_the_padding_of_the_tokenizer(unigram_folder)
     config.tokenizer.path = ""
     with pytest.raises(UserError, match=r"'unigram': is read, not learnt; name a tokenizer.json in tokenizer.path"):
         given_tokenizer(config)
+
+
+# Folders without a tokenizer.json.
+
+
+def fuzzed():
+    rng = np.random.default_rng(0)
+    texts = ["", " a  b ", *HARD, *("".join(map(chr, rng.integers(32, 0x2FFF, 40))) for _ in range(400))]
+    return [text for text in texts if "aaaa" not in text]  # equally good pieces of it are found in any order
+
+
+def check_older(folder, theirs, between: int):
+    """The tokenizer of a folder gives the ids of theirs, and is read again from the file that a run keeps of it."""
+    ours, texts = tokenizer_files.read(folder), fuzzed()
+    named = [getattr(theirs, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")]
+    assert ours.special_ids == tuple(named) and ours.vocab_size == len(theirs)
+    for text, ids in zip(texts, ours.encode_ids(texts), strict=True):
+        assert ids == theirs(text, add_special_tokens=False).input_ids, text
+    first, second = (ours.encode(text).ids for text in ("the ship", "sailed"))
+    assert ours.framed(first, second) == theirs("the ship", "sailed").input_ids and len(ours.between) == between
+    ours.save(folder / "saved")
+    assert tokenizer.load(ours.kind, folder / "saved/tokenizer.json").fingerprint == ours.fingerprint
+    return ours
+
+
+def test_roberta_is_read_from_vocabulary_and_merges(tmp_path):
+    learner = tokenizers.ByteLevelBPETokenizer()
+    learner.train_from_iterator(HARD * 3, vocab_size=500, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    learner.save_model(str(tmp_path))
+    ours = check_older(tmp_path, transformers.RobertaTokenizer.from_pretrained(tmp_path), between=2)
+    assert ours.kind == "bpe" and not ours.begins_with_space and ours.encode("<s>").ids != [ours.cls_id]
+    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": true}')
+    with pytest.raises(UserError, match=r"add_prefix_space is True, but .*vocab.json has False; make them agree"):
+        tokenizer_files.read(tmp_path)
+
+
+def test_gpt2_is_read_from_vocabulary_and_merges(tmp_path):
+    learner = tokenizers.ByteLevelBPETokenizer()
+    learner.train_from_iterator(HARD * 3, vocab_size=400, special_tokens=["<|endoftext|>"])
+    learner.save_model(str(tmp_path))
+    ours, theirs = tokenizer_files.read(tmp_path), transformers.GPT2Tokenizer.from_pretrained(tmp_path)
+    texts = fuzzed()
+    for text, ids in zip(texts, ours.encode_ids(texts), strict=True):
+        assert ids == theirs(text).input_ids, text
+    assert {*ours.special_ids} == {theirs.eos_token_id}
+
+
+@pytest.mark.parametrize(
+    "broken, message",
+    [
+        ({"merges.txt": None}, "no file '.*merges.txt'"),
+        ({"merges.txt": "a b\n"}, "vocab.json and its merges.txt are no byte-level BPE"),
+        ({"vocab.json": "{"}, "vocab.json and its merges.txt are no byte-level BPE"),
+        ({"vocab.json": '{"a": 0, "<s>": 1, "</s>": 2}'}, "vocab.json lacks <pad>, <unk>, <mask>, which RoBERTa has"),
+        ({"sentencepiece.bpe.model": "no", "vocab.json": None}, "sentencepiece.bpe.model is not a SentencePiece model"),
+    ],
+)
+def test_older_files_that_are_damaged_are_named(broken, message, tmp_path):
+    for name, content in ({"vocab.json": "{}", "merges.txt": "#version: 0.2\n"} | broken).items():
+        if content is not None:
+            (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message) as error:
+        tokenizer_files.read(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_model():
+    """A model as fairseq learnt them: <unk>, <s> and </s> come first."""
+    learnt = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*HARD, *make_corpus(60).split("\n")]), model_writer=learnt, vocab_size=220,
+        hard_vocab_limit=False, character_coverage=0.99, minloglevel=2,
+    )  # fmt: skip
+    return learnt.getvalue()
+
+
+@pytest.mark.parametrize(
+    "kind, stated",
+    [
+        ("XLMRoberta", {"config.json": '{"model_type": "xlm-roberta"}'}),
+        ("Camembert", {"config.json": '{"model_type": "camembert"}'}),
+        ("Camembert", {"tokenizer_config.json": '{"tokenizer_class": "CamembertTokenizer"}'}),
+    ],
+)
+def test_xlm_r_and_camembert_are_read_from_a_sentencepiece_model(
+    kind, stated, sentencepiece_model, tmp_path, monkeypatch
+):
+    # The module of the sentencepiece package that transformers reads a model with wants the newest protobuf.
+    monkeypatch.setattr(runtime_version, "ValidateProtobufRuntimeVersion", lambda *_: None)
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(sentencepiece_model)
+    for name, content in stated.items():
+        (tmp_path / name).write_text(content)
+    theirs = getattr(transformers, f"{kind}Tokenizer").from_pretrained(tmp_path)
+    ours = check_older(tmp_path, theirs, between=2)
+    assert ours.kind == "unigram" and ours.mask_id == ours.vocab_size - 1
+    assert ours.pieces[:5] == (
+        ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"]
+        if kind == "Camembert"
+        else ["<s>", "<pad>", "</s>", "<unk>", ours.pieces[4]]
+    )
+
+
+def test_a_model_of_merges_is_refused(tmp_path):
+    learnt = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(make_corpus(20).split("\n")), model_writer=learnt, vocab_size=60, model_type="bpe",
+        minloglevel=2,
+    )  # fmt: skip
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(learnt.getvalue())
+    with pytest.raises(UserError, match="is a SentencePiece model of another type than unigram"):
+        tokenizer_files.read(tmp_path)
+
+
+def test_a_run_reads_older_files_and_keeps_a_tokenizer_json(sentencepiece_model, tmp_path):
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(sentencepiece_model)
+    (tmp_path / "config.json").write_text('{"model_type": "xlm-roberta"}')
+    size = tokenizer_files.read(tmp_path).vocab_size
+    save_theirs(tmp_path, "xlm-roberta", "ForMaskedLM", vocab_size=size)
+    config = pretraining_config()
+    config.model = model_fields(**vars(dataclasses.replace(TINY, vocab_size=size, variant="xlm-roberta")))
+    config.init_checkpoint = str(tmp_path)
+    pretrained.adopt(config)
+    assert config.tokenizer.kind == "unigram" and config.tokenizer.path == str(tmp_path / "sentencepiece.bpe.model")
+    assert given_tokenizer(config).fingerprint == tokenizer_files.read(tmp_path).fingerprint
+    conversion.convert(tmp_path, tmp_path / "back", "huggingface")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    ours = tokenizer_files.read(tmp_path / "back")
+    assert again("the ship").input_ids == ours.framed(ours.encode("the ship").ids)

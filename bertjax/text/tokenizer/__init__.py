@@ -26,11 +26,12 @@ def kind_of(path: epath.PathLike) -> str:
         except ValueError as error:
             raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
         return {"BPE": BPE.kind, "Unigram": Unigram.kind}.get(kind, WordPiece.kind)
-    return next((cls.kind for cls in (SentencePiece, Bytes) if cls.filename == path.name), WordPiece.kind)
+    names = {SentencePiece.filename: SentencePiece, Bytes.filename: Bytes, BPE.older: BPE, Unigram.older: Unigram}
+    return names.get(path.name, WordPiece).kind
 
 
 def load(kind: str, path: epath.PathLike, lowercase: bool = True) -> Tokenizer:
-    """Loads a tokenizer from a `vocab.txt`, a `tokenizer.json` or a `.model` file, or checks a `bytes.txt`.
+    """Loads a tokenizer from a `vocab.txt`, a `tokenizer.json` or its older files, or a `.model`; checks a `bytes.txt`.
 
     Raises `UserError` if it is invalid.
     """

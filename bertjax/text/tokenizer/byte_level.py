@@ -11,7 +11,7 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.files import write_whole
-from bertjax.text.tokenizer import json_file
+from bertjax.text.tokenizer import json_file, older_files
 from bertjax.text.tokenizer.from_json import FromJson
 from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Encoding, Tokenizer, read_file
 
@@ -97,6 +97,7 @@ class BPE(FromJson, ByteLevel):
     """
 
     kind = "bpe"
+    older = "vocab.json"  # with merges.txt
     keeps_parts = True
 
     def __init__(self, content: bytes, path: str = "(given)"):
@@ -118,6 +119,10 @@ class BPE(FromJson, ByteLevel):
         as_text = bool(model["merges"]) and isinstance(model["merges"][0], str)
         pairs = [[each.left, each.right] for each in joined]
         model["merges"] += map(" ".join, pairs) if as_text else pairs
+
+    @staticmethod
+    def _of_older(path: epath.Path) -> bytes:
+        return older_files.bpe_json(path)
 
     @staticmethod
     def _check(path, found: json_file.TokenizerJson) -> None:

@@ -27,6 +27,7 @@ class FromJson(Tokenizer):
     ones are not."""
 
     filename = "tokenizer.json"
+    older: str  # the file that folders without a tokenizer.json have
 
     def __init__(self, content: bytes, path: str = "(given)"):
         from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -57,7 +58,13 @@ class FromJson(Tokenizer):
 
     @classmethod
     def load(cls, path: epath.PathLike) -> "FromJson":
-        return cls(read_file(path), str(path))
+        path = epath.Path(path)
+        return cls(cls._of_older(path) if path.name == cls.older else read_file(path), str(path))
+
+    @staticmethod
+    @abc.abstractmethod
+    def _of_older(path: epath.Path) -> bytes:
+        """Returns what a file of `older` is as a tokenizer.json. Raises `UserError` if it is not of this kind."""
 
     @staticmethod
     @abc.abstractmethod

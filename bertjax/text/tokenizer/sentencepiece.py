@@ -11,7 +11,6 @@ from bertjax.config import UserError
 from bertjax.files import write_whole
 from bertjax.text.tokenizer import json_file
 from bertjax.text.tokenizer.interface import Encoding, Tokenizer, read_file
-from bertjax.text.tokenizer.unigram import score_of_new
 
 if TYPE_CHECKING:
     from bertjax.text.extension import Joined
@@ -24,13 +23,7 @@ class SentencePiece(Tokenizer):
     filename = "tokenizer.model"
 
     def __init__(self, model: bytes, path: str = "(given)"):
-        import sentencepiece
-
-        self._model = model
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError:
-            raise UserError(f"tokenizer.path: {path} is not a SentencePiece model") from None
+        self._model, self._processor = model, _processor(model, path)
         pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
         super().__init__(pieces, path, aliases={"[PAD]": ("<pad>",), "[UNK]": ("<unk>",)})
         self.lowercase = _message(model).normalizer_spec.name.endswith("_cf")  # folds case
@@ -107,6 +100,34 @@ class SentencePiece(Tokenizer):
 
     def _definition(self) -> bytes:
         return self._model
+
+
+def score_of_new(parts: Sequence[int], scores: Sequence[float]) -> float:
+    """Returns the log-probability of a new piece: that of its rarest part, so that it is preferred to its parts."""
+    return min(scores[part] for part in parts)
+
+
+def read_unigrams(path: epath.PathLike) -> tuple[list[tuple[str, float]], bytes]:
+    """Returns the pieces of a SentencePiece model with their scores, and its rules of normalization.
+
+    Raises `UserError` if it is no such model, or not one of unigrams.
+    """
+    model = read_file(path)
+    processor, content = _processor(model, str(path)), _message(model)
+    if content.trainer_spec.model_type != 1:
+        raise UserError(f"tokenizer.path: {path} is a SentencePiece model of another type than unigram")
+    pieces = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(processor.get_piece_size())]
+    return pieces, content.normalizer_spec.precompiled_charsmap
+
+
+def _processor(model: bytes, path: str):
+    """Opens a model with the library. Raises `UserError` if it is none."""
+    import sentencepiece
+
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError:
+        raise UserError(f"tokenizer.path: {path} is not a SentencePiece model") from None
 
 
 def _message(model: bytes):

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from etils import epath
 
 from bertjax.config import UserError
-from bertjax.text.tokenizer import json_file
+from bertjax.text.tokenizer import json_file, older_files
 from bertjax.text.tokenizer.from_json import FromJson
 from bertjax.text.tokenizer.interface import Encoding
+from bertjax.text.tokenizer.sentencepiece import score_of_new
 
 if TYPE_CHECKING:
     from bertjax.text.extension import Joined
@@ -17,15 +19,11 @@ if TYPE_CHECKING:
 SPACE = "\u2581"  # how a space is written in a piece
 
 
-def score_of_new(parts: Sequence[int], scores: Sequence[float]) -> float:
-    """Returns the log-probability of a new piece: that of its rarest part, so that it is preferred to its parts."""
-    return min(scores[part] for part in parts)
-
-
 class Unigram(FromJson):
     """A SentencePiece model whose pieces have other ids. It is read only: those that are learnt are `SentencePiece`."""
 
     kind = "unigram"
+    older = "sentencepiece.bpe.model"
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
@@ -48,6 +46,10 @@ class Unigram(FromJson):
             raise UserError("config.tokenizer.extend: the unigram tokenizer has added pieces after its vocabulary")
         scores = [score for _, score in model["vocab"]]
         model["vocab"] += [[piece, score_of_new(self.parts(piece), scores)] for piece in new]
+
+    @staticmethod
+    def _of_older(path: epath.Path) -> bytes:
+        return older_files.unigram_json(path)
 
     @staticmethod
     def _check(path, found: json_file.TokenizerJson) -> None:

@@ -1,0 +1,79 @@
+"""The files of a tokenizer in folders that have no tokenizer.json, as the content of one."""
+
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.files import parse_json, read_json
+from bertjax.text.tokenizer.from_json import END_OF_TEXT, FAIRSEQ
+from bertjax.text.tokenizer.interface import read_file
+from bertjax.text.tokenizer.sentencepiece import read_unigrams
+
+# The pieces that fairseq has before those of a SentencePiece model, and how many of these it leaves out: <unk>, <s>
+# and </s>, or <unk> alone, so that CamemBERT has the others twice.
+XLM_R = ("<s>", "<pad>", "</s>", "<unk>"), 3
+CAMEMBERT = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1
+
+
+def bpe_json(path: epath.Path) -> bytes:
+    """Returns the tokenizer.json of a vocab.json with its merges.txt, of RoBERTa or GPT-2.
+
+    Raises `UserError` if they are no byte-level BPE with their special pieces.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    content, merges = read_file(path), read_file(path.parent / "merges.txt")
+    try:
+        vocabulary = parse_json(content, dict[str, int])
+        lines = [line.rstrip("\r") for line in merges.decode().split("\n")]
+        pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
+    except Exception as error:  # the library's own has no other type
+        raise UserError(f"tokenizer.path: {path} and its merges.txt are no byte-level BPE ({error})") from None
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if END_OF_TEXT in vocabulary:
+        tokenizer.add_special_tokens([END_OF_TEXT])
+    else:
+        _surround(tokenizer, path)
+    return tokenizer.to_str().encode()
+
+
+def unigram_json(path: epath.Path) -> bytes:
+    """Returns the tokenizer.json of a sentencepiece.bpe.model: CamemBERT's if a file beside it says so, else XLM-R's.
+
+    Raises `UserError` if it is no SentencePiece model of unigrams.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    (scored, charsmap), (first, left_out) = read_unigrams(path), CAMEMBERT if _is_camembert(path.parent) else XLM_R
+    pieces = [*((piece, 0.0) for piece in first), *scored[left_out:], ("<mask>", 0.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=first.index("<unk>"), byte_fallback=False))
+    tokenizer.normalizer = normalizers.Precompiled(charsmap)
+    metaspace = dict(replacement="\u2581", prepend_scheme="always")
+    words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**metaspace)]
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(words), decoders.Metaspace(**metaspace)
+    tokenizer.add_special_tokens([piece for piece in first if piece not in FAIRSEQ])
+    _surround(tokenizer, path)
+    return tokenizer.to_str().encode()
+
+
+def _is_camembert(folder: epath.Path) -> bool:
+    """Whether config.json or tokenizer_config.json says that a folder is a CamemBERT's."""
+    stated = (("config.json", "model_type"), ("tokenizer_config.json", "tokenizer_class"))
+    return any(
+        str(read_json(folder / name).get(field)).lower().startswith("camembert")
+        for name, field in stated
+        if (folder / name).exists()
+    )
+
+
+def _surround(tokenizer, path: epath.Path) -> None:
+    """Makes fairseq's pieces special, and has them surround texts. Raises `UserError` if one is missing."""
+    from tokenizers import AddedToken, processors
+
+    if missing := [piece for piece in FAIRSEQ if tokenizer.token_to_id(piece) is None]:
+        raise UserError(f"tokenizer.path: {path} lacks {', '.join(missing)}, which RoBERTa has")
+    tokenizer.add_special_tokens([AddedToken(piece, lstrip=piece == "<mask>", normalized=False) for piece in FAIRSEQ])
+    ends = [(piece, tokenizer.token_to_id(piece)) for piece in ("<s>", "</s>")]
+    single, pair = "<s> $A </s>", "<s> $A </s> </s> $B </s>"
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ends)
