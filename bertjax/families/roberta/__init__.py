@@ -23,6 +23,12 @@ class RobertaConfig(BertConfig):
     variant: str = field("roberta", "form", choices=("roberta", "xlm-roberta", "camembert"))
 
 
+def _model(config, compute):
+    from bertjax.families.roberta.model import RobertaModel
+
+    return RobertaModel(config, compute)
+
+
 def _shown(params: dict) -> dict | None:
     found = bert.FAMILY.shown(params)
     if found is None or "position" not in params["bert"]["embeddings"]:
@@ -33,6 +39,7 @@ def _shown(params: dict) -> dict | None:
 
 FAMILY = dataclasses.replace(
     bert.FAMILY,
+    model=_model,
     config=RobertaConfig,
     shown=_shown,
     model_types=("roberta", "xlm-roberta", "camembert"),
