@@ -50,7 +50,7 @@ def halved(
     """Yields a text and which words of it are hidden, or its halves, until they have `length` tokens at most. A
     word that has more is left out."""
     words = text.split(" ")
-    if len(tokenizer.encode(text).ids) + 2 <= length:
+    if len(tokenizer.framed(tokenizer.encode(text).ids)) <= length:
         yield text, hidden
     elif len(words) > 1:
         middle = len(words) // 2
@@ -66,7 +66,7 @@ def masked(text: str, hidden: Sequence[bool], tokenizer: Tokenizer) -> Iterator[
     encoded, words = tokenizer.encode(text), text.split(" ")
     word_at = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]  # with the space after it
     owners = [word_at[end - 1] for _, end in encoded.offsets]
-    ids = [tokenizer.cls_id, *encoded.ids, tokenizer.sep_id]
+    ids = tokenizer.framed(encoded.ids)
     positions = [place for place, owner in enumerate(owners, 1) if hidden[owner]]
     pieces = [ids[place] for place in positions]
     if tokenizer.unk_id in pieces:

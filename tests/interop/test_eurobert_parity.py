@@ -13,6 +13,7 @@ from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
 from bertjax.tasks.fill_mask import fill_masks
 from bertjax.tasks.pairs import encode_pairs
+from bertjax.text.extension import extended
 from tests.conftest import make_corpus
 from tests.interop.test_modernbert_parity import MODELS
 from tests.text.test_tokenizer import HARD
@@ -172,6 +173,18 @@ def test_the_tokenizer_gives_the_same_ids(tokenizer_folder):
         assert is_cut or found.tolist() == theirs(a, b).input_ids
     assert any(cut) and not all(cut) and max(map(len, ids)) == 200
     assert encode_pairs(ours, texts[:1], None, 500)[0][0].tolist() == theirs(texts[0]).input_ids
+
+
+def test_more_pieces_come_after_the_special_ones(tokenizer_folder, tmp_path):
+    ours, words = tokenizer_files.read(tokenizer_folder), {"shiphull": 9, "hullship": 7}
+    larger = extended(ours, words, 5)
+    assert larger.pieces[: ours.vocab_size] == ours.pieces and larger.special_ids == ours.special_ids
+    larger.save(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    for text in ("a shiphull <|mask|>", *HARD):
+        assert larger.encode(text).ids == theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    assert max(larger.encode("a shiphull").ids) >= ours.vocab_size
+    assert theirs.convert_tokens_to_ids("<|mask|>") == ours.mask_id
 
 
 def test_masks_are_filled_as_by_transformers_and_the_folder_comes_back(tokenizer_folder, tmp_path):

@@ -115,7 +115,8 @@ class BPE(FromJson, ByteLevel):
         return json_file.adds_prefix_space(json.loads(self._content))
 
     def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence["Joined"]) -> None:
-        model["vocab"] |= {piece: self.vocab_size + number for number, piece in enumerate(new)}
+        # With added pieces, which the library would else number anew after the larger vocabulary.
+        model["vocab"] = {piece: number for number, piece in enumerate([*self.pieces, *new])}
         as_text = bool(model["merges"]) and isinstance(model["merges"][0], str)
         pairs = [[each.left, each.right] for each in joined]
         model["merges"] += map(" ".join, pairs) if as_text else pairs
