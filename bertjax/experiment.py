@@ -23,6 +23,7 @@ from collections.abc import Iterable
 
 from ml_collections import ConfigDict
 
+from bertjax import families
 from bertjax.config import UserError
 from bertjax.stages import add_field
 
@@ -195,6 +196,8 @@ def find_field(config: ConfigDict, path: str) -> Field:
         if isinstance(holder, ConfigDict):
             if keys[0] == "stages" and len(keys) > 2 and "stages" in config and key not in holder:
                 add_field(config, keys)
+            if keys[0] == "model" and len(keys) == 2 and "stages" not in config and key not in holder:
+                families.add_field(config, key)
             if key not in holder:
                 raise UserError(f"{name} has no field {key!r}{_suggest(holder, str(key))}")
             name += f".{key}"

@@ -231,7 +231,10 @@ def _validate_common(config, limits: dict[str, dict]) -> None:
 def validate_model(config) -> None:
     """Raises `UserError` if `config.model` describes no model."""
     known_fields = dataclasses.fields(families.FAMILIES.get(config.model.family).config)
-    if different := {field.name for field in known_fields} ^ set(config.model):
+    known, given = {field.name for field in known_fields}, set(config.model)
+    if "stages" not in config:  # fine-tuning: also fields of the checkpoint's family, which is read later
+        given -= families.all_fields() - known
+    if different := known ^ given:
         raise UserError(
             f"config.model.family = {config.model.family!r}: its models do not have the fields of this config, such as "
             f"{min(different)}; begin with an experiment of the family, or set config.model = "

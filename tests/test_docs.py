@@ -44,6 +44,8 @@ def test_fields_of_the_config_exist(page):
     for field in re.findall(r"--config\.([a-z_.]+)=", page.read_text()):
         if field.startswith("stages.") and field not in known:
             find_field(load("modern:base"), field)  # which a stage may have
+        elif field.startswith("model.") and field not in known:
+            find_field(load("classify"), field)  # which the family of a checkpoint may have
         elif field not in ("anything", "x.y"):
             assert field in known, field
 

@@ -88,14 +88,39 @@ def model_fields(family: str, **fields) -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(dataclasses.asdict(FAMILIES.get(family).config(family=family, **fields)))
 
 
-def by_model_type() -> dict[str, Family]:
-    """Returns the families by the `model_type`s that they read."""
+def add_field(config, name: str) -> None:
+    """Adds a field that models of another family have to `config.model` of a fine-tuning run, with its default there.
+
+    The family of such a run is that of its checkpoint, which is read later. Does nothing if no family has the field.
+    """
+    for family in _loaded().values():
+        if name in _names(family):
+            with config.model.unlocked():
+                config.model[name] = getattr(family.config(), name)
+            return
+
+
+def all_fields() -> set[str]:
+    """Returns the names of the fields of all families."""
+    return {name for family in _loaded().values() for name in _names(family)}
+
+
+def _names(family: Family) -> set[str]:
+    return {each.name for each in dataclasses.fields(family.config)}
+
+
+def _loaded() -> dict[str, Family]:
+    """Returns the families by their names, without entry points that do not load."""
     found = {}
     for name in FAMILIES.names():
-        with contextlib.suppress(UserError):  # an entry point that does not load
-            family = FAMILIES.get(name)
-            found |= dict.fromkeys(family.model_types, family)
+        with contextlib.suppress(UserError):
+            found[name] = FAMILIES.get(name)
     return found
+
+
+def by_model_type() -> dict[str, Family]:
+    """Returns the families by the `model_type`s that they read."""
+    return {kind: family for family in _loaded().values() for kind in family.model_types}
 
 
 def module_of(family: Family) -> ModuleType:

@@ -288,22 +288,25 @@ def adopt_tokenizer(config) -> None:
 
 
 def adopt_model(config, theirs: BertConfig, source: str) -> None:
-    """Takes all model fields except dropout from a checkpoint.
+    """Takes all model fields except dropout, and others that a run may choose, from a checkpoint.
 
-    Raises `UserError` if the config sets other sizes, or `max_seq_length` exceeds the model's positions.
+    Raises `UserError` if the config sets other sizes, or fields that the checkpoint's family has not, or if
+    `max_seq_length` exceeds the model's positions.
     """
-    default = BertConfig()
+    default, own = dataclasses.asdict(BertConfig()), dataclasses.asdict(theirs)
     taken = fields_of(theirs, "size", "form", "behaviour", "choice")
-    for name in fields_of(theirs, "size", "form", "choice"):
-        if config.model.get(name) not in (None, getattr(default, name, None), getattr(theirs, name)):
-            value = getattr(theirs, name)
-            raise UserError(f"config.model.{name} = {config.model[name]}: {source} has {value}; leave it out")
+    for name, value in config.model.items():
+        if name not in default and name not in own:
+            has = f"{source} has model.family = {theirs.family!r}, whose models have no such field"
+            raise UserError(f"config.model.{name} = {value}: {has}; leave it out")
+    for name in taken:
+        if config.model.get(name) not in (None, default.get(name), own[name]):
+            raise UserError(f"config.model.{name} = {config.model[name]}: {source} has {own[name]}; leave it out")
     if config.get("max_seq_length", 0) > theirs.max_position_embeddings:
         raise UserError(
             f"config.max_seq_length = {config.max_seq_length}: {source} has {theirs.max_position_embeddings} positions "
             f"only; set --config.max_seq_length={theirs.max_position_embeddings} or less"
         )
-    own = dataclasses.asdict(theirs)
     chosen = {name: value for name, value in config.model.items() if name in own and name not in taken}
     config.model = families.model_fields(**{**own, **chosen})
 

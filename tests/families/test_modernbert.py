@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import families, tasks
+from bertjax import experiment, families, tasks
 from bertjax.config import Compute, UserError
 from bertjax.families.modernbert import FAMILY, ModernBertConfig
 from bertjax.families.with_heads import (
@@ -280,6 +280,33 @@ def test_mistakes_are_named(field, value, message):
     config.model[field] = value
     with pytest.raises(UserError, match=message):
         tasks.validate(config)
+
+
+def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):
+    def adopted(*flags, checkpoint=folder):
+        arguments = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=x", *flags]
+        config, _ = experiment.from_arguments(arguments)
+        tasks.validate(config)
+        pretrained.adopt_model(config, pretrained.read_config(checkpoint), "there")
+        tasks.validate(config)
+        return config.model
+
+    found = adopted("--config.model.classifier_pooling=mean", "--config.model.classifier_dropout=0.2")
+    assert found.classifier_pooling == "mean" and found.classifier_dropout == 0.2 and found.family == "modernbert"
+    assert found.global_rope_theta == TINY.global_rope_theta and adopted().classifier_pooling == "cls"
+    for flag, message in (
+        ("rms_norm_eps=1e-6", "rms_norm_eps = 1e-06: there has model.family = 'modernbert', whose models have no such"),
+        ("global_rope_theta=7.0", "config.model.global_rope_theta = 7.0: there has 160000.0; leave it out"),
+        ("hidden_act=relu", "config.model.hidden_act = relu: there has gelu; leave it out"),
+        ("glu=False", "config.model.glu = False: there has True; leave it out"),
+        ("classifier_pooling=max", "config.model.classifier_pooling = 'max': choose one of cls, mean"),
+        ("classifier_poling=mean", "config.model has no field 'classifier_poling'"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            adopted(f"--config.model.{flag}")
+        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"config.model has no field 'classifier_pooling'"):  # its family is known
+        experiment.from_arguments(["--config=base", "--config.model.classifier_pooling=mean"])
 
 
 def test_another_family_cannot_start_from_it(folder):
