@@ -47,7 +47,7 @@ def test_its_mask_is_not_that_of_the_classifier():
     _, read = read_by_pooler(RobertaModel(config))
     keys, ones = row_keys(jax.random.key(7), jnp.arange(len(IDS))), jnp.ones((len(IDS), 64))
     dense = {"kernel": jnp.eye(64), "bias": jnp.zeros(64)}
-    after = Classifier(config, 64).apply({"params": {"dense": dense}}, ones, keys)
+    after = Classifier(config, 64, config.pooled_dropout_prob).apply({"params": {"dense": dense}}, ones, keys)
     assert abs(((np.abs(read) > 1e-6) == (np.asarray(after) > 0)).mean() - 0.5) < 0.04
 
 

@@ -1,12 +1,12 @@
 """The modules of ELECTRA."""
 
-from bertjax.families.bert.model import BertModel
+from bertjax.families.roberta.model import RobertaModel
 from bertjax.model.encoder import ACTIVATIONS
 from bertjax.model.heads import Pooler
 
 
-class ElectraModel(BertModel):
-    """BERT, pooled with GELU."""
+class ElectraModel(RobertaModel):
+    """BERT, pooled with GELU, and with RoBERTa's dropout before that (transformers' ElectraClassificationHead)."""
 
     def make_pooler(self):
         return Pooler(self.config, self.compute, ACTIVATIONS["gelu"])

@@ -39,7 +39,13 @@ class EuroBertConfig:
     output: ClassVar[str] = "plain"
     hidden_act: ClassVar[str] = "silu"
     hidden_dropout_prob: ClassVar[float] = 0.0
+    pooled_dropout_prob: ClassVar[float] = 0.0
+    spans_dropout_prob: ClassVar[float] = 0.0
     type_vocab_size: ClassVar[int] = 1
+
+    @property
+    def embedding_size(self) -> int:
+        return self.hidden_size
 
     @property
     def head_size(self) -> int:

@@ -12,5 +12,5 @@ class RobertaModel(BertModel):
         hidden = self.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
         # Those of a site of the classifier, whose own dropout has the number itself.
         keys = fold_in(fold_in(dropout_keys, self.config.num_hidden_layers + 1), 0)
-        read = dropout(hidden, self.config.hidden_dropout_prob, keys)
+        read = dropout(hidden, self.config.pooled_dropout_prob, keys)
         return hidden, self.pool(read, segments, first_tokens)
