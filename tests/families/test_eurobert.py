@@ -272,7 +272,7 @@ def test_it_is_trained_continued_and_fine_tuned(records_folder, tmp_path):
     assert found["label"] == "1"
     conversion.convert(tmp_path / "tuned", tmp_path / "out", "huggingface")
     card = (tmp_path / "out/README.md").read_text()
-    assert "A EuroBERT of " in card and "text-classification" in card
+    assert "\nEuroBERT of " in card and "text-classification" in card
 
 
 def test_one_whose_words_are_tied_predicts_them(tmp_path):
