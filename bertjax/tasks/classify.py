@@ -1,26 +1,64 @@
 """Classification or regression of the user's own texts or pairs of texts, from CSV, TSV or JSON lines."""
 
-from bertjax.config import UserError
-from bertjax.data.documents.tables import find_table, read_table
-from bertjax.tasks import classification
+from collections.abc import Sequence
+
+from bertjax.config import UserError, split_at_commas
+from bertjax.data.documents.tables import Row, find_table, read_table
+from bertjax.tasks import classification, targets
 from bertjax.tasks.classification import Columns, Table
 from bertjax.tasks.finetuning import Dataset, FineTuningTask
+from bertjax.tasks.targets import Target
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.validation import require
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
-    """Loads the tables; the classes are the sorted training labels. Raises `UserError` for missing or invalid files."""
+    """Loads the tables; the labels are the sorted training labels, or the columns that `data.label` names.
+
+    Raises `UserError` for missing or invalid files.
+    """
     columns = Columns(config.data.text, config.data.second_text, config.data.label)
     train, dev = (read_table(find_table(config.data.path, name))[0] for name in ("train", "dev"))
-    labels = () if config.data.is_number else classification.classes(train, columns.label)
-    if len(labels) == 1:
-        raise UserError(
-            f"config.data.label = {columns.label!r}: all training labels in {config.data.path} are {labels[0]!r}"
-        )
-    metric_names = ("spearman", "pearson") if config.data.is_number else ("accuracy", "macro_f1")
+    target = _target(config.data, train)
     return classification.dataset(
-        Table(train, columns), [Table(dev, columns)], labels, metric_names, tokenizer, config.max_seq_length
+        Table(train, columns), [Table(dev, columns)], target, tokenizer, config.max_seq_length
     )
+
+
+def _target(data, train: Sequence[Row]) -> Target:
+    """Returns what `config.data` says is predicted."""
+    names, written = _label_columns(data), data.get("multi_label", "")
+    if data.is_number:
+        return targets.Number()
+    if len(names) > 1:
+        return targets.Labels(names)
+    (name,) = names
+    if written:
+        found = ((label, row.where) for row in train for label in targets.labels_of(row, name, written))
+    else:
+        found = ((targets.label_of(row, name), row.where) for row in train)
+    labels = targets.classes(found, name)
+    if len(labels) < 2:
+        which = repr(labels[0]) if labels else "empty"
+        raise UserError(f"config.data.label = {name!r}: all training labels in {data.path} are {which}")
+    if written:
+        return targets.Labels(labels, written)
+    targets.check_no_numbers(labels, name)
+    return targets.Class(labels)
+
+
+def _label_columns(data) -> tuple[str, ...]:
+    return tuple(split_at_commas(data.label))
+
+
+def validate(config) -> None:
+    data, several = config.data, len(_label_columns(config.data)) > 1
+    require(len(set(_label_columns(data))) == len(_label_columns(data)), "data.label", data.label, "names one twice")
+    written = data.get("multi_label", "")
+    columns = "is for one column with all labels; data.label names a column for each, with 0 or 1: leave it out"
+    require(not (written and several), "data.multi_label", written, columns)
+    number = "one number is predicted, of one column; leave it out for several labels"
+    require(not (data.is_number and (written or several)), "data.is_number", True, number)
 
 
 TASK = FineTuningTask(
@@ -28,5 +66,6 @@ TASK = FineTuningTask(
     inputs=classification.INPUTS,
     load=load,
     predict=classification.predict,
-    identity=("data.is_number",),
+    validate=validate,
+    identity=("data.is_number", "data.multi_label"),
 )

@@ -282,6 +282,7 @@ def info_of(config, material: Material) -> RunInfo:
         tokenizer=tokenizer_entry(material.tokenizer),
         train_examples=len(dataset.train),
         fingerprints=material.fingerprints,
+        problem_type=dataset.output_layer.problem_type,
     )
 
 

@@ -11,6 +11,7 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import classification
 from bertjax.tasks.classification import Columns, Table
 from bertjax.tasks.finetuning import Dataset, FineTuningTask
+from bertjax.tasks.targets import Class, Number
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import one_of
 
@@ -106,7 +107,8 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
                 notes.append(f"no {folder / DIAGNOSTICS}: evaluates on MNLI's dev sets only")
     notes += [f"{dropped} lines with a wrong number of columns dropped"] if dropped else []
     names = task.metrics if task.folder != "AX" else ("accuracy", "matthews")
-    return classification.dataset(tables[0], tables[1:], task.labels, names, tokenizer, config.max_seq_length, notes)
+    target = Class(task.labels, names) if task.labels else Number(metrics=names)
+    return classification.dataset(tables[0], tables[1:], target, tokenizer, config.max_seq_length, notes)
 
 
 def submission(source: Pretrained, path: str) -> tuple[str, str]:

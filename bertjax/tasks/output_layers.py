@@ -23,6 +23,7 @@ from bertjax.families.with_heads import (
     forward_flops,
     lstm_flops,
 )
+from bertjax.interop.huggingface import MULTI_LABEL
 from bertjax.model.dropout import fold_in
 from bertjax.sharding.mesh import Batch, compute_for, local_rows, replicated
 from bertjax.sharding.rules import RULES
@@ -36,7 +37,8 @@ class OutputLayer:
     """The model and the loss of a kind of output layer.
 
     Args:
-      architecture: the transformers class with the same output layer.
+      architecture: the transformers class with the same output layer; `problem_type`: what its config calls the problem
+        of a classifier whose rows do not say it.
       make_model: (config, compute=, **config.head) -> module.
       pooled: whether logits are those of whole sequences, `[batch, ...]`; else of their tokens, `[batch, length, ...]`.
       loss: (logits, batch) -> (losses, whether each prediction is correct), both of the shape of the batch's weights.
@@ -54,6 +56,7 @@ class OutputLayer:
         3 * (forward_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
     )
     packs: bool = False
+    problem_type: str = ""
     pooled: bool = dataclasses.field(kw_only=True)
 
     def model(self, config: BertConfig, head: Mapping, **how) -> nn.Module:
@@ -70,6 +73,16 @@ def classification(labels: int) -> OutputLayer:
     """Labels are `[batch]` class indices."""
     make_model = functools.partial(BertForSequenceClassification, labels=labels)
     return OutputLayer("BertForSequenceClassification", make_model, _cross_entropy, packs=True, pooled=True)
+
+
+def multi_label(labels: int) -> OutputLayer:
+    """Labels are `[batch, labels]`, 1 or 0 each. The loss is their mean cross-entropy, as in transformers."""
+
+    def loss(logits, batch):
+        losses = optax.sigmoid_binary_cross_entropy(logits, batch["labels"].astype(jnp.float32))
+        return losses.mean(-1), ((logits > 0) == batch["labels"]).all(-1)
+
+    return dataclasses.replace(classification(labels), loss=loss, problem_type=MULTI_LABEL)
 
 
 def regression() -> OutputLayer:

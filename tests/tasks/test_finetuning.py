@@ -554,7 +554,7 @@ def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
 @pytest.mark.parametrize(
     "label, message",
     [
-        (["toxic", "insult"], r"train.jsonl:2: label is a list, .* \(multi-label\) are not supported"),
+        (["toxic", "insult"], r"train.jsonl:2: label is a list, .* set config.data.multi_label=list"),
         ([1, 0, 1], r"label is a list"),
         ({"toxic": 1}, r"label is an object"),
         ("['toxic', 'insult']", r"label is a list"),

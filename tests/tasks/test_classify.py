@@ -1,0 +1,192 @@
+"""Texts with any number of labels: from tables to predictions, here and in other formats."""
+
+import csv
+import io
+import json
+import random
+
+import numpy as np
+import pytest
+
+from bertjax.config import UserError, fine_tuning_config
+from bertjax.interop import conversion, huggingface, pretrained
+from bertjax.tasks import classification, classify, metrics, validate
+from bertjax.tasks.launch import launch
+from bertjax.training.sinks.jsonl import read_metrics
+from tests.conftest import TOPICS
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
+LABELS = tuple(sorted(TOPICS))
+
+
+def texts_about(count, seed):
+    """(text, the topics that it is about): rarely several, sometimes none."""
+    rng, rows = random.Random(seed), []
+    for _ in range(count):
+        topics = rng.sample(LABELS, rng.choice([0, 1, 1, 1, 2]))
+        words = [word for topic in topics for word in rng.choices(TOPICS[topic], k=4)]
+        rng.shuffle(words)
+        rows.append((" ".join(words) or "the", sorted(topics)))
+    return rows
+
+
+def write_table(path, rows):
+    """Rows of dicts, as .jsonl or as .csv."""
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return
+    file = io.StringIO()
+    table = csv.DictWriter(file, rows[0])
+    table.writeheader()
+    table.writerows(rows)
+    path.write_text(file.getvalue())
+
+
+def config_for(folder, checkpoint="none", **data):
+    fields = dict(text="text", second_text="", label="topics", multi_label="list", is_number=False) | data
+    config = fine_tuning_config("classify", **fields)
+    config.data.path, config.init_checkpoint = str(folder), str(checkpoint)
+    config.update(dict(batch_size=16, max_seq_length=32, log_every_steps=5, epochs=4.0, dtype="float32"))
+    config.optimizer.learning_rate = 3e-3
+    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return config
+
+
+@pytest.fixture(scope="module")
+def tuned(checkpoint, tmp_path_factory):
+    """(folder of the data, workdir of a finished run on it, the rows of the dev set)."""
+    folder = tmp_path_factory.mktemp("topics")
+    rows = {name: texts_about(count, seed) for name, count, seed in (("train", 300, 0), ("dev", 60, 1))}
+    for name, found in rows.items():
+        write_table(folder / f"{name}.jsonl", [{"text": text, "topics": topics} for text, topics in found])
+    config = config_for(folder, checkpoint)
+    config.update(dict(packing=True, epochs=8.0))
+    validate(config)
+    launch(config, folder / "run")
+    return folder, folder / "run", rows["dev"]
+
+
+def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned, tmp_path):
+    _, workdir, dev = tuned
+    source = pretrained.read(workdir)
+    threshold = source.decided["threshold"]
+    assert 0 < threshold < 1 and source.scores["micro_f1"] > 0.9 and source.scores["macro_f1"] > 0.8
+    assert f"threshold {threshold:.2f}" in (workdir / "report.txt").read_text()
+    assert any(line.get("eval/threshold") == threshold for line in read_metrics(workdir))
+    texts = [(text,) for text, _ in dev]
+    found = list(classification.predict(source, texts))
+    for each in found:
+        assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > threshold]
+    indicators = [[[name in labels for name in LABELS] for labels in side]
+                  for side in ([topics for _, topics in dev], [each["labels"] for each in found])]  # fmt: skip
+    assert metrics.f1_of_labels(*indicators) == pytest.approx(source.scores)
+
+    # Our own format keeps the threshold; others take 0.5.
+    conversion.convert(workdir, tmp_path / "ours", "bertjax")
+    assert list(classification.predict(pretrained.read(tmp_path / "ours"), texts)) == found
+    line = conversion.convert(workdir, tmp_path / "theirs", "huggingface")
+    assert f"has no place: threshold = {threshold:.4g}" in line
+    fields = json.loads((tmp_path / "theirs/config.json").read_text())
+    assert fields["problem_type"] == "multi_label_classification" and tuple(fields["id2label"].values()) == LABELS
+    assert huggingface.read_head(tmp_path / "theirs/config.json")[2] == "multi_label_classification"
+    for one, other in zip(classification.predict(pretrained.read(tmp_path / "theirs"), texts), found):
+        assert one["probabilities"] == other["probabilities"]
+        assert one["labels"] == [name for name in LABELS if one["probabilities"][name] > 0.5]
+
+
+def test_a_search_ranks_by_micro_f1(tuned, checkpoint, tmp_path):
+    config = config_for(tuned[0], checkpoint)
+    config.update(dict(epochs=1.0, sweep="learning_rate=1e-9,3e-3"))
+    launch(config, tmp_path / "search")
+    assert (tmp_path / "search/best").read_text() == "runs/learning_rate=0.003\n"
+    table = (tmp_path / "search/sweep.md").read_text()
+    assert "micro_f1, mean" in table and "macro_f1, mean" in table and "threshold" not in table
+
+
+AS_WRITTEN = {
+    "json lists": ("jsonl", "list", [["sea", "law"], [], ["law"]]),
+    "numbers": ("jsonl", "list", [[2, 17], [], [17]]),
+    "written lists": ("csv", "list", ["['sea', 'law']", "", '["law"]']),
+    "bars": ("csv", "|", ["sea| law", "", "law"]),
+    "texts": ("jsonl", ", ", ["sea, law", " ", "law"]),
+}
+
+
+@pytest.mark.parametrize("suffix, written, cells", AS_WRITTEN.values(), ids=AS_WRITTEN)
+def test_labels_as_people_write_them(tmp_path, suffix, written, cells):
+    for name in ("train", "dev"):
+        write_table(tmp_path / f"{name}.{suffix}", [{"text": "ship", "topics": cell} for cell in cells])
+    dataset = classify.load(config_for(tmp_path, multi_label=written), tokenizer())
+    assert dataset.labels in (("law", "sea"), ("17", "2"))
+    assert dataset.train.labels.tolist() == [[1, 1], [0, 0], [1, 0]]
+    first, second = dataset.labels
+    assert f"3 training examples: 2 {first}, 1 {second}; 1 without a label" in dataset.notes
+    assert dataset.baseline == pytest.approx(2 / 3)  # of both labels for every text: 3 of 6 right, all 3 found
+
+
+def test_a_column_for_each_label(tmp_path):
+    rows = [("1", 0, "False"), (0, 0, "true"), ("1.0", 0, "0")]
+    for name in ("train", "dev"):
+        write_table(tmp_path / f"{name}.csv", [{"text": "ship", **dict(zip(("sea", "a,b", "law"), r))} for r in rows])
+    config = config_for(tmp_path, label=r"sea,law,a\,b", multi_label="")
+    dataset = classify.load(config, tokenizer())
+    assert dataset.labels == ("sea", "law", "a,b")  # none of whose texts has the last one
+    assert dataset.train.labels.tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 0]]
+    assert dataset.dev[0].score([np.array([3.0, 0.5, -9.0])] * 3)["macro_f1"] == pytest.approx((0.8 + 0.5 + 0) / 3)
+    config.data.label = "sea,earth"
+    with pytest.raises(UserError, match=r"train.csv:2: no column 'earth'; there are text, sea, a,b, law"):
+        classify.load(config, tokenizer())
+
+
+@pytest.mark.parametrize(
+    "suffix, written, cell, message",
+    [
+        (
+            "jsonl",
+            "list",
+            None,
+            r"train.jsonl:1: topics is null, expected a list of labels; of a text without any, \[\]",
+        ),
+        ("jsonl", "list", {"sea": 1}, r"topics is an object, expected a list"),
+        ("jsonl", "list", [["sea"]], r"topics is a list, expected text"),
+        ("jsonl", "list", [1, 0, 1], r"topics has '1' twice, .* config.data.label names"),
+        ("jsonl", "list", ["nan"], r"topics is 'nan', which stands for no value"),
+        ("jsonl", "list", ["law", "law\ufeff"], r"train.jsonl:1: topics is 'law.+ufeff', but 'law' at"),
+        ("csv", "list", "sea|law", r"train.csv:2: topics is 'sea|law', expected a list .* set config.data.multi_label"),
+        ("csv", "list", "['sea' 'law']", r"expected a list such as"),
+        ("csv", "list", "[1 0]", r"expected a list such as"),
+        ("csv", "|", "['sea', 'law']", r"topics is a list, .* set config.data.multi_label=list"),
+        ("csv", "", "2", r"train.csv:2: topics is '2', expected 0 or 1"),
+        ("csv", "", "", r"topics is empty; remove rows without a label"),
+    ],
+)
+def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
+    more = {"jsonl": [["law"], ["sea"]], "csv": ["0", "1"] if not written else ["['law']", "['sea']"]}[suffix]
+    more = ["law", "sea"] if written == "|" else more
+    for name in ("train", "dev"):
+        rows = [{"text": "ship", "other": "1", "topics": each} for each in (cell, *more)]
+        write_table(tmp_path / f"{name}.{suffix}", rows)
+    data = dict(multi_label=written) if written else dict(multi_label="", label="topics,other")
+    with pytest.raises(UserError, match=message):
+        classify.load(config_for(tmp_path, **data), tokenizer())
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(label="a,b"), r"config.data.multi_label = 'list': is for one column .* leave it out"),
+        (dict(is_number=True), r"config.data.is_number = True: one number is predicted, of one column"),
+        (dict(label="a,b", is_number=True, multi_label=""), r"config.data.is_number = True"),
+        (dict(label="a,b,a", multi_label=""), r"config.data.label = 'a,b,a': names one twice"),
+    ],
+)
+def test_settings_that_contradict_each_other(fields, message):
+    with pytest.raises(UserError, match=message):
+        validate(config_for("folder", **fields))
+
+
+def tokenizer():
+    from tests.tasks.test_finetuning import tokenizer
+
+    return tokenizer()
