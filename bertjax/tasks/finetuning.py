@@ -20,6 +20,7 @@ from bertjax.families.with_heads import cast_encoder
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
+from bertjax.tasks import losses
 from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
@@ -147,6 +148,7 @@ class FineTuning:
             check_indices(examples, dataset.labels, families.config_of(config))
         head = config.get("head", {})
         self.model = dataset.output_layer.model(families.config_of(config), head, compute=compute_on(mesh, config))
+        self._loss = losses.with_settings(dataset.output_layer.loss, head, dataset.labels, dataset.train)
         self.frozen = dataset.output_layer.frozen
         if config.packing and not dataset.output_layer.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
@@ -169,18 +171,27 @@ class FineTuning:
         yield from self._order.batches(steps, functools.partial(local_rows, self.mesh))
 
     def normalize(self, batch: dict) -> dict:
-        return {**batch, "weights": batch["weights"] / jnp.maximum(batch["weights"].sum(), 1)}
+        weights, total = batch["weights"], losses.counted(self._loss, batch).sum()
+        return {
+            **batch,
+            "weights": weights / jnp.maximum(weights.sum(), 1),
+            "loss_weights": weights / jnp.where(total > 0, total, 1),
+        }
 
     def cast(self, params):
         return cast_encoder(params, self.model.config, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
         output_layer = self.dataset.output_layer
-        losses, correct = output_layer.loss(apply(self.model, output_layer.pooled, params, batch, dropout_keys), batch)
+        each, correct = self._loss(apply(self.model, output_layer.pooled, params, batch, dropout_keys), batch)
         weights = batch["weights"]
         tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
         padding = batch["segments"].size - tokens
-        return (weights * losses).sum(), {"accuracy": (weights * correct).sum(), "tokens": tokens, "padding": padding}
+        return (batch["loss_weights"] * each).sum(), {
+            "accuracy": (weights * correct).sum(),
+            "tokens": tokens,
+            "padding": padding,
+        }
 
     def limited(self, updates, step):
         return updates

@@ -232,7 +232,8 @@ def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
     """Returns the decisive fields by dotted name, with JSON values."""
     content = json.loads(config.to_json_best_effort())
     # Values for runs from before there were these fields.
-    leaves = {"head.lstm_size": 0, "head.lstm_layers": 1, "data.multi_label": ""}
+    leaves = {"head.lstm_size": 0, "head.lstm_layers": 1, "head.class_weights": "", "head.label_smoothing": 0.0}
+    leaves |= {"data.multi_label": "", "data.on_bad_answer": "stop"}
 
     def walk(name: str, value) -> None:
         if isinstance(value, dict):

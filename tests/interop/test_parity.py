@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
+from sklearn.utils.class_weight import compute_class_weight
 
 from bertjax import families
 from bertjax.config import (
@@ -444,6 +445,55 @@ def their_targets(kind: str, batch: dict) -> dict:
     if kind == "tagging":
         return {"labels": torch.where(torch.from_numpy(batch["weights"]) > 0, labels.long(), -100)}
     return {"labels": labels.float() if kind in ("regression", "multi_label") else labels.long()}
+
+
+@pytest.mark.parametrize(
+    "kind, head",
+    [
+        ("classification", dict(class_weights="a=0.2,c=3", label_smoothing=0.1)),
+        ("tagging", dict(class_weights="balanced")),
+        ("multi_label", dict(class_weights="balanced")),
+    ],
+)
+def test_weighted_losses_are_those_of_torch(kind, head, tmp_path):
+    """Loss and gradient of a batch in four parts, whose classes weigh differently: the mean is that of the whole."""
+    config = fine_tuning_config("classify")
+    config.update(dict(batch_size=8, microbatches=4))
+    config.head.update(head)
+    config.model.update(dataclasses.asdict(TINY), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    examples, output_layer = random_examples(kind), getattr(output_layers, kind)(3)
+    dataset = finetuning.Dataset(output_layer, ("a", "b", "c"), examples, (), "")
+    task = finetuning.FineTuning(config, one_device_mesh(config), dataset)
+    program = make_program(task, config, task.mesh)
+    state = program.init(jax.random.key(0))
+    params = jax.device_get(state.params)
+    batch = next(task.batches(0))
+    recipe = put_hyperparameters(0, make_schedule(config.optimizer, task.total_steps), task.mesh)
+    _, metrics = program.train_step(state, put_batch(batch, task.mesh), recipe)
+
+    labels = np.concatenate(examples.labels) if kind == "tagging" else np.array(examples.labels)
+    if kind == "multi_label":
+        weight = (1 - labels).sum(0) / labels.sum(0)
+        loss_of = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weight))
+    else:
+        known = labels[labels >= 0]
+        weight = compute_class_weight("balanced", classes=np.arange(3), y=known)
+        weight = torch.tensor([0.2, 1, 3] if kind == "classification" else weight, dtype=torch.float32)
+        loss_of = torch.nn.CrossEntropyLoss(weight, label_smoothing=head.get("label_smoothing", 0.0))
+    family_config = families.config_of(config)
+    huggingface.write(tmp_path, family_config, params, None, output_layer.architecture, ("a", "b", "c"))
+    loader = getattr(transformers, output_layer.architecture.replace("BertFor", "AutoModelFor"))
+    model = loader.from_pretrained(tmp_path, attn_implementation="eager").train()
+    logits, targets = run_torch(model, batch).logits, their_targets(kind, batch)["labels"]
+    loss = loss_of(logits.reshape(-1, 3), targets.reshape(-1, 3) if kind == "multi_label" else targets.reshape(-1))
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    np.testing.assert_allclose(metrics["loss"], loss.item(), rtol=2e-5)
+    np.testing.assert_allclose(metrics["grad_norm"], norm.item(), rtol=2e-4)
+    right = logits.argmax(-1).numpy() == batch["labels"] if kind != "multi_label" else None
+    if right is not None:  # which does not weigh the classes
+        expected = (right * batch["weights"]).sum() / batch["weights"].sum()
+        np.testing.assert_allclose(metrics["accuracy"], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Texts with any number of labels: from tables to predictions, here and in other formats."""
 
 import csv
+import dataclasses
 import io
 import json
 import random
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, fine_tuning_config
+from bertjax.data.batches.examples import Examples
 from bertjax.interop import conversion, huggingface, pretrained
-from bertjax.tasks import classification, classify, metrics, validate
+from bertjax.tasks import classification, classify, finetuning, metrics, output_layers, validate
 from bertjax.tasks.launch import launch
+from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
 from bertjax.training.sinks.jsonl import read_metrics
-from tests.conftest import TOPICS
+from tests.conftest import TOPICS, one_device_mesh
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -93,15 +96,6 @@ def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned
     for one, other in zip(classification.predict(pretrained.read(tmp_path / "theirs"), texts), found):
         assert one["probabilities"] == other["probabilities"]
         assert one["labels"] == [name for name in LABELS if one["probabilities"][name] > 0.5]
-
-
-def test_a_search_ranks_by_micro_f1(tuned, checkpoint, tmp_path):
-    config = config_for(tuned[0], checkpoint)
-    config.update(dict(epochs=1.0, sweep="learning_rate=1e-9,3e-3"))
-    launch(config, tmp_path / "search")
-    assert (tmp_path / "search/best").read_text() == "runs/learning_rate=0.003\n"
-    table = (tmp_path / "search/sweep.md").read_text()
-    assert "micro_f1, mean" in table and "macro_f1, mean" in table and "threshold" not in table
 
 
 AS_WRITTEN = {
@@ -184,6 +178,71 @@ def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
 def test_settings_that_contradict_each_other(fields, message):
     with pytest.raises(UserError, match=message):
         validate(config_for("folder", **fields))
+
+
+# Weights of the classes.
+
+
+def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
+    config = config_for(tuned[0], checkpoint)
+    finetuning.adopt(config, None)
+    dataset = classify.load(config, tokenizer())
+
+    def task_of(dataset=dataset, **head):
+        config.head.update(dict(class_weights="", label_smoothing=0.0), **head)
+        return finetuning.FineTuning(config, one_device_mesh(config), dataset)
+
+    assert task_of(class_weights="sea=2")._loss.weights == (1, 1, 1, 2)
+    given = np.array(dataset.train.labels)
+    assert task_of(class_weights="balanced")._loss.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
+    for text, message in (
+        (
+            "earth=2",
+            r"config.head.class_weights = 'earth=2': 'earth' is no label of the training data, which has court,",
+        ),
+        ("sea", r"config.head.class_weights = 'sea': write LABEL=WEIGHT,\.\.\., with weights of at least 0"),
+        ("sea=-1", r"with weights of at least 0"),
+        ("court=0,garden=0,kitchen=0,sea=0", r"one weight at least must be above 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            task_of(class_weights=text)
+    with pytest.raises(UserError, match=r"config.head.label_smoothing = 0.1: is for classes, of which a text has one"):
+        task_of(label_smoothing=0.1)
+    numbers = dataclasses.replace(dataset, output_layer=output_layers.regression(), labels=())
+    with pytest.raises(UserError, match=r"config.head.class_weights = 'balanced': this task predicts no classes"):
+        task_of(numbers, class_weights="balanced")
+    config.head.label_smoothing = 1.0
+    with pytest.raises(UserError, match=r"config.head.label_smoothing = 1.0: must be at least 0 and below 1"):
+        validate(config)
+
+
+def test_a_search_over_weights_compiles_each(tuned, checkpoint, tmp_path):
+    """The loss is another program, though the model is the same; what is wrong is said before the first trial."""
+    config = config_for(tuned[0], checkpoint)
+    config.update(dict(epochs=1.0, sweep="class_weights=,sea=9"))
+    launch(config, tmp_path / "search")
+    losses = [
+        next(line["train/loss"] for line in read_metrics(tmp_path / "search/runs" / name) if "train/loss" in line)
+        for name in ("class_weights=", "class_weights=sea=9")
+    ]
+    assert losses[1] > 1.3 * losses[0]
+    table = (tmp_path / "search/sweep.md").read_text()
+    assert "micro_f1, mean" in table and "macro_f1, mean" in table and "threshold" not in table
+    config.sweep = "class_weights=,earth=9"
+    with pytest.raises(UserError, match=r"'earth' is no label of the training data"):
+        launch(config, tmp_path / "other")
+    assert not (tmp_path / "other/runs").exists()
+
+
+def test_classes_that_are_not_there_weigh_one():
+    examples = Examples(
+        [np.arange(3)] * 2, [np.zeros(3)] * 2, [np.array([-1, 0, 2]), np.array([0, 0, -1])], per_token=True
+    )
+    assert CrossEntropy.balanced(examples, 4).tolist() == [4 / (2 * 3), 1, 4 / 2, 1]
+    examples = Examples([np.arange(3)] * 2, [np.zeros(3)] * 2, np.array([[1, 0, 1], [1, 0, 0]]))
+    assert SigmoidCrossEntropy.balanced(examples, 3).tolist() == [1, 1, 1]
+    nothing = {"labels": np.zeros(2, int), "weights": np.ones(2)}  # a batch of a class without weight
+    assert CrossEntropy((0.0, 1.0)).counted(nothing).sum() == 0
 
 
 def tokenizer():
