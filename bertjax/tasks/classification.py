@@ -26,6 +26,10 @@ class Columns:
     second: str = ""
     label: str = "label"
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.first, self.second)))
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -107,5 +111,4 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
 
 def _texts(table: Table) -> Iterator[tuple[str, ...]]:
     """Yields the text, or the pair of texts, of each row."""
-    names = [name for name in (table.columns.first, table.columns.second) if name]
-    return (tuple(column(row, name) for name in names) for row in table.rows)
+    return (tuple(column(row, name) for name in table.columns.texts) for row in table.rows)

@@ -17,12 +17,16 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
 
     Raises `UserError` for missing or invalid files.
     """
-    columns = Columns(config.data.text, config.data.second_text, config.data.label)
+    columns = columns_of(config)
     train, dev = (read_table(find_table(config.data.path, name))[0] for name in ("train", "dev"))
     target = _target(config.data, train)
     return classification.dataset(
         Table(train, columns), [Table(dev, columns)], target, tokenizer, config.max_seq_length
     )
+
+
+def columns_of(config) -> Columns:
+    return Columns(config.data.text, config.data.second_text, config.data.label)
 
 
 def _target(data, train: Sequence[Row]) -> Target:
@@ -66,6 +70,7 @@ TASK = FineTuningTask(
     inputs=classification.INPUTS,
     load=load,
     predict=classification.predict,
+    columns=lambda config: columns_of(config).texts,
     validate=validate,
     identity=("data.is_number", "data.multi_label"),
 )

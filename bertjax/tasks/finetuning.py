@@ -63,6 +63,7 @@ class FineTuningTask:
       load: (config, tokenizer) -> the tokenized data. Raises `UserError` for missing or invalid files.
       predict: (checkpoint, texts as tuples of parts) -> one JSON object per text. `checkpoint.settings` is the config
         of the run, empty for other formats.
+      columns: (config of the run) -> names of the columns, in its tables, with the parts of a text; () if it has none.
       validate: (config) -> None. Raises `UserError` for invalid values of the task's own fields.
       identity: fields that, besides `task`, cannot change within a workdir, such as "data.name".
       submission: (checkpoint, path of the test set) -> content of the benchmark's submission file, and a summary line.
@@ -73,6 +74,7 @@ class FineTuningTask:
     inputs: InputForm
     load: Callable[[Any, Tokenizer], "Dataset"]
     predict: Callable[[Pretrained, Sequence[tuple[str, ...]]], Iterator[dict]]
+    columns: Callable[[Any], tuple[str, ...]] = lambda config: ()
     validate: Callable[[Any], None] = lambda config: None
     identity: tuple[str, ...] = ()
     submission: Callable[[Pretrained, str], tuple[str, str]] | None = None

@@ -115,8 +115,7 @@ def submission(source: Pretrained, path: str) -> tuple[str, str]:
     """Returns GLUE's submission file for the test set in `path`, lines of index and prediction, and a summary."""
     task = TASKS[source.settings.data.name]
     rows, _ = _read(path)
-    names = [name for name in (task.columns.first, task.columns.second) if name]
-    texts = [tuple(column(row, name) for name in names) for row in rows]
+    texts = [tuple(column(row, name) for name in task.columns.texts) for row in rows]
     lines, cut = ["index\tprediction"], 0
     for index, prediction in enumerate(classification.predict(source, texts)):
         cut += "cut" in prediction
@@ -153,6 +152,7 @@ TASK = FineTuningTask(
     inputs=classification.INPUTS,
     load=load,
     predict=classification.predict,
+    columns=lambda config: TASKS[config.data.name].columns.texts,
     validate=lambda config: one_of(config, "data.name", tuple(TASKS)),
     identity=("data.name",),
     submission=submission,

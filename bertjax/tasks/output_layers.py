@@ -192,7 +192,9 @@ class Predictor:
             yield places, {name: x[own] for name, x in batch.items()}
 
 
-make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # compiled once for all trials of a search
+make_predictor = functools.lru_cache(maxsize=4)(
+    Predictor
+)  # compiled once for all trials of a search, or parts of a table
 
 
 def predict(output_layer: OutputLayer, source, examples: Examples) -> list[np.ndarray]:
@@ -203,9 +205,8 @@ def predict(output_layer: OutputLayer, source, examples: Examples) -> list[np.nd
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = output_layer.model(source.config, source.head, compute=compute_for(source.dtype))
     params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
-    found = Predictor(model, output_layer.pooled, mesh, PREDICTION_BATCH, output_layer.packs_rows_of(model))(
-        params, examples
-    )
+    packs = output_layer.packs_rows_of(model)
+    found = make_predictor(model, output_layer.pooled, mesh, PREDICTION_BATCH, packs)(params, examples)
     check_numbers(*found)
     return found
 

@@ -5,14 +5,26 @@ import dataclasses
 import io
 import json
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.batches.examples import Examples
+from bertjax.data.documents import tables
 from bertjax.interop import conversion, huggingface, pretrained
-from bertjax.tasks import classification, classify, finetuning, metrics, output_layers, validate
+from bertjax.tasks import (
+    classification,
+    classify,
+    finetuning,
+    metrics,
+    output_layers,
+    predicted_table,
+    squad,
+    targets,
+    validate,
+)
 from bertjax.tasks.launch import launch
 from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
 from bertjax.training.sinks.jsonl import read_metrics
@@ -243,6 +255,98 @@ def test_classes_that_are_not_there_weigh_one():
     assert SigmoidCrossEntropy.balanced(examples, 3).tolist() == [1, 1, 1]
     nothing = {"labels": np.zeros(2, int), "weights": np.ones(2)}  # a batch of a class without weight
     assert CrossEntropy((0.0, 1.0)).counted(nothing).sum() == 0
+
+
+# Tables of texts to predict.
+
+
+def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
+    """In the order of the rows, a part of them at once; the same as that of the texts by themselves."""
+    monkeypatch.setattr(predicted_table, "ROWS_AT_ONCE", 7)
+    _, workdir, dev = tuned
+    source, task = pretrained.read(workdir), classify.TASK
+    rows = [{"id": i, "text": f"{text},\n", "note": '"'} for i, (text, _) in enumerate(dev)]
+    rows[3]["text"] += " ".join(["ship"] * 40)
+    expected = list(classification.predict(source, [(row["text"],) for row in rows]))
+    for suffix in (".csv", ".jsonl"):
+        write_table(tmp_path / f"texts{suffix}", rows)
+    names = predicted_table.text_columns(task, source, "", "")
+    assert names == ("text",)  # of the run
+    for source_suffix, suffix in ((".csv", ".tsv"), (".jsonl", ".csv"), (".csv", ".jsonl")):
+        output = tmp_path / f"out{suffix}"
+        said = predicted_table.write(output, task, source, tmp_path / f"texts{source_suffix}", names)
+        assert said == f"60 predictions in {output}, 1 of them of texts truncated to 32 tokens"
+        found, _ = tables.read_table(output)
+        assert [row.columns["text"] for row in found] == [row["text"] for row in rows]
+        assert [str(row.columns["id"]) for row in found] == [str(i) for i in range(60)]
+        for i, (row, one) in enumerate(zip(found, expected)):
+            columns = row.columns
+            if suffix == ".jsonl":
+                assert columns["predicted"]["labels"] == one["labels"] and ("cut" in columns["predicted"]) == (i == 3)
+            else:  # and what is written can be read as labels again
+                assert targets.labels_of(row, "predicted.labels", "list") == one["labels"]
+                assert float(columns["predicted.probabilities.sea"]) == pytest.approx(
+                    one["probabilities"]["sea"], abs=1e-5
+                )
+    with pytest.raises(UserError, match=r"out.tsv:2: there is a column 'predicted.labels' already"):
+        predicted_table.write(tmp_path / "again.csv", task, source, tmp_path / "out.tsv", names)
+    assert not list(tmp_path.glob("again*")), "no half of a table stays"
+    with pytest.raises(UserError, match=r"texts.csv:2: no column 'words'; name that of the texts with --text, of id,"):
+        predicted_table.write(tmp_path / "again.csv", task, source, tmp_path / "texts.csv", ("words",))
+
+
+def test_columns_are_the_runs_or_given(tuned):
+    source = pretrained.read(tuned[1])
+    other = dataclasses.replace(source, settings=type(source.settings)())  # of another format
+    names = [predicted_table.text_columns(classify.TASK, *given) for given in ((other, "", ""), (source, "a", "b"))]
+    assert names == [("text",), ("a", "b")]
+    with pytest.raises(UserError, match=r"--second_text=b: name the column of the first text as well"):
+        predicted_table.text_columns(classify.TASK, source, "", "b")
+    with pytest.raises(
+        UserError, match=r'--text=text: this checkpoint expects "question \|\|\| paragraph"; name the col'
+    ):
+        predicted_table.text_columns(squad.TASK, other, "", "")
+
+
+def test_rows_that_differ_are_for_json_lines(tmp_path):
+    with open(tmp_path / "out.csv", "w") as file:
+        writer = tables.TableWriter(tmp_path / "out.csv", file)
+        writer.write({"a": 1, "b": None}, "x:1")
+        writer.write({"a": [1, "é"]}, "x:2")
+        with pytest.raises(UserError, match=r"x:3: the rows before have no column 'c'; write a .jsonl"):
+            writer.write({"c": 1}, "x:3")
+    assert (tmp_path / "out.csv").read_text() == 'a,b\n1,\n"[1, ""é""]",\n'
+
+
+@pytest.mark.parametrize(
+    "suffix, ends", [("csv", "\n"), ("csv", "\r\n"), ("csv", "\r"), ("tsv", "\n"), ("jsonl", "\n")]
+)
+def test_rows_one_by_one_are_those_of_the_whole_table(tmp_path, suffix, ends):
+    rows = [{"text": 'a "b', "n": "1"}, {"text": "c", "n": "2"}]
+    if suffix == "jsonl":
+        text = ends.join(json.dumps(row) for row in rows)
+    else:
+        sign = {"csv": ",", "tsv": "\t"}[suffix]
+        text = ends.join([f"text{sign}n", f'"a ""b"{sign}1', "", f"c{sign}2"])
+    path = tmp_path / f"table.{suffix}"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert [row.columns for row in tables.rows_of(path)] == rows
+    assert list(tables.rows_of(path)) == list(tables.read_table(path)[0])
+    path.write_bytes(text.replace("\r", "\n").encode() + b"\n\xff")
+    with pytest.raises(UserError, match=rf"table.{suffix}:\d: not UTF-8 \(invalid start byte at byte 0\)"):
+        list(tables.rows_of(path))
+    path.write_text("")
+    with pytest.raises(UserError, match="no example in it"):
+        list(tables.rows_of(path))
+
+
+def test_a_large_table_is_read_in_little_memory(tmp_path):
+    path = tmp_path / "table.tsv"
+    path.write_text("text\tn\n" + 'a "long" text\t1\n' * 20_000)
+    tracemalloc.start()
+    assert sum(1 for _ in tables.rows_of(path)) == 20_000
+    assert tracemalloc.get_traced_memory()[1] < 2e5 < path.stat().st_size
+    tracemalloc.stop()
 
 
 def tokenizer():
