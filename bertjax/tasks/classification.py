@@ -10,6 +10,7 @@ from bertjax.data.documents.tables import Row, column
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import output_layers, targets
 from bertjax.tasks.finetuning import Dataset, InputForm, Split
+from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.tasks.targets import Target
@@ -84,6 +85,12 @@ def split(target: Target, examples: Examples, suffix: str = "") -> Split:
         return {name + suffix: value for name, value in target.score(examples.labels, np.stack(logits)).items()}
 
     return Split(examples, score, lambda logits: target.decide(examples.labels, np.stack(logits)))
+
+
+def labelled(source: Pretrained, table: Table, target: Target) -> tuple[OutputLayer, Split]:
+    """Returns the output layer of a checkpoint, and the examples of a table with how they are scored."""
+    examples, _ = encode(table, target, source.tokenizer, source.max_seq_length)
+    return target.output_layer, split(target, examples)
 
 
 def encode(table: Table, target: Target, tokenizer: Tokenizer, max_seq_length: int) -> tuple[Examples, int]:

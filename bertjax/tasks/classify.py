@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from bertjax.config import UserError, split_at_commas
 from bertjax.data.documents.tables import Row, find_table, read_table
+from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import classification, targets
 from bertjax.tasks.classification import Columns, Table
-from bertjax.tasks.finetuning import Dataset, FineTuningTask
+from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split
+from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.targets import Target
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import require
@@ -23,6 +25,12 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     return classification.dataset(
         Table(train, columns), [Table(dev, columns)], target, tokenizer, config.max_seq_length
     )
+
+
+def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
+    """Returns the output layer, and the examples of a table like the training data with how they are scored."""
+    table = Table(read_table(path)[0], columns_of(source.settings))
+    return classification.labelled(source, table, targets.of_checkpoint(source))
 
 
 def columns_of(config) -> Columns:
@@ -72,5 +80,6 @@ TASK = FineTuningTask(
     predict=classification.predict,
     columns=lambda config: columns_of(config).texts,
     validate=validate,
+    labelled=labelled,
     identity=("data.is_number", "data.multi_label"),
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
 from bertjax.tasks import losses
-from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor
+from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor, predict
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
@@ -67,6 +68,8 @@ class FineTuningTask:
       validate: (config) -> None. Raises `UserError` for invalid values of the task's own fields.
       identity: fields that, besides `task`, cannot change within a workdir, such as "data.name".
       submission: (checkpoint, path of the test set) -> content of the benchmark's submission file, and a summary line.
+      labelled: (checkpoint of a run, path of a file like its dev set) -> the output layer, and the file's examples,
+        which are scored with what the dev set decided.
       paper_sweep: the settings of `config.sweep = "paper"`.
     """
 
@@ -78,6 +81,7 @@ class FineTuningTask:
     validate: Callable[[Any], None] = lambda config: None
     identity: tuple[str, ...] = ()
     submission: Callable[[Pretrained, str], tuple[str, str]] | None = None
+    labelled: Callable[[Pretrained, str], tuple[OutputLayer, "Split"]] | None = None
     paper_sweep: str = PAPER_SWEEP
 
 
@@ -317,6 +321,13 @@ KIND = Kind(
 )
 
 
+def score(source: Pretrained, output_layer: OutputLayer, split: Split) -> Scores:
+    """Scores a checkpoint on examples; those that are not numbers, such as the correlation of a constant, are None."""
+    found = split.score(split.read(predict(output_layer, source, split.examples)))
+    finite = {name: value if math.isfinite(value) else None for name, value in found.items()}
+    return Scores(finite, decided=source.decided)
+
+
 def _end_report(trained: Trained) -> str:
     """Formats the scores of the best checkpoint and, if it is not the last, of the last."""
     if trained.best is None or trained.best_step == int(trained.state.step):
@@ -327,12 +338,12 @@ def _end_report(trained: Trained) -> str:
     )
 
 
-def report(scores: Scores) -> str:
-    """Formats the scores on the dev set, multiplied by 100 as in papers, and the tuned values."""
+def report(scores: Scores, of: str = "dev") -> str:
+    """Formats the scores of examples, multiplied by 100 as in papers, and the tuned values."""
 
     def text(name: str, value: float | None, factor: int = 100) -> str:
         return f"{name} undefined" if value is None else f"{name} {factor * value:.2f}"
 
     numbers = [text(name, value) for name, value in scores.scores.items()]
     numbers += [text(name, value, factor=1) for name, value in scores.decided.items()]
-    return "dev: " + ", ".join(numbers)
+    return f"{of}: {', '.join(numbers)}"

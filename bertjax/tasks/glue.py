@@ -8,9 +8,10 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.data.documents.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import classification
+from bertjax.tasks import classification, targets
 from bertjax.tasks.classification import Columns, Table
-from bertjax.tasks.finetuning import Dataset, FineTuningTask
+from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split
+from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.targets import Class, Number
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import one_of
@@ -125,6 +126,14 @@ def submission(source: Pretrained, path: str) -> tuple[str, str]:
     return "\n".join(lines) + "\n", f"{len(rows)} predictions{note}"
 
 
+def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
+    """Returns the output layer, and the examples in a file like the task's dev set with how they are scored."""
+    task = TASKS[source.settings.data.name]
+    rows, _ = _read(path, task.names, drop_ragged=task.folder == "QQP")
+    target = dataclasses.replace(targets.of_checkpoint(source), metrics=task.metrics)
+    return classification.labelled(source, Table(rows, task.columns), target)
+
+
 def find_folder(path: str, name: str) -> epath.Path:
     """Returns the folder with train.tsv: `path/name` or `path`. Raises `UserError` if there is none."""
     candidates = (epath.Path(path) / name, epath.Path(path))
@@ -156,4 +165,5 @@ TASK = FineTuningTask(
     validate=lambda config: one_of(config, "data.name", tuple(TASKS)),
     identity=("data.name",),
     submission=submission,
+    labelled=labelled,
 )

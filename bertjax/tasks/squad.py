@@ -21,6 +21,7 @@ from bertjax.files import parse_json
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
+from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.text.tokenizer import Encoding, Tokenizer
 from bertjax.validation import at_least_one, one_of, require
@@ -94,20 +95,37 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     notes += (f"{dev_cut} dev questions truncated to {data.max_query_length} tokens",) if dev_cut else ()
     asked, asked_in_dev = ([(question.text, question.context) for question in side] for side in (train, dev))
     notes += tuple(seen_in_training(asked, ("dev questions", asked_in_dev)))
-    golds = {question.name: question.answers for question in dev}
-    has_unanswerable = data.version == "v2.0"
+    split = _split(dev, dev_examples, dev_windows, data.version)
+    unanswerable = sum(not question.answers for question in dev) / len(dev)  # the share that "no answer" gets right
+    more = ("exact_match",)
+    return Dataset(output_layers.spans(), (), encoded.examples, (split,), "f1", notes, unanswerable, more)
+
+
+def _split(
+    questions: Sequence[Question],
+    examples: Examples,
+    windows: Sequence[Window],
+    version: str,
+    threshold: float | None = None,
+) -> Split:
+    """Returns questions with how their answers are scored.
+
+    `threshold`: the null odds above which there is no answer in v2.0; None: tuned on these questions.
+    """
+    golds = {question.name: question.answers for question in questions}
+    has_unanswerable = version == "v2.0"
 
     def read_logits(logits: list[np.ndarray]) -> Answers:
-        found, threshold = answers(dev, dev_windows, logits), None
+        found, used = answers(questions, windows, logits), None
         texts = {name: best[0]["text"] if best else "" for name, (best, _) in found.items()}
         if has_unanswerable:
             odds = {name: null for name, (_, null) in found.items()}
-            threshold, _, _ = metrics.best_null_threshold(golds, texts, odds)
-            texts = {name: "" if odds[name] > threshold else text for name, text in texts.items()}
-        return Answers(found, texts, threshold)
+            used = metrics.best_null_threshold(golds, texts, odds)[0] if threshold is None else threshold
+            texts = {name: "" if odds[name] > used else text for name, text in texts.items()}
+        return Answers(found, texts, used)
 
     def score(answers: Answers) -> dict[str, float]:
-        scores = metrics.squad_scores(golds, answers.texts, data.version)
+        scores = metrics.squad_scores(golds, answers.texts, version)
         return {name: value / 100 for name, value in scores.items()}
 
     def decide(answers: Answers) -> dict[str, float]:
@@ -120,10 +138,16 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
             written["null_odds.json"] = {name: null for name, (_, null) in answers.found.items()}
         return {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
 
-    split = Split(dev_examples, score, decide, files, read_logits)
-    unanswerable = sum(not question.answers for question in dev) / len(dev)  # the share that "no answer" gets right
-    more = ("exact_match",)
-    return Dataset(output_layers.spans(), (), encoded.examples, (split,), "f1", notes, unanswerable, more)
+    return Split(examples, score, decide, files, read_logits)
+
+
+def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
+    """Returns the output layer, and the questions in a file of SQuAD's format with how they are scored."""
+    questions, version = read(path), source.settings.data.version
+    if version == "v1.1" and not all(question.answers for question in questions):
+        raise UserError(f"{path}: has questions without an answer; the run is one on v1.1, which has none")
+    examples, windows, *_ = encode(questions, source.tokenizer, **_sizes(source), with_labels=False)
+    return output_layers.spans(), _split(questions, examples, windows, version, source.decided.get(THRESHOLD, np.inf))
 
 
 def find_file(folder: str, name: str, version: str) -> epath.Path:
@@ -426,4 +450,5 @@ TASK = FineTuningTask(
     validate=validate,
     identity=("data.version",),
     submission=submission,
+    labelled=labelled,
 )

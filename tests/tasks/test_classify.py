@@ -29,6 +29,7 @@ from bertjax.tasks.launch import launch
 from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS, one_device_mesh
+from tests.processes import run as command
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -347,6 +348,46 @@ def test_a_large_table_is_read_in_little_memory(tmp_path):
     assert sum(1 for _ in tables.rows_of(path)) == 20_000
     assert tracemalloc.get_traced_memory()[1] < 2e5 < path.stat().st_size
     tracemalloc.stop()
+
+
+# Labelled files, scored without training.
+
+
+def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
+    folder, workdir, dev = tuned
+    source = pretrained.read(workdir)
+    scores = finetuning.score(source, *classify.labelled(source, folder / "dev.jsonl"))
+    assert scores.scores == pytest.approx(source.scores) and scores.decided == source.decided
+    # The threshold stays that of the dev set, whatever would be the best for these texts.
+    found = list(classification.predict(source, [(text,) for text, _ in dev]))
+    odd = [
+        (text, [name for name in LABELS if each["probabilities"][name] > 0.9]) for (text, _), each in zip(dev, found)
+    ]
+    write_table(tmp_path / "odd.jsonl", [{"text": text, "topics": topics} for text, topics in odd])
+    sides = [[[name in labels for name in LABELS] for labels in side]
+             for side in ([labels for _, labels in odd], [each["labels"] for each in found])]  # fmt: skip
+    scores = finetuning.score(source, *classify.labelled(source, tmp_path / "odd.jsonl"))
+    assert scores.scores == pytest.approx(metrics.f1_of_labels(*sides)) and scores.scores["micro_f1"] < 0.9
+    for rows, message in (
+        ([{"text": "ship", "topics": ["earth"]}], r"odd.jsonl:1: unknown label 'earth'; expected one of court, garden"),
+        ([{"text": "ship"}], r"odd.jsonl:1: no column 'topics'; there are text"),
+    ):
+        write_table(tmp_path / "odd.jsonl", rows)
+        with pytest.raises(UserError, match=message):
+            classify.labelled(source, tmp_path / "odd.jsonl")
+
+
+def test_commands_predict_tables_and_score_them(tuned, tmp_path):
+    folder, workdir, dev = tuned
+    write_table(tmp_path / "texts.csv", [{"words": text} for text, _ in dev])
+    given = ("predict", f"--checkpoint={workdir}", "--input=texts.csv", "--text=words", "--output=out.tsv")
+    result = command(*given, cwd=tmp_path)
+    assert result.stdout == "60 predictions in out.tsv\n", result.stderr
+    assert len((tmp_path / "out.tsv").read_text().splitlines()) == 61
+    given = ("evaluate", f"--checkpoint={workdir}", f"--data={folder}/dev.jsonl", "--json")
+    result = command(*given, cwd=tmp_path)
+    source = pretrained.read(workdir)
+    assert json.loads(result.stdout) == {"scores": pytest.approx(source.scores), "decided": source.decided}
 
 
 def tokenizer():
