@@ -34,7 +34,8 @@ def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
 
 
 def columns_of(config) -> Columns:
-    return Columns(config.data.text, config.data.second_text, config.data.label)
+    label, *_ = _label_columns(config.data)  # where there are several, the target knows them
+    return Columns(config.data.text, config.data.second_text, label)
 
 
 def _target(data, train: Sequence[Row]) -> Target:

@@ -133,16 +133,20 @@ def test_labels_as_people_write_them(tmp_path, suffix, written, cells):
 
 
 def test_a_column_for_each_label(tmp_path):
-    rows = [("1", 0, "False"), (0, 0, "true"), ("1.0", 0, "0")]
+    rows = [("1", 0, "False", 0), (0, 1, "true", 0), ("1.0", 0, "0", 0)]
+    names = ("sea", "a,b", "law", "rare")
     for name in ("train", "dev"):
-        write_table(tmp_path / f"{name}.csv", [{"text": "ship", **dict(zip(("sea", "a,b", "law"), r))} for r in rows])
-    config = config_for(tmp_path, label=r"sea,law,a\,b", multi_label="")
+        write_table(tmp_path / f"{name}.csv", [{"text": "ship", **dict(zip(names, row))} for row in rows])
+    config = config_for(tmp_path, label=r"sea,law,a\,b,rare", multi_label="")
     dataset = classify.load(config, tokenizer())
-    assert dataset.labels == ("sea", "law", "a,b")  # none of whose texts has the last one
-    assert dataset.train.labels.tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 0]]
-    assert dataset.dev[0].score([np.array([3.0, 0.5, -9.0])] * 3)["macro_f1"] == pytest.approx((0.8 + 0.5 + 0) / 3)
+    assert dataset.labels == ("sea", "law", "a,b", "rare")  # no text has the last one
+    assert dataset.train.labels.tolist() == [[1, 0, 0, 0], [0, 1, 1, 0], [1, 0, 0, 0]]
+    scores = dataset.dev[0].score([np.array([3.0, -3.0, -3.0, -9.0])] * 3)
+    assert scores["macro_f1"] == pytest.approx((0.8 + 0.5 + 0.5 + 0) / 4)
+    config.data.label = r"a\,b"  # one column, with two classes
+    assert classify.load(config, tokenizer()).labels == ("0", "1")
     config.data.label = "sea,earth"
-    with pytest.raises(UserError, match=r"train.csv:2: no column 'earth'; there are text, sea, a,b, law"):
+    with pytest.raises(UserError, match=r"train.csv:2: no column 'earth'; there are text, sea, a,b, law, rare"):
         classify.load(config, tokenizer())
 
 
