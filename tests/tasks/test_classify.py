@@ -94,6 +94,9 @@ def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned
     found = list(classification.predict(source, texts))
     for each in found:
         assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > threshold]
+    middle = float(np.median([each["probabilities"]["sea"] for each in found]))
+    for each in classification.predict(dataclasses.replace(source, decided={"threshold": middle}), texts):
+        assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > middle]
     indicators = [[[name in labels for name in LABELS] for labels in side]
                   for side in ([topics for _, topics in dev], [each["labels"] for each in found])]  # fmt: skip
     assert metrics.f1_of_labels(*indicators) == pytest.approx(source.scores)
