@@ -355,8 +355,17 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     config.checkpoint.update(every_steps=1000, keep=1)
     config.sweep = ""  # grid search: "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2"
     config.restarts = 0  # how often a sweep repeats a failed trial, with other seeds
-    # A BiLSTM between BERT and the output layer: its size in each direction (0: none), and its layers.
-    config.head = ml_collections.ConfigDict(dict(lstm_size=0, lstm_layers=1))
+    config.head = ml_collections.ConfigDict(
+        dict(
+            # A BiLSTM between BERT and the output layer: its size in each direction (0: none), and its layers.
+            lstm_size=0,
+            lstm_layers=1,
+            # What an example of a class, or a label of several, counts in the loss: LABEL=WEIGHT,... (1 for others), or
+            # balanced: the more, the rarer. Empty: all the same.
+            class_weights="",
+            label_smoothing=0.0,  # share of each label that is spread over all classes
+        )
+    )
     return config.lock()
 
 
@@ -371,24 +380,8 @@ def mixture_of(
 
     Raises `UserError` if it is invalid.
     """
-    text, weights = config.data.mixture, dict.fromkeys(corpus_sources(config) if sources is None else sources, 1.0)
-    shares = {}
-    for part in filter(None, map(str.strip, split_at_commas(text))):
-        source, _, weight = part.rpartition("=")
-        try:
-            value = float(weight.removesuffix("%"))
-        except ValueError:
-            value = -1.0
-        if not 0 <= value < math.inf:
-            raise UserError(f"config.data.mixture = {text!r}: write SOURCE=WEIGHT,..., with weights of at least 0")
-        if source not in weights:
-            has = ", ".join(weights)
-            raise UserError(f"config.data.mixture = {text!r}: {source!r} is no source of the text, which has {has}")
-        weights[source] = value
-        if weight.endswith("%"):
-            shares[source], weights[source] = value / 100, 1.0
-    if weights and not any(weights.values()):
-        raise UserError(f"config.data.mixture = {text!r}: one weight at least must be above 0")
+    text, names = config.data.mixture, corpus_sources(config) if sources is None else sources
+    weights, shares = weights_of("data.mixture", text, names, "source", "the text", may_be_shares=True)
     if shares and config.data.mix_when != "read":
         raise UserError(
             f"config.data.mixture = {text!r}: shares are taken when records are read; set data.mix_when=read"
@@ -401,6 +394,39 @@ def mixture_of(
     left = 1 - sum(shares.values())
     rest = sum(weights[source] * sizes.get(source, 0) for source in others) / left if others else sum(sizes.values())
     return weights | {source: share * rest / sizes[source] for source, share in shares.items() if sizes.get(source)}
+
+
+def weights_of(
+    field: str, text: str, names: Iterable[str], kind: str, owner: str, may_be_shares: bool = False
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns a field "NAME=WEIGHT,..." as {name: weight} for every name, and as {name: share} those given as "30%".
+
+    A name that the field does not have weighs 1, and so does one with a share.
+
+    Args:
+      kind, owner: what the names are, and of what, for messages.
+
+    Raises `UserError` if it is invalid.
+    """
+    weights, shares = dict.fromkeys(names, 1.0), {}
+    for part in filter(None, map(str.strip, split_at_commas(text))):
+        name, _, weight = part.rpartition("=")
+        is_share = may_be_shares and weight.endswith("%")
+        try:
+            value = float(weight.removesuffix("%") if is_share else weight)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < math.inf:
+            raise UserError(f"config.{field} = {text!r}: write {kind.upper()}=WEIGHT,..., with weights of at least 0")
+        if name not in weights:
+            has = ", ".join(weights)
+            raise UserError(f"config.{field} = {text!r}: {name!r} is no {kind} of {owner}, which has {has}")
+        weights[name] = 1.0 if is_share else value
+        if is_share:
+            shares[name] = value / 100
+    if weights and not any(weights.values()):
+        raise UserError(f"config.{field} = {text!r}: one weight at least must be above 0")
+    return weights, shares
 
 
 def split_at_commas(text: str) -> list[str]:

@@ -1,9 +1,10 @@
-"""Evaluates a checkpoint on minimal pairs: python -m bertjax.evaluate --checkpoint=PATH --pairs=blimp.jsonl.xz
+"""Evaluates a checkpoint, without training: python -m bertjax.evaluate --checkpoint=PATH --data=test.csv
 
-Each line of the file is an object with a `good` and a `bad` sentence and perhaps its `paradigm` and `phenomenon`, as in
-BLiMP (Warstadt et al. 2020), whose own files are read as well. Prints the share of pairs whose good sentence has the
-higher likelihood; of a model that fills masks, this is the pseudo-log-likelihood. Chance is 50 %. PATH is any
-checkpoint that bertjax.predict takes.
+With a fine-tuned run, --data is a labelled file like its dev set; prints the same scores, with the thresholds that the
+dev set decided. With a pre-trained checkpoint, --pairs are minimal pairs: each line of the file is an object with a
+`good` and a `bad` sentence and perhaps its `paradigm` and `phenomenon`, as in BLiMP (Warstadt et al. 2020), whose own
+files are read as well. Prints the share of pairs whose good sentence has the higher likelihood; of a model that fills
+masks, this is the pseudo-log-likelihood. Chance is 50 %. PATH is any checkpoint that bertjax.predict takes.
 """
 
 import json
@@ -14,28 +15,57 @@ from bertjax import command
 
 _CHECKPOINT = command.define_checkpoint_flag()
 _DTYPE = command.define_dtype_flag()
+_DATA = flags.DEFINE_string("data", None, "A labelled file like the dev set of the run.")
 _PAIRS = flags.DEFINE_string("pairs", None, "The .jsonl file with the pairs; .gz, .xz or .zst may follow.")
 _MOST = flags.DEFINE_integer("most", 0, "Only the first so many pairs of each paradigm; 0: all.", lower_bound=0)
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object, also with the shares of the paradigms.")
-flags.mark_flags_as_required(["checkpoint", "pairs"])
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object; of pairs also with the shares of the paradigms.")
+flags.mark_flag_as_required("checkpoint")
 
 
 def main(arguments: list[str]) -> None:
     from etils import epath
 
     from bertjax.config import UserError
-    from bertjax.interop import pretrained
-    from bertjax.sharding.mesh import compute_for
 
     if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}; the pairs are given as --pairs=FILE")
+        raise UserError(f"unexpected argument {arguments[0]!r}; give --data=FILE or --pairs=FILE")
+    if bool(_DATA.value) == bool(_PAIRS.value):
+        raise UserError("give one of --data=FILE, labelled examples, and --pairs=FILE, minimal pairs")
+    if _MOST.value and _DATA.value:
+        raise UserError(f"--most={_MOST.value}: is for --pairs; leave it out")
+    given = _DATA if _DATA.value else _PAIRS
+    if not epath.Path(given.value).is_file():
+        raise UserError(f"--{given.name}: no file {given.value!r}")
     command.keep_compiled()
-    if not epath.Path(_PAIRS.value).is_file():
-        raise UserError(f"--pairs: no file {_PAIRS.value!r}")
+    score_data() if _DATA.value else compare_pairs()
 
+
+def score_data() -> None:
+    from bertjax.config import UserError
+    from bertjax.interop import pretrained
+    from bertjax.tasks import finetuning, of_checkpoint
+
+    source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
+    task = of_checkpoint(source.settings.get("task", ""), architecture="")
+    if task is None or task.labelled is None:
+        raise UserError(
+            f"{source.path}: must be the workdir of a run that classifies or tags texts, or answers questions; only "
+            f"that says how --data is read"
+        )
+    scores = finetuning.score(source, *task.labelled(source, _DATA.value))
+    if _JSON.value:
+        print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
+    else:
+        print(finetuning.report(scores, _DATA.value), flush=True)
+
+
+def compare_pairs() -> None:
     import jax
 
+    from bertjax.config import UserError
     from bertjax.families.with_heads import BertForMaskedLM
+    from bertjax.interop import pretrained
+    from bertjax.sharding.mesh import compute_for
     from bertjax.tasks import likelihood
 
     pairs = likelihood.read_pairs(_PAIRS.value, _MOST.value)

@@ -188,6 +188,7 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
         at_least_one(config, "head.lstm_layers")
         more = "lstm_layers needs a BiLSTM: also set head.lstm_size"
         require(config.head.lstm_layers == 1 or lstm_size > 0, "head.lstm_layers", config.head.lstm_layers, more)
+    _within("head.label_smoothing", config.head.get("label_smoothing", 0.0), **BELOW_ONE)
     whole = "a BiLSTM (head.lstm_size) reads whole rows, which sequences cannot share; set False"
     require(not (config.packing and lstm_size), "packing", config.packing, whole)
     if with_data:

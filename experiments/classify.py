@@ -13,6 +13,9 @@ def get_config():
         "classify",
         text="text",
         second_text="",  # column of the other text, where pairs are classified
+        # The column of the labels; several, separated by commas, have 0 or 1 each: whether a text has their label.
         label="label",
+        # A text has any number of the labels in its column: a list of them (list), or those between this character.
+        multi_label="",
         is_number=False,  # labels are numbers to be predicted, not classes
     )

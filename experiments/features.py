@@ -7,15 +7,14 @@ Paper:    BERT-base, cased, F1 on CoNLL-2003's dev set (Devlin et al. 2019, tabl
           95.6, last 94.9, weighted_sum_last_four 95.9, concat_last_four 96.1, weighted_sum_all 95.5
 """
 
-import ml_collections
-
 from bertjax.config import fine_tuning_config
 
 
 def get_config(layers="concat_last_four"):
     config = fine_tuning_config("features", document_context=True).unlock()
     # 768 units a direction. The paper says no more of what is on top; rate and epochs are ours.
-    config.head = ml_collections.ConfigDict(dict(layers=layers, lstm_size=768, lstm_layers=2))
+    config.head.layers = layers
+    config.head.update(lstm_size=768, lstm_layers=2)
     config.max_seq_length = 256
     config.epochs = 10.0
     config.optimizer.learning_rate = 1e-3

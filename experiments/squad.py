@@ -11,7 +11,13 @@ from bertjax.config import fine_tuning_config
 
 
 def get_config(version="v1.1"):
-    config = fine_tuning_config("squad", version=version, doc_stride=128, max_query_length=64)
+    config = fine_tuning_config(
+        "squad",
+        version=version,
+        doc_stride=128,
+        max_query_length=64,
+        on_bad_answer="stop",  # at an answer that is not at its answer_start: stop | skip (in training; counted)
+    )
     config.max_seq_length = 384
     config.optimizer.learning_rate = 5e-5 if version == "v1.1" else 3e-5
     config.epochs = 3.0 if version == "v1.1" else 2.0

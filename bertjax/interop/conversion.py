@@ -42,14 +42,20 @@ def convert(
     if "lstm" in pretrained.params and to != "bertjax":  # other formats have no class for the model on top of BERT
         left_out = sorted(pretrained.params.keys() - {"bert"})
         encoder = {"bert": pretrained.params["bert"]}
-        pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=())
+        pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=(), problem_type="")
     if to != "bertjax":
         left_out += [f"{name} = {value:.4g}" for name, value in pretrained.decided.items()]
     if to == "huggingface":
         chosen = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)
         architecture = architecture or chosen
         left_out += huggingface.write(
-            output, pretrained.config, pretrained.params, pretrained.tokenizer, architecture, pretrained.labels
+            output,
+            pretrained.config,
+            pretrained.params,
+            pretrained.tokenizer,
+            architecture,
+            pretrained.labels,
+            pretrained.problem_type,
         )
         if pretrained.settings.get("task"):
             tensors, _ = layout.to_tensors(pretrained.params, pretrained.config, architecture)
@@ -64,7 +70,8 @@ def convert(
         checkpoint.write_params(output, pretrained.params)
         if pretrained.decided:
             checkpoint.write_scores(output, 0, Scores({}, decided=pretrained.decided))
-        workdir.write_info(output, RunInfo(config, pretrained.architecture, pretrained.labels), pretrained.tokenizer)
+        info = RunInfo(config, pretrained.architecture, pretrained.labels, problem_type=pretrained.problem_type)
+        workdir.write_info(output, info, pretrained.tokenizer)
     size = count_parameters(pretrained.params, pretrained.config)
     parts = [f"{pretrained.format} -> {to}: {size:,} params in {output}"]
     if left_out:

@@ -22,6 +22,7 @@ from bertjax.files import inside, read_json, write_whole
 from bertjax.text.tokenizer import Tokenizer
 
 OURS = "Bert"  # how the names of architectures begin in workdirs, whatever the family
+MULTI_LABEL = "multi_label_classification"  # the problem_type of labels that do not exclude each other
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
 SAFE_TORCH = (2, 6)
 CONVERT = f"load it with transformers and call save_pretrained(), which writes {WEIGHTS}"
@@ -62,23 +63,20 @@ def read_config(path: epath.Path) -> BertConfig:
     return families.module_of(known[kind]).read_config(path, fields)
 
 
-def read_head(path: epath.Path) -> tuple[str, tuple[str, ...]]:
-    """Returns (architecture, label names) of a config.json; each is empty if absent, or if the class is unknown.
+def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
+    """Returns (architecture, label names, problem_type) of a config.json; each is empty if absent.
 
-    The architecture is BERT's class with the same output layer, as in workdirs.
-
-    Labels that do not exclude each other are of no class here.
+    The architecture is BERT's class with the same output layer, as in workdirs; empty if the class is unknown.
     """
     head = read_json(path, _Head)
-    if head.get("problem_type") == "multi_label_classification":
-        return "", ()
+    problem_type = head.get("problem_type") or ""
     architecture = next(iter(head.get("architectures") or ()), "")
     names = head.get("id2label") or {}
     labels = tuple(str(names[key]) for key in sorted(names))
     layout = families.module_of(families.by_model_type()[read_json(path).get("model_type", "bert")])
     if architecture not in layout.ARCHITECTURES:
-        return "", labels
-    return OURS + split_class(architecture, layout)[1], labels
+        return "", labels, problem_type
+    return OURS + split_class(architecture, layout)[1], labels, problem_type
 
 
 def split_class(architecture: str, layout: ModuleType) -> tuple[str, str]:
@@ -188,11 +186,12 @@ def write(
     tokenizer: Tokenizer | None,
     architecture: str = "",
     labels: Sequence[str] = (),
+    problem_type: str = "",
 ) -> list[str]:
     """Writes a folder for transformers' `architecture.from_pretrained(folder)`; "" means the class that keeps the most.
 
-    `labels`: names of a classifier's rows. Returns the names of variables that the class does not have; they are left
-    out. Raises `UserError` if the class has parts that the params lack.
+    `labels`: names of a classifier's rows; `problem_type`: what these do not say. Returns the names of variables that
+    the class does not have; they are left out. Raises `UserError` if the class has parts that the params lack.
     """
     import safetensors.numpy
 
@@ -218,8 +217,8 @@ def write(
         names = labels or [f"LABEL_{i}" for i in range(rows)]
         fields["id2label"] = {str(i): name for i, name in enumerate(names)}
         fields["label2id"] = {name: i for i, name in enumerate(names)}
-    if rows == 1 and architecture.endswith("ForSequenceClassification"):
-        fields["problem_type"] = "regression"  # or a pipeline takes the number for a logit
+    if architecture.endswith("ForSequenceClassification") and (problem_type or rows == 1):
+        fields["problem_type"] = problem_type or "regression"  # or a pipeline takes the number for a logit
     write_whole(folder / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
     write_whole(folder / CONFIG, json.dumps(fields, indent=2) + "\n")
     if tokenizer is not None:

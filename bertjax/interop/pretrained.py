@@ -36,6 +36,7 @@ class Pretrained:
       ignored: names of arrays in the files that are not part of BERT.
       architecture: the class of transformers, if known.
       labels: names of a classifier's labels.
+      problem_type: what transformers calls the problem of a classifier whose rows do not say it.
       settings: the config of the run; empty for other formats.
       dtype: type that predictions compute in, as `config.dtype`: the run's; auto for other formats.
       step: the run's step; 0: not known, as in other formats.
@@ -52,6 +53,7 @@ class Pretrained:
     ignored: list[str]
     architecture: str = ""
     labels: tuple[str, ...] = ()
+    problem_type: str = ""
     settings: ml_collections.ConfigDict = dataclasses.field(default_factory=ml_collections.ConfigDict)
     dtype: str = "auto"
     step: int = 0
@@ -81,7 +83,7 @@ class Pretrained:
         if self.wordless:
             return self.wordless
         if {"classifier", "spans"} & self.params.keys():
-            return f"{self.path}: a classifier for which there is no task here; multi-label is not supported"
+            return f"{self.path}: a classifier for which there is no task here"
         return f"{self.path}: no masked-LM head to predict words with; bertjax.extract writes hidden states"
 
     def label_names(self, rows: int) -> tuple[str, ...]:
@@ -123,11 +125,13 @@ def read(path: epath.PathLike) -> Pretrained:
         _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
         known = dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
+        known["problem_type"] = info.problem_type
         known |= dict(dtype=info.config.get("dtype", "auto"), step=place.step)
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":
         params, ignored, known["wordless"] = huggingface.read_params(place.folder, config)
-        known["architecture"], known["labels"] = huggingface.read_head(place.folder / huggingface.CONFIG)
+        names = ("architecture", "labels", "problem_type")
+        known |= zip(names, huggingface.read_head(place.folder / huggingface.CONFIG))
     else:
         params, ignored = tf1.read_params(place.prefix, config)
     found = _read_tokenizer(place)

@@ -1,26 +1,77 @@
 """Classification or regression of the user's own texts or pairs of texts, from CSV, TSV or JSON lines."""
 
-from bertjax.config import UserError
-from bertjax.data.documents.tables import find_table, read_table
-from bertjax.tasks import classification
+from collections.abc import Sequence
+
+from bertjax.config import UserError, split_at_commas
+from bertjax.data.documents.tables import Row, find_table, read_table
+from bertjax.interop.pretrained import Pretrained
+from bertjax.tasks import classification, targets
 from bertjax.tasks.classification import Columns, Table
-from bertjax.tasks.finetuning import Dataset, FineTuningTask
+from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split
+from bertjax.tasks.output_layers import OutputLayer
+from bertjax.tasks.targets import Target
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.validation import require
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
-    """Loads the tables; the classes are the sorted training labels. Raises `UserError` for missing or invalid files."""
-    columns = Columns(config.data.text, config.data.second_text, config.data.label)
+    """Loads the tables; the labels are the sorted training labels, or the columns that `data.label` names.
+
+    Raises `UserError` for missing or invalid files.
+    """
+    columns = columns_of(config)
     train, dev = (read_table(find_table(config.data.path, name))[0] for name in ("train", "dev"))
-    labels = () if config.data.is_number else classification.classes(train, columns.label)
-    if len(labels) == 1:
-        raise UserError(
-            f"config.data.label = {columns.label!r}: all training labels in {config.data.path} are {labels[0]!r}"
-        )
-    metric_names = ("spearman", "pearson") if config.data.is_number else ("accuracy", "macro_f1")
+    target = _target(config.data, train)
     return classification.dataset(
-        Table(train, columns), [Table(dev, columns)], labels, metric_names, tokenizer, config.max_seq_length
+        Table(train, columns), [Table(dev, columns)], target, tokenizer, config.max_seq_length
     )
+
+
+def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
+    """Returns the output layer, and the examples of a table like the training data with how they are scored."""
+    table = Table(read_table(path)[0], columns_of(source.settings))
+    return classification.labelled(source, table, targets.of_checkpoint(source))
+
+
+def columns_of(config) -> Columns:
+    label, *_ = _label_columns(config.data)  # where there are several, the target knows them
+    return Columns(config.data.text, config.data.second_text, label)
+
+
+def _target(data, train: Sequence[Row]) -> Target:
+    """Returns what `config.data` says is predicted."""
+    names, written = _label_columns(data), data.get("multi_label", "")
+    if data.is_number:
+        return targets.Number()
+    if len(names) > 1:
+        return targets.Labels(names)
+    (name,) = names
+    if written:
+        found = ((label, row.where) for row in train for label in targets.labels_of(row, name, written))
+    else:
+        found = ((targets.label_of(row, name), row.where) for row in train)
+    labels = targets.classes(found, name)
+    if len(labels) < 2:
+        which = repr(labels[0]) if labels else "empty"
+        raise UserError(f"config.data.label = {name!r}: all training labels in {data.path} are {which}")
+    if written:
+        return targets.Labels(labels, written)
+    targets.check_no_numbers(labels, name)
+    return targets.Class(labels)
+
+
+def _label_columns(data) -> tuple[str, ...]:
+    return tuple(split_at_commas(data.label))
+
+
+def validate(config) -> None:
+    data, several = config.data, len(_label_columns(config.data)) > 1
+    require(len(set(_label_columns(data))) == len(_label_columns(data)), "data.label", data.label, "names one twice")
+    written = data.get("multi_label", "")
+    columns = "is for one column with all labels; data.label names a column for each, with 0 or 1: leave it out"
+    require(not (written and several), "data.multi_label", written, columns)
+    number = "one number is predicted, of one column; leave it out for several labels"
+    require(not (data.is_number and (written or several)), "data.is_number", True, number)
 
 
 TASK = FineTuningTask(
@@ -28,5 +79,8 @@ TASK = FineTuningTask(
     inputs=classification.INPUTS,
     load=load,
     predict=classification.predict,
-    identity=("data.is_number",),
+    columns=lambda config: columns_of(config).texts,
+    validate=validate,
+    labelled=labelled,
+    identity=("data.is_number", "data.multi_label"),
 )

@@ -51,5 +51,6 @@ TASK = FineTuningTask(
     predict=functools.partial(ner.predict, output_layer=tagging),
     validate=validate,
     identity=("head.layers", "head.lstm_size", "head.lstm_layers"),
+    labelled=functools.partial(ner.labelled, output_layer=tagging),
     paper_sweep=f"layers={','.join(TABLE_7)}",
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from bertjax.families.with_heads import cast_encoder
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
-from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor
+from bertjax.tasks import losses
+from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor, predict
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
@@ -62,9 +64,12 @@ class FineTuningTask:
       load: (config, tokenizer) -> the tokenized data. Raises `UserError` for missing or invalid files.
       predict: (checkpoint, texts as tuples of parts) -> one JSON object per text. `checkpoint.settings` is the config
         of the run, empty for other formats.
+      columns: (config of the run) -> names of the columns, in its tables, with the parts of a text; () if it has none.
       validate: (config) -> None. Raises `UserError` for invalid values of the task's own fields.
       identity: fields that, besides `task`, cannot change within a workdir, such as "data.name".
       submission: (checkpoint, path of the test set) -> content of the benchmark's submission file, and a summary line.
+      labelled: (checkpoint of a run, path of a file like its dev set) -> the output layer, and the file's examples,
+        which are scored with what the dev set decided.
       paper_sweep: the settings of `config.sweep = "paper"`.
     """
 
@@ -72,9 +77,11 @@ class FineTuningTask:
     inputs: InputForm
     load: Callable[[Any, Tokenizer], "Dataset"]
     predict: Callable[[Pretrained, Sequence[tuple[str, ...]]], Iterator[dict]]
+    columns: Callable[[Any], tuple[str, ...]] = lambda config: ()
     validate: Callable[[Any], None] = lambda config: None
     identity: tuple[str, ...] = ()
     submission: Callable[[Pretrained, str], tuple[str, str]] | None = None
+    labelled: Callable[[Pretrained, str], tuple[OutputLayer, "Split"]] | None = None
     paper_sweep: str = PAPER_SWEEP
 
 
@@ -147,6 +154,7 @@ class FineTuning:
             check_indices(examples, dataset.labels, families.config_of(config))
         head = config.get("head", {})
         self.model = dataset.output_layer.model(families.config_of(config), head, compute=compute_on(mesh, config))
+        self._loss = losses.with_settings(dataset.output_layer.loss, head, dataset.labels, dataset.train)
         self.frozen = dataset.output_layer.frozen
         if config.packing and not dataset.output_layer.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
@@ -169,18 +177,27 @@ class FineTuning:
         yield from self._order.batches(steps, functools.partial(local_rows, self.mesh))
 
     def normalize(self, batch: dict) -> dict:
-        return {**batch, "weights": batch["weights"] / jnp.maximum(batch["weights"].sum(), 1)}
+        weights, total = batch["weights"], losses.counted(self._loss, batch).sum()
+        return {
+            **batch,
+            "weights": weights / jnp.maximum(weights.sum(), 1),
+            "loss_weights": weights / jnp.where(total > 0, total, 1),
+        }
 
     def cast(self, params):
         return cast_encoder(params, self.model.config, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
         output_layer = self.dataset.output_layer
-        losses, correct = output_layer.loss(apply(self.model, output_layer.pooled, params, batch, dropout_keys), batch)
+        each, correct = self._loss(apply(self.model, output_layer.pooled, params, batch, dropout_keys), batch)
         weights = batch["weights"]
         tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
         padding = batch["segments"].size - tokens
-        return (weights * losses).sum(), {"accuracy": (weights * correct).sum(), "tokens": tokens, "padding": padding}
+        return (batch["loss_weights"] * each).sum(), {
+            "accuracy": (weights * correct).sum(),
+            "tokens": tokens,
+            "padding": padding,
+        }
 
     def limited(self, updates, step):
         return updates
@@ -282,6 +299,7 @@ def info_of(config, material: Material) -> RunInfo:
         tokenizer=tokenizer_entry(material.tokenizer),
         train_examples=len(dataset.train),
         fingerprints=material.fingerprints,
+        problem_type=dataset.output_layer.problem_type,
     )
 
 
@@ -303,6 +321,13 @@ KIND = Kind(
 )
 
 
+def score(source: Pretrained, output_layer: OutputLayer, split: Split) -> Scores:
+    """Scores a checkpoint on examples; those that are not numbers, such as the correlation of a constant, are None."""
+    found = split.score(split.read(predict(output_layer, source, split.examples)))
+    finite = {name: value if math.isfinite(value) else None for name, value in found.items()}
+    return Scores(finite, decided=source.decided)
+
+
 def _end_report(trained: Trained) -> str:
     """Formats the scores of the best checkpoint and, if it is not the last, of the last."""
     if trained.best is None or trained.best_step == int(trained.state.step):
@@ -313,12 +338,12 @@ def _end_report(trained: Trained) -> str:
     )
 
 
-def report(scores: Scores) -> str:
-    """Formats the scores on the dev set, multiplied by 100 as in papers, and the tuned values."""
+def report(scores: Scores, of: str = "dev") -> str:
+    """Formats the scores of examples, multiplied by 100 as in papers, and the tuned values."""
 
     def text(name: str, value: float | None, factor: int = 100) -> str:
         return f"{name} undefined" if value is None else f"{name} {factor * value:.2f}"
 
     numbers = [text(name, value) for name, value in scores.scores.items()]
     numbers += [text(name, value, factor=1) for name, value in scores.decided.items()]
-    return "dev: " + ", ".join(numbers)
+    return f"{of}: {', '.join(numbers)}"

@@ -8,9 +8,11 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.data.documents.tables import TFDS, Row, column, read_table, read_tfds
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import classification
+from bertjax.tasks import classification, targets
 from bertjax.tasks.classification import Columns, Table
-from bertjax.tasks.finetuning import Dataset, FineTuningTask
+from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split
+from bertjax.tasks.output_layers import OutputLayer
+from bertjax.tasks.targets import Class, Number
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import one_of
 
@@ -106,15 +108,15 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
                 notes.append(f"no {folder / DIAGNOSTICS}: evaluates on MNLI's dev sets only")
     notes += [f"{dropped} lines with a wrong number of columns dropped"] if dropped else []
     names = task.metrics if task.folder != "AX" else ("accuracy", "matthews")
-    return classification.dataset(tables[0], tables[1:], task.labels, names, tokenizer, config.max_seq_length, notes)
+    target = Class(task.labels, names) if task.labels else Number(metrics=names)
+    return classification.dataset(tables[0], tables[1:], target, tokenizer, config.max_seq_length, notes)
 
 
 def submission(source: Pretrained, path: str) -> tuple[str, str]:
     """Returns GLUE's submission file for the test set in `path`, lines of index and prediction, and a summary."""
     task = TASKS[source.settings.data.name]
     rows, _ = _read(path)
-    names = [name for name in (task.columns.first, task.columns.second) if name]
-    texts = [tuple(column(row, name) for name in names) for row in rows]
+    texts = [tuple(column(row, name) for name in task.columns.texts) for row in rows]
     lines, cut = ["index\tprediction"], 0
     for index, prediction in enumerate(classification.predict(source, texts)):
         cut += "cut" in prediction
@@ -122,6 +124,14 @@ def submission(source: Pretrained, path: str) -> tuple[str, str]:
         lines.append(f"{rows[index].columns.get('index', index)}\t{value}")
     note = f", {cut} of them from texts truncated to {source.max_seq_length} tokens," if cut else ""
     return "\n".join(lines) + "\n", f"{len(rows)} predictions{note}"
+
+
+def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
+    """Returns the output layer, and the examples in a file like the task's dev set with how they are scored."""
+    task = TASKS[source.settings.data.name]
+    rows, _ = _read(path, task.names, drop_ragged=task.folder == "QQP")
+    target = dataclasses.replace(targets.of_checkpoint(source), metrics=task.metrics)
+    return classification.labelled(source, Table(rows, task.columns), target)
 
 
 def find_folder(path: str, name: str) -> epath.Path:
@@ -151,7 +161,9 @@ TASK = FineTuningTask(
     inputs=classification.INPUTS,
     load=load,
     predict=classification.predict,
+    columns=lambda config: TASKS[config.data.name].columns.texts,
     validate=lambda config: one_of(config, "data.name", tuple(TASKS)),
     identity=("data.name",),
     submission=submission,
+    labelled=labelled,
 )

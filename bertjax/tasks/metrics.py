@@ -44,6 +44,41 @@ def _counts(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np
     return tuple(x.astype(np.float64) for x in counts)
 
 
+def sigmoid(logits) -> np.ndarray:
+    """Returns the probability of each logit by itself, in float64."""
+    return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))  # without an overflow
+
+
+def f1_of_labels(labels, predictions) -> dict[str, float]:
+    """Returns the F1, 0 to 1, of labels that do not exclude each other: booleans [n, labels].
+
+    "micro_f1" counts all labels together, "macro_f1" is the mean of the labels' own F1, of which one that is neither
+    there nor predicted has 0.0, as in scikit-learn.
+    """
+    wanted, found = (np.asarray(side, bool) for side in (labels, predictions))
+    if wanted.shape != found.shape or not len(wanted):
+        raise ValueError(f"{wanted.shape} labels and {found.shape} predictions")
+    counts = [(wanted & found).sum(0), found.sum(0), wanted.sum(0)]
+    by_label = [_f1(*each) for each in zip(*counts)]
+    return {"micro_f1": _f1(*(each.sum() for each in counts)), "macro_f1": float(np.mean(by_label))}
+
+
+def best_threshold(labels, probabilities) -> float:
+    """Returns the threshold above which probabilities [n, labels] are labels with the best micro F1.
+
+    It lies in the middle between two probabilities. Of several that are equally good, it is the one nearest to 0.5.
+    """
+    wanted = np.asarray(labels, bool).ravel()
+    order = np.argsort(-np.ravel(probabilities), kind="stable")
+    falling = np.append(np.ravel(probabilities)[order], 0.0)
+    correct, found = np.cumsum(wanted[order]), np.arange(1, len(order) + 1)
+    scores = 2 * correct / (found + wanted.sum())  # of the likeliest, as many as `found`
+    scores[falling[:-1] == falling[1:]] = -1.0  # equal ones are all found, or none of them
+    middles = (falling[:-1] + falling[1:]) / 2
+    best = middles[scores == scores.max()]
+    return float(best[np.abs(best - 0.5).argmin()])
+
+
 def matthews(labels, predictions) -> float:
     """Returns Matthews' correlation, -1 to 1, of classes [n]; 0.0 if all labels or all predictions are equal.
 

@@ -66,14 +66,6 @@ def dataset(
     """Makes a dataset of tagged sentences. The metric is entity F1 if all tags are BIO, otherwise the word accuracy."""
     examples, dev_examples = (encode(side, labels, tokenizer, max_seq_length, with_context) for side in (train, dev))
     has_entities = all(map(is_bio, labels))
-
-    def score(logits: list[np.ndarray]) -> dict[str, float]:
-        gold, found = [list(sentence.tags) for sentence in dev], read_tags(dev, labels, dev_examples, logits)
-        if has_entities:
-            types = metrics.entity_scores_by_type(gold, found)
-            return metrics.entity_scores(gold, found) | {f"f1_{name}": its["f1"] for name, its in types.items()}
-        return {"accuracy": metrics.accuracy(np.concatenate(gold), np.concatenate(found))}
-
     words = sum(len(sentence.words) for sentence in train)
     notes = [
         f"{len(train)} training sentences, {words} words, {len(labels)} tags, in {len(examples)} sequences; "
@@ -89,12 +81,45 @@ def dataset(
         output_layers.tagging(len(labels)),
         labels,
         examples,
-        (Split(dev_examples, score),),
+        (split(dev, labels, dev_examples),),
         metric,
         tuple(notes),
         baseline,
         more_metrics,
     )
+
+
+def split(sentences: Sequence[Sentence], labels: Sequence[str], examples: Examples) -> Split:
+    """Returns sentences with how their tags are scored."""
+    gold, has_entities = [list(sentence.tags) for sentence in sentences], all(map(is_bio, labels))
+
+    def score(logits: list[np.ndarray]) -> dict[str, float]:
+        found = read_tags(sentences, labels, examples, logits)
+        if has_entities:
+            types = metrics.entity_scores_by_type(gold, found)
+            return metrics.entity_scores(gold, found) | {f"f1_{name}": its["f1"] for name, its in types.items()}
+        return {"accuracy": metrics.accuracy(np.concatenate(gold), np.concatenate(found))}
+
+    return Split(examples, score)
+
+
+def labelled(
+    source: Pretrained, path: str, output_layer: Callable[[int], OutputLayer] = output_layers.tagging
+) -> tuple[OutputLayer, Split]:
+    """Returns the output layer, and the sentences in a file like the training data with how they are scored."""
+    return of_sentences(source, read(path), output_layer, source.settings.data.document_context)
+
+
+def of_sentences(
+    source: Pretrained,
+    sentences: Sequence[Sentence],
+    output_layer: Callable[[int], OutputLayer] = output_layers.tagging,
+    with_context: bool = False,
+) -> tuple[OutputLayer, Split]:
+    """As `labelled`, of sentences."""
+    labels = source.labels
+    examples = encode(sentences, labels, source.tokenizer, source.max_seq_length, with_context)
+    return output_layer(len(labels)), split(sentences, labels, examples)
 
 
 def find_file(folder: str, name: str) -> epath.Path:
@@ -306,4 +331,4 @@ def _read_words(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
     return [place for place, ids in zip(places, encoded) if ids]
 
 
-TASK = FineTuningTask("BertForTokenClassification", INPUTS, load, predict)
+TASK = FineTuningTask("BertForTokenClassification", INPUTS, load, predict, labelled=labelled)

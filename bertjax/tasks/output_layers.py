@@ -9,7 +9,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from bertjax import families
@@ -23,10 +22,13 @@ from bertjax.families.with_heads import (
     forward_flops,
     lstm_flops,
 )
+from bertjax.interop.huggingface import MULTI_LABEL
 from bertjax.model.dropout import fold_in
 from bertjax.sharding.mesh import Batch, compute_for, local_rows, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
+from bertjax.tasks import losses
+from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
 
 PREDICTION_BATCH = 32
 
@@ -36,8 +38,9 @@ class OutputLayer:
     """The model and the loss of a kind of output layer.
 
     Args:
-      architecture: the transformers class with the same output layer.
-      make_model: (config, compute=, **config.head) -> module.
+      architecture: the transformers class with the same output layer; `problem_type`: what its config calls the problem
+        of a classifier whose rows do not say it.
+      make_model: (config, compute=, **the settings of `config.head` that are the model's) -> module.
       pooled: whether logits are those of whole sequences, `[batch, ...]`; else of their tokens, `[batch, length, ...]`.
       loss: (logits, batch) -> (losses, whether each prediction is correct), both of the shape of the batch's weights.
       frozen: top-level keys of the params that are not trained.
@@ -54,10 +57,12 @@ class OutputLayer:
         3 * (forward_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
     )
     packs: bool = False
+    problem_type: str = ""
     pooled: bool = dataclasses.field(kw_only=True)
 
     def model(self, config: BertConfig, head: Mapping, **how) -> nn.Module:
         """Makes the model of `config.head`; where that has no BiLSTM, `make_model` is told nothing of one."""
+        head = {name: value for name, value in head.items() if name not in losses.SETTINGS}
         if not head.get("lstm_size", True):
             head = {name: value for name, value in head.items() if not name.startswith("lstm_")}
         return self.make_model(config, **head, **how)
@@ -69,7 +74,12 @@ class OutputLayer:
 def classification(labels: int) -> OutputLayer:
     """Labels are `[batch]` class indices."""
     make_model = functools.partial(BertForSequenceClassification, labels=labels)
-    return OutputLayer("BertForSequenceClassification", make_model, _cross_entropy, packs=True, pooled=True)
+    return OutputLayer("BertForSequenceClassification", make_model, CrossEntropy(), packs=True, pooled=True)
+
+
+def multi_label(labels: int) -> OutputLayer:
+    """Labels are `[batch, labels]`, 1 or 0 each."""
+    return dataclasses.replace(classification(labels), loss=SigmoidCrossEntropy(), problem_type=MULTI_LABEL)
 
 
 def regression() -> OutputLayer:
@@ -86,7 +96,7 @@ def regression() -> OutputLayer:
 def tagging(labels: int) -> OutputLayer:
     """Labels are `[batch, length]` class indices; those with weight 0 are ignored."""
     make_model = functools.partial(BertForTokenClassification, labels=labels)
-    return OutputLayer("BertForTokenClassification", make_model, _cross_entropy, packs=True, pooled=False)
+    return OutputLayer("BertForTokenClassification", make_model, CrossEntropy(), packs=True, pooled=False)
 
 
 def spans() -> OutputLayer:
@@ -99,21 +109,20 @@ def spans() -> OutputLayer:
             logits, inside = logits[:, None], batch["segments"][:, None] == numbers
             labels = labels + batch["first_tokens"][..., None]
         logits = jnp.where(inside[..., None], logits, jnp.finfo(jnp.float32).min)
-        losses, correct = _cross_entropy(jnp.swapaxes(logits, -1, -2), {"labels": labels})
-        return losses.mean(-1), correct.all(-1)
+        of_ends, correct = CrossEntropy()(jnp.swapaxes(logits, -1, -2), {"labels": labels})
+        return of_ends.mean(-1), correct.all(-1)
 
     return OutputLayer("BertForQuestionAnswering", BertForQuestionAnswering, loss, packs=True, pooled=False)
 
 
 def choice() -> OutputLayer:
     """Labels are the `[batch]` indices of the correct sequence among several, each of which has one logit."""
+
+    def loss(logits, batch):  # choices are no classes
+        return CrossEntropy()(logits, batch)
+
     make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return OutputLayer("BertForMultipleChoice", make_model, _cross_entropy, packs=True, pooled=True)
-
-
-def _cross_entropy(logits, batch):
-    labels = batch["labels"]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels), logits.argmax(-1) == labels
+    return OutputLayer("BertForMultipleChoice", make_model, loss, packs=True, pooled=True)
 
 
 def apply(model: nn.Module, pooled: bool, params, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
@@ -183,7 +192,9 @@ class Predictor:
             yield places, {name: x[own] for name, x in batch.items()}
 
 
-make_predictor = functools.lru_cache(maxsize=4)(Predictor)  # compiled once for all trials of a search
+make_predictor = functools.lru_cache(maxsize=4)(
+    Predictor
+)  # compiled once for all trials of a search, or parts of a table
 
 
 def predict(output_layer: OutputLayer, source, examples: Examples) -> list[np.ndarray]:
@@ -194,9 +205,8 @@ def predict(output_layer: OutputLayer, source, examples: Examples) -> list[np.nd
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = output_layer.model(source.config, source.head, compute=compute_for(source.dtype))
     params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
-    found = Predictor(model, output_layer.pooled, mesh, PREDICTION_BATCH, output_layer.packs_rows_of(model))(
-        params, examples
-    )
+    packs = output_layer.packs_rows_of(model)
+    found = make_predictor(model, output_layer.pooled, mesh, PREDICTION_BATCH, packs)(params, examples)
     check_numbers(*found)
     return found
 

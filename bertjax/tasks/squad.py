@@ -21,12 +21,14 @@ from bertjax.files import parse_json
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
+from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.text.tokenizer import Encoding, Tokenizer
 from bertjax.validation import at_least_one, one_of, require
 
 VERSIONS = ("v1.1", "v2.0")
 N_BEST, MAX_ANSWER_TOKENS = 20, 30
+MOST_NAMED = 5  # questions that a message names
 THRESHOLD = "null_threshold"  # null odds above which the answer is empty, tuned on the dev set of v2.0
 NO_SPAN = float(np.finfo(np.float32).max)  # null odds if no span was found; finite, for JSON
 
@@ -83,6 +85,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         train, dev = (read_examples(data.path, split) for split in ("train", "validation"))
     else:
         train, dev = (read(find_file(data.path, name, data.version)) for name in ("train", "dev"))
+    train, notes = _well_placed(data, train, dev)
     if data.version == "v1.1" and not all(question.answers for question in (*train, *dev)):
         raise UserError("config.data.version = 'v1.1': the data has questions without an answer; use squad.py:v2.0")
     sizes = dict(
@@ -90,24 +93,41 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     )
     encoded = encode(train, tokenizer, **sizes, with_labels=True)
     dev_examples, dev_windows, dev_cut, *_ = encode(dev, tokenizer, **sizes, with_labels=False)
-    notes = encoded.notes(train, data.max_query_length)
+    notes += encoded.notes(train, data.max_query_length)
     notes += (f"{dev_cut} dev questions truncated to {data.max_query_length} tokens",) if dev_cut else ()
     asked, asked_in_dev = ([(question.text, question.context) for question in side] for side in (train, dev))
     notes += tuple(seen_in_training(asked, ("dev questions", asked_in_dev)))
-    golds = {question.name: question.answers for question in dev}
-    has_unanswerable = data.version == "v2.0"
+    split = _split(dev, dev_examples, dev_windows, data.version)
+    unanswerable = sum(not question.answers for question in dev) / len(dev)  # the share that "no answer" gets right
+    more = ("exact_match",)
+    return Dataset(output_layers.spans(), (), encoded.examples, (split,), "f1", notes, unanswerable, more)
+
+
+def _split(
+    questions: Sequence[Question],
+    examples: Examples,
+    windows: Sequence[Window],
+    version: str,
+    threshold: float | None = None,
+) -> Split:
+    """Returns questions with how their answers are scored.
+
+    `threshold`: the null odds above which there is no answer in v2.0; None: tuned on these questions.
+    """
+    golds = {question.name: question.answers for question in questions}
+    has_unanswerable = version == "v2.0"
 
     def read_logits(logits: list[np.ndarray]) -> Answers:
-        found, threshold = answers(dev, dev_windows, logits), None
+        found, used = answers(questions, windows, logits), None
         texts = {name: best[0]["text"] if best else "" for name, (best, _) in found.items()}
         if has_unanswerable:
             odds = {name: null for name, (_, null) in found.items()}
-            threshold, _, _ = metrics.best_null_threshold(golds, texts, odds)
-            texts = {name: "" if odds[name] > threshold else text for name, text in texts.items()}
-        return Answers(found, texts, threshold)
+            used = metrics.best_null_threshold(golds, texts, odds)[0] if threshold is None else threshold
+            texts = {name: "" if odds[name] > used else text for name, text in texts.items()}
+        return Answers(found, texts, used)
 
     def score(answers: Answers) -> dict[str, float]:
-        scores = metrics.squad_scores(golds, answers.texts, data.version)
+        scores = metrics.squad_scores(golds, answers.texts, version)
         return {name: value / 100 for name, value in scores.items()}
 
     def decide(answers: Answers) -> dict[str, float]:
@@ -120,10 +140,16 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
             written["null_odds.json"] = {name: null for name, (_, null) in answers.found.items()}
         return {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
 
-    split = Split(dev_examples, score, decide, files, read_logits)
-    unanswerable = sum(not question.answers for question in dev) / len(dev)  # the share that "no answer" gets right
-    more = ("exact_match",)
-    return Dataset(output_layers.spans(), (), encoded.examples, (split,), "f1", notes, unanswerable, more)
+    return Split(examples, score, decide, files, read_logits)
+
+
+def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
+    """Returns the output layer, and the questions in a file of SQuAD's format with how they are scored."""
+    questions, version = read(path), source.settings.data.version
+    if version == "v1.1" and not all(question.answers for question in questions):
+        raise UserError(f"{path}: has questions without an answer; the run is one on v1.1, which has none")
+    examples, windows, *_ = encode(questions, source.tokenizer, **_sizes(source), with_labels=False)
+    return output_layers.spans(), _split(questions, examples, windows, version, source.decided.get(THRESHOLD, np.inf))
 
 
 def find_file(folder: str, name: str, version: str) -> epath.Path:
@@ -162,7 +188,7 @@ class _File(TypedDict):
 
 
 def read(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
-    """Reads a SQuAD file. Raises `UserError` if its format is invalid, or an answer is not at its `answer_start`."""
+    """Reads a SQuAD file. Raises `UserError` if its format is invalid."""
     questions = []
     try:
         content = parse_json(read_text(path), _File)
@@ -191,7 +217,7 @@ def read_examples(path: str, split: str) -> list[Question]:
 
 
 def _checked(path: epath.PathLike, questions: list[Question]) -> list[Question]:
-    """Returns the questions. Raises `UserError` for no questions, duplicate ids or misplaced answers."""
+    """Returns the questions. Raises `UserError` for no questions or duplicate ids."""
     if not questions:
         raise UserError(f"{path}: no question in it")
     seen = set()
@@ -199,13 +225,42 @@ def _checked(path: epath.PathLike, questions: list[Question]) -> list[Question]:
         if question.name in seen:
             raise UserError(f"{path}: two questions have the id {question.name}")
         seen.add(question.name)
-        for text, start in zip(question.answers, question.starts):
-            if question.context[start : start + len(text)] != text:
-                raise UserError(
-                    f"{path}: question {question.name}: its answer {text!r} is not at character {start} of the "
-                    f"paragraph"
-                )
     return questions
+
+
+def _well_placed(data, train: list[Question], dev: list[Question]) -> tuple[list[Question], tuple[str, ...]]:
+    """Returns the questions to train on, and lines to print about answers that are not at their `answer_start`.
+
+    Questions with such an answer are left out of training; scoring needs no places. Raises `UserError` if there is one
+    and `data.on_bad_answer` is not to skip them.
+    """
+    kept, notes = [question for question in train if not _misplaced(question)], []
+    for name, side in (("training", train), ("dev", dev)):
+        if not (bad := [question for question in side if _misplaced(question)]):
+            continue
+        named = ", ".join(question.name for question in bad[:MOST_NAMED])
+        found = f"{len(bad)} {name} questions have an answer that is not at its answer_start: {named}"
+        found += f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
+        if _on_bad_answer(data) == "stop":
+            text, start = _misplaced(bad[0])[0]
+            raise UserError(
+                f"{data.path}: {found} (there, {text[:60]!r} is not at character {start}); mend them, or leave such "
+                f"questions out of training with --config.data.on_bad_answer=skip"
+            )
+        notes.append(f"{found}; {'left out' if side is train else 'scored all the same'}")
+    if not kept:
+        raise UserError(f"{data.path}: no training question has all its answers at their answer_start")
+    return kept, tuple(notes)
+
+
+def _misplaced(question: Question) -> list[tuple[str, int]]:
+    """Returns the answers that the paragraph does not have where they should start."""
+    places = zip(question.answers, question.starts)
+    return [(text, start) for text, start in places if question.context[start : start + len(text)] != text]
+
+
+def _on_bad_answer(data) -> str:
+    return data.get("on_bad_answer", "stop")
 
 
 class Encoded(NamedTuple):
@@ -413,6 +468,8 @@ def most_query_tokens(longest: int) -> int:
 def validate(config) -> None:
     query, most = config.data.max_query_length, most_query_tokens(config.max_seq_length)
     one_of(config, "data.version", VERSIONS)
+    bad = _on_bad_answer(config.data)
+    require(bad in ("stop", "skip"), "data.on_bad_answer", bad, "choose one of stop, skip")
     at_least_one(config, "data.doc_stride")
     require(1 <= query <= most, "data.max_query_length", query, f"must be 1 to max_seq_length - 8 = {most}")
 
@@ -425,4 +482,5 @@ TASK = FineTuningTask(
     validate=validate,
     identity=("data.version",),
     submission=submission,
+    labelled=labelled,
 )

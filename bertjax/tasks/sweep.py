@@ -23,7 +23,7 @@ from bertjax.files import read_json, write_whole
 from bertjax.interop.pretrained import BEST_RUN
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks import finetuning
+from bertjax.tasks import finetuning, losses
 from bertjax.tasks.finetuning import Material, count_steps
 from bertjax.training import checkpoint, optimizers
 from bertjax.training.divergence import Diverged
@@ -151,6 +151,8 @@ def run(config, workdir: epath.Path) -> None:
     if is_first and dataset.notes:
         print("\n".join(dataset.notes), flush=True)
     check_others(workdir, config, material)
+    for _, trial in planned:
+        losses.with_settings(dataset.output_layer.loss, trial.head, dataset.labels, dataset.train)
 
     queue = [(settings, config.restarts) for settings, _ in planned]
     while queue:
@@ -183,7 +185,7 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     def program_of(opened: Run) -> Program:
         inputs = set(NOT_COMPILED) - ({"learning_rate"} if optimizers.compiles_peak(trial.optimizer) else set())
         compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in inputs}
-        key = (opened.task.model, json.dumps(compiled_in, sort_keys=True))
+        key = (opened.task.model, json.dumps([compiled_in, trial.head.to_dict()], sort_keys=True))
         if key not in programs:
             programs[key] = make_program(opened.task, opened.config, opened.mesh)
         return programs[key]

@@ -6,9 +6,11 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.documents.tables import Row, cell, column, find_table, read_table
+from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import ner
-from bertjax.tasks.finetuning import Dataset, FineTuningTask
+from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split
 from bertjax.tasks.ner import Sentence
+from bertjax.tasks.output_layers import OutputLayer
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -78,4 +80,10 @@ def _list(row: Row, name: str) -> list[str]:
     return [item.strip() for item in value]
 
 
-TASK = FineTuningTask("BertForTokenClassification", ner.INPUTS, load, ner.predict)
+def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
+    """Returns the output layer, and the sentences of a table with how they are scored."""
+    data = source.settings.data
+    return ner.of_sentences(source, read(epath.Path(path), data.words, data.tags, data.sentence))
+
+
+TASK = FineTuningTask("BertForTokenClassification", ner.INPUTS, load, ner.predict, labelled=labelled)

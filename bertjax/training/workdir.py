@@ -36,6 +36,7 @@ class RunInfo:
       config: the config of the run, locked.
       architecture: the transformers class of a fine-tuned model; empty after pre-training.
       labels: names of the rows of the output layer; None if not known yet.
+      problem_type: what transformers calls the problem of a classifier whose rows do not say it.
       tokenizer: `kind`, `lowercase` and `fingerprint` of the run's tokenizer; None if there is none, or not known yet.
       train_examples: number of training examples of fine-tuning, which determines the total steps; 0 if unknown.
       fingerprints: the fingerprints of the run's data, by the names of files or records; None if they are not known, or
@@ -48,6 +49,7 @@ class RunInfo:
     tokenizer: dict | None = None
     train_examples: int = 0
     fingerprints: dict[str, str] | None = None
+    problem_type: str = ""
 
 
 class Difference(NamedTuple):
@@ -73,6 +75,7 @@ class _Beside(TypedDict, total=False):
 
     architecture: str
     labels: tuple[str, ...]
+    problem_type: str
     train_examples: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     used_tokenizer: _UsedTokenizer
     fingerprints: dict[str, str]
@@ -129,6 +132,8 @@ def write_info(workdir: epath.PathLike, info: RunInfo, tokenizer: Tokenizer | No
     content = json.loads(info.config.to_json_best_effort())
     if info.architecture:
         content |= {"architecture": info.architecture, "labels": list(info.labels or ())}
+    if info.problem_type:
+        content["problem_type"] = info.problem_type
     if info.train_examples:
         content["train_examples"] = info.train_examples
     if info.fingerprints:
@@ -226,7 +231,9 @@ def _refusal(workdir: epath.PathLike, difference: Difference) -> str:
 def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
     """Returns the decisive fields by dotted name, with JSON values."""
     content = json.loads(config.to_json_best_effort())
-    leaves = {"head.lstm_size": 0, "head.lstm_layers": 1}  # values for runs from before there were these fields
+    # Values for runs from before there were these fields.
+    leaves = {"head.lstm_size": 0, "head.lstm_layers": 1, "head.class_weights": "", "head.label_smoothing": 0.0}
+    leaves |= {"data.multi_label": "", "data.on_bad_answer": "stop"}
 
     def walk(name: str, value) -> None:
         if isinstance(value, dict):

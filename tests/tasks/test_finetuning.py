@@ -178,6 +178,13 @@ def test_a_submission_has_a_line_for_every_test_example(tuned):
     assert {line.split("\t")[1] for line in lines[1:]} == {"0", "1"}
 
 
+def test_a_benchmarks_file_is_scored_without_training(tuned):
+    folder, workdir = tuned
+    source = pretrained.read(workdir)
+    scores = finetuning.score(source, *glue.labelled(source, folder / "SST-2/dev.tsv"))
+    assert scores.scores == source.scores and finetuning.report(scores, "dev.tsv").startswith("dev.tsv: accuracy ")
+
+
 def test_a_checkpoint_decides_its_model(tuned, checkpoint):
     config = config_for(tuned[0], checkpoint, max_seq_length=128)
     with pytest.raises(UserError, match=r"config.max_seq_length = 128: .* has 64 positions only; set"):
@@ -554,7 +561,7 @@ def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
 @pytest.mark.parametrize(
     "label, message",
     [
-        (["toxic", "insult"], r"train.jsonl:2: label is a list, .* \(multi-label\) are not supported"),
+        (["toxic", "insult"], r"train.jsonl:2: label is a list, .* set config.data.multi_label=list"),
         ([1, 0, 1], r"label is a list"),
         ({"toxic": 1}, r"label is an object"),
         ("['toxic', 'insult']", r"label is a list"),

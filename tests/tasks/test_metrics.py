@@ -43,8 +43,35 @@ def test_classes_are_scored_as_by_scikit_learn():
         np.testing.assert_allclose(inverse, expected)
 
 
+def test_labels_that_do_not_exclude_each_other_are_scored_as_by_scikit_learn():
+    rng = np.random.default_rng(0)
+    for n in range(1, 60):
+        labels, predictions = rng.random((2, n, 7)) < rng.choice([0, 0.1, 0.5], (2, 1, 7))
+        ours = metrics.f1_of_labels(labels, predictions)
+        for average in ("micro", "macro"):
+            expected = sklearn.metrics.f1_score(labels, predictions, average=average, zero_division=0)
+            assert ours[f"{average}_f1"] == pytest.approx(expected)
+    with pytest.raises(ValueError, match="labels and"):
+        metrics.f1_of_labels(labels, predictions[:, :3])
+
+
+def test_no_threshold_of_labels_is_better_than_the_best():
+    rng = np.random.default_rng(0)
+    for n in range(1, 40):
+        labels = rng.random((n, 3)) < rng.choice([0.1, 0.5])
+        chances = np.round(np.where(labels, rng.random((n, 3)), rng.random((n, 3)) ** 2), 2)  # some are equal
+        threshold = metrics.best_threshold(labels, chances)
+        scores = {t: metrics.f1_of_labels(labels, chances > t)["micro_f1"] for t in np.linspace(-0.005, 1.005, 102)}
+        assert metrics.f1_of_labels(labels, chances > threshold)["micro_f1"] == pytest.approx(max(scores.values()))
+        assert threshold not in chances.ravel()
+    assert metrics.best_threshold([[True, False]], [[0.9, 0.05]]) == pytest.approx(0.475)
+    assert metrics.best_threshold([[False, False]], [[0.9, 0.3]]) == pytest.approx(0.6)  # none is right
+
+
 def test_probabilities_are_those_of_scipy():
     rng = np.random.default_rng(0)
+    for logits in (rng.normal(size=(20, 7)).astype(np.float32), [1000.0, 0.0, -1000.0]):
+        np.testing.assert_allclose(metrics.sigmoid(logits), scipy.special.expit(np.asarray(logits, np.float64)))
     for logits in (*rng.normal(size=(20, 7)).astype(np.float32), [1000.0, 0.0, -1000.0], [3.0]):
         np.testing.assert_array_equal(metrics.softmax(logits), scipy.special.softmax(logits))
 

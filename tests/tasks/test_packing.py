@@ -261,6 +261,7 @@ def examples_of(kind, count=20, seed=0):
     labels = {
         "classification": rng.integers(0, 4, count),
         "regression": rng.random(count),
+        "multi_label": rng.integers(0, 2, (count, 4)),
         "choice": rng.integers(0, 3, count),
         "tagging": [np.where(rng.random(len(x)) < 0.3, -1, rng.integers(0, 4, len(x))) for x in ids],
         "spans": [np.sort(rng.integers(0, len(x), 2)) for x in ids],
@@ -271,6 +272,7 @@ def examples_of(kind, count=20, seed=0):
 OUTPUT_LAYERS = {
     "classification": output_layers.classification(4),
     "regression": output_layers.regression(),
+    "multi_label": output_layers.multi_label(4),
     "choice": output_layers.choice(),
     "tagging": output_layers.tagging(4),
     "spans": output_layers.spans(),

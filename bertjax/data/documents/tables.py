@@ -2,12 +2,13 @@
 
 import array
 import csv
+import functools
 import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TextIO
 
 from etils import epath
 
@@ -17,7 +18,7 @@ from bertjax.files import parse_json, read_whole
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-OPENING_QUOTE = re.compile(r'(?:\A|[\t\n])"')  # at the beginning of a cell of a .tsv
+OPENING_QUOTE = re.compile(r'(?:\A|\t)"')  # at the beginning of a cell of a line of a .tsv
 SHORT, MOST_SHARED = 40, 10_000  # characters of a cell that may recur, such as a label; cells that are remembered
 csv.field_size_limit(2**31 - 1)  # a whole document may be one cell
 TFDS = "tfds:"  # prefix of a `config.data.path` that names a TensorFlow dataset
@@ -81,14 +82,27 @@ def read_table(
     name or another separator, or is not UTF-8, CSV or JSON.
     """
     path = epath.Path(path)
-    text = read_text(path)
-    if path.suffix == ".jsonl":
-        rows, dropped = _json_rows(path, text), 0
-    else:
-        rows, dropped = _separated_rows(path, text, names, drop_ragged, quoting)
+    rows, dropped = Rows(path), 0
+    for found in _rows(path, functools.partial(_lines, read_text(path)), names, drop_ragged, quoting):
+        if found is None:
+            dropped += 1
+        else:
+            rows.append(*found)
     if not rows:
         raise UserError(f"{path}: no example in it")
     return rows, dropped
+
+
+def rows_of(path: epath.PathLike) -> Iterator[Row]:
+    """Yields the rows that `read_table` reads, with one of them in memory at a time. Raises `UserError` as it does."""
+    path, found = epath.Path(path), None
+    if not path.is_file():
+        raise UserError(f"no file {path}")
+    for found in _rows(path, functools.partial(_lines_of, path)):
+        names, cells, line = found
+        yield Row(dict(zip(names, cells)), f"{path}:{line}")
+    if found is None:
+        raise UserError(f"{path}: no example in it")
 
 
 def find_table(folder: str, name: str) -> epath.Path:
@@ -112,32 +126,41 @@ def read_text(path: epath.PathLike) -> str:
         raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-def _separated_rows(path, text: str, names: Sequence[str], drop_ragged: bool, quoting: bool) -> tuple[Rows, int]:
-    if "\n" not in text:
-        text = text.replace("\r", "\n")  # line ends of old Macs
+Lines = Callable[[], Iterator[str]]  # the lines of a file with their ends, from the first one on whenever it is called
+
+
+def _rows(
+    path: epath.Path, lines: Lines, names: Sequence[str] = (), drop_ragged: bool = False, quoting: bool = True
+) -> Iterator[tuple[Iterable[str], Iterable, int] | None]:
+    """Yields the names of the columns of each row, its cells and its line; None for a row that is dropped."""
+    if path.suffix == ".jsonl":
+        yield from _json_rows(path, lines())
+    else:
+        yield from _separated_rows(path, lines, names, drop_ragged, quoting)
+
+
+def _separated_rows(path: epath.Path, lines: Lines, names: Sequence[str], drop_ragged: bool, quoting: bool):
     separator = "," if path.suffix == ".csv" else "\t"
-    is_quoted = separator == "," or (quoting and _is_quoted(path, text))
-    lines = _quoted_lines(path, text, separator) if is_quoted else _plain_lines(text)
+    is_quoted = separator == "," or (quoting and _is_quoted(path, lines))
+    numbered = _quoted_lines(path, lines(), separator) if is_quoted else _plain_lines(lines())
     if not names:
-        number, header = next(lines, (0, []))
+        number, header = next(numbered, (0, []))
         names = _header(f"{path}:{number}", header, separator)
-    named = [name for name in names if name]
+    named = tuple(name for name in names if name)
     width, which = _width(names), [i for i, name in enumerate(names) if name]
-    rows, dropped = Rows(path), 0
-    for number, cells in lines:
+    for number, cells in numbered:
         if separator == "\t" and is_quoted and _holds_rows(cells, width):
             raise UserError(
                 f"{path}:{number}: from the quote in this line to the next one there are whole rows; double the quotes "
                 f"of the text"
             )
         if _width(cells) <= width <= len(cells):
-            rows.append(named, [cells[i] for i in which], number)
+            yield named, [cells[i] for i in which], number
         elif drop_ragged:
-            dropped += 1
+            yield None
         else:
             found = max(_width(cells), min(len(cells), width))
             raise UserError(f"{path}:{number}: {found} columns, expected {width}: {', '.join(named)}")
-    return rows, dropped
 
 
 def _header(where: str, cells: Sequence[str], separator: str) -> list[str]:
@@ -161,22 +184,22 @@ def _width(cells: Sequence[str]) -> int:
     return width
 
 
-def _is_quoted(path, text: str) -> bool:
+def _is_quoted(path: epath.Path, lines: Lines) -> bool:
     """Returns whether quotes at the ends of a TSV's cells enclose text, as pandas writes it, and are not part of it.
 
     They are if only then all rows have as many columns. Where they have in either case, a row begins in each line, and
     quotes enclose cells if they do so in the header, or if one encloses doubled quotes. If rows differ in either case,
     what has more rows before the first odd one.
     """
-    if not OPENING_QUOTE.search(text):
+    if not any(map(OPENING_QUOTE.search, lines())):
         return False
-    odd_plain, odd_quoted = _first_odd(_plain_lines(text)), _first_odd(_quoted_lines(path, text, "\t"))
+    odd_plain, odd_quoted = _first_odd(_plain_lines(lines())), _first_odd(_quoted_lines(path, lines(), "\t"))
     if odd_plain:
         return not odd_quoted or odd_quoted > odd_plain
     if odd_quoted:
         return False
     is_header, encloses = True, False
-    pairs = itertools.zip_longest(_plain_lines(text), _quoted_lines(path, text, "\t"), fillvalue=(0, ()))
+    pairs = itertools.zip_longest(_plain_lines(lines()), _quoted_lines(path, lines(), "\t"), fillvalue=(0, ()))
     for (line, plain), (same_line, quoted) in pairs:
         if line != same_line:
             return False
@@ -214,6 +237,8 @@ def _lines(text: str) -> Iterator[str]:
     Not splitlines, which also splits at line separators that are valid inside a cell; and not StringIO, which takes
     four bytes for each character.
     """
+    if "\n" not in text:
+        text = text.replace("\r", "\n")  # line ends of old Macs
     start = 0
     while start < len(text):
         end = text.find("\n", start) + 1 or len(text)
@@ -221,15 +246,26 @@ def _lines(text: str) -> Iterator[str]:
         start = end
 
 
-def _plain_lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(_lines(text), 1):
+def _lines_of(path: epath.Path) -> Iterator[str]:
+    """As `_lines`, of a file."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+            yield from _lines(text) if number == 1 else (text,)
+
+
+def _plain_lines(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(lines, 1):
         if line.strip():
             yield number, line.rstrip("\r\n").split("\t")
 
 
-def _quoted_lines(path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+def _quoted_lines(path: epath.Path, lines: Iterable[str], separator: str) -> Iterator[tuple[int, list[str]]]:
     # The space after a separator is no part of a cell: it may precede a quote.
-    reader = csv.reader(_lines(text), delimiter=separator, skipinitialspace=True, strict=True)
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     first = 1
     try:
         for cells in reader:
@@ -240,17 +276,46 @@ def _quoted_lines(path, text: str, separator: str) -> Iterator[tuple[int, list[s
         raise UserError(f"{path}:{first}: not CSV ({error})") from None
 
 
-def _json_rows(path, text: str) -> Rows:
-    rows = Rows(path)
-    for number, line in enumerate(_lines(text), 1):
+def _json_rows(path: epath.Path, lines: Iterable[str]) -> Iterator[tuple[Iterable[str], Iterable, int]]:
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             value = parse_json(line, dict[str, Any])
         except ValueError as error:
             raise UserError(f"{path}:{number}: not a JSON object of columns ({error})") from None
-        rows.append(value, value.values(), number)
-    return rows
+        yield value, value.values(), number
+
+
+class TableWriter:
+    """Writes rows of columns to a .csv, .tsv or .jsonl file, which is there when all are written.
+
+    The columns of a .csv or .tsv are those of the first row. A cell that is no text is what JSON writes, and empty for
+    None; quotes enclose cells as in a .csv.
+    """
+
+    def __init__(self, path: epath.Path, file: TextIO):
+        self._path, self._file, self._names = path, file, None
+        separator = "," if path.suffix == ".csv" else "\t"
+        self._table = None if path.suffix == ".jsonl" else csv.writer(file, delimiter=separator, lineterminator="\n")
+
+    def write(self, columns: dict[str, Any], where: str) -> None:
+        """Writes a row. Raises `UserError` for a column that the first row has not; `where`: the row's place."""
+        if self._table is None:
+            self._file.write(json.dumps(columns, ensure_ascii=False) + "\n")
+            return
+        if self._names is None:
+            self._names = list(columns)
+            self._table.writerow(self._names)
+        if more := [name for name in columns if name not in self._names]:
+            raise UserError(
+                f"{where}: the rows before have no column {more[0]!r}; write a .jsonl, whose rows may differ"
+            )
+        self._table.writerow([_as_text(columns.get(name)) for name in self._names])
+
+
+def _as_text(value) -> str:
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def read_tfds(path: str, split: str) -> list[Row]:

@@ -1,0 +1,403 @@
+"""Texts with any number of labels: from tables to predictions, here and in other formats."""
+
+import csv
+import dataclasses
+import io
+import json
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from bertjax.config import UserError, fine_tuning_config
+from bertjax.data.batches.examples import Examples
+from bertjax.data.documents import tables
+from bertjax.interop import conversion, huggingface, pretrained
+from bertjax.tasks import (
+    classification,
+    classify,
+    finetuning,
+    metrics,
+    output_layers,
+    predicted_table,
+    squad,
+    targets,
+    validate,
+)
+from bertjax.tasks.launch import launch
+from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
+from bertjax.training.sinks.jsonl import read_metrics
+from tests.conftest import TOPICS, one_device_mesh
+from tests.processes import run as command
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
+LABELS = tuple(sorted(TOPICS))
+
+
+def texts_about(count, seed):
+    """(text, the topics that it is about): rarely several, sometimes none."""
+    rng, rows = random.Random(seed), []
+    for _ in range(count):
+        topics = rng.sample(LABELS, rng.choice([0, 1, 1, 1, 2]))
+        words = [word for topic in topics for word in rng.choices(TOPICS[topic], k=4)]
+        rng.shuffle(words)
+        rows.append((" ".join(words) or "the", sorted(topics)))
+    return rows
+
+
+def write_table(path, rows):
+    """Rows of dicts, as .jsonl or as .csv."""
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return
+    file = io.StringIO()
+    table = csv.DictWriter(file, rows[0])
+    table.writeheader()
+    table.writerows(rows)
+    path.write_text(file.getvalue())
+
+
+def config_for(folder, checkpoint="none", **data):
+    fields = dict(text="text", second_text="", label="topics", multi_label="list", is_number=False) | data
+    config = fine_tuning_config("classify", **fields)
+    config.data.path, config.init_checkpoint = str(folder), str(checkpoint)
+    config.update(dict(batch_size=16, max_seq_length=32, log_every_steps=5, epochs=4.0, dtype="float32"))
+    config.optimizer.learning_rate = 3e-3
+    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return config
+
+
+@pytest.fixture(scope="module")
+def tuned(checkpoint, tmp_path_factory):
+    """(folder of the data, workdir of a finished run on it, the rows of the dev set)."""
+    folder = tmp_path_factory.mktemp("topics")
+    rows = {name: texts_about(count, seed) for name, count, seed in (("train", 300, 0), ("dev", 60, 1))}
+    for name, found in rows.items():
+        write_table(folder / f"{name}.jsonl", [{"text": text, "topics": topics} for text, topics in found])
+    config = config_for(folder, checkpoint)
+    config.update(dict(packing=True, epochs=8.0))
+    validate(config)
+    launch(config, folder / "run")
+    return folder, folder / "run", rows["dev"]
+
+
+def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned, tmp_path):
+    _, workdir, dev = tuned
+    source = pretrained.read(workdir)
+    threshold = source.decided["threshold"]
+    assert 0 < threshold < 1 and source.scores["micro_f1"] > 0.9 and source.scores["macro_f1"] > 0.8
+    assert f"threshold {threshold:.2f}" in (workdir / "report.txt").read_text()
+    assert any(line.get("eval/threshold") == threshold for line in read_metrics(workdir))
+    texts = [(text,) for text, _ in dev]
+    found = list(classification.predict(source, texts))
+    for each in found:
+        assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > threshold]
+    middle = float(np.median([each["probabilities"]["sea"] for each in found]))
+    for each in classification.predict(dataclasses.replace(source, decided={"threshold": middle}), texts):
+        assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > middle]
+    indicators = [[[name in labels for name in LABELS] for labels in side]
+                  for side in ([topics for _, topics in dev], [each["labels"] for each in found])]  # fmt: skip
+    assert metrics.f1_of_labels(*indicators) == pytest.approx(source.scores)
+
+    # Our own format keeps the threshold; others take 0.5.
+    conversion.convert(workdir, tmp_path / "ours", "bertjax")
+    assert list(classification.predict(pretrained.read(tmp_path / "ours"), texts)) == found
+    line = conversion.convert(workdir, tmp_path / "theirs", "huggingface")
+    assert f"has no place: threshold = {threshold:.4g}" in line
+    fields = json.loads((tmp_path / "theirs/config.json").read_text())
+    assert fields["problem_type"] == "multi_label_classification" and tuple(fields["id2label"].values()) == LABELS
+    assert huggingface.read_head(tmp_path / "theirs/config.json")[2] == "multi_label_classification"
+    for one, other in zip(classification.predict(pretrained.read(tmp_path / "theirs"), texts), found):
+        assert one["probabilities"] == other["probabilities"]
+        assert one["labels"] == [name for name in LABELS if one["probabilities"][name] > 0.5]
+
+
+AS_WRITTEN = {
+    "json lists": ("jsonl", "list", [["sea", "law"], [], ["law"]]),
+    "numbers": ("jsonl", "list", [[2, 17], [], [17]]),
+    "written lists": ("csv", "list", ["['sea', 'law']", "", '["law"]']),
+    "bars": ("csv", "|", ["sea| law", "", "law"]),
+    "texts": ("jsonl", ", ", ["sea, law", " ", "law"]),
+}
+
+
+@pytest.mark.parametrize("suffix, written, cells", AS_WRITTEN.values(), ids=AS_WRITTEN)
+def test_labels_as_people_write_them(tmp_path, suffix, written, cells):
+    for name in ("train", "dev"):
+        write_table(tmp_path / f"{name}.{suffix}", [{"text": "ship", "topics": cell} for cell in cells])
+    dataset = classify.load(config_for(tmp_path, multi_label=written), tokenizer())
+    assert dataset.labels in (("law", "sea"), ("17", "2"))
+    assert dataset.train.labels.tolist() == [[1, 1], [0, 0], [1, 0]]
+    first, second = dataset.labels
+    assert f"3 training examples: 2 {first}, 1 {second}; 1 without a label" in dataset.notes
+    assert dataset.baseline == pytest.approx(2 / 3)  # of both labels for every text: 3 of 6 right, all 3 found
+
+
+def test_a_column_for_each_label(tmp_path):
+    rows = [("1", 0, "False", 0), (0, 1, "true", 0), ("1.0", 0, "0", 0)]
+    names = ("sea", "a,b", "law", "rare")
+    for name in ("train", "dev"):
+        write_table(tmp_path / f"{name}.csv", [{"text": "ship", **dict(zip(names, row))} for row in rows])
+    config = config_for(tmp_path, label=r"sea,law,a\,b,rare", multi_label="")
+    dataset = classify.load(config, tokenizer())
+    assert dataset.labels == ("sea", "law", "a,b", "rare")  # no text has the last one
+    assert dataset.train.labels.tolist() == [[1, 0, 0, 0], [0, 1, 1, 0], [1, 0, 0, 0]]
+    scores = dataset.dev[0].score([np.array([3.0, -3.0, -3.0, -9.0])] * 3)
+    assert scores["macro_f1"] == pytest.approx((0.8 + 0.5 + 0.5 + 0) / 4)
+    config.data.label = r"a\,b"  # one column, with two classes
+    assert classify.load(config, tokenizer()).labels == ("0", "1")
+    config.data.label = "sea,earth"
+    with pytest.raises(UserError, match=r"train.csv:2: no column 'earth'; there are text, sea, a,b, law, rare"):
+        classify.load(config, tokenizer())
+
+
+@pytest.mark.parametrize(
+    "suffix, written, cell, message",
+    [
+        (
+            "jsonl",
+            "list",
+            None,
+            r"train.jsonl:1: topics is null, expected a list of labels; of a text without any, \[\]",
+        ),
+        ("jsonl", "list", {"sea": 1}, r"topics is an object, expected a list"),
+        ("jsonl", "list", [["sea"]], r"topics is a list, expected text"),
+        ("jsonl", "list", [1, 0, 1], r"topics has '1' twice, .* config.data.label names"),
+        ("jsonl", "list", ["nan"], r"topics is 'nan', which stands for no value"),
+        ("jsonl", "list", ["law", "law\ufeff"], r"train.jsonl:1: topics is 'law.+ufeff', but 'law' at"),
+        ("csv", "list", "sea|law", r"train.csv:2: topics is 'sea|law', expected a list .* set config.data.multi_label"),
+        ("csv", "list", "['sea' 'law']", r"expected a list such as"),
+        ("csv", "list", "[1 0]", r"expected a list such as"),
+        ("csv", "|", "['sea', 'law']", r"topics is a list, .* set config.data.multi_label=list"),
+        ("csv", "", "2", r"train.csv:2: topics is '2', expected 0 or 1"),
+        ("csv", "", "", r"topics is empty; remove rows without a label"),
+    ],
+)
+def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
+    more = {"jsonl": [["law"], ["sea"]], "csv": ["0", "1"] if not written else ["['law']", "['sea']"]}[suffix]
+    more = ["law", "sea"] if written == "|" else more
+    for name in ("train", "dev"):
+        rows = [{"text": "ship", "other": "1", "topics": each} for each in (cell, *more)]
+        write_table(tmp_path / f"{name}.{suffix}", rows)
+    data = dict(multi_label=written) if written else dict(multi_label="", label="topics,other")
+    with pytest.raises(UserError, match=message):
+        classify.load(config_for(tmp_path, **data), tokenizer())
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(label="a,b"), r"config.data.multi_label = 'list': is for one column .* leave it out"),
+        (dict(is_number=True), r"config.data.is_number = True: one number is predicted, of one column"),
+        (dict(label="a,b", is_number=True, multi_label=""), r"config.data.is_number = True"),
+        (dict(label="a,b,a", multi_label=""), r"config.data.label = 'a,b,a': names one twice"),
+    ],
+)
+def test_settings_that_contradict_each_other(fields, message):
+    with pytest.raises(UserError, match=message):
+        validate(config_for("folder", **fields))
+
+
+# Weights of the classes.
+
+
+def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
+    config = config_for(tuned[0], checkpoint)
+    finetuning.adopt(config, None)
+    dataset = classify.load(config, tokenizer())
+
+    def task_of(dataset=dataset, **head):
+        config.head.update(dict(class_weights="", label_smoothing=0.0), **head)
+        return finetuning.FineTuning(config, one_device_mesh(config), dataset)
+
+    assert task_of(class_weights="sea=2")._loss.weights == (1, 1, 1, 2)
+    given = np.array(dataset.train.labels)
+    assert task_of(class_weights="balanced")._loss.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
+    for text, message in (
+        (
+            "earth=2",
+            r"config.head.class_weights = 'earth=2': 'earth' is no label of the training data, which has court,",
+        ),
+        ("sea", r"config.head.class_weights = 'sea': write LABEL=WEIGHT,\.\.\., with weights of at least 0"),
+        ("sea=-1", r"with weights of at least 0"),
+        ("court=0,garden=0,kitchen=0,sea=0", r"one weight at least must be above 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            task_of(class_weights=text)
+    with pytest.raises(UserError, match=r"config.head.label_smoothing = 0.1: is for classes, of which a text has one"):
+        task_of(label_smoothing=0.1)
+    numbers = dataclasses.replace(dataset, output_layer=output_layers.regression(), labels=())
+    with pytest.raises(UserError, match=r"config.head.class_weights = 'balanced': this task predicts no classes"):
+        task_of(numbers, class_weights="balanced")
+    config.head.label_smoothing = 1.0
+    with pytest.raises(UserError, match=r"config.head.label_smoothing = 1.0: must be at least 0 and below 1"):
+        validate(config)
+
+
+def test_a_search_over_weights_compiles_each(tuned, checkpoint, tmp_path):
+    """The loss is another program, though the model is the same; what is wrong is said before the first trial."""
+    config = config_for(tuned[0], checkpoint)
+    config.update(dict(epochs=1.0, sweep="class_weights=,sea=9"))
+    launch(config, tmp_path / "search")
+    losses = [
+        next(line["train/loss"] for line in read_metrics(tmp_path / "search/runs" / name) if "train/loss" in line)
+        for name in ("class_weights=", "class_weights=sea=9")
+    ]
+    assert losses[1] > 1.3 * losses[0]
+    table = (tmp_path / "search/sweep.md").read_text()
+    assert "micro_f1, mean" in table and "macro_f1, mean" in table and "threshold" not in table
+    config.sweep = "class_weights=,earth=9"
+    with pytest.raises(UserError, match=r"'earth' is no label of the training data"):
+        launch(config, tmp_path / "other")
+    assert not (tmp_path / "other/runs").exists()
+
+
+def test_classes_that_are_not_there_weigh_one():
+    examples = Examples(
+        [np.arange(3)] * 2, [np.zeros(3)] * 2, [np.array([-1, 0, 2]), np.array([0, 0, -1])], per_token=True
+    )
+    assert CrossEntropy.balanced(examples, 4).tolist() == [4 / (2 * 3), 1, 4 / 2, 1]
+    examples = Examples([np.arange(3)] * 2, [np.zeros(3)] * 2, np.array([[1, 0, 1], [1, 0, 0]]))
+    assert SigmoidCrossEntropy.balanced(examples, 3).tolist() == [1, 1, 1]
+    nothing = {"labels": np.zeros(2, int), "weights": np.ones(2)}  # a batch of a class without weight
+    assert CrossEntropy((0.0, 1.0)).counted(nothing).sum() == 0
+
+
+# Tables of texts to predict.
+
+
+def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
+    """In the order of the rows, a part of them at once; the same as that of the texts by themselves."""
+    monkeypatch.setattr(predicted_table, "ROWS_AT_ONCE", 7)
+    _, workdir, dev = tuned
+    source, task = pretrained.read(workdir), classify.TASK
+    rows = [{"id": i, "text": f"{text},\n", "note": '"'} for i, (text, _) in enumerate(dev)]
+    rows[3]["text"] += " ".join(["ship"] * 40)
+    expected = list(classification.predict(source, [(row["text"],) for row in rows]))
+    for suffix in (".csv", ".jsonl"):
+        write_table(tmp_path / f"texts{suffix}", rows)
+    names = predicted_table.text_columns(task, source, "", "")
+    assert names == ("text",)  # of the run
+    for source_suffix, suffix in ((".csv", ".tsv"), (".jsonl", ".csv"), (".csv", ".jsonl")):
+        output = tmp_path / f"out{suffix}"
+        said = predicted_table.write(output, task, source, tmp_path / f"texts{source_suffix}", names)
+        assert said == f"60 predictions in {output}, 1 of them of texts truncated to 32 tokens"
+        found, _ = tables.read_table(output)
+        assert [row.columns["text"] for row in found] == [row["text"] for row in rows]
+        assert [str(row.columns["id"]) for row in found] == [str(i) for i in range(60)]
+        for i, (row, one) in enumerate(zip(found, expected)):
+            columns = row.columns
+            if suffix == ".jsonl":
+                assert columns["predicted"]["labels"] == one["labels"] and ("cut" in columns["predicted"]) == (i == 3)
+            else:  # and what is written can be read as labels again
+                assert targets.labels_of(row, "predicted.labels", "list") == one["labels"]
+                assert float(columns["predicted.probabilities.sea"]) == pytest.approx(
+                    one["probabilities"]["sea"], abs=1e-5
+                )
+    with pytest.raises(UserError, match=r"out.tsv:2: there is a column 'predicted.labels' already"):
+        predicted_table.write(tmp_path / "again.csv", task, source, tmp_path / "out.tsv", names)
+    assert not list(tmp_path.glob("again*")), "no half of a table stays"
+    with pytest.raises(UserError, match=r"texts.csv:2: no column 'words'; name that of the texts with --text, of id,"):
+        predicted_table.write(tmp_path / "again.csv", task, source, tmp_path / "texts.csv", ("words",))
+
+
+def test_columns_are_the_runs_or_given(tuned):
+    source = pretrained.read(tuned[1])
+    other = dataclasses.replace(source, settings=type(source.settings)())  # of another format
+    names = [predicted_table.text_columns(classify.TASK, *given) for given in ((other, "", ""), (source, "a", "b"))]
+    assert names == [("text",), ("a", "b")]
+    with pytest.raises(UserError, match=r"--second_text=b: name the column of the first text as well"):
+        predicted_table.text_columns(classify.TASK, source, "", "b")
+    with pytest.raises(
+        UserError, match=r'--text=text: this checkpoint expects "question \|\|\| paragraph"; name the col'
+    ):
+        predicted_table.text_columns(squad.TASK, other, "", "")
+
+
+def test_rows_that_differ_are_for_json_lines(tmp_path):
+    with open(tmp_path / "out.csv", "w") as file:
+        writer = tables.TableWriter(tmp_path / "out.csv", file)
+        writer.write({"a": 1, "b": None}, "x:1")
+        writer.write({"a": [1, "é"]}, "x:2")
+        with pytest.raises(UserError, match=r"x:3: the rows before have no column 'c'; write a .jsonl"):
+            writer.write({"c": 1}, "x:3")
+    assert (tmp_path / "out.csv").read_text() == 'a,b\n1,\n"[1, ""é""]",\n'
+
+
+@pytest.mark.parametrize(
+    "suffix, ends", [("csv", "\n"), ("csv", "\r\n"), ("csv", "\r"), ("tsv", "\n"), ("jsonl", "\n")]
+)
+def test_rows_one_by_one_are_those_of_the_whole_table(tmp_path, suffix, ends):
+    rows = [{"text": 'a "b', "n": "1"}, {"text": "c", "n": "2"}]
+    if suffix == "jsonl":
+        text = ends.join(json.dumps(row) for row in rows)
+    else:
+        sign = {"csv": ",", "tsv": "\t"}[suffix]
+        text = ends.join([f"text{sign}n", f'"a ""b"{sign}1', "", f"c{sign}2"])
+    path = tmp_path / f"table.{suffix}"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert [row.columns for row in tables.rows_of(path)] == rows
+    assert list(tables.rows_of(path)) == list(tables.read_table(path)[0])
+    path.write_bytes(text.replace("\r", "\n").encode() + b"\n\xff")
+    with pytest.raises(UserError, match=rf"table.{suffix}:\d: not UTF-8 \(invalid start byte at byte 0\)"):
+        list(tables.rows_of(path))
+    path.write_text("")
+    with pytest.raises(UserError, match="no example in it"):
+        list(tables.rows_of(path))
+
+
+def test_a_large_table_is_read_in_little_memory(tmp_path):
+    path = tmp_path / "table.tsv"
+    path.write_text("text\tn\n" + 'a "long" text\t1\n' * 20_000)
+    tracemalloc.start()
+    assert sum(1 for _ in tables.rows_of(path)) == 20_000
+    assert tracemalloc.get_traced_memory()[1] < 2e5 < path.stat().st_size
+    tracemalloc.stop()
+
+
+# Labelled files, scored without training.
+
+
+def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
+    folder, workdir, dev = tuned
+    source = pretrained.read(workdir)
+    scores = finetuning.score(source, *classify.labelled(source, folder / "dev.jsonl"))
+    assert scores.scores == pytest.approx(source.scores) and scores.decided == source.decided
+    # The threshold stays that of the dev set, whatever would be the best for these texts.
+    found = list(classification.predict(source, [(text,) for text, _ in dev]))
+    odd = [
+        (text, [name for name in LABELS if each["probabilities"][name] > 0.9]) for (text, _), each in zip(dev, found)
+    ]
+    write_table(tmp_path / "odd.jsonl", [{"text": text, "topics": topics} for text, topics in odd])
+    sides = [[[name in labels for name in LABELS] for labels in side]
+             for side in ([labels for _, labels in odd], [each["labels"] for each in found])]  # fmt: skip
+    scores = finetuning.score(source, *classify.labelled(source, tmp_path / "odd.jsonl"))
+    assert scores.scores == pytest.approx(metrics.f1_of_labels(*sides)) and scores.scores["micro_f1"] < 0.9
+    for rows, message in (
+        ([{"text": "ship", "topics": ["earth"]}], r"odd.jsonl:1: unknown label 'earth'; expected one of court, garden"),
+        ([{"text": "ship"}], r"odd.jsonl:1: no column 'topics'; there are text"),
+    ):
+        write_table(tmp_path / "odd.jsonl", rows)
+        with pytest.raises(UserError, match=message):
+            classify.labelled(source, tmp_path / "odd.jsonl")
+
+
+def test_commands_predict_tables_and_score_them(tuned, tmp_path):
+    folder, workdir, dev = tuned
+    write_table(tmp_path / "texts.csv", [{"words": text} for text, _ in dev])
+    given = ("predict", f"--checkpoint={workdir}", "--input=texts.csv", "--text=words", "--output=out.tsv")
+    result = command(*given, cwd=tmp_path)
+    assert result.stdout == "60 predictions in out.tsv\n", result.stderr
+    assert len((tmp_path / "out.tsv").read_text().splitlines()) == 61
+    given = ("evaluate", f"--checkpoint={workdir}", f"--data={folder}/dev.jsonl", "--json")
+    result = command(*given, cwd=tmp_path)
+    source = pretrained.read(workdir)
+    assert json.loads(result.stdout) == {"scores": pytest.approx(source.scores), "decided": source.decided}
+
+
+def tokenizer():
+    from tests.tasks.test_finetuning import tokenizer
+
+    return tokenizer()
