@@ -355,6 +355,8 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     config.checkpoint.update(every_steps=1000, keep=1)
     config.sweep = ""  # grid search: "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2"
     config.restarts = 0  # how often a sweep repeats a failed trial, with other seeds
+    # A teacher: a checkpoint with the same labels, whose logits are learnt too; labels have the rest of the weight.
+    config.distill = ml_collections.ConfigDict(dict(teacher="", temperature=2.0, weight=0.5))
     config.head = ml_collections.ConfigDict(
         dict(
             # A BiLSTM between BERT and the output layer: its size in each direction (0: none), and its layers.

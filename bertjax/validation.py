@@ -91,6 +91,8 @@ FINE_TUNING_LIMITS = LIMITS | {
     "optimizer.warmup_proportion": BELOW_ONE,
     "epochs": dict(above=0),
     "max_seq_length": dict(least=8),
+    "distill.temperature": dict(above=0),
+    "distill.weight": dict(above=0, most=1),
     "restarts": AT_LEAST_ZERO,
     "eval.every_steps": AT_LEAST_ZERO,
 }

@@ -75,6 +75,7 @@ def dataset(
         tuple(notes),
         target.baseline(splits[1].labels),
         tuple(more_metrics),
+        list(_texts(train)),
     )
 
 

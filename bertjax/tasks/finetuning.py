@@ -21,7 +21,7 @@ from bertjax.families.with_heads import cast_encoder
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
-from bertjax.tasks import losses
+from bertjax.tasks import distillation, losses
 from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor, predict
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
@@ -112,6 +112,8 @@ class Dataset:
       metric: name of the metric that ranks runs; higher is better. `more_metrics`: others for a search's table.
       baseline: upper bound of the score of a constant, or nearly constant, prediction.
       notes: lines to print about the data.
+      texts: the parts of each training example's text, which a teacher with another tokenizer can read; empty if the
+        examples are not whole texts.
     """
 
     output_layer: OutputLayer
@@ -122,6 +124,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     baseline: float = 0.0
     more_metrics: tuple[str, ...] = ()
+    texts: Sequence[tuple[str, ...]] = ()
 
 
 def count_steps(config, train_examples: int) -> int:
@@ -155,6 +158,8 @@ class FineTuning:
         head = config.get("head", {})
         self.model = dataset.output_layer.model(families.config_of(config), head, compute=compute_on(mesh, config))
         self._loss = losses.with_settings(dataset.output_layer.loss, head, dataset.labels, dataset.train)
+        if dataset.train.teacher_logits is not None:
+            self._loss = losses.Distilled(self._loss, config.distill.temperature, config.distill.weight)
         self.frozen = dataset.output_layer.frozen
         if config.packing and not dataset.output_layer.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
@@ -271,6 +276,8 @@ def load_material(config, workdir: epath.Path, before: RunInfo | None) -> Materi
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
     with fingerprints.noted() as read:
         dataset = tasks.get(config.task).load(config, tokenizer)
+    if config.get("distill", {}).get("teacher"):
+        dataset = distillation.taught(config, dataset, tokenizer, workdir)
     return Material(tokenizer, dataset, initialize, fingerprints.named_in(config.data.path, read))
 
 

@@ -90,6 +90,36 @@ class SigmoidCrossEntropy:
         return np.where((there > 0) & (absent > 0), absent / np.maximum(there, 1), 1.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Distilled:
+    """The loss of labels, and the divergence from what a teacher says of the example (Hinton et al. 2015, section 2).
+
+    Args:
+      loss: of the labels.
+      temperature: divides the logits of both; the divergence is multiplied by its square, so that gradients keep their
+        size. Of no effect on numbers, whose squared difference it is.
+      weight: of the teacher; the labels have the rest.
+    """
+
+    loss: Callable
+    temperature: float
+    weight: float
+
+    def __call__(self, logits, batch: dict) -> tuple[jax.Array, jax.Array]:
+        losses, correct = self.loss(logits, batch)
+        theirs, heat = batch["teacher_logits"], self.temperature
+        if isinstance(self.loss, CrossEntropy):
+            ours = jax.nn.log_softmax(logits / heat)
+            divergence = heat**2 * optax.kl_divergence(ours, jax.nn.softmax(theirs / heat))
+        elif isinstance(self.loss, SigmoidCrossEntropy):
+            shares = jax.nn.sigmoid(theirs / heat)
+            entropy = optax.sigmoid_binary_cross_entropy(theirs / heat, shares)
+            divergence = heat**2 * (optax.sigmoid_binary_cross_entropy(logits / heat, shares) - entropy).mean(-1)
+        else:
+            divergence = jnp.square(logits - theirs)[..., 0]
+        return (1 - self.weight) * losses + self.weight * divergence, correct
+
+
 def with_settings(loss: Callable, head: Mapping, labels: Sequence[str], train: Examples) -> Callable:
     """Returns a loss with the settings of `config.head`. Raises `UserError` if they are invalid, or if it has none."""
     text, smoothing = (head.get(name, default) for name, default in zip(SETTINGS, ("", 0.0)))

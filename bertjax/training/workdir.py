@@ -23,7 +23,8 @@ CONFIG, REPORT = "config.json", "report.txt"
 RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished one
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
 DECISIVE = ("task", "branch_from", "objective", "z_loss", "seed", "batch_size", "epochs", "max_seq_length", "packing",
-            "stages", "data", "head", "optimizer", "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
+            "stages", "data", "head", "distill", "optimizer", "model", "dtype", "grad_dtype",
+            "init_checkpoint")  # fmt: skip
 # Model families by the `model.encoder` of older runs.
 FAMILIES_BEFORE = {"transformer": "bert", "lstms": "lstms"}
 
@@ -171,7 +172,7 @@ def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> 
       identity: fields that, besides `task`, identify the task. A difference in them, the model's size, the optimizer's
         name and options, the labels, the tokenizer or the data is fatal.
     """
-    fixed = {"task", "branch_from", "optimizer.name", "optimizer.options", *identity}
+    fixed = {"task", "branch_from", "distill.teacher", "optimizer.name", "optimizer.options", *identity}
     old, new = _leaves(before.config), _leaves(now.config)
     may_change = {f"model.{name}" for name in fields_of(families.FAMILIES.get(before.config.model.family).config, "")}
     found = []

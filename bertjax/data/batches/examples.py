@@ -34,6 +34,8 @@ class Examples:
       labels: one per example: a number, an array of fixed size or, with `per_token`, a `[length]` array in which -1
         marks tokens without a label. None if the labels are unknown.
       choices: sequences per example; 0 means one, and batches have no choices dimension.
+      teacher_logits: what a teacher says of each example: `[classes]` or, with `per_token`, `[length, classes]`; None:
+        there is no teacher.
     """
 
     input_ids: list[np.ndarray]
@@ -41,6 +43,7 @@ class Examples:
     labels: Sequence | None = None
     choices: int = 0
     per_token: bool = False
+    teacher_logits: Sequence[np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids) // max(1, self.choices)
@@ -95,7 +98,22 @@ class Examples:
             labels = np.maximum(labels, 0)
         else:
             labels = self._labels[np.maximum(rows, 0)]
-        return {**batch, "labels": labels, "weights": weights}
+        batch |= {"labels": labels, "weights": weights}
+        if self.teacher_logits is not None:
+            batch["teacher_logits"] = found = np.zeros((*weights.shape, self._classes), np.float32)
+            for row, example in enumerate(rows):
+                if example >= 0:
+                    self._put_teacher_logits(found[row], example)
+        return batch
+
+    @property
+    def _classes(self) -> int:
+        return self.teacher_logits[0].shape[-1]
+
+    def _put_teacher_logits(self, place: np.ndarray, example: int) -> None:
+        """Writes them to part of an array: `[classes]`, or `[tokens, classes]` from its first token on."""
+        logits = self.teacher_logits[example]
+        place[: len(logits)] = logits
 
     def packed(self, examples: np.ndarray, rows: np.ndarray, starts: np.ndarray, count: int, row: RowSize) -> Batch:
         """Packs examples into `count` rows; -1 at the end is none.
@@ -106,7 +124,8 @@ class Examples:
         Returns:
           `input_ids`, `segments`, `token_types`, `positions` `[count, tokens]`, where `segments` numbers the
           sequences of a row from 1; `first_tokens` `[count, sequences]` or `[count, sequences, choices]`; `labels` and
-          `weights` `[count, sequences, ...]`, per token `[count, tokens]`; `dropout_rows` `[count]`.
+          `weights` `[count, sequences, ...]`, per token `[count, tokens]`; `dropout_rows` `[count]`; and if there is a
+          teacher, `teacher_logits` `[count, sequences or tokens, classes]`.
         """
         choices = max(1, self.choices)
         tokens = {name: np.zeros((count, row.tokens), np.int32) for name in TOKENS}
@@ -116,6 +135,10 @@ class Examples:
         else:
             labels = np.zeros((count, row.sequences, *self._labels.shape[1:]), self._labels.dtype)
         weights = np.zeros((count, row.sequences), np.float32)
+        taught = {}
+        if self.teacher_logits is not None:
+            places = row.tokens if self.per_token else row.sequences
+            taught["teacher_logits"] = np.zeros((count, places, self._classes), np.float32)
         there = examples >= 0
         examples, rows, starts = examples[there], rows[there], starts[there]
         for example, own, start, number in zip(examples, rows, starts, numbers_in_row(rows)):
@@ -124,6 +147,8 @@ class Examples:
                 labels[own, number] = self._labels[example]
             elif self.labels is not None:
                 labels[own, start : start + len(self.labels[example])] = self.labels[example]
+            for logits in taught.values():
+                self._put_teacher_logits(logits[own, start:] if self.per_token else logits[own, number], example)
             for choice in range(choices):
                 ids, types = (each[example * choices + choice] for each in (self.input_ids, self.token_types))
                 first_tokens[own, number, choice] = start
@@ -138,6 +163,7 @@ class Examples:
         dropout_rows = first_in_row(np.arange(len(rows)), rows, count)
         return {
             **tokens,
+            **taught,
             "first_tokens": first_tokens,
             "labels": labels,
             "weights": weights,

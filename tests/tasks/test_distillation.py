@@ -1,0 +1,181 @@
+"""A student learns from a teacher: its loss beside torch's, and what it learns where labels say nothing."""
+
+import random
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.config import UserError, fine_tuning_config
+from bertjax.interop import pretrained
+from bertjax.tasks import distillation, finetuning, squad, validate
+from bertjax.tasks.launch import launch
+from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy
+from bertjax.training import checkpoint as checkpoints
+from tests.conftest import TOPICS, launch_and_stop, one_device_mesh
+from tests.tasks.test_classify import LABELS, write_table
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
+
+def rows_of(count, seed, labels=LABELS):
+    """Texts about one topic each, with its label, or with one at random."""
+    rng = random.Random(seed)
+    topics = rng.choices(sorted(TOPICS), k=count)
+    texts = [" ".join(rng.choices(TOPICS[topic], k=4)) for topic in topics]
+    given = topics if labels is LABELS else rng.choices(labels, k=count)
+    return [{"text": text, "label": label} for text, label in zip(texts, given)]
+
+
+def config_for(folder, checkpoint, **fields):
+    config = fine_tuning_config("classify", text="text", second_text="", label="label", multi_label="", is_number=False)
+    config.data.path, config.init_checkpoint = str(folder), str(checkpoint)
+    config.update(dict(batch_size=16, max_seq_length=32, log_every_steps=5, epochs=4.0, dtype="float32"))
+    config.optimizer.learning_rate = 3e-3
+    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+def data(folder, train, dev):
+    folder.mkdir(exist_ok=True)
+    for name, rows in (("train", train), ("dev", dev)):
+        write_table(folder / f"{name}.jsonl", rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def teacher(checkpoint, tmp_path_factory):
+    folder = data(tmp_path_factory.mktemp("teacher"), rows_of(200, 0), rows_of(40, 1))
+    launch(config_for(folder, checkpoint), folder / "run")
+    assert pretrained.read(folder / "run").scores["accuracy"] > 0.9
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def untold(tmp_path_factory):
+    """Training texts whose labels are random, and a dev set whose labels are right."""
+    return data(tmp_path_factory.mktemp("untold"), rows_of(200, 2, list(LABELS)), rows_of(40, 3))
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_student_learns_what_the_teacher_says_where_labels_say_nothing(
+    teacher, untold, checkpoint, tmp_path, packing
+):
+    fields = {"distill.teacher": str(teacher), "distill.weight": 1.0, "packing": packing, "epochs": 8.0}
+    config = config_for(untold, checkpoint, **fields)
+    validate(config)
+    launch(config, tmp_path / "taught")
+    assert pretrained.read(tmp_path / "taught").scores["accuracy"] > 0.9
+    if not packing:
+        launch(config_for(untold, checkpoint, epochs=8.0), tmp_path / "alone")
+        assert pretrained.read(tmp_path / "alone").scores["accuracy"] < 0.6
+
+
+def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, checkpoint, tmp_path):
+    """Padded and packed: those that the teacher gives each text, in the order of the data's labels."""
+    config = config_for(untold, checkpoint, **{"distill.teacher": str(teacher)})
+    finetuning.adopt(config, None)
+    material = finetuning.load_material(config, tmp_path, None)
+    train, source = material.dataset.train, pretrained.read(teacher)
+    assert len(train.teacher_logits) == len(train) == 200
+    padded = train.batch(np.array([5, 0, -1]), 16)["teacher_logits"]
+    np.testing.assert_array_equal(padded, [train.teacher_logits[5], train.teacher_logits[0], np.zeros(len(LABELS))])
+    config.packing = True
+    task = finetuning.FineTuning(config, one_device_mesh(config), material.dataset)
+    batch = next(task.batches(0))
+    known = {tuple(ids): logits for ids, logits in zip(train.input_ids, train.teacher_logits)}
+    rows, numbers = np.nonzero(batch["weights"])
+    for row, number in zip(rows, numbers):
+        ids = batch["input_ids"][row][batch["segments"][row] == number + 1]
+        np.testing.assert_array_equal(batch["teacher_logits"][row, number], known[tuple(ids)])
+    assert len(rows) == 16
+    # Another order of the labels: that of the data counts.
+    turned = distillation._order(source, tuple(reversed(LABELS)), "")
+    assert turned == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels", "number"])
+def test_the_loss_and_its_gradient_are_torchs(kind):
+    torch = pytest.importorskip("torch")
+    rng, heat, weight = np.random.default_rng(0), 3.0, 0.7
+    logits, theirs = rng.normal(size=(2, 6, 1 if kind == "number" else 4)).astype(np.float32)
+    given = torch.tensor(logits, requires_grad=True)
+    if kind == "classes":
+        labels = rng.integers(0, 4, 6)
+        loss = CrossEntropy(label_smoothing=0.1)
+        hard = torch.nn.functional.cross_entropy(given, torch.tensor(labels), label_smoothing=0.1)
+        soft = torch.nn.functional.kl_div(
+            torch.log_softmax(given / heat, -1), torch.softmax(torch.tensor(theirs) / heat, -1), reduction="batchmean"
+        )
+    elif kind == "labels":
+        labels, loss = rng.integers(0, 2, (6, 4)), SigmoidCrossEntropy()
+        hard = torch.nn.functional.binary_cross_entropy_with_logits(given, torch.tensor(labels).float())
+        ours, shares = torch.sigmoid(given / heat), torch.sigmoid(torch.tensor(theirs) / heat)
+        soft = (shares * (shares / ours).log() + (1 - shares) * ((1 - shares) / (1 - ours)).log()).mean()
+    else:
+        labels = rng.normal(size=6).astype(np.float32)
+
+        def loss(logits, batch):
+            return jnp.square(logits[..., 0] - batch["labels"]), jnp.zeros(6)
+
+        hard = torch.nn.functional.mse_loss(given[:, 0], torch.tensor(labels))
+        soft = torch.nn.functional.mse_loss(given, torch.tensor(theirs)) / heat**2
+    expected = (1 - weight) * hard + weight * heat**2 * soft
+    expected.backward()
+
+    def ours(logits):
+        return Distilled(loss, heat, weight)(logits, {"labels": labels, "teacher_logits": theirs})[0].mean()
+
+    value, gradient = jax.value_and_grad(ours)(logits)
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, given.grad.numpy(), atol=1e-6)
+
+
+def test_a_run_goes_on_bit_for_bit_when_the_teacher_is_gone(teacher, untold, checkpoint, tmp_path):
+    shutil.copytree(teacher, tmp_path / "teacher")
+
+    def config():
+        return config_for(untold, checkpoint, **{"distill.teacher": str(tmp_path / "teacher"), "epochs": 1.0})
+
+    launch(config(), tmp_path / "straight")
+    launch_and_stop(finetuning.FineTuning, config(), tmp_path / "stopped", 4)
+    shutil.rmtree(tmp_path / "teacher")
+    launch(config(), tmp_path / "stopped")
+    ours, theirs = (
+        pretrained.flattened(checkpoints.read_params(tmp_path / name, 13)) for name in ("stopped", "straight")
+    )
+    assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"distill.temperature": 0.0}, r"config.distill.temperature = 0.0: must be above 0"),
+        ({"distill.weight": 1.5}, r"config.distill.weight = 1.5: must be above 0 and at most 1"),
+        ({"distill.teacher": "nowhere"}, r"no checkpoint in 'nowhere'"),
+        ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no classifier; choose a fine-tuned"),
+        ({"head.class_weights": "balanced"}, r"does not know the weights of head.class_weights"),
+        ({"data.is_number": True, "data.label": "number"}, r"has other labels: 4 rows; the data has one number"),
+        ({"data.label": "other"}, r"has other labels: court, garden, kitchen, sea; the data has a, b"),
+    ],
+)
+def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
+    rows = [each | {"number": i, "other": "ab"[i % 2]} for i, each in enumerate(rows_of(20, 4))]
+    folder = data(tmp_path / "data", rows, rows)
+    given = {"distill.teacher": str(teacher)} | fields
+    given = {name: x.format(checkpoint=checkpoint) if isinstance(x, str) else x for name, x in given.items()}
+    config = config_for(folder, checkpoint, **given)
+    with pytest.raises(UserError, match=message):
+        validate(config)
+        launch(config, tmp_path / "run")
+
+
+def test_what_has_no_classes_has_no_teacher(teacher):
+    config = fine_tuning_config("squad")
+    config.distill.teacher = str(teacher)
+    dataset = finetuning.Dataset(squad.output_layers.spans(), (), None, (), "f1")
+    with pytest.raises(UserError, match=r"config.distill.teacher = .*: this task has no classes, numbers or tags"):
+        distillation._logits(config, dataset, None)
