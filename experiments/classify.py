@@ -17,5 +17,9 @@ def get_config():
         label="label",
         # A text has any number of the labels in its column: a list of them (list), or those between this character.
         multi_label="",
+        # Texts longer than max_seq_length are truncated; or read in windows, which begin doc_stride tokens after each
+        # other, and whose logits are combined: mean | max.
+        windows="",
+        doc_stride=64,
         is_number=False,  # labels are numbers to be predicted, not classes
     )

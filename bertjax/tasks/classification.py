@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from bertjax.tasks import output_layers, targets
 from bertjax.tasks.finetuning import Dataset, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
-from bertjax.tasks.pairs import encode_pairs
+from bertjax.tasks.pairs import encode_pairs, encode_windows
 from bertjax.tasks.targets import Target
 from bertjax.text.tokenizer import Tokenizer
 
@@ -33,6 +34,30 @@ class Columns:
 
 
 @dataclasses.dataclass(frozen=True)
+class Windows:
+    """How texts that are longer than a sequence are read: in windows, whose logits are combined.
+
+    Args:
+      combine: "mean" or "max"; "": they are truncated instead.
+      stride: tokens from the beginning of a window to that of the next one.
+    """
+
+    combine: str = ""
+    stride: int = 0
+
+    def combined(self, logits: Sequence[np.ndarray], owners: np.ndarray) -> list[np.ndarray]:
+        """Returns the logits of each text from those of its windows, which follow each other."""
+        texts = np.split(np.stack(logits), np.flatnonzero(np.diff(owners)) + 1)
+        return [each.max(0) if self.combine == "max" else each.mean(0) for each in texts]
+
+
+def windows_of(config) -> Windows:
+    """Returns what the config of a run says of windows; of other formats it is empty."""
+    data = config.get("data", {})
+    return Windows(data.get("windows", ""), data.get("doc_stride", 0))
+
+
+@dataclasses.dataclass(frozen=True)
 class Table:
     """Labelled rows; `suffix` is appended to the names of their metrics."""
 
@@ -48,60 +73,96 @@ def dataset(
     tokenizer: Tokenizer,
     max_seq_length: int,
     notes: Sequence[str] = (),
+    windows: Windows = Windows(),
 ) -> Dataset:
-    """Makes a dataset of labelled texts.
+    """Makes a dataset of labelled texts. With windows, each is an example, with the label of its text.
 
     Raises `UserError` with file, line and the expected value for a missing column, an unknown label or a value that is
     not a number.
     """
     notes, splits = list(notes), []
     for table in (train, *dev):
-        examples, cut = encode(table, target, tokenizer, max_seq_length)
-        splits.append(examples)
-        if cut:
-            name = "training" if table is train else f"dev{table.suffix}"
-            notes.append(f"{cut} of {len(examples)} {name} examples truncated to {max_seq_length} tokens")
-    if counts := target.counts(splits[0].labels):
-        notes.append(f"{len(splits[0])} training examples: {counts}")
+        encoded = encode(table, target, tokenizer, max_seq_length, windows)
+        splits.append(encoded)
+        name = "training" if table is train else f"dev{table.suffix}"
+        if encoded.cut:
+            notes.append(f"{encoded.cut} of {len(table.rows)} {name} examples truncated to {max_seq_length} tokens")
+        if len(encoded.examples) > len(table.rows):
+            notes.append(f"{len(table.rows)} {name} texts in {len(encoded.examples)} windows")
+    if counts := target.counts(splits[0].values):
+        notes.append(f"{len(train.rows)} training examples: {counts}")
     notes += seen_in_training(_texts(train), *((f"dev{table.suffix} texts", _texts(table)) for table in dev))
-    dev_splits = tuple(split(target, examples, table.suffix) for table, examples in zip(dev, splits[1:]))
+    dev_splits = tuple(split(target, encoded, windows, table.suffix) for table, encoded in zip(dev, splits[1:]))
     more_metrics = [name + table.suffix for table in dev for name in target.metrics][1:]
     return Dataset(
         target.output_layer,
         target.labels,
-        splits[0],
+        splits[0].examples,
         dev_splits,
         target.metrics[0],
         tuple(notes),
-        target.baseline(splits[1].labels),
+        target.baseline(splits[1].values),
         tuple(more_metrics),
-        list(_texts(train)),
+        list(_texts(train)) if len(splits[0].examples) == len(train.rows) else (),
     )
 
 
-def split(target: Target, examples: Examples, suffix: str = "") -> Split:
+class Encoded(NamedTuple):
+    """The examples of a table, each a text or a window of one.
+
+    Attributes:
+      values: the label of each text.
+      owners: the number of the text of each example.
+      cut: how many texts were truncated.
+    """
+
+    examples: Examples
+    values: np.ndarray
+    owners: np.ndarray
+    cut: int
+
+
+def split(target: Target, encoded: Encoded, windows: Windows, suffix: str = "") -> Split:
     """Returns examples with how they are scored; `suffix` is appended to the names of their metrics."""
 
     def score(logits: list[np.ndarray]) -> dict[str, float]:
-        return {name + suffix: value for name, value in target.score(examples.labels, np.stack(logits)).items()}
+        return {name + suffix: value for name, value in target.score(encoded.values, np.stack(logits)).items()}
 
-    return Split(examples, score, lambda logits: target.decide(examples.labels, np.stack(logits)))
+    return Split(
+        encoded.examples,
+        score,
+        lambda logits: target.decide(encoded.values, np.stack(logits)),
+        read=lambda logits: windows.combined(logits, encoded.owners),
+    )
 
 
 def labelled(source: Pretrained, table: Table, target: Target) -> tuple[OutputLayer, Split]:
     """Returns the output layer of a checkpoint, and the examples of a table with how they are scored."""
-    examples, _ = encode(table, target, source.tokenizer, source.max_seq_length)
-    return target.output_layer, split(target, examples)
+    windows = windows_of(source.settings)
+    encoded = encode(table, target, source.tokenizer, source.max_seq_length, windows)
+    return target.output_layer, split(target, encoded, windows)
 
 
-def encode(table: Table, target: Target, tokenizer: Tokenizer, max_seq_length: int) -> tuple[Examples, int]:
-    """Encodes a table; returns the examples and how many of them were truncated."""
-    columns = table.columns
-    parts = list(zip(*_texts(table)))
-    firsts, seconds = list(parts[0]), list(parts[1]) if columns.second else None
-    values = np.array([target.value(row, columns.label) for row in table.rows])
-    input_ids, token_types, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
-    return Examples(input_ids, token_types, values), sum(cut)
+def encode(
+    table: Table, target: Target, tokenizer: Tokenizer, max_seq_length: int, windows: Windows = Windows()
+) -> Encoded:
+    """Encodes a table."""
+    values = np.array([target.value(row, table.columns.label) for row in table.rows])
+    examples, owners, cut = _encoded(list(_texts(table)), tokenizer, max_seq_length, windows)
+    return Encoded(dataclasses.replace(examples, labels=values[owners]), values, owners, sum(cut))
+
+
+def _encoded(
+    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, max_seq_length: int, windows: Windows
+) -> tuple[Examples, np.ndarray, list[bool]]:
+    """Returns the examples of texts or pairs, the number of the text of each, and which texts were truncated."""
+    firsts, seconds = [text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
+    if windows.combine:
+        *arrays, owners, cut = encode_windows(tokenizer, firsts, seconds, max_seq_length, windows.stride)
+    else:
+        *arrays, cut = encode_pairs(tokenizer, firsts, seconds, max_seq_length)
+        owners = np.arange(len(texts))
+    return Examples(*arrays), owners, cut
 
 
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
@@ -109,11 +170,10 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
 
     That is `label` and `probabilities` by label, `score` for regression, or `labels` and `probabilities` by label.
     """
-    firsts, seconds = [text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
-    target = targets.of_checkpoint(source)
-    input_ids, token_types, cut = encode_pairs(source.tokenizer, firsts, seconds, source.max_seq_length)
-    examples = Examples(input_ids, token_types)
-    for logits, was_cut in zip(output_layers.predict(target.output_layer, source, examples), cut):
+    target, windows = targets.of_checkpoint(source), windows_of(source.settings)
+    examples, owners, cut = _encoded(texts, source.tokenizer, source.max_seq_length, windows)
+    each = output_layers.predict(target.output_layer, source, examples)
+    for logits, was_cut in zip(windows.combined(each, owners), cut):
         yield {**target.describe(logits), **({"cut": True} if was_cut else {})}
 
 

@@ -23,7 +23,12 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     train, dev = (read_table(find_table(config.data.path, name))[0] for name in ("train", "dev"))
     target = _target(config.data, train)
     return classification.dataset(
-        Table(train, columns), [Table(dev, columns)], target, tokenizer, config.max_seq_length
+        Table(train, columns),
+        [Table(dev, columns)],
+        target,
+        tokenizer,
+        config.max_seq_length,
+        windows=classification.windows_of(config),
     )
 
 
@@ -70,6 +75,12 @@ def validate(config) -> None:
     written = data.get("multi_label", "")
     columns = "is for one column with all labels; data.label names a column for each, with 0 or 1: leave it out"
     require(not (written and several), "data.multi_label", written, columns)
+    combine, stride = data.get("windows", ""), data.get("doc_stride", 1)
+    both = "choose mean or max of the windows' logits, or leave it empty to truncate texts"
+    require(combine in ("", "mean", "max"), "data.windows", combine, both)
+    require(
+        stride >= 1, "data.doc_stride", stride, "must be at least 1: tokens from a window's beginning to the next one's"
+    )
     number = "one number is predicted, of one column; leave it out for several labels"
     require(not (data.is_number and (written or several)), "data.is_number", True, number)
 
@@ -82,5 +93,5 @@ TASK = FineTuningTask(
     columns=lambda config: columns_of(config).texts,
     validate=validate,
     labelled=labelled,
-    identity=("data.is_number", "data.multi_label"),
+    identity=("data.is_number", "data.multi_label", "data.windows"),
 )

@@ -24,3 +24,37 @@ def encode_pairs(tokenizer, firsts: list[str], seconds: list[str] | None, max_se
         input_ids.append(np.array(ids, np.int32))
         token_types.append(np.repeat(np.array([0, 1], np.int32), [len(ids) - of_second, of_second]))
     return input_ids, token_types, cut
+
+
+def encode_windows(tokenizer, firsts: list[str], seconds: list[str] | None, max_seq_length: int, stride: int):
+    """Encodes texts as `encode_pairs`, but none is truncated: a long one is cut into windows that begin `stride` tokens
+    after each other.
+
+    Of a pair it is the second text that is cut, and all windows have the first one, or its beginning: half of the room.
+
+    Returns ids, token types, the number of the text that each window is of, and whether each first text was truncated.
+    """
+    is_pair = seconds is not None
+    room = max_seq_length - len(tokenizer.framed((), () if is_pair else None))
+    asked = tokenizer.encode_ids(firsts) if is_pair else [[] for _ in firsts]
+    long = tokenizer.encode_ids(seconds if is_pair else firsts)
+    input_ids, token_types, owners, cut = [], [], [], []
+    for number, (first, ids) in enumerate(zip(asked, long)):
+        kept = first[: max(room // 2, room - len(ids))]
+        cut.append(len(kept) < len(first))
+        for start in window_starts(len(ids), room - len(kept), stride):
+            window = ids[start : start + room - len(kept)]
+            framed = tokenizer.framed(kept, window) if is_pair else tokenizer.framed(window)
+            of_second = len(window) + len(tokenizer.end) if is_pair else 0
+            input_ids.append(np.array(framed, np.int32))
+            token_types.append(np.repeat(np.array([0, 1], np.int32), [len(framed) - of_second, of_second]))
+            owners.append(number)
+    return input_ids, token_types, np.array(owners), cut
+
+
+def window_starts(tokens: int, room: int, stride: int) -> list[int]:
+    """Returns the first tokens of the windows of a text, which have at most `room` tokens each."""
+    starts = [0]
+    while starts[-1] + room < tokens:
+        starts.append(starts[-1] + min(room, stride))
+    return starts

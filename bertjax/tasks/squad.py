@@ -23,6 +23,7 @@ from bertjax.tasks import metrics, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
+from bertjax.tasks.pairs import window_starts
 from bertjax.text.tokenizer import Encoding, Tokenizer
 from bertjax.validation import at_least_one, one_of, require
 
@@ -340,14 +341,6 @@ def _paragraphs(questions: Sequence[Question], tokenizer: Tokenizer) -> Iterable
         if question.context is not before:
             before, encoding = question.context, tokenizer.encode(question.context)
         yield encoding
-
-
-def window_starts(tokens: int, room: int, stride: int) -> list[int]:
-    """Returns the first tokens of the windows of a paragraph, which have at most `room` tokens each."""
-    starts = [0]
-    while starts[-1] + room < tokens:
-        starts.append(starts[-1] + min(room, stride))
-    return starts
 
 
 def best_windows(tokens: int, starts: Sequence[int], room: int) -> np.ndarray:

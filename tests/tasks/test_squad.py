@@ -12,7 +12,7 @@ from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.documents import python_docs
 from bertjax.experiment import load
 from bertjax.interop import conversion, pretrained
-from bertjax.tasks import finetuning, metrics, squad, validate
+from bertjax.tasks import finetuning, metrics, pairs, squad, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.squad import Question
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
@@ -74,7 +74,7 @@ def test_every_label_is_the_answer_in_the_text(pieces):
 
 def test_windows_cover_every_token_and_each_is_best_once(pieces):
     for tokens in (1, 5, 16, 17, 40, 100):
-        starts = squad.window_starts(tokens, room=16, stride=7)
+        starts = pairs.window_starts(tokens, room=16, stride=7)
         covered = np.zeros(tokens, int)
         for start in starts:
             covered[start : start + 16] += 1
