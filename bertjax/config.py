@@ -180,7 +180,7 @@ def param_group(
 
     Args:
       params: regular expression that is found in their names, such as "bert/encoder/layers/output/kernel".
-      learning_rate_factor: multiplies the learning rate; 0 trains none of them.
+      learning_rate_factor: multiplies the learning rate; 0 trains none of them, nor does weight decay change them.
       weight_decay: instead of `optimizer.weight_decay` for kernels and embeddings, and none for others.
     """
     decay = config_dict.placeholder(float)
@@ -201,6 +201,7 @@ def common_config() -> ml_collections.ConfigDict:
     config.microbatches = 1  # splits the batch into this many parts and sums their gradients, to save memory
     config.model = ml_collections.ConfigDict(dataclasses.asdict(BertConfig()))
     config.init_checkpoint = ""  # initialize from this checkpoint instead of randomly
+    config.freeze_layers = 0  # the embeddings and so many of the first layers are not trained; 0: all are
     # Type of activations; on a CPU they are float32, and matrix products take this type. auto is bfloat16, but float32
     # on CPUs that do not multiply bfloat16 faster (`mesh.compute_for` has the table). Params are always float32.
     config.dtype = "auto"
@@ -233,6 +234,7 @@ def common_config() -> ml_collections.ConfigDict:
             decay="linear",  # how a trapezoid falls: linear | sqrt (1 - sqrt of the share of the steps) | cosine
             decay_to=0.0,  # where it ends, as a share of the peak
             groups=ml_collections.ConfigDict(),  # param groups with their own learning rate or decay: `param_groups`
+            layer_decay=1.0,  # below 1: each layer's learning rate is so many times that of the layer above it
             learning_rate=1e-4,
             beta1=0.9,  # beta1, beta2, epsilon and bias_correction are for adam and lamb only
             beta2=0.999,

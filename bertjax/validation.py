@@ -46,6 +46,7 @@ LIMITS = {
     "checkpoint.every_steps": AT_LEAST_ONE,
     "checkpoint.keep": AT_LEAST_ONE,
     "checkpoint.keep_every": AT_LEAST_ZERO,
+    "freeze_layers": AT_LEAST_ZERO,
     "optimizer.beta1": BELOW_ONE,
     "optimizer.beta2": BELOW_ONE,
     "optimizer.weight_decay": BELOW_ONE,
@@ -54,6 +55,7 @@ LIMITS = {
     "optimizer.decay_to": BELOW_ONE,
     "optimizer.skip_nonfinite": AT_LEAST_ZERO,
     "optimizer.average": BELOW_ONE,
+    "optimizer.layer_decay": dict(above=0, most=1),
     "optimizer.learning_rate": dict(above=0),
     "optimizer.max_grad_norm": dict(above=0),
     "optimizer.epsilon": dict(above=0, below=1),
@@ -173,6 +175,8 @@ def _validate_adaptation(config, with_data: bool) -> None:
     kind = config.tokenizer.kind
     whole = f"tokenizer.kind = {kind!r} has all the pieces that there are; set 0"
     require(not extend or KINDS[kind].extends, "tokenizer.extend", extend, whole)
+    still = "new pieces cannot be learnt where the embeddings are frozen: set 0"
+    require(not (extend and config.freeze_layers), "freeze_layers", config.freeze_layers, still)
     none = "there are no new pieces to train first: set tokenizer.extend, or 0"
     require(bool(extend) or not adapt.new_pieces_first, "adapt.new_pieces_first", adapt.new_pieces_first, none)
 

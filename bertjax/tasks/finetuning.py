@@ -147,7 +147,6 @@ class FineTuning:
             check_indices(examples, dataset.labels, families.config_of(config))
         head = config.get("head", {})
         self.model = dataset.output_layer.model(families.config_of(config), head, compute=compute_on(mesh, config))
-        self.frozen = dataset.output_layer.frozen
         if config.packing and not dataset.output_layer.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
         self.total_steps = count_steps(config, len(dataset.train))
@@ -163,6 +162,12 @@ class FineTuning:
     def init_params(self, key):
         ids = jnp.zeros((1, 8), jnp.int32)
         return self.model.init(key, ids, ids, ids)["params"]
+
+    def is_frozen(self, path: tuple[str, ...]) -> bool:
+        return path[0] in self.dataset.output_layer.frozen
+
+    def layer_numbers(self, path: tuple[str, ...]) -> np.ndarray | None:
+        return families.layer_numbers(self.model.config, path)
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         steps = range(start_step, self.total_steps)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from etils import epath
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from bertjax import families, objectives
@@ -62,8 +63,6 @@ class Pretraining:
     Attributes:
       rows: the rows of a step of each stage; with packing, of the first steps: later ones may have a few more or fewer.
     """
-
-    frozen = ()
 
     def __init__(
         self,
@@ -135,6 +134,12 @@ class Pretraining:
         model = self._make_model(whole.terms)
         return model.init(key, batch, whole._weights(batch), None, row_keys(key, jnp.arange(1)))["params"]
 
+    def is_frozen(self, path: tuple[str, ...]) -> bool:
+        return False
+
+    def layer_numbers(self, path: tuple[str, ...]) -> np.ndarray | None:
+        return families.layer_numbers(self.model.config, path)
+
     def batches(self, start_step: int) -> Iterator[Batch]:
         first, own = 0, functools.partial(local_rows, self.mesh)
         for index, end in enumerate(self._stage_ends):
@@ -192,7 +197,8 @@ class Pretraining:
             is_new = (number >= pieces - rows) & (number < pieces)
             return jnp.where((step >= first) | is_new, update, 0)
 
-        return jax.tree.map(of_new_pieces, updates, abstract_axes(self.init_params))
+        axes, trained = flatten_dict(abstract_axes(self.init_params)), flatten_dict(updates)
+        return unflatten_dict({path: of_new_pieces(update, axes[path]) for path, update in trained.items()})
 
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
         """Returns the scores of the objectives on held-out data, with their baselines; None if there is none.

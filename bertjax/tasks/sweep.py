@@ -89,7 +89,13 @@ def parse(config) -> list[dict]:
 
 def fields_of(config) -> dict[str, str]:
     """Returns {name: field} of the searchable fields. All others determine the data or the encoder."""
-    fields = ["batch_size", "epochs", "seed", *(f"model.{name}" for name in dropout_fields(config.model))]
+    fields = [
+        "batch_size",
+        "epochs",
+        "seed",
+        "freeze_layers",
+        *(f"model.{name}" for name in dropout_fields(config.model)),
+    ]
     fields += [
         f"{section}.{name}"
         for section in ("optimizer", "head")
@@ -183,7 +189,7 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     def program_of(opened: Run) -> Program:
         inputs = set(NOT_COMPILED) - ({"learning_rate"} if optimizers.compiles_peak(trial.optimizer) else set())
         compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in inputs}
-        key = (opened.task.model, json.dumps(compiled_in, sort_keys=True))
+        key = (opened.task.model, trial.freeze_layers, json.dumps(compiled_in, sort_keys=True))
         if key not in programs:
             programs[key] = make_program(opened.task, opened.config, opened.mesh)
         return programs[key]

@@ -79,6 +79,8 @@ def train(
     unreported = writer.unreported(start) if is_first else []  # metrics since the last report, of an earlier process
     pending: list[dict] = []  # those of this process, still on the devices
     say = progress.say if is_first else lambda text: None
+    if program.saves:
+        say(program.saves)
     nonfinite = NonFinite(task, config.optimizer.skip_nonfinite, schedule, workdir, say)
 
     def fetch(step: int) -> list[dict]:
