@@ -250,7 +250,8 @@ def common_config() -> ml_collections.ConfigDict:
     config.sinks = ("tensorboard",)  # where metrics go, besides WORKDIR/metrics.jsonl
     config.watchdog = 10.0  # logs what a step waited for that took so many times as long as the median; 0: none
     config.profile = ""  # START:STOP writes a trace of these steps, both included, to WORKDIR/profile
-    config.eval = ml_collections.ConfigDict(dict(every_steps=10_000))
+    # patience: a run ends after so many evaluations in a row without a better score than before; 0: it does not.
+    config.eval = ml_collections.ConfigDict(dict(every_steps=10_000, patience=0))
     # Keeps the latest 3 and the best; with keep_every=N also those of steps N, 2 N, 3 N, ...
     config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep=3, keep_every=0))
     return config

@@ -46,6 +46,7 @@ LIMITS = {
     "checkpoint.every_steps": AT_LEAST_ONE,
     "checkpoint.keep": AT_LEAST_ONE,
     "checkpoint.keep_every": AT_LEAST_ZERO,
+    "eval.patience": AT_LEAST_ZERO,
     "freeze_layers": AT_LEAST_ZERO,
     "optimizer.beta1": BELOW_ONE,
     "optimizer.beta2": BELOW_ONE,
@@ -147,6 +148,11 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
         families.FAMILIES.get(config.model.family).validate(config_in(config, each))
         if corpus_sources(config) or config.data.mix_when == "prepared":
             mixture_of(config_in(config, each))
+    none = (
+        "no text is held out, by whose score a run could stop early: set heldout_fraction above 0, or eval.patience=0"
+    )
+    is_scored = config.data.heldout_fraction > 0 or bool(config.data.records) or not config.eval.patience
+    require(is_scored, "data.heldout_fraction", config.data.heldout_fraction, none)
     for text in config.eval.fill_masks:
         require(isinstance(text, str) and "[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
     require(

@@ -110,6 +110,11 @@ class Pretraining:
             ]
             heldout = [find(*shape, split="heldout") for shape in shapes]
             self._heldout = [found.by_source() if found else {} for found in heldout]
+            if config.eval.patience and not all(self._heldout):
+                raise UserError(
+                    f"config.eval.patience = {config.eval.patience}: {records} holds out no text, by whose score a run "
+                    "could stop early; set 0"
+                )
             self._shares = [{source: x * each.get(source, 1) for source, x in shares.items()} for each in mixtures]
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(c, mesh)) for order, c in zip(self.orders, self._configs)]

@@ -196,7 +196,8 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
 
     dataset = material.dataset
     steps = count_steps(trial, len(dataset.train))
-    trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
+    if not trial.eval.patience:
+        trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
     kind = dataclasses.replace(finetuning.KIND, open=functools.partial(finetuning.open_run, material=material))
     try:
         trained = run_one(kind, trial, workdir, program_of, is_trial=True)

@@ -246,6 +246,7 @@ def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
     for section in DECISIVE:
         if section in content:
             walk(section, content[section])
+    leaves["eval.patience"] = content.get("eval", {}).get("patience", 0)
     leaves.pop("model.attention", None)  # how it is computed changes rounding only
     return leaves
 

@@ -1,14 +1,18 @@
 """Fine-tuning that trains some of the params, or stops early."""
 
+import shutil
+
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
 from bertjax.config import UserError, param_group, param_groups
 from bertjax.interop import pretrained
+from bertjax.tasks import validate
 from bertjax.tasks.finetuning import FineTuning
+from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint as checkpoints
-from tests.conftest import launch_and_stop
+from tests.conftest import launch_and_stop, one_device_mesh, tiny_config
 from tests.tasks.test_finetuning import config_for, run, write_sst2
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -61,3 +65,43 @@ def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, checkpoint, c
         f"trains {trained:,} of {every:,} params; the optimizer's state has {sizes[0]:,} bytes, of all it had "
         f"{sizes[1]:,}" in said
     )
+
+
+def test_a_run_and_a_search_stop_early_and_know_that_they_have(folder, checkpoint, capsys):
+    """With a learning rate that changes nothing, the second epoch is no better."""
+
+    def config(**fields):
+        config = config_for(folder, checkpoint, **fields)
+        config.eval.patience, config.optimizer.learning_rate = 1, 1e-9
+        return config
+
+    run(config(), folder / "early")
+    report = (folder / "early/report.txt").read_text()
+    assert report.endswith("\nstopped early, at step 38 of 76: 1 evaluations without a better score\n")
+    run(config(), folder / "early")
+    assert f"already finished: 38 of 76 steps, in {folder / 'early'}\n{report}" in capsys.readouterr().out
+    assert pretrained.read(folder / "early").step == 38
+
+    run(config(sweep="seed=0,1", epochs=3.0), folder / "search")
+    for trial in ("seed=0", "seed=1"):
+        assert "stopped early, at step 38 of 57" in (folder / f"search/runs/{trial}/report.txt").read_text()
+    run(config(sweep="seed=0,1,2", epochs=3.0), folder / "search")
+    assert capsys.readouterr().out.count("stopped early") == 3
+
+
+def test_without_held_out_text_there_is_no_patience(records_folder, tmp_path):
+    config = tiny_config("text.txt")
+    config.eval.patience, config.data.heldout_fraction = 3, 0.0
+    with pytest.raises(
+        UserError, match=r"data.heldout_fraction = 0.0: no text is held out, by whose score a run could"
+    ):
+        validate(config)
+    shutil.copytree(records_folder, tmp_path / "records")
+    (tmp_path / "records/manifest.json").unlink()  # without one, names tell what is held out
+    for path in (tmp_path / "records").glob("*/heldout*"):
+        path.unlink()
+    config = tiny_config(records=tmp_path / "records")
+    config.eval.patience = 3
+    validate(config)
+    with pytest.raises(UserError, match=r"config.eval.patience = 3: .* holds out no text, by whose score"):
+        Pretraining(config, one_device_mesh(config), tmp_path / "records")
