@@ -104,14 +104,29 @@ def padded(vocab_size: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lora:
+    """Which kernels have low-rank updates, see `model.low_rank`; fields as in `config.lora`."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclasses.dataclass(frozen=True)
 class Compute:
-    """How a model computes: changes its results by no more than rounding."""
+    """How a model computes: changes its results by no more than rounding, but for `lora`, which adds to it."""
 
     dtype: str = "float32"  # type of activations; params are float32
     product_dtype: str = "float32"  # type that matrix products take; they sum in float32
     remat: str = "none"  # see `common_config`
     unroll: bool = False  # see `common_config`; with remat "none" only
     chip: str = ""  # `device_kind` of the devices, for kernels; empty: none
+    lora: Lora | None = None
 
     @property
     def casts_factors(self) -> bool:
@@ -356,6 +371,9 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     config.eval.every_steps = 0  # 0: after every epoch
     config.checkpoint.update(every_steps=1000, keep=1)
     config.sweep = ""  # grid search: "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2"
+    # Low-rank updates (LoRA) of kernels of the encoder, which is not trained itself; rank 0: none. Targets are query,
+    # key, value and others by their names, all of attention, or all-linear.
+    config.lora = ml_collections.ConfigDict(dict(rank=0, alpha=16.0, dropout=0.0, targets="query,value"))
     config.restarts = 0  # how often a sweep repeats a failed trial, with other seeds
     # A BiLSTM between BERT and the output layer: its size in each direction (0: none), and its layers.
     config.head = ml_collections.ConfigDict(dict(lstm_size=0, lstm_layers=1))

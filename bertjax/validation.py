@@ -93,6 +93,9 @@ FINE_TUNING_LIMITS = LIMITS | {
     "remat": dict(choices=REMAT_POLICIES),
     "optimizer.warmup_proportion": BELOW_ONE,
     "epochs": dict(above=0),
+    "lora.rank": AT_LEAST_ZERO,
+    "lora.alpha": dict(above=0),
+    "lora.dropout": BELOW_ONE,
     "max_seq_length": dict(least=8),
     "restarts": AT_LEAST_ZERO,
     "eval.every_steps": AT_LEAST_ZERO,
@@ -198,6 +201,9 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
         at_least_one(config, "head.lstm_layers")
         more = "lstm_layers needs a BiLSTM: also set head.lstm_size"
         require(config.head.lstm_layers == 1 or lstm_size > 0, "head.lstm_layers", config.head.lstm_layers, more)
+    targets = config.lora.targets
+    is_named = not config.lora.rank or all(map(str.strip, targets.split(",")))
+    require(is_named, "lora.targets", targets, "name kernels, such as query,value, or attention, or all-linear")
     whole = "a BiLSTM (head.lstm_size) reads whole rows, which sequences cannot share; set False"
     require(not (config.packing and lstm_size), "packing", config.packing, whole)
     if with_data:

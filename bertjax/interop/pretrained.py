@@ -17,6 +17,7 @@ from bertjax.config import (
 )
 from bertjax.files import inside, read_json, read_whole
 from bertjax.interop import huggingface, tf1, tokenizer_files
+from bertjax.model import low_rank
 from bertjax.stages import config_after
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
@@ -119,6 +120,8 @@ def read(path: epath.PathLike) -> Pretrained:
     if place.format == "bertjax":
         info = place.info
         params, ignored = checkpoint.read_params(place.folder, place.step), []
+        if lora := low_rank.of(info.config):
+            params = low_rank.merge(params, lora)
         _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
         known = dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)

@@ -98,7 +98,7 @@ def fields_of(config) -> dict[str, str]:
     ]
     fields += [
         f"{section}.{name}"
-        for section in ("optimizer", "head")
+        for section in ("optimizer", "head", "lora")
         for name, value in config.get(section, {}).items()
         if not isinstance(value, ml_collections.ConfigDict)
     ]

@@ -171,9 +171,9 @@ def run(
     )
     text, step, total = opened.report(trained), int(trained.state.step), opened.task.total_steps
     if step < total:
-        text += (
-            f"\nstopped early, at step {step} of {total}: {trained.scores.waited} evaluations without a better score"
-        )
+        waited = trained.scores.waited
+        evaluations = "1 evaluation" if waited == 1 else f"{waited} evaluations"
+        text += f"\nstopped early, at step {step} of {total}: {evaluations} without a better score"
     if jax.process_index() == 0:
         write_report(workdir, text)
     say(text)

@@ -1,17 +1,30 @@
 """Fine-tuning that trains some of the params, or stops early."""
 
+import math
 import shutil
 
+import flax.linen as nn
+import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
 
-from bertjax.config import UserError, param_group, param_groups
-from bertjax.interop import pretrained
-from bertjax.tasks import validate
-from bertjax.tasks.finetuning import FineTuning
+from bertjax import families
+from bertjax.config import Compute, Lora, UserError, fine_tuning_config, param_group, param_groups
+from bertjax.data.batches.examples import Examples
+from bertjax.families.with_heads import BertForSequenceClassification
+from bertjax.interop import conversion, pretrained
+from bertjax.model import low_rank
+from bertjax.model.dropout import row_keys
+from bertjax.sharding.mesh import make_mesh, put_batch
+from bertjax.sharding.rules import RULES
+from bertjax.tasks import classification, output_layers, validate
+from bertjax.tasks.finetuning import Dataset, FineTuning
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint as checkpoints
+from bertjax.training.schedules import schedule_of
+from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import launch_and_stop, one_device_mesh, tiny_config
 from tests.tasks.test_finetuning import config_for, run, write_sst2
 
@@ -77,7 +90,7 @@ def test_a_run_and_a_search_stop_early_and_know_that_they_have(folder, checkpoin
 
     run(config(), folder / "early")
     report = (folder / "early/report.txt").read_text()
-    assert report.endswith("\nstopped early, at step 38 of 76: 1 evaluations without a better score\n")
+    assert report.endswith("\nstopped early, at step 38 of 76: 1 evaluation without a better score\n")
     run(config(), folder / "early")
     assert f"already finished: 38 of 76 steps, in {folder / 'early'}\n{report}" in capsys.readouterr().out
     assert pretrained.read(folder / "early").step == 38
@@ -105,3 +118,118 @@ def test_without_held_out_text_there_is_no_patience(records_folder, tmp_path):
     validate(config)
     with pytest.raises(UserError, match=r"config.eval.patience = 3: .* holds out no text, by whose score"):
         Pretraining(config, one_device_mesh(config), tmp_path / "records")
+
+
+def lora_config(folder, checkpoint, targets="query,value", **fields):
+    config = config_for(folder, checkpoint, epochs=2.0, **fields)
+    config.optimizer.learning_rate = 2e-2
+    config.lora.update(rank=3, alpha=12.0, dropout=0.2, targets=targets)
+    config.checkpoint.every_steps = 5
+    return config
+
+
+def test_low_rank_updates_are_learnt_resumed_merged_and_used(folder, checkpoint, capsys):
+    config = lora_config(folder, checkpoint)
+    run(config, folder / "lora")
+    said = capsys.readouterr().out
+    launch_and_stop(FineTuning, lora_config(folder, checkpoint), folder / "lora-stopped", step=23)
+    for changes in (dict(rank=2), dict(alpha=1.0), dict(targets="query")):
+        other = lora_config(folder, checkpoint)
+        other.lora.update(changes)
+        with pytest.raises(UserError, match=f"config.lora.{next(iter(changes))} = .* holds a run with"):
+            run(other, folder / "lora-stopped")
+    run(lora_config(folder, checkpoint), folder / "lora-stopped")
+    straight, resumed = (params_of(folder / name, 38) for name in ("lora", "lora-stopped"))
+    assert all(np.array_equal(straight[name], resumed[name]) for name in straight | resumed)
+
+    before = flatten_dict(pretrained.read(checkpoint).params, sep="/")
+    moved = {name for name in straight.keys() & before.keys() if not np.array_equal(straight[name], before[name])}
+    assert moved == {"bert/pooler/dense/kernel", "bert/pooler/dense/bias"}
+    updates = {name: x for name, x in straight.items() if "lora" in name}
+    layer = "bert/encoder/layers/attention/query_key_value"
+    assert {name: x.shape for name, x in updates.items()} == {
+        f"{layer}/lora_a": (2, 32, 2, 3), f"{layer}/lora_b": (2, 2, 3, 2, 16),
+    }  # fmt: skip
+    assert all(np.abs(x).min() > 0 for x in updates.values())
+    trained = sum(x.size for name, x in straight.items() if name in {*moved, *updates} or "classifier" in name)
+    assert f"trains {trained:,} of " in said and f"state has {8 * trained + 4:,} bytes" in said
+
+    source = pretrained.read(folder / "lora")
+    found = flatten_dict(source.params, sep="/")
+    assert found.keys() == straight.keys() - updates.keys()
+    change = found[f"{layer}/kernel"] - before[f"{layer}/kernel"]
+    assert np.linalg.matrix_rank(change[1, :, 2].reshape(32, 32), tol=1e-5) == 3 and (change[:, :, 1] == 0).all()
+    rows = [line.split("\t") for line in (folder / "SST-2/dev.tsv").read_text().splitlines()[1:]]
+    labels = [each["label"] for each in classification.predict(source, [(text,) for text, _ in rows])]
+    guesses = [found == label for found, (_, label) in zip(labels, rows)]
+    assert np.mean(guesses) == pytest.approx(source.scores["accuracy"]) and np.mean(guesses) > 0.75
+    conversion.convert(folder / "lora", folder / "lora-hf", "huggingface")
+    again = flatten_dict(pretrained.read(folder / "lora-hf").params, sep="/")
+    assert all(np.array_equal(again[name], found[name]) for name in found)
+
+
+@pytest.mark.parametrize("family, targets, count", [("bert", "all-linear", 4), ("modernbert", "attention,input", 3)])
+def test_merged_kernels_compute_what_updates_do(family, targets, count):
+    sizes = dict(vocab_size=50, hidden_size=16, num_hidden_layers=5, num_attention_heads=2, intermediate_size=32)
+    config = families.config_of(ConfigDict({"model": families.model_fields(family, **sizes)}))
+    lora = Lora(2, 4.0, 0.5, tuple(targets.split(",")))
+    model = BertForSequenceClassification(config, 3, Compute(lora=lora))
+    rng, ids = np.random.default_rng(0), np.arange(24).reshape(2, 12)
+    given = (ids, np.ones_like(ids), np.zeros_like(ids))
+    shapes = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), *given)["params"])
+    params = jax.tree.map(lambda x: np.float32(rng.normal(0, 0.3, x.shape)), shapes)
+    of_a_layer = {path[-2] + "/" + path[-3] for path in flatten_dict(params) if path[-1] == "lora_a"}
+    assert len(of_a_layer - {"input/first"}) >= count
+    apply = jax.jit(lambda params, keys: model.apply({"params": params}, *given, keys))
+    merged = low_rank.merge(params, lora)
+    assert not any("lora" in path[-1] for path in flatten_dict(merged))
+    plain = jax.jit(BertForSequenceClassification(config, 3).apply)
+    np.testing.assert_allclose(apply(params, None), plain({"params": merged}, *given), atol=2e-5)
+    first, second, again = (apply(params, row_keys(jax.random.key(seed), np.arange(2))) for seed in (0, 1, 0))
+    assert np.abs(first - second).max() > 1e-3 and np.array_equal(first, again)
+
+
+def test_devices_and_packing_change_nothing_of_them():
+    """Nor of what dropout draws, as far as rows are the same."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(4, 20, 16)
+    inputs = [[rng.integers(5, 100, each) for each in lengths], [np.zeros(each, int) for each in lengths]]
+    dataset = Dataset(output_layers.classification(2), ("a", "b"), Examples(*inputs, np.arange(16) % 2), (), "accuracy")
+
+    def steps(sizes, packing, dropout):
+        config = fine_tuning_config("glue", name="sst2").unlock()
+        config.update(batch_size=16, packing=packing, epochs=2.0, dtype="float32")
+        config.model.update(vocab_size=100, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+        config.model.update(intermediate_size=32, max_position_embeddings=32)
+        config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        config.lora.update(rank=2, dropout=dropout, targets="all-linear")
+        config.optimizer.update(learning_rate=0.01, warmup_proportion=0.0)
+        config.mesh.update(dict(zip(("data", "fsdp", "tensor"), sizes)))
+        task = FineTuning(config, make_mesh(config, jax.devices()[: math.prod(sizes)]), dataset)
+        program = make_program(task, config, task.mesh)
+        hyperparameters = put_hyperparameters(0, schedule_of(config, 2), task.mesh)
+        state = program.init(jax.random.key(0))
+        with jax.set_mesh(task.mesh), nn.logical_axis_rules(RULES):
+            for batch in task.batches(0):
+                state, _ = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
+        return flatten_dict(jax.device_get(state.params), sep="/")
+
+    for ours, theirs in (
+        (steps((2, 2, 2), False, 0.3), steps((1, 1, 1), False, 0.3)),
+        (steps((1, 1, 1), True, 0.0), steps((1, 1, 1), False, 0.0)),
+    ):
+        assert any(np.abs(x).max() > 0.01 for name, x in ours.items() if name.endswith("lora_b"))
+        for name in theirs:
+            np.testing.assert_allclose(ours[name], theirs[name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("targets, rank, message", [
+    ("query,gate", 2, "config.lora.targets: the encoder has no kernel 'gate'; there are attention/key, attention/"),
+    ("", 2, r"config.lora.targets = '': name kernels, such as query,value"),
+    ("query", -1, r"config.lora.rank = -1: must be at least 0"),
+])  # fmt: skip
+def test_updates_of_what_is_not_there_are_refused(folder, checkpoint, targets, rank, message):
+    config = lora_config(folder, checkpoint, targets)
+    config.lora.rank = rank
+    with pytest.raises(UserError, match=message):
+        run(config, folder / "refused")
