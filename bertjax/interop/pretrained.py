@@ -7,6 +7,7 @@ from collections.abc import Callable
 import flax.traverse_util
 import jax
 import ml_collections
+import numpy as np
 from etils import epath
 
 from bertjax import families, objectives
@@ -42,6 +43,7 @@ class Pretrained:
       step: the run's step; 0: not known, as in other formats.
       decided: values tuned on the dev set, such as the "no answer" threshold.
       scores: the scores of a bertjax checkpoint, if it has been evaluated.
+      updates: the low-rank updates of a run, which are a part of `params`, by the paths of their kernels.
       wordless: why it cannot predict words although others could; "" if there is no such reason.
     """
 
@@ -58,6 +60,7 @@ class Pretrained:
     step: int = 0
     decided: dict[str, float] = dataclasses.field(default_factory=dict)
     scores: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    updates: dict[tuple[str, ...], np.ndarray] = dataclasses.field(default_factory=dict)
     wordless: str = ""
 
     @property
@@ -121,10 +124,11 @@ def read(path: epath.PathLike) -> Pretrained:
         info = place.info
         params, ignored = checkpoint.read_params(place.folder, place.step), []
         if lora := low_rank.of(info.config):
-            params = low_rank.merge(params, lora)
+            known["updates"] = low_rank.updates_of(params, lora)
+            params = low_rank.merge(params, known["updates"])
         _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
-        known = dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
+        known |= dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
         known |= dict(dtype=info.config.get("dtype", "auto"), step=place.step)
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":

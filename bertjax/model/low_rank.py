@@ -76,21 +76,24 @@ def product(a, b, parts: Sequence[int], is_stacked: bool):
     return whole.at[:, jnp.array(parts)].set(found)
 
 
-def merge(params: dict, lora: Lora) -> dict:
-    """Returns the params of a model without updates: they are added to their kernels."""
-    flat = flatten_dict(params)
-    merged = {path: x for path, x in flat.items() if path[-1] not in ("lora_a", "lora_b")}
-    for path in flat:
-        if path[-1] != "lora_a":
+def updates_of(params: dict, lora: Lora) -> dict[tuple[str, ...], jax.Array]:
+    """Returns what is added to the kernels of a model with updates, by their paths."""
+    flat, found = flatten_dict(params), {}
+    for *layer, last in flat:
+        if last != "lora_a":
             continue
-        *layer, _ = path
-        a, b, kernel = flat[path], flat[*layer, "lora_b"], flat[*layer, "kernel"]
+        a, b, kernel = (flat[*layer, name] for name in ("lora_a", "lora_b", "kernel"))
         is_stacked = layer[-1] == STACKED
         update = functools.partial(product, parts=targeted(lora, layer), is_stacked=is_stacked)
         over_layers = a.ndim > 3 if is_stacked else a.ndim + b.ndim > kernel.ndim + 2
-        found = (jax.vmap(update) if over_layers else update)(a, b)
-        merged[*layer, "kernel"] = kernel + lora.scale * jax.device_get(found)
-    return unflatten_dict(merged)
+        found[*layer, "kernel"] = lora.scale * jax.device_get((jax.vmap(update) if over_layers else update)(a, b))
+    return found
+
+
+def merge(params: dict, updates: dict[tuple[str, ...], jax.Array]) -> dict:
+    """Returns the params of a model without updates: they are added to their kernels."""
+    flat = {path: x for path, x in flatten_dict(params).items() if path[-1] not in ("lora_a", "lora_b")}
+    return unflatten_dict(flat | {path: flat[path] + update for path, update in updates.items()})
 
 
 def check_targets(lora: Lora, params: dict, every: dict) -> None:

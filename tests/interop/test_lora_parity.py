@@ -1,15 +1,20 @@
 """Low-rank updates beside PEFT's, from the same weights: logits, loss, and the gradients of A and B."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
+from ml_collections import ConfigDict
 
+from bertjax import families
 from bertjax.config import BertConfig, Compute, Lora
-from bertjax.families.with_heads import BertForSequenceClassification
-from bertjax.interop import huggingface
+from bertjax.families.with_heads import BertForSequenceClassification, BertForTokenClassification
+from bertjax.interop import huggingface, peft_adapter
+from bertjax.interop.pretrained import Pretrained
 from bertjax.model import low_rank
 
 torch = pytest.importorskip("torch")
@@ -85,7 +90,7 @@ def test_loss_and_gradients_are_pefts(tmp_path):
         assert np.abs(gradient).max() > 1e-5
         np.testing.assert_allclose(gradient, weights[each].grad, atol=1e-6, rtol=1e-4, err_msg=str(each))
     merged = theirs.merge_and_unload()
-    layers = low_rank.merge(params, LORA)["bert"]["encoder"]["layers"]
+    layers = low_rank.merge(params, low_rank.updates_of(params, LORA))["bert"]["encoder"]["layers"]
     ours = layers["attention"]["query_key_value"]["kernel"]
     query = merged.bert.encoder.layer[1].attention.self.query.weight.detach().numpy()
     np.testing.assert_allclose(ours[1, :, 0].reshape(16, 16), query.T, atol=1e-6)
@@ -103,3 +108,37 @@ def test_a_begins_as_pefts_and_b_with_zeros():
             assert (x == 0).all()
         elif "output.dense" not in module or module.startswith("attention"):  # of 16 inputs
             assert 0.8 * spread < np.abs(x).max() <= 0.25 + 1e-6 and np.abs(x.mean()) < 0.1
+
+
+@pytest.mark.parametrize("family, architecture", [
+    ("bert", "BertForSequenceClassification"), ("roberta", "RobertaForSequenceClassification"),
+    ("modernbert", "ModernBertForSequenceClassification"), ("bert", "BertForTokenClassification"),
+])  # fmt: skip
+def test_an_adapter_is_loaded_by_peft_onto_the_model_that_it_began_with(tmp_path, family, architecture):
+    """The logits are those of the whole model."""
+    sizes = dict(vocab_size=128, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32)
+    config = families.config_of(ConfigDict({"model": families.model_fields(family, **sizes)}))
+    lora = Lora(2, 6.0, 0.1, ("query", "value", "output"))
+    make = BertForTokenClassification if "Token" in architecture else BertForSequenceClassification
+    rng, ids = np.random.default_rng(1), np.arange(5, 29).reshape(2, 12)
+    shapes = jax.eval_shape(make(config, 3, Compute(lora=lora)).init, jax.random.key(0), ids, ids * 0 + 1, ids * 0)
+    params = jax.tree.map(lambda x: np.float32(rng.normal(0, 0.2, x.shape)), nn.meta.unbox(shapes["params"]))
+    updates = low_rank.updates_of(params, lora)
+    whole, before = low_rank.merge(params, updates), low_rank.merge(params, {})
+    before["classifier"] = jax.tree.map(np.zeros_like, before["classifier"])  # its own head is not used
+    names, given = ("a", "b", "c"), dict(settings=ConfigDict({"lora": {"dropout": 0.1}}), updates=updates)
+    source = Pretrained("", "bertjax", config, whole, None, [], architecture, names, **given)
+    for name, each in (("before", before), ("whole", whole)):
+        huggingface.write(tmp_path / name, config, each, None, architecture, names)
+    (tmp_path / "adapter").mkdir()
+    peft_adapter.write(tmp_path / "adapter", source, architecture)
+    theirs = getattr(transformers, architecture)
+    load = functools.partial(theirs.from_pretrained, attn_implementation="eager")
+    adapted = peft.PeftModel.from_pretrained(load(tmp_path / "before"), tmp_path / "adapter")
+    inputs = dict(input_ids=torch.tensor(ids), attention_mask=torch.ones_like(torch.tensor(ids)))
+    with torch.no_grad():
+        expected = load(tmp_path / "whole").eval()(**inputs).logits
+        found = adapted.eval()(**inputs).logits
+        plain = load(tmp_path / "before").eval()(**inputs).logits
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    assert np.abs(plain - expected).max() > 1e-2
