@@ -21,7 +21,8 @@ TINY = dict(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_si
 
 
 @pytest.mark.parametrize("family, layers", [
-    ("bert", 3), ("roberta", 2), ("lstms", 3), ("modernbert", 6), ("modernbert", 7), ("mixer", 2),
+    ("bert", 3), ("roberta", 2), ("distilbert", 2), ("electra", 2), ("lstms", 3), ("modernbert", 6), ("modernbert", 7),
+    ("mixer", 2),
 ])  # fmt: skip
 def test_a_layer_is_the_first_whose_states_its_params_change(family, layers):
     """Of the states after the embeddings, the first layer, ... those from its own on depend on a layer's params."""
