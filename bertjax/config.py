@@ -105,14 +105,29 @@ def padded(vocab_size: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lora:
+    """Which kernels have low-rank updates, see `model.low_rank`; fields as in `config.lora`."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclasses.dataclass(frozen=True)
 class Compute:
-    """How a model computes: changes its results by no more than rounding."""
+    """How a model computes: changes its results by no more than rounding, but for `lora`, which adds to it."""
 
     dtype: str = "float32"  # type of activations; params are float32
     product_dtype: str = "float32"  # type that matrix products take; they sum in float32
     remat: str = "none"  # see `common_config`
     unroll: bool = False  # see `common_config`; with remat "none" only
     chip: str = ""  # `device_kind` of the devices, for kernels; empty: none
+    lora: Lora | None = None
 
     @property
     def casts_factors(self) -> bool:
@@ -181,7 +196,7 @@ def param_group(
 
     Args:
       params: regular expression that is found in their names, such as "bert/encoder/layers/output/kernel".
-      learning_rate_factor: multiplies the learning rate; 0 trains none of them.
+      learning_rate_factor: multiplies the learning rate; 0 trains none of them, nor does weight decay change them.
       weight_decay: instead of `optimizer.weight_decay` for kernels and embeddings, and none for others.
     """
     decay = config_dict.placeholder(float)
@@ -202,6 +217,7 @@ def common_config() -> ml_collections.ConfigDict:
     config.microbatches = 1  # splits the batch into this many parts and sums their gradients, to save memory
     config.model = ml_collections.ConfigDict(dataclasses.asdict(BertConfig()))
     config.init_checkpoint = ""  # initialize from this checkpoint instead of randomly
+    config.freeze_layers = 0  # the embeddings and so many of the first layers are not trained; 0: all are
     # Type of activations; on a CPU they are float32, and matrix products take this type. auto is bfloat16, but float32
     # on CPUs that do not multiply bfloat16 faster (`mesh.compute_for` has the table). Params are always float32.
     config.dtype = "auto"
@@ -234,6 +250,7 @@ def common_config() -> ml_collections.ConfigDict:
             decay="linear",  # how a trapezoid falls: linear | sqrt (1 - sqrt of the share of the steps) | cosine
             decay_to=0.0,  # where it ends, as a share of the peak
             groups=ml_collections.ConfigDict(),  # param groups with their own learning rate or decay: `param_groups`
+            layer_decay=1.0,  # below 1: each layer's learning rate is so many times that of the layer above it
             learning_rate=1e-4,
             beta1=0.9,  # beta1, beta2, epsilon and bias_correction are for adam and lamb only
             beta2=0.999,
@@ -249,7 +266,8 @@ def common_config() -> ml_collections.ConfigDict:
     config.sinks = ("tensorboard",)  # where metrics go, besides WORKDIR/metrics.jsonl
     config.watchdog = 10.0  # logs what a step waited for that took so many times as long as the median; 0: none
     config.profile = ""  # START:STOP writes a trace of these steps, both included, to WORKDIR/profile
-    config.eval = ml_collections.ConfigDict(dict(every_steps=10_000))
+    # patience: a run ends after so many evaluations in a row without a better score than before; 0: it does not.
+    config.eval = ml_collections.ConfigDict(dict(every_steps=10_000, patience=0))
     # Keeps the latest 3 and the best; with keep_every=N also those of steps N, 2 N, 3 N, ...
     config.checkpoint = ml_collections.ConfigDict(dict(every_steps=5_000, keep=3, keep_every=0))
     return config
@@ -354,6 +372,9 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     config.eval.every_steps = 0  # 0: after every epoch
     config.checkpoint.update(every_steps=1000, keep=1)
     config.sweep = ""  # grid search: "paper", or such as "learning_rate=5e-5,3e-5 epochs=2,3 seed=0,1,2"
+    # Low-rank updates (LoRA) of kernels of the encoder, which is not trained itself; rank 0: none. Targets are query,
+    # key, value and others by their names, all of attention, or all-linear.
+    config.lora = ml_collections.ConfigDict(dict(rank=0, alpha=16.0, dropout=0.0, targets="query,value"))
     config.restarts = 0  # how often a sweep repeats a failed trial, with other seeds
     # A teacher: a checkpoint with the same labels, whose logits are learnt too; labels have the rest of the weight.
     config.distill = ml_collections.ConfigDict(dict(teacher="", temperature=2.0, weight=0.5))

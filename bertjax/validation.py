@@ -46,6 +46,8 @@ LIMITS = {
     "checkpoint.every_steps": AT_LEAST_ONE,
     "checkpoint.keep": AT_LEAST_ONE,
     "checkpoint.keep_every": AT_LEAST_ZERO,
+    "eval.patience": AT_LEAST_ZERO,
+    "freeze_layers": AT_LEAST_ZERO,
     "optimizer.beta1": BELOW_ONE,
     "optimizer.beta2": BELOW_ONE,
     "optimizer.weight_decay": BELOW_ONE,
@@ -54,6 +56,7 @@ LIMITS = {
     "optimizer.decay_to": BELOW_ONE,
     "optimizer.skip_nonfinite": AT_LEAST_ZERO,
     "optimizer.average": BELOW_ONE,
+    "optimizer.layer_decay": dict(above=0, most=1),
     "optimizer.learning_rate": dict(above=0),
     "optimizer.max_grad_norm": dict(above=0),
     "optimizer.epsilon": dict(above=0, below=1),
@@ -90,6 +93,9 @@ FINE_TUNING_LIMITS = LIMITS | {
     "remat": dict(choices=REMAT_POLICIES),
     "optimizer.warmup_proportion": BELOW_ONE,
     "epochs": dict(above=0),
+    "lora.rank": AT_LEAST_ZERO,
+    "lora.alpha": dict(above=0),
+    "lora.dropout": BELOW_ONE,
     "max_seq_length": dict(least=8),
     "distill.temperature": dict(above=0),
     "distill.weight": dict(above=0, most=1),
@@ -147,6 +153,11 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
         families.FAMILIES.get(config.model.family).validate(config_in(config, each))
         if corpus_sources(config) or config.data.mix_when == "prepared":
             mixture_of(config_in(config, each))
+    none = (
+        "no text is held out, by whose score a run could stop early: set heldout_fraction above 0, or eval.patience=0"
+    )
+    is_scored = config.data.heldout_fraction > 0 or bool(config.data.records) or not config.eval.patience
+    require(is_scored, "data.heldout_fraction", config.data.heldout_fraction, none)
     for text in config.eval.fill_masks:
         require(isinstance(text, str) and "[MASK]" in text, "eval.fill_masks", text, "each text needs a [MASK]")
     require(
@@ -175,6 +186,8 @@ def _validate_adaptation(config, with_data: bool) -> None:
     kind = config.tokenizer.kind
     whole = f"tokenizer.kind = {kind!r} has all the pieces that there are; set 0"
     require(not extend or KINDS[kind].extends, "tokenizer.extend", extend, whole)
+    still = "new pieces cannot be learnt where the embeddings are frozen: set 0"
+    require(not (extend and config.freeze_layers), "freeze_layers", config.freeze_layers, still)
     none = "there are no new pieces to train first: set tokenizer.extend, or 0"
     require(bool(extend) or not adapt.new_pieces_first, "adapt.new_pieces_first", adapt.new_pieces_first, none)
 
@@ -191,6 +204,9 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
         more = "lstm_layers needs a BiLSTM: also set head.lstm_size"
         require(config.head.lstm_layers == 1 or lstm_size > 0, "head.lstm_layers", config.head.lstm_layers, more)
     _within("head.label_smoothing", config.head.get("label_smoothing", 0.0), **BELOW_ONE)
+    targets = config.lora.targets
+    is_named = not config.lora.rank or all(map(str.strip, targets.split(",")))
+    require(is_named, "lora.targets", targets, "name kernels, such as query,value, or attention, or all-linear")
     whole = "a BiLSTM (head.lstm_size) reads whole rows, which sequences cannot share; set False"
     require(not (config.packing and lstm_size), "packing", config.packing, whole)
     if with_data:

@@ -8,6 +8,7 @@ know no family, and its module is imported without JAX's modules, which its func
 import contextlib
 import dataclasses
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,17 @@ from bertjax.registry import Registry, own_in
 
 if TYPE_CHECKING:
     import flax.linen as nn
+
+
+def layers_by_name(config: BertConfig, path: tuple[str, ...]) -> np.ndarray | None:
+    """Returns the layers of a param by its name, see `Family.layer_numbers`: all those of an array in `layers`, the
+    fifth of one in `NAME_4`, and 0 of one in `embeddings`."""
+    if path[0] == "embeddings":
+        return np.array(0)
+    if "layers" in path:
+        return 1 + np.arange(config.num_hidden_layers)
+    found = next(filter(None, (re.fullmatch(r".*_(\d+)", name) for name in path)), None)
+    return np.array(1 + int(found[1])) if found else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +54,8 @@ class Family:
       is_cast: path of a param -> whether the compute type may replace its float32 without changing a result.
       model_types: the `model_type`s in config.json of Hugging Face's folders whose models are of this family.
       huggingface: the module that reads and writes them, with the functions of `families.bert.huggingface`.
+      layer_numbers: (config, path of a param of the encoder) -> the number of the layer that it is of, from 1 on, or
+        `[layers]`, ascending, of those that an array stacks on its first axis; 0 before the layers, None after them.
       start: params of a checkpoint -> those that another run starts from.
       packs: whether several sequences can share a row, each as a segment with positions of its own.
       config: a frozen dataclass of `config.field`s, which say their limits. Names are those of `BertConfig` where the
@@ -59,6 +73,7 @@ class Family:
     is_cast: Callable[[tuple[str, ...]], bool] = lambda path: path[-1] in ("kernel", "embedding")
     model_types: tuple[str, ...] = ()
     huggingface: str = ""
+    layer_numbers: Callable[[Any, tuple[str, ...]], np.ndarray | None] = layers_by_name
     start: Callable[[dict], dict] = lambda params: params
     packs: bool = False
     config: type = BertConfig
@@ -153,6 +168,11 @@ def shown_by_embeddings(params: dict) -> dict[str, Sequence]:
     if "position" in embeddings:
         found["max_position_embeddings"] = (len(embeddings["position"]["embedding"]),)
     return found
+
+
+def layer_numbers(config: BertConfig, path: tuple[str, ...]) -> np.ndarray | None:
+    """Returns the layers of a param of a model that has an encoder as `bert`, see `Family.layer_numbers`."""
+    return of(config).layer_numbers(config, path[1:]) if path[0] == "bert" else None
 
 
 def words(config) -> str:

@@ -10,7 +10,7 @@ from bertjax.config import UserError, common_config
 from bertjax.data.records.manifest import read_manifest
 from bertjax.families.with_heads import count_parameters
 from bertjax.files import write_whole
-from bertjax.interop import huggingface, tf1
+from bertjax.interop import huggingface, peft_adapter, tf1
 from bertjax.interop.model_card import model_card
 from bertjax.interop.pretrained import Pretrained, find, read
 from bertjax.training import checkpoint, workdir
@@ -34,7 +34,7 @@ def convert(
     pretrained, left_out = read(source), []
     if to != "bertjax":
         _require_class(pretrained, to)
-    layout = families.module_of(families.of(pretrained.config)) if to == "huggingface" else None
+    layout = families.module_of(families.of(pretrained.config)) if to in ("huggingface", "peft") else None
     if architecture and architecture not in layout.ARCHITECTURES:
         known = ", ".join(layout.ARCHITECTURES)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
@@ -61,6 +61,11 @@ def convert(
             tensors, _ = layout.to_tensors(pretrained.params, pretrained.config, architecture)
             card = _model_card(pretrained, manifest, output.name, architecture, tensors, license_name or "unknown")
             write_whole(output / "README.md", card)
+    elif to == "peft":
+        architecture = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)
+        size = peft_adapter.write(output, pretrained, architecture)
+        parts = [f"{pretrained.format} -> peft: an adapter for {architecture}, {size:,} numbers in {output}"]
+        return "; ".join([*parts, *(f"left out: {name} = {x:.4g}" for name, x in pretrained.decided.items())])
     elif to == "tf1":
         left_out += tf1.write(output, pretrained.config, pretrained.params, pretrained.tokenizer)
     else:
@@ -111,7 +116,7 @@ def _model_card(
 def _require_class(pretrained: Pretrained, to: str) -> None:
     """Raises `UserError` if the model is one that the other format has no class for."""
     try:
-        (huggingface if to == "huggingface" else tf1).check_form(pretrained.config)
+        (tf1 if to == "tf1" else huggingface).check_form(pretrained.config)
     except UserError as error:
         raise UserError(
             f"{pretrained.path}: a model with {error} has no place in --format={to}; only --format=bertjax keeps it"

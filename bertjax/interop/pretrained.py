@@ -7,6 +7,7 @@ from collections.abc import Callable
 import flax.traverse_util
 import jax
 import ml_collections
+import numpy as np
 from etils import epath
 
 from bertjax import families, objectives
@@ -17,6 +18,7 @@ from bertjax.config import (
 )
 from bertjax.files import inside, read_json, read_whole
 from bertjax.interop import huggingface, tf1, tokenizer_files
+from bertjax.model import low_rank
 from bertjax.stages import config_after
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
@@ -42,6 +44,7 @@ class Pretrained:
       step: the run's step; 0: not known, as in other formats.
       decided: values tuned on the dev set, such as the "no answer" threshold.
       scores: the scores of a bertjax checkpoint, if it has been evaluated.
+      updates: the low-rank updates of a run, which are a part of `params`, by the paths of their kernels.
       wordless: why it cannot predict words although others could; "" if there is no such reason.
     """
 
@@ -59,6 +62,7 @@ class Pretrained:
     step: int = 0
     decided: dict[str, float] = dataclasses.field(default_factory=dict)
     scores: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    updates: dict[tuple[str, ...], np.ndarray] = dataclasses.field(default_factory=dict)
     wordless: str = ""
 
     @property
@@ -122,9 +126,12 @@ def read(path: epath.PathLike) -> Pretrained:
     if place.format == "bertjax":
         info = place.info
         params, ignored = checkpoint.read_params(place.folder, place.step), []
+        if lora := low_rank.of(info.config):
+            known["updates"] = low_rank.updates_of(params, lora)
+            params = low_rank.merge(params, known["updates"])
         _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
-        known = dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
+        known |= dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
         known["problem_type"] = info.problem_type
         known |= dict(dtype=info.config.get("dtype", "auto"), step=place.step)
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}

@@ -2,14 +2,15 @@
 causal model to earlier ones."""
 
 import functools
+import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from bertjax.config import BertConfig, Compute
-from bertjax.model import gpu_kernels
-from bertjax.model.dropout import dropout
+from bertjax.model import gpu_kernels, low_rank
+from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.fused_attention import LONGEST, fused_attention
 from bertjax.model.fused_norm import can_add_norm, fused_add_norm
 from bertjax.model.gpu_attention import can_attend_on_gpu, gpu_attention
@@ -42,14 +43,46 @@ class Dense(nn.Module):
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[len(self.inputs) :])
         self.kernel = self.param("kernel", kernel_init, self.inputs + self.features)
         self.bias = self.param("bias", bias_init, self.features) if self.use_bias else None
+        self.updated = low_rank.targeted(self.compute.lora, self.path)
+        if self.updated:
+            shapes, axes = low_rank.shapes_of(
+                self.path, self.updated, self.inputs, self.features, self.axes, self.compute.lora
+            )
+            init_a = nn.with_logical_partitioning(low_rank.init_a, axes[0])
+            init_b = nn.with_logical_partitioning(nn.initializers.zeros, axes[1])
+            self.lora_a = self.param("lora_a", init_a, shapes[0], math.prod(self.inputs))
+            self.lora_b = self.param("lora_b", init_b, shapes[1])
 
-    def __call__(self, x):
-        product = self.product(x)
+    def __call__(self, x, keys=None):
+        product = self.product(x, keys)
         return product + self.bias.astype(self.compute.dtype) if self.use_bias else product
 
-    def product(self, x):
-        """Returns x W."""
-        return project(x, self.kernel.reshape(-1, *self.features), self.compute)
+    def product(self, x, keys=None):
+        """Returns x W, with the update of W if it has one, whose dropout takes the layer's `keys` `[batch]`."""
+        found = project(x, self.kernel.reshape(-1, *self.features), self.compute)
+        return found + self._update(x, keys) if self.updated else found
+
+    def _update(self, x, keys):
+        lora = self.compute.lora
+        x = dropout(x, lora.dropout, fold_in(keys, low_rank.site_of(self.path)))
+        a = self.lora_a.reshape(x.shape[-1], -1, lora.rank)
+        b = self.lora_b.reshape(a.shape[1], lora.rank, -1).astype(self.compute.dtype)
+        found = lora.scale * jnp.einsum("...nr,nrf->...nf", project(x, a, self.compute), b)
+        if low_rank.stacked(self.path):
+            whole = jnp.zeros((*found.shape[:-2], self.features[0], found.shape[-1]), found.dtype)
+            found = whole.at[..., jnp.array(self.updated), :].set(found)
+        return found.reshape(*x.shape[:-1], *self.features)
+
+    def can_merge(self, keys) -> bool:
+        """Whether `merged` is all that x is multiplied by: dropout is that of the update's x only."""
+        return not self.updated or keys is None or self.compute.lora.dropout == 0
+
+    def merged(self):
+        """Returns W with its update, for what multiplies by it in a kernel."""
+        if not self.updated:
+            return self.kernel
+        update = low_rank.product(self.lora_a, self.lora_b, self.updated, low_rank.stacked(self.path))
+        return self.kernel + self.compute.lora.scale * update
 
 
 class LayerNorm(nn.Module):
@@ -200,17 +233,18 @@ class SelfAttention(nn.Module):
             context, cache = cached_attention(project(x), segments, cache)
         elif config.attention != "xla" and can_attend_on_gpu(compute, x.shape[1], size):
             how = dict(chip=compute.chip, causal=config.causal)
-            context = gpu_attention(project(x), segments, dropout_keys, rate, **how)
-        elif fuses(config, compute, x.shape[1]):
-            kernel, bias = project.kernel.astype(dtype), project.bias.astype(dtype)
+            context = gpu_attention(project(x, dropout_keys), segments, dropout_keys, rate, **how)
+        elif fuses(config, compute, x.shape[1]) and project.can_merge(dropout_keys):
+            kernel, bias = project.merged().astype(dtype), project.bias.astype(dtype)
             how = dict(chip=compute.chip, unroll=compute.unroll, causal=config.causal)
             context = fused_attention(x, kernel, bias, segments, dropout_keys, rate, **how)
         else:
             has_cache = compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's tiles
             tile = tile_of(*x.shape[:2], heads) if has_cache else None
-            context = plain_attention(project(x), segments, dropout_keys, rate, compute, config.causal, tile)
+            read = project(x, dropout_keys)
+            context = plain_attention(read, segments, dropout_keys, rate, compute, config.causal, tile)
         output = Dense(config, compute, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")
-        return output.product(context), output.bias, cache
+        return output.product(context, dropout_keys), output.bias, cache
 
 
 def fuses(config: BertConfig, compute: Compute, length: int) -> bool:

@@ -146,19 +146,19 @@ class EncoderLayer(nn.Module):
         output = Dense(config, self.compute, wide, hidden, ("mlp", "embed"), name="output")
 
         def project(output, activated):
-            return output.product(nn.with_logical_constraint(activated, ("batch", "length", "mlp")))
+            return output.product(nn.with_logical_constraint(activated, ("batch", "length", "mlp")), keys[2])
 
         def activate_and_project(output, inner):
             return project(output, ACTIVATIONS[config.hidden_act](inner))
 
         if can_activate_on_gpu(self.compute, x.shape[1], *wide):
-            activated = gpu_activate(inner.product(read), inner.bias, config.hidden_act, self.compute.chip)
+            activated = gpu_activate(inner.product(read, keys[2]), inner.bias, config.hidden_act, self.compute.chip)
             outer = project(output, activated)
         else:
             if has_kernels(self.compute.chip):
                 # The backward pass activates again: on TPUs that is cheaper than to write the result and read it again.
                 activate_and_project = nn.remat(activate_and_project, prevent_cse=self.compute.unroll)
-            outer = activate_and_project(output, inner(read))
+            outer = activate_and_project(output, inner(read, keys[2]))
         if is_pre:
             x = residual_sum(x, outer, output.bias, keys[2], rate)
         else:

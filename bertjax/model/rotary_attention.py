@@ -50,8 +50,8 @@ class GroupedAttention(nn.Module):
     compute: Compute
 
     @nn.compact
-    def __call__(self, x, turn: Rotation, segments):
-        """`[batch, length, hidden]`, segments `[batch, length]` -> `[batch, length, hidden]`."""
+    def __call__(self, x, turn: Rotation, segments, keys=None):
+        """`[batch, length, hidden]`, segments `[batch, length]`, keys `[batch]` -> `[batch, length, hidden]`."""
         config, compute = self.config, self.compute
         hidden, heads, size, shared = (config.hidden_size,), config.num_attention_heads, config.head_size, (
             2, config.num_key_value_heads, config.head_size,
@@ -59,13 +59,14 @@ class GroupedAttention(nn.Module):
         axes = ("embed", "projections", "heads", "kv")
         query = Dense(config, compute, hidden, (heads, size), ("embed", "heads", "kv"), use_bias=False, name="query")
         key_value = Dense(config, compute, hidden, shared, axes, use_bias=False, name="key_value")
-        if has_kernels(compute.chip) and can_flash(x.shape[1], heads * size, size):
-            kernel = joined(query.kernel, key_value.kernel).astype(compute.dtype)
+        can_merge = query.can_merge(keys) and key_value.can_merge(keys)
+        if has_kernels(compute.chip) and can_flash(x.shape[1], heads * size, size) and can_merge:
+            kernel = joined(query.merged(), key_value.merged()).astype(compute.dtype)
             context = flash_attention(x, kernel, None, turn, segments, compute.chip)
         else:
-            context = attend(rotate(joined(query(x), key_value(x)), turn), segments, compute)
+            context = attend(rotate(joined(query(x, keys), key_value(x, keys)), turn), segments, compute)
         axes = ("heads", "kv", "embed")
-        return Dense(config, compute, (heads, size), hidden, axes, use_bias=False, name="output")(context)
+        return Dense(config, compute, (heads, size), hidden, axes, use_bias=False, name="output")(context, keys)
 
 
 def joined(query, key_value):

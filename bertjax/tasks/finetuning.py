@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -20,6 +21,7 @@ from bertjax.data.documents import fingerprints
 from bertjax.families.with_heads import cast_encoder
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
+from bertjax.model import low_rank
 from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
 from bertjax.tasks import distillation, losses
 from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor, predict
@@ -148,6 +150,11 @@ def check_indices(examples: Examples, labels: Sequence[str], model: BertConfig) 
             raise UserError(f"the data has {wrong:g} as {what}, which must be from 0 to {limit - 1}")
 
 
+def _init(model: nn.Module, key) -> dict:
+    ids = jnp.zeros((1, 8), jnp.int32)
+    return model.init(key, ids, ids, ids)["params"]
+
+
 class FineTuning:
     """The `Task` of a dataset. `config` is validated, with the model of the checkpoint."""
 
@@ -156,11 +163,14 @@ class FineTuning:
         for examples in (dataset.train, *(split.examples for split in dataset.dev)):
             check_indices(examples, dataset.labels, families.config_of(config))
         head = config.get("head", {})
-        self.model = dataset.output_layer.model(families.config_of(config), head, compute=compute_on(mesh, config))
+        self.lora = low_rank.of(config)
+        compute = dataclasses.replace(compute_on(mesh, config), lora=self.lora)
+        self.model = dataset.output_layer.model(families.config_of(config), head, compute=compute)
+        if self.lora:
+            self._check_updates()
         self._loss = losses.with_settings(dataset.output_layer.loss, head, dataset.labels, dataset.train)
         if dataset.train.teacher_logits is not None:
             self._loss = losses.Distilled(self._loss, config.distill.temperature, config.distill.weight)
-        self.frozen = dataset.output_layer.frozen
         if config.packing and not dataset.output_layer.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
         self.total_steps = count_steps(config, len(dataset.train))
@@ -174,8 +184,25 @@ class FineTuning:
         self._outputs: list = []  # outputs of the last evaluation, per dev split
 
     def init_params(self, key):
-        ids = jnp.zeros((1, 8), jnp.int32)
-        return self.model.init(key, ids, ids, ids)["params"]
+        return _init(self.model, key)
+
+    def is_frozen(self, path: tuple[str, ...]) -> bool:
+        if self.lora and path[0] == "bert" and path[1] != "pooler" and not path[-1].startswith("lora_"):
+            return True
+        return path[0] in self.dataset.output_layer.frozen
+
+    def _check_updates(self) -> None:
+        if "bert" in self.dataset.output_layer.frozen:
+            raise UserError(f"config.lora.rank = {self.lora.rank}: this task does not train the encoder; set 0")
+        everywhere = dataclasses.replace(
+            self.model.compute, lora=dataclasses.replace(self.lora, targets=(low_rank.ALL,))
+        )
+        models = self.model, self.model.clone(compute=everywhere)
+        found = (nn.meta.unbox(jax.eval_shape(functools.partial(_init, model), jax.random.key(0))) for model in models)
+        low_rank.check_targets(self.lora, *found)
+
+    def layer_numbers(self, path: tuple[str, ...]) -> np.ndarray | None:
+        return families.layer_numbers(self.model.config, path)
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         steps = range(start_step, self.total_steps)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from etils import epath
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from bertjax import families, objectives
@@ -63,8 +64,6 @@ class Pretraining:
       rows: the rows of a step of each stage; with packing, of the first steps: later ones may have a few more or fewer.
     """
 
-    frozen = ()
-
     def __init__(
         self,
         config,
@@ -111,6 +110,11 @@ class Pretraining:
             ]
             heldout = [find(*shape, split="heldout") for shape in shapes]
             self._heldout = [found.by_source() if found else {} for found in heldout]
+            if config.eval.patience and not all(self._heldout):
+                raise UserError(
+                    f"config.eval.patience = {config.eval.patience}: {records} holds out no text, by whose score a run "
+                    "could stop early; set 0"
+                )
             self._shares = [{source: x * each.get(source, 1) for source, x in shares.items()} for each in mixtures]
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(c, mesh)) for order, c in zip(self.orders, self._configs)]
@@ -134,6 +138,12 @@ class Pretraining:
         batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in whole._abstract(1, shapes).items()}
         model = self._make_model(whole.terms)
         return model.init(key, batch, whole._weights(batch), None, row_keys(key, jnp.arange(1)))["params"]
+
+    def is_frozen(self, path: tuple[str, ...]) -> bool:
+        return False
+
+    def layer_numbers(self, path: tuple[str, ...]) -> np.ndarray | None:
+        return families.layer_numbers(self.model.config, path)
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         first, own = 0, functools.partial(local_rows, self.mesh)
@@ -192,7 +202,8 @@ class Pretraining:
             is_new = (number >= pieces - rows) & (number < pieces)
             return jnp.where((step >= first) | is_new, update, 0)
 
-        return jax.tree.map(of_new_pieces, updates, abstract_axes(self.init_params))
+        axes, trained = flatten_dict(abstract_axes(self.init_params)), flatten_dict(updates)
+        return unflatten_dict({path: of_new_pieces(update, axes[path]) for path, update in trained.items()})
 
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
         """Returns the scores of the objectives on held-out data, with their baselines; None if there is none.

@@ -89,10 +89,16 @@ def parse(config) -> list[dict]:
 
 def fields_of(config) -> dict[str, str]:
     """Returns {name: field} of the searchable fields. All others determine the data or the encoder."""
-    fields = ["batch_size", "epochs", "seed", *(f"model.{name}" for name in dropout_fields(config.model))]
+    fields = [
+        "batch_size",
+        "epochs",
+        "seed",
+        "freeze_layers",
+        *(f"model.{name}" for name in dropout_fields(config.model)),
+    ]
     fields += [
         f"{section}.{name}"
-        for section in ("optimizer", "head")
+        for section in ("optimizer", "head", "lora")
         for name, value in config.get(section, {}).items()
         if not isinstance(value, ml_collections.ConfigDict)
     ]
@@ -185,14 +191,16 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     def program_of(opened: Run) -> Program:
         inputs = set(NOT_COMPILED) - ({"learning_rate"} if optimizers.compiles_peak(trial.optimizer) else set())
         compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in inputs}
-        key = (opened.task.model, json.dumps([compiled_in, trial.head.to_dict()], sort_keys=True))
+        content = [compiled_in, trial.head.to_dict(), trial.freeze_layers]
+        key = (opened.task.model, json.dumps(content, sort_keys=True))
         if key not in programs:
             programs[key] = make_program(opened.task, opened.config, opened.mesh)
         return programs[key]
 
     dataset = material.dataset
     steps = count_steps(trial, len(dataset.train))
-    trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
+    if not trial.eval.patience:
+        trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
     kind = dataclasses.replace(finetuning.KIND, open=functools.partial(finetuning.open_run, material=material))
     try:
         trained = run_one(kind, trial, workdir, program_of, is_trial=True)

@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -46,12 +47,14 @@ class Scores:
       score: the value that ranks checkpoints, higher is better; None if they cannot be ranked.
       measured_on: scores are comparable only if this is equal, such as the sequence length.
       decided: values tuned by the evaluation that predict needs, such as the "no answer" threshold.
+      waited: how many evaluations in a row, up to this one, were not better than all before them; the loop counts them.
     """
 
     scores: dict[str, float | None]
     score: float | None = None
     measured_on: str = ""
     decided: dict[str, float] = dataclasses.field(default_factory=dict)
+    waited: int = 0
 
 
 class Unreadable(UserError):
@@ -104,6 +107,11 @@ def best_of(found: dict[int, Scores]) -> int | None:
     newest = comparable[max(comparable)].measured_on
     comparable = {step: scores for step, scores in comparable.items() if scores.measured_on == newest}
     return max(comparable, key=lambda step: (comparable[step].score, step))
+
+
+def has_stopped(scores: Scores | None, patience: int) -> bool:
+    """Returns whether a run whose last checkpoint has these scores has stopped early (`config.eval.patience`)."""
+    return scores is not None and 0 < patience <= scores.waited
 
 
 def best_step(workdir: epath.PathLike) -> int | None:
@@ -239,13 +247,25 @@ class Checkpoints(PreservationPolicy):
         """Returns whether a checkpoint with these scores would be the best."""
         return best_of({**self._scores, step: _finite(scores)}) == step
 
-    def add_scores(self, step: int, scores: Scores) -> Scores:
-        """Waits for the checkpoint of the step, then stores the scores beside it; returns them as stored."""
+    def add_scores(self, step: int, scores: Scores, evaluations: Callable[[int, int], int]) -> Scores:
+        """Waits for the checkpoint of the step, then stores the scores beside it; returns them as stored.
+
+        `evaluations`: (start, stop) -> how many there are after step `start`, up to `stop`.
+        """
         self._manager.wait_until_finished()
-        self._scores[step] = _finite(scores)
+        found = _finite(scores)
+        self._scores[step] = found = dataclasses.replace(found, waited=self._waited(step, found, evaluations))
         if jax.process_index() == 0:
-            write_scores(self._workdir, step, scores)
-        return self._scores[step]
+            write_scores(self._workdir, step, found)
+        return found
+
+    def _waited(self, step: int, found: Scores, evaluations: Callable[[int, int], int]) -> int:
+        """Returns `Scores.waited` of a step. The best checkpoint before it, which is always kept, tells enough."""
+        before = {each: x for each, x in self._scores.items() if each < step and x.measured_on == found.measured_on}
+        best = best_of(before)
+        if found.score is not None and (best is None or found.score > before[best].score):
+            return 0
+        return evaluations(0, step) if best is None else before[best].waited + evaluations(best, step)
 
     def close(self, deletes: bool) -> None:
         """Waits for pending writes.

@@ -12,7 +12,15 @@ from jax.sharding import Mesh
 from bertjax.files import write_whole
 from bertjax.sharding.streams import STEPS_IN_FLIGHT, on_devices
 from bertjax.sharding.topology import peak_flops
-from bertjax.training.checkpoint import Checkpoints, Parent, Scores, check_resumable, is_resumable, restore_from
+from bertjax.training.checkpoint import (
+    Checkpoints,
+    Parent,
+    Scores,
+    check_resumable,
+    has_stopped,
+    is_resumable,
+    restore_from,
+)
 from bertjax.training.clocks import Clocks, Watchdog, describe_wall
 from bertjax.training.divergence import Diverged, NonFinite
 from bertjax.training.logging import MetricsWriter, Progress
@@ -46,7 +54,8 @@ def train(
     resumable_at_end: bool = True,
     began: float | None = None,
 ) -> Trained:
-    """Trains to `task.total_steps`, from the latest checkpoint in `workdir` if there is one.
+    """Trains to `task.total_steps`, from the latest checkpoint in `workdir` if there is one; ends before that when
+    `config.eval.patience` evaluations in a row were no better than those before them.
 
     Args:
       initialize: (random params) -> initial params of a new run.
@@ -79,6 +88,8 @@ def train(
     unreported = writer.unreported(start) if is_first else []  # metrics since the last report, of an earlier process
     pending: list[dict] = []  # those of this process, still on the devices
     say = progress.say if is_first else lambda text: None
+    if program.saves:
+        say(program.saves)
     nonfinite = NonFinite(task, config.optimizer.skip_nonfinite, schedule, workdir, say)
 
     def fetch(step: int) -> list[dict]:
@@ -114,6 +125,10 @@ def train(
     def evaluates_at(step: int) -> bool:
         return step == task.total_steps or (step > 0 and step % config.eval.every_steps == 0)
 
+    def evaluations(start: int, stop: int) -> int:
+        every = config.eval.every_steps
+        return stop // every - start // every + (stop == task.total_steps and stop % every > 0)
+
     def evaluate(step: int) -> None:
         """Evaluates a step after its save has started. A signal aborts the evaluation; the resumed run repeats it."""
         nonlocal scores
@@ -132,12 +147,12 @@ def train(
                 progress.say(f"step {step} eval: " + ", ".join(f"{k} {v:.4f}" for k, v in numbers.items()))
         if found is not None:
             with clocks.waiting("checkpoints"):
-                scores = checkpoints.add_scores(step, found)
+                scores = checkpoints.add_scores(step, found, evaluations)
 
     # Training.
     compiled = set()  # the steps and the shapes of batches that they are compiled for
     # Whether all steps are done; whether all hosts stop here, so that they can wait for each other.
-    has_finished = ends_together = False
+    has_finished, ends_together, done = False, False, start
     try:
         with (
             stop_signals() as stops_now,
@@ -154,7 +169,7 @@ def train(
             is_saved = checkpoints.latest_step() is not None
             if is_saved and evaluates_at(start) and scores is None:  # stopped before the evaluation finished
                 evaluate(start)
-            for step in steps:
+            for step in () if has_stopped(scores, config.eval.patience) else steps:
                 with clocks.waiting("data"):
                     batch = next(batches)
                 at = task.at(step - 1)
@@ -194,6 +209,9 @@ def train(
                     evaluate(step)
                 if stalled := watchdog.check(clocks.step()):
                     print(f"host {jax.process_index()}: step {step} {stalled}", flush=True)
+                done = step
+                if evaluates and has_stopped(scores, config.eval.patience):
+                    break
         has_finished = ends_together = True
     except (KeyboardInterrupt, Diverged):  # on all hosts
         ends_together = True
@@ -204,7 +222,7 @@ def train(
         if is_first:
             progress.close()
             if has_finished:
-                writer.write_end(task.total_steps, clocks.lap())
+                writer.write_end(done, clocks.lap())
             writer.close()
     if is_first:
         print(describe_wall(writer.wall), flush=True)

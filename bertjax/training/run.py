@@ -125,8 +125,10 @@ def run(
         # Stop if it has finished.
         total = kind.total_steps(config, before)
         checkpoint.check_resumable(workdir, done, total)
-        if done == total and (finished := read_report(workdir)) is not None:
-            say(f"already finished: {total} steps, in {workdir}", finished)
+        has_stopped = checkpoint.has_stopped(checkpoint.read_scores(workdir, done), config.eval.patience)
+        if (done == total or has_stopped) and (finished := read_report(workdir)) is not None:
+            steps = f"{total} steps" if done == total else f"{done} of {total} steps"
+            say(f"already finished: {steps}, in {workdir}", finished)
             if changed:
                 settings = "; ".join(map(str, changed))
                 say(f"this run was trained with other settings: {settings}. For a new run choose another --workdir")
@@ -167,7 +169,11 @@ def run(
         resumable_at_end=not is_trial,
         began=began,
     )
-    text = opened.report(trained)
+    text, step, total = opened.report(trained), int(trained.state.step), opened.task.total_steps
+    if step < total:
+        waited = trained.scores.waited
+        evaluations = "1 evaluation" if waited == 1 else f"{waited} evaluations"
+        text += f"\nstopped early, at step {step} of {total}: {evaluations} without a better score"
     if jax.process_index() == 0:
         write_report(workdir, text)
     say(text)

@@ -5,19 +5,25 @@ Xu et al. 2020). A step starts by gathering the params and ends by reduce-scatte
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping
 
 import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from bertjax.sharding.mesh import param_shardings, replicated, split_over_data
 from bertjax.training.optimizers.groups import matrices
 
 LARGE = 1 << 20  # elements of an array that is worth splitting
+# Params that are not trained, by path: of an array that stacks layers, how many of these, its first ones; None: the
+# whole array.
+Frozen = Mapping[tuple[str, ...], int | None]
+NOTHING: Frozen = types.MappingProxyType({})
 
 
 @flax.struct.dataclass
@@ -43,11 +49,26 @@ class Layout:
 
     state: TrainState  # `NamedSharding`s of the state between steps
     compute: dict  # `NamedSharding`s of the params during a step or an evaluation
+    learnt: dict  # `NamedSharding`s of what is trained, as its gradients and moments have them
 
 
-def learnt(params: dict, frozen: Sequence[str]) -> dict:
-    """Returns the params without the frozen parts, which have no gradients and no moments."""
-    return {name: part for name, part in params.items() if name not in frozen}
+def learnt(params: dict, frozen: Frozen) -> dict:
+    """Returns what is trained of the params, which alone has gradients and moments."""
+    leaves = flatten_dict(learnt_leaves(params, frozen))
+    return unflatten_dict({path: x[frozen[path] :] if path in frozen else x for path, x in leaves.items()})
+
+
+def learnt_leaves(tree: dict, frozen: Frozen) -> dict:
+    """Returns a tree that has something for each param, such as its axes, without the leaves of what is all frozen."""
+    return unflatten_dict({path: x for path, x in flatten_dict(tree).items() if frozen.get(path, 0) is not None})
+
+
+def joined(params: dict, part: dict, frozen: Frozen) -> dict:
+    """Returns the params with `part` in place of `learnt(params, frozen)`."""
+    found = flatten_dict(params)
+    for path, x in flatten_dict(part).items():
+        found[path] = jnp.concatenate([found[path][: frozen[path]], x]) if path in frozen else x
+    return unflatten_dict(found)
 
 
 def abstract_axes(init_params) -> dict:
@@ -59,25 +80,27 @@ def make_layout(
     init_params,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
-    frozen: Sequence[str] = (),
+    frozen: Frozen = NOTHING,
     has_average: bool = False,
 ) -> Layout:
     """Makes the layout of a run. `init_params(key)` returns logically partitioned params."""
     boxed = jax.eval_shape(init_params, jax.random.key(0))
-    abstract = nn.meta.unbox(boxed)
-    compute = param_shardings(boxed, mesh)
-    params = jax.tree.map(
-        lambda x, axes, sharding, is_matrix: split_over_data(sharding, axes, x.shape) if is_matrix else sharding,
-        abstract,
-        nn.get_partition_spec(boxed),
-        compute,
-        matrices(abstract),
-    )
-    learnt_params = learnt(abstract, frozen)
-    opt_state = _shardings_of_moments(
-        jax.eval_shape(optimizer.init, learnt_params), learnt_params, learnt(params, frozen), mesh
-    )
-    return Layout(TrainState(replicated(mesh), params, opt_state, params if has_average else None), compute)
+    abstract, compute, axes = nn.meta.unbox(boxed), param_shardings(boxed, mesh), nn.get_partition_spec(boxed)
+
+    def stored(x, axes, sharding, is_matrix):
+        return split_over_data(sharding, axes, x.shape) if is_matrix else sharding
+
+    params = jax.tree.map(stored, abstract, axes, compute, matrices(abstract))
+    trained = abstract_learnt(init_params, frozen)
+    leaves = (learnt_leaves(each, frozen) for each in (axes, compute))
+    own = jax.tree.map(stored, trained, *leaves, matrices(trained))
+    opt_state = _shardings_of_moments(jax.eval_shape(optimizer.init, trained), trained, own, mesh)
+    return Layout(TrainState(replicated(mesh), params, opt_state, params if has_average else None), compute, own)
+
+
+def abstract_learnt(init_params, frozen: Frozen) -> dict:
+    """Returns the shapes and types of what is trained of the params that `init_params(key)` returns."""
+    return jax.eval_shape(lambda key: learnt(nn.meta.unbox(init_params(key)), frozen), jax.random.key(0))
 
 
 def _shardings_of_moments(opt_state, params: dict, shardings: dict, mesh: Mesh):
@@ -99,7 +122,7 @@ def _shardings_of_moments(opt_state, params: dict, shardings: dict, mesh: Mesh):
 
 
 def make_init(
-    init_params, optimizer: optax.GradientTransformation, layout: Layout, frozen: Sequence[str] = ()
+    init_params, optimizer: optax.GradientTransformation, layout: Layout, frozen: Frozen = NOTHING
 ) -> Callable[[jax.Array], TrainState]:
     """Returns a compiled function: key -> the state of step 0, with random params. Each device makes only its shard."""
 

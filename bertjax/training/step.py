@@ -15,9 +15,24 @@ from jax.sharding import Mesh
 from bertjax.model.dropout import row_keys
 from bertjax.sharding.mesh import batch_sharding, compiler_options, replicated
 from bertjax.sharding.rules import RULES_WITHIN_DATA
+from bertjax.training.frozen import find as find_frozen
+from bertjax.training.frozen import layer_factors
 from bertjax.training.optimizers import make_optimizer
 from bertjax.training.schedules import Schedule, schedule_of
-from bertjax.training.state import Layout, TrainState, abstract_axes, abstract_state, learnt, make_init, make_layout
+from bertjax.training.state import (
+    NOTHING,
+    Frozen,
+    Layout,
+    TrainState,
+    abstract_axes,
+    abstract_learnt,
+    abstract_state,
+    joined,
+    learnt,
+    learnt_leaves,
+    make_init,
+    make_layout,
+)
 from bertjax.training.task import Task
 
 
@@ -37,18 +52,21 @@ class Program(NamedTuple):
     train_step: Callable  # (state, batch, hyperparameters) -> (state, metrics); donates the state
     step_of: Callable  # what `Task.at` returns -> its `train_step`
     gather: Callable  # stored params -> params for `task.evaluate`
+    saves: str  # a line about what is frozen, and the memory that this saves; "" if nothing is
 
 
 def make_program(task: Task, config, mesh: Mesh) -> Program:
-    optimizer = make_optimizer(config.optimizer, learnt(abstract_axes(task.init_params), task.frozen))
-    layout = make_layout(task.init_params, optimizer, mesh, task.frozen, has_average=config.optimizer.average > 0)
-    init = make_init(task.init_params, optimizer, layout, task.frozen)
-    made = {_compiled_from(config): _make_train_step(task, optimizer, layout, mesh, config)}
+    axes = abstract_axes(task.init_params)
+    frozen = find_frozen(task, config, axes)
+    optimizer = _make_optimizer(task, config, axes, frozen)
+    layout = make_layout(task.init_params, optimizer, mesh, frozen, has_average=config.optimizer.average > 0)
+    init = make_init(task.init_params, optimizer, layout, frozen)
+    made = {_compiled_from(config): _make_train_step(task, optimizer, layout, frozen, mesh, config)}
 
     def step_of(of_stage: Task, its_config):
         key = _compiled_from(its_config)
         if key not in made:
-            made[key] = _make_train_step(of_stage, optimizer, layout, mesh, its_config)
+            made[key] = _make_train_step(of_stage, optimizer, layout, frozen, mesh, its_config)
         return made[key]
 
     return Program(
@@ -58,7 +76,28 @@ def make_program(task: Task, config, mesh: Mesh) -> Program:
         step_of(task, config),
         step_of,
         jax.jit(task.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute),
+        _describe_frozen(task, config, axes, frozen) if frozen else "",
     )
+
+
+def _make_optimizer(task: Task, config, axes: dict, frozen: Frozen) -> optax.GradientTransformationExtraArgs:
+    """Makes the optimizer of what is trained."""
+    own, decay, factors = learnt_leaves(axes, frozen), config.optimizer.layer_decay, None
+    if decay != 1:
+        factors = layer_factors(task, decay, axes, abstract_learnt(task.init_params, frozen), frozen)
+    return make_optimizer(config.optimizer, own, factors)
+
+
+def _describe_frozen(task: Task, config, axes: dict, frozen: Frozen) -> str:
+    def measure(frozen: Frozen) -> tuple[int, int]:
+        """Returns how many params are trained, and the bytes of the optimizer's state."""
+        trained = abstract_learnt(task.init_params, frozen)
+        state = jax.eval_shape(make_optimizer(config.optimizer, learnt_leaves(axes, frozen)).init, trained)
+        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+        return sum(x.size for x in jax.tree.leaves(trained)), size
+
+    (some, small), (every, large) = measure(frozen), measure(NOTHING)
+    return f"trains {some:,} of {every:,} params; the optimizer's state has {small:,} bytes, of all it had {large:,}"
 
 
 def _compiled_from(config) -> str:
@@ -104,7 +143,7 @@ def averaged(state: TrainState, params: dict, decay: float) -> dict:
     return jax.tree.map(lambda old, x: old + new * (x - old), state.average, params)
 
 
-def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, config):
+def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh: Mesh, config):
     """Compiles the training step.
 
     The dropout of a row depends only on (seed, step, row of the batch); if a batch has `dropout_rows`, those are its
@@ -113,12 +152,11 @@ def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, config):
 
     With `config.optimizer.skip_nonfinite`, a step whose loss or gradient is not finite changes only the step's number.
     """
-    ways, frozen = mesh.shape["data"], task.frozen
-    microbatches, grad_dtype = config.microbatches, config.grad_dtype
+    ways, microbatches, grad_dtype = mesh.shape["data"], config.microbatches, config.grad_dtype
 
     def gradients(params, batch, keys):
         def loss_of(part):
-            return task.loss({**params, **part}, batch, keys)
+            return task.loss(joined(params, part, frozen), batch, keys)
 
         (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(learnt(params, frozen))
         return grads, {"loss": loss, **metrics}
@@ -151,14 +189,14 @@ def _make_train_step(task: Task, optimizer, layout: Layout, mesh: Mesh, config):
         compute = gradients if microbatches == 1 else accumulated_gradients
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(RULES_WITHIN_DATA):
             grads, metrics = jax.vmap(compute, (None, 0, 0), spmd_axis_name="data")(params, *groups)
-        grads = jax.tree.map(sum_over_data, grads, learnt(layout.state.params, frozen))
+        grads = jax.tree.map(sum_over_data, grads, layout.learnt)
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
 
         rate = hyperparameters.schedule(state.step)
         before = learnt(state.params, frozen)
         updates, opt_state = optimizer.update(grads, state.opt_state, before, learning_rate=rate)
         updates = task.limited(updates, state.step)
-        params = {**state.params, **optax.apply_updates(before, updates)}
+        params = joined(state.params, optax.apply_updates(before, updates), frozen)
         metrics["grad_norm"] = optax.global_norm(grads)
         average = None if state.average is None else averaged(state, params, config.optimizer.average)
         new = TrainState(state.step + 1, params, opt_state, average)

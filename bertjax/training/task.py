@@ -5,6 +5,7 @@ from typing import Protocol
 
 import jax
 import ml_collections
+import numpy as np
 
 from bertjax.sharding.mesh import Batch
 from bertjax.training.checkpoint import Scores
@@ -14,10 +15,16 @@ class Task(Protocol):
     """Pre-training, or a fine-tuning task."""
 
     total_steps: int
-    frozen: tuple[str, ...]  # top-level keys of the params that are not trained
 
     def init_params(self, key: jax.Array) -> dict:
         """Returns random params, logically partitioned."""
+
+    def is_frozen(self, path: tuple[str, ...]) -> bool:
+        """Returns whether the task does not train the param at this path."""
+
+    def layer_numbers(self, path: tuple[str, ...]) -> np.ndarray | None:
+        """Returns the number of the layer that the param at this path is of, or those of the layers that it stacks, as
+        `families.Family.layer_numbers` says."""
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""

@@ -23,7 +23,7 @@ CONFIG, REPORT = "config.json", "report.txt"
 RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished one
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
 DECISIVE = ("task", "branch_from", "objective", "z_loss", "seed", "batch_size", "epochs", "max_seq_length", "packing",
-            "stages", "data", "head", "distill", "optimizer", "model", "dtype", "grad_dtype",
+            "stages", "data", "head", "distill", "optimizer", "freeze_layers", "lora", "model", "dtype", "grad_dtype",
             "init_checkpoint")  # fmt: skip
 # Model families by the `model.encoder` of older runs.
 FAMILIES_BEFORE = {"transformer": "bert", "lstms": "lstms"}
@@ -170,16 +170,33 @@ def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> 
 
     Args:
       identity: fields that, besides `task`, identify the task. A difference in them, the model's size, the optimizer's
-        name and options, the labels, the tokenizer or the data is fatal.
+        name and options, what is frozen, the labels, the tokenizer or the data is fatal.
     """
-    fixed = {"task", "branch_from", "distill.teacher", "optimizer.name", "optimizer.options", *identity}
+    fixed = {
+        "task",
+        "branch_from",
+        "distill.teacher",
+        "optimizer.name",
+        "optimizer.options",
+        "freeze_layers",
+        *identity,
+    }
     old, new = _leaves(before.config), _leaves(now.config)
     may_change = {f"model.{name}" for name in fields_of(families.FAMILIES.get(before.config.model.family).config, "")}
+    one, other = map(_frozen_groups, (before.config, now.config))
     found = []
     for field in dict.fromkeys((*new, *old)):
         if old.get(field) != new.get(field):
+            freezes = field.startswith("optimizer.groups.") and one != other
             averages = field == "optimizer.average" and not (old.get(field) and new.get(field))  # one has no average
-            is_fixed = averages or field in fixed or (field.startswith("model.") and field not in may_change)
+            updates = field.startswith("lora.") and field != "lora.dropout"
+            is_fixed = (
+                averages
+                or freezes
+                or updates
+                or field in fixed
+                or (field.startswith("model.") and field not in may_change)
+            )
             found.append(Difference(field, old.get(field), new.get(field), is_fixed))
     if 0 not in (before.train_examples, now.train_examples) and before.train_examples != now.train_examples:
         found.append(Difference("train_examples", before.train_examples, now.train_examples, is_fatal=False))
@@ -192,6 +209,11 @@ def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> 
     if before.fingerprints and now.fingerprints and before.fingerprints != now.fingerprints:
         found.append(Difference("fingerprints", before.fingerprints, now.fingerprints, True))
     return found
+
+
+def _frozen_groups(config) -> set[str]:
+    """Returns the patterns of the groups that are not trained."""
+    return {group.params for group in config.optimizer.groups.values() if group.learning_rate_factor == 0}
 
 
 def refuse(workdir: epath.PathLike, found: Sequence[Difference]) -> None:
@@ -246,6 +268,9 @@ def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
     for section in DECISIVE:
         if section in content:
             walk(section, content[section])
+    if not leaves.get("lora.rank"):  # none, as in runs from before there were these fields
+        leaves = {name: value for name, value in leaves.items() if not name.startswith("lora.")}
+    leaves["eval.patience"] = content.get("eval", {}).get("patience", 0)
     leaves.pop("model.attention", None)  # how it is computed changes rounding only
     return leaves
 

@@ -345,6 +345,55 @@ def test_scores_on_different_data_are_not_compared(train_toy, tmp_path):
     assert checkpoint.best_step(tmp_path) == 8 and checkpoint.steps(tmp_path) == [8, 9, 10]
 
 
+PATIENT = dict(eval=dict(every_steps=2, patience=2), checkpoint=dict(every_steps=1, keep=1))
+
+
+class Scored(Toy):
+    """With the scores of the evaluations of steps 2, 4, ..., whenever they are made."""
+
+    def evaluate(self, params, step, after_batch=lambda: None):
+        given, self.scores = self.scores, iter([self.scores[step // 2 - 1]])
+        found = super().evaluate(params, step, after_batch)
+        self.scores = given
+        return found
+
+
+@pytest.mark.parametrize("scores, stops_at, best", [
+    ([5, 4, 4, 9, 9], 6, 2),
+    ([5, 5, 5, 9, 9], 6, 6),  # as good is not better; of equal ones the last is used
+    ([4, 5, 3, 5, 9], 8, 8),
+    ([float("nan"), float("nan"), 1, 2, 3], 4, None),
+    ([1, float("nan"), 2, 1, 1], 10, 6),
+])  # fmt: skip
+def test_a_run_ends_when_it_waits_too_long_for_a_better_score(train_toy, tmp_path, scores, stops_at, best):
+    """With the state of a run that was stopped before every step, whose scores of all but the best are deleted."""
+
+    def task_of(scores):
+        task = Scored(toy_config())
+        task.scores = scores
+        return task
+
+    result = train_toy(task := task_of(scores), tmp_path / "straight", **PATIENT)
+    assert (int(result.state.step), result.best_step, task.evaluated[-1]) == (stops_at, best, stops_at)
+    assert checkpoint.steps(tmp_path / "straight") == sorted({best, stops_at} - {None})
+    for step in range(1, stops_at):
+        task = task_of(scores)
+        stop_when(task, step)
+        with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}"):
+            train_toy(task, **PATIENT)
+    for _ in range(2):  # the second time it knows that it has ended
+        task = task_of(scores)
+        resumed = train_toy(task, **PATIENT)
+        assert resumed.best_step == best and task.evaluated in ([stops_at], [])
+        assert all(map(np.array_equal, *(leaves(each.state).values() for each in (result, resumed))))
+
+
+def test_a_longer_patience_goes_on(train_toy):
+    train_toy(Toy(toy_config(), scores=[5, 4, 4]), **PATIENT)
+    result = train_toy(Toy(toy_config(), scores=[3, 6]), eval=dict(every_steps=2, patience=4))
+    assert (int(result.state.step), result.best_step) == (10, 10)
+
+
 def test_a_signal_before_an_evaluation_saves_and_does_not_evaluate(train_toy, tmp_path):
     straight = tmp_path / "straight"
     train_toy(Toy(toy_config()), workdir=straight)

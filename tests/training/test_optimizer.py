@@ -16,7 +16,7 @@ from bertjax.config import UserError, param_group, param_groups, pretraining_con
 from bertjax.families.with_heads import BertForFeatureBasedTagging, BertForPreTraining
 from bertjax.sharding.mesh import make_mesh
 from bertjax.training import optimizers
-from bertjax.training.optimizers import make_optimizer
+from bertjax.training.optimizers import groups, make_optimizer
 from bertjax.training.schedules import Cosine, Linear, Trapezoid, make_schedule
 from bertjax.training.state import abstract_axes, make_init, make_layout
 from tests.conftest import tiny_config
@@ -275,7 +275,7 @@ def test_groups_have_rates_and_decays_of_their_own():
     with pytest.raises(
         UserError, match=r"optimizer.groups.nobody.params = 'gamma': no param has this in its name; they"
     ):
-        make_optimizer(config, unnamed(PARAMS))
+        groups.check_params(config, unnamed(PARAMS))
 
 
 @pytest.mark.parametrize(

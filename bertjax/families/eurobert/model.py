@@ -8,6 +8,7 @@ import numpy as np
 from bertjax.config import Compute
 from bertjax.families.eurobert import EuroBertConfig
 from bertjax.model.attention import Dense, RMSNorm
+from bertjax.model.dropout import fold_in
 from bertjax.model.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
 from bertjax.model.encoder_model import RotaryModel
 from bertjax.model.rotary import Rotation, rotate, rotation
@@ -74,12 +75,13 @@ class EuroBertEncoder(nn.Module):
 
     @nn.compact
     def __call__(self, x, positions, segments, dropout_keys=None, *, every_layer: bool = False):
-        """As `RotaryModel` calls it; the keys say only that it trains."""
+        """As `RotaryModel` calls it; the keys are for low-rank updates, since there is no other dropout."""
         config, compute = self.config, self.compute
         turn = rotation(positions, config.head_size, config.rope_theta)
-        in_axes, trains = (nn.broadcast, nn.broadcast), dropout_keys is not None
+        in_axes, trains = (0, nn.broadcast, nn.broadcast, nn.broadcast), dropout_keys is not None
         make = stacked(recomputed(Layer, compute), config.num_hidden_layers, in_axes, compute, trains)
-        last, each = make(config, compute, every_layer, name="layers")(x, turn, segments)
+        numbers = 1 + jnp.arange(config.num_hidden_layers)
+        last, each = make(config, compute, every_layer, name="layers")(x, numbers, turn, segments, dropout_keys)
         last = RMSNorm(config, compute, name="norm")(last)
         return each.at[-1].set(last) if every_layer else last
 
@@ -92,17 +94,17 @@ class Layer(nn.Module):
     every_layer: bool = False  # also return x as an output of the scan
 
     @nn.compact
-    def __call__(self, x, turn: Rotation, segments):
-        config, compute = self.config, self.compute
+    def __call__(self, x, number, turn: Rotation, segments, dropout_keys):
+        config, compute, keys = self.config, self.compute, fold_in(dropout_keys, number)
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
         read = RMSNorm(config, compute, name="attention_norm")(x)
-        x = x + GroupedAttention(config, compute, name="attention")(read, turn, segments)
+        x = x + GroupedAttention(config, compute, name="attention")(read, turn, segments, keys)
 
         read = RMSNorm(config, compute, name="output_norm")(x)
         axes = ("embed", "projections", "mlp")
-        inner = Dense(config, compute, hidden, (2, *wide), axes, use_bias=False, name="input")(read)
+        inner = Dense(config, compute, hidden, (2, *wide), axes, use_bias=False, name="input")(read, keys)
         inner = nn.with_logical_constraint(activate(inner, config.hidden_act, compute), ("batch", "length", "mlp"))
-        x = x + Dense(config, compute, wide, hidden, ("mlp", "embed"), use_bias=False, name="output")(inner)
+        x = x + Dense(config, compute, wide, hidden, ("mlp", "embed"), use_bias=False, name="output")(inner, keys)
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
         return x, (x if self.every_layer else None)
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from bertjax.config import field, padded, size
-from bertjax.families import Family
+from bertjax.families import Family, layers_by_name
 from bertjax.validation import require
 
 
@@ -115,6 +115,19 @@ def _shown(params: dict) -> dict | None:
     }
 
 
+def _layer_numbers(config: ModernBertConfig, path: tuple[str, ...]) -> np.ndarray | None:
+    if path[0] != "encoder":
+        return layers_by_name(config, path)
+    period = config.global_attn_every_n_layers
+    count = (config.num_hidden_layers - 1) // period
+    if path[1] == "first":
+        return np.array(1)
+    if path[1] in ("groups", "rest"):
+        in_group = 2 + int(path[2].removeprefix("layer_"))
+        return in_group + (period * np.arange(count) if path[1] == "groups" else np.array(period * count))
+    return None
+
+
 def _start(params: dict) -> dict:
     """A classifier starts from the words' head, as in transformers, where both have one name."""
     if "masked_lm" not in params or "pooler" in params["bert"]:
@@ -146,6 +159,7 @@ FAMILY = Family(
     attention=_attention,
     model_types=("modernbert",),
     huggingface="bertjax.families.modernbert.huggingface",
+    layer_numbers=_layer_numbers,
     start=_start,
     packs=True,
     config=ModernBertConfig,

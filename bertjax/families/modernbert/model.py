@@ -148,19 +148,19 @@ class Layer(nn.Module):
         norm = functools.partial(LayerNorm, config, compute, config.bias)
 
         read = norm(name="attention_norm")(x) if self.has_norm else x
-        attended = RotaryAttention(config, compute, self.is_global, name="attention")(read, rotations, segments)
         keys, rate = fold_in(dropout_keys, number + 1), config.attention_output_dropout_prob
+        attended = RotaryAttention(config, compute, self.is_global, name="attention")(read, rotations, segments, keys)
         x, read = norm(name="output_norm").and_sum(x, attended, None, keys, rate)
 
         if config.glu:
             axes = ("embed", "projections", "mlp")
-            inner = Dense(config, compute, hidden, (2, *wide), axes, config.bias, name="input")(read)
+            inner = Dense(config, compute, hidden, (2, *wide), axes, config.bias, name="input")(read, keys)
         else:
-            inner = Dense(config, compute, hidden, wide, ("embed", "mlp"), config.bias, name="input")(read)
+            inner = Dense(config, compute, hidden, wide, ("embed", "mlp"), config.bias, name="input")(read, keys)
         output = Dense(config, compute, wide, hidden, ("mlp", "embed"), config.bias, scale, name="output")
 
         inner = activate(inner, config.hidden_act, compute)
-        x = x + output(nn.with_logical_constraint(inner, ("batch", "length", "mlp")))
+        x = x + output(nn.with_logical_constraint(inner, ("batch", "length", "mlp")), keys)
         return nn.with_logical_constraint(x, ("batch", "length", "embed"))
 
 
@@ -172,7 +172,7 @@ class RotaryAttention(nn.Module):
     is_global: bool
 
     @nn.compact
-    def __call__(self, x, rotations, segments):
+    def __call__(self, x, rotations, segments, keys=None):
         """`[batch, length, hidden]`, segments `[batch, length]` -> `[batch, length, hidden]`."""
         config, compute = self.config, self.compute
         hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
@@ -180,15 +180,15 @@ class RotaryAttention(nn.Module):
         project = Dense(config, compute, (hidden,), (3, heads, size), axes, config.bias, name="query_key_value")
         turn = rotations[0 if self.is_global else 1]
         window = None if self.is_global else config.window
-        if has_kernels(compute.chip) and can_flash(x.shape[1], hidden, size):
+        if has_kernels(compute.chip) and can_flash(x.shape[1], hidden, size) and project.can_merge(keys):
             kernel, bias = (
-                each if each is None else each.astype(compute.dtype) for each in (project.kernel, project.bias)
+                each if each is None else each.astype(compute.dtype) for each in (project.merged(), project.bias)
             )
             context = flash_attention(x, kernel, bias, turn, segments, compute.chip, window)
         else:
-            context = attend(rotate(project(x), turn), segments, compute, window)
+            context = attend(rotate(project(x, keys), turn), segments, compute, window)
         axes, scale = ("heads", "kv", "embed"), config.output_init_scale
-        return Dense(config, compute, (heads, size), (hidden,), axes, config.bias, scale, name="output")(context)
+        return Dense(config, compute, (heads, size), (hidden,), axes, config.bias, scale, name="output")(context, keys)
 
 
 def attention_probabilities(config: ModernBertConfig, params: dict, ids: np.ndarray) -> np.ndarray:

@@ -28,16 +28,22 @@ OPTIMIZERS: Registry[Factory] = Registry(
 register = OPTIMIZERS.register
 
 
-def make_optimizer(config, axes) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(config, axes, layer_factors=None) -> optax.GradientTransformationExtraArgs:
     """Makes the optimizer of `config.optimizer`; its `update` also takes `learning_rate`.
 
     Args:
       axes: a tree of `PartitionSpec`s, one for each param, as `nn.get_partition_spec` returns it.
-
-    Raises `UserError` if a group of `config.groups` has no params.
+      layer_factors: a tree of what each update is multiplied by in the end, with its weight decay; None: 1.
     """
-    groups.check_params(config, axes)
-    return optax.chain(clip_by_global_norm(config.max_grad_norm), *_find(config.name)(config, axes))
+    made = optax.chain(clip_by_global_norm(config.max_grad_norm), *_find(config.name)(config, axes))
+    if layer_factors is None:
+        return made
+
+    def update(grads, state, params, **given):
+        updates, state = made.update(grads, state, params, **given)
+        return jax.tree.map(jnp.multiply, updates, layer_factors), state
+
+    return optax.GradientTransformationExtraArgs(made.init, update)
 
 
 def _find(name: str) -> Factory:

@@ -14,12 +14,12 @@ from bertjax.config import UserError, param_group
 
 
 def matrices(params):
-    """Marks kernels and embeddings True, which are decayed; biases and the params of norms False."""
+    """Marks kernels, their updates and embeddings True, which are decayed; biases and the params of norms False."""
     return jax.tree_util.tree_map_with_path(lambda path, _: _is_matrix(path), params)
 
 
 def _is_matrix(path) -> bool:
-    return path[-1].key in ("kernel", "embedding")
+    return path[-1].key in ("kernel", "embedding", "lora_a", "lora_b")
 
 
 def add_weight_decay(config, scale: float = 1.0) -> optax.GradientTransformation:

@@ -1,0 +1,230 @@
+"""What is frozen, and the rates of layers: beside PyTorch's AdamW, and against what a param can change."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+from ml_collections import ConfigDict
+
+from bertjax import families
+from bertjax.config import BertConfig, Compute, UserError, param_group, param_groups
+from bertjax.sharding.mesh import make_mesh, put_batch
+from bertjax.training.schedules import schedule_of
+from bertjax.training.state import joined, learnt
+from bertjax.training.step import make_program, put_hyperparameters
+from tests.families import own_family
+from tests.training.toy import Toy, toy_config
+
+TINY = dict(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_size=16, max_position_embeddings=16)
+
+
+@pytest.mark.parametrize("family, layers", [
+    ("bert", 3), ("roberta", 2), ("distilbert", 2), ("electra", 2), ("lstms", 3), ("modernbert", 6), ("modernbert", 7),
+    ("mixer", 2),
+])  # fmt: skip
+def test_a_layer_is_the_first_whose_states_its_params_change(family, layers):
+    """Of the states after the embeddings, the first layer, ... those from its own on depend on a layer's params."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(families.FAMILIES.registered, "mixer", own_family.FAMILY)
+        config = ConfigDict({"model": families.model_fields(family, **TINY, num_hidden_layers=layers)})
+        config = families.config_of(config)
+        model = families.of(config).model(config, Compute())
+        ids = jnp.arange(1, 7)[None]
+        given, rng = (ids, jnp.ones_like(ids), jnp.zeros_like(ids)), np.random.default_rng(0)
+        shapes = flatten_dict(nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), *given)["params"]))
+        params = {path: np.float32(rng.normal(size=x.shape)) for path, x in shapes.items()}
+
+        @jax.jit
+        def states(params):
+            return model.apply({"params": unflatten_dict(params)}, *given, every_layer=True, method="encode")
+
+        def first_change(path, row):
+            """The first of the states that another value of a param, or of one of its layers, changes; if any."""
+            other = params[path].copy()
+            other[row] *= 0.5
+            changed = np.abs(states(params | {path: other}) - before).max((1, 2, 3)) > 1e-5
+            return changed.argmax() if changed.any() else None
+
+        before, seen = states(params), set()
+        for path in params:
+            numbers = families.layer_numbers(config, ("bert", *path))
+            if numbers is None:
+                assert path[0] == "pooler" or path == ("encoder", "norm", "scale")
+                continue
+            for row in np.ndindex(numbers.shape):
+                first = first_change(path, row or ...)
+                assert first in (None, numbers[row]), (path, row)
+                seen.add(first)
+    assert seen - {None} == {*range(layers + 1)}
+
+
+class Layered(Toy):
+    """Three layers of x + tanh(x W + b), which are stacked, after a product with an embedding; and an output layer."""
+
+    layers, hidden = 3, 4
+
+    def init_params(self, key):
+        keys = iter(jax.random.split(key, 5))
+
+        def normal(*shape):
+            return 0.5 * jax.random.normal(next(keys), shape)
+
+        def named(x, *axes):
+            return nn.LogicallyPartitioned(x, axes)
+
+        kernel, bias = normal(self.layers, self.hidden, self.hidden), normal(self.layers, self.hidden)
+        dense = {"kernel": named(kernel, "layers", "embed", "mlp"), "bias": named(bias, "layers", "mlp")}
+        return {
+            "bert": {
+                "embeddings": {"word": {"embedding": named(normal(3, self.hidden), "vocab", "embed")}},
+                "encoder": {"layers": {"dense": dense}},
+            },
+            "classifier": {"kernel": named(normal(self.hidden, 1), "embed", None), "bias": jnp.zeros(1)},
+        }
+
+    def layer_numbers(self, path):
+        return families.layer_numbers(BertConfig(num_hidden_layers=self.layers), path)
+
+    def loss(self, params, batch, dropout_keys=None):
+        x, dense = batch["x"] @ params["bert"]["embeddings"]["word"]["embedding"], params["bert"]["encoder"]["layers"]
+        for layer in range(self.layers):
+            x = x + jnp.tanh(x @ dense["dense"]["kernel"][layer] + dense["dense"]["bias"][layer])
+        guess = (x @ params["classifier"]["kernel"])[:, 0] + params["classifier"]["bias"]
+        loss = (batch["weights"] * jnp.square(guess - batch["y"])).sum()
+        return loss, {"tokens": jnp.float32(1), "padding": jnp.float32(0)}
+
+
+def config_for(**optimizer):
+    config = toy_config()
+    config.optimizer.update(dict(learning_rate=0.02, schedule="constant", warmup_steps=0, weight_decay=0.05))
+    config.optimizer.update(dict(bias_correction=True, epsilon=1e-8), **optimizer)
+    return config
+
+
+def train(task, steps, program=None):
+    """Returns the program, and the params at the start and after each step."""
+    program = program or make_program(task, task.config, task.mesh)
+    hyperparameters = put_hyperparameters(0, schedule_of(task.config, task.total_steps), task.mesh)
+    state = program.init(jax.random.key(1))
+    found = [jax.device_get(state.params)]
+    for batch in [batch for batch, _ in zip(task.batches(0), range(steps))]:
+        state, _ = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
+        found.append(jax.device_get(state.params))
+    return program, state, found
+
+
+@pytest.mark.parametrize("decay, freeze, still", [(0.7, 0, ""), (0.7, 2, ""), (1.0, 1, "kernel")])
+@pytest.mark.parametrize("norm", [0.5, 1e9])  # of which gradients are clipped, and not
+def test_three_steps_of_torchs_adamw_with_a_group_for_each_layer(decay, freeze, still, norm):
+    torch = pytest.importorskip("torch")
+    config = config_for(layer_decay=decay, max_grad_norm=norm)
+    config.freeze_layers = freeze
+    config.optimizer.groups = param_groups(slow=param_group("classifier/bias", 0.5, weight_decay=0.2))
+    if still:
+        config.optimizer.groups = param_groups(**config.optimizer.groups, still=param_group(f"layers.*{still}", 0.0))
+    task = Layered(config)
+    _, state, (params, *ours) = train(task, 3)
+
+    def split(params):
+        """Returns the arrays of a tree by layer: {(name, layer): array}, the output layer's being 4."""
+        dense = params["bert"]["encoder"]["layers"]["dense"]
+        found = {("embedding", 0): params["bert"]["embeddings"]["word"]["embedding"]}
+        found |= {(name, 1 + layer): dense[name][layer] for name in dense for layer in range(3)}
+        return found | {(f"classifier {name}", 4): x for name, x in params["classifier"].items()}
+
+    tensors = {each: torch.tensor(np.asarray(x), requires_grad=True) for each, x in split(params).items()}
+    trained = {
+        (name, layer): tensor
+        for (name, layer), tensor in tensors.items()
+        if not (freeze and layer <= freeze) and not (still and name == still)
+    }
+    optimizer = torch.optim.AdamW(
+        [
+            {
+                "params": [tensor],
+                "lr": 0.02 * (0.5 if name == "classifier bias" else decay ** max(0, 3 - layer)),
+                "weight_decay": 0.2 if name == "classifier bias" else 0.0 if name == "bias" else 0.05,
+            }
+            for (name, layer), tensor in trained.items()
+        ]
+    )
+    for batch, found in zip(task.batches(0), ours):
+        batch = {name: torch.tensor(x) for name, x in batch.items()}
+        x = batch["x"] @ tensors["embedding", 0]
+        for layer in (1, 2, 3):
+            x = x + torch.tanh(x @ tensors["kernel", layer] + tensors["bias", layer])
+        guess = (x @ tensors["classifier kernel", 4])[:, 0] + tensors["classifier bias", 4]
+        optimizer.zero_grad()
+        (batch["weights"] * (guess - batch["y"]) ** 2).mean().backward()
+        torch.nn.utils.clip_grad_norm_(trained.values(), norm)
+        optimizer.step()
+        for each, x in split(found).items():
+            if each in trained:
+                np.testing.assert_allclose(x, tensors[each].detach(), atol=1e-6, err_msg=str(each))
+            else:
+                np.testing.assert_array_equal(x, split(params)[each], err_msg=str(each))
+    moments = {x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim}
+    assert ((3, 4, 4) in moments) == (not freeze and not still) and ((1, 4, 4) in moments) == (freeze == 2)
+    assert ((3, 4) in moments) == (not freeze) and ((2, 4) in moments) == (freeze == 1)
+
+
+@pytest.mark.parametrize("name", ["lamb", "stable_adamw", "muon", "lion", "adafactor"])
+def test_every_optimizer_has_slower_layers(name):
+    """In its first step, from the same params, a layer goes so much less far, decay included."""
+    deltas = []
+    for decay in (1.0, 0.5):
+        _, _, (before, after) = train(Layered(config_for(name=name, layer_decay=decay)), 1)
+        deltas.append(jax.tree.map(np.subtract, after, before))
+    (plain, slow) = (each["bert"]["encoder"]["layers"]["dense"]["kernel"] for each in deltas)
+    np.testing.assert_allclose(slow, plain * np.array([0.25, 0.5, 1])[:, None, None], atol=1e-6)
+    (plain, slow) = (each["bert"]["embeddings"]["word"]["embedding"] for each in deltas)
+    np.testing.assert_allclose(slow, plain / 8, atol=1e-6)
+    np.testing.assert_array_equal(*(each["classifier"]["kernel"] for each in deltas))
+
+
+def test_devices_change_nothing_of_it():
+    """Even where they split an array along its layers, of which some are frozen."""
+    config = config_for(layer_decay=0.7)
+    config.freeze_layers, config.mesh.data = 1, 3
+    config.batch_size = 12
+    task = Layered(config, make_mesh(config, jax.devices()[:3]))
+    config = config.copy_and_resolve_references()
+    config.mesh.data = 1
+    one = Layered(config)
+    one.hidden = task.hidden = 5  # 3 layers of 5 x 5: only the layers can be shared by three devices
+    (program, _, (*_, several)), (_, _, (*_, alone)) = train(task, 3), train(one, 3)
+    kernel = program.layout.state.params["bert"]["encoder"]["layers"]["dense"]["kernel"]
+    assert kernel.spec[0] == "data"
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), several, alone)
+
+
+def test_what_is_joined_is_what_was_parted():
+    params = {"a": np.arange(12).reshape(3, 4), "b": {"c": np.ones(2), "d": np.zeros(2)}}
+    frozen = {("a",): 2, ("b", "c"): None}
+    part = learnt(params, frozen)
+    assert part["a"].tolist() == [[8, 9, 10, 11]] and part["b"].keys() == {"d"}
+    whole = joined(params, jax.tree.map(lambda x: x + 1, part), frozen)
+    assert whole["a"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [9, 10, 11, 12]]
+    assert whole["b"]["c"].tolist() == [1, 1] and whole["b"]["d"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("changes, message", [
+    (dict(freeze_layers=4), "config.freeze_layers = 4: the model has 3 layers"),
+    (dict(still="."), "config.optimizer.groups: their learning rates of 0 leave nothing to train"),
+    (dict(still="gamma"), "config.optimizer.groups.still.params = 'gamma': no param has this in its name"),
+])  # fmt: skip
+def test_what_cannot_be_frozen_is_refused(changes, message):
+    config = config_for()
+    config.freeze_layers = changes.get("freeze_layers", 0)
+    if "still" in changes:
+        config.optimizer.groups = param_groups(still=param_group(changes["still"], 0.0))
+    with pytest.raises(UserError, match=message):
+        make_program(Layered(config), config, Layered(config).mesh)
+
+
+def test_layers_that_nobody_knows_have_no_rates():
+    config = config_for(layer_decay=0.9)
+    with pytest.raises(UserError, match=r"layer_decay = 0\.9: the model's family names no layers of its params"):
+        make_program(Toy(config), config, Toy(config).mesh)
