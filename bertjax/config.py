@@ -377,6 +377,7 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     config.lora = ml_collections.ConfigDict(dict(rank=0, alpha=16.0, dropout=0.0, targets="query,value"))
     config.restarts = 0  # how often a sweep repeats a failed trial, with other seeds
     # A teacher: a checkpoint with the same labels, whose logits are learnt too; labels have the rest of the weight.
+    config.keep_layers = 0  # the model has so many of init_checkpoint's layers, every n-th; 0: all
     config.distill = ml_collections.ConfigDict(dict(teacher="", temperature=2.0, weight=0.5))
     config.head = ml_collections.ConfigDict(
         dict(

@@ -93,6 +93,7 @@ FINE_TUNING_LIMITS = LIMITS | {
     "remat": dict(choices=REMAT_POLICIES),
     "optimizer.warmup_proportion": BELOW_ONE,
     "epochs": dict(above=0),
+    "keep_layers": AT_LEAST_ZERO,
     "lora.rank": AT_LEAST_ZERO,
     "lora.alpha": dict(above=0),
     "lora.dropout": BELOW_ONE,

@@ -160,7 +160,7 @@ def test_the_kinds_of_config_share_what_is_common():
     """Neither kind has fields of the other."""
     ours, theirs = (set(json.loads(c.to_json_best_effort())) for c in (pretraining_config(), fine_tuning_config("ner")))
     assert ours - theirs == {"objective", "stages", "z_loss", "branch_from", "adapt"}
-    assert theirs - ours == {"distill", "epochs", "head", "lora", "max_seq_length", "restarts", "sweep"}
+    assert theirs - ours == {"distill", "epochs", "head", "keep_layers", "lora", "max_seq_length", "restarts", "sweep"}
     common = common_config().to_dict()
     for config in (pretraining_config(), fine_tuning_config("ner")):
         assert set(common) <= set(config) and set(common["optimizer"]) < set(config.optimizer)

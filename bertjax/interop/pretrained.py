@@ -343,13 +343,13 @@ def initialize(
     params: dict,
     path: epath.PathLike,
     encoder_only: bool = False,
-    enlarge: Callable[[dict], dict] = lambda arrays: arrays,
+    resize: Callable[[dict, BertConfig], dict] = lambda arrays, config: arrays,
 ) -> dict:
     """Replaces `params` by those of a checkpoint, with the same shardings, and prints what was loaded.
 
     Args:
       encoder_only: does not load the output layers, which may belong to another task.
-      enlarge: {path: array} of the checkpoint -> arrays of the sizes of `params`.
+      resize: ({path: array} of the checkpoint, its config) -> arrays of the sizes of `params`.
 
     Raises `UserError` if a shape differs.
     """
@@ -357,7 +357,7 @@ def initialize(
     if pretrained.wordless and "masked_lm" in params and not encoder_only:
         raise UserError(f"config.init_checkpoint = {str(path)!r}: {pretrained.wordless}")
     ours = flattened(params)
-    theirs = enlarge(flattened(families.of(pretrained.config).start(pretrained.params)))
+    theirs = resize(flattened(families.of(pretrained.config).start(pretrained.params)), pretrained.config)
     unused = [name for name in theirs if name not in ours or (encoder_only and not name.startswith("bert/"))]
     theirs = {name: array for name, array in theirs.items() if name not in unused}
     for name in sorted(ours.keys() & theirs.keys()):

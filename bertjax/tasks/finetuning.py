@@ -19,7 +19,7 @@ from bertjax.config import BertConfig, UserError
 from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
 from bertjax.data.documents import fingerprints
 from bertjax.families.with_heads import cast_encoder
-from bertjax.interop import pretrained
+from bertjax.interop import pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.model import low_rank
 from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
@@ -288,6 +288,11 @@ def adopt(config, before: RunInfo | None) -> None:
     """Sets the model, except dropout, to that of the earlier run or of `init_checkpoint`."""
     if before is None:
         pretrained.adopt_model(config, pretrained.read_config(config.init_checkpoint), config.init_checkpoint)
+        if config.keep_layers > (has := config.model.num_hidden_layers):
+            raise UserError(
+                f"config.keep_layers = {config.keep_layers}: {config.init_checkpoint} has {has}; choose fewer"
+            )
+        config.model.num_hidden_layers = config.keep_layers or has
     else:  # does not need `init_checkpoint`, which may be gone
         pretrained.adopt_model(config, families.config_of(before.config), "the run in this workdir")
     tasks.validate(config)  # now that the model is known
@@ -301,11 +306,17 @@ def load_material(config, workdir: epath.Path, before: RunInfo | None) -> Materi
     else:
         tokenizer = pretrained.require_tokenizer(config)
         initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
+        if config.keep_layers:
+            initialize = functools.partial(initialize, resize=functools.partial(_with_layers, config.keep_layers))
     with fingerprints.noted() as read:
         dataset = tasks.get(config.task).load(config, tokenizer)
     if config.get("distill", {}).get("teacher"):
         dataset = distillation.taught(config, dataset, tokenizer, workdir)
     return Material(tokenizer, dataset, initialize, fingerprints.named_in(config.data.path, read))
+
+
+def _with_layers(layers: int, arrays: dict, theirs: BertConfig) -> dict:
+    return resizing.with_layers(arrays, theirs, layers)
 
 
 def open_run(config, workdir: epath.Path, before: RunInfo | None, material: Material | None = None) -> Run:

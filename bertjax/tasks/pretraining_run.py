@@ -8,13 +8,13 @@ import jax
 from etils import epath
 
 from bertjax import families, objectives, tasks
-from bertjax.config import UserError, corpus_sources, fields_of
+from bertjax.config import BertConfig, UserError, corpus_sources, fields_of
 from bertjax.data import preparation
 from bertjax.data.preparation import vocabulary
 from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import fingerprint, read_manifest
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.interop import enlargement, pretrained
+from bertjax.interop import pretrained, resizing
 from bertjax.model import gpu_kernels
 from bertjax.model.kernels import has_kernels
 from bertjax.sharding import hosts
@@ -159,8 +159,8 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
             f"config.optimizer.{field} = {tokens or steps}: the {task.total_steps} steps end before the warm-up does"
         ]
     if is_start:
-        enlarge = functools.partial(_enlarged, config, abstract_axes(task.init_params), tokenizer)
-        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, enlarge=enlarge)
+        resize = functools.partial(_enlarged, config, abstract_axes(task.init_params), tokenizer)
+        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, resize=resize)
     info = RunInfo(
         config.copy_and_resolve_references(),
         tokenizer=tokenizer_entry(tokenizer),
@@ -180,14 +180,15 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report)
 
 
-def _enlarged(config, axes: dict, used: Tokenizer, arrays: dict) -> dict:
+def _enlarged(config, axes: dict, used: Tokenizer, arrays: dict, theirs: BertConfig) -> dict:
     """Returns the arrays of `init_checkpoint` with the new pieces of the tokenizer that is used, and new positions."""
+    del theirs
     axes = pretrained.flattened(axes)
     if config.tokenizer.extend:
         rows, old = families.config_of(config).padded_vocab_size, _extended_tokenizer(config)
-        arrays = enlargement.with_pieces(arrays, axes, rows, old, used)
+        arrays = resizing.with_pieces(arrays, axes, rows, old, used)
     if config.adapt.positions:
-        arrays = enlargement.with_positions(arrays, axes, families.config_of(config), config.adapt.positions_from)
+        arrays = resizing.with_positions(arrays, axes, families.config_of(config), config.adapt.positions_from)
     return arrays
 
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import UserError, fine_tuning_config
-from bertjax.interop import pretrained
+from bertjax.config import BertConfig, UserError, fine_tuning_config
+from bertjax.families.modernbert import ModernBertConfig
+from bertjax.interop import pretrained, resizing
 from bertjax.tasks import distillation, finetuning, squad, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy
@@ -150,11 +151,25 @@ def test_a_run_goes_on_bit_for_bit_when_the_teacher_is_gone(teacher, untold, che
     assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in theirs)
 
 
+def test_a_student_begins_with_every_nth_layer_of_the_teacher(teacher, untold, checkpoint, tmp_path):
+    config = config_for(untold, teacher, **{"keep_layers": 1, "distill.teacher": str(teacher), "epochs": 1.0})
+    launch(config, tmp_path)
+    assert pretrained.read_config(tmp_path).num_hidden_layers == 1
+    arrays = {"bert/encoder/layers/output/bias": np.arange(12), "bert/embeddings/norm/bias": np.arange(3)}
+    for layers, kept in ((6, [1, 3, 5, 7, 9, 11]), (4, [2, 5, 8, 11]), (5, [1, 3, 6, 8, 11]), (12, list(range(12)))):
+        found = resizing.with_layers(arrays, BertConfig(), layers)
+        assert found["bert/encoder/layers/output/bias"].tolist() == kept
+        assert found["bert/embeddings/norm/bias"].tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match=r"layers of model.family = 'modernbert' are not alike"):
+        resizing.with_layers({"bert/encoder/first/output/kernel": np.zeros(3)}, ModernBertConfig(), 2)
+
+
 @pytest.mark.parametrize(
     "fields, message",
     [
         ({"distill.temperature": 0.0}, r"config.distill.temperature = 0.0: must be above 0"),
         ({"distill.weight": 1.5}, r"config.distill.weight = 1.5: must be above 0 and at most 1"),
+        ({"keep_layers": 3}, r"config.keep_layers = 3: .* has 2 layers; choose fewer"),
         ({"distill.teacher": "nowhere"}, r"no checkpoint in 'nowhere'"),
         ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no classifier; choose a fine-tuned"),
         ({"head.class_weights": "balanced"}, r"does not know the weights of head.class_weights"),

@@ -1,4 +1,4 @@
-"""Makes the arrays of a checkpoint larger, for pieces and positions that it does not have.
+"""Makes the arrays of a checkpoint fit a model of another size: with more pieces or positions, or fewer layers.
 
 What is new starts from what is there: a piece from the mean of those that it is made of, as embedding and as output; a
 position from an earlier one, or from the two that it comes between. Which axes are meant, their logical names say.
@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bertjax.config import BertConfig
+from bertjax import families
+from bertjax.config import BertConfig, UserError
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -57,6 +58,27 @@ def with_positions(
         return np.moveaxis(np.concatenate([before, found]), 0, axis)
 
     return _along("positions", arrays, axes, enlarged)
+
+
+def with_layers(arrays: Mapping[str, np.ndarray], config: BertConfig, layers: int) -> dict[str, np.ndarray]:
+    """Returns arrays by path, with every n-th layer of those that the model of `config` has, the last one among them.
+
+    Raises `UserError` for a family whose layers are not stacked, since they are not alike.
+    """
+    kept = [(number + 1) * config.num_hidden_layers // layers - 1 for number in range(layers)]
+
+    def of_kept(path: str, array: np.ndarray) -> np.ndarray:
+        numbers = families.layer_numbers(config, tuple(path.split("/")))
+        if numbers is None or (np.ndim(numbers) == 0 and numbers == 0):
+            return array
+        if np.ndim(numbers) == 0 or len(numbers) != config.num_hidden_layers:
+            raise UserError(
+                f"config.keep_layers = {layers}: the layers of model.family = {config.family!r} are not alike, so that "
+                f"none can be left out; set 0"
+            )
+        return array[kept]
+
+    return {path: of_kept(path, array) for path, array in arrays.items()}
 
 
 def _along(name: str, arrays: Mapping[str, np.ndarray], axes: Mapping[str, Sequence], enlarged) -> dict:
