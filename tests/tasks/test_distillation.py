@@ -169,7 +169,7 @@ def test_a_student_begins_with_every_nth_layer_of_the_teacher(teacher, untold, c
     [
         ({"distill.temperature": 0.0}, r"config.distill.temperature = 0.0: must be above 0"),
         ({"distill.weight": 1.5}, r"config.distill.weight = 1.5: must be above 0 and at most 1"),
-        ({"keep_layers": 3}, r"config.keep_layers = 3: .* has 2 layers; choose fewer"),
+        ({"keep_layers": 3}, r"config.keep_layers = 3: .* has 2; choose fewer"),
         ({"distill.teacher": "nowhere"}, r"no checkpoint in 'nowhere'"),
         ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no classifier; choose a fine-tuned"),
         ({"head.class_weights": "balanced"}, r"does not know the weights of head.class_weights"),
