@@ -97,7 +97,7 @@ def _describe_frozen(task: Task, config, axes: dict, frozen: Frozen) -> str:
         return sum(x.size for x in jax.tree.leaves(trained)), size
 
     (some, small), (every, large) = measure(frozen), measure(NOTHING)
-    return f"trains {some:,} of {every:,} params; the optimizer's state has {small:,} bytes, of all it had {large:,}"
+    return f"trains {some:,} of {every:,} params; the optimizer's state has {small:,} bytes, not {large:,}"
 
 
 def _compiled_from(config) -> str:
