@@ -14,7 +14,7 @@ from absl import flags
 
 from bertjax import command
 from bertjax.files import read_json
-from bertjax.reporting.history import read_history
+from bertjax.training.sinks.jsonl import read_metrics
 
 CHECKPOINT = command.define_checkpoint_flag()
 DOMAIN = flags.DEFINE_string("domain", "pydoc", "Text of the domain, as data.corpus.")
@@ -42,6 +42,10 @@ def adapt(pieces: str, seed: str) -> pathlib.Path:
     return folder
 
 
+def _last(folder: pathlib.Path, name: str) -> float:
+    return [line[name] for line in read_metrics(folder) if name in line][-1]
+
+
 def main(arguments: list[str]) -> None:
     del arguments
     print("| new pieces | | bits per byte before | after | tokens per word before | after |\n|---|---|---|---|---|---|")
@@ -49,7 +53,7 @@ def main(arguments: list[str]) -> None:
         folders = [adapt(pieces, seed) for seed in SEEDS.value]
         for source in (DOMAIN.value, GENERAL.value):
             before = read_json(folders[0] / "heldout_text.json")["before"][source]
-            after = [each.lines[-1][f"eval/bits_per_byte ({source})"] for each in map(read_history, folders)]
+            after = [_last(folder, f"eval/bits_per_byte ({source})") for folder in folders]
             report = (folders[0] / "report.txt").read_text().splitlines()
             (line,) = [line for line in report if line.startswith(f"held-out text of {source}:")]
             cells = [pieces, pathlib.Path(source).name, f"{before['bits_per_byte']:.3f}"]

@@ -168,9 +168,13 @@ def test_low_rank_updates_are_learnt_resumed_merged_and_used(folder, checkpoint,
     assert all(np.array_equal(again[name], found[name]) for name in found)
 
 
-@pytest.mark.parametrize("family, targets, count", [("bert", "all-linear", 4), ("modernbert", "attention,input", 3)])
+@pytest.mark.parametrize(
+    "family, targets, count",
+    [("bert", "all-linear", 4), ("modernbert", "attention,input", 3), ("eurobert", "value,input", 2)],
+)
 def test_merged_kernels_compute_what_updates_do(family, targets, count):
     sizes = dict(vocab_size=50, hidden_size=16, num_hidden_layers=5, num_attention_heads=2, intermediate_size=32)
+    sizes |= dict(num_key_value_heads=1, head_dim=8) if family == "eurobert" else {}
     config = families.config_of(ConfigDict({"model": families.model_fields(family, **sizes)}))
     lora = Lora(2, 4.0, 0.5, tuple(targets.split(",")))
     model = BertForSequenceClassification(config, 3, Compute(lora=lora))
