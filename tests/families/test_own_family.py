@@ -109,6 +109,6 @@ def test_it_says_what_it_costs_and_what_it_cannot_do():
         tasks.validate(config)
     config.model.family = "mixr"
     with pytest.raises(
-        UserError, match="'mixr': choose one of bert, distilbert, electra, lstms, modernbert, roberta, mixer"
+        UserError, match="'mixr': choose one of bert, distilbert, electra, eurobert, lstms, modernbert, roberta, mixer"
     ):
         tasks.validate(config)
