@@ -163,7 +163,7 @@ def test_a_file_that_gives_no_config_is_told_by_name_and_line(name, tmp_path, mo
 @pytest.mark.parametrize("arguments", [[], ["--config="], ["--config"], ["--config", "--workdir=x"], ["--config.x=3"]])
 def test_without_an_experiment_those_that_there_are_are_named(arguments):
     with pytest.raises(
-        UserError, match=r"^--config: name an experiment \(base, .*, tag\) or the path of a Python file"
+        UserError, match=r"^--config: name an experiment \(adapt, base, .*, tag\) or the path of a Python file"
     ):
         parse(*arguments)
 
@@ -181,9 +181,13 @@ def test_experiments_are_found_by_name_and_a_file_wins(mine):
     (mine / "base").write_text(MINE)
     assert parse("--config=base:own")[0].kind == "own"
     (mine / "quick").mkdir()
-    with pytest.raises(UserError, match=r"^--config=quick: a folder, and no experiment of that name; there are base, "):
+    with pytest.raises(
+        UserError, match=r"^--config=quick: a folder, and no experiment of that name; there are adapt, base, "
+    ):
         parse("--config=quick")
-    with pytest.raises(UserError, match=r"^--config=ner2: no such file, .* did you mean ner\? There are also base, "):
+    with pytest.raises(
+        UserError, match=r"^--config=ner2: no such file, .* did you mean ner\? There are also adapt, base, "
+    ):
         parse("--config=ner2")
 
 
@@ -207,7 +211,7 @@ def test_both_doors_say_the_same(tmp_path):
         assert by_module.stderr == by_name.stderr and by_module.stderr.count("\n") == code
         assert by_module.returncode == code and (by_module.stdout + by_module.stderr).startswith(start)
         if arguments == ["--help"]:
-            assert "--config: An experiment: base, " in by_name.stdout and "--workdir: " in by_name.stdout
+            assert "--config: An experiment: adapt, " in by_name.stdout and "--workdir: " in by_name.stdout
 
 
 def test_the_task_of_an_experiment_cannot_be_overridden():
