@@ -112,10 +112,11 @@ def changes_of(stage: ml_collections.ConfigDict) -> dict[str, Any]:
 
 def changeable(config: ml_collections.ConfigDict) -> list[str]:
     """Returns the fields that a stage may change: those that decide neither params nor records."""
-    model = families.FAMILIES.get(config.model.family).config
-    dropout = [name for name in fields_of(model, "") if "dropout" in name and not name.startswith("classifier")]
-    behaviour = fields_of(model, "behaviour", "choice")
-    of_model = [*(name for name in behaviour if name != "max_position_embeddings"), *dropout]
+    models = families.configs_that_may_be(config)
+    dropout = [name for model in models for name in fields_of(model, "") if "dropout" in name]
+    behaviour = [name for model in models for name in fields_of(model, "behaviour", "choice")]
+    left_out = ("max_position_embeddings", "classifier_dropout")
+    of_model = dict.fromkeys(name for name in [*behaviour, *dropout] if name not in left_out)
     sections = {"data": OF_DATA, "optimizer": OF_OPTIMIZER, "model": of_model}
     return [*SHARED, *(f"{section}.{name}" for section, names in sections.items() for name in names)]
 

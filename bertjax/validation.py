@@ -252,7 +252,7 @@ def validate_model(config) -> None:
     """Raises `UserError` if `config.model` describes no model."""
     known_fields = dataclasses.fields(families.FAMILIES.get(config.model.family).config)
     known, given = {field.name for field in known_fields}, set(config.model)
-    if "stages" not in config:  # fine-tuning: also fields of the checkpoint's family, which is read later
+    if families.is_adopted(config):  # also fields of the checkpoint's family
         given -= families.all_fields() - known
     if different := known ^ given:
         raise UserError(
@@ -346,8 +346,8 @@ def _validate_order(stages) -> None:
 def _validate_changes(config, name: str, given) -> None:
     """Checks what a stage changes, as if the whole config had it."""
     known, limits = changeable(config), dict(PRETRAINING_LIMITS)
-    for field in dataclasses.fields(families.FAMILIES.get(config.model.family).config):
-        limits[f"model.{field.name}"] = field.metadata
+    for model in families.configs_that_may_be(config):
+        limits |= {f"model.{field.name}": field.metadata for field in dataclasses.fields(model)}
     copy = config.copy_and_resolve_references().unlock()
     for field, value in changes_of(given).items():
         what = f"is nothing that a stage may change; choose among {', '.join(known)}"

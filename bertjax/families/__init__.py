@@ -95,7 +95,9 @@ def of(config: BertConfig) -> Family:
 
 def config_of(config) -> BertConfig:
     """Returns the model's config of a whole config."""
-    return FAMILIES.get(config.model.family).config(**config.model)
+    family = FAMILIES.get(config.model.family)
+    others = all_fields() - _names(family) if is_adopted(config) else ()
+    return family.config(**{name: value for name, value in config.model.items() if name not in others})
 
 
 def model_fields(family: str, **fields) -> ml_collections.ConfigDict:
@@ -103,11 +105,19 @@ def model_fields(family: str, **fields) -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(dataclasses.asdict(FAMILIES.get(family).config(family=family, **fields)))
 
 
-def add_field(config, name: str) -> None:
-    """Adds a field that models of another family have to `config.model` of a fine-tuning run, with its default there.
+def is_adopted(config) -> bool:
+    """Whether the model is that of `init_checkpoint`, which is read later: in fine-tuning, and with `adapt.model`."""
+    return "stages" not in config or config.adapt.model
 
-    The family of such a run is that of its checkpoint, which is read later. Does nothing if no family has the field.
-    """
+
+def configs_that_may_be(config) -> list[type]:
+    """Returns the class of the model's config, or those of all families if the model `is_adopted`."""
+    return [each.config for each in (_loaded().values() if is_adopted(config) else [FAMILIES.get(config.model.family)])]
+
+
+def add_field(config, name: str) -> None:
+    """Adds a field that models of another family have to `config.model` of a run whose model `is_adopted`, with its
+    default there. Does nothing if no family has the field."""
     for family in _loaded().values():
         if name in _names(family):
             with config.model.unlocked():

@@ -75,11 +75,15 @@ def _extend_model(config) -> None:
         config.model.vocab_size = max(config.model.vocab_size, pieces)  # published models may have unused rows
     if (wanted := config.adapt.positions) and wanted < (has := config.model.max_position_embeddings):
         raise UserError(f"config.adapt.positions = {wanted}: {config.init_checkpoint} has {has}; choose more, or 0")
-    config.model.max_position_embeddings = has = wanted or config.model.max_position_embeddings
+    config.model.max_position_embeddings = most = wanted or config.model.max_position_embeddings
     for name, stage in config.stages.items():
-        if stage.length > has:
+        for field in stage.get("model", {}):
+            if field not in config.model:
+                has = f"{config.init_checkpoint} has model.family = {config.model.family!r}"
+                raise UserError(f"config.stages.{name}.model.{field}: {has}, whose models have no such field")
+        if stage.length > most:
             raise UserError(
-                f"config.stages.{name}.length = {stage.length}: {config.init_checkpoint} has {has} positions; set "
+                f"config.stages.{name}.length = {stage.length}: {config.init_checkpoint} has {most} positions; set "
                 f"--config.adapt.positions={stage.length}, or shorten the stage"
             )
 

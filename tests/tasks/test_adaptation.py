@@ -1,5 +1,6 @@
 """Adapting a checkpoint: more pieces and positions, which change nothing at first; rehearsal; what is reported."""
 
+import dataclasses
 import json
 
 import flax.linen as nn
@@ -7,16 +8,19 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import experiment, tasks
+from bertjax import experiment, families, tasks
 from bertjax.config import UserError, mixture_of, named_stages, stage
 from bertjax.data.records import RecordSet, mixed
+from bertjax.families.modernbert import ModernBertConfig
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.interop import conversion, pretrained
+from bertjax.interop import conversion, huggingface, pretrained
+from bertjax.stages import config_in, stages_of
 from bertjax.tasks import adaptation, pretraining_run
 from bertjax.training import checkpoint as checkpoints
 from bertjax.training.run import run
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import launch_and_stop, make_corpus, one_device_mesh
+from tests.families.test_modernbert import random_params
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 PIECES, FIRST = 6, 3
@@ -167,6 +171,35 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
         config.stages.first.model.causal = False
         tasks.validate(config)
     assert own.model.config.causal
+
+
+def test_a_stage_may_change_what_the_checkpoints_family_has(checkpoint, corpus_file, tmp_path):
+    """Such as the base of rotary angles; which family it is becomes known with the checkpoint."""
+    modern = ModernBertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=32
+    )
+    pieces = pretrained.read(checkpoint).tokenizer
+    modern = dataclasses.replace(modern, vocab_size=pieces.vocab_size, classifier_pooling="mean")
+    huggingface.write(tmp_path / "modern", modern, random_params(BertForMaskedLM(modern), modern), pieces)
+    flags = ["--config=adapt", f"--config.data.corpus={corpus_file}", "--config.adapt.positions=9000"]
+    flags += ["--config.stages.adapt.model.global_rope_theta=5e5", "--config.model.attention_output_dropout_prob=0.25"]
+    config, _ = experiment.from_arguments([*flags, f"--config.init_checkpoint={tmp_path / 'modern'}"])
+    tasks.validate(config)
+    pretraining_run.adopt_checkpoint(config)
+    model = families.config_of(config_in(config, stages_of(config)[0]))
+    assert model == dataclasses.replace(
+        modern, vocab_size=pieces.vocab_size + 1000, max_position_embeddings=9000, global_rope_theta=5e5,
+        attention_output_dropout_prob=0.25,
+    )  # fmt: skip
+    config, _ = experiment.from_arguments([*flags, f"--config.init_checkpoint={checkpoint}"])
+    tasks.validate(config)
+    with pytest.raises(UserError, match=r"config.model.attention_output_dropout_prob = 0.25: .* no such field"):
+        pretraining_run.adopt_checkpoint(config)
+    config, _ = experiment.from_arguments([*flags[:-1], f"--config.init_checkpoint={checkpoint}"])
+    with pytest.raises(
+        UserError, match=r"config.stages.adapt.model.global_rope_theta: .* 'bert', whose models have no"
+    ):
+        pretraining_run.adopt_checkpoint(config)
 
 
 def test_a_share_of_the_text_is_kept_whatever_the_sizes():
