@@ -22,13 +22,14 @@ TINY = dict(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_si
 
 @pytest.mark.parametrize("family, layers", [
     ("bert", 3), ("roberta", 2), ("distilbert", 2), ("electra", 2), ("lstms", 3), ("modernbert", 6), ("modernbert", 7),
-    ("mixer", 2),
+    ("eurobert", 2), ("mixer", 2),
 ])  # fmt: skip
 def test_a_layer_is_the_first_whose_states_its_params_change(family, layers):
     """Of the states after the embeddings, the first layer, ... those from its own on depend on a layer's params."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(families.FAMILIES.registered, "mixer", own_family.FAMILY)
-        config = ConfigDict({"model": families.model_fields(family, **TINY, num_hidden_layers=layers)})
+        own = dict(num_key_value_heads=1, head_dim=4) if family == "eurobert" else {}
+        config = ConfigDict({"model": families.model_fields(family, **TINY, **own, num_hidden_layers=layers)})
         config = families.config_of(config)
         model = families.of(config).model(config, Compute())
         ids = jnp.arange(1, 7)[None]
