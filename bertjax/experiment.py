@@ -194,8 +194,8 @@ def find_field(config: ConfigDict, path: str) -> Field:
     for key in keys:
         holder = value
         if isinstance(holder, ConfigDict):
-            if keys[-2:-1] == ["model"] and families.is_adopted(config) and keys[-1] not in config.model:
-                families.add_field(config, keys[-1])
+            if keys[0] == "model" and len(keys) == 2 and families.is_adopted(config) and key not in holder:
+                families.add_field(config, key)
             if keys[0] == "stages" and len(keys) > 2 and "stages" in config and key not in holder:
                 add_field(config, keys)
             if key not in holder:

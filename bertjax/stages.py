@@ -132,9 +132,10 @@ def add_field(config: ml_collections.ConfigDict, keys: Sequence[str]) -> None:
         elif stage is not None and field in changeable(config):
             *section, last = path
             theirs = config[section[0]] if section else config
+            value = theirs[last] if last in theirs else families.default_of(last)  # of a model that is adopted
             if section and section[0] not in stage:
                 stage[section[0]] = ml_collections.ConfigDict()
-            (stage[section[0]] if section else stage)[last] = theirs[last]
+            (stage[section[0]] if section else stage)[last] = value
 
 
 def config_in(config: ml_collections.ConfigDict, stage: Stage) -> ml_collections.ConfigDict:

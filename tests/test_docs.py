@@ -43,7 +43,9 @@ def test_fields_of_the_config_exist(page):
     known = {name for config in configs for name in _names(config)}
     for field in re.findall(r"--config\.([a-z_.]+)=", page.read_text()):
         if field.startswith("stages.") and field not in known:
-            find_field(load("modern:base"), field)  # which a stage may have
+            find_field(
+                load("adapt" if field.startswith("stages.adapt.") else "modern:base"), field
+            )  # which it may have
         elif field.startswith("model.") and field not in known:
             find_field(load("classify"), field)  # which the family of a checkpoint may have
         elif field not in ("anything", "x.y"):

@@ -118,11 +118,14 @@ def configs_that_may_be(config) -> list[type]:
 def add_field(config, name: str) -> None:
     """Adds a field that models of another family have to `config.model` of a run whose model `is_adopted`, with its
     default there. Does nothing if no family has the field."""
-    for family in _loaded().values():
-        if name in _names(family):
-            with config.model.unlocked():
-                config.model[name] = getattr(family.config(), name)
-            return
+    if name in all_fields():
+        with config.model.unlocked():
+            config.model[name] = default_of(name)
+
+
+def default_of(name: str):
+    """Returns the default of a field that models of a family have, the first of several."""
+    return next(getattr(family.config(), name) for family in _loaded().values() if name in _names(family))
 
 
 def all_fields() -> set[str]:
