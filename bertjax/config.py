@@ -363,6 +363,7 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     config.batch_size = 32
     config.epochs = 3.0
     config.max_seq_length = 128  # longer inputs are truncated
+    config.keep_layers = 0  # the model has so many of init_checkpoint's layers, every n-th; 0: all
     config.data = ml_collections.ConfigDict(dict(path="", **data))  # a folder, or tfds:NAME
     config.optimizer.learning_rate = 2e-5
     config.optimizer.warmup_proportion = 0.1  # share of the steps
@@ -377,7 +378,6 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
     config.lora = ml_collections.ConfigDict(dict(rank=0, alpha=16.0, dropout=0.0, targets="query,value"))
     config.restarts = 0  # how often a sweep repeats a failed trial, with other seeds
     # A teacher: a checkpoint with the same labels, whose logits are learnt too; labels have the rest of the weight.
-    config.keep_layers = 0  # the model has so many of init_checkpoint's layers, every n-th; 0: all
     config.distill = ml_collections.ConfigDict(dict(teacher="", temperature=2.0, weight=0.5))
     config.head = ml_collections.ConfigDict(
         dict(
@@ -410,13 +410,17 @@ def mixture_of(
         raise UserError(
             f"config.data.mixture = {text!r}: shares are taken when records are read; set data.mix_when=read"
         )
-    others = [source for source in weights if source not in shares]
+    others = [source for source, weight in weights.items() if weight and source not in shares]
     if shares and not (sum(shares.values()) < 1 if others else math.isclose(sum(shares.values()), 1)):
         raise UserError(f"config.data.mixture = {text!r}: shares must leave some of 100 % to sources without, if any")
     if sizes is None or not shares:
         return weights
     left = 1 - sum(shares.values())
     rest = sum(weights[source] * sizes.get(source, 0) for source in others) / left if others else sum(sizes.values())
+    if not rest:
+        raise UserError(
+            f"config.data.mixture = {text!r}: no records of {', '.join(others)}, of which the rest should be"
+        )
     return weights | {source: share * rest / sizes[source] for source, share in shares.items() if sizes.get(source)}
 
 

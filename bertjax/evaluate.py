@@ -47,7 +47,12 @@ def score_data() -> None:
 
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
     task = of_checkpoint(source.settings.get("task", ""), architecture="")
-    if task is None or task.labelled is None:
+    if task is not None and task.labelled is None:
+        name = source.settings.task
+        raise UserError(
+            f"{source.path}: its task {name!r} does not say how a labelled file is read (FineTuningTask.labelled)"
+        )
+    if task is None:
         raise UserError(
             f"{source.path}: must be the workdir of a run that classifies or tags texts, or answers questions; only "
             f"that says how --data is read"

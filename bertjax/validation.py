@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import ml_collections
 
 from bertjax import families
-from bertjax.config import UserError, corpus_sources, mixture_of
+from bertjax.config import UserError, corpus_sources, fine_tuning_config, mixture_of
 from bertjax.stages import (
     MOST_BATCH_SIZES,
     changeable,
@@ -149,6 +149,8 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     require(bool(code), "data.language", language, "must be an ISO 639 code, such as 'en' or 'de'")
     _split("data.masked_lm_split", config.data.masked_lm_split)
     _validate_adaptation(config, with_data)
+    random = "would be random as well: set init_checkpoint, or 0"
+    require(bool(config.init_checkpoint) or not config.freeze_layers, "freeze_layers", config.freeze_layers, random)
     _validate_stages(config)
     for each in stages_of(config):
         families.FAMILIES.get(config.model.family).validate(config_in(config, each))
@@ -205,6 +207,17 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
         more = "lstm_layers needs a BiLSTM: also set head.lstm_size"
         require(config.head.lstm_layers == 1 or lstm_size > 0, "head.lstm_layers", config.head.lstm_layers, more)
     _within("head.label_smoothing", config.head.get("label_smoothing", 0.0), **BELOW_ONE)
+    both = "does not know the weights of head.class_weights; leave one of them out"
+    weights = config.head.get("class_weights", "")
+    require(not (config.distill.teacher and weights), "distill.teacher", config.distill.teacher, both)
+    for field in ("temperature", "weight"):
+        is_used = config.distill.teacher or config.distill[field] == fine_tuning_config("").distill[field]
+        none = "there is no teacher: set distill.teacher, or leave it out"
+        require(bool(is_used), f"distill.{field}", config.distill[field], none)
+    for field in ("alpha", "dropout", "targets"):
+        is_used = config.lora.rank or config.lora[field] == fine_tuning_config("").lora[field]
+        none = "there are no low-rank updates: set lora.rank, or leave it out"
+        require(bool(is_used), f"lora.{field}", config.lora[field], none)
     targets = config.lora.targets
     is_named = not config.lora.rank or all(map(str.strip, targets.split(",")))
     require(is_named, "lora.targets", targets, "name kernels, such as query,value, or attention, or all-linear")
@@ -264,7 +277,7 @@ def validate_model(config) -> None:
         _within(f"model.{known.name}", config.model[known.name], **known.metadata)
     hidden, heads = config.model.hidden_size, config.model.get("num_attention_heads", 1)
     remedy = f"must be a multiple of model.num_attention_heads = {heads}"
-    require(hidden % heads == 0, "model.hidden_size", hidden, remedy)
+    require("head_dim" in config.model or hidden % heads == 0, "model.hidden_size", hidden, remedy)
 
 
 def _within(field: str, value, role="", choices=(), least=None, most=None, above=None, below=None) -> None:
@@ -353,12 +366,14 @@ def _validate_changes(config, name: str, given) -> None:
         what = f"is nothing that a stage may change; choose among {', '.join(known)}"
         require(field in known, f"stages.{name}.{field}", value, what)
         section, _, last = field.rpartition(".")
+        if section == "model" and last not in copy.model:  # of a family that is known with the checkpoint
+            families.add_field(copy, last)
         try:
             if value is None:
                 raise TypeError
             (copy[section] if section else copy)[last] = value
         except TypeError:
-            example = f"must be such as {value_of(config, field)!r}"
+            example = f"must be such as {value_of(copy, field)!r}"
             require(False, f"stages.{name}.{field}", value, example)
         _within(f"stages.{name}.{field}", value, **limits.get(field, {}))
         dynamic = "masks of records stay what they are; set data.masking=dynamic, or leave it out"

@@ -9,6 +9,7 @@ from typing import TypeVar
 import ml_collections
 from etils import epath
 
+from bertjax import families
 from bertjax.config import UserError
 from bertjax.validation import validate_model
 
@@ -44,8 +45,10 @@ def build(
             kind = field.type.__name__
             raise UserError(f"{path}: {names.get(name, name)} is {value!r}, which is not a valid {kind}")
     found = config(**{name: fields[name] for name in known if name in fields})
+    whole = ml_collections.ConfigDict(dict(model=dataclasses.asdict(found), stages={}, adapt=dict(model=False)))
     try:
-        validate_model(ml_collections.ConfigDict(dict(model=dataclasses.asdict(found))))
+        validate_model(whole)
+        families.FAMILIES.get(found.family).validate(whole)
     except UserError as error:
         said = re.sub(r"(?:config\.)?model\.(\w+)", lambda field: names.get(field[1], field[1]), str(error))
         raise UserError(f"{path}: {said}") from None

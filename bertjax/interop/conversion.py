@@ -39,7 +39,8 @@ def convert(
         known = ", ".join(layout.ARCHITECTURES)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
     manifest = _manifest(pretrained, find(source).folder) if to == "huggingface" else None
-    if "lstm" in pretrained.params and to != "bertjax":  # other formats have no class for the model on top of BERT
+    # Other formats have no class for the model on top of BERT.
+    if "lstm" in pretrained.params and to not in ("bertjax", "peft"):
         left_out = sorted(pretrained.params.keys() - {"bert"})
         encoder = {"bert": pretrained.params["bert"]}
         pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=(), problem_type="")

@@ -25,12 +25,14 @@ NEGLIGIBLE = 1e-6  # of the largest singular value: what rounding leaves in floa
 def write(folder: epath.PathLike, source: Pretrained, architecture: str) -> int:
     """Writes an adapter for a class of transformers; returns how many numbers it has.
 
-    Raises `UserError` if the checkpoint has no updates.
+    Raises `UserError` if the checkpoint has no updates, or not all layers of the model that it began with.
     """
     import safetensors.numpy
 
     if "lstm" in source.params:
         raise UserError(f"{source.path}: transformers has no class for its BiLSTM; only --format=bertjax keeps it")
+    if source.settings.get("keep_layers"):
+        raise UserError(f"{source.path}: has not all layers of its init_checkpoint; write it with --format=huggingface")
     layout = families.module_of(families.of(source.config))
     zeros = {path: np.zeros_like(x) for path, x in flatten_dict(source.params).items()}
     updates, _ = layout.to_tensors(unflatten_dict(zeros | source.updates), source.config, architecture)

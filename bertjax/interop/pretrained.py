@@ -307,7 +307,8 @@ def adopt_model(config, theirs: BertConfig, source: str) -> None:
     default, own = dataclasses.asdict(BertConfig()), dataclasses.asdict(theirs)
     taken = fields_of(theirs, "size", "form", "behaviour", "choice")
     for name, value in config.model.items():
-        if name not in default and name not in own:
+        is_none = "dropout" in name and value == 0  # which a model without it has as well
+        if name not in own and value != default.get(name) and not is_none:
             has = f"{source} has model.family = {theirs.family!r}, whose models have no such field"
             raise UserError(f"config.model.{name} = {value}: {has}; leave it out")
     for name in taken:

@@ -165,15 +165,22 @@ def _encoded(
     return Examples(*arrays), owners, cut
 
 
+def logits_of(
+    source: Pretrained, layer: OutputLayer, texts: Sequence[tuple[str, ...]]
+) -> tuple[list[np.ndarray], list[bool]]:
+    """Returns a checkpoint's logits of each text or pair, and whether it was truncated."""
+    windows = windows_of(source.settings)
+    examples, owners, cut = _encoded(texts, source.tokenizer, source.max_seq_length, windows)
+    return windows.combined(output_layers.predict(layer, source, examples), owners), cut
+
+
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
     """Yields, per text or pair, what is predicted of it, and `cut` if truncated.
 
     That is `label` and `probabilities` by label, `score` for regression, or `labels` and `probabilities` by label.
     """
-    target, windows = targets.of_checkpoint(source), windows_of(source.settings)
-    examples, owners, cut = _encoded(texts, source.tokenizer, source.max_seq_length, windows)
-    each = output_layers.predict(target.output_layer, source, examples)
-    for logits, was_cut in zip(windows.combined(each, owners), cut):
+    target = targets.of_checkpoint(source)
+    for logits, was_cut in zip(*logits_of(source, target.output_layer, texts)):
         yield {**target.describe(logits), **({"cut": True} if was_cut else {})}
 
 

@@ -5,19 +5,21 @@ of its text, whatever batch it is in.
 """
 
 import dataclasses
+import hashlib
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
-from bertjax.data.batches.examples import Examples
 from bertjax.files import replacing
 from bertjax.interop import pretrained
+from bertjax.interop.huggingface import MULTI_LABEL
 from bertjax.interop.pretrained import Pretrained
 from bertjax.sharding import hosts
-from bertjax.tasks import output_layers
-from bertjax.tasks.pairs import encode_pairs
+from bertjax.tasks import losses, output_layers
+from bertjax.tasks.output_layers import OutputLayer
 from bertjax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -31,15 +33,29 @@ def taught(config, dataset: "Dataset", tokenizer: Tokenizer, workdir: epath.Path
 
     Raises `UserError` if it has other labels, or cannot read the examples.
     """
-    path = workdir / FILE
+    path, key = workdir / FILE, _key(config, dataset, tokenizer)
     with hosts.first_before_others("teacher"):
-        if not path.exists():
+        if (each := _read(path, key)) is None:
             each = _logits(config, dataset, tokenizer)
             with replacing(path) as partial, partial.open("wb") as file:
-                np.savez(file, logits=np.concatenate(each), sizes=np.array(list(map(len, each))))
-        with path.open("rb") as file, np.load(file) as kept:
-            each = np.split(kept["logits"], np.cumsum(kept["sizes"])[:-1])
+                np.savez(file, logits=np.concatenate(each), sizes=np.array(list(map(len, each))), key=np.array(key))
     return dataclasses.replace(dataset, train=dataclasses.replace(dataset.train, teacher_logits=each))
+
+
+def _key(config, dataset: "Dataset", tokenizer: Tokenizer) -> str:
+    """A hash that changes if the logits may become others: of the teacher's path, the examples and their labels."""
+    content = hashlib.sha256(json.dumps([config.distill.teacher, dataset.labels, tokenizer.fingerprint]).encode())
+    for ids in dataset.train.input_ids:
+        content.update(np.int32(len(ids)).tobytes() + ids.tobytes())
+    return content.hexdigest()
+
+
+def _read(path: epath.Path, key: str) -> list[np.ndarray] | None:
+    """Returns the logits of each example that a file has, if they are those of the key."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file, np.load(file) as kept:
+        return np.split(kept["logits"], np.cumsum(kept["sizes"])[:-1]) if str(kept["key"]) == key else None
 
 
 def _logits(config, dataset: "Dataset", tokenizer: Tokenizer) -> list[np.ndarray]:
@@ -48,27 +64,29 @@ def _logits(config, dataset: "Dataset", tokenizer: Tokenizer) -> list[np.ndarray
     says = f"config.distill.teacher = {teacher!r}: "
     if layer.architecture not in ("BertForSequenceClassification", "BertForTokenClassification") or layer.frozen:
         raise UserError(f"{says}this task has no classes, numbers or tags that a teacher could tell; leave it out")
-    if config.head.get("class_weights"):
-        raise UserError(f"{says}does not know the weights of head.class_weights; leave one of them out")
     source = pretrained.read_with_tokenizer(teacher)
-    order = _order(source, dataset.labels, says)
+    order = _order(source, layer, dataset.labels, says)
     if dataset.texts:
-        firsts, *seconds = zip(*dataset.texts)
-        ids, types, _ = encode_pairs(source.tokenizer, firsts, seconds[0] if seconds else None, source.max_seq_length)
-        examples = Examples(ids, types)
-    elif source.tokenizer.fingerprint == tokenizer.fingerprint:
-        examples = dataset.train
-    else:
-        raise UserError(
-            f"{says}its tokenizer is another, so that its tags are of other pieces; choose one with the same"
-        )
-    return [logits[..., order] for logits in output_layers.predict(layer, source, examples)]
+        from bertjax.tasks import classification  # which imports this module
+
+        each, _ = classification.logits_of(source, layer, dataset.texts)
+        return [logits[..., order] for logits in each]
+    if source.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise UserError(f"{says}its tokenizer is another, so that its tags, or windows, would be of other pieces")
+    if (longest := dataset.train.lengths.max()) > (most := source.config.max_position_embeddings):
+        raise UserError(f"{says}has {most} positions, but an example has {longest} tokens; set max_seq_length={most}")
+    return [logits[..., order] for logits in output_layers.predict(layer, source, dataset.train)]
 
 
-def _order(source: Pretrained, labels: tuple[str, ...], says: str) -> list[int]:
-    """Returns where a teacher has each label. Raises `UserError` if it has others."""
+def _order(source: Pretrained, layer: OutputLayer, labels: tuple[str, ...], says: str) -> list[int]:
+    """Returns where a teacher has each label. Raises `UserError` if it has others, or tells something else."""
     if "classifier" not in source.params:
         raise UserError(f"{says}has no classifier; choose a fine-tuned checkpoint")
+    own = {"lstm_size", "lstm_layers", *losses.SETTINGS}
+    is_several = [each.problem_type == MULTI_LABEL for each in (source, layer)]
+    if source.architecture != layer.architecture or is_several[0] != is_several[1] or source.head.keys() - own:
+        what = source.problem_type or source.architecture
+        raise UserError(f"{says}is of another kind of task ({what}); choose one that was fine-tuned as this model is")
     rows = source.params["classifier"]["dense"]["bias"].shape[0]
     names = source.label_names(rows) if labels else ()
     if sorted(names) != sorted(labels) or (not labels and rows != 1):

@@ -287,12 +287,11 @@ class Material:
 def adopt(config, before: RunInfo | None) -> None:
     """Sets the model, except dropout, to that of the earlier run or of `init_checkpoint`."""
     if before is None:
-        pretrained.adopt_model(config, pretrained.read_config(config.init_checkpoint), config.init_checkpoint)
-        if config.keep_layers > (has := config.model.num_hidden_layers):
-            raise UserError(
-                f"config.keep_layers = {config.keep_layers}: {config.init_checkpoint} has {has}; choose fewer"
-            )
-        config.model.num_hidden_layers = config.keep_layers or has
+        theirs, kept = pretrained.read_config(config.init_checkpoint), config.keep_layers
+        if kept > (has := theirs.num_hidden_layers):
+            raise UserError(f"config.keep_layers = {kept}: {config.init_checkpoint} has {has}; choose fewer")
+        theirs = dataclasses.replace(theirs, num_hidden_layers=kept or has)
+        pretrained.adopt_model(config, theirs, config.init_checkpoint)
     else:  # does not need `init_checkpoint`, which may be gone
         pretrained.adopt_model(config, families.config_of(before.config), "the run in this workdir")
     tasks.validate(config)  # now that the model is known

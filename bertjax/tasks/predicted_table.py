@@ -25,7 +25,8 @@ def text_columns(task: FineTuningTask, source: Pretrained, text: str, second_tex
         raise UserError(f"--second_text={second_text}: name the column of the first text as well, with --text")
     known = task.columns(source.settings) if source.settings.get("task") else ()
     names = (text, second_text) if second_text else (text,) if text else known or ("text",)
-    if len(names) not in task.inputs.parts:
+    is_half = len(known) == 2 and len(names) == 1
+    if len(names) not in task.inputs.parts or is_half:
         raise UserError(
             f"--text={','.join(names)}: this checkpoint expects {task.inputs.usage}; name the columns of a table with "
             f"--text and --second_text"

@@ -20,7 +20,7 @@ from bertjax.model.kernels import has_kernels
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import local_copy, make_mesh
 from bertjax.sharding.topology import available_cores
-from bertjax.stages import config_in, stages_of, steps_for, total_steps
+from bertjax.stages import config_after, stages_of, steps_for, total_steps
 from bertjax.tasks import adaptation, fill_mask
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
@@ -60,6 +60,7 @@ def adopt_checkpoint(config, before: RunInfo | None = None) -> None:
         if before is None:
             pretrained.adopt_tokenizer(config)
             _extend_model(config)
+        _check_stages(config)
         tasks.validate(config, with_data=False)  # now that the model is known
     elif before is None:
         pretrained.adopt(config)
@@ -75,7 +76,12 @@ def _extend_model(config) -> None:
         config.model.vocab_size = max(config.model.vocab_size, pieces)  # published models may have unused rows
     if (wanted := config.adapt.positions) and wanted < (has := config.model.max_position_embeddings):
         raise UserError(f"config.adapt.positions = {wanted}: {config.init_checkpoint} has {has}; choose more, or 0")
-    config.model.max_position_embeddings = most = wanted or config.model.max_position_embeddings
+    config.model.max_position_embeddings = wanted or config.model.max_position_embeddings
+
+
+def _check_stages(config) -> None:
+    """Raises `UserError` for a stage that the adopted model cannot have."""
+    most = config.model.max_position_embeddings
     for name, stage in config.stages.items():
         for field in stage.get("model", {}):
             if field not in config.model:
@@ -94,6 +100,8 @@ def _extended_tokenizer(config) -> Tokenizer:
     found = tokenizer.load(kind, path, lowercase) if path else pretrained.read_tokenizer(config.init_checkpoint)
     if found is None:
         raise UserError(f"config.tokenizer.path = '': {config.init_checkpoint} has no vocabulary to extend; name it")
+    if fault := found.cannot_extend:
+        raise UserError(f"config.tokenizer.extend = {config.tokenizer.extend}: the tokenizer {fault}; set 0")
     return found
 
 
@@ -175,11 +183,14 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
         params = local_copy(trained.state.evaluated, mesh)  # all hosts must call this
         if jax.process_index():
             return ""
-        used = task.at(task.total_steps)[0].model
-        model = BertForMaskedLM(used.config, used.compute)
-        filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks)
+        step = int(trained.state.step)  # before the last one, if it ended early
+        used = task.at(max(0, step - 1))[0]
+        model = BertForMaskedLM(used.model.config, used.model.compute)
+        can_fill = any(term.objective.fills_masks for term in used.terms)
+        filled = fill_mask.fill_masks(model, params, tokenizer, config.eval.fill_masks if can_fill else ())
         changed = text.report(text.measured(model, params, tokenizer)) if text is not None else []
-        return "\n".join([report(config, trained.scores), *changed, *map(fill_mask.describe, filled)])
+        said = report(config_after(config, step), trained.scores)
+        return "\n".join([said, *changed, *map(fill_mask.describe, filled)])
 
     return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report)
 
@@ -284,6 +295,5 @@ def report(config, scores: Scores | None) -> str:
     """Formats the held-out scores of what the config learns, each with its baseline."""
     if scores is None:
         return "no held-out data, so no scores"
-    last = config_in(config, stages_of(config)[-1])
-    terms = [term for term in objectives.of(last) if f"{term.name}_loss" in scores.scores]
+    terms = [term for term in objectives.of(config) if f"{term.name}_loss" in scores.scores]
     return "\n".join(line for term in terms for line in term.objective.report(term.name, scores.scores))

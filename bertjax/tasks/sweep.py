@@ -18,7 +18,7 @@ import numpy as np
 from etils import epath
 
 from bertjax import tasks
-from bertjax.config import UserError, dropout_fields
+from bertjax.config import UserError, dropout_fields, split_at_commas
 from bertjax.files import read_json, write_whole
 from bertjax.interop.pretrained import BEST_RUN
 from bertjax.sharding import hosts
@@ -78,7 +78,7 @@ def parse(config) -> list[dict]:
             )
         kind = type(value_of(config, searchable[name]))
         try:
-            values[name] = list(dict.fromkeys(_parsed(kind, value) for value in given.split(",")))
+            values[name] = list(dict.fromkeys(_parsed(kind, value) for value in split_at_commas(given)))
         except ValueError:
             raise UserError(
                 f"config.sweep = {text!r}: {given!r}: invalid values for {name} ({kind.__name__})"
@@ -127,7 +127,7 @@ def trials(config) -> list[tuple[dict, object]]:
 
 def name_of(settings: dict) -> str:
     """Returns the name of a trial's workdir: "batch_size=16,learning_rate=5e-05"."""
-    return ",".join(f"{name}={_cell(value)}" for name, value in settings.items())
+    return ",".join(f"{name}={_cell(value)}" for name, value in settings.items()).replace("/", "+")  # it is a folder
 
 
 def _cell(value) -> str:

@@ -7,7 +7,7 @@ them, and the two pieces that most often follow each other within a word are joi
 import collections
 import heapq
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from bertjax.config import UserError
@@ -33,7 +33,13 @@ def extended(tokenizer: Tokenizer, words: Mapping[str, int], pieces: int) -> Tok
 
     Raises `UserError` if the words do not yield that many pieces, or the tokenizer cannot have more.
     """
-    larger = tokenizer.extended(learn(tokenizer, words, pieces))
+    left_out, lost = set(), True
+    while lost:
+        larger = tokenizer.extended(learn(tokenizer, words, pieces, left_out))
+        lost = [word for word in words if _is_unknown(larger, word) and not _is_unknown(tokenizer, word)]
+        left_out |= {
+            piece for piece in larger.pieces[tokenizer.vocab_size :] if any(piece.strip("#") in word for word in lost)
+        }
     if (found := larger.vocab_size - tokenizer.vocab_size) < pieces:
         raise UserError(
             f"config.tokenizer.extend = {pieces}: this corpus gives {found} new pieces; set it to that or less, or add "
@@ -42,33 +48,37 @@ def extended(tokenizer: Tokenizer, words: Mapping[str, int], pieces: int) -> Tok
     return larger
 
 
-def learn(tokenizer: Tokenizer, words: Mapping[str, int], most: int) -> list[Joined]:
+def _is_unknown(tokenizer: Tokenizer, word: str) -> bool:
+    return tokenizer.unk_id in tokenizer.encode(word).ids
+
+
+def learn(tokenizer: Tokenizer, words: Mapping[str, int], most: int, left_out: Collection[str] = ()) -> list[Joined]:
     """Returns what is joined, in the order in which it is learnt: `most` new pieces, or as many as there are.
 
     A piece of which hardly anything is left, since it became a part of others, is left out if the tokenizer does not
-    need it to make these. Where it does, a piece that it has may be joined as well, of other parts.
+    need it to make these. A piece that the tokenizer has is not joined, though a text may cut it up: its ids would be
+    others.
     """
     counts = collections.Counter()
     for word in sorted(words):
         for unit in tokenizer.units(word):
             counts[tuple(unit)] += words[word]
-    units = _Units(counts, tokenizer.join)
-    known, new, found = set(tokenizer.pieces), set(), []
+    units, new, found = _Units(counts, tokenizer.join, {*tokenizer.pieces, *left_out}), set(), []
 
     def is_used(piece: str) -> bool:
         return tokenizer.keeps_parts or units.occurs[piece] >= LEAST_COUNT
 
     while (len(new) < most or sum(map(is_used, new)) < most) and (best := units.most_frequent()) is not None:
         found.append(Joined(units.merge(*best), *best))
-        new |= {found[-1].piece} - known
-    return [each for each in found if is_used(each.piece) and (tokenizer.keeps_parts or each.piece in new)]
+        new.add(found[-1].piece)
+    return [each for each in found if is_used(each.piece)]
 
 
 class _Units:
     """The words of a text, cut into pieces, and how often each pair of pieces follow each other."""
 
-    def __init__(self, counts: Mapping[tuple[str, ...], int], join):
-        self._join = join
+    def __init__(self, counts: Mapping[tuple[str, ...], int], join, left_out: Collection[str]):
+        self._join, self._left_out = join, left_out
         self._units = [list(unit) for unit in counts]
         self._counts = list(counts.values())
         self._pairs: collections.Counter = collections.Counter()
@@ -84,6 +94,9 @@ class _Units:
         while self._heap:
             count, pair = self._heap[0]
             now = self._pairs.get(pair, 0)
+            if self._join(*pair) in self._left_out:
+                heapq.heappop(self._heap)
+                continue
             if now == -count:
                 return pair if now >= LEAST_COUNT else None
             heapq.heappop(self._heap)  # it has become rarer since

@@ -22,9 +22,9 @@ from bertjax.validation import DTYPES, one_of, validate_model
 CONFIG, REPORT = "config.json", "report.txt"
 RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished one
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
-DECISIVE = ("task", "branch_from", "objective", "z_loss", "seed", "batch_size", "epochs", "max_seq_length", "packing",
-            "stages", "data", "head", "distill", "optimizer", "freeze_layers", "lora", "model", "dtype", "grad_dtype",
-            "init_checkpoint")  # fmt: skip
+DECISIVE = ("task", "branch_from", "adapt", "objective", "z_loss", "seed", "batch_size", "epochs", "max_seq_length",
+            "packing", "stages", "data", "head", "distill", "optimizer", "freeze_layers", "keep_layers", "lora",
+            "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
 # Model families by the `model.encoder` of older runs.
 FAMILIES_BEFORE = {"transformer": "bert", "lstms": "lstms"}
 
@@ -172,15 +172,8 @@ def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> 
       identity: fields that, besides `task`, identify the task. A difference in them, the model's size, the optimizer's
         name and options, what is frozen, the labels, the tokenizer or the data is fatal.
     """
-    fixed = {
-        "task",
-        "branch_from",
-        "distill.teacher",
-        "optimizer.name",
-        "optimizer.options",
-        "freeze_layers",
-        *identity,
-    }
+    fixed = {"task", "branch_from", "distill.teacher", "freeze_layers", "keep_layers", *identity}
+    fixed |= {"optimizer.name", "optimizer.options"}
     old, new = _leaves(before.config), _leaves(now.config)
     may_change = {f"model.{name}" for name in fields_of(families.FAMILIES.get(before.config.model.family).config, "")}
     one, other = map(_frozen_groups, (before.config, now.config))
@@ -256,7 +249,8 @@ def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
     content = json.loads(config.to_json_best_effort())
     # Values for runs from before there were these fields.
     leaves = {"head.lstm_size": 0, "head.lstm_layers": 1, "head.class_weights": "", "head.label_smoothing": 0.0}
-    leaves |= {"data.multi_label": "", "data.on_bad_answer": "stop"}
+    leaves |= {"data.multi_label": "", "data.on_bad_answer": "stop", "data.windows": "", "keep_layers": 0}
+    leaves |= {"distill.teacher": "", "distill.temperature": 2.0, "distill.weight": 0.5}
 
     def walk(name: str, value) -> None:
         if isinstance(value, dict):

@@ -107,11 +107,8 @@ def check_same_ids(name: str, config, dataset, weights: str) -> None:
     assert all(a or b for a, b in zip(same, cut)), f"{name}: {same.index(False)} is tokenized otherwise"
 
 
-def train_ours(config, dataset, workdir, mesh, program):
+def train_ours(config, dataset, workdir, mesh, program, initialize):
     """(scores, seconds a step, program); the median of what every ten steps took."""
-    import functools
-
-    from bertjax.interop import pretrained
     from bertjax.tasks import finetuning
     from bertjax.training.loop import train
     from bertjax.training.sinks.jsonl import read_metrics
@@ -120,7 +117,6 @@ def train_ours(config, dataset, workdir, mesh, program):
     task = finetuning.FineTuning(config, mesh, dataset)
     config.eval.every_steps = task.total_steps
     program = program or make_program(task, config, mesh)
-    initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
     scores = train(task, config, workdir, mesh, initialize, program).scores.scores
     rates = [line["train/sequences_per_second"] for line in read_metrics(workdir) if "train/loss" in line]
     return scores, config.batch_size / float(np.median(rates)), program
@@ -316,7 +312,9 @@ def main() -> None:
                     keep(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=time.monotonic() - began)
                     continue
                 compiled, run_folder = by not in programs, folder / f"{name}-{seed}-{by}"
-                scores, seconds, programs[by] = train_ours(config, dataset, run_folder, mesh, programs.get(by))
+                scores, seconds, programs[by] = train_ours(
+                    config, dataset, run_folder, mesh, programs.get(by), material.initialize
+                )
                 took = time.monotonic() - began
                 more = {}
                 if seed == seeds[0] and by == "bertjax":

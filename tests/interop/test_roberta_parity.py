@@ -283,6 +283,9 @@ def test_roberta_is_read_from_vocabulary_and_merges(tmp_path):
     learner.save_model(str(tmp_path))
     ours = check_older(tmp_path, transformers.RobertaTokenizer.from_pretrained(tmp_path), between=2)
     assert ours.kind == "bpe" and not ours.begins_with_space and ours.encode("<s>").ids != [ours.cls_id]
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())  # the published one has GPT-2's special piece, too
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"<|endoftext|>": len(vocabulary)}))
+    assert len(tokenizer_files.read(tmp_path).between) == 2
     (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": true}')
     with pytest.raises(UserError, match=r"add_prefix_space is True, but .*vocab.json has False; make them agree"):
         tokenizer_files.read(tmp_path)

@@ -39,6 +39,13 @@ def adapting(checkpoint, corpus, **fields):
     return config
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_windows():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adaptation, "WINDOW_BYTES", (60, 120))
+        yield
+
+
 @pytest.fixture(scope="module")
 def adapted(checkpoint, corpus_file, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("adapted")
@@ -252,7 +259,9 @@ def test_a_mistake_is_one_line(fields, message, checkpoint, corpus_file, tmp_pat
 def test_general_text_is_told_apart(checkpoint, corpus_file, tmp_path):
     general = tmp_path / "general.txt"
     general.write_text(make_corpus(60, seed=5))
-    config = adapting(checkpoint, f"{corpus_file},{general}", **{"data.mixture": f"{general}=25%"})
+    fields = {"tokenizer.extend": 0, "adapt.new_pieces_first": 0, "adapt.positions": 0, "stages.adapt.steps": 2}
+    fields |= {"data.mixture": f"{general}=25%"}
+    config = adapting(checkpoint, f"{corpus_file},{general}", **fields)
     tasks.validate(config)
     run(pretraining_run.KIND, config, tmp_path / "run")
     report = (tmp_path / "run" / "report.txt").read_text()

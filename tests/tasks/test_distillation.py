@@ -3,6 +3,7 @@
 import random
 import shutil
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +15,7 @@ from bertjax.interop import pretrained, resizing
 from bertjax.tasks import distillation, finetuning, squad, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy
-from bertjax.training import checkpoint as checkpoints
-from tests.conftest import TOPICS, launch_and_stop, one_device_mesh
+from tests.conftest import TOPICS, one_device_mesh
 from tests.tasks.test_classify import LABELS, write_table
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -61,18 +61,12 @@ def untold(tmp_path_factory):
     return data(tmp_path_factory.mktemp("untold"), rows_of(200, 2, list(LABELS)), rows_of(40, 3))
 
 
-@pytest.mark.parametrize("packing", [False, True])
-def test_a_student_learns_what_the_teacher_says_where_labels_say_nothing(
-    teacher, untold, checkpoint, tmp_path, packing
-):
-    fields = {"distill.teacher": str(teacher), "distill.weight": 1.0, "packing": packing, "epochs": 8.0}
+def test_a_student_learns_what_the_teacher_says_where_labels_say_nothing(teacher, untold, checkpoint, tmp_path):
+    fields = {"distill.teacher": str(teacher), "distill.weight": 1.0, "epochs": 8.0}
     config = config_for(untold, checkpoint, **fields)
     validate(config)
-    launch(config, tmp_path / "taught")
-    assert pretrained.read(tmp_path / "taught").scores["accuracy"] > 0.9
-    if not packing:
-        launch(config_for(untold, checkpoint, epochs=8.0), tmp_path / "alone")
-        assert pretrained.read(tmp_path / "alone").scores["accuracy"] < 0.6
+    launch(config, tmp_path)
+    assert pretrained.read(tmp_path).scores["accuracy"] > 0.9
 
 
 def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, checkpoint, tmp_path):
@@ -94,7 +88,7 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
         np.testing.assert_array_equal(batch["teacher_logits"][row, number], known[tuple(ids)])
     assert len(rows) == 16
     # Another order of the labels: that of the data counts.
-    turned = distillation._order(source, tuple(reversed(LABELS)), "")
+    turned = distillation._order(source, material.dataset.output_layer, tuple(reversed(LABELS)), "")
     assert turned == [3, 2, 1, 0]
 
 
@@ -135,26 +129,35 @@ def test_the_loss_and_its_gradient_are_torchs(kind):
     np.testing.assert_allclose(gradient, given.grad.numpy(), atol=1e-6)
 
 
-def test_a_run_goes_on_bit_for_bit_when_the_teacher_is_gone(teacher, untold, checkpoint, tmp_path):
+def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(teacher, untold, checkpoint, tmp_path):
     shutil.copytree(teacher, tmp_path / "teacher")
 
-    def config():
-        return config_for(untold, checkpoint, **{"distill.teacher": str(tmp_path / "teacher"), "epochs": 1.0})
+    def logits(folder=untold, **fields):
+        config = config_for(folder, checkpoint, **({"distill.teacher": str(tmp_path / "teacher")} | fields))
+        finetuning.adopt(config, None)
+        return finetuning.load_material(config, tmp_path, None).dataset.train.teacher_logits
 
-    launch(config(), tmp_path / "straight")
-    launch_and_stop(finetuning.FineTuning, config(), tmp_path / "stopped", 4)
+    first = logits()
     shutil.rmtree(tmp_path / "teacher")
-    launch(config(), tmp_path / "stopped")
-    ours, theirs = (
-        pretrained.flattened(checkpoints.read_params(tmp_path / name, 13)) for name in ("stopped", "straight")
-    )
-    assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in theirs)
+    assert all((one == other).all() for one, other in zip(logits(), first, strict=True))
+    with pytest.raises(UserError, match=r"no checkpoint in .*teacher"):  # of other examples
+        logits(data(tmp_path / "other", rows_of(20, 5), rows_of(20, 6)))
+    again = logits(**{"distill.teacher": str(teacher)})
+    assert all((one == other).all() for one, other in zip(again, first, strict=True))
 
 
 def test_a_student_begins_with_every_nth_layer_of_the_teacher(teacher, untold, checkpoint, tmp_path):
-    config = config_for(untold, teacher, **{"keep_layers": 1, "distill.teacher": str(teacher), "epochs": 1.0})
-    launch(config, tmp_path)
-    assert pretrained.read_config(tmp_path).num_hidden_layers == 1
+    config = config_for(untold, teacher, keep_layers=1)
+    finetuning.adopt(config, None)
+    opened = finetuning.open_run(config, tmp_path, None)
+    params = opened.initialize(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0))))
+    ours, theirs = (pretrained.flattened(each) for each in (params, pretrained.read(teacher).params))
+    name = "bert/encoder/layers/output/kernel"
+    assert ours[name].shape[0] == 1 and np.array_equal(ours[name][0], theirs[name][1])
+    search = config_for(untold, teacher, keep_layers=1, sweep="seed=0")
+    finetuning.adopt(search, None)
+    finetuning.adopt(search, None)  # of the search, and of its trial
+    assert search.model.num_hidden_layers == 1
     arrays = {"bert/encoder/layers/output/bias": np.arange(12), "bert/embeddings/norm/bias": np.arange(3)}
     for layers, kept in ((6, [1, 3, 5, 7, 9, 11]), (4, [2, 5, 8, 11]), (5, [1, 3, 6, 8, 11]), (12, list(range(12)))):
         found = resizing.with_layers(arrays, BertConfig(), layers)
@@ -168,6 +171,12 @@ def test_a_student_begins_with_every_nth_layer_of_the_teacher(teacher, untold, c
     "fields, message",
     [
         ({"distill.temperature": 0.0}, r"config.distill.temperature = 0.0: must be above 0"),
+        (
+            {"data.label": "topics", "data.multi_label": "list"},
+            r"is of another kind of task \(BertForSequenceClassific",
+        ),
+        ({"distill.teacher": "", "distill.weight": 0.9}, r"config.distill.weight = 0.9: there is no teacher"),
+        ({"lora.alpha": 3.0}, r"config.lora.alpha = 3.0: there are no low-rank updates: set lora.rank"),
         ({"distill.weight": 1.5}, r"config.distill.weight = 1.5: must be above 0 and at most 1"),
         ({"keep_layers": 3}, r"config.keep_layers = 3: .* has 2; choose fewer"),
         ({"distill.teacher": "nowhere"}, r"no checkpoint in 'nowhere'"),
@@ -178,7 +187,9 @@ def test_a_student_begins_with_every_nth_layer_of_the_teacher(teacher, untold, c
     ],
 )
 def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
-    rows = [each | {"number": i, "other": "ab"[i % 2]} for i, each in enumerate(rows_of(20, 4))]
+    rows = [
+        each | {"number": i, "other": "ab"[i % 2], "topics": [each["label"]]} for i, each in enumerate(rows_of(20, 4))
+    ]
     folder = data(tmp_path / "data", rows, rows)
     given = {"distill.teacher": str(teacher)} | fields
     given = {name: x.format(checkpoint=checkpoint) if isinstance(x, str) else x for name, x in given.items()}

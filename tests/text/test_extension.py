@@ -85,7 +85,9 @@ def test_pieces_are_joined_as_byte_pair_encoding_does(tokenizers):
         for unit, count in units:
             for pair in itertools.pairwise(unit):
                 pairs[pair] += count
-        left, right = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        left, right = min(
+            (pair for pair in pairs if "".join(pair) not in old.pieces), key=lambda pair: (-pairs[pair], pair)
+        )
         expected.append((left + right, left, right))
         merged = []
         for unit, count in units:
@@ -109,6 +111,15 @@ def test_what_is_only_a_part_of_others_is_left_out_where_it_can_be(tokenizers):
     found = extension.learn(tokenizers["wordpiece"], words, 5)
     assert [each.piece for each in found] == ["ibuprofen"]
     assert len(extension.learn(tokenizers["bpe"], words, 50)) == len(tokenizers["bpe"].units("ibuprofen")[0]) - 1
+
+
+def test_no_word_becomes_unknown():
+    """WordPiece takes the longest beginning, even if the rest then has no pieces."""
+    old = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *"ab", "##b", "##c", "##e", "##cd", "ab"], lowercase=True)
+    words = {"abc": 9, "abcd": 5, "abe": 3}
+    assert [each.piece for each in extension.learn(old, words, 1)] == ["abc"]
+    larger = extension.extended(old, words, 1)
+    assert larger.pieces[-1] != "abc" and all(larger.unk_id not in larger.encode(word).ids for word in words)
 
 
 def test_too_few_words_are_told(tokenizers):

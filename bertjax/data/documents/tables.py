@@ -297,21 +297,26 @@ class TableWriter:
     def __init__(self, path: epath.Path, file: TextIO):
         self._path, self._file, self._names = path, file, None
         separator = "," if path.suffix == ".csv" else "\t"
-        self._table = None if path.suffix == ".jsonl" else csv.writer(file, delimiter=separator, lineterminator="\n")
+        self._form = dict(delimiter=separator, lineterminator="\n")
+        self._is_table = path.suffix != ".jsonl"
 
     def write(self, columns: dict[str, Any], where: str) -> None:
         """Writes a row. Raises `UserError` for a column that the first row has not; `where`: the row's place."""
-        if self._table is None:
+        if not self._is_table:
             self._file.write(json.dumps(columns, ensure_ascii=False) + "\n")
             return
         if self._names is None:
             self._names = list(columns)
-            self._table.writerow(self._names)
+            self._write(self._names)
         if more := [name for name in columns if name not in self._names]:
             raise UserError(
                 f"{where}: the rows before have no column {more[0]!r}; write a .jsonl, whose rows may differ"
             )
-        self._table.writerow([_as_text(columns.get(name)) for name in self._names])
+        self._write([_as_text(columns.get(name)) for name in self._names])
+
+    def _write(self, cells: list[str]) -> None:
+        quoting = csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL  # which forgets these
+        csv.writer(self._file, **self._form, quoting=quoting).writerow(cells)
 
 
 def _as_text(value) -> str:

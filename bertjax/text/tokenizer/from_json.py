@@ -79,7 +79,8 @@ class FromJson(Tokenizer):
 
     def extended(self, joined: Sequence["Joined"]) -> "FromJson":
         content = json.loads(self._content)
-        new = [piece for piece in dict.fromkeys(each.piece for each in joined) if piece not in set(self.pieces)]
+        known = set(self.pieces)
+        new = [piece for piece in dict.fromkeys(each.piece for each in joined) if piece not in known]
         self._add(content["model"], new, joined)
         return type(self)(json.dumps(content, ensure_ascii=False).encode())
 

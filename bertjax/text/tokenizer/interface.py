@@ -97,6 +97,11 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    @property
+    def cannot_extend(self) -> str:
+        """Says what keeps this tokenizer from having more pieces; empty if nothing does."""
+        return ""
+
     # What `text.extension` needs of the kinds whose `extends` is True.
 
     def units(self, word: str) -> list[list[str]]:

@@ -31,7 +31,7 @@ def bpe_json(path: epath.Path) -> bytes:
         raise UserError(f"tokenizer.path: {path} and its merges.txt are no byte-level BPE ({error})") from None
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    if END_OF_TEXT in vocabulary:
+    if END_OF_TEXT in vocabulary and FAIRSEQ[0] not in vocabulary:  # RoBERTa has all pieces of GPT-2 as well
         tokenizer.add_special_tokens([END_OF_TEXT])
     else:
         _surround(tokenizer, path)

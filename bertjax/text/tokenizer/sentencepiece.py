@@ -58,15 +58,21 @@ class SentencePiece(Tokenizer):
             larger.pieces.add(piece=each.piece, score=score_of_new(self.parts(each.piece), scores))
         return SentencePiece(self._model + larger.SerializeToString())  # such fields of two messages are joined
 
+    @property
+    def cannot_extend(self) -> str:
+        return (
+            ""
+            if _message(self._model).trainer_spec.model_type == 1
+            else "is a SentencePiece model, but not of unigrams"
+        )
+
     @functools.cached_property
     def _unigrams(self):
         """The same model of the tokenizers library. Raises `UserError` for BPE."""
         from tokenizers import models
 
-        if _message(self._model).trainer_spec.model_type != 1:
-            raise UserError(
-                "a SentencePiece model must be of type unigram to be extended, or written as tokenizer.json"
-            )
+        if self.cannot_extend:
+            raise UserError("only a SentencePiece model of type unigram can be written as tokenizer.json")
         pieces = [(piece, self._processor.get_score(i)) for i, piece in enumerate(self.pieces)]
         return models.Unigram(pieces, unk_id=self.unk_id, byte_fallback=False)
 

@@ -1,6 +1,7 @@
 """Unigram pieces of the words between spaces: the tokenizer.json of XLM-R and CamemBERT."""
 
 import functools
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +42,12 @@ class Unigram(FromJson):
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    @property
+    def cannot_extend(self) -> str:
+        is_whole = len(json.loads(self._content)["model"]["vocab"]) == self.vocab_size
+        return "" if is_whole else "has added pieces after its vocabulary, where new ones would come"
+
     def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence["Joined"]) -> None:
-        if len(model["vocab"]) != self.vocab_size:
-            raise UserError("config.tokenizer.extend: the unigram tokenizer has added pieces after its vocabulary")
         scores = [score for _, score in model["vocab"]]
         model["vocab"] += [[piece, score_of_new(self.parts(piece), scores)] for piece in new]
 
