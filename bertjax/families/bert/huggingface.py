@@ -10,7 +10,8 @@ from bertjax.config import BertConfig, UserError, fields_of
 from bertjax.families import json_config
 from bertjax.families.bert import gpt2
 from bertjax.families.bert.variables import PARTS, WORDS, check_variables, to_params, to_variables, variable_shapes
-from bertjax.families.tensors import WRAPPERS
+from bertjax.families.tensors import WRAPPERS, check_parts
+from bertjax.families.tensors import classifier_rows as rows_of_classifier
 
 REQUIRED = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -195,13 +196,10 @@ class Layout:
         """
         kind = kind_of(architecture)
         variables, wanted = to_variables(params, config), self.kinds[kind]
-        for part in wanted if kind != "Model" else ():  # transformers accepts it without a pooler
-            if not any(name.startswith(part) for name in variables):
-                fitting = self.choose_architecture(params, config)
-                raise UserError(
-                    f"--architecture={architecture}: it has {part.rstrip('/_')}, which the checkpoint lacks; use "
-                    f"{fitting}"
-                )
+        needed = wanted if kind != "Model" else ()  # transformers accepts it without a pooler
+        present = [part for part in needed if any(name.startswith(part) for name in variables)]
+        parts = ([part.rstrip("/_") for part in each] for each in (needed, present))
+        check_parts(architecture, *parts, self.choose_architecture(params, config))
         tensors, left_out = {}, sorted(params.keys() - PARTS)
         for variable, array in variables.items():
             if variable.startswith(HEADS) and not variable.startswith(wanted):
@@ -214,14 +212,8 @@ class Layout:
 
     def classifier_rows(self, params: dict, architecture: str) -> int:
         """Returns the rows of a classifier whose labels config.json names; 0 if the class has none."""
-        if "output_" not in self.kinds[kind_of(architecture)]:
-            return 0
-        rows = params["classifier"]["dense"]["bias"].shape[0]
-        if architecture.endswith("ForMultipleChoice") and rows != 1:
-            raise UserError(
-                f"--architecture={architecture}: one score per choice, but this classifier has {rows} labels"
-            )
-        return rows
+        has_classifier = "output_" in self.kinds[kind_of(architecture)]
+        return rows_of_classifier(params, architecture, ["classifier"] if has_classifier else [])
 
 
 LAYOUT = Layout(lambda config: "Bert", KINDS)

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 from etils import epath
 
-from bertjax.config import UserError
 from bertjax.families import json_config, tensors
 from bertjax.families.bert import huggingface as bert
 from bertjax.families.electra import ElectraConfig
@@ -84,12 +83,8 @@ def to_tensors(params: dict, config: ElectraConfig, architecture: str) -> tuple[
     found, left_out = LAYOUT.to_tensors(params, config, architecture)
     if architecture != DISCRIMINATOR:
         return found, left_out
-    if REPLACED_TOKENS not in params:
-        fitting = choose_architecture(params, config)
-        raise UserError(
-            f"--architecture={architecture}: it has discriminator_predictions, which the checkpoint lacks; use "
-            f"{fitting}"
-        )
+    present = ["discriminator_predictions"] if REPLACED_TOKENS in params else []
+    tensors.check_parts(architecture, ["discriminator_predictions"], present, choose_architecture(params, config))
     for ours, theirs in LAYERS.items():
         layer = params[REPLACED_TOKENS][ours]
         found[f"{theirs}.weight"] = np.ascontiguousarray(np.asarray(layer["kernel"]).T)
