@@ -6,9 +6,7 @@ or device is touched.
 """
 
 import dataclasses
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import ml_collections
@@ -44,33 +42,8 @@ def dropout_fields(model: ml_collections.ConfigDict) -> list[str]:
     return [name for name in model if "dropout" in name]
 
 
-@dataclasses.dataclass(frozen=True)
-class BertConfig:
-    """The architecture of a BERT model. Fields are named as in Google's `bert_config.json` and Hugging Face's."""
-
-    vocab_size: int = size(30522)
-    hidden_size: int = size(768)
-    num_hidden_layers: int = size(12, most=1000)  # a damaged file may say anything
-    num_attention_heads: int = size(12)
-    intermediate_size: int = size(3072)
-    # gelu_new is the tanh form, as in Google's modeling.gelu; gelu is the erf form, as in Hugging Face's.
-    hidden_act: str = field("gelu_new", "behaviour", choices=("gelu", "gelu_new", "relu"))
-    hidden_dropout_prob: float = field(0.1, least=0, below=1)
-    attention_probs_dropout_prob: float = field(0.1, least=0, below=1)
-    max_position_embeddings: int = size(512)
-    type_vocab_size: int = size(2)
-    initializer_range: float = field(0.02, above=0, below=1)
-    layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
-    # How it is computed: by chip and length; by the compiler; in a kernel, where there is one.
-    attention: str = field("auto", choices=("auto", "xla", "fused"))
-    # Where BERT differs from the models it is compared with. BERT's choice comes first.
-    family: str = field("bert", "form")  # one of `families`
-    causal: bool = field(False, "choice")  # tokens attend to earlier ones only, and learn to predict the next one
-    positions: str = field("learned", "form", choices=("learned", "sinusoidal", "none"))  # sinusoidal: Transformer's
-    norm: str = field("post", "form", choices=("post", "pre"))  # LayerNorm after each sum; before each part (GPT-2)
-    # The words' output layer. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
-    # embeddings alone (GPT).
-    output: str = field("transform", "form", choices=("transform", "plain"))
+class ModelConfig:
+    """What the parts of a model read of its config besides fields. A family says what is otherwise in its models."""
 
     position_offset: ClassVar[int] = 0  # rows of the table of positions before that of the first token
     bias: ClassVar[bool] = True  # dense layers and norms have one
@@ -97,6 +70,35 @@ class BertConfig:
     def padded_vocab_size(self) -> int:
         """Rows of the word embedding table."""
         return padded(self.vocab_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig(ModelConfig):
+    """The architecture of a BERT model. Fields are named as in Google's `bert_config.json` and Hugging Face's."""
+
+    vocab_size: int = size(30522)
+    hidden_size: int = size(768)
+    num_hidden_layers: int = size(12, most=1000)  # a damaged file may say anything
+    num_attention_heads: int = size(12)
+    intermediate_size: int = size(3072)
+    # gelu_new is the tanh form, as in Google's modeling.gelu; gelu is the erf form, as in Hugging Face's.
+    hidden_act: str = field("gelu_new", "behaviour", choices=("gelu", "gelu_new", "relu"))
+    hidden_dropout_prob: float = field(0.1, least=0, below=1)
+    attention_probs_dropout_prob: float = field(0.1, least=0, below=1)
+    max_position_embeddings: int = size(512)
+    type_vocab_size: int = size(2)
+    initializer_range: float = field(0.02, above=0, below=1)
+    layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
+    # How it is computed: by chip and length; by the compiler; in a kernel, where there is one.
+    attention: str = field("auto", choices=("auto", "xla", "fused"))
+    # Where BERT differs from the models it is compared with. BERT's choice comes first.
+    family: str = field("bert", "form")  # one of `families`
+    causal: bool = field(False, "choice")  # tokens attend to earlier ones only, and learn to predict the next one
+    positions: str = field("learned", "form", choices=("learned", "sinusoidal", "none"))  # sinusoidal: Transformer's
+    norm: str = field("post", "form", choices=("post", "pre"))  # LayerNorm after each sum; before each part (GPT-2)
+    # The words' output layer. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
+    # embeddings alone (GPT).
+    output: str = field("transform", "form", choices=("transform", "plain"))
 
 
 def padded(vocab_size: int) -> int:
@@ -391,89 +393,3 @@ def fine_tuning_config(task: str, **data) -> ml_collections.ConfigDict:
         )
     )
     return config.lock()
-
-
-def mixture_of(
-    config: ml_collections.ConfigDict, sources: Iterable[str] | None = None, sizes: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Returns `data.mixture` as {source: weight} for every source, by default those of `data.corpus`.
-
-    Args:
-      sizes: how much text each source has, which tells the weight of one whose share of the whole is given ("30%");
-        None: such a weight is 1.
-
-    Raises `UserError` if it is invalid.
-    """
-    text, names = config.data.mixture, corpus_sources(config) if sources is None else sources
-    weights, shares = weights_of("data.mixture", text, names, "source", "the text", may_be_shares=True)
-    if shares and config.data.mix_when != "read":
-        raise UserError(
-            f"config.data.mixture = {text!r}: shares are taken when records are read; set data.mix_when=read"
-        )
-    others = [source for source, weight in weights.items() if weight and source not in shares]
-    if shares and not (sum(shares.values()) < 1 if others else math.isclose(sum(shares.values()), 1)):
-        raise UserError(f"config.data.mixture = {text!r}: shares must leave some of 100 % to sources without, if any")
-    if sizes is None or not shares:
-        return weights
-    left = 1 - sum(shares.values())
-    rest = sum(weights[source] * sizes.get(source, 0) for source in others) / left if others else sum(sizes.values())
-    if not rest:
-        raise UserError(
-            f"config.data.mixture = {text!r}: no records of {', '.join(others)}, of which the rest should be"
-        )
-    return weights | {source: share * rest / sizes[source] for source, share in shares.items() if sizes.get(source)}
-
-
-def weights_of(
-    field: str, text: str, names: Iterable[str], kind: str, owner: str, may_be_shares: bool = False
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns a field "NAME=WEIGHT,..." as {name: weight} for every name, and as {name: share} those given as "30%".
-
-    A name that the field does not have weighs 1, and so does one with a share.
-
-    Args:
-      kind, owner: what the names are, and of what, for messages.
-
-    Raises `UserError` if it is invalid.
-    """
-    weights, shares = dict.fromkeys(names, 1.0), {}
-    for part in filter(None, map(str.strip, split_at_commas(text))):
-        name, _, weight = part.rpartition("=")
-        is_share = may_be_shares and weight.endswith("%")
-        try:
-            value = float(weight.removesuffix("%") if is_share else weight)
-        except ValueError:
-            value = -1.0
-        if not 0 <= value < math.inf:
-            raise UserError(f"config.{field} = {text!r}: write {kind.upper()}=WEIGHT,..., with weights of at least 0")
-        if name not in weights:
-            has = ", ".join(weights)
-            raise UserError(f"config.{field} = {text!r}: {name!r} is no {kind} of {owner}, which has {has}")
-        weights[name] = 1.0 if is_share else value
-        if is_share:
-            shares[name] = value / 100
-    if weights and not any(weights.values()):
-        raise UserError(f"config.{field} = {text!r}: one weight at least must be above 0")
-    return weights, shares
-
-
-def split_at_commas(text: str) -> list[str]:
-    """Splits a text at its commas, except where they are written as `\\,`."""
-    return [part.replace("\\,", ",") for part in re.split(r"(?<!\\),", text)]
-
-
-def join_with_commas(parts: Iterable) -> str:
-    """The inverse of `split_at_commas`."""
-    return ",".join(str(part).replace(",", "\\,") for part in parts)
-
-
-def corpus_sources(config: ml_collections.ConfigDict) -> tuple[str, ...]:
-    """Returns `data.corpus` as a tuple. It may be a string, several separated by commas (from a flag), or a list.
-
-    In a string, a comma of a source's own is written as `\\,`.
-    """
-    corpus = config.data.corpus or ()
-    parts = split_at_commas(corpus) if isinstance(corpus, str) else corpus
-    if not isinstance(parts, Sequence) or not all(isinstance(p, str) for p in parts):
-        raise UserError(f"config.data.corpus = {corpus!r}: must be a string, or a list of strings")
-    return tuple(p.strip() for p in parts if p.strip())

@@ -132,7 +132,7 @@ def add_field(config: ml_collections.ConfigDict, keys: Sequence[str]) -> None:
         elif stage is not None and field in changeable(config):
             *section, last = path
             theirs = config[section[0]] if section else config
-            value = theirs[last] if last in theirs else families.default_of(last)  # of a model that is adopted
+            value = theirs[last] if last in theirs else families.default_of(last)  # an adopted model may have it
             if section and section[0] not in stage:
                 stage[section[0]] = ml_collections.ConfigDict()
             (stage[section[0]] if section else stage)[last] = value

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import ml_collections
 
 from bertjax import families
-from bertjax.config import UserError, corpus_sources, fine_tuning_config, mixture_of
+from bertjax.config import UserError, fine_tuning_config
+from bertjax.lists import corpus_sources, mixture_of
 from bertjax.stages import (
     MOST_BATCH_SIZES,
     changeable,
@@ -366,7 +367,7 @@ def _validate_changes(config, name: str, given) -> None:
         what = f"is nothing that a stage may change; choose among {', '.join(known)}"
         require(field in known, f"stages.{name}.{field}", value, what)
         section, _, last = field.rpartition(".")
-        if section == "model" and last not in copy.model:  # of a family that is known with the checkpoint
+        if section == "model" and last not in copy.model:  # the family becomes known with the checkpoint
             families.add_field(copy, last)
         try:
             if value is None:

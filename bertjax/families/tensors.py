@@ -28,7 +28,7 @@ class Tensor(NamedTuple):
     theirs: tuple[int, ...]
 
 
-class Table(dict[tuple, Tensor]):
+class TensorTable(dict[tuple, Tensor]):
     """{path of a param: its tensor}. Layers are `("bert", "layers", number, ...)`, one by one."""
 
     def dense(self, path: tuple, names: str | tuple[str, ...], inputs: tuple, outputs: tuple, bias: bool = False):
@@ -70,7 +70,7 @@ def take(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...], sou
     return named[name].astype(np.float32)
 
 
-def to_params(table: Table, named: Mapping[str, np.ndarray], padding: int, source: str, kind: str) -> dict:
+def to_params(table: TensorTable, named: Mapping[str, np.ndarray], padding: int, source: str, kind: str) -> dict:
     """Returns the params of a table; those of the vocabulary's pieces get `padding` more rows, of zeros.
 
     Raises `UserError` as `take` does.
@@ -88,7 +88,7 @@ def to_params(table: Table, named: Mapping[str, np.ndarray], padding: int, sourc
     return found
 
 
-def to_named(table: Table, params: Mapping) -> dict[str, np.ndarray]:
+def to_named(table: TensorTable, params: Mapping) -> dict[str, np.ndarray]:
     """The inverse of `to_params`."""
     found = {}
     for path, (names, _, theirs) in table.items():

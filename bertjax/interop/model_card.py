@@ -6,8 +6,9 @@ from collections.abc import Mapping
 import ml_collections
 
 from bertjax import families
-from bertjax.config import BertConfig, corpus_sources, dropout_fields, pretraining_config
+from bertjax.config import BertConfig, dropout_fields, pretraining_config
 from bertjax.interop import huggingface
+from bertjax.lists import corpus_sources
 from bertjax.stages import stages_of
 from bertjax.validation import value_of
 

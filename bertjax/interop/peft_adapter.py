@@ -19,7 +19,7 @@ from bertjax.interop.pretrained import Pretrained
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-NEGLIGIBLE = 1e-6  # of the largest singular value: what rounding leaves in float32
+NEGLIGIBLE = 1e-6  # a share of the largest singular value that float32's rounding leaves
 
 
 def write(folder: epath.PathLike, source: Pretrained, architecture: str) -> int:

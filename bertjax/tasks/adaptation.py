@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from typing import TypedDict
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax import families
-from bertjax.config import UserError, corpus_sources
+from bertjax.config import UserError
 from bertjax.data.documents.selection import heldout_documents
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.files import read_json, write_whole
 from bertjax.interop import pretrained
+from bertjax.lists import corpus_sources
 from bertjax.sharding.mesh import compute_for
 from bertjax.tasks import bits
 from bertjax.text.tokenizer import Tokenizer
@@ -34,7 +37,7 @@ class Measured(TypedDict):
     tokens_per_word: float
 
 
-class Window(TypedDict):
+class HeldOutWindow(TypedDict):
     text: str
     hidden: list[int]  # numbers of the words that are hidden
 
@@ -43,7 +46,7 @@ class Window(TypedDict):
 class HeldOutText:
     """Windows of held-out text by source of the corpus, and what the checkpoint that is adapted scores on them."""
 
-    windows: Mapping[str, list[Window]]
+    windows: Mapping[str, list[HeldOutWindow]]
     before: Mapping[str, Measured]
 
     def measured(self, model: BertForMaskedLM | None, params, tokenizer: Tokenizer) -> dict[str, Measured]:
@@ -63,7 +66,26 @@ class HeldOutText:
         return lines
 
 
-def _measured(windows: list[Window], model, params, tokenizer: Tokenizer) -> Measured:
+def only_pieces(updates: dict, axes: dict, pieces: range, is_limited: jax.Array) -> dict:
+    """Returns updates of params that change, if `is_limited`, nothing but the rows of some pieces.
+
+    Args:
+      axes: the logical axes of all params, of which `updates` may have some.
+    """
+
+    def limited(update, axes):
+        if "vocab" not in axes:
+            return jnp.where(is_limited, 0, update)
+        axis = tuple(axes).index("vocab")
+        number = jnp.arange(update.shape[axis]).reshape(-1, *[1] * (update.ndim - axis - 1))
+        is_one = (number >= pieces.start) & (number < pieces.stop)
+        return jnp.where(is_limited & ~is_one, 0, update)
+
+    axes, trained = flatten_dict(axes), flatten_dict(updates)
+    return unflatten_dict({path: limited(update, axes[path]) for path, update in trained.items()})
+
+
+def _measured(windows: list[HeldOutWindow], model, params, tokenizer: Tokenizer) -> Measured:
     texts = [window["text"] for window in windows]
     words = [text.split(" ") for text in texts]
     tokens = sum(map(len, tokenizer.encode_ids(texts))) / sum(map(len, words))
@@ -97,7 +119,7 @@ def begin(config, workdir: epath.Path) -> None:
     write_whole(workdir / FILE, json.dumps({"windows": found.windows, "before": before}, ensure_ascii=False) + "\n")
 
 
-def _windows_of(config, source: str, base: Tokenizer) -> list[Window]:
+def _windows_of(config, source: str, base: Tokenizer) -> list[HeldOutWindow]:
     """Returns windows of the first held-out documents of a source. Words that are hidden have known letters only."""
 
     def may_hide(word: str) -> bool:
@@ -110,7 +132,7 @@ def _windows_of(config, source: str, base: Tokenizer) -> list[Window]:
     )
     texts = list(itertools.islice(itertools.chain.from_iterable(each), config.eval.bits_windows))
     hidden = bits.hidden_words(texts, may_hide)
-    return [Window(text=text, hidden=np.flatnonzero(which).tolist()) for text, which in zip(texts, hidden)]
+    return [HeldOutWindow(text=text, hidden=np.flatnonzero(which).tolist()) for text, which in zip(texts, hidden)]
 
 
 def read(workdir: epath.Path) -> HeldOutText | None:

@@ -107,7 +107,7 @@ def dataset(
     )
 
 
-class Encoded(NamedTuple):
+class EncodedTable(NamedTuple):
     """The examples of a table, each a text or a window of one.
 
     Attributes:
@@ -122,7 +122,7 @@ class Encoded(NamedTuple):
     cut: int
 
 
-def split(target: Target, encoded: Encoded, windows: Windows, suffix: str = "") -> Split:
+def split(target: Target, encoded: EncodedTable, windows: Windows, suffix: str = "") -> Split:
     """Returns examples with how they are scored; `suffix` is appended to the names of their metrics."""
 
     def score(logits: list[np.ndarray]) -> dict[str, float]:
@@ -145,11 +145,11 @@ def labelled(source: Pretrained, table: Table, target: Target) -> tuple[OutputLa
 
 def encode(
     table: Table, target: Target, tokenizer: Tokenizer, max_seq_length: int, windows: Windows = Windows()
-) -> Encoded:
+) -> EncodedTable:
     """Encodes a table."""
     values = np.array([target.value(row, table.columns.label) for row in table.rows])
     examples, owners, cut = _encoded(list(_texts(table)), tokenizer, max_seq_length, windows)
-    return Encoded(dataclasses.replace(examples, labels=values[owners]), values, owners, sum(cut))
+    return EncodedTable(dataclasses.replace(examples, labels=values[owners]), values, owners, sum(cut))
 
 
 def _encoded(

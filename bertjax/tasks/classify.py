@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from bertjax.config import UserError, split_at_commas
+from bertjax.config import UserError
 from bertjax.data.documents.tables import Row, find_table, read_table
 from bertjax.interop.pretrained import Pretrained
+from bertjax.lists import split_at_commas
 from bertjax.tasks import classification, targets
 from bertjax.tasks.classification import Columns, Table
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split

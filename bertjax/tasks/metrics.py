@@ -72,7 +72,7 @@ def best_threshold(labels, probabilities) -> float:
     order = np.argsort(-np.ravel(probabilities), kind="stable")
     falling = np.append(np.ravel(probabilities)[order], 0.0)
     correct, found = np.cumsum(wanted[order]), np.arange(1, len(order) + 1)
-    scores = 2 * correct / (found + wanted.sum())  # of the likeliest, as many as `found`
+    scores = 2 * correct / (found + wanted.sum())  # F1 if the likeliest are taken, as many as `found`
     scores[falling[:-1] == falling[1:]] = -1.0  # equal ones are all found, or none of them
     middles = (falling[:-1] + falling[1:]) / 2
     best = middles[scores == scores.max()]

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from etils import epath
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from bertjax import families, objectives
-from bertjax.config import UserError, mixture_of
+from bertjax.config import UserError
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.additions import Addition
 from bertjax.data.batches.order import Order
@@ -24,6 +23,7 @@ from bertjax.data.batches.packing import RowSize
 from bertjax.data.records import find_records, mixed
 from bertjax.data.records.manifest import training_shares
 from bertjax.families.with_heads import BertForMaskedLM, cast_encoder
+from bertjax.lists import mixture_of
 from bertjax.model.dropout import fold_in, row_keys
 from bertjax.objectives import Objective, Term
 from bertjax.objectives.parts.model import PretrainingModel
@@ -38,7 +38,7 @@ from bertjax.sharding.mesh import (
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
 from bertjax.stages import Stage, config_in, stages_of, total_steps
-from bertjax.tasks.adaptation import HeldOutText
+from bertjax.tasks.adaptation import HeldOutText, only_pieces
 from bertjax.tasks.pretraining_rows import most_predictions, row_multiple, row_size
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
@@ -132,7 +132,7 @@ class Pretraining:
 
     def init_params(self, key):
         whole = copy.copy(self)
-        whole.terms = self._terms_of_stages  # whose output layers there are from the first step on
+        whole.terms = self._terms_of_stages  # all output layers are there from the first step on
         sizes = dict(token=(8,), sequence=(), word=(8,))
         shapes = {name: sizes[kind] for name, kind in whole._kinds_of_arrays(predictions=8).items()}
         batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in whole._abstract(1, shapes).items()}
@@ -189,21 +189,11 @@ class Pretraining:
         return loss, metrics
 
     def limited(self, updates, step):
-        rows, first = self.config.tokenizer.extend, self.config.adapt.new_pieces_first
-        if not first:
+        if not (first := self.config.adapt.new_pieces_first):
             return updates
-
-        def of_new_pieces(update, axes):
-            if "vocab" not in axes:
-                return jnp.where(step < first, 0, update)
-            axis = tuple(axes).index("vocab")
-            pieces = self._tokenizer.vocab_size if self._tokenizer else self.model.config.vocab_size
-            number = jnp.arange(update.shape[axis]).reshape(-1, *[1] * (update.ndim - axis - 1))
-            is_new = (number >= pieces - rows) & (number < pieces)
-            return jnp.where((step >= first) | is_new, update, 0)
-
-        axes, trained = flatten_dict(abstract_axes(self.init_params)), flatten_dict(updates)
-        return unflatten_dict({path: of_new_pieces(update, axes[path]) for path, update in trained.items()})
+        pieces = self._tokenizer.vocab_size if self._tokenizer else self.model.config.vocab_size
+        new = range(pieces - self.config.tokenizer.extend, pieces)
+        return only_pieces(updates, abstract_axes(self.init_params), new, step < first)
 
     def evaluate(self, params, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
         """Returns the scores of the objectives on held-out data, with their baselines; None if there is none.

@@ -8,13 +8,14 @@ import jax
 from etils import epath
 
 from bertjax import families, objectives, tasks
-from bertjax.config import BertConfig, UserError, corpus_sources, fields_of
+from bertjax.config import BertConfig, UserError, fields_of
 from bertjax.data import preparation
 from bertjax.data.preparation import vocabulary
 from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import fingerprint, read_manifest
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import pretrained, resizing
+from bertjax.lists import corpus_sources
 from bertjax.model import gpu_kernels
 from bertjax.model.kernels import has_kernels
 from bertjax.sharding import hosts

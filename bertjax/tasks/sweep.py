@@ -18,9 +18,10 @@ import numpy as np
 from etils import epath
 
 from bertjax import tasks
-from bertjax.config import UserError, dropout_fields, split_at_commas
+from bertjax.config import UserError, dropout_fields
 from bertjax.files import read_json, write_whole
 from bertjax.interop.pretrained import BEST_RUN
+from bertjax.lists import split_at_commas
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import finetuning, losses

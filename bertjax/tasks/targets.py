@@ -183,7 +183,7 @@ class Labels:
 
     def baseline(self, values: np.ndarray) -> float:
         commonest = np.sort(values.sum(0))[::-1]
-        given = len(values) * np.arange(1, len(commonest) + 1)  # of the commonest labels to every text
+        given = len(values) * np.arange(1, len(commonest) + 1)  # every text gets the commonest labels
         return float((2 * np.cumsum(commonest) / (given + commonest.sum())).max())
 
     def decide(self, values: np.ndarray, logits: np.ndarray) -> dict[str, float]:

@@ -22,8 +22,9 @@ import numpy as np
 from absl import flags
 
 from bertjax import command
-from bertjax.config import UserError, dropout_fields, join_with_commas
+from bertjax.config import UserError, dropout_fields
 from bertjax.files import parse_json, read_json, write_whole
+from bertjax.lists import join_with_commas
 from bertjax.reporting.history import read_history
 from bertjax.text.tokenizer import KINDS
 from experiments.ablations import tables

@@ -263,16 +263,21 @@ def _seconds(group: dict[int, dict]) -> str:
     return f"{np.mean(timed):.3f}" if timed else ""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(description: str, what: str, choices, sides):
+    """Returns the arguments of a command that resumes, and the results that it has; `what` it is about: `choices`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--data", required=True, type=pathlib.Path)
     parser.add_argument("--output", required=True, type=pathlib.Path)
-    parser.add_argument("--tasks", default=",".join(EPOCHS))
+    parser.add_argument(f"--{what}", default=",".join(choices))
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--sides", default=",".join(sides))
     arguments = parser.parse_args()
-    results = [json.loads(line) for line in arguments.output.open()] if arguments.output.exists() else []
+    return arguments, [json.loads(line) for line in arguments.output.open()] if arguments.output.exists() else []
+
+
+def main() -> None:
+    arguments, results = parse(__doc__, "tasks", EPOCHS, SIDES)
     done = {(result["task"], result["seed"], result["by"]) for result in results}
 
     from bertjax.sharding.mesh import make_mesh, use_cpu_cores

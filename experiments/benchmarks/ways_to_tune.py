@@ -12,7 +12,6 @@ Hardware: 2 CPU cores, about an hour
 Score:    see RESULTS.md
 """
 
-import argparse
 import csv
 import itertools
 import json
@@ -24,7 +23,7 @@ import numpy as np
 
 from bertjax.tasks import validate
 from experiments import classify
-from experiments.benchmarks.beside_transformers import draw_output_layer, predict_theirs, train_ours
+from experiments.benchmarks.beside_transformers import draw_output_layer, parse, predict_theirs, train_ours
 
 TEXTS, RARE = 2000, (60, 1940)  # training texts of SST-2; positive and negative ones of `rare`
 SIDES = ("transformers", "bertjax")
@@ -199,15 +198,7 @@ def table(results: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--data", required=True, type=pathlib.Path)
-    parser.add_argument("--output", required=True, type=pathlib.Path)
-    parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--sides", default=",".join(SIDES))
-    arguments = parser.parse_args()
-    results = [json.loads(line) for line in arguments.output.open()] if arguments.output.exists() else []
+    arguments, results = parse(__doc__, "rows", ROWS, SIDES)
     done = {(result["row"], result["seed"], result["by"]) for result in results}
 
     from bertjax.sharding.mesh import make_mesh, use_cpu_cores

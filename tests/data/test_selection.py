@@ -6,10 +6,11 @@ import random
 import numpy as np
 import pytest
 
-from bertjax.config import UserError, mixture_of
+from bertjax.config import UserError
 from bertjax.data import preparation
 from bertjax.data.documents import cleaning, corpus
 from bertjax.data.documents.selection import is_heldout, selection_of
+from bertjax.lists import mixture_of
 from tests.conftest import make_corpus, tiny_config
 
 

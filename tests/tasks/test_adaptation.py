@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from bertjax import experiment, families, tasks
-from bertjax.config import UserError, mixture_of, named_stages, stage
+from bertjax.config import UserError, named_stages, stage
 from bertjax.data.records import RecordSet, mixed
 from bertjax.families.modernbert import ModernBertConfig
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import conversion, huggingface, pretrained
+from bertjax.lists import mixture_of
 from bertjax.stages import config_in, stages_of
 from bertjax.tasks import adaptation, pretraining_run
 from bertjax.training import checkpoint as checkpoints

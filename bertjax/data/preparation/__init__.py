@@ -24,7 +24,7 @@ import tqdm
 from etils import epath
 
 from bertjax import lock
-from bertjax.config import UserError, corpus_sources, join_with_commas, pretraining_config
+from bertjax.config import UserError, pretraining_config
 from bertjax.data import records
 from bertjax.data.documents import cleaning, corpus
 from bertjax.data.documents.corpus import Group
@@ -36,6 +36,7 @@ from bertjax.data.progress import progress
 from bertjax.data.records.manifest import MANIFEST, write_manifest
 from bertjax.data.sorting import merge_until_few
 from bertjax.data.workers import in_order, worker_pool
+from bertjax.lists import corpus_sources, join_with_commas
 from bertjax.stages import stages_of
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer

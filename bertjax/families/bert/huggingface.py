@@ -95,7 +95,7 @@ def kind_of(architecture: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class FolderLayout:
     """How folders hold the tensors of BERT, or of a family that has its modules under names of its own.
 
     Args:
@@ -216,7 +216,7 @@ class Layout:
         return rows_of_classifier(params, architecture, ["classifier"] if has_classifier else [])
 
 
-LAYOUT = Layout(lambda config: "Bert", KINDS)
+LAYOUT = FolderLayout(lambda config: "Bert", KINDS)
 choose_architecture, to_tensors = LAYOUT.choose_architecture, LAYOUT.to_tensors
 classifier_rows = LAYOUT.classifier_rows
 
@@ -224,7 +224,7 @@ classifier_rows = LAYOUT.classifier_rows
 def read_params(
     tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping, config: BertConfig, source: str
 ) -> tuple[dict, list[str], str]:
-    """As `Layout.read_params`, also of a GPT-2."""
+    """As `FolderLayout.read_params`, also of a GPT-2."""
     if fields.get("model_type") == "gpt2":
         return *gpt2.to_params(dict(tensors), config, source), ""
     return LAYOUT.read_params(tensors, fields, config, source)

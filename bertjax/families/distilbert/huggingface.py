@@ -24,7 +24,7 @@ NAMES = {
     "pooled_dropout_prob": "seq_classif_dropout",
     "spans_dropout_prob": "qa_dropout",
 }
-LAYOUT = bert.Layout(
+LAYOUT = bert.FolderLayout(
     lambda config: "DistilBert",
     bert.KINDS_WITHOUT_PAIRS | {"Model": ()},
     {

@@ -18,7 +18,7 @@ class ElectraConfig(BertConfig):
     intermediate_size: int = size(1024)
     family: str = field("electra", "form")
 
-    hidden_act: ClassVar[str] = "gelu"  # that of its output layers, too
+    hidden_act: ClassVar[str] = "gelu"  # output layers have it, too
     output: ClassVar[str] = "transform"  # which brings states to the size of embeddings
 
 

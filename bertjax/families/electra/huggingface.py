@@ -17,7 +17,7 @@ ONLY = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder
 # What a classifier of choices is pooled with.
 SUMMARY = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
 DISCRIMINATOR = "ElectraForPreTraining"
-LAYOUT = bert.Layout(
+LAYOUT = bert.FolderLayout(
     lambda config: "Electra",
     bert.KINDS_WITHOUT_PAIRS | {"Model": (), "ForPreTraining": ()},
     names={
@@ -49,7 +49,7 @@ def read_config(path: epath.Path, fields: Mapping) -> ElectraConfig:
 def read_params(
     given: Iterable[tuple[str, np.ndarray]], fields: Mapping, config: ElectraConfig, source: str
 ) -> tuple[dict, list[str], str]:
-    """As `bert.huggingface.Layout.read_params`, with the layers of a discriminator."""
+    """As `bert.huggingface.FolderLayout.read_params`, with the layers of a discriminator."""
     names = [f"{theirs}.{part}" for theirs in LAYERS.values() for part in ("weight", "bias")]
     head: dict[str, np.ndarray] = {}
 
@@ -72,14 +72,14 @@ def read_params(
 
 
 def choose_architecture(params: dict, config: ElectraConfig, stated: str = "") -> str:
-    """As `bert.huggingface.Layout.choose_architecture`; a discriminator is one, unless it has been fine-tuned."""
+    """As `bert.huggingface.FolderLayout.choose_architecture`; a discriminator is one, unless it has been fine-tuned."""
     chosen = LAYOUT.choose_architecture(params, config, stated)
     is_fine_tuned = set(LAYOUT.kinds[bert.kind_of(chosen)]) & set(bert.FINE_TUNED_HEADS)
     return DISCRIMINATOR if REPLACED_TOKENS in params and not is_fine_tuned else chosen
 
 
 def to_tensors(params: dict, config: ElectraConfig, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """As `bert.huggingface.Layout.to_tensors`."""
+    """As `bert.huggingface.FolderLayout.to_tensors`."""
     found, left_out = LAYOUT.to_tensors(params, config, architecture)
     if architecture != DISCRIMINATOR:
         return found, left_out

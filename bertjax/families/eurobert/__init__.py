@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from bertjax.config import field, padded, size
+from bertjax.config import ModelConfig, field, size
 from bertjax.families import Family
 from bertjax.validation import require
 
 
 @dataclasses.dataclass(frozen=True)
-class EuroBertConfig:
+class EuroBertConfig(ModelConfig):
     """The architecture of a EuroBERT, by default of 210m. Fields are named as in Hugging Face's config.json.
 
     There is no dropout, as in transformers.
@@ -39,22 +39,11 @@ class EuroBertConfig:
     output: ClassVar[str] = "plain"
     hidden_act: ClassVar[str] = "silu"
     hidden_dropout_prob: ClassVar[float] = 0.0
-    pooled_dropout_prob: ClassVar[float] = 0.0
-    spans_dropout_prob: ClassVar[float] = 0.0
     type_vocab_size: ClassVar[int] = 1
-
-    @property
-    def embedding_size(self) -> int:
-        return self.hidden_size
 
     @property
     def head_size(self) -> int:
         return self.head_dim
-
-    @property
-    def padded_vocab_size(self) -> int:
-        """Rows of the word embedding table."""
-        return padded(self.vocab_size)
 
 
 def _model(config, compute):

@@ -72,7 +72,7 @@ def read_params(
     return params, sorted(named.keys() - table.names() - {DECODER}), ""
 
 
-def _table(config: EuroBertConfig, parts: Iterable[str], rows: int) -> tensors.Table:
+def _table(config: EuroBertConfig, parts: Iterable[str], rows: int) -> tensors.TensorTable:
     """Returns which tensor each param is.
 
     Args:
@@ -81,7 +81,7 @@ def _table(config: EuroBertConfig, parts: Iterable[str], rows: int) -> tensors.T
     """
     hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
     heads, shared = ((count, config.head_dim) for count in (config.num_attention_heads, config.num_key_value_heads))
-    found = tensors.Table()
+    found = tensors.TensorTable()
     found.rows(("bert", "embeddings", "word", "embedding"), WORDS, config.vocab_size, hidden)
     for number in range(config.num_hidden_layers):
         ours, theirs = ("bert", "layers", number), f"model.layers.{number}"

@@ -23,9 +23,9 @@ class EuroBertModel(RotaryModel):
     compute: Compute = Compute()
 
     def setup(self):
-        self.embeddings = Words(self.config, self.compute)
+        self.embeddings = WordEmbeddings(self.config, self.compute)
         self.encoder = EuroBertEncoder(self.config, self.compute)
-        self.pooler = Pooler(self.config, self.compute)
+        self.pooler = EuroBertPooler(self.config, self.compute)
 
     def pool(self, hidden, segments, first_tokens):
         """What `config.classifier_pooling` says.
@@ -42,7 +42,7 @@ class EuroBertModel(RotaryModel):
         return pooled[:, 0] if first_tokens is None else pooled
 
 
-class Words(nn.Module):
+class WordEmbeddings(nn.Module):
     """Word embeddings alone."""
 
     config: EuroBertConfig
@@ -55,7 +55,7 @@ class Words(nn.Module):
         return self.word(input_ids)
 
 
-class Pooler(nn.Module):
+class EuroBertPooler(nn.Module):
     """Dense with a bias, and GELU: `[..., hidden]` -> the same."""
 
     config: EuroBertConfig
@@ -79,14 +79,14 @@ class EuroBertEncoder(nn.Module):
         config, compute = self.config, self.compute
         turn = rotation(positions, config.head_size, config.rope_theta)
         in_axes, trains = (0, nn.broadcast, nn.broadcast, nn.broadcast), dropout_keys is not None
-        make = stacked(recomputed(Layer, compute), config.num_hidden_layers, in_axes, compute, trains)
+        make = stacked(recomputed(EuroBertLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
         numbers = 1 + jnp.arange(config.num_hidden_layers)
         last, each = make(config, compute, every_layer, name="layers")(x, numbers, turn, segments, dropout_keys)
         last = RMSNorm(config, compute, name="norm")(last)
         return each.at[-1].set(last) if every_layer else last
 
 
-class Layer(nn.Module):
+class EuroBertLayer(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x))."""
 
     config: EuroBertConfig

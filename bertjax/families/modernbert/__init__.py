@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from bertjax.config import field, padded, size
+from bertjax.config import ModelConfig, field, size
 from bertjax.families import Family, layers_by_name
 from bertjax.validation import require
 
 
 @dataclasses.dataclass(frozen=True)
-class ModernBertConfig:
+class ModernBertConfig(ModelConfig):
     """The architecture of a ModernBERT. Fields are named as BERT's, or else as in Hugging Face's config.json."""
 
     vocab_size: int = size(50368)
@@ -38,31 +38,12 @@ class ModernBertConfig:
     family: str = field("modernbert", "form")
 
     output: ClassVar[str] = "transform"
-    spans_dropout_prob: ClassVar[float] = 0.0
-    tie_word_embeddings: ClassVar[bool] = True
     type_vocab_size: ClassVar[int] = 1
 
     @property
     def hidden_dropout_prob(self) -> float:
         """The dropout before an output layer, as the parts call it."""
         return self.classifier_dropout
-
-    @property
-    def pooled_dropout_prob(self) -> float:
-        return self.classifier_dropout
-
-    @property
-    def embedding_size(self) -> int:
-        return self.hidden_size
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def padded_vocab_size(self) -> int:
-        """Rows of the word embedding table."""
-        return padded(self.vocab_size)
 
     @property
     def output_init_scale(self) -> float:

@@ -106,7 +106,7 @@ def _has(part: str, named: Mapping, fields: Mapping) -> bool:
     return has[part] in named and (part == "masked_lm" or (part == "spans") == answers)
 
 
-def _table(config: ModernBertConfig, parts: Iterable[str], rows: Mapping[str, int]) -> tensors.Table:
+def _table(config: ModernBertConfig, parts: Iterable[str], rows: Mapping[str, int]) -> tensors.TensorTable:
     """Returns which tensor each param is.
 
     Args:
@@ -114,7 +114,7 @@ def _table(config: ModernBertConfig, parts: Iterable[str], rows: Mapping[str, in
       rows: classes of each classifier among these.
     """
     hidden, heads = config.hidden_size, (config.num_attention_heads, config.head_size)
-    size, inner, bias, found = (hidden,), (config.intermediate_size,), config.bias, tensors.Table()
+    size, inner, bias, found = (hidden,), (config.intermediate_size,), config.bias, tensors.TensorTable()
     words = "model.embeddings.tok_embeddings.weight"
     found.rows(("bert", "embeddings", "word", "embedding"), words, config.vocab_size, hidden)
     found.norm(("bert", "embeddings", "norm"), "model.embeddings.norm", hidden, bias)

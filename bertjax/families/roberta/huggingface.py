@@ -15,7 +15,7 @@ PREFIXES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Cam
 CLASSES = {"Roberta": "RoBERTa", "XLMRoberta": "XLM-RoBERTa", "Camembert": "CamemBERT"}
 INPUTS = ("input_ids", "attention_mask")
 SPECIAL_IDS = {"bos_token_id": "cls", "eos_token_id": "sep"}
-LAYOUT = bert.Layout(
+LAYOUT = bert.FolderLayout(
     lambda config: PREFIXES[config.variant],
     bert.KINDS_WITHOUT_PAIRS,
     names={

@@ -14,7 +14,7 @@ from bertjax.text.tokenizer.unigram import Unigram
 from bertjax.text.tokenizer.wordpiece import WordPiece
 
 KINDS = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes, BPE, Unigram)}
-Kind = Literal[*KINDS]  # of a file that we have written
+Kind = Literal[*KINDS]  # as our files name it
 
 
 def kind_of(path: epath.PathLike) -> str:
