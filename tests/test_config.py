@@ -29,7 +29,7 @@ PRETRAINING = [
     "gpt:gpt2", "elmo", "modern:base", "adapt",
     "ablations/objective:ltr", "ablations/size:6-768-3", "ablations/masking:80-20-0", "ablations/positions:none",
 ]  # fmt: skip
-FINE_TUNING = ["glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "tag", "swag", "features:last"]
+FINE_TUNING = ["glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "tag", "swag", "features:last", "embed"]
 EXPERIMENTS = PRETRAINING + FINE_TUNING
 
 

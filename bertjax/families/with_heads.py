@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from bertjax import families
 from bertjax.config import BertConfig, Compute
+from bertjax.model.attention import Dense
 from bertjax.model.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, pooled_flops, word_flops
 from bertjax.model.layer_choice import HIDDEN_STATES, combine, count_layers
 from bertjax.model.lstm import BiLSTM
 from bertjax.model.plain_attention import Cache
-from bertjax.model.segments import join_ends
+from bertjax.model.segments import join_ends, pool_states
 
 
 class BertForMaskedLM(nn.Module):
@@ -146,6 +147,47 @@ class BertForQuestionAnswering(nn.Module):
     def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None):
         hidden = _token_states(self, input_ids, segments, token_types, positions, dropout_keys)
         return self.spans(hidden, dropout_keys)
+
+
+class SentenceEncoder(nn.Module):
+    """The vector of a text, float32 `[batch, width]`, as sentence-transformers' modules compute it.
+
+    With `first_tokens` `[batch, examples]`, those of several examples of a row: `[batch, examples, width]`.
+
+    Args:
+      pooling: which state of a text it is made of: cls, mean or last, see `segments.pool_states`.
+      dense: width of a dense layer after it; 0: there is none.
+      dense_act: the activation of that layer: none or tanh.
+      normalize: whether vectors have length 1.
+    """
+
+    config: BertConfig
+    compute: Compute = Compute()
+    pooling: str = "mean"
+    dense: int = 0
+    dense_act: str = "none"
+    normalize: bool = True
+
+    def setup(self):
+        self.bert = families.of(self.config).model(self.config, self.compute)
+        if self.dense:
+            size = (self.config.hidden_size,)
+            self.projection = Dense(self.config, Compute(), size, (self.dense,), ("embed", None))
+
+    def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
+        hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
+        vectors = pool_states(self.bert.of_tokens(hidden), segments, first_tokens, self.pooling)
+        if self.dense:
+            vectors = self.projection(vectors)
+            vectors = jnp.tanh(vectors) if self.dense_act == "tanh" else vectors
+        if self.normalize:
+            vectors = unit(vectors)
+        return vectors
+
+
+def unit(vectors):
+    """Returns vectors divided by their lengths; one of length 0 stays, and has no gradient that is not a number."""
+    return vectors * jax.lax.rsqrt(jnp.maximum(jnp.square(vectors).sum(-1, keepdims=True), 1e-24))
 
 
 class BertForFeatureBasedTagging(nn.Module):

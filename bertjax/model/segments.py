@@ -37,6 +37,22 @@ def last_tokens(segments, first_tokens=None):
     return jnp.where(_own(segments, first_tokens), jnp.arange(segments.shape[1]), 0).max(-1)
 
 
+def pool_states(hidden, segments, first_tokens, how: str):
+    """Returns one state of each text in float32: `[batch, length, hidden]` -> `[batch, hidden]`, or
+    `[batch, examples, hidden]` of the examples whose first tokens are given `[batch, examples]`.
+
+    Args:
+      how: cls (that of the first token), last (of the last one) or mean (of all).
+    """
+    firsts = jnp.zeros((len(hidden), 1), jnp.int32) if first_tokens is None else first_tokens
+    if how == "mean":
+        found = mean_of_segments(hidden.astype(jnp.float32), segments, firsts)
+    else:
+        tokens = firsts if how == "cls" else last_tokens(segments, firsts)
+        found = jnp.take_along_axis(hidden, tokens[..., None], axis=1).astype(jnp.float32)
+    return found[:, 0] if first_tokens is None else found
+
+
 def mean_of_segments(hidden, segments, first_tokens):
     """Returns the mean state of each example whose first token is given `[batch, examples]`, summed in float32.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bertjax.tasks.finetuning import FineTuningTask
 
 PRETRAINING = "pretraining"
-FINE_TUNING = ("glue", "classify", "squad", "ner", "tag", "swag", "features")
+FINE_TUNING = ("glue", "classify", "squad", "ner", "tag", "swag", "features", "embed")
 TASKS: "Registry[FineTuningTask]" = Registry(
     "task", "task", {name: f"bertjax.tasks.{name}:TASK" for name in FINE_TUNING}, reserved=(PRETRAINING,)
 )

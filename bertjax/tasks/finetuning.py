@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from bertjax import families, tasks
 from bertjax.config import BertConfig, UserError
 from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
+from bertjax.data.batches.mixed import MixedOrder, Share, steps_of_each
 from bertjax.data.documents import fingerprints
 from bertjax.families.with_heads import cast_encoder
 from bertjax.interop import pretrained, resizing
@@ -111,6 +112,7 @@ class Dataset:
 
     Args:
       labels: names of the rows of the output layer; empty if they have none.
+      others: more training examples, each batch of which is of one of them or of `train`.
       metric: name of the metric that ranks runs; higher is better. `more_metrics`: others for a search's table.
       baseline: upper bound of the score of a constant, or nearly constant, prediction.
       notes: lines to print about the data.
@@ -127,6 +129,20 @@ class Dataset:
     baseline: float = 0.0
     more_metrics: tuple[str, ...] = ()
     texts: Sequence[tuple[str, ...]] = ()
+    others: tuple[Share, ...] = ()
+
+    @property
+    def sets(self) -> tuple[Examples, ...]:
+        return (self.train, *(share.examples for share in self.others))
+
+    def steps_of_sets(self, batch_size: int) -> list[int]:
+        """Returns the steps of an epoch that each set has."""
+        weights = (1.0, *(share.weight for share in self.others))
+        return steps_of_each(list(map(len, self.sets)), weights, batch_size)
+
+    def count(self, batch_size: int) -> int:
+        """Returns the training examples of an epoch; of several sets those of whole batches."""
+        return batch_size * sum(self.steps_of_sets(batch_size)) if self.others else len(self.train)
 
 
 def count_steps(config, train_examples: int) -> int:
@@ -160,7 +176,7 @@ class FineTuning:
 
     def __init__(self, config, mesh: Mesh, dataset: Dataset):
         self.config, self.mesh, self.dataset = config, mesh, dataset
-        for examples in (dataset.train, *(split.examples for split in dataset.dev)):
+        for examples in (*dataset.sets, *(split.examples for split in dataset.dev)):
             check_indices(examples, dataset.labels, families.config_of(config))
         head = config.get("head", {})
         self.lora = low_rank.of(config)
@@ -173,15 +189,25 @@ class FineTuning:
             self._loss = losses.Distilled(self._loss, config.distill.temperature, config.distill.weight)
         if config.packing and not dataset.output_layer.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
-        self.total_steps = count_steps(config, len(dataset.train))
-        given = (dataset.train, config.batch_size, config.seed, config.model.max_position_embeddings)
-        ways = mesh.shape["data"] * mesh.shape["fsdp"]
-        self._order = PackedOrder(*given, ways * config.microbatches) if config.packing else TrainingOrder(*given)
+        self.couples_rows = dataset.output_layer.couples
+        self.total_steps = count_steps(config, dataset.count(config.batch_size))
+        self._order = self._make_order()
         self._predict = make_predictor(
             self.model, dataset.output_layer.pooled, mesh, config.batch_size // config.microbatches, config.packing
         )
         self._shapes = functools.lru_cache(2)(self._shapes)
         self._outputs: list = []  # outputs of the last evaluation, per dev split
+
+    def _make_order(self) -> PackedOrder | TrainingOrder | MixedOrder:
+        config, dataset, ways = self.config, self.dataset, self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+
+        def order_of(examples: Examples) -> PackedOrder | TrainingOrder:
+            given = (examples, config.batch_size, config.seed, config.model.max_position_embeddings)
+            return PackedOrder(*given, ways * config.microbatches) if config.packing else TrainingOrder(*given)
+
+        if not dataset.others:
+            return order_of(dataset.train)
+        return MixedOrder(list(map(order_of, dataset.sets)), dataset.steps_of_sets(config.batch_size), config.seed)
 
     def init_params(self, key):
         return _init(self.model, key)
@@ -220,8 +246,13 @@ class FineTuning:
         return cast_encoder(params, self.model.config, self.model.compute.dtype)
 
     def loss(self, params, batch: dict, dropout_keys=None) -> tuple[jax.Array, dict]:
-        output_layer = self.dataset.output_layer
-        each, correct = self._loss(apply(self.model, output_layer.pooled, params, batch, dropout_keys), batch)
+        return self.loss_of_outputs(self.outputs(params, batch, dropout_keys), batch)
+
+    def outputs(self, params, batch: dict, dropout_keys=None) -> jax.Array:
+        return apply(self.model, self.dataset.output_layer.pooled, params, batch, dropout_keys)
+
+    def loss_of_outputs(self, outputs, batch: dict) -> tuple[jax.Array, dict]:
+        each, correct = self._loss(outputs, batch)
         weights = batch["weights"]
         tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
         padding = batch["segments"].size - tokens
@@ -328,7 +359,7 @@ def open_run(config, workdir: epath.Path, before: RunInfo | None, material: Mate
     dataset, info = material.dataset, info_of(config, material)
     task = FineTuning(config, mesh, dataset)
     # By default, after every epoch.
-    config.eval.every_steps = config.eval.every_steps or steps_per_epoch(len(dataset.train), config.batch_size)
+    config.eval.every_steps = config.eval.every_steps or steps_per_epoch(info.train_examples, config.batch_size)
 
     return Run(config, mesh, task, info, material.tokenizer, material.initialize, notes, _end_report)
 
@@ -341,7 +372,7 @@ def info_of(config, material: Material) -> RunInfo:
         architecture=dataset.output_layer.architecture,
         labels=dataset.labels,
         tokenizer=tokenizer_entry(material.tokenizer),
-        train_examples=len(dataset.train),
+        train_examples=dataset.count(config.batch_size),
         fingerprints=material.fingerprints,
         problem_type=dataset.output_layer.problem_type,
     )

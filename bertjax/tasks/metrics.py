@@ -17,6 +17,12 @@ def softmax(logits) -> np.ndarray:
     return shares / shares.sum()
 
 
+def unit(vectors) -> np.ndarray:
+    """Returns vectors [..., width] divided by their lengths, in float32; one of length 0 stays."""
+    vectors = np.asarray(vectors, np.float32)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
 def accuracy(labels, predictions) -> float:
     """Returns the fraction of predictions [n] that equal their labels [n], 0 to 1."""
     labels, predictions = _pair(labels, predictions)

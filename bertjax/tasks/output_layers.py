@@ -45,6 +45,8 @@ class OutputLayer:
       loss: (logits, batch) -> (losses, whether each prediction is correct), both of the shape of the batch's weights.
       frozen: top-level keys of the params that are not trained.
       flops: (module, rows, length) -> model FLOPs of a training step.
+      couples: whether the loss of an example depends on others of its batch. It is computed of the rows of a group of
+        devices, and gets those of the other groups with `jax.lax.all_gather(..., mesh.GROUPS)`.
       packs: whether sequences can share a row, unless LSTMs read whole rows; then the module takes `positions`, see
         `apply`.
     """
@@ -57,6 +59,7 @@ class OutputLayer:
         3 * (forward_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
     )
     packs: bool = False
+    couples: bool = False
     problem_type: str = ""
     pooled: bool = dataclasses.field(kw_only=True)
 
@@ -116,19 +119,20 @@ def spans() -> OutputLayer:
 
 
 def choice() -> OutputLayer:
-    """Labels are the `[batch]` indices of the correct sequence among several, each of which has one logit."""
+    """Labels are the `[batch]` indices of the correct sequence among several, each of which has one logit:
+    `[batch, choices, 1]`."""
 
     def loss(logits, batch):  # choices are no classes
-        return CrossEntropy()(logits, batch)
+        return CrossEntropy()(logits[..., 0], batch)
 
     make_model = functools.partial(BertForSequenceClassification, labels=1)
     return OutputLayer("BertForMultipleChoice", make_model, loss, packs=True, pooled=True)
 
 
 def apply(model: nn.Module, pooled: bool, params, batch: dict, dropout_keys: jax.Array | None = None) -> jax.Array:
-    """Computes the logits of a batch of `Examples`: `[rows, ...]`, or `[rows, choices]`.
+    """Computes the logits of a batch of `Examples`: `[rows, ...]`, or `[rows, choices, ...]`.
 
-    Those of whole sequences are `[rows, sequences, ...]` if the batch is packed, or `[rows, sequences, choices]`.
+    Those of whole sequences are `[rows, sequences, ...]` if the batch is packed, or `[rows, sequences, choices, ...]`.
     """
     inputs = [batch[name] for name in ("input_ids", "segments", "token_types")]
     if "positions" in batch:
@@ -136,14 +140,14 @@ def apply(model: nn.Module, pooled: bool, params, batch: dict, dropout_keys: jax
         if pooled:
             packed["first_tokens"] = first_tokens.reshape(len(first_tokens), -1)
         logits = model.apply({"params": params}, *inputs, dropout_keys=dropout_keys, **packed)
-        return logits.reshape(first_tokens.shape) if pooled and first_tokens.ndim == 3 else logits
+        return logits.reshape(*first_tokens.shape, *logits.shape[2:]) if pooled else logits
     rows, *choices, length = inputs[0].shape
     if choices:
         inputs = [x.reshape(-1, length) for x in inputs]
         if dropout_keys is not None:
             dropout_keys = jnp.stack([fold_in(dropout_keys, i) for i in range(choices[0])], axis=1).reshape(-1)
     logits = model.apply({"params": params}, *inputs, dropout_keys=dropout_keys)
-    return logits.reshape(rows, *choices) if choices else logits
+    return logits.reshape(rows, *choices, *logits.shape[1:])
 
 
 class Predictor:

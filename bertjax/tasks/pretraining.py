@@ -64,6 +64,8 @@ class Pretraining:
       rows: the rows of a step of each stage; with packing, of the first steps: later ones may have a few more or fewer.
     """
 
+    couples_rows = False
+
     def __init__(
         self,
         config,

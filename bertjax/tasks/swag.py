@@ -32,7 +32,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     train, dev = splits
 
     def score(logits: list[np.ndarray]) -> dict[str, float]:
-        return {"accuracy": metrics.accuracy(dev.labels, np.stack(logits).argmax(-1))}
+        return {"accuracy": metrics.accuracy(dev.labels, np.stack(logits)[..., 0].argmax(-1))}
 
     notes += [f"{len(train)} training examples", *seen_in_training(texts[0], ("dev examples", texts[1]))]
     baseline = float(np.bincount(dev.labels).max() / len(dev))
@@ -88,7 +88,7 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
     examples, cut = encode(choices, None, source.tokenizer, source.max_seq_length)
     for scores, was_cut in zip(output_layers.predict(output_layers.choice(), source, examples), cut):
         more = {"cut": True} if was_cut else {}
-        yield {"choice": int(scores.argmax()), "probabilities": metrics.softmax(scores).tolist(), **more}
+        yield {"choice": int(scores.argmax()), "probabilities": metrics.softmax(scores[:, 0]).tolist(), **more}
 
 
 TASK = FineTuningTask(

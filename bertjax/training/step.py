@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.model.dropout import row_keys
-from bertjax.sharding.mesh import batch_sharding, compiler_options, replicated
+from bertjax.sharding.mesh import GROUPS, batch_sharding, compiler_options, replicated
 from bertjax.sharding.rules import RULES_WITHIN_DATA
 from bertjax.training.frozen import find as find_frozen
 from bertjax.training.frozen import layer_factors
@@ -161,16 +161,40 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
         (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(learnt(params, frozen))
         return grads, {"loss": loss, **metrics}
 
-    def accumulated_gradients(params, batch, keys):
+    def in_parts(arrays):
         # Each microbatch takes rows from all devices, so that none move: [rows] -> [microbatches, rows / microbatches].
-        parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), (batch, keys))
+        return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), arrays)
+
+    def summed(compute, parts):
+        """Returns the sums, in float32, of what `compute` returns of each microbatch."""
 
         def add(total, part):
-            return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, gradients(params, *part)), None
+            return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, compute(*part)), None
 
-        shapes = jax.eval_shape(gradients, params, *jax.tree.map(lambda x: x[0], parts))
+        shapes = jax.eval_shape(compute, *jax.tree.map(lambda x: x[0], parts))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
         return jax.lax.scan(add, zeros, parts)[0]
+
+    def accumulated_gradients(params, batch, keys):
+        return summed(lambda *part: gradients(params, *part), in_parts((batch, keys)))
+
+    def cached_gradients(params, batch, keys):
+        """As `gradients`, for rows that depend on each other: what the model says of all of them, the gradient of the
+        loss with respect to that, and then the gradient of each microbatch (GradCache; Gao et al. 2021)."""
+        parts = in_parts((batch, keys))
+        outputs = jax.lax.map(lambda part: task.outputs(params, *part), parts)
+
+        def loss_of(outputs):
+            whole = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), outputs)
+            return task.loss_of_outputs(whole, batch)
+
+        (loss, metrics), of_outputs = jax.value_and_grad(loss_of, has_aux=True)(outputs)
+
+        def gradients_of(part, of_its_outputs):
+            _, pull = jax.vjp(lambda own: task.outputs(joined(params, own, frozen), *part), learnt(params, frozen))
+            return pull(of_its_outputs)[0]
+
+        return summed(gradients_of, (parts, of_outputs)), {"loss": loss, **metrics}
 
     def sum_over_data(grads, sharding):
         """Sums `[ways, ...]` to `[...]`, sharded like the stored param."""
@@ -186,9 +210,10 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
         keys = row_keys(key, rows)
 
         groups = jax.tree.map(lambda x: x.reshape(ways, -1, *x.shape[1:]), (batch, keys))
-        compute = gradients if microbatches == 1 else accumulated_gradients
+        in_microbatches = cached_gradients if task.couples_rows else accumulated_gradients
+        compute = gradients if microbatches == 1 else in_microbatches
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(RULES_WITHIN_DATA):
-            grads, metrics = jax.vmap(compute, (None, 0, 0), spmd_axis_name="data")(params, *groups)
+            grads, metrics = jax.vmap(compute, (None, 0, 0), axis_name=GROUPS, spmd_axis_name="data")(params, *groups)
         grads = jax.tree.map(sum_over_data, grads, layout.learnt)
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
 

@@ -12,9 +12,16 @@ from bertjax.training.checkpoint import Scores
 
 
 class Task(Protocol):
-    """Pre-training, or a fine-tuning task."""
+    """Pre-training, or a fine-tuning task.
+
+    Args:
+      couples_rows: whether the loss of a row depends on others of its batch. Then there are `outputs` and
+        `loss_of_outputs`, of which `loss` is made, and these call `jax.lax.all_gather(..., mesh.GROUPS)` for the rows
+        of other groups of devices.
+    """
 
     total_steps: int
+    couples_rows: bool
 
     def init_params(self, key: jax.Array) -> dict:
         """Returns random params, logically partitioned."""
@@ -43,6 +50,12 @@ class Task(Protocol):
 
         `params` are cast. `dropout_keys` `[rows]` are random keys; None turns dropout off.
         """
+
+    def outputs(self, params: dict, batch: dict, dropout_keys: jax.Array | None) -> jax.Array:
+        """Returns what `loss_of_outputs` needs of the model, `[rows, ...]`: a function of each row by itself."""
+
+    def loss_of_outputs(self, outputs: jax.Array, batch: dict) -> tuple[jax.Array, dict]:
+        """As `loss`, of what the model has said of all rows of the batch."""
 
     def limited(self, updates: dict, step: jax.Array) -> dict:
         """Returns what is added to the params in the update after `step` others, of what the optimizer wants to add."""

@@ -1,0 +1,45 @@
+"""Vectors of your texts: an encoder is trained so that texts that belong together get vectors near each other.
+
+Command:  bertjax train --config=embed --config.init_checkpoint=DIR --config.data.path=FOLDER
+          with train.csv (.tsv, .jsonl) and dev.csv in the folder, whose columns are `anchor` and `positive`
+Hardware: one Cloud TPU or GPU; small models also on a laptop
+"""
+
+import ml_collections
+
+from bertjax.config import fine_tuning_config
+
+
+def get_config():
+    config = fine_tuning_config(
+        "embed",
+        # What an example is: pairs (of a query and its document, in two columns; more columns are documents that are
+        # not the query's) | scored (pairs with a number: how similar they are) | labelled (pairs with 1 or 0) |
+        # sentences (a text and itself, under another dropout: SimCSE) | squad (questions and their paragraphs).
+        form="pairs",
+        texts="anchor,positive",  # columns
+        label="label",  # column of the score or label
+        # What is written before a text: of queries, or all where there are no documents; and of documents.
+        query_prompt="",
+        document_prompt="",
+        dev=ml_collections.ConfigDict(dict(path="", form="", texts="", label="")),  # empty: as above
+        sets=ml_collections.ConfigDict(),  # more training sets by name, see `text_set`
+    ).unlock()
+    # A vector is made of the states of a text: their mean | that of its first token, cls | that of the last one.
+    # dense: width of a dense layer after it, 0: none; its activation: none | tanh. normalize: its length is 1.
+    config.head = ml_collections.ConfigDict(dict(pooling="mean", dense=0, dense_act="none", normalize=True))
+    config.loss = ml_collections.ConfigDict(
+        dict(
+            temperature=0.05,  # divides cosines
+            symmetric=False,  # of pairs: documents also look for their queries among all of the batch
+            margin=0.5,  # of labelled pairs: 1 - cosine of those that do not belong together is to be larger
+            widths="",  # such as 256,64: the first so many numbers of a vector are a good vector as well (Matryoshka)
+        )
+    )
+    config.batch_size, config.packing, config.epochs = 64, True, 1.0
+    return config.lock()
+
+
+def text_set(path: str, form: str = "pairs", texts: str = "anchor,positive", label: str = "label", weight: float = 1.0):
+    """Returns a training set for `config.data.sets`; `weight`: how often it is used in an epoch."""
+    return ml_collections.ConfigDict(dict(path=path, form=form, texts=texts, label=label, weight=weight))
