@@ -388,7 +388,7 @@ def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
     keys = jax.random.split(jax.random.key(1), 2)
     apply = jax.jit(functools.partial(output_layers.apply, model, output_layer.pooled))
     dropped = np.asarray(apply(params, batch, keys))
-    assert dropped.shape == (2, 4) and len(np.unique(dropped.round(6))) == 8
+    assert dropped.shape == (2, 4, 1) and len(np.unique(dropped.round(6))) == 8
     np.testing.assert_allclose(np.ptp(np.asarray(apply(params, batch))), 0, atol=1e-6)
 
 
