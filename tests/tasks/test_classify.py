@@ -59,6 +59,14 @@ def write_table(path, rows):
     path.write_text(file.getvalue())
 
 
+def write_topics(folder, train=300, dev=60):
+    """Writes tables of texts and their topics; returns the rows of the dev set."""
+    for name, count, seed in (("train", train, 0), ("dev", dev, 1)):
+        rows = texts_about(count, seed)
+        write_table(folder / f"{name}.jsonl", [{"text": text, "topics": topics} for text, topics in rows])
+    return rows
+
+
 def config_for(folder, checkpoint="none", **data):
     fields = dict(text="text", second_text="", label="topics", multi_label="list", is_number=False) | data
     config = fine_tuning_config("classify", **fields)
@@ -73,14 +81,12 @@ def config_for(folder, checkpoint="none", **data):
 def tuned(checkpoint, tmp_path_factory):
     """(folder of the data, workdir of a finished run on it, the rows of the dev set)."""
     folder = tmp_path_factory.mktemp("topics")
-    rows = {name: texts_about(count, seed) for name, count, seed in (("train", 300, 0), ("dev", 60, 1))}
-    for name, found in rows.items():
-        write_table(folder / f"{name}.jsonl", [{"text": text, "topics": topics} for text, topics in found])
+    dev = write_topics(folder)
     config = config_for(folder, checkpoint)
     config.update(dict(packing=True, epochs=8.0))
     validate(config)
     launch(config, folder / "run")
-    return folder, folder / "run", rows["dev"]
+    return folder, folder / "run", dev
 
 
 def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned, tmp_path):

@@ -12,10 +12,12 @@ import pytest
 from bertjax.config import BertConfig, UserError, fine_tuning_config
 from bertjax.families.modernbert import ModernBertConfig
 from bertjax.interop import pretrained, resizing
+from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import distillation, finetuning, squad, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy
-from tests.conftest import TOPICS, one_device_mesh
+from bertjax.training import checkpoint as checkpoints
+from tests.conftest import TOPICS, launch_and_stop, one_device_mesh
 from tests.tasks.test_classify import LABELS, write_table
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -90,6 +92,27 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
     # Another order of the labels: that of the data counts.
     turned = distillation._order(source, material.dataset.output_layer, tuple(reversed(LABELS)), "")
     assert turned == [3, 2, 1, 0]
+
+
+def test_a_student_resumes_bit_for_bit_on_eight_devices(teacher, untold, checkpoint, tmp_path, monkeypatch):
+    """With smoothed labels and low-rank updates."""
+    monkeypatch.setattr(finetuning, "make_mesh", make_mesh)
+
+    def config():
+        fields = {"distill.teacher": str(teacher), "head.label_smoothing": 0.1, "epochs": 1.0}
+        config = config_for(untold, checkpoint, **fields)
+        config.lora.update(rank=2, dropout=0.2, targets="query,value")
+        config.mesh.update(data=4, fsdp=2)
+        config.checkpoint.every_steps = 5
+        return config
+
+    launch(config(), tmp_path / "straight")
+    launch_and_stop(finetuning.FineTuning, config(), tmp_path / "resumed", step=8)
+    launch(config(), tmp_path / "resumed")
+    straight, resumed = (
+        pretrained.flattened(checkpoints.read_params(tmp_path / name, 13)) for name in ("straight", "resumed")
+    )
+    assert all(np.array_equal(straight[name], resumed[name]) for name in straight | resumed)
 
 
 @pytest.mark.parametrize("kind", ["classes", "labels", "number"])
