@@ -107,7 +107,7 @@ def _model_card(
         params=sum(x.size for x in kept.values()),
         settings=pretrained.settings,
         step=pretrained.step,
-        scores=pretrained.scores if has_head else {},
+        scores=pretrained.scores | pretrained.decided if has_head else {},
         manifest=manifest,
         mask=pieces.pieces[pieces.mask_id] if pieces else "[MASK]",
         license_name=license_name,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import ml_collections
 
 from bertjax import families
-from bertjax.config import BertConfig, dropout_fields, pretraining_config
+from bertjax.config import BertConfig, dropout_fields, fine_tuning_config, pretraining_config
 from bertjax.interop import huggingface
 from bertjax.lists import corpus_sources
 from bertjax.stages import stages_of
@@ -76,7 +76,7 @@ def model_card(
       params: their number.
       settings: the config of the run.
       step: the checkpoint's step; 0: the run's last step.
-      scores: the scores on held-out data, or on the dev set.
+      scores: the scores on held-out data, or on the dev set, and the values tuned on it.
       manifest: the manifest of the records that it was pre-trained on, if they are there.
       mask: the mask's piece.
       license_name: an identifier, such as apache-2.0.
@@ -143,8 +143,15 @@ def _data(settings, manifest: Mapping | None) -> dict:
 
 def _cleaning(settings) -> dict:
     """What was left out of the corpus, as far as it is not the default."""
-    default = pretraining_config().data.cleaning
-    return {f"cleaning.{name}": value for name, value in settings.data.cleaning.items() if value != default[name]}
+    return _changed("cleaning", settings.data.cleaning, pretraining_config().data.cleaning)
+
+
+def _changed(name: str, values: Mapping, default: Mapping) -> dict:
+    """The fields of a part of a config that are not the default."""
+    return {f"{name}.{field}": value for field, value in values.items() if value != default.get(field)}
+
+
+_LAYERS, _PARTS = ("keep_layers", "freeze_layers"), ("head", "lora", "distill")  # of fine-tuning
 
 
 def _recipe(settings, step: int) -> dict:
@@ -157,6 +164,11 @@ def _recipe(settings, step: int) -> dict:
         found[f"{title} ({stage.name})" if title in found else title] = f"{done:,}{of_all}"
     if step and "stages" not in settings:
         found["steps"] = f"{step:,}"
+    if settings.task != "pretraining":
+        default = fine_tuning_config(settings.task)
+        found |= {name: settings[name] for name in _LAYERS if settings.get(name)}
+        for part in _PARTS:
+            found |= _changed(part, settings.get(part, {}), default[part])
     found |= {name: settings.model[name] for name in dropout_fields(settings.model)}
     names = (*OPTIMIZER, *(ADAM if settings.optimizer.name in ("adam", "lamb") else ()))
     given = {name: settings.optimizer[name] for name in names if settings.optimizer.get(name, "") != ""}

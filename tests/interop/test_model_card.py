@@ -86,7 +86,9 @@ def test_a_fine_tuned_model(tmp_path):
     config = fine_tuning_config("glue", name="mrpc").unlock()
     config.update(epochs=2.0, init_checkpoint="some/where")
     config.data.path = "GLUE"
+    config.freeze_layers, config.head.class_weights, config.lora.rank = 1, "balanced", 8
     run = made_run(tmp_path / "run", config, {"f1": 0.91234}, "BertForMaskedLM", ("no", "yes"))
+    checkpoint.write_scores(run, 0, Scores({"f1": 0.91234}, decided={"threshold": 0.4}))
     conversion.convert(run, tmp_path / "out", "huggingface")
     metadata, rows, _ = read_card(tmp_path / "out")
     assert metadata["license"] == "unknown" and "language" not in metadata
@@ -96,6 +98,9 @@ def test_a_fine_tuned_model(tmp_path):
         "some/where",
         "0.9123",
     )
+    names = ("freeze_layers", "head.class_weights", "lora.rank", "threshold")
+    assert [rows[name] for name in names] == ["1", "balanced", "8", "0.4"]
+    assert not rows.keys() & {"keep_layers", "head.label_smoothing", "lora.alpha", "distill.teacher"}
 
 
 @pytest.mark.parametrize("to", ["tf1", "bertjax"])
