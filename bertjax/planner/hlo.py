@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -21,6 +21,9 @@ _KERNEL = re.compile(
     r"(\w+)\)*/pallas_call"
 )
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_ON_CHIP = re.compile(r"\w+\[[\d,]*\]\{[^}]*S\(\d+\)[^}]*\}")  # an array whose layout names another memory than HBM
+_NAME = re.compile(r"%([\w.\-]+)")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\(([^)]*)\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,17 @@ class Kernel:
     name: str
     bytes: int  # bytes that one call reads and writes
     times: int = 1  # calls per step
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """An instruction of which the compiler estimates the cycles; a fusion is one."""
+
+    operation: str  # its `op_name`: the path of modules and functions that it comes from; "" if unknown
+    cycles: int
+    flops: int  # of matrix products
+    bytes: int  # that it reads from HBM and writes to it
+    times: int  # per step
 
 
 def kernel_of(line: str) -> Kernel | None:
@@ -69,6 +83,8 @@ class HloModule:
                     self._entry = header[2]
             else:
                 lines.append(line)
+        found = (_INSTRUCTION.match(line) for lines in self._lines.values() for line in lines)
+        self._shapes = {each[1]: each[2] for each in found if each}
         self._times: dict[str, int] = {}
         self._walk(self._entry, 1)
 
@@ -90,21 +106,34 @@ class HloModule:
 
     def estimated_cycles(self) -> int:
         """Sums the compiler's cycle estimates over all instructions; a loop body counts once per iteration."""
-        return sum(self.cycles_by_operation().values())
+        return sum(each.times * each.cycles for each in self.instructions())
 
-    def cycles_by_operation(self) -> dict[str, int]:
-        """The same by `op_name`, the path of modules and functions that an instruction comes from ("" if unknown)."""
-        totals: dict[str, int] = {}
-        self._add_cycles(self._entry, 1, totals)
-        return totals
+    def instructions(self) -> list[Instruction]:
+        """Returns the instructions of which the compiler estimates the cycles."""
+        return list(self._instructions(self._entry, 1))
 
-    def _add_cycles(self, name: str, times: int, totals: dict[str, int]) -> None:
+    def _instructions(self, name: str, times: int) -> Iterator[Instruction]:
         for line in self._lines.get(name, ()):
             if cycles := sum(map(int, _CYCLES.findall(line))):
-                operation = operation_of(line)
-                totals[operation] = totals.get(operation, 0) + times * cycles
+                yield Instruction(operation_of(line), cycles, self._flops(line), self._bytes(line), times)
             if loop := _WHILE.search(line):
-                self._add_cycles(loop[2], times * self._trip_count(loop[1]), totals)
+                yield from self._instructions(loop[2], times * self._trip_count(loop[1]))
+
+    def _flops(self, line: str) -> int:
+        """Returns the FLOPs of the products in an instruction and in what it calls."""
+        flops = sum(self._flops(each) for called in _CALLED.findall(line) for each in self._lines.get(called, ()))
+        found = _INSTRUCTION.match(line)
+        if found and found[3] in ("convolution", "dot"):
+            # The sizes m k, k n and m n of the factors and the product multiply to the square of m k n.
+            shapes = found[2], *(self._shapes.get(name, "") for name in _NAME.findall(found[4])[:2])
+            flops += 2 * math.isqrt(math.prod(map(_elements, shapes)))
+        return flops
+
+    def _bytes(self, line: str) -> int:
+        if not (found := _INSTRUCTION.match(line)):
+            return 0
+        shapes = found[2], *(self._shapes.get(name, "") for name in _NAME.findall(found[4]))
+        return sum(sum(_bytes(_ON_CHIP.sub("", shape)).values()) for shape in shapes)
 
     def kernels(self) -> list[Kernel]:
         found = ((kernel_of(line), times) for name, times in self._times.items() for line in self._lines.get(name, ()))
@@ -150,6 +179,10 @@ def _bytes(shape: str, second_half: bool = False) -> dict[str, int]:
         if dtype in BYTES:
             totals[dtype] = totals.get(dtype, 0) + size * BYTES[dtype]
     return totals
+
+
+def _elements(shape: str) -> int:
+    return sum(math.prod(map(int, filter(None, sizes.split(",")))) for _, sizes in _ARRAY.findall(shape))
 
 
 def _axes(line: str, mesh_shape: dict[str, int]) -> tuple[str, ...]:

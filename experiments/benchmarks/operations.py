@@ -3,7 +3,8 @@
 On this machine, from a trace of a few steps; operations that run at the same time share it. On a CPU the trace slows
 matrix products, to twice their time on some, so compare other operations, and time the step with `train_step`:
   python -m experiments.benchmarks.operations finetuning:minilm:32x64
-On a TPU, by the compiler's estimates, without the kernels (which `bertjax.compile` counts):
+On a TPU, by the compiler's estimates, without the kernels (which `bertjax.compile` counts); beside them what the data
+sheet allows: the FLOPs of products at the peak rate, and the bytes of HBM at its bandwidth:
   python -m experiments.benchmarks.operations base:v5litepod-4:128
 
 Needs:    no TensorFlow; libtpu for a TPU's
@@ -19,9 +20,10 @@ import re
 import tempfile
 
 STEPS = 3
+COLUMNS = ("ms", "of FLOPs", "of bytes", "of either")
 
 
-def traced(name: str, options) -> dict[str, float]:
+def traced(name: str, options) -> dict[str, tuple[float]]:
     """Seconds of each operation in a step of a case of `train_step`, on this machine."""
     import jax
 
@@ -42,7 +44,7 @@ def traced(name: str, options) -> dict[str, float]:
     totals: collections.Counter = collections.Counter()
     for instruction, seconds in _shares(profile).items():
         totals[names.get(instruction) or f"? {instruction.rstrip('.0123456789')}"] += seconds / STEPS
-    return totals
+    return {operation: (seconds,) for operation, seconds in totals.items()}
 
 
 def _shares(profile) -> dict[str, float]:
@@ -67,8 +69,9 @@ def _shares(profile) -> dict[str, float]:
     return totals
 
 
-def compiled(name: str, options) -> dict[str, float]:
-    """Estimated seconds of each operation in a step of a shipped config on a TPU."""
+def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
+    """Seconds of each operation in a step of a shipped config on a TPU: estimated, of FLOPs, of bytes, and the longer
+    of these two, instruction by instruction."""
     import jax
 
     from bertjax.planner.hlo import HloModule
@@ -96,8 +99,15 @@ def compiled(name: str, options) -> dict[str, float]:
     train_step = program.step_of(*task.at(stages_of(config)[stage].first_step))
     batch = task.abstract_batch(stage)
     lowered = train_step.lower(program.state, batch, abstract_hyperparameters(config, mesh))
-    cycles = HloModule(lowered.compile().as_text()).cycles_by_operation()
-    return {operation: count / chips.generation.clock for operation, count in cycles.items()}
+    rate = chips.generation
+    peak, bandwidth = (each / rate.devices_per_chip for each in (rate.peak_flops, rate.hbm_bandwidth))
+    found: dict[str, tuple[float, ...]] = {}
+    for each in HloModule(lowered.compile().as_text()).instructions():
+        of_flops, of_bytes = each.flops / peak, each.bytes / bandwidth
+        own = each.cycles / rate.clock, of_flops, of_bytes, max(of_flops, of_bytes)
+        before = found.get(each.operation, (0.0,) * len(own))
+        found[each.operation] = tuple(a + each.times * b for a, b in zip(before, own))
+    return found
 
 
 def short(operation: str) -> str:
@@ -121,12 +131,16 @@ def main() -> None:
         seconds = compiled(options.step, options)
     else:
         parser.error(f"{options.step}: write KIND:MODEL:SEQUENCESxLENGTH, or EXPERIMENT:TOPOLOGY:LENGTH")
-    totals: collections.Counter = collections.Counter()
+    found: dict[str, tuple[float, ...]] = {}
     for operation, each in seconds.items():
-        totals[short(operation)] += each
-    print(f"{1000 * totals.total():.1f} ms a step\n\n| ms | share | operation |\n|---|---|---|")
-    for operation, each in totals.most_common(options.rows):
-        print(f"| {1000 * each:.2f} | {each / totals.total():.1%} | {operation} |")
+        found[short(operation)] = tuple(map(sum, zip(each, found.get(short(operation), (0.0,) * len(each)))))
+    columns = COLUMNS[: len(next(iter(found.values())))]
+    whole = [1000 * sum(each) for each in zip(*found.values())]
+    print(f"{whole[0]:.1f} ms a step" + "".join(f"; {ms:.1f} {name}" for ms, name in zip(whole[1:], columns[1:])))
+    print(f"\n| {' | '.join(columns)} | share | operation |\n|{'---|' * (len(columns) + 2)}")
+    for operation, each in sorted(found.items(), key=lambda item: -item[1][0])[: options.rows]:
+        numbers = " | ".join(f"{1000 * value:.2f}" for value in each)
+        print(f"| {numbers} | {1000 * each[0] / whole[0]:.1%} | {operation} |")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,28 @@ ENTRY %main (param: f32[8]) -> f32[8] {
 
 def test_cycles_count_a_loop_as_often_as_it_runs():
     assert HloModule(TEXT).estimated_cycles() == 1000 + 12 * (100 + 3 * 10)
-    assert HloModule(TEXT).cycles_by_operation() == {"layers/mul": 12 * 3 * 10, "": 1000 + 12 * 100}
+    found = [(each.operation, each.cycles, each.times) for each in HloModule(TEXT).instructions()]
+    assert found == [("layers/mul", 10, 36), ("", 100, 12), ("", 1000, 1)]
+
+
+def test_flops_are_those_of_fused_products_and_bytes_those_of_hbm():
+    text = """
+%product (param_0: bf16[32,16], param_1: bf16[16,8]) -> bf16[32,8] {
+  %param_0 = bf16[32,16]{1,0:T(8,128)(2,1)} parameter(0)
+  %param_1 = bf16[16,8]{1,0:T(8,128)(2,1)} parameter(1)
+  %double = bf16[32,16]{1,0} add(%param_0, %param_0)
+  ROOT %product.1 = bf16[32,8]{1,0} convolution(%double, %param_1), dim_labels=bf_io->bf
+}
+
+ENTRY %main (a: bf16[32,16], b: bf16[16,8]) -> bf16[32,8] {
+  %a = bf16[32,16]{1,0:T(8,128)(2,1)} parameter(0)
+  %b = bf16[16,8]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  ROOT %both = (f32[32]{0:T(128)S(1)}, bf16[32,8]{1,0}) fusion(%a, %b), calls=%product, x={"estimated_cycles":"9"}
+}
+"""
+    [found] = HloModule(text).instructions()
+    assert found.flops == 2 * 32 * 16 * 8
+    assert found.bytes == 2 * (32 * 16 + 32 * 8)  # the others lie on chip
 
 
 def test_transfers_are_counted_once_each_with_axes_and_bytes():
