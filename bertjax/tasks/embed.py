@@ -3,7 +3,7 @@ belong together are near each other (Reimers and Gurevych 2019; Gao et al. 2021)
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import ml_collections
 import numpy as np
@@ -34,7 +34,15 @@ def output_layer() -> OutputLayer:
         return 3 * (forward_flops(model.config, sequences, length, 0, pooled=0) + dense)
 
     how = dict(flops=flops, packs=True, couples=True, pooled=True)
-    return OutputLayer(ARCHITECTURE, SentenceEncoder, None, loss_of=vector_losses.of_config, **how)
+    return OutputLayer(ARCHITECTURE, SentenceEncoder, None, loss_of=_loss_of, **how)
+
+
+def _loss_of(config) -> Callable:
+    """Returns the loss of a config whose model is known. Raises `UserError` for widths that its vectors have not."""
+    widths, width = widths_of(config), width_of(config)
+    more = f"{max(widths, default=0)} is more than the {width} numbers of a vector"
+    require(max(widths, default=0) <= width, "loss.widths", config.loss.widths, more)
+    return vector_losses.of_settings(config.loss, widths)
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
@@ -119,6 +127,11 @@ def prompts_of(data) -> dict[str, str]:
     return {QUERY: data.get("query_prompt", ""), DOCUMENT: data.get("document_prompt", "")}
 
 
+def widths_of(config) -> tuple[int, ...]:
+    """Returns the widths of `config.loss.widths`; () if there are none."""
+    return tuple(int(width) for width in config.loss.widths.split(",") if width.strip())
+
+
 def width_of(config) -> int:
     """Returns how many numbers a vector has."""
     return config.head.dense or config.model.hidden_size
@@ -155,15 +168,13 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
 def validate(config) -> None:
     one_of(config, "head.pooling", ("mean", "cls", "last"))
     one_of(config, "head.dense_act", ("none", "tanh"))
-    dense, loss, width, distill = config.head.dense, config.loss, width_of(config), config.distill
+    dense, loss, distill = config.head.dense, config.loss, config.distill
     require(dense >= 0, "head.dense", dense, "must be the width of a dense layer, or 0 for none")
     require(loss.temperature > 0, "loss.temperature", loss.temperature, "must be above 0")
     require(0 < loss.margin <= 2, "loss.margin", loss.margin, "must be above 0 and at most 2: a cosine's range")
     for part in filter(None, map(str.strip, loss.widths.split(","))):
         numbers = "write widths such as 256,128,64"
         require(part.isdecimal() and int(part) > 0, "loss.widths", loss.widths, numbers)
-        most = f"{part} is more than the {width} numbers of a vector"
-        require(int(part) <= width, "loss.widths", loss.widths, most)
     require(config.batch_size > 1, "batch_size", config.batch_size, "an example is compared with others: at least 2")
     one_of(config, "distill.what", ("vectors", "scores"))
     none, default = "there is no teacher: set distill.teacher, or leave it out", fine_tuning_config("").distill
@@ -172,7 +183,8 @@ def validate(config) -> None:
     is_default = distill.temperature == default.temperature
     require(is_default, "distill.temperature", distill.temperature, divides)
     for name, given in config.data.sets.items():
-        is_set = isinstance(given, ml_collections.ConfigDict) and given.keys() == {*SECTION, "weight"}
+        given = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else given
+        is_set = isinstance(given, dict) and given.keys() == {*SECTION, "weight"}
         require(is_set, f"data.sets.{name}", given, "write text_set(path, ...), which is in experiments/embed.py")
     sets = training_sets(config.data).values()
     for source in (*sets, dev_set(config.data)):

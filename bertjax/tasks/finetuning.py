@@ -188,8 +188,7 @@ class FineTuning:
         self.model = layer.model(families.config_of(config), head, compute=compute)
         if self.lora:
             self._check_updates()
-        self._loss = layer.loss_of(config) if layer.loss_of else layer.loss
-        self._loss = losses.with_settings(self._loss, head, dataset.labels, dataset.train)
+        self._loss = layer.loss_with_settings(config, dataset.labels, dataset.train)
         if dataset.train.teacher_logits is not None:
             self._loss = losses.Distilled(self._loss, config.distill.temperature, config.distill.weight)
         if config.packing and not layer.packs_rows_of(self.model):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import flax.linen as nn
 import jax
@@ -71,6 +71,11 @@ class OutputLayer:
         if not head.get("lstm_size", True):
             head = {name: value for name, value in head.items() if not name.startswith("lstm_")}
         return self.make_model(config, **head, **how)
+
+    def loss_with_settings(self, config, labels: Sequence[str], train: Examples) -> Callable:
+        """Returns the loss with the settings of a config. Raises `UserError` if they are invalid."""
+        loss = self.loss_of(config) if self.loss_of else self.loss
+        return losses.with_settings(loss, config.get("head", {}), labels, train)
 
     def packs_rows_of(self, model: nn.Module) -> bool:
         return self.packs and not getattr(model, "lstm_size", 0) and families.of(model.config).packs

@@ -24,7 +24,7 @@ from bertjax.interop.pretrained import BEST_RUN
 from bertjax.lists import split_at_commas
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks import finetuning, losses
+from bertjax.tasks import finetuning
 from bertjax.tasks.finetuning import Material, count_steps
 from bertjax.training import checkpoint, optimizers
 from bertjax.training.divergence import Diverged
@@ -159,7 +159,7 @@ def run(config, workdir: epath.Path) -> None:
         print("\n".join(dataset.notes), flush=True)
     check_others(workdir, config, material)
     for _, trial in planned:
-        losses.with_settings(dataset.output_layer.loss, trial.head, dataset.labels, dataset.train)
+        dataset.output_layer.loss_with_settings(trial, dataset.labels, dataset.train)
 
     queue = [(settings, config.restarts) for settings, _ in planned]
     while queue:

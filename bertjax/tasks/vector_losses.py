@@ -6,7 +6,7 @@ whole batch, so that it runs where the step does: with the axis `mesh.GROUPS`, o
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -196,13 +196,11 @@ class Matryoshka:
         return sorted({vectors.shape[-1], *self.widths}, reverse=True)
 
 
-def of_config(config) -> ByForm | Matryoshka:
+def of_settings(settings, widths: Sequence[int]) -> ByForm | Matryoshka:
     """Returns the loss of `config.loss`."""
-    settings = config.loss
     loss = ByForm(
         InBatchNegatives(settings.temperature, settings.symmetric),
         Ranking(settings.temperature),
         Contrastive(settings.margin),
     )
-    widths = tuple(int(width) for width in settings.widths.split(",") if width.strip())
-    return Matryoshka(loss, widths) if widths else loss
+    return Matryoshka(loss, tuple(widths)) if widths else loss

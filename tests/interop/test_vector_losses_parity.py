@@ -135,9 +135,9 @@ def test_modernbert_has_the_states_that_theirs_pools(tmp_path):
         np.testing.assert_allclose(both.vectors(both.params, *batch)[:, i], expected, atol=1e-4)
 
 
-def settings(**fields):
-    given = dict(temperature=1 / SCALE, symmetric=False, margin=0.4, widths="") | fields
-    return vector_losses.of_config(types.SimpleNamespace(loss=types.SimpleNamespace(**given)))
+def settings(widths, **fields):
+    given = dict(temperature=1 / SCALE, symmetric=False, margin=0.4) | fields
+    return vector_losses.of_settings(types.SimpleNamespace(**given), widths)
 
 
 def numbers(texts: int):
@@ -156,18 +156,18 @@ CASES = {  # texts, labels, settings of ours, name and settings of theirs
 }
 
 
-@pytest.mark.parametrize("case, widths", [*((case, "") for case in CASES), ("symmetric", "8,16"), ("scored", "8")])
+@pytest.mark.parametrize("case, widths", [*((case, ()) for case in CASES), ("symmetric", (8, 16)), ("scored", (8,))])
 def test_losses_are_theirs(case, widths, pair):
     from sentence_transformers.sentence_transformer import losses
 
     texts, labels, own, name, fields = CASES[case]
     batch, theirs = batch_of(texts), getattr(losses, name)(pair.theirs, **fields)
     if widths:
-        theirs = losses.MatryoshkaLoss(pair.theirs, theirs, [32, *map(int, widths.split(","))])
+        theirs = losses.MatryoshkaLoss(pair.theirs, theirs, [32, *widths])
     pair.check(batch, settings(widths=widths, **own), labels, theirs(pair.features(batch), torch.tensor(labels)))
 
 
-@pytest.mark.parametrize("what, widths", [("vectors", "8"), ("scores", ""), ("scores", "8"), ("scores of pairs", "")])
+@pytest.mark.parametrize("what, widths", [("vectors", (8,)), ("scores", ()), ("scores", (8,)), ("scores of pairs", ())])
 def test_a_teacher_is_learnt_as_theirs(what, widths, pair):
     from sentence_transformers.sentence_transformer import losses
     from sentence_transformers.util import pairwise_cos_sim
@@ -183,6 +183,6 @@ def test_a_teacher_is_learnt_as_theirs(what, widths, pair):
     else:
         theirs, labels = losses.CosineSimilarityLoss(pair.theirs), cosines[:, 0]
     if widths:
-        theirs = losses.MatryoshkaLoss(pair.theirs, theirs, [32, 8])
+        theirs = losses.MatryoshkaLoss(pair.theirs, theirs, [32, *widths])
     expected = theirs(pair.features(batch), labels)
     pair.check(batch, settings(widths=widths), None, expected, said)

@@ -187,7 +187,7 @@ def test_what_is_the_same_text_is_no_negative(folder, checkpoint, tmp_path):
     batch = {"weights": np.ones(12, np.float32), "labels": words}
     found, _ = jax.vmap(lambda v: task._loss(v, batch), axis_name=GROUPS)(vectors[words][None])
     assert masked and len(examples)
-    np.testing.assert_allclose(found[0], expected, rtol=1e-4)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
 
 
 # Several sets.
@@ -400,6 +400,10 @@ def test_a_mistake_in_a_set_names_it(fields, message, folder, checkpoint, tmp_pa
     with pytest.raises(UserError, match=message):
         validate(config)
         task_of(config, tmp_path)
+
+
+def test_a_set_is_a_text_set(folder, checkpoint):
+    config = config_for(folder, checkpoint).unlock()
     config.data.sets.more = "train.csv"
     with pytest.raises(UserError, match=r"config.data.sets.more = 'train.csv': write text_set\(path, ...\)"):
         validate(config)
