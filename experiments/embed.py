@@ -36,6 +36,9 @@ def get_config():
             widths="",  # such as 256,64: the first so many numbers of a vector are a good vector as well (Matryoshka)
         )
     )
+    # A teacher is any model with vectors, whose own are learnt (of the same width: head.dense makes it), or its scores:
+    # by how much a positive's cosine is above a negative's; of two texts their cosine.
+    config.distill.what = "vectors"
     config.batch_size, config.packing, config.epochs = 64, True, 1.0
     return config.lock()
 

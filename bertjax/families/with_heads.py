@@ -176,7 +176,7 @@ class SentenceEncoder(nn.Module):
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
-        vectors = pool_states(self.bert.of_tokens(hidden), segments, first_tokens, self.pooling)
+        vectors = pool_states(hidden, segments, first_tokens, self.pooling)
         if self.dense:
             vectors = self.projection(vectors)
             vectors = jnp.tanh(vectors) if self.dense_act == "tanh" else vectors

@@ -1,11 +1,12 @@
 """What a teacher says of the training examples of a task, for a student to learn (Hinton et al. 2015).
 
-It is computed once, without dropout, before training, and kept in the workdir: the logits of an example are a function
-of its text, whatever batch it is in.
+It is computed once, without dropout, before training, and kept in the workdir: the logits of an example, or the vectors
+of its texts, are a function of these, whatever batch it is in.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ FILE = "teacher_logits.npz"
 
 
 def taught(config, dataset: "Dataset", tokenizer: Tokenizer, workdir: epath.Path) -> "Dataset":
-    """Returns a dataset whose training examples have the logits of the teacher `config.distill.teacher`.
+    """Returns a dataset whose training examples have what the teacher `config.distill.teacher` says of them.
 
     Raises `UserError` if it has other labels, or cannot read the examples.
     """
@@ -39,13 +40,21 @@ def taught(config, dataset: "Dataset", tokenizer: Tokenizer, workdir: epath.Path
             each = _logits(config, dataset, tokenizer)
             with replacing(path) as partial, partial.open("wb") as file:
                 np.savez(file, logits=np.concatenate(each), sizes=np.array(list(map(len, each))), key=np.array(key))
-    return dataclasses.replace(dataset, train=dataclasses.replace(dataset.train, teacher_logits=each))
+    ends = np.cumsum(list(map(len, dataset.sets)))
+    train, *others = (
+        dataclasses.replace(examples, teacher_logits=each[end - len(examples) : end])
+        for examples, end in zip(dataset.sets, ends)
+    )
+    others = tuple(share._replace(examples=examples) for share, examples in zip(dataset.others, others))
+    return dataclasses.replace(dataset, train=train, others=others)
 
 
 def _key(config, dataset: "Dataset", tokenizer: Tokenizer) -> str:
     """A hash that changes if the logits may become others: of the teacher's path, the examples and their labels."""
-    content = hashlib.sha256(json.dumps([config.distill.teacher, dataset.labels, tokenizer.fingerprint]).encode())
-    for ids in dataset.train.input_ids:
+    of_all = [config.distill.teacher, dataset.labels, tokenizer.fingerprint]
+    of_all += [config.distill.what] if "what" in config.distill else []
+    content = hashlib.sha256(json.dumps(of_all).encode())
+    for ids in itertools.chain.from_iterable(examples.input_ids for examples in dataset.sets):
         content.update(np.int32(len(ids)).tobytes() + ids.tobytes())
     return content.hexdigest()
 
@@ -59,8 +68,10 @@ def _read(path: epath.Path, key: str) -> list[np.ndarray] | None:
 
 
 def _logits(config, dataset: "Dataset", tokenizer: Tokenizer) -> list[np.ndarray]:
-    """Returns the teacher's logits of each training example, in the order of the dataset's labels."""
+    """Returns what the teacher says of each training example: logits in the order of the dataset's labels."""
     teacher, layer = config.distill.teacher, dataset.output_layer
+    if dataset.taught:
+        return dataset.taught(pretrained.read_with_tokenizer(teacher))
     says = f"config.distill.teacher = {teacher!r}: "
     if layer.architecture not in ("BertForSequenceClassification", "BertForTokenClassification") or layer.frozen:
         raise UserError(f"{says}this task has no classes, numbers or tags that a teacher could tell; leave it out")

@@ -2,12 +2,13 @@
 belong together are near each other (Reimers and Gurevych 2019; Gao et al. 2021)."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import ml_collections
 import numpy as np
 
-from bertjax.config import UserError
+from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.batches.mixed import Share
 from bertjax.families.with_heads import SentenceEncoder, forward_flops
 from bertjax.interop.pretrained import Pretrained
@@ -16,21 +17,32 @@ from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
-from bertjax.tasks.text_sets import DOCUMENT, FORMS, QUERY, Encoded, TextSet
+from bertjax.tasks.text_sets import DOCUMENT, QUERY, Encoded, Source, TextSet
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import one_of, require
 
 ARCHITECTURE = "SentenceTransformer"  # the class of sentence-transformers
+SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
+TAUGHT_AT_ONCE = 1024  # examples, of which a teacher's scores are computed
 
 
-def output_layer(loss: Callable) -> OutputLayer:
+def output_layer() -> OutputLayer:
     """The vectors of texts, `[batch, width]`; `config.head` sets how they are made of hidden states."""
 
     def flops(model: SentenceEncoder, sequences: int, length: int) -> int:
         dense = 2 * sequences * model.config.hidden_size * model.dense
         return 3 * (forward_flops(model.config, sequences, length, 0, pooled=0) + dense)
 
-    return OutputLayer(ARCHITECTURE, SentenceEncoder, loss, flops=flops, packs=True, couples=True, pooled=True)
+    how = dict(flops=flops, packs=True, couples=True, pooled=True)
+    return OutputLayer(ARCHITECTURE, SentenceEncoder, None, loss_of=_loss_of, **how)
+
+
+def _loss_of(config) -> Callable:
+    """Returns the loss of a config whose model is known. Raises `UserError` for widths that its vectors have not."""
+    widths, width = widths_of(config), width_of(config)
+    more = f"{max(widths, default=0)} is more than the {width} numbers of a vector"
+    require(max(widths, default=0) <= width, "loss.widths", config.loss.widths, more)
+    return vector_losses.of_settings(config.loss, widths)
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
@@ -40,21 +52,57 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         text_sets.encode, prompts=prompts_of(data), tokenizer=tokenizer, max_seq_length=config.max_seq_length
     )
     sets, texts = [], []
-    for name, given in training_sets(data).items():
-        found = text_sets.read(given, "train")
-        encoded = encode(found, given.form)
-        sets.append(Share(text_sets.training_examples(encoded, found.values), given.weight))
-        texts += found.texts
+    for name, source in training_sets(data).items():
+        found = text_sets.read(source, "train")
+        encoded = encode(found, source.form)
+        sets.append(Share(text_sets.training_examples(encoded, found.values), source.weight))
+        texts.append((found, source.form))
         notes.append(_describe(name or "training", found, encoded, config.max_seq_length))
-    given = dev_set(data)
-    found = text_sets.read(given, "dev")
-    encoded = encode(found, given.form)
+    source = dev_set(data)
+    found = text_sets.read(source, "dev")
+    encoded = encode(found, source.form)
     notes.append(_describe("dev", found, encoded, config.max_seq_length))
-    notes += seen_in_training(texts, ("dev examples", found.texts))
-    split, metric = judged(found, given.form, encoded)
-    layer = output_layer(vector_losses.of_settings(config.loss, widths_of(config)))
+    trained = itertools.chain.from_iterable(each.texts for each, _ in texts)
+    notes += seen_in_training(trained, ("dev examples", found.texts))
+    split, metric = judged(found, source.form, encoded)
     first, *others = sets
-    return Dataset(layer, (), first.examples, (split,), metric, tuple(notes), others=tuple(others))
+    return Dataset(
+        output_layer(),
+        (),
+        first.examples,
+        (split,),
+        metric,
+        tuple(notes),
+        others=tuple(others),
+        taught=functools.partial(_taught, config, texts),
+    )
+
+
+def _taught(config, sets: Sequence[tuple[TextSet, str]], teacher: Pretrained) -> list[np.ndarray]:
+    """Returns what a teacher says of each example of sets with their forms: the vectors of its texts, or their scores.
+
+    It reads the texts with its own tokenizer and prompts. Raises `UserError` if it has no vectors, or others.
+    """
+    says, what = f"config.distill.teacher = {config.distill.teacher!r}: ", config.distill.what
+    if teacher.architecture != ARCHITECTURE:
+        has = teacher.architecture or "no output layer"
+        raise UserError(
+            f"{says}has no vectors of texts ({has}); choose a run of embed, or a sentence-transformers folder"
+        )
+    of_each = []
+    for found, form in sets:
+        prompts = prompts_of(teacher.settings.get("data", {}))
+        encoded = text_sets.encode(found, form, prompts, teacher.tokenizer, teacher.max_seq_length)
+        vectors = np.stack(output_layers.predict(output_layer(), teacher, encoded.examples))
+        if what == "vectors" and (width := vectors.shape[-1]) != (own := width_of(config)):
+            raise UserError(
+                f"{says}its vectors have {width} numbers, those of this model {own}; set head.dense={width}, or "
+                f"distill.what=scores"
+            )
+        for numbers in np.array_split(encoded.numbers, len(encoded.numbers) // TAUGHT_AT_ONCE + 1):
+            said = vectors[numbers]
+            of_each.extend(said if what == "vectors" else np.asarray(vector_losses.scores_of(said)))
+    return of_each
 
 
 def _describe(name: str, found: TextSet, encoded: Encoded, most: int) -> str:
@@ -62,18 +110,17 @@ def _describe(name: str, found: TextSet, encoded: Encoded, most: int) -> str:
     return f"{len(found.texts)} {name} examples of {len(encoded.examples)} texts{cut}"
 
 
-def training_sets(data) -> dict[str, ml_collections.ConfigDict]:
+def training_sets(data) -> dict[str, Source]:
     """Returns the training sets by name; that of `config.data` itself is "" and comes first."""
-    return {"": _section(data, weight=1.0), **data.sets}
+    own = Source("data", **{name: data[name] for name in SECTION})
+    return {"": own, **{name: Source(f"data.sets.{name}", **given) for name, given in data.sets.items()}}
 
 
-def dev_set(data) -> ml_collections.ConfigDict:
+def dev_set(data) -> Source:
     """Returns the dev set: what `data.dev` does not say is as in training."""
-    return _section(data, **{name: value for name, value in data.dev.items() if value})
-
-
-def _section(data, **changes) -> ml_collections.ConfigDict:
-    return ml_collections.ConfigDict({name: data[name] for name in ("path", "form", "texts", "label")} | changes)
+    inherited = frozenset(name for name in SECTION if not data.dev[name])
+    given = {name: (data if name in inherited else data.dev)[name] for name in SECTION}
+    return Source("data.dev", **given, inherited=inherited)
 
 
 def prompts_of(data) -> dict[str, str]:
@@ -83,6 +130,11 @@ def prompts_of(data) -> dict[str, str]:
 def widths_of(config) -> tuple[int, ...]:
     """Returns the widths of `config.loss.widths`; () if there are none."""
     return tuple(int(width) for width in config.loss.widths.split(",") if width.strip())
+
+
+def width_of(config) -> int:
+    """Returns how many numbers a vector has."""
+    return config.head.dense or config.model.hidden_size
 
 
 def judged(found: TextSet, form: str, encoded: Encoded) -> tuple[Split, str]:
@@ -103,7 +155,7 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
     flat = [text for parts in texts for text in parts]
     prompt = prompts_of(source.settings.get("data", {}))[QUERY]
     *arrays, cut = encode_pairs(source.tokenizer, [prompt + text for text in flat], None, source.max_seq_length)
-    found = output_layers.predict(output_layer(loss=None), source, text_sets.Examples(*arrays))
+    found = output_layers.predict(output_layer(), source, text_sets.Examples(*arrays))
     parts = len(texts[0])
     for i in range(0, len(flat), parts):
         more = {"cut": True} if any(cut[i : i + parts]) else {}
@@ -116,22 +168,30 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
 def validate(config) -> None:
     one_of(config, "head.pooling", ("mean", "cls", "last"))
     one_of(config, "head.dense_act", ("none", "tanh"))
-    dense, loss = config.head.dense, config.loss
+    dense, loss, distill = config.head.dense, config.loss, config.distill
     require(dense >= 0, "head.dense", dense, "must be the width of a dense layer, or 0 for none")
     require(loss.temperature > 0, "loss.temperature", loss.temperature, "must be above 0")
     require(0 < loss.margin <= 2, "loss.margin", loss.margin, "must be above 0 and at most 2: a cosine's range")
-    parts = [part.strip() for part in loss.widths.split(",") if part.strip()]
-    width = dense or config.model.hidden_size
-    for part in parts:
+    for part in filter(None, map(str.strip, loss.widths.split(","))):
         numbers = "write widths such as 256,128,64"
         require(part.isdecimal() and int(part) > 0, "loss.widths", loss.widths, numbers)
-        most = f"{part} is more than the {width} numbers of a vector"
-        require(int(part) <= width, "loss.widths", loss.widths, most)
     require(config.batch_size > 1, "batch_size", config.batch_size, "an example is compared with others: at least 2")
-    for name, given in training_sets(config.data).items():
-        prefix = f"data.sets.{name}." if name else "data."
-        require(given.form in FORMS, f"{prefix}form", given.form, f"choose one of {', '.join(FORMS)}")
-        require(given.weight > 0, f"{prefix}weight", given.weight, "must be above 0; or leave the set out")
+    one_of(config, "distill.what", ("vectors", "scores"))
+    none, default = "there is no teacher: set distill.teacher, or leave it out", fine_tuning_config("").distill
+    require(bool(distill.teacher) or distill.what == "vectors", "distill.what", distill.what, none)
+    divides = "divides logits, of which vectors and scores have none; leave it out"
+    is_default = distill.temperature == default.temperature
+    require(is_default, "distill.temperature", distill.temperature, divides)
+    for name, given in config.data.sets.items():
+        given = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else given
+        is_set = isinstance(given, dict) and given.keys() == {*SECTION, "weight"}
+        require(is_set, f"data.sets.{name}", given, "write text_set(path, ...), which is in experiments/embed.py")
+    sets = training_sets(config.data).values()
+    for source in (*sets, dev_set(config.data)):
+        source.validate()
+    same = "a text and itself have the same score by any teacher; set distill.what=vectors"
+    has_scores = not distill.teacher or all(source.form != "sentences" for source in sets)
+    require(has_scores or distill.what != "scores", "distill.what", distill.what, same)
 
 
 TASK = FineTuningTask(
@@ -140,5 +200,5 @@ TASK = FineTuningTask(
     load=load,
     predict=predict,
     validate=validate,
-    identity=("head.pooling", "head.dense", "head.dense_act", "head.normalize"),
+    identity=("head.pooling", "head.dense", "head.dense_act", "head.normalize", "data.form", "distill.what"),
 )

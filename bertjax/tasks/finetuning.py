@@ -118,6 +118,8 @@ class Dataset:
       notes: lines to print about the data.
       texts: the parts of each training example's text, which a teacher with another tokenizer can read; empty if the
         examples are not whole texts.
+      taught: (teacher) -> what it says of each training example, of `train` and then of `others`, where that is not
+        logits of `labels`. Raises `UserError` for a teacher that cannot.
     """
 
     output_layer: OutputLayer
@@ -130,6 +132,7 @@ class Dataset:
     more_metrics: tuple[str, ...] = ()
     texts: Sequence[tuple[str, ...]] = ()
     others: tuple[Share, ...] = ()
+    taught: Callable[[Pretrained], list[np.ndarray]] | None = None
 
     @property
     def sets(self) -> tuple[Examples, ...]:
@@ -181,19 +184,20 @@ class FineTuning:
         head = config.get("head", {})
         self.lora = low_rank.of(config)
         compute = dataclasses.replace(compute_on(mesh, config), lora=self.lora)
-        self.model = dataset.output_layer.model(families.config_of(config), head, compute=compute)
+        layer = dataset.output_layer
+        self.model = layer.model(families.config_of(config), head, compute=compute)
         if self.lora:
             self._check_updates()
-        self._loss = losses.with_settings(dataset.output_layer.loss, head, dataset.labels, dataset.train)
+        self._loss = layer.loss_with_settings(config, dataset.labels, dataset.train)
         if dataset.train.teacher_logits is not None:
             self._loss = losses.Distilled(self._loss, config.distill.temperature, config.distill.weight)
-        if config.packing and not dataset.output_layer.packs_rows_of(self.model):
+        if config.packing and not layer.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
-        self.couples_rows = dataset.output_layer.couples
+        self.couples_rows = layer.couples
         self.total_steps = count_steps(config, dataset.count(config.batch_size))
         self._order = self._make_order()
         self._predict = make_predictor(
-            self.model, dataset.output_layer.pooled, mesh, config.batch_size // config.microbatches, config.packing
+            self.model, layer.pooled, mesh, config.batch_size // config.microbatches, config.packing
         )
         self._shapes = functools.lru_cache(2)(self._shapes)
         self._outputs: list = []  # outputs of the last evaluation, per dev split

@@ -1,7 +1,8 @@
 """The losses of labels, with the settings of `config.head` that are theirs: weights of the classes, label smoothing.
 
 A loss is a function (logits, batch) -> (losses, whether each prediction is correct), both of the shape of the batch's
-weights. The loss of a batch is the sum of these divided by what `counted` sums to.
+weights. The loss of a batch is the sum of these divided by what `counted` sums to. One that a teacher can be learnt
+with has a `divergence`: (logits, the teacher's, temperature that divides both) -> how far they are from each other.
 """
 
 import dataclasses
@@ -41,6 +42,11 @@ class CrossEntropy:
             losses = (1 - smoothing) * losses + smoothing * of_all.mean(-1)
         return losses, logits.argmax(-1) == labels
 
+    @staticmethod
+    def divergence(logits, theirs, temperature: float) -> jax.Array:
+        ours = jax.nn.log_softmax(logits / temperature)
+        return temperature**2 * optax.kl_divergence(ours, jax.nn.softmax(theirs / temperature))
+
     def counted(self, batch: dict) -> jax.Array:
         """Returns what each prediction counts in the mean."""
         return batch["weights"] * jnp.asarray(self.weights)[batch["labels"]] if self.weights else batch["weights"]
@@ -78,6 +84,13 @@ class SigmoidCrossEntropy:
             losses *= 1 + labels * (jnp.asarray(self.weights) - 1)
         return losses.mean(-1), ((logits > 0) == labels).all(-1)
 
+    @staticmethod
+    def divergence(logits, theirs, temperature: float) -> jax.Array:
+        shares = jax.nn.sigmoid(theirs / temperature)
+        entropy = optax.sigmoid_binary_cross_entropy(theirs / temperature, shares)
+        ours = optax.sigmoid_binary_cross_entropy(logits / temperature, shares)
+        return temperature**2 * (ours - entropy).mean(-1)
+
     def counted(self, batch: dict) -> jax.Array:
         """Returns what each prediction counts in the mean."""
         return batch["weights"]
@@ -91,14 +104,27 @@ class SigmoidCrossEntropy:
         return np.where((there > 0) & (absent > 0), absent / np.maximum(there, 1), 1.0)
 
 
+class SquaredError:
+    """The squared error of numbers, as in transformers; errors below 0.5 are correct."""
+
+    def __call__(self, logits, batch: dict) -> tuple[jax.Array, jax.Array]:
+        error = logits[..., 0] - batch["labels"]
+        return jnp.square(error), jnp.abs(error) < 0.5
+
+    @staticmethod
+    def divergence(logits, theirs, temperature: float) -> jax.Array:
+        del temperature  # numbers are what they are
+        return jnp.square(logits - theirs)[..., 0]
+
+
 @dataclasses.dataclass(frozen=True)
 class Distilled:
     """The loss of labels, and the divergence from what a teacher says of the example (Hinton et al. 2015, section 2).
 
     Args:
-      loss: of the labels.
+      loss: of the labels, with the divergence.
       temperature: divides the logits of both; the divergence is multiplied by its square, so that gradients keep their
-        size. Of no effect on numbers, whose squared difference it is.
+        size. Of no effect on numbers.
       weight: of the teacher; the labels have the rest.
     """
 
@@ -108,16 +134,7 @@ class Distilled:
 
     def __call__(self, logits, batch: dict) -> tuple[jax.Array, jax.Array]:
         losses, correct = self.loss(logits, batch)
-        theirs, heat = batch["teacher_logits"], self.temperature
-        if isinstance(self.loss, CrossEntropy):
-            ours = jax.nn.log_softmax(logits / heat)
-            divergence = heat**2 * optax.kl_divergence(ours, jax.nn.softmax(theirs / heat))
-        elif isinstance(self.loss, SigmoidCrossEntropy):
-            shares = jax.nn.sigmoid(theirs / heat)
-            entropy = optax.sigmoid_binary_cross_entropy(theirs / heat, shares)
-            divergence = heat**2 * (optax.sigmoid_binary_cross_entropy(logits / heat, shares) - entropy).mean(-1)
-        else:
-            divergence = jnp.square(logits - theirs)[..., 0]
+        divergence = self.loss.divergence(logits, batch["teacher_logits"], self.temperature)
         return (1 - self.weight) * losses + self.weight * divergence, correct
 
 

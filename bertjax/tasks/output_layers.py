@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,7 @@ from bertjax.sharding.mesh import Batch, compute_for, local_rows, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
 from bertjax.tasks import losses
-from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
+from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy, SquaredError
 
 PREDICTION_BATCH = 32
 
@@ -43,6 +43,7 @@ class OutputLayer:
       make_model: (config, compute=, **the settings of `config.head` that are the model's) -> module.
       pooled: whether logits are those of whole sequences, `[batch, ...]`; else of their tokens, `[batch, length, ...]`.
       loss: (logits, batch) -> (losses, whether each prediction is correct), both of the shape of the batch's weights.
+      loss_of: (config) -> the loss, where it has settings in `config.loss`; then `loss` is None.
       frozen: top-level keys of the params that are not trained.
       flops: (module, rows, length) -> model FLOPs of a training step.
       couples: whether the loss of an example depends on others of its batch. It is computed of the rows of a group of
@@ -53,13 +54,14 @@ class OutputLayer:
 
     architecture: str
     make_model: Callable[..., nn.Module]
-    loss: Callable[[jax.Array, dict], tuple[jax.Array, jax.Array]]
+    loss: Callable[[jax.Array, dict], tuple[jax.Array, jax.Array]] | None
     frozen: tuple[str, ...] = ()
     flops: Callable[[nn.Module, int, int], int] = lambda model, sequences, length: (
         3 * (forward_flops(model.config, sequences, length, 0) + lstm_flops(model, sequences, length))
     )
     packs: bool = False
     couples: bool = False
+    loss_of: Callable[..., Callable] | None = None
     problem_type: str = ""
     pooled: bool = dataclasses.field(kw_only=True)
 
@@ -69,6 +71,11 @@ class OutputLayer:
         if not head.get("lstm_size", True):
             head = {name: value for name, value in head.items() if not name.startswith("lstm_")}
         return self.make_model(config, **head, **how)
+
+    def loss_with_settings(self, config, labels: Sequence[str], train: Examples) -> Callable:
+        """Returns the loss with the settings of a config. Raises `UserError` if they are invalid."""
+        loss = self.loss_of(config) if self.loss_of else self.loss
+        return losses.with_settings(loss, config.get("head", {}), labels, train)
 
     def packs_rows_of(self, model: nn.Module) -> bool:
         return self.packs and not getattr(model, "lstm_size", 0) and families.of(model.config).packs
@@ -86,14 +93,9 @@ def multi_label(labels: int) -> OutputLayer:
 
 
 def regression() -> OutputLayer:
-    """Labels are `[batch]` numbers. The loss is the squared error, as in transformers; errors below 0.5 are correct."""
-
-    def loss(logits, batch):
-        error = logits[..., 0] - batch["labels"]
-        return jnp.square(error), jnp.abs(error) < 0.5
-
+    """Labels are `[batch]` numbers."""
     make_model = functools.partial(BertForSequenceClassification, labels=1)
-    return OutputLayer("BertForSequenceClassification", make_model, loss, packs=True, pooled=True)
+    return OutputLayer("BertForSequenceClassification", make_model, SquaredError(), packs=True, pooled=True)
 
 
 def tagging(labels: int) -> OutputLayer:

@@ -24,7 +24,7 @@ from bertjax.interop.pretrained import BEST_RUN
 from bertjax.lists import split_at_commas
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks import finetuning, losses
+from bertjax.tasks import finetuning
 from bertjax.tasks.finetuning import Material, count_steps
 from bertjax.training import checkpoint, optimizers
 from bertjax.training.divergence import Diverged
@@ -99,7 +99,7 @@ def fields_of(config) -> dict[str, str]:
     ]
     fields += [
         f"{section}.{name}"
-        for section in ("optimizer", "head", "lora")
+        for section in ("optimizer", "head", "loss", "lora")
         for name, value in config.get(section, {}).items()
         if not isinstance(value, ml_collections.ConfigDict)
     ]
@@ -159,7 +159,7 @@ def run(config, workdir: epath.Path) -> None:
         print("\n".join(dataset.notes), flush=True)
     check_others(workdir, config, material)
     for _, trial in planned:
-        losses.with_settings(dataset.output_layer.loss, trial.head, dataset.labels, dataset.train)
+        dataset.output_layer.loss_with_settings(trial, dataset.labels, dataset.train)
 
     queue = [(settings, config.restarts) for settings, _ in planned]
     while queue:
@@ -192,14 +192,14 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     def program_of(opened: Run) -> Program:
         inputs = set(NOT_COMPILED) - ({"learning_rate"} if optimizers.compiles_peak(trial.optimizer) else set())
         compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in inputs}
-        content = [compiled_in, trial.head.to_dict(), trial.freeze_layers]
+        content = [compiled_in, trial.head.to_dict(), dict(trial.get("loss", {})), trial.freeze_layers]
         key = (opened.task.model, json.dumps(content, sort_keys=True))
         if key not in programs:
             programs[key] = make_program(opened.task, opened.config, opened.mesh)
         return programs[key]
 
     dataset = material.dataset
-    steps = count_steps(trial, len(dataset.train))
+    steps = count_steps(trial, dataset.count(trial.batch_size))
     if not trial.eval.patience:
         trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
     kind = dataclasses.replace(finetuning.KIND, open=functools.partial(finetuning.open_run, material=material))

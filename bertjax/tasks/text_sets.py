@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
+from bertjax import validation
 from bertjax.config import UserError
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import SUFFIXES, Row, column, find_table, read_table, read_text
@@ -35,34 +36,75 @@ class TextSet(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a set is and what it holds, as a section of the config says, with the fields of `config.data`.
+
+    Args:
+      section: its name, such as data.sets.NAME.
+      inherited: the fields that it does not say, and has of `data`.
+      weight: of a training set.
+    """
+
+    section: str
+    path: str
+    form: str
+    texts: str
+    label: str
+    weight: float = 1.0
+    inherited: frozenset[str] = frozenset()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the texts."""
+        return tuple(map(str.strip, split_at_commas(self.texts)))
+
+    def field(self, name: str) -> str:
+        """Returns the field of the config that says this."""
+        return f"data.{name}" if name in self.inherited else f"{self.section}.{name}"
+
+    def require(self, ok: bool, name: str, remedy: str) -> None:
+        """Raises `UserError` unless `ok`."""
+        validation.require(ok, self.field(name), getattr(self, name), remedy)
+
+    def validate(self) -> None:
+        """Raises `UserError` for what is wrong, whatever the file is."""
+        self.require(self.form in FORMS, "form", f"choose one of {', '.join(FORMS)}")
+        form, columns = FORMS[self.form], self.columns
+        self.require(not form.columns or all(columns), "texts", "name the columns of the texts, such as one,other")
+        self.require(not form.columns or len(columns) in form.columns, "texts", form.needs)
+        self.require(self.weight > 0, "weight", "must be above 0; or leave the set out")
+
+
+@dataclasses.dataclass(frozen=True)
 class Form:
     """What the examples of a set are.
 
     Args:
       read: (file, columns of the texts, column of the label) -> the set. Raises `UserError` with file and line for what
         is no example.
+      columns: how many columns of texts there may be; none if the file says where its texts are.
+      needs: says so.
       suffixes: of its files.
       is_search: whether the first text is a query, and the others are documents; prompts differ.
     """
 
     read: Callable[[epath.Path, Sequence[str], str], TextSet]
+    columns: range = range(0)
+    needs: str = ""
     suffixes: tuple[str, ...] = SUFFIXES
     is_search: bool = False
 
 
 def _read_pairs(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
     del label
-    if len(texts) < 2:
-        raise UserError(f"config.data.texts = {texts[0]!r}: pairs need two columns or more: query, positive, negatives")
     return TextSet([_texts(row, texts) for row in read_table(path)[0]])
 
 
 def _read_scored(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
     rows, _ = read_table(path)
     scores = np.array([Number().value(row, label) for row in rows], np.float32)
-    if (scores == scores[0]).all():
-        raise UserError(f"{path}: all scores, in column {label!r}, are {scores[0]:g}; nothing can be learnt from them")
-    return TextSet([_texts(row, _two(texts, "scored pairs")) for row in rows], scores)
+    _check_values(path, label, scores, "scores")
+    return TextSet([_texts(row, texts) for row in rows], scores)
 
 
 def _read_labelled(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
@@ -75,7 +117,14 @@ def _read_labelled(path: epath.Path, texts: Sequence[str], label: str) -> TextSe
                 f"are form=scored"
             )
         labels.append(int(value))
-    return TextSet([_texts(row, _two(texts, "labelled pairs")) for row in rows], np.array(labels, np.int32))
+    labels = np.array(labels, np.int32)
+    _check_values(path, label, labels, "labels")
+    return TextSet([_texts(row, texts) for row in rows], labels)
+
+
+def _check_values(path: epath.Path, label: str, values: np.ndarray, what: str) -> None:
+    if (values == values[0]).all():
+        raise UserError(f"{path}: all {what}, in column {label!r}, are {values[0]:g}: nothing can be learnt or judged")
 
 
 def _read_sentences(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
@@ -92,13 +141,10 @@ def _read_sentences(path: epath.Path, texts: Sequence[str], label: str) -> TextS
 
 def _read_squad(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
     del texts, label
-    return TextSet([(asked.text, asked.context) for asked in squad.read(path) if asked.answers])
-
-
-def _two(texts: Sequence[str], what: str) -> Sequence[str]:
-    if len(texts) != 2:
-        raise UserError(f"config.data.texts = {','.join(texts)!r}: {what} have two texts; name their two columns")
-    return texts
+    found = [(asked.text, asked.context) for asked in squad.read(path) if asked.answers]
+    if not found:
+        raise UserError(f"{path}: no question with an answer in it")
+    return TextSet(found)
 
 
 def _texts(row: Row, names: Sequence[str]) -> tuple[str, ...]:
@@ -110,46 +156,48 @@ def _texts(row: Row, names: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
+MOST = 100  # columns of texts
 FORMS = {
-    "pairs": Form(_read_pairs, is_search=True),
-    "scored": Form(_read_scored),
-    "labelled": Form(_read_labelled),
-    "sentences": Form(_read_sentences, (".txt", *SUFFIXES)),
-    "squad": Form(_read_squad, (".json",), is_search=True),
+    "pairs": Form(
+        _read_pairs, range(2, MOST), "pairs need two columns or more: query, positive, negatives", is_search=True
+    ),
+    "scored": Form(_read_scored, range(2, 3), "scored pairs have two texts: name their two columns"),
+    "labelled": Form(_read_labelled, range(2, 3), "labelled pairs have two texts: name their two columns"),
+    "sentences": Form(_read_sentences, range(1, MOST), "name the column of the sentences", (".txt", *SUFFIXES)),
+    "squad": Form(_read_squad, suffixes=(".json",), is_search=True),
 }
 
 
-def read(given, part: str) -> TextSet:
-    """Reads the set of a section of the config, with fields as `config.data` has them.
+def read(source: Source, part: str) -> TextSet:
+    """Reads a set.
 
     Args:
       part: train or dev: which file of a folder.
 
     Raises `UserError` for a missing or invalid file.
     """
-    columns = tuple(map(str.strip, split_at_commas(given.texts)))
-    return FORMS[given.form].read(_find(given.path, part, given.form), columns, given.label)
+    return FORMS[source.form].read(_find(source, part), source.columns, source.label)
 
 
-def _find(path: str, part: str, form: str) -> epath.Path:
-    place, suffixes = epath.Path(path), FORMS[form].suffixes
+def _find(source: Source, part: str) -> epath.Path:
+    place, suffixes = epath.Path(source.path), FORMS[source.form].suffixes
     if not place.is_dir():
-        if not place.is_file():
-            raise UserError(f"config.data.path = {path!r}: no such file or folder")
-        if place.suffix not in suffixes:
-            raise UserError(f"{path}: form={form} is read from {', '.join(suffixes)}")
-        return place
-    if form == "squad":
-        names = [f"{part}-{version}.json" for version in ("v1.1", "v2.0")]
-        found = [place / name for name in names if (place / name).exists()]
-        if len(found) != 1:
+        source.require(place.is_file(), "path", "no such file or folder")
+        if part == "dev" and "path" in source.inherited:
             raise UserError(
-                f"config.data.path = {path!r}: {'both' if found else 'neither'} {' and '.join(names)} in it"
+                f"config.{source.section}.path = '': name the file of the dev set; {source.path} has training data"
             )
+        if place.suffix not in suffixes:
+            raise UserError(f"{source.path}: form={source.form} is read from {', '.join(suffixes)}")
+        return place
+    if source.form == "squad":
+        names = [f"{part}-{version}.json" for version in squad.VERSIONS]
+        found = [place / name for name in names if (place / name).exists()]
+        source.require(len(found) == 1, "path", f"{'both' if found else 'neither'} {' and '.join(names)} in it")
         return found[0]
     if ".txt" in suffixes and (text := place / f"{part}.txt").exists():
         return text
-    return find_table(path, part)
+    return find_table(source.path, part, source.field("path"))
 
 
 class Encoded(NamedTuple):

@@ -1,7 +1,7 @@
 """The losses of the vectors of texts.
 
 Each is a function (vectors, batch) -> (losses, whether each example is correct), of vectors
-`[rows, (sequences,) texts, width]`, where `texts` are those of an example. What it says of an example depends on the
+`[rows, (sequences,) texts, width]`, where `texts` are those of an example. What it says of an example may depend on the
 whole batch, so that it runs where the step does: with the axis `mesh.GROUPS`, over which it gathers the rows of others.
 """
 
@@ -18,8 +18,8 @@ from bertjax.sharding.mesh import GROUPS
 LOWEST = -1e9  # a logit that gets no probability, and no gradient that is not a number
 
 
-class Coupled(NamedTuple):
-    """The examples of a batch: `own` is of this group of devices, `all` of all groups; of examples, one axis.
+class Vectors(NamedTuple):
+    """The examples of a batch, along one axis.
 
     Attributes:
       vectors: `[examples, texts, width]` of length 1.
@@ -32,19 +32,19 @@ class Coupled(NamedTuple):
     is_there: jax.Array
 
 
-def _coupled(vectors, batch: dict) -> tuple[Coupled, Coupled]:
-    """Returns the examples of this group of devices, and those of all groups."""
-    shape, labels = batch["weights"].shape, batch["labels"]
-    texts, width = vectors.shape[-2:]
-    own = Coupled(
-        unit(vectors.reshape(-1, texts, width)),
-        labels.reshape(-1, *labels.shape[len(shape) :]),
-        batch["weights"].reshape(-1) > 0,
-    )
-    return own, jax.tree.map(lambda x: jax.lax.all_gather(x, GROUPS, tiled=True), own)
+def _own(vectors, batch: dict) -> Vectors:
+    """Returns the examples of this group of devices."""
+    axes = batch["weights"].ndim  # of rows, or rows and their sequences
+    vectors, labels, weights = (x.reshape(-1, *x.shape[axes:]) for x in (vectors, batch["labels"], batch["weights"]))
+    return Vectors(unit(vectors), labels, weights > 0)
 
 
-def _places(own: Coupled) -> jax.Array:
+def _of_all(x):
+    """Returns the examples of all groups of devices, of those of each."""
+    return jax.tree.map(lambda x: jax.lax.all_gather(x, GROUPS, tiled=True), x)
+
+
+def _places(own: Vectors) -> jax.Array:
     """Returns the number of each own example among all."""
     return jax.lax.axis_index(GROUPS) * len(own.is_there) + jnp.arange(len(own.is_there))
 
@@ -54,7 +54,7 @@ class InBatchNegatives:
     """The cross-entropy of the positive among all candidates of the batch (InfoNCE), by their cosines.
 
     An example has a query, its positive, and any negatives of its own; candidates are the positives and negatives of
-    all examples, but for those with the same text as the example's positive, and positives of the same query.
+    all examples, but for those with the text of the example's query or positive, and positives of the same query.
     `labels` `[..., texts]` are numbers of texts: equal ones are the same text.
 
     Args:
@@ -62,34 +62,32 @@ class InBatchNegatives:
       symmetric: the mean of this loss and that of the query among all queries, given the positive.
     """
 
-    temperature: float = 0.05
-    symmetric: bool = False
+    temperature: float
+    symmetric: bool
 
     def __call__(self, vectors, batch: dict) -> tuple[jax.Array, jax.Array]:
-        own, every = _coupled(vectors, batch)
-        places, shape = _places(own), batch["weights"].shape
-        # [texts - 1, examples] of each: the positives come first, then the first negatives, ...
-        candidates, numbers = (jnp.moveaxis(x[:, 1:], 0, 1) for x in (every.vectors, every.labels))
-        texts, examples, width = candidates.shape
-        same_query = own.labels[:, :1] == every.labels[:, 0]
-        is_other = jnp.arange(examples) != places[:, None]
-        excluded = own.labels[:, 1, None] == numbers.reshape(-1)
-        excluded |= jnp.pad(same_query, ((0, 0), (0, (texts - 1) * examples)))
-        excluded &= jnp.pad(is_other, ((0, 0), (0, (texts - 1) * examples)), constant_values=True)
-        excluded |= ~jnp.tile(every.is_there, texts)
-        logits = own.vectors[:, 0] @ candidates.reshape(-1, width).T / self.temperature
-        losses, correct = _cross_entropy(jnp.where(excluded, LOWEST, logits), places)
+        own, shape = _own(vectors, batch), batch["weights"].shape
+        every, places = _of_all(own), _places(own)
+        is_other = jnp.arange(len(every.is_there)) != places[:, None]
+        same_query, same_positive = (own.labels[:, i, None] == every.labels[:, i] for i in range(2))
+        # `[examples, texts, examples of all]`: which texts of all are the query or the positive of an example.
+        same = (own.labels[:, :2, None, None] == every.labels.T).any(1)
+        positives, queries = (((same[:, i] | more) & is_other) for i, more in ((1, same_query), (0, same_positive)))
+        excluded = same.at[:, 1].set(positives)[:, 1:] | ~every.is_there
+        candidates = jnp.swapaxes(every.vectors, 0, 1)[1:].reshape(-1, every.vectors.shape[-1])
+        losses, correct = self._cross_entropy(own.vectors[:, 0], candidates, excluded.reshape(len(places), -1), places)
         if self.symmetric:
-            same = same_query | (own.labels[:, 1, None] == every.labels[:, 1])
-            logits = own.vectors[:, 1] @ every.vectors[:, 0].T / self.temperature
-            back, _ = _cross_entropy(jnp.where((same & is_other) | ~every.is_there, LOWEST, logits), places)
+            excluded = queries | ~every.is_there
+            back, _ = self._cross_entropy(own.vectors[:, 1], every.vectors[:, 0], excluded, places)
             losses = (losses + back) / 2
         return losses.reshape(shape), correct.reshape(shape)
 
-
-def _cross_entropy(logits, places) -> tuple[jax.Array, jax.Array]:
-    right = jnp.take_along_axis(logits, places[:, None], axis=1)[:, 0]
-    return jax.nn.logsumexp(logits, axis=1) - right, logits.argmax(1) == places
+    def _cross_entropy(self, vectors, candidates, excluded, places) -> tuple[jax.Array, jax.Array]:
+        # With bfloat16 products, as of TPUs, the temperature would divide cosines of two digits.
+        cosines = jnp.matmul(vectors, candidates.T, precision="highest")
+        logits = jnp.where(excluded, LOWEST, cosines / self.temperature)
+        right = jnp.take_along_axis(logits, places[:, None], axis=1)[:, 0]
+        return jax.nn.logsumexp(logits, axis=1) - right, logits.argmax(1) == places
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,20 +95,22 @@ class Ranking:
     """CoSENT: of any two pairs with different scores, the cosine of the one with the higher score is to be higher.
 
     The loss is log(1 + sum of exp((cosine of the lower - cosine of the higher) / temperature)), of the whole batch;
-    each example has it. `labels` `[...]` are scores.
+    each example has it. `labels` `[...]` are scores, in any range: their order counts. Correct is the share of the
+    comparisons that the cosines decide as the scores do.
     """
 
-    temperature: float = 0.05
+    temperature: float
 
     def __call__(self, vectors, batch: dict) -> tuple[jax.Array, jax.Array]:
-        _, every = _coupled(vectors, batch)
-        cosines = (every.vectors[:, 0] * every.vectors[:, 1]).sum(-1) / self.temperature
-        counts = (every.labels[:, None] < every.labels) & every.is_there[:, None] & every.is_there
-        differences = jnp.where(counts, cosines[:, None] - cosines, LOWEST)
-        loss = jax.nn.logsumexp(jnp.append(differences.ravel(), 0.0))
-        right = (counts & (differences < 0)).sum() / jnp.maximum(counts.sum(), 1)  # share of the comparisons
-        shape = batch["weights"].shape
-        return jnp.full(shape, loss), jnp.full(shape, right)
+        own, shape = _own(vectors, batch), batch["weights"].shape
+        cosines = _cosines(own.vectors)[:, 0] / self.temperature
+        every, scores, is_there = _of_all((cosines, own.labels, own.is_there))
+        counts = (own.labels[:, None] < scores) & own.is_there[:, None] & is_there
+        differences = jnp.where(counts, cosines[:, None] - every, LOWEST)
+        sums = _of_all(jax.nn.logsumexp(differences, axis=1))
+        loss = jax.nn.logsumexp(jnp.append(sums, 0.0))
+        right, compared = (jax.lax.psum(x.sum(), GROUPS) for x in (counts & (differences < 0), counts))
+        return jnp.full(shape, loss), jnp.full(shape, right / jnp.maximum(compared, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,28 +118,19 @@ class Contrastive:
     """Pulls the texts of pairs with label 1 together, and those with label 0 apart, up to a margin of 1 - cosine
     (Hadsell et al. 2006). `labels` `[...]` are 1 or 0."""
 
-    margin: float = 0.5
+    margin: float
 
     def __call__(self, vectors, batch: dict) -> tuple[jax.Array, jax.Array]:
-        own, _ = _coupled(vectors, batch)
-        distances = 1 - (own.vectors[:, 0] * own.vectors[:, 1]).sum(-1)
-        is_same, beyond = own.labels == 1, jax.nn.relu(self.margin - distances)
-        losses = jnp.where(is_same, jnp.square(distances), jnp.square(beyond)) / 2
-        shape = batch["weights"].shape
+        own, shape = _own(vectors, batch), batch["weights"].shape
+        distances, is_same = 1 - _cosines(own.vectors)[:, 0], own.labels == 1
+        losses = jnp.square(jnp.where(is_same, distances, jax.nn.relu(self.margin - distances))) / 2
         return losses.reshape(shape), ((distances < self.margin / 2) == is_same).reshape(shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class Matryoshka:
-    """The sum of a loss of the first so many numbers of the vectors, for several widths (Kusupati et al. 2022)."""
-
-    loss: Callable
-    widths: tuple[int, ...]
-
-    def __call__(self, vectors, batch: dict) -> tuple[jax.Array, jax.Array]:
-        found = [self.loss(vectors[..., :width], batch) for width in self.widths]
-        widest = max(range(len(found)), key=lambda i: self.widths[i])
-        return sum(losses for losses, _ in found), found[widest][1]
+def _cosines(vectors):
+    """Returns the cosine of the first text of each example with each of its others, `[..., texts, width]` of length 1
+    -> `[..., texts - 1]`."""
+    return (vectors[..., :1, :] * vectors[..., 1:, :]).sum(-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,12 +148,59 @@ class ByForm:
             return self.of_texts(vectors, batch)
         return (self.of_score if jnp.issubdtype(labels.dtype, jnp.floating) else self.of_label)(vectors, batch)
 
+    @staticmethod
+    def divergence(vectors, theirs, temperature: float) -> jax.Array:
+        """Returns how far the vectors of each example are from what a teacher says of it.
 
-def of_settings(settings, widths: Sequence[int]) -> Callable:
+        Args:
+          theirs: its vectors, `[..., texts, width]`: the mean of 1 - cosine, for vectors of length 1 half their squared
+            distance; or their scores, `[..., texts - 1]`: the mean squared error, MarginMSE (Hofstätter et al. 2020).
+          temperature: of no effect: these are numbers.
+        """
+        del temperature
+        if theirs.ndim == vectors.ndim:
+            return 1 - (unit(vectors) * unit(theirs)).sum(-1).mean(-1)
+        return jnp.square(scores_of(vectors) - theirs).mean(-1)
+
+
+def scores_of(vectors):
+    """Returns the scores of examples, `[..., texts, width]` -> `[..., texts - 1]`: by how much the cosine of the query
+    with its positive is above that with each negative, and, without negatives, that cosine `[..., 1]`."""
+    cosines = _cosines(unit(vectors))
+    return cosines if cosines.shape[-1] == 1 else cosines[..., :1] - cosines[..., 1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class Matryoshka:
+    """The sum of a loss of the vectors, and of their first so many numbers, for several widths (Kusupati et al. 2022).
+
+    Correct is what is so by the whole vectors.
+    """
+
+    loss: ByForm
+    widths: tuple[int, ...]
+
+    def __call__(self, vectors, batch: dict) -> tuple[jax.Array, jax.Array]:
+        found = [self.loss(vectors[..., :width], batch) for width in self._all(vectors)]
+        return sum(losses for losses, _ in found), found[0][1]
+
+    def divergence(self, vectors, theirs, temperature: float) -> jax.Array:
+        """As that of the loss; vectors of a teacher are shortened, too."""
+        has_vectors = theirs.ndim == vectors.ndim
+        return sum(
+            self.loss.divergence(vectors[..., :width], theirs[..., :width] if has_vectors else theirs, temperature)
+            for width in self._all(vectors)
+        )
+
+    def _all(self, vectors) -> list[int]:
+        return sorted({vectors.shape[-1], *self.widths}, reverse=True)
+
+
+def of_settings(settings, widths: Sequence[int]) -> ByForm | Matryoshka:
     """Returns the loss of `config.loss`."""
-    losses = (
+    loss = ByForm(
         InBatchNegatives(settings.temperature, settings.symmetric),
         Ranking(settings.temperature),
         Contrastive(settings.margin),
     )
-    return ByForm(*(Matryoshka(loss, tuple(widths)) if widths else loss for loss in losses))
+    return Matryoshka(loss, tuple(widths)) if widths else loss

@@ -23,7 +23,7 @@ CONFIG, REPORT = "config.json", "report.txt"
 RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished one
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
 DECISIVE = ("task", "branch_from", "adapt", "objective", "z_loss", "seed", "batch_size", "epochs", "max_seq_length",
-            "packing", "stages", "data", "head", "distill", "optimizer", "freeze_layers", "keep_layers", "lora",
+            "packing", "stages", "data", "head", "loss", "distill", "optimizer", "freeze_layers", "keep_layers", "lora",
             "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
 # Model families by the `model.encoder` of older runs.
 FAMILIES_BEFORE = {"transformer": "bert", "lstms": "lstms"}

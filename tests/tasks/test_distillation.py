@@ -5,7 +5,6 @@ import shutil
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,7 +14,7 @@ from bertjax.interop import pretrained, resizing
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import distillation, finetuning, squad, validate
 from bertjax.tasks.launch import launch
-from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy
+from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy, SquaredError
 from bertjax.training import checkpoint as checkpoints
 from tests.conftest import TOPICS, launch_and_stop, one_device_mesh
 from tests.tasks.test_classify import LABELS, write_table
@@ -134,11 +133,7 @@ def test_the_loss_and_its_gradient_are_torchs(kind):
         ours, shares = torch.sigmoid(given / heat), torch.sigmoid(torch.tensor(theirs) / heat)
         soft = (shares * (shares / ours).log() + (1 - shares) * ((1 - shares) / (1 - ours)).log()).mean()
     else:
-        labels = rng.normal(size=6).astype(np.float32)
-
-        def loss(logits, batch):
-            return jnp.square(logits[..., 0] - batch["labels"]), jnp.zeros(6)
-
+        labels, loss = rng.normal(size=6).astype(np.float32), SquaredError()
         hard = torch.nn.functional.mse_loss(given[:, 0], torch.tensor(labels))
         soft = torch.nn.functional.mse_loss(given, torch.tensor(theirs)) / heat**2
     expected = (1 - weight) * hard + weight * heat**2 * soft

@@ -34,8 +34,8 @@ class Examples:
       labels: one per example: a number, an array of fixed size or, with `per_token`, a `[length]` array in which -1
         marks tokens without a label. None if the labels are unknown.
       choices: sequences per example; 0 means one, and batches have no choices dimension.
-      teacher_logits: what a teacher says of each example: `[classes]` or, with `per_token`, `[length, classes]`; None:
-        there is no teacher.
+      teacher_logits: what a teacher says of each example: `[classes]` or, with `per_token`, `[length, classes]`; of
+        vectors `[texts, width]`, or scores; None: there is no teacher.
     """
 
     input_ids: list[np.ndarray]
@@ -100,18 +100,19 @@ class Examples:
             labels = self._labels[np.maximum(rows, 0)]
         batch |= {"labels": labels, "weights": weights}
         if self.teacher_logits is not None:
-            batch["teacher_logits"] = found = np.zeros((*weights.shape, self._classes), np.float32)
+            batch["teacher_logits"] = found = np.zeros((*weights.shape, *self._taught_shape), np.float32)
             for row, example in enumerate(rows):
                 if example >= 0:
                     self._put_teacher_logits(found[row], example)
         return batch
 
     @property
-    def _classes(self) -> int:
-        return self.teacher_logits[0].shape[-1]
+    def _taught_shape(self) -> tuple[int, ...]:
+        """The shape of `teacher_logits` of an example or, with `per_token`, of a token."""
+        return self.teacher_logits[0].shape[self.per_token :]
 
     def _put_teacher_logits(self, place: np.ndarray, example: int) -> None:
-        """Writes them to part of an array: `[classes]`, or `[tokens, classes]` from its first token on."""
+        """Writes them to part of an array: that of an example, or of tokens from its first one on."""
         logits = self.teacher_logits[example]
         place[: len(logits)] = logits
 
@@ -125,7 +126,7 @@ class Examples:
           `input_ids`, `segments`, `token_types`, `positions` `[count, tokens]`, where `segments` numbers the
           sequences of a row from 1; `first_tokens` `[count, sequences]` or `[count, sequences, choices]`; `labels` and
           `weights` `[count, sequences, ...]`, per token `[count, tokens]`; `dropout_rows` `[count]`; and if there is a
-          teacher, `teacher_logits` `[count, sequences or tokens, classes]`.
+          teacher, `teacher_logits` `[count, sequences or tokens, ...]`.
         """
         choices = max(1, self.choices)
         tokens = {name: np.zeros((count, row.tokens), np.int32) for name in TOKENS}
@@ -138,7 +139,7 @@ class Examples:
         taught = {}
         if self.teacher_logits is not None:
             places = row.tokens if self.per_token else row.sequences
-            taught["teacher_logits"] = np.zeros((count, places, self._classes), np.float32)
+            taught["teacher_logits"] = np.zeros((count, places, *self._taught_shape), np.float32)
         there = examples >= 0
         examples, rows, starts = examples[there], rows[there], starts[there]
         for example, own, start, number in zip(examples, rows, starts, numbers_in_row(rows)):

@@ -1,0 +1,419 @@
+"""Training of vectors: microbatches, devices and packing change nothing; several sets, teachers, resume, bad input."""
+
+import dataclasses
+import functools
+import itertools
+import random
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from bertjax.config import UserError
+from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder
+from bertjax.data.batches.mixed import MixedOrder, steps_of_each
+from bertjax.interop import pretrained
+from bertjax.sharding.mesh import GROUPS, make_mesh, put_batch
+from bertjax.sharding.rules import RULES
+from bertjax.tasks import distillation, finetuning, text_sets, validate
+from bertjax.tasks.finetuning import FineTuning
+from bertjax.tasks.launch import launch
+from bertjax.training.schedules import make_schedule
+from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.step import make_program, put_hyperparameters
+from experiments import embed
+from tests.conftest import TOPICS, launch_and_stop
+from tests.tasks.test_classify import write_table
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
+FORMS = {
+    "pairs": dict(texts="query,positive,negative"),
+    "scored": dict(texts="one,other", label="score"),
+    "labelled": dict(texts="one,other", label="same"),
+    "sentences": dict(texts="query"),
+}
+
+
+def text_of(topic: str, rng: random.Random) -> str:
+    return " ".join(rng.choices(TOPICS[topic], k=rng.randint(2, 6)))
+
+
+def rows_of(count: int, seed: int) -> list[dict]:
+    """Texts about a topic, of which every fourth query or positive has been before; and pairs, some about the same."""
+    rng, rows = random.Random(seed), []
+    for i in range(count):
+        (topic, other), is_same = rng.sample(sorted(TOPICS), 2), rng.random() < 0.5
+        row = {name: text_of(topic, rng) for name in ("query", "positive")} | {"negative": text_of(other, rng)}
+        row |= {"one": text_of(topic, rng), "other": text_of(topic if is_same else other, rng)}
+        row |= {"same": int(is_same), "score": is_same + rng.random() / 2}
+        row |= {name: rows[-1][name] for name, every in (("query", 4), ("positive", 3)) if rows and i % every == 0}
+        rows.append(row)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("texts")
+    for name, count in (("train", 42), ("dev", 30)):
+        write_table(path / f"{name}.jsonl", rows_of(count, count))
+    return path
+
+
+def config_for(folder, checkpoint, form="pairs", **fields):
+    config = embed.get_config()
+    config.data.update(path=str(folder), form=form, **FORMS[form])
+    config.data.dev.update(form="scored", **FORMS["scored"])
+    config.init_checkpoint = str(checkpoint)
+    config.update(dict(batch_size=16, max_seq_length=16, log_every_steps=1, keep_layers=1, dtype="float32"))
+    config.optimizer.learning_rate = 3e-3
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+def task_of(config, tmp_path, devices=1):
+    finetuning.adopt(config, None)
+    material = finetuning.load_material(config, tmp_path, None)
+    return FineTuning(config, make_mesh(config, jax.devices()[:devices]), material.dataset)
+
+
+# The whole step.
+
+WAYS = {  # data, fsdp, microbatches
+    "microbatches": (1, 1, 4),
+    "data and fsdp": (4, 2, 1),
+    "data": (8, 1, 1),
+    "devices and microbatches": (2, 1, 2),
+}
+
+
+def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
+    """The gradient of a batch that is not full, with dropout, and the metrics."""
+    config.mesh.update(data=data, fsdp=fsdp, tensor=1)
+    config.microbatches, config.packing = microbatches, False
+    config.optimizer.update(name="sgd", warmup_proportion=0.0, learning_rate=1.0, weight_decay=0.0, max_grad_norm=1e9)
+    task = task_of(config, tmp_path, data * fsdp)
+    program = make_program(task, config, task.mesh)
+    hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 1000), task.mesh)
+    with jax.set_mesh(task.mesh), nn.logical_axis_rules(RULES):
+        state = program.init(jax.random.key(0))
+        before = jax.device_get(state.params)
+        batch = min(itertools.islice(task.batches(0), 3), key=lambda batch: batch["weights"].sum())
+        assert batch["weights"].sum() == 10  # of 16 places
+        state, metrics = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
+    return jax.tree.map(np.subtract, before, jax.device_get(state.params)), jax.device_get(metrics)
+
+
+@pytest.mark.parametrize(
+    "form, ways",
+    [("pairs", tuple(WAYS)), ("scored", ("microbatches", "data"))],
+)
+def test_microbatches_and_devices_change_neither_loss_nor_gradient(form, ways, folder, checkpoint, tmp_path):
+    fields = {"loss.symmetric": True, "loss.widths": "8"}
+    expected, metrics = gradient_of(config_for(folder, checkpoint, form, **fields), tmp_path)
+    assert metrics["loss"] > 1 and metrics["grad_norm"] > 0.1
+    for name in ways:
+        found, again = gradient_of(config_for(folder, checkpoint, form, **fields), tmp_path, *WAYS[name])
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5, err_msg=name), expected, found)
+        for each in ("loss", "accuracy", "grad_norm"):
+            np.testing.assert_allclose(again[each], metrics[each], rtol=1e-4, err_msg=name)
+
+
+def loss_of(task, params, batch, keys=None):
+    """As in the step, of one group."""
+    batch = task.normalize({name: x for name, x in batch.items() if name != "dropout_rows"})
+    return jax.vmap(lambda b: task.loss(params, b, keys)[0], axis_name=GROUPS)(jax.tree.map(lambda x: x[None], batch))[
+        0
+    ]
+
+
+def packed(examples):
+    """All of them in one packed batch, in which some places have no example."""
+    return next(PackedOrder(examples, len(examples), 0, 64, 1).batches(range(1), np.arange))
+
+
+@pytest.mark.parametrize("form", ["pairs", "scored", "labelled"])
+def test_packed_examples_and_missing_ones_change_neither_loss_nor_gradient(form, folder, checkpoint, tmp_path):
+    task = task_of(config_for(folder, checkpoint, form), tmp_path)
+    examples = task.dataset.train
+    params = nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
+    compute = jax.jit(jax.value_and_grad(lambda p, b: loss_of(task, p, b)))
+    batches = [examples.batch(np.arange(len(examples)), 16), packed(examples)]
+    batches.append(examples.batch(np.array([*range(20), -1, -1, *range(20, len(examples)), -1]), 16))
+    assert batches[1]["segments"].max() > 2 * examples.choices and (batches[1]["weights"] == 0).any()
+    expected, *others = (compute(params, batch) for batch in batches)
+    for other in others:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), expected, other)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_sentence_and_itself_differ_by_dropout(is_packed, folder, checkpoint, tmp_path):
+    task = task_of(config_for(folder, checkpoint, "sentences"), tmp_path)
+    examples = task.dataset.train
+    batch = packed(examples) if is_packed else examples.batch(np.arange(len(examples)), 16)
+    batch.pop("dropout_rows", None)
+    params = nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
+    keys = jax.random.split(jax.random.key(1), len(batch["input_ids"]))
+    outputs = jax.jit(task.outputs)
+    for given, differs in ((keys, True), (None, False)):
+        vectors = np.asarray(outputs(params, batch, given))[batch["weights"] > 0]
+        assert vectors.shape == (42, 2, 32)
+        distances = np.abs(vectors[:, 0] - vectors[:, 1]).max(-1)
+        assert (distances > 1e-3).all() if differs else (distances < 1e-5).all()
+
+
+def test_what_is_the_same_text_is_no_negative(folder, checkpoint, tmp_path):
+    """The loss beside NumPy's, which leaves out candidates one by one."""
+    task = task_of(config_for(folder, checkpoint, **{"loss.symmetric": True}), tmp_path)
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 5, (12, 3))  # of few texts, so that all kinds of duplicates are there
+    vectors = rng.normal(size=(5, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    logits = vectors @ vectors.T / 0.05
+
+    def cross_entropy(own, right, others):
+        return (
+            np.log(np.exp([logits[own, right], *(logits[own, other] for other in others)]).sum()) - logits[own, right]
+        )
+
+    expected, masked = [], 0
+    for i, (query, positive, _) in enumerate(words):
+        others = [words[j, 1] for j in range(12) if j != i and words[j, 0] != query] + list(words[:, 2])
+        queries = [words[j, 0] for j in range(12) if j != i and words[j, 1] != positive]
+        kept = [[text for text in found if text not in (query, positive)] for found in (others, queries)]
+        masked += 3 * 12 - 2 - sum(map(len, kept))
+        expected.append((cross_entropy(query, positive, kept[0]) + cross_entropy(positive, query, kept[1])) / 2)
+    batch = {"weights": np.ones(12, np.float32), "labels": words}
+    found, _ = jax.vmap(lambda v: task._loss(v, batch), axis_name=GROUPS)(vectors[words][None])
+    assert masked > 100
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
+
+
+# Several sets.
+
+
+def examples_of(count: int, name: int) -> Examples:
+    """Sequences that say which they are."""
+    ids = [np.array([name, i, *[7] * (i % 5)], np.int32) for i in range(count)]
+    return Examples(ids, [np.zeros_like(x) for x in ids])
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_every_batch_is_of_one_set_and_each_is_used_as_often_as_it_weighs(is_packed):
+    sizes, weights, size = (40, 24, 64), (1.0, 2.0, 0.5), 8
+    sets = [examples_of(count, name) for name, count in enumerate(sizes, 1)]
+    orders = [PackedOrder(x, size, 0, 64, 1) if is_packed else TrainingOrder(x, size, 0, 64) for x in sets]
+    order = MixedOrder(orders, steps_of_each(sizes, weights, size), seed=0)
+    steps = order.steps_per_epoch
+    assert steps == 5 + 6 + 4
+    batches = list(order.batches(range(2 * steps), np.arange))
+
+    def read(batch):
+        """The set and the number of each example."""
+        if not is_packed:
+            return [tuple(ids[:2]) for ids in batch["input_ids"][batch["weights"] > 0]]
+        rows, numbers = np.nonzero(batch["weights"])
+        return [tuple(batch["input_ids"][r, (s := batch["first_tokens"][r, n]) : s + 2]) for r, n in zip(rows, numbers)]
+
+    found = [read(batch) for batch in batches]
+    assert all(len({name for name, _ in each}) == 1 for each in found)
+    for epoch in range(2):
+        used = list(itertools.chain(*found[epoch * steps : (epoch + 1) * steps]))
+        counts = {name: [used.count((name, i)) for i in range(count)] for name, count in enumerate(sizes, 1)}
+        assert set(counts[1]) == {1} and set(counts[2]) == {2} and sum(counts[3]) == 32
+    of_third = [each for each in itertools.chain(*found) if each[0] == 3]
+    assert len(set(of_third)) == len(of_third) == 64  # half in each epoch
+    names = [each[0][0] for each in found]
+    assert names[:steps] != names[steps:] and names != sorted(names)
+    for start in (7, 20):
+        again = itertools.islice(order.batches(range(start, 2 * steps), np.arange), 3)
+        assert [read(batch) for batch in again] == found[start : start + 3]
+
+
+def mixed(folder, checkpoint, **fields):
+    config = config_for(folder, checkpoint, **{"epochs": 2.0, "checkpoint.every_steps": 1} | fields)
+    config.unlock()
+    config.data.sets.similar = embed.text_set(str(folder), "scored", FORMS["scored"]["texts"], "score", weight=2.0)
+    config.data.sets.same = embed.text_set(str(folder), "sentences", "query", weight=0.5)
+    config.lock()
+    validate(config)
+    return config
+
+
+def params_of(workdir):
+    return pretrained.flattened(pretrained.read(f"{workdir}@latest").params)
+
+
+def test_a_run_on_several_sets_learns_and_resumes_bit_for_bit(folder, checkpoint, tmp_path):
+    launch(mixed(folder, checkpoint), tmp_path / "straight")
+    lines = read_metrics(tmp_path / "straight")
+    scores = [line["eval/spearman"] for line in lines if "eval/spearman" in line]
+    assert lines[-1]["step"] == 2 * (3 + 6 + 2) and scores[-1] > 0.5
+    launch_and_stop(FineTuning, mixed(folder, checkpoint), tmp_path / "stopped", step=13)
+    launch(mixed(folder, checkpoint), tmp_path / "stopped")
+    straight, resumed = params_of(tmp_path / "straight"), params_of(tmp_path / "stopped")
+    assert straight.keys() == resumed.keys() and all(np.array_equal(straight[name], resumed[name]) for name in straight)
+
+
+def test_a_search_has_the_loss_of_each_trial(folder, checkpoint, tmp_path):
+    config = config_for(folder, checkpoint, sweep="temperature=0.05,0.5 learning_rate=1e-3", epochs=0.3)
+    validate(config)
+    launch(config, tmp_path)
+    losses = [read_metrics(path)[0]["train/loss"] for path in sorted(tmp_path.glob("runs/*"))]
+    assert len(losses) == 2 and losses[0] != losses[1]
+
+
+# A teacher.
+
+
+@pytest.fixture(scope="module")
+def teacher(folder, checkpoint, tmp_path_factory):
+    """Of two layers, with prompts of its own."""
+    fields = {"keep_layers": 0, "data.query_prompt": "ship ", "data.document_prompt": "sail ", "epochs": 6.0}
+    workdir = tmp_path_factory.mktemp("teacher")
+    launch(config_for(folder, checkpoint, **fields), workdir)
+    return workdir
+
+
+@pytest.mark.parametrize("what", ["vectors", "scores"])
+def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folder, checkpoint, tmp_path):
+    fields = {"distill.teacher": str(teacher), "distill.what": what}
+    if what == "scores":
+        config = config_for(folder, checkpoint, **fields)
+    else:
+        config = mixed(folder, checkpoint, **fields)
+    finetuning.adopt(config, None)
+    dataset = finetuning.load_material(config, tmp_path, None).dataset
+    source, row = pretrained.read(teacher), rows_of(42, 42)[3]
+    # By what `predict` says of the texts, which writes the query's prompt before all of them.
+    texts = [row["query"], *(text for name in ("positive", "negative") for text in [row[name]])]
+    prompted = dataclasses.replace(source, settings=source.settings.copy_and_resolve_references().unlock())
+    prompted.settings.data.query_prompt = ""
+    given = [("ship " if i == 0 else "sail ") + text for i, text in enumerate(texts)]
+    task = finetuning.tasks.get("embed")
+    vectors = np.array([each["vector"] for each in task.predict(prompted, [(text,) for text in given])])
+    cosines = vectors[1:] @ vectors[0]
+    expected = vectors if what == "vectors" else cosines[:1] - cosines[1:]
+    np.testing.assert_allclose(dataset.train.teacher_logits[3], expected, atol=1e-5)
+    for examples in dataset.sets:
+        assert len(examples.teacher_logits) == len(examples)
+    batch = dataset.train.batch(np.array([3, -1]), 16)["teacher_logits"]
+    np.testing.assert_allclose(batch, [expected, np.zeros_like(expected)], atol=1e-5)
+    in_rows = packed(dataset.train)
+    assert in_rows["teacher_logits"].shape == (*in_rows["weights"].shape, *expected.shape)
+    assert distillation._read(tmp_path / distillation.FILE, "other") is None
+
+
+def test_a_student_learns_the_vectors_of_its_teacher(teacher, folder, checkpoint, tmp_path):
+    fields = {"distill.teacher": str(teacher), "distill.weight": 1.0, "epochs": 12.0, "head.dense": 32}
+    config = config_for(folder, checkpoint, "sentences", **fields)
+    validate(config)
+    launch(config, tmp_path)
+    losses = [line["train/loss"] for line in read_metrics(tmp_path) if "train/loss" in line]
+    assert losses[-1] < 0.2 < losses[0]
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"batch_size": 1}, r"config.batch_size = 1: an example is compared with others: at least 2"),
+        ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 is more than the 32 numbers of a vector"),
+        ({"loss.widths": "8,a"}, r"config.loss.widths = '8,a': write widths such as 256,128,64"),
+        ({"loss.temperature": 0.0}, r"config.loss.temperature = 0.0: must be above 0"),
+        ({"data.form": "pair"}, r"config.data.form = 'pair': choose one of pairs, scored"),
+        ({"data.texts": "query"}, r"config.data.texts = 'query': pairs need two columns or more: query, positive, neg"),
+        ({"data.texts": "query,"}, r"config.data.texts = 'query,': name the columns of the texts"),
+        ({"data.dev.form": "score"}, r"config.data.dev.form = 'score': choose one of"),
+        ({"data.dev.texts": "one"}, r"config.data.dev.texts = 'one': scored pairs have two texts: name their two"),
+        ({"data.dev.texts": ""}, r"config.data.texts = 'query,positive,negative': scored pairs have two texts"),
+        ({"data.dev.texts": "one,two"}, r"dev.jsonl:1: no column 'two'; there are query, positive, negative, one, oth"),
+        ({"data.dev.label": "query"}, r"dev.jsonl:1: query is '.*', expected a number"),
+        ({"data.dev.path": "nowhere"}, r"config.data.dev.path = 'nowhere': no such file or folder"),
+        (
+            {"data.path": "{folder}/train.jsonl"},
+            r"config.data.dev.path = '': name the file of the dev set; .*train.json",
+        ),
+        ({"data.texts": "query,document"}, r"train.jsonl:1: no column 'document'; there are query, positive, negative"),
+        ({"data.texts": "query,empty"}, r"train.jsonl:1: empty is empty; each example needs all of its 2 texts"),
+        (
+            {"data.form": "scored", "data.texts": "one,other", "data.label": "one"},
+            r":1: one is '.*', expected a number",
+        ),
+        (
+            {"data.form": "scored", "data.texts": "one,other", "data.label": "constant"},
+            r"train.jsonl: all scores, in column 'constant', are 3: nothing can be learnt or judged",
+        ),
+        (
+            {"data.form": "labelled", "data.texts": "one,other", "data.label": "score"},
+            r"score is .*, expected 1 or 0: whether the texts belong together; degrees of it are form=scored",
+        ),
+        ({"distill.what": "scores"}, r"config.distill.what = 'scores': there is no teacher"),
+        ({"distill.what": "all"}, r"config.distill.what = 'all': choose one of vectors, scores"),
+        ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no vectors of texts \(BertFor.*\)"),
+        (
+            {"distill.teacher": "{teacher}", "head.dense": 8},
+            r"its vectors have 32 numbers, those of this model 8; set head.dense=32, or distill.what=scores",
+        ),
+        (
+            {"distill.teacher": "{teacher}", "data.form": "sentences", "distill.what": "scores"},
+            r"a text and itself have the same score by any teacher; set distill.what=vectors",
+        ),
+        (
+            {"distill.teacher": "{teacher}", "distill.temperature": 3.0},
+            r"config.distill.temperature = 3.0: divides logits, of which vectors and scores have none; leave it out",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
+    rows = [row | {"empty": "", "constant": 3} for row in rows_of(20, 0)]
+    for name in ("train", "dev"):
+        write_table(tmp_path / f"{name}.jsonl", rows)
+    named = dict(folder=tmp_path, checkpoint=checkpoint, teacher=teacher)
+    given = {name: x.format(**named) if isinstance(x, str) else x for name, x in fields.items()}
+    with pytest.raises(UserError, match=message) as found:
+        config = config_for(tmp_path, checkpoint, **given)
+        validate(config)
+        task_of(config, tmp_path)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(form="scores"), r"config.data.sets.more.form = 'scores': choose one of"),
+        (dict(texts="one"), r"config.data.sets.more.texts = 'one': pairs need two columns or more"),
+        (dict(weight=0.0), r"config.data.sets.more.weight = 0.0: must be above 0; or leave the set out"),
+        (dict(path="nowhere"), r"config.data.sets.more.path = 'nowhere': no such file or folder"),
+        (dict(path="{empty}"), r"config.data.sets.more.path = '.*': no train.csv, train.tsv or train.jsonl in it"),
+        (dict(texts="one,two"), r"train.jsonl:1: no column 'two'; there are query, positive, negative, one, other"),
+        (dict(form="squad"), r"config.data.sets.more.path = '.*': neither train-v1.1.json and train-v2.0.json in it"),
+    ],
+)
+def test_a_mistake_in_a_set_names_it(fields, message, folder, checkpoint, tmp_path):
+    config = config_for(folder, checkpoint).unlock()
+    given = dict(path=str(folder), texts="query,positive") | fields
+    config.data.sets.more = embed.text_set(**given | {"path": given["path"].format(empty=tmp_path)})
+    with pytest.raises(UserError, match=message):
+        validate(config)
+        task_of(config, tmp_path)
+
+
+def test_a_set_is_a_text_set(folder, checkpoint):
+    config = config_for(folder, checkpoint).unlock()
+    config.data.sets.more = "train.csv"
+    with pytest.raises(UserError, match=r"config.data.sets.more = 'train.csv': write text_set\(path, ...\)"):
+        validate(config)
+
+
+def test_one_text_is_one_number(checkpoint):
+    """With the prompt of its side: a query and a document of the same words are other inputs, if prompts differ."""
+    tokenizer = pretrained.read(checkpoint).tokenizer
+    found = text_sets.TextSet([("ship", "sail"), ("sail", "ship"), ("ship", "wave")])
+    for document, expected in (("", [[0, 1], [1, 0], [0, 2]]), ("rose ", [[0, 1], [2, 3], [0, 4]])):
+        prompts = {text_sets.QUERY: "", text_sets.DOCUMENT: document}
+        encoded = text_sets.encode(found, "pairs", prompts, tokenizer, 16)
+        assert encoded.numbers.tolist() == expected and len(encoded.examples) == np.max(expected) + 1
