@@ -1,10 +1,12 @@
 """Evaluates a checkpoint, without training: python -m bertjax.evaluate --checkpoint=PATH --data=test.csv
 
 With a fine-tuned run, --data is a labelled file like its dev set; prints the same scores, with the thresholds that the
-dev set decided. With a pre-trained checkpoint, --pairs are minimal pairs: each line of the file is an object with a
-`good` and a `bad` sentence and perhaps its `paradigm` and `phenomenon`, as in BLiMP (Warstadt et al. 2020), whose own
-files are read as well. Prints the share of pairs whose good sentence has the higher likelihood; of a model that fills
-masks, this is the pseudo-log-likelihood. Chance is 50 %. PATH is any checkpoint that bertjax.predict takes.
+dev set decided. With any checkpoint that has vectors of texts, --form, --texts and --label say what --data is, as
+config.data does: --data=BEIR/scifact --form=search. With a pre-trained checkpoint, --pairs are minimal pairs: each line
+of the file is an object with a `good` and a `bad` sentence and perhaps its `paradigm` and `phenomenon`, as in BLiMP
+(Warstadt et al. 2020), whose own files are read as well. Prints the share of pairs whose good sentence has the higher
+likelihood; of a model that fills masks, this is the pseudo-log-likelihood. Chance is 50 %. PATH is any checkpoint that
+bertjax.predict takes.
 """
 
 import json
@@ -15,7 +17,13 @@ from bertjax import command
 
 _CHECKPOINT = command.define_checkpoint_flag()
 _DTYPE = command.define_dtype_flag()
-_DATA = flags.DEFINE_string("data", None, "A labelled file like the dev set of the run.")
+_DATA = flags.DEFINE_string("data", None, "A labelled file like the dev set of the run; of vectors, also its folder.")
+_READING = [
+    flags.DEFINE_string("form", None, "Of vectors: what the examples of --data are, as config.data.form."),
+    flags.DEFINE_string("texts", None, "Of vectors: the columns of the texts, as config.data.texts."),
+    flags.DEFINE_string("label", None, "Of vectors: the column of the score or label, as config.data.label."),
+    flags.DEFINE_string("widths", None, "Of vectors: judges their first so many numbers as well, such as 256,64."),
+]
 _PAIRS = flags.DEFINE_string("pairs", None, "The .jsonl file with the pairs; .gz, .xz or .zst may follow.")
 _MOST = flags.DEFINE_integer("most", 0, "Only the first so many pairs of each paradigm; 0: all.", lower_bound=0)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object; of pairs also with the shares of the paradigms.")
@@ -33,8 +41,11 @@ def main(arguments: list[str]) -> None:
         raise UserError("give one of --data=FILE, labelled examples, and --pairs=FILE, minimal pairs")
     if _MOST.value and _DATA.value:
         raise UserError(f"--most={_MOST.value}: is for --pairs; leave it out")
+    for flag in _READING:
+        if flag.value is not None and _PAIRS.value:
+            raise UserError(f"--{flag.name}={flag.value}: is for --data; leave it out")
     given = _DATA if _DATA.value else _PAIRS
-    if not epath.Path(given.value).is_file():
+    if not (epath.Path(given.value).is_file() or (_DATA.value and epath.Path(given.value).is_dir())):
         raise UserError(f"--{given.name}: no file {given.value!r}")
     command.keep_compiled()
     score_data() if _DATA.value else compare_pairs()
@@ -46,18 +57,20 @@ def score_data() -> None:
     from bertjax.tasks import finetuning, of_checkpoint
 
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
-    task = of_checkpoint(source.settings.get("task", ""), architecture="")
-    if task is not None and task.labelled is None:
-        name = source.settings.task
+    task, name = of_checkpoint(source.settings.get("task", ""), source.architecture), source.settings.get("task", "")
+    if task is None or not (name or task.reading):
+        raise UserError(
+            f"{source.path}: must be the workdir of a run that classifies or tags texts, or answers questions, or have "
+            f"vectors of texts; only that says how --data is read"
+        )
+    if task.labelled is None:
         raise UserError(
             f"{source.path}: its task {name!r} does not say how a labelled file is read (FineTuningTask.labelled)"
         )
-    if task is None:
-        raise UserError(
-            f"{source.path}: must be the workdir of a run that classifies or tags texts, or answers questions; only "
-            f"that says how --data is read"
-        )
-    scores = finetuning.score(source, *task.labelled(source, _DATA.value))
+    said = {flag.name: flag.value for flag in _READING if flag.value is not None}
+    if wrong := next((flag for flag in said if flag not in task.reading), None):
+        raise UserError(f"--{wrong}={said[wrong]}: is for checkpoints with vectors of texts; leave it out")
+    scores = finetuning.score(source, *task.labelled(source, _DATA.value, **said))
     if _JSON.value:
         print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
     else:

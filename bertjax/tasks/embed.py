@@ -3,26 +3,32 @@ belong together are near each other (Reimers and Gurevych 2019; Gao et al. 2021)
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import ml_collections
 import numpy as np
 
 from bertjax.config import UserError, fine_tuning_config
+from bertjax.data.batches.examples import Examples
 from bertjax.data.batches.mixed import Share
 from bertjax.families.with_heads import SentenceEncoder, forward_flops
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import metrics, output_layers, text_sets, vector_losses
+from bertjax.tasks import judges, metrics, output_layers, text_sets, vector_losses
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
-from bertjax.tasks.text_sets import DOCUMENT, QUERY, Encoded, Source, TextSet
+from bertjax.tasks.searches import Search
+from bertjax.tasks.text_sets import DOCUMENT, FORMS, JUDGES, QUERY, WITH_QUERIES, Encoded, Source, TextSet
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import one_of, require
 
 ARCHITECTURE = "SentenceTransformer"  # the class of sentence-transformers
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
+PAIRS = dict(form="pairs", texts="anchor,positive", label="label")  # what a set is unless something else is said
+READING = ("form", "texts", "label", "widths")  # flags that say how a set is read that vectors are judged by
+TEXTS_AT_ONCE = 16_384  # as ids; vectors of all are held
 TAUGHT_AT_ONCE = 1024  # examples, of which a teacher's scores are computed
 
 
@@ -39,32 +45,25 @@ def output_layer() -> OutputLayer:
 
 def _loss_of(config) -> Callable:
     """Returns the loss of a config whose model is known. Raises `UserError` for widths that its vectors have not."""
-    widths, width = widths_of(config), width_of(config)
-    more = f"{max(widths, default=0)} is more than the {width} numbers of a vector"
-    require(max(widths, default=0) <= width, "loss.widths", config.loss.widths, more)
-    return vector_losses.of_settings(config.loss, widths)
+    return vector_losses.of_settings(config.loss, _widths_of_loss(config, width_of(config)))
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """Loads the training sets and the dev set. Raises `UserError` for missing or invalid files."""
     data, notes = config.data, []
-    encode = functools.partial(
-        text_sets.encode, prompts=prompts_of(data), tokenizer=tokenizer, max_seq_length=config.max_seq_length
-    )
+    how = prompts_of(data), tokenizer, config.max_seq_length
     sets, texts = [], []
     for name, source in training_sets(data).items():
         found = text_sets.read(source, "train")
-        encoded = encode(found, source.form)
+        encoded = text_sets.encode(found, source.form, *how)
         sets.append(Share(text_sets.training_examples(encoded, found.values), source.weight))
         texts.append((found, source.form))
         notes.append(_describe(name or "training", found, encoded, config.max_seq_length))
-    source = dev_set(data)
-    found = text_sets.read(source, "dev")
-    encoded = encode(found, source.form)
+    found, encoded = _read_judged(dev_set(data), ["dev"], *how)
     notes.append(_describe("dev", found, encoded, config.max_seq_length))
     trained = itertools.chain.from_iterable(each.texts for each, _ in texts)
     notes += seen_in_training(trained, ("dev examples", found.texts))
-    split, metric = judged(found, source.form, encoded)
+    split, metric = judges.judged(found, encoded, _widths_of_loss(config, width_of(config)))
     first, *others = sets
     return Dataset(
         output_layer(),
@@ -105,9 +104,45 @@ def _taught(config, sets: Sequence[tuple[TextSet, str]], teacher: Pretrained) ->
     return of_each
 
 
-def _describe(name: str, found: TextSet, encoded: Encoded, most: int) -> str:
+def _read_judged(source: Source, parts: Sequence[str], *how) -> tuple[TextSet | Search, Encoded]:
+    """Reads and encodes a set that vectors are judged by."""
+    if source.form in WITH_QUERIES:
+        found = text_sets.read_search(source, *parts)
+        return found, text_sets.encode_search(found, *how)
+    found = text_sets.read(source, *parts)
+    return found, text_sets.encode(found, source.form, *how)
+
+
+def _describe(name: str, found: TextSet | Search, encoded: Encoded, most: int) -> str:
     cut = f", {encoded.cut} of them truncated to {most} tokens" if encoded.cut else ""
-    return f"{len(found.texts)} {name} examples of {len(encoded.examples)} texts{cut}"
+    return f"{found.describe(name)}: {len(encoded.examples)} texts{cut}"
+
+
+def labelled(source: Pretrained, path: str, widths: str | None = None, **said: str) -> tuple[OutputLayer, Split]:
+    """Returns the output layer of a checkpoint, and a set at a path with how vectors are judged by it.
+
+    `widths` and `said` are what the flags of `READING` say; else the set is like the dev set of the run, if it is one.
+    """
+    settings, given = source.settings, PAIRS | {"form": ""}
+    if "task" in settings:
+        dev = dev_set(settings.data)
+        given = {name: getattr(dev, name) for name in SECTION}
+    judging = text_sets.Flagged("", **given | said | {"path": path})
+    judging.validate(JUDGES)
+    if widths is None:
+        widths = settings.get("loss", {}).get("widths", "")
+    widths = widths_of(widths, f"--widths={widths}", source.head.get("dense") or source.config.hidden_size)
+    how = prompts_of(settings.get("data", {})), source.tokenizer, source.max_seq_length
+    found, encoded = _read_judged(judging, ["test", "dev"], *how)
+    split, _ = judges.judged(found, encoded, widths, source.decided or None)
+    return output_layer(), split
+
+
+def read_search(path: str, form: str, texts: str) -> Search:
+    """Reads the training set that --data, --form and --texts say. Raises `UserError` if it has no queries."""
+    source = text_sets.Flagged("", **PAIRS | dict(path=path, form=form, texts=texts))
+    source.validate(WITH_QUERIES)
+    return text_sets.read_search(source, "train")
 
 
 def training_sets(data) -> dict[str, Source]:
@@ -127,9 +162,19 @@ def prompts_of(data) -> dict[str, str]:
     return {QUERY: data.get("query_prompt", ""), DOCUMENT: data.get("document_prompt", "")}
 
 
-def widths_of(config) -> tuple[int, ...]:
-    """Returns the widths of `config.loss.widths`; () if there are none."""
-    return tuple(int(width) for width in config.loss.widths.split(",") if width.strip())
+def widths_of(text: str, said: str, most: float = math.inf) -> tuple[int, ...]:
+    """Returns the widths that a text lists. Raises `UserError`, which begins with what says it, if it does not, or if
+    vectors have at most so many numbers."""
+    widths = tuple(filter(None, map(str.strip, text.split(","))))
+    if not all(width.isdecimal() and int(width) for width in widths):
+        raise UserError(f"{said}: write widths such as 256,128,64")
+    if more := [width for width in widths if int(width) > most]:
+        raise UserError(f"{said}: {more[0]} is more than the {most} numbers of a vector")
+    return tuple(map(int, widths))
+
+
+def _widths_of_loss(config, most: float = math.inf) -> tuple[int, ...]:
+    return widths_of(config.loss.widths, f"config.loss.widths = {config.loss.widths!r}", most)
 
 
 def width_of(config) -> int:
@@ -137,27 +182,41 @@ def width_of(config) -> int:
     return config.head.dense or config.model.hidden_size
 
 
-def judged(found: TextSet, form: str, encoded: Encoded) -> tuple[Split, str]:
-    """Returns a set with how vectors are judged by it, and the metric that ranks runs."""
-    if form != "scored":
-        raise UserError(f"config.data.dev.form = {form!r}: not yet")
+def vectors(source: Pretrained, texts: Sequence[str]) -> tuple[np.ndarray, list[bool]]:
+    """Returns the vectors of texts, which have their prompts, `[texts, width]`, and whether each was truncated."""
+    found, cut = [], []
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        some = list(texts[start : start + TEXTS_AT_ONCE])
+        *arrays, were_cut = encode_pairs(source.tokenizer, some, None, source.max_seq_length)
+        found += output_layers.predict(output_layer(), source, Examples(*arrays))
+        cut += were_cut
+    return np.stack(found), cut
 
-    def score(vectors: list[np.ndarray]) -> dict[str, float]:
-        first, second = (np.stack(vectors)[encoded.numbers[:, i]] for i in range(2))
-        cosines = (metrics.unit(first) * metrics.unit(second)).sum(-1)
-        return {name: getattr(metrics, name)(found.values, cosines) for name in ("spearman", "pearson")}
 
-    return Split(encoded.examples, score), "spearman"
+def vectors_of_search(source: Pretrained, search: Search) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the vectors of queries and those of documents. Raises `UserError` if a checkpoint has no vectors."""
+    if source.architecture != ARCHITECTURE:
+        raise UserError(
+            f"{source.path}: must have vectors of texts: the workdir of a run of the task embed, or a folder of "
+            f"sentence-transformers"
+        )
+    prompts = prompts_of(source.settings.get("data", {}))
+    sides = ((QUERY, search.queries), (DOCUMENT, search.documents))
+    return tuple(vectors(source, [prompts[kind] + text for text in texts])[0] for kind, texts in sides)
 
 
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
-    """Yields the `vector` of each text, or the `cosine` of each pair."""
-    flat = [text for parts in texts for text in parts]
-    prompt = prompts_of(source.settings.get("data", {}))[QUERY]
-    *arrays, cut = encode_pairs(source.tokenizer, [prompt + text for text in flat], None, source.max_seq_length)
-    found = output_layers.predict(output_layer(), source, text_sets.Examples(*arrays))
-    parts = len(texts[0])
-    for i in range(0, len(flat), parts):
+    """Yields the `vector` of each text, or the `cosine` of each pair, and `cut` if truncated.
+
+    A text has the prompt of queries before it, and the second text of a pair that of documents, unless the run has
+    learnt from pairs in which no text is a document.
+    """
+    data, parts = source.settings.get("data", {}), len(texts[0])
+    is_search = "form" not in data or FORMS[data.form].is_search
+    prompts = prompts_of(data)
+    kinds = (QUERY, DOCUMENT if is_search else QUERY)
+    found, cut = vectors(source, [prompts[kind] + text for pair in texts for kind, text in zip(kinds, pair)])
+    for i in range(0, len(found), parts):
         more = {"cut": True} if any(cut[i : i + parts]) else {}
         if parts == 1:
             yield {"vector": found[i].tolist(), **more}
@@ -172,9 +231,7 @@ def validate(config) -> None:
     require(dense >= 0, "head.dense", dense, "must be the width of a dense layer, or 0 for none")
     require(loss.temperature > 0, "loss.temperature", loss.temperature, "must be above 0")
     require(0 < loss.margin <= 2, "loss.margin", loss.margin, "must be above 0 and at most 2: a cosine's range")
-    for part in filter(None, map(str.strip, loss.widths.split(","))):
-        numbers = "write widths such as 256,128,64"
-        require(part.isdecimal() and int(part) > 0, "loss.widths", loss.widths, numbers)
+    _widths_of_loss(config)
     require(config.batch_size > 1, "batch_size", config.batch_size, "an example is compared with others: at least 2")
     one_of(config, "distill.what", ("vectors", "scores"))
     none, default = "there is no teacher: set distill.teacher, or leave it out", fine_tuning_config("").distill
@@ -189,6 +246,9 @@ def validate(config) -> None:
     sets = training_sets(config.data).values()
     for source in (*sets, dev_set(config.data)):
         source.validate()
+    dev = dev_set(config.data).form
+    judging = f"texts by themselves judge nothing; set data.dev.path, and data.dev.form to one of {', '.join(JUDGES)}"
+    require(dev in JUDGES, "data.dev.form", dev, judging)
     same = "a text and itself have the same score by any teacher; set distill.what=vectors"
     has_scores = not distill.teacher or all(source.form != "sentences" for source in sets)
     require(has_scores or distill.what != "scores", "distill.what", distill.what, same)
@@ -200,5 +260,7 @@ TASK = FineTuningTask(
     load=load,
     predict=predict,
     validate=validate,
+    labelled=labelled,
+    reading=READING,
     identity=("head.pooling", "head.dense", "head.dense_act", "head.normalize", "data.form", "distill.what"),
 )

@@ -73,6 +73,8 @@ class FineTuningTask:
       submission: (checkpoint, path of the test set) -> content of the benchmark's submission file, and a summary line.
       labelled: (checkpoint of a run, path of a file like its dev set) -> the output layer, and the file's examples,
         which are scored with what the dev set decided.
+      reading: names of flags of `evaluate` that `labelled` takes as well, such as "form": they say how the file is read
+        instead of the config of a run, so that the checkpoint can be of another format.
       paper_sweep: the settings of `config.sweep = "paper"`.
     """
 
@@ -84,7 +86,8 @@ class FineTuningTask:
     validate: Callable[[Any], None] = lambda config: None
     identity: tuple[str, ...] = ()
     submission: Callable[[Pretrained, str], tuple[str, str]] | None = None
-    labelled: Callable[[Pretrained, str], tuple[OutputLayer, "Split"]] | None = None
+    labelled: Callable[..., tuple[OutputLayer, "Split"]] | None = None
+    reading: tuple[str, ...] = ()
     paper_sweep: str = PAPER_SWEEP
 
 
@@ -401,10 +404,14 @@ KIND = Kind(
 
 
 def score(source: Pretrained, output_layer: OutputLayer, split: Split) -> Scores:
-    """Scores a checkpoint on examples; those that are not numbers, such as the correlation of a constant, are None."""
-    found = split.score(split.read(predict(output_layer, source, split.examples)))
-    finite = {name: value if math.isfinite(value) else None for name, value in found.items()}
-    return Scores(finite, decided=source.decided)
+    """Scores a checkpoint on examples; scores that are no numbers, such as the correlation of a constant, are None.
+
+    What no dev set has decided, these examples do.
+    """
+    outputs = split.read(predict(output_layer, source, split.examples))
+    finite = {name: value if math.isfinite(value) else None for name, value in split.score(outputs).items()}
+    here = {name: value for name, value in split.decide(outputs).items() if math.isfinite(value)}
+    return Scores(finite, decided=source.decided or here)
 
 
 def _end_report(trained: Trained) -> str:

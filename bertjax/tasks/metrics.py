@@ -1,9 +1,10 @@
-"""The metrics of the tasks, in NumPy: GLUE's, CoNLL's entity F1, SQuAD's exact match and F1."""
+"""The metrics of the tasks, in NumPy: GLUE's, CoNLL's entity F1, SQuAD's exact match and F1, those of vectors."""
 
 import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -133,6 +134,84 @@ def _pair(labels, predictions) -> tuple[np.ndarray, np.ndarray]:
 def _f1(correct, found, wanted) -> float:
     """Returns the harmonic mean of correct / found and correct / wanted; 0.0 if both are 0."""
     return float(2 * correct / (found + wanted)) if found + wanted else 0.0
+
+
+class Threshold(NamedTuple):
+    """A score from which on examples are taken for positive ones, and the metric that it is the best for."""
+
+    value: float
+    best: float
+
+
+def best_accuracy(labels, scores) -> Threshold:
+    """Returns the threshold of scores [n] with the best accuracy for labels [n], 1 or 0.
+
+    It lies in the middle between two scores, or above all, as in sentence-transformers' BinaryClassificationEvaluator.
+    Of several that are equally good, it is the highest.
+    """
+    thresholds, correct, found = _falling(labels, scores)
+    negatives = found[-1] - correct[-1]
+    shares = (correct + negatives - (found - correct)) / found[-1]
+    best = shares.argmax()
+    return Threshold(float(thresholds[best]), float(shares[best]))
+
+
+def best_f1(labels, scores) -> Threshold:
+    """As `best_accuracy`, with the best F1."""
+    thresholds, correct, found = _falling(labels, scores)
+    shares = 2 * correct / (found + correct[-1])
+    best = shares.argmax()
+    return Threshold(float(thresholds[best]), float(shares[best]))
+
+
+def average_precision(labels, scores) -> float:
+    """Returns the mean of the precisions at each positive label, 0 to 1, of labels [n], 1 or 0, by falling scores [n].
+
+    Those with equal scores have one precision, as in scikit-learn. There must be a positive label.
+    """
+    _, correct, found = _falling(labels, scores)
+    return float((np.diff(correct) * correct[1:] / found[1:]).sum() / correct[-1])
+
+
+def _falling(labels, scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns thresholds of scores, the highest one first, and how many are positive and how many are found with each.
+
+    With the first one none is found.
+    """
+    labels, scores = _pair(labels, scores)
+    order = np.argsort(-scores, kind="stable")
+    falling = scores[order]
+    last = np.append(falling[1:] != falling[:-1], True)  # those with equal scores are found together
+    ends, below = falling[last], np.append(falling[last][1:], falling[-1])
+    middles = (ends + below) / 2
+    middles = np.where(middles == below, ends, middles)  # it may be rounded to the score below
+    above = np.nextafter(falling[:1], np.array(np.inf, falling.dtype))
+    correct, found = np.cumsum(labels[order] == 1)[last], np.flatnonzero(last) + 1
+    return np.concatenate([above, middles]), np.append(0, correct), np.append(0, found)
+
+
+def ndcg(gains, ideal) -> float:
+    """Returns the normalized discounted cumulative gain, 0 to 1, of what is found for a query (Jarvelin and Kekalainen
+    2002).
+
+    As trec_eval computes it: a document's gain is its relevance, divided by log2(1 + rank).
+
+    Args:
+      gains: the relevance of each of the documents found, in their order.
+      ideal: those in the order that would be the best.
+    """
+    return _discounted(gains) / _discounted(ideal)
+
+
+def _discounted(gains) -> float:
+    gains = np.asarray(gains, np.float64)
+    return float((gains / np.log2(np.arange(2, len(gains) + 2))).sum())
+
+
+def reciprocal_rank(gains) -> float:
+    """Returns 1 / the rank of the first relevant document among those found, whose relevance `gains` are; 0.0: none."""
+    relevant = np.flatnonzero(np.asarray(gains) > 0)
+    return float(1 / (1 + relevant[0])) if len(relevant) else 0.0
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:

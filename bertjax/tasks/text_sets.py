@@ -4,19 +4,19 @@ A set has one of the `FORMS`. It is a file, or the train or dev file of a folder
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from etils import epath
 
-from bertjax import validation
 from bertjax.config import UserError
 from bertjax.data.batches.examples import Examples
-from bertjax.data.documents.tables import SUFFIXES, Row, column, find_table, read_table, read_text
+from bertjax.data.documents.tables import SUFFIXES, Row, column, read_table, read_text
 from bertjax.lists import split_at_commas
-from bertjax.tasks import squad
+from bertjax.tasks import searches, squad
 from bertjax.tasks.pairs import encode_pairs
+from bertjax.tasks.searches import Search
 from bertjax.tasks.targets import Number
 from bertjax.text.tokenizer import Tokenizer
 
@@ -33,6 +33,9 @@ class TextSet(NamedTuple):
 
     texts: Sequence[tuple[str, ...]]
     values: np.ndarray | None = None
+
+    def describe(self, name: str) -> str:
+        return f"{len(self.texts)} {name} examples"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +61,34 @@ class Source:
         """The names of the columns of the texts."""
         return tuple(map(str.strip, split_at_commas(self.texts)))
 
-    def field(self, name: str) -> str:
-        """Returns the field of the config that says this."""
-        return f"data.{name}" if name in self.inherited else f"{self.section}.{name}"
+    def said(self, name: str) -> str:
+        """Returns the field of the config that says this, and what it says."""
+        field = f"data.{name}" if name in self.inherited else f"{self.section}.{name}"
+        return f"config.{field} = {getattr(self, name)!r}"
 
     def require(self, ok: bool, name: str, remedy: str) -> None:
         """Raises `UserError` unless `ok`."""
-        validation.require(ok, self.field(name), getattr(self, name), remedy)
+        if not ok:
+            raise UserError(f"{self.said(name)}: {remedy}")
 
-    def validate(self) -> None:
-        """Raises `UserError` for what is wrong, whatever the file is."""
-        self.require(self.form in FORMS, "form", f"choose one of {', '.join(FORMS)}")
+    def validate(self, forms: Collection[str] = ()) -> None:
+        """Raises `UserError` for what is wrong, whatever the file is.
+
+        `forms`: those that it may have; all by default.
+        """
+        forms = forms or FORMS
+        self.require(self.form in forms, "form", f"choose one of {', '.join(forms)}")
         form, columns = FORMS[self.form], self.columns
         self.require(not form.columns or all(columns), "texts", "name the columns of the texts, such as one,other")
         self.require(not form.columns or len(columns) in form.columns, "texts", form.needs)
         self.require(self.weight > 0, "weight", "must be above 0; or leave the set out")
+
+
+class Flagged(Source):
+    """A set that flags of a command say, the path as --data."""
+
+    def said(self, name: str) -> str:
+        return f"--{'data' if name == 'path' else name}={getattr(self, name)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,15 +100,17 @@ class Form:
         is no example.
       columns: how many columns of texts there may be; none if the file says where its texts are.
       needs: says so.
-      suffixes: of its files.
+      files: the names of its file in a folder, of which there is one; {} stands for train or dev.
       is_search: whether the first text is a query, and the others are documents; prompts differ.
+      read_search: (file) -> what is looked for, if the files say more of that than their examples do.
     """
 
     read: Callable[[epath.Path, Sequence[str], str], TextSet]
     columns: range = range(0)
     needs: str = ""
-    suffixes: tuple[str, ...] = SUFFIXES
+    files: tuple[str, ...] = tuple("{}" + suffix for suffix in SUFFIXES)
     is_search: bool = False
+    read_search: Callable[[epath.Path], Search] | None = None
 
 
 def _read_pairs(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
@@ -147,6 +165,11 @@ def _read_squad(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
     return TextSet(found)
 
 
+def _read_beir(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
+    del texts, label
+    return TextSet(searches.read(path).texts)
+
+
 def _texts(row: Row, names: Sequence[str]) -> tuple[str, ...]:
     """Returns the texts of a row. Raises `UserError` if one is empty."""
     found = tuple(column(row, name).strip() for name in names)
@@ -163,41 +186,50 @@ FORMS = {
     ),
     "scored": Form(_read_scored, range(2, 3), "scored pairs have two texts: name their two columns"),
     "labelled": Form(_read_labelled, range(2, 3), "labelled pairs have two texts: name their two columns"),
-    "sentences": Form(_read_sentences, range(1, MOST), "name the column of the sentences", (".txt", *SUFFIXES)),
-    "squad": Form(_read_squad, suffixes=(".json",), is_search=True),
+    "sentences": Form(_read_sentences, range(1, MOST), "name the column of the sentences", ("{}.txt", *Form.files)),
+    "squad": Form(_read_squad, files=tuple(f"{{}}-{version}.json" for version in squad.VERSIONS), is_search=True),
+    "search": Form(_read_beir, files=("qrels/{}.tsv",), is_search=True, read_search=searches.read),
 }
+WITH_QUERIES = tuple(name for name, form in FORMS.items() if form.is_search)
+JUDGES = tuple(name for name in FORMS if name != "sentences")  # which by themselves say nothing of vectors
 
 
-def read(source: Source, part: str) -> TextSet:
+def read(source: Source, *parts: str) -> TextSet:
     """Reads a set.
 
     Args:
-      part: train or dev: which file of a folder.
+      parts: such as train or dev: which file of a folder; one of these is there.
 
     Raises `UserError` for a missing or invalid file.
     """
-    return FORMS[source.form].read(_find(source, part), source.columns, source.label)
+    return FORMS[source.form].read(_find(source, parts), source.columns, source.label)
 
 
-def _find(source: Source, part: str) -> epath.Path:
-    place, suffixes = epath.Path(source.path), FORMS[source.form].suffixes
+def read_search(source: Source, *parts: str) -> Search:
+    """As `read`, what is looked for in a set whose form `is_search`."""
+    if reader := FORMS[source.form].read_search:
+        return reader(_find(source, parts))
+    return searches.of_texts(read(source, *parts).texts)
+
+
+def _find(source: Source, parts: Sequence[str]) -> epath.Path:
+    """Returns the file of a set. Raises `UserError` unless there is exactly one."""
+    place, names = epath.Path(source.path), FORMS[source.form].files
     if not place.is_dir():
         source.require(place.is_file(), "path", "no such file or folder")
-        if part == "dev" and "path" in source.inherited:
+        if "dev" in parts and "path" in source.inherited:
             raise UserError(
                 f"config.{source.section}.path = '': name the file of the dev set; {source.path} has training data"
             )
+        suffixes = tuple(dict.fromkeys(epath.Path(name).suffix for name in names))
         if place.suffix not in suffixes:
             raise UserError(f"{source.path}: form={source.form} is read from {', '.join(suffixes)}")
         return place
-    if source.form == "squad":
-        names = [f"{part}-{version}.json" for version in squad.VERSIONS]
-        found = [place / name for name in names if (place / name).exists()]
-        source.require(len(found) == 1, "path", f"{'both' if found else 'neither'} {' and '.join(names)} in it")
-        return found[0]
-    if ".txt" in suffixes and (text := place / f"{part}.txt").exists():
-        return text
-    return find_table(source.path, part, source.field("path"))
+    names = [name.format(part) for part in parts for name in names]
+    found = [name for name in names if (place / name).exists()]
+    source.require(bool(found), "path", f"no {' or '.join(names)} in it")
+    source.require(len(found) == 1, "path", f"both {found[0]} and {found[-1]} in it; name the file")
+    return place / found[0]
 
 
 class Encoded(NamedTuple):
@@ -205,7 +237,7 @@ class Encoded(NamedTuple):
 
     Attributes:
       examples: each is one text, and each text occurs once.
-      numbers: `[examples of the set, texts]`: which of these each text of the set is.
+      numbers: `[examples of the set, texts]`: which of these each text of the set is; see also `encode_search`.
       cut: how many were truncated.
     """
 
@@ -218,12 +250,20 @@ def encode(found: TextSet, form: str, prompts: dict[str, str], tokenizer: Tokeni
     """Encodes the texts of a set, each with its prompt before it: of queries, and of what is no search, that of
     `QUERY`; of documents that of `DOCUMENT`."""
     kinds = (QUERY, DOCUMENT) if FORMS[form].is_search else (QUERY, QUERY)
+    texts = (prompts[kinds[i > 0]] + text for example in found.texts for i, text in enumerate(example))
+    encoded = _encoded(texts, tokenizer, max_seq_length)
+    return encoded._replace(numbers=encoded.numbers.reshape(len(found.texts), -1))
+
+
+def encode_search(search: Search, prompts: dict[str, str], tokenizer: Tokenizer, max_seq_length: int) -> Encoded:
+    """Encodes queries and then documents, each with its prompt before it; `numbers` are `[queries + documents]`."""
+    sides = ((QUERY, search.queries), (DOCUMENT, search.documents))
+    return _encoded((prompts[kind] + text for kind, texts in sides for text in texts), tokenizer, max_seq_length)
+
+
+def _encoded(texts: Iterable[str], tokenizer: Tokenizer, max_seq_length: int) -> Encoded:
     numbers: dict[str, int] = {}
-
-    def number(texts: Iterable[str]) -> list[int]:
-        return [numbers.setdefault(prompts[kinds[i > 0]] + text, len(numbers)) for i, text in enumerate(texts)]
-
-    which = np.array([number(texts) for texts in found.texts], np.int32)
+    which = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
     input_ids, token_types, cut = encode_pairs(tokenizer, list(numbers), None, max_seq_length)
     return Encoded(Examples(input_ids, token_types), which, sum(cut))
 

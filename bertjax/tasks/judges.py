@@ -1,0 +1,117 @@
+"""How good vectors are: by pairs with scores or labels, and by what is found with them.
+
+Each metric is that of an evaluator of sentence-transformers; all are of cosines.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax.tasks import metrics
+from bertjax.tasks.finetuning import Split
+from bertjax.tasks.metrics import unit
+from bertjax.tasks.nearest import nearest
+from bertjax.tasks.searches import Search
+from bertjax.tasks.text_sets import Encoded, TextSet
+
+RANKS = 10  # documents that are found for a query
+ACCURACY_THRESHOLD, F1_THRESHOLD = "accuracy_threshold", "f1_threshold"  # cosines, tuned on the dev set
+
+
+class Judge(NamedTuple):
+    """How vectors are judged.
+
+    Attributes:
+      metric: what ranks runs.
+      score: (the vector of each text) -> the metrics.
+      decide: (the same) -> thresholds.
+    """
+
+    metric: str
+    score: Callable[[np.ndarray], dict[str, float]]
+    decide: Callable[[np.ndarray], dict[str, float]] = lambda vectors: {}
+
+
+def judged(
+    found: TextSet | Search, encoded: Encoded, widths: Sequence[int] = (), decided: Mapping[str, float] | None = None
+) -> tuple[Split, str]:
+    """Returns a set with how vectors are judged by it, and the metric that ranks runs.
+
+    Args:
+      widths: of vectors whose first numbers are judged as well; for each, there is one more metric, such as
+        spearman_64.
+      decided: thresholds of labelled pairs that a dev set decided; None: they are tuned on these pairs.
+    """
+    if isinstance(found, Search):
+        judge = _of_search(found, encoded)
+    elif found.values.dtype.kind == "f":
+        judge = _of_scores(found, encoded)
+    else:
+        judge = _of_labels(found, encoded, decided)
+
+    def score(outputs: list[np.ndarray]) -> dict[str, float]:
+        vectors = np.stack(outputs)
+        more = {f"{judge.metric}_{width}": judge.score(vectors[:, :width])[judge.metric] for width in widths}
+        return judge.score(vectors) | more
+
+    return Split(encoded.examples, score, lambda outputs: judge.decide(np.stack(outputs))), judge.metric
+
+
+def _of_scores(found: TextSet, encoded: Encoded) -> Judge:
+    """As EmbeddingSimilarityEvaluator."""
+
+    def score(vectors: np.ndarray) -> dict[str, float]:
+        similar = _cosines(vectors, encoded)
+        return {name: getattr(metrics, name)(found.values, similar) for name in ("spearman", "pearson")}
+
+    return Judge("spearman", score)
+
+
+def _of_labels(found: TextSet, encoded: Encoded, decided: Mapping[str, float] | None) -> Judge:
+    """As BinaryClassificationEvaluator, with a threshold for the accuracy and one for F1."""
+
+    def decide(vectors: np.ndarray) -> dict[str, float]:
+        if decided is not None:
+            return dict(decided)
+        similar = _cosines(vectors, encoded)
+        best = metrics.best_accuracy(found.values, similar), metrics.best_f1(found.values, similar)
+        return {name: threshold.value for name, threshold in zip((ACCURACY_THRESHOLD, F1_THRESHOLD), best)}
+
+    def score(vectors: np.ndarray) -> dict[str, float]:
+        similar, thresholds = _cosines(vectors, encoded), decide(vectors)
+        return {
+            "average_precision": metrics.average_precision(found.values, similar),
+            "accuracy": metrics.accuracy(found.values, similar >= thresholds[ACCURACY_THRESHOLD]),
+            "f1": metrics.f1(found.values, similar >= thresholds[F1_THRESHOLD]),
+        }
+
+    return Judge("average_precision", score, decide)
+
+
+def _cosines(vectors: np.ndarray, encoded: Encoded) -> np.ndarray:
+    first, second = (unit(vectors)[encoded.numbers[:, i]] for i in range(2))
+    return (first * second).sum(-1)
+
+
+def _of_search(search: Search, encoded: Encoded) -> Judge:
+    """As InformationRetrievalEvaluator; where documents are more or less relevant, nDCG counts that, as in BEIR."""
+    asked, there = np.split(encoded.numbers, [len(search.queries)])
+    ideals = [sorted(relevant.values(), reverse=True)[:RANKS] for relevant in search.relevant]
+
+    def score(vectors: np.ndarray) -> dict[str, float]:
+        found = nearest(vectors[asked], vectors[there], RANKS).numbers.tolist()
+        gains = [[relevant.get(number, 0) for number in row] for row, relevant in zip(found, search.relevant)]
+
+        def recall(ranks: int) -> float:
+            shares = [np.count_nonzero(row[:ranks]) / len(each) for row, each in zip(gains, search.relevant)]
+            return float(np.mean(shares))
+
+        return {
+            "ndcg@10": float(np.mean([metrics.ndcg(*each) for each in zip(gains, ideals)])),
+            "mrr@10": float(np.mean([metrics.reciprocal_rank(row) for row in gains])),
+            "recall@1": recall(1),
+            "recall@10": recall(10),
+        }
+
+    return Judge("ndcg@10", score)

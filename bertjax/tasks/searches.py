@@ -1,0 +1,88 @@
+"""What is looked for, and among which documents: what retrieval is judged by, and negatives are mined from.
+
+BEIR's layout (Thakur et al. 2021) is a folder with corpus.jsonl (_id, title, text), queries.jsonl (_id, text), and
+qrels/PART.tsv, whose lines (query-id, corpus-id, score) say which documents are relevant to a query.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.data.documents import fingerprints
+from bertjax.data.documents.tables import Row, column, read_table, rows_of
+from bertjax.tasks.targets import Number
+
+
+class Search(NamedTuple):
+    """Queries and documents.
+
+    Attributes:
+      relevant: for each query, {the number of a document that is relevant to it: how much, above 0}; of at least one.
+    """
+
+    queries: Sequence[str]
+    documents: Sequence[str]
+    relevant: Sequence[dict[int, float]]
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """Each query with each document that is relevant to it."""
+        return [
+            (query, self.documents[number]) for query, found in zip(self.queries, self.relevant) for number in found
+        ]
+
+    def describe(self, name: str) -> str:
+        return f"{len(self.queries)} {name} queries for {len(self.documents)} documents"
+
+
+def of_texts(texts: Sequence[tuple[str, ...]]) -> Search:
+    """Returns the search in examples (query, document, documents that are not relevant ...): each text occurs once."""
+    queries: dict[str, dict[int, float]] = {}
+    numbers: dict[str, int] = {}
+    for query, *documents in texts:
+        first, *_ = (numbers.setdefault(document, len(numbers)) for document in documents)
+        queries.setdefault(query, {})[first] = 1.0
+    return Search(list(queries), list(numbers), list(queries.values()))
+
+
+def read(qrels: epath.Path) -> Search:
+    """Reads the queries that a file `qrels/PART.tsv` has relevant documents of, and all documents, in the order of
+    their ids. Raises `UserError` for missing or invalid files, and for an id that is not there."""
+    folder = qrels.parent.parent
+    documents = dict(sorted(_texts(folder / "corpus.jsonl")))
+    queries = dict(_texts(folder / "queries.jsonl"))
+    numbers, relevant = {name: number for number, name in enumerate(documents)}, {}
+    for row in read_table(qrels, quoting=False)[0]:
+        query, document = column(row, "query-id"), column(row, "corpus-id")
+        score = Number().value(row, "score")
+        if score <= 0:
+            continue
+        if query not in queries:
+            raise UserError(f"{row.where}: no query {query!r} in {folder / 'queries.jsonl'}")
+        if document not in numbers:
+            corpus = folder / "corpus.jsonl"
+            raise UserError(f"{row.where}: {document!r}, which is relevant to query {query!r}, is not in {corpus}")
+        relevant.setdefault(query, {})[numbers[document]] = score
+    if not relevant:
+        raise UserError(f"{qrels}: no score is above 0, so that no query has a relevant document")
+    return Search([queries[name] for name in relevant], list(documents.values()), list(relevant.values()))
+
+
+def _texts(path: epath.Path) -> Iterator[tuple[str, str]]:
+    """Yields the ids and the texts of a file. Raises `UserError` if two have the same id."""
+    seen = set()
+    for row in rows_of(path):
+        name = column(row, "_id")
+        if name in seen:
+            raise UserError(f"{row.where}: a second text with the _id {name!r}")
+        seen.add(name)
+        yield name, document(row)
+    fingerprints.note(path)
+
+
+def document(row: Row) -> str:
+    """Returns the text of a document, after its title if it has one, as BEIR joins them."""
+    title = column(row, "title") if row.columns.get("title") is not None else ""
+    return f"{title} {column(row, 'text')}".strip()
