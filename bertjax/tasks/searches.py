@@ -4,14 +4,14 @@ BEIR's layout (Thakur et al. 2021) is a folder with corpus.jsonl (_id, title, te
 qrels/PART.tsv, whose lines (query-id, corpus-id, score) say which documents are relevant to a query.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.documents import fingerprints
-from bertjax.data.documents.tables import Row, column, read_table, rows_of
+from bertjax.data.documents.tables import Row, column, read_table, read_text, rows_of
 from bertjax.tasks.targets import Number
 
 
@@ -45,6 +45,22 @@ def of_texts(texts: Sequence[tuple[str, ...]]) -> Search:
         first, *_ = (numbers.setdefault(document, len(numbers)) for document in documents)
         queries.setdefault(query, {})[first] = 1.0
     return Search(list(queries), list(numbers), list(queries.values()))
+
+
+def merged(search: Search, more: Iterable[str] = ()) -> Search:
+    """Returns a search with more documents, in which each text occurs once."""
+    found = of_texts(search.texts)
+    return found._replace(documents=list(dict.fromkeys([*found.documents, *search.documents, *more])))
+
+
+def read_documents(path: epath.PathLike) -> list[str]:
+    """Reads documents: the lines of a .txt, or those of a table. Raises `UserError` for a missing or invalid file."""
+    path = epath.Path(path)
+    if path.suffix != ".txt":
+        return [document(row) for row in rows_of(path)]
+    if not (found := [line.strip() for line in read_text(path).splitlines() if line.strip()]):
+        raise UserError(f"{path}: no text in it")
+    return found
 
 
 def read(qrels: epath.Path) -> Search:
@@ -83,6 +99,6 @@ def _texts(path: epath.Path) -> Iterator[tuple[str, str]]:
 
 
 def document(row: Row) -> str:
-    """Returns the text of a document, after its title if it has one, as BEIR joins them."""
+    """Returns the `text` of a row, after its `title` if it has one, as BEIR joins them."""
     title = column(row, "title") if row.columns.get("title") is not None else ""
     return f"{title} {column(row, 'text')}".strip()

@@ -1,0 +1,84 @@
+"""Mines hard negatives: python -m bertjax.mine --checkpoint=PATH --data=pairs.csv --negatives=3 --output=mined.jsonl
+
+For each query of --data, finds the nearest documents that are not relevant to it, of --data and --corpus, with the
+vectors of the checkpoint, and writes a table with the columns anchor, positive, negative_1, ..., which training reads
+with --config.data.texts=anchor,positive,negative_1. --first, --last, --margin, --max_score and --min_score keep those
+away that are relevant and not said to be. Prints how many candidates and queries it dropped. PATH is the workdir of a
+run of the task embed, or a folder of sentence-transformers.
+"""
+
+from absl import flags
+
+from bertjax import command
+
+_CHECKPOINT = command.define_checkpoint_flag()
+_DTYPE = command.define_dtype_flag()
+_DATA = flags.DEFINE_string("data", None, "A file of queries and documents, or a folder with such a train file.")
+_FORM = flags.DEFINE_string("form", "pairs", "What the examples of --data are, as config.data.form.")
+_TEXTS = flags.DEFINE_string("texts", "anchor,positive", "Its columns, as config.data.texts.")
+_CORPUS = flags.DEFINE_string(
+    "corpus",
+    None,
+    "More documents: a .txt with one a line, or the column `text` of a table, after its `title`, such as BEIR's.",
+)
+_NEGATIVES = flags.DEFINE_integer("negatives", 1, "Negatives for each query.", lower_bound=1)
+_FIRST = flags.DEFINE_integer(
+    "first", 1, "Rank of the first document that may be one: 1 is the nearest.", lower_bound=1
+)
+_LAST = flags.DEFINE_integer("last", 100, "Rank of the last document that may be one.", lower_bound=1)
+_MARGIN = flags.DEFINE_string(
+    "margin", "-inf", "How far the cosine of a negative must be below the positive's: such as 0.1, or 5% of that."
+)
+_MAX_SCORE = flags.DEFINE_float("max_score", float("inf"), "The highest cosine of a negative.")
+_MIN_SCORE = flags.DEFINE_float("min_score", -float("inf"), "The lowest cosine of a negative.")
+_SEED = flags.DEFINE_integer(
+    "seed", None, "Draws among the ranks; else takes the nearest.", lower_bound=0, upper_bound=2**31 - 1
+)
+_OUTPUT = flags.DEFINE_string("output", None, "The .jsonl, .csv or .tsv file to write.")
+flags.mark_flags_as_required(["checkpoint", "data", "output"])
+
+
+def main(arguments: list[str]) -> None:
+    from bertjax.config import UserError
+    from bertjax.data.documents.tables import SUFFIXES
+
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}; use --checkpoint=, --data= and --output=")
+    if not _OUTPUT.value.endswith(SUFFIXES):
+        raise UserError(f"--output={_OUTPUT.value}: must end in one of {', '.join(SUFFIXES)}")
+    choice = _choice()
+
+    from bertjax.interop import pretrained
+    from bertjax.tasks import embed, mining, searches
+
+    command.keep_compiled()
+    more = searches.read_documents(_CORPUS.value) if _CORPUS.value else ()
+    search = searches.merged(embed.read_search(_DATA.value, _FORM.value, _TEXTS.value), more)
+    source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
+    mined = mining.mine(search, *embed.vectors_of_search(source, search), choice)
+    print("\n".join(mining.write(_OUTPUT.value, search, mined, choice)), flush=True)
+
+
+def _choice():
+    """Returns the `mining.Choice` of the flags. Raises `UserError` if no document could be chosen."""
+    from bertjax.config import UserError
+    from bertjax.tasks.mining import Choice
+
+    first, last, negatives = _FIRST.value, _LAST.value, _NEGATIVES.value
+    if first > last:
+        raise UserError(f"--first={first}: must not be above --last={last}")
+    if negatives > (holds := last - first + 1):
+        raise UserError(f"--negatives={negatives}: ranks {first} to {last} hold {holds}; set --last")
+    least, most = _MIN_SCORE.value, _MAX_SCORE.value
+    if least > most:
+        raise UserError(f"--min_score={least}: must not be above --max_score={most}")
+    margin, is_share = _MARGIN.value, _MARGIN.value.endswith("%")
+    try:
+        margin = float(margin.removesuffix("%")) / (100 if is_share else 1)
+    except ValueError:
+        raise UserError(f"--margin={margin}: write a number, such as 0.1, or a share, such as 5%") from None
+    return Choice(negatives, first, last, margin, is_share, least, most, _SEED.value)
+
+
+if __name__ == "__main__":
+    command.run(main)

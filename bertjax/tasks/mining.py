@@ -1,0 +1,128 @@
+"""Hard negatives: documents that are near a query and are not relevant to it, to learn vectors from."""
+
+import dataclasses
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import UserError
+from bertjax.data.documents.tables import TableWriter
+from bertjax.files import replacing
+from bertjax.tasks.metrics import unit
+from bertjax.tasks.nearest import nearest
+from bertjax.tasks.searches import Search
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which documents become the negatives of a query.
+
+    Args:
+      negatives: how many.
+      first, last: the ranks that they may have, from 1, among the documents that are not relevant to it.
+      margin: how far their cosines must at least be below that of each document that is relevant to it.
+      is_share: whether `margin` is a share of that cosine.
+      least, most: the cosines that they may have.
+      seed: of the draw among those that are left; None: the nearest ones are taken.
+    """
+
+    negatives: int = 1
+    first: int = 1
+    last: int = 100
+    margin: float = -np.inf
+    is_share: bool = False
+    least: float = -np.inf
+    most: float = np.inf
+    seed: int | None = None
+
+
+class Mined(NamedTuple):
+    """The negatives of a search.
+
+    Attributes:
+      rows: (the number of a query, those of its negatives, the nearest one first) of each query that has enough.
+      candidates: how many documents have one of the ranks.
+      dropped: how many of these cannot be taken, by reason.
+      cosines: the mean cosines of the queries to their relevant documents, and to their negatives; NaN: there are none.
+    """
+
+    rows: list[tuple[int, list[int]]]
+    candidates: int
+    dropped: Counter
+    cosines: tuple[float, float]
+
+
+def mine(search: Search, queries: np.ndarray, documents: np.ndarray, choice: Choice) -> Mined:
+    """Finds negatives for the queries of a search, each text of which occurs once, with the vectors that are given.
+
+    A document with the text of the query is never one.
+    """
+    relevant = [set(found) for found in search.relevant]
+    numbers = {document: number for number, document in enumerate(search.documents)}
+    not_it = [each | {numbers.get(query, -1)} - {-1} for query, each in zip(search.queries, relevant)]
+    most = max(map(len, not_it))
+    found = nearest(queries, documents, choice.last + most)
+    rows, candidates_of_all, dropped, near, far = [], 0, Counter(), [], []
+    for query, (found_numbers, cosines) in enumerate(zip(*found)):
+        is_other = [number not in not_it[query] for number in found_numbers.tolist()]
+        ranks = slice(choice.first - 1, choice.last)
+        candidates, cosines = found_numbers[is_other][ranks], cosines[is_other][ranks]
+        own = unit(documents[list(relevant[query])]) @ unit(queries[query])
+        limits = {
+            "nearer than the margin allows": cosines <= _limit(own.min(), choice),
+            "above the highest cosine": cosines <= choice.most,
+            "below the lowest cosine": cosines >= choice.least,
+        }
+        candidates_of_all += len(candidates)
+        is_left = np.ones(len(candidates), bool)
+        for reason, fits in limits.items():
+            dropped[reason] += int((is_left & ~fits).sum())
+            is_left &= fits
+        places = np.flatnonzero(is_left)
+        if len(places) < choice.negatives:
+            continue
+        if choice.seed is not None:
+            random = np.random.default_rng([choice.seed, query])
+            places = np.sort(random.choice(places, choice.negatives, replace=False))
+        places = places[: choice.negatives]
+        rows.append((query, candidates[places].tolist()))
+        near.append(own.mean())
+        far.append(cosines[places].mean())
+    means = tuple(float(np.mean(side)) if side else float("nan") for side in (near, far))
+    return Mined(rows, candidates_of_all, +dropped, means)
+
+
+def _limit(positive: float, choice: Choice) -> float:
+    """Returns the highest cosine of a negative where that of the least near relevant document is `positive`."""
+    return positive - choice.margin * (abs(positive) if choice.is_share else 1)
+
+
+def write(path: epath.PathLike, search: Search, mined: Mined, choice: Choice) -> Iterator[str]:
+    """Writes a table with the columns anchor, positive, negative_1, ...: a row for each document that is relevant to a
+    query. Yields lines to print. Raises `UserError` if there is no row."""
+    path, queries, count = epath.Path(path), len(search.queries), 0
+    reasons = "".join(f"; {number} were {reason}" for reason, number in mined.dropped.items())
+    looked_at = f"{mined.candidates} candidates have ranks from {choice.first} to {choice.last}{reasons}"
+    if not mined.rows:
+        raise UserError(f"none of {queries} queries has {choice.negatives} negatives: {looked_at}")
+    with replacing(path) as partial, partial.open("wb") as file, io.TextIOWrapper(file, "utf-8", newline="") as text:
+        writer = TableWriter(path, text)
+        for row in _table(search, mined.rows):
+            writer.write(row, str(path))
+            count += 1
+    yield f"{choice.negatives} negatives for {len(mined.rows)} of {queries} queries: {count} rows in {path}"
+    yield looked_at
+    if fewer := queries - len(mined.rows):
+        yield f"{fewer} queries were dropped: they have fewer than {choice.negatives} negatives"
+    yield "mean cosines: {:.3f} of positives, {:.3f} of negatives".format(*mined.cosines)
+
+
+def _table(search: Search, rows: Sequence[tuple[int, list[int]]]) -> Iterator[dict[str, str]]:
+    for query, negatives in rows:
+        more = {f"negative_{i}": search.documents[number] for i, number in enumerate(negatives, 1)}
+        for number in search.relevant[query]:
+            yield {"anchor": search.queries[query], "positive": search.documents[number], **more}
