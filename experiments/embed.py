@@ -15,7 +15,8 @@ def get_config():
         "embed",
         # What an example is: pairs (of a query and its document, in two columns; more columns are documents that are
         # not the query's) | scored (pairs with a number: how similar they are) | labelled (pairs with 1 or 0) |
-        # sentences (a text and itself, under another dropout: SimCSE) | squad (questions and their paragraphs).
+        # sentences (a text and itself, under another dropout: SimCSE) | squad (questions and their paragraphs) |
+        # search (a folder as BEIR has it: corpus.jsonl, queries.jsonl, qrels/train.tsv).
         form="pairs",
         texts="anchor,positive",  # columns
         label="label",  # column of the score or label

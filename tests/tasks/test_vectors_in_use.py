@@ -66,7 +66,7 @@ def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tm
     source = pretrained.read(workdir)
     assert source.scores.keys() == {"average_precision", "accuracy", "f1", "average_precision_8"}
     assert source.decided.keys() == {"accuracy_threshold", "f1_threshold"} and source.scores["accuracy"] > 0.6
-    given = ("evaluate", f"--checkpoint={workdir}", "--json")
+    given = ("evaluate", f"--checkpoint={workdir}", "--json", "--dtype=float32")
     result = command(*given, f"--data={folder}/dev.csv", cwd=tmp_path)
     again = {"scores": pytest.approx(source.scores), "decided": source.decided}
     assert json.loads(result.stdout) == again, result.stderr
@@ -86,7 +86,7 @@ def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tm
 def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
     folder, workdir = trained
     source = pretrained.read(workdir)
-    arguments = (f"--data={folder}/beir", "--form=search", "--widths=4")
+    arguments = (f"--data={folder}/beir", "--form=search", "--widths=4", "--dtype=float32")
     result = command("evaluate", f"--checkpoint={workdir}", *arguments, "--json", cwd=tmp_path)
     scores = json.loads(result.stdout)["scores"]
     assert scores.keys() == {"ndcg@10", "mrr@10", "recall@1", "recall@10", "ndcg@10_4"}, result.stderr
@@ -123,7 +123,7 @@ def test_vectors_and_cosines_are_predicted_of_a_table(trained, tmp_path):
     given = ("predict", f"--checkpoint={workdir}", f"--input={folder}/dev.csv", "--text=a")
     result = command(*given, "--output=out.csv", cwd=tmp_path)
     assert result.stdout == "60 predictions in out.csv\n", result.stderr
-    result = command(*given, "--second_text=b", cwd=tmp_path)
+    result = command(*given, "--second_text=b", "--dtype=float32", cwd=tmp_path)
     row = json.loads(result.stdout.splitlines()[0])
     source = pretrained.read(workdir)
     # Neither of the two texts that the run has learnt from is a document.
@@ -131,28 +131,37 @@ def test_vectors_and_cosines_are_predicted_of_a_table(trained, tmp_path):
     assert row["predicted"]["cosine"] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
 
 
-BAD = {
-    "no ranks": ("mine", ["--negatives=9", "--first=4", "--last=11"], "=9: ranks 4 to 11 hold 8; set --last"),
-    "ranks": ("mine", ["--first=4", "--last=3"], "--first=4: must not be above --last=3"),
-    "margin": ("mine", ["--margin=much"], "--margin=much: write a number, such as 0.1, or a share, such as 5%"),
-    "scores": ("mine", ["--min_score=0.5", "--max_score=0.4"], "--min_score=0.5: must not be above --max_score=0.4"),
-    "suffix": ("mine", ["--output=mined.txt"], "--output=mined.txt: must end in one of .csv, .tsv, .jsonl"),
-    "form": ("evaluate", ["--form=sentences"], "=sentences: choose one of pairs, scored, labelled, squad, search"),
-    "widths": ("evaluate", ["--widths=64"], "--widths=64: 64 is more than the 32 numbers of a vector"),
-    "columns": ("evaluate", ["--texts=a"], "--texts=a: labelled pairs have two texts: name their two columns"),
-    "label": ("evaluate", ["--label=score"], "dev.csv:2: no column 'score'; there are a, b, label"),
-}  # fmt: skip
+BAD = [
+    (["--negatives=9", "--first=4", "--last=11"], "--negatives=9: ranks 4 to 11 hold 8; set --last"),
+    (["--first=4", "--last=3"], "--first=4: must not be above --last=3"),
+    (["--margin=much"], "--margin=much: write a number, such as 0.1, or a share, such as 5%"),
+    (["--min_score=0.5", "--max_score=0.4"], "--min_score=0.5: must not be above --max_score=0.4"),
+    (["--output=mined.txt"], "--output=mined.txt: must end in one of .csv, .tsv, .jsonl"),
+    (["--data=nowhere"], "--data=nowhere: no such file or folder"),
+]
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_mistakes_are_one_line(name, trained, tmp_path):
+@pytest.mark.parametrize("arguments, message", BAD)
+def test_negatives_that_cannot_be_mined_are_refused_in_one_line(arguments, message, tmp_path):
+    given = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")
+    result = command("mine", *given, *arguments, cwd=tmp_path)
+    assert result.returncode == 1 and result.stderr == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    "said, message",
+    [
+        (dict(form="sentences"), r"^--form=sentences: choose one of pairs, scored, labelled, squad, search$"),
+        (dict(widths="64"), r"^--widths=64: 64 is more than the 32 numbers of a vector$"),
+        (dict(widths="8,x"), r"^--widths=8,x: write widths such as 256,128,64$"),
+        (dict(texts="a"), r"^--texts=a: labelled pairs have two texts: name their two columns$"),
+        (dict(label="score"), r"dev.csv:2: no column 'score'; there are a, b, label$"),
+    ],
+)
+def test_sets_that_cannot_be_judged_by_are_refused(said, message, trained):
     folder, workdir = trained
-    module, arguments, message = BAD[name]
-    more = ["--output=mined.csv"] if module == "mine" else []
-    given = (f"--checkpoint={workdir}", f"--data={folder}/dev.csv")
-    result = command(module, *given, *more, *arguments, cwd=tmp_path)
-    assert result.returncode == 1 and result.stderr.startswith("error: ") and result.stderr.endswith(f"{message}\n")
-    assert result.stderr.count("\n") == 1
+    with pytest.raises(UserError, match=message):
+        embed.labelled(pretrained.read(workdir), f"{folder}/dev.csv", **said)
 
 
 def test_what_has_no_vectors_says_so(checkpoint, trained):
