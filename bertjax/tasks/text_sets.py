@@ -227,7 +227,7 @@ def _find(source: Source, parts: Sequence[str]) -> epath.Path:
         return place
     names = [name.format(part) for part in parts for name in names]
     found = [name for name in names if (place / name).exists()]
-    source.require(bool(found), "path", f"no {' or '.join(names)} in it")
+    source.require(bool(found), "path", f"no {', '.join(names)} in it")
     source.require(len(found) == 1, "path", f"both {found[0]} and {found[-1]} in it; name the file")
     return place / found[0]
 

@@ -388,9 +388,9 @@ def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
         (dict(texts="one"), r"config.data.sets.more.texts = 'one': pairs need two columns or more"),
         (dict(weight=0.0), r"config.data.sets.more.weight = 0.0: must be above 0; or leave the set out"),
         (dict(path="nowhere"), r"config.data.sets.more.path = 'nowhere': no such file or folder"),
-        (dict(path="{empty}"), r"config.data.sets.more.path = '.*': no train.csv, train.tsv or train.jsonl in it"),
+        (dict(path="{empty}"), r"config.data.sets.more.path = '.*': no train.csv, train.tsv, train.jsonl in it"),
         (dict(texts="one,two"), r"train.jsonl:1: no column 'two'; there are query, positive, negative, one, other"),
-        (dict(form="squad"), r"config.data.sets.more.path = '.*': neither train-v1.1.json and train-v2.0.json in it"),
+        (dict(form="squad"), r"config.data.sets.more.path = '.*': no train-v1.1.json, train-v2.0.json in it"),
     ],
 )
 def test_a_mistake_in_a_set_names_it(fields, message, folder, checkpoint, tmp_path):

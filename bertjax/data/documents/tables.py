@@ -105,13 +105,12 @@ def rows_of(path: epath.PathLike) -> Iterator[Row]:
         raise UserError(f"{path}: no example in it")
 
 
-def find_table(folder: str, name: str, field: str = "data.path") -> epath.Path:
-    """Finds NAME.csv, NAME.tsv or NAME.jsonl in the folder that a field of the config says. Raises `UserError` unless
-    exactly one exists."""
+def find_table(folder: str, name: str) -> epath.Path:
+    """Finds NAME.csv, NAME.tsv or NAME.jsonl in `config.data.path`. Raises `UserError` unless exactly one exists."""
     found = [path for suffix in SUFFIXES if (path := epath.Path(folder) / (name + suffix)).exists()]
     if len(found) != 1:
         which = f"both {found[0].name} and {found[1].name}" if found else f"no {name}.csv, {name}.tsv or {name}.jsonl"
-        raise UserError(f"config.{field} = {folder!r}: {which} in it")
+        raise UserError(f"config.data.path = {folder!r}: {which} in it")
     return found[0]
 
 
