@@ -262,5 +262,6 @@ TASK = FineTuningTask(
     validate=validate,
     labelled=labelled,
     reading=READING,
+    weightless=True,
     identity=("head.pooling", "head.dense", "head.dense_act", "head.normalize", "data.form", "distill.what"),
 )

@@ -69,6 +69,7 @@ class FineTuningTask:
         of the run, empty for other formats.
       columns: (config of the run) -> names of the columns, in its tables, with the parts of a text; () if it has none.
       validate: (config) -> None. Raises `UserError` for invalid values of the task's own fields.
+      weightless: whether the output layer can be without params.
       identity: fields that, besides `task`, cannot change within a workdir, such as "data.name".
       submission: (checkpoint, path of the test set) -> content of the benchmark's submission file, and a summary line.
       labelled: (checkpoint of a run, path of a file like its dev set) -> the output layer, and the file's examples,
@@ -84,6 +85,7 @@ class FineTuningTask:
     predict: Callable[[Pretrained, Sequence[tuple[str, ...]]], Iterator[dict]]
     columns: Callable[[Any], tuple[str, ...]] = lambda config: ()
     validate: Callable[[Any], None] = lambda config: None
+    weightless: bool = False
     identity: tuple[str, ...] = ()
     submission: Callable[[Pretrained, str], tuple[str, str]] | None = None
     labelled: Callable[..., tuple[OutputLayer, "Split"]] | None = None
