@@ -69,7 +69,7 @@ def main(texts: list[str]) -> None:
         if flag.value:
             raise UserError(f"--{flag.name}={flag.value}: {source.path} is fine-tuned, and predicts no words")
     parts = task.inputs.split(texts) if texts else ()
-    if not source.params.keys() - {"bert", "masked_lm", "next_sentence"}:
+    if not task.weightless and not source.params.keys() - {"bert", "masked_lm", "next_sentence"}:
         raise UserError(
             f"{source.path}: its architecture is {source.architecture}, but it has no weights for the output layer"
         )

@@ -176,13 +176,34 @@ class SentenceEncoder(nn.Module):
 
     def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys)
-        vectors = pool_states(self.bert.of_tokens(hidden), segments, first_tokens, self.pooling)
+        vectors = pool_states(hidden, segments, first_tokens, self.pooling)
         if self.dense:
             vectors = self.projection(vectors)
             vectors = jnp.tanh(vectors) if self.dense_act == "tanh" else vectors
         if self.normalize:
             vectors = unit(vectors)
         return vectors
+
+
+class PooledStates(nn.Module):
+    """One state of each text, float32 `[batch, width]`, of the hidden states of an encoder; called as `SentenceEncoder`.
+
+    Args:
+      layers: which of them, a key of `HIDDEN_STATES`.
+      pooling: see `segments.pool_states`.
+    """
+
+    config: BertConfig
+    compute: Compute
+    layers: str
+    pooling: str
+
+    def setup(self):
+        self.bert = families.of(self.config).model(self.config, self.compute)
+
+    def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
+        states = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys, every_layer=True)
+        return pool_states(combine(states, self.layers), segments, first_tokens, self.pooling)
 
 
 def unit(vectors):

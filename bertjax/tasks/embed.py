@@ -1,16 +1,18 @@
 """Vectors of texts, for search, clustering and comparison: an encoder that is trained so that the vectors of texts that
 belong together are near each other (Reimers and Gurevych 2019; Gao et al. 2021)."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import ml_collections
 import numpy as np
 
-from bertjax.config import UserError
+from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.batches.mixed import Share
 from bertjax.families.with_heads import SentenceEncoder, forward_flops
 from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.sentence_transformers import ARCHITECTURE
 from bertjax.tasks import metrics, output_layers, text_sets, vector_losses
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
@@ -18,9 +20,9 @@ from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.tasks.text_sets import DOCUMENT, FORMS, QUERY, Encoded, TextSet
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation import one_of, require
+from bertjax.validation import one_of, require, value_of
 
-ARCHITECTURE = "SentenceTransformer"  # the class of sentence-transformers
+HEAD = ("head.pooling", "head.dense", "head.dense_act", "head.normalize")  # how vectors are made
 
 
 def output_layer(loss: Callable) -> OutputLayer:
@@ -113,6 +115,24 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
             yield {"cosine": float(metrics.unit(found[i]) @ metrics.unit(found[i + 1])), **more}
 
 
+def adopt(config, theirs) -> list[str]:
+    """Takes how vectors are made, prompts and `max_seq_length` where the config has its defaults; returns what it took.
+
+    A default cannot be told from a flag, and says nothing.
+    """
+    default = {f"head.{each.name}": each.default for each in dataclasses.fields(SentenceEncoder)}
+    default |= {f"data.{kind}_prompt": "" for kind in (QUERY, DOCUMENT)}
+    default["max_seq_length"] = fine_tuning_config("").max_seq_length
+    taken = []
+    for name in (*HEAD, "data.query_prompt", "data.document_prompt", "max_seq_length"):
+        value = value_of(theirs, name)
+        if value_of(config, name) == default[name] != value:
+            section, _, field = name.rpartition(".")
+            (config[section] if section else config)[field] = value
+            taken.append(f"{name} = {value!r}")
+    return taken
+
+
 def validate(config) -> None:
     one_of(config, "head.pooling", ("mean", "cls", "last"))
     one_of(config, "head.dense_act", ("none", "tanh"))
@@ -140,5 +160,8 @@ TASK = FineTuningTask(
     load=load,
     predict=predict,
     validate=validate,
-    identity=("head.pooling", "head.dense", "head.dense_act", "head.normalize"),
+    adopt=adopt,
+    continued=("projection",),
+    weightless=True,
+    identity=HEAD,
 )
