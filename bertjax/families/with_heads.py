@@ -186,7 +186,7 @@ class SentenceEncoder(nn.Module):
 
 
 class PooledStates(nn.Module):
-    """One state of each text, float32 `[batch, width]`, of the hidden states of an encoder; called as `SentenceEncoder`.
+    """One state of each text, float32 `[batch, width]`, of an encoder's hidden states; called as `SentenceEncoder`.
 
     Args:
       layers: which of them, a key of `HIDDEN_STATES`.

@@ -13,12 +13,13 @@ from bertjax.data.batches.mixed import Share
 from bertjax.families.with_heads import SentenceEncoder, forward_flops
 from bertjax.interop.pretrained import Pretrained
 from bertjax.interop.sentence_transformers import ARCHITECTURE
-from bertjax.tasks import metrics, output_layers, text_sets, vector_losses
+from bertjax.tasks import metrics, text_sets, vector_losses
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.tasks.text_sets import DOCUMENT, FORMS, QUERY, Encoded, TextSet
+from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import one_of, require, value_of
 
@@ -100,14 +101,37 @@ def judged(found: TextSet, form: str, encoded: Encoded) -> tuple[Split, str]:
     return Split(encoded.examples, score), "spearman"
 
 
+def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) -> Vectors:
+    """Returns how a checkpoint makes vectors.
+
+    Args:
+      prompt: what comes before each text, `QUERY` (if None), `DOCUMENT`, or the words themselves.
+      width: their first so many numbers, normalized anew if vectors are; 0: all.
+
+    Raises `UserError` if vectors are not so wide.
+    """
+    words = {None: QUERY}.get(prompt, prompt)
+    words = prompts_of(source.settings.get("data", {})).get(words, words)
+    head = source.head
+    if width > (most := head["dense"] or source.config.hidden_size):
+        raise UserError(f"--width={width}: the vectors of {source.path} have {most} numbers")
+
+    def encode(texts: list[str]):
+        return encode_pairs(source.tokenizer, [words + text for text in texts], None, source.max_seq_length)
+
+    def finish(found: np.ndarray) -> np.ndarray:
+        return metrics.unit(found[:, :width]) if head["normalize"] else found[:, :width]
+
+    flags = {"prompt": words, "width": str(width)}
+    layer = output_layer(loss=None)
+    return Vectors(source, layer, encode, finish, flags) if width else Vectors(source, layer, encode, flags=flags)
+
+
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
     """Yields the `vector` of each text, or the `cosine` of each pair."""
-    flat = [text for parts in texts for text in parts]
-    prompt = prompts_of(source.settings.get("data", {}))[QUERY]
-    *arrays, cut = encode_pairs(source.tokenizer, [prompt + text for text in flat], None, source.max_seq_length)
-    found = output_layers.predict(output_layer(loss=None), source, text_sets.Examples(*arrays))
+    found, cut = vectors_of(source)([text for parts in texts for text in parts])
     parts = len(texts[0])
-    for i in range(0, len(flat), parts):
+    for i in range(0, len(found), parts):
         more = {"cut": True} if any(cut[i : i + parts]) else {}
         if parts == 1:
             yield {"vector": found[i].tolist(), **more}
@@ -162,6 +186,7 @@ TASK = FineTuningTask(
     validate=validate,
     adopt=adopt,
     continued=("projection",),
+    vectors=vectors_of,
     weightless=True,
     identity=HEAD,
 )

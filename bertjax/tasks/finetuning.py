@@ -26,6 +26,7 @@ from bertjax.model import low_rank
 from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
 from bertjax.tasks import distillation, losses
 from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor, predict
+from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
@@ -74,6 +75,7 @@ class FineTuningTask:
       continued: top-level keys of the output layer's params that begin with those of an `init_checkpoint`, if this has
         the same.
       weightless: whether the output layer can be without params.
+      vectors: (checkpoint, prompt, width) -> how it makes vectors of texts, for `extract`, if it does.
       identity: fields that, besides `task`, cannot change within a workdir, such as "data.name".
       submission: (checkpoint, path of the test set) -> content of the benchmark's submission file, and a summary line.
       labelled: (checkpoint of a run, path of a file like its dev set) -> the output layer, and the file's examples,
@@ -90,6 +92,7 @@ class FineTuningTask:
     adopt: Callable[[Any, Any], list[str]] = lambda config, theirs: []
     continued: tuple[str, ...] = ()
     weightless: bool = False
+    vectors: Callable[[Pretrained, str | None, int], Vectors] | None = None
     identity: tuple[str, ...] = ()
     submission: Callable[[Pretrained, str], tuple[str, str]] | None = None
     labelled: Callable[[Pretrained, str], tuple[OutputLayer, "Split"]] | None = None
