@@ -13,7 +13,7 @@ COMMANDS = {  # name: (module, what it does)
     "compile": ("compile", "compiles an experiment for a TPU without the TPU: memory, time, cost"),
     "predict": ("predict", "fills masks, or applies a fine-tuned model to texts"),
     "evaluate": ("evaluate", "counts minimal pairs whose better sentence is more likely"),
-    "extract": ("extract", "writes the hidden states of texts"),
+    "extract": ("extract", "writes vectors, or hidden states, of texts"),
     "submit": ("submit", "writes a benchmark's submission file"),
     "report": ("report", "draws runs over each other, and what a checkpoint has learnt"),
     "convert": ("convert", "converts a checkpoint to or from Hugging Face's or Google's format"),
