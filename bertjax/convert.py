@@ -9,11 +9,11 @@ from absl import flags
 
 from bertjax import command
 
-FORMATS = ("bertjax", "huggingface", "sentence-transformers", "tf1", "peft")
-
 _SOURCE = flags.DEFINE_string("source", None, "A run's workdir, a Hugging Face folder, or Google's bert_model.ckpt.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write; must be new or empty.")
-_FORMAT = flags.DEFINE_enum("format", None, [*FORMATS], "Format to write.")
+_FORMAT = flags.DEFINE_enum(
+    "format", None, ["bertjax", "huggingface", "sentence-transformers", "tf1", "peft"], "Format to write."
+)
 _ARCHITECTURE = flags.DEFINE_string(
     "architecture", "", "For huggingface: the transformers class; by default the one that keeps the most weights."
 )

@@ -110,9 +110,8 @@ def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) ->
 
     Raises `UserError` if vectors are not so wide.
     """
-    words = {None: QUERY}.get(prompt, prompt)
-    words = prompts_of(source.settings.get("data", {})).get(words, words)
-    head = source.head
+    named = QUERY if prompt is None else prompt
+    words, head = prompts_of(source.settings.get("data", {})).get(named, named), source.head
     if width > (most := head["dense"] or source.config.hidden_size):
         raise UserError(f"--width={width}: the vectors of {source.path} have {most} numbers")
 
@@ -120,11 +119,12 @@ def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) ->
         return encode_pairs(source.tokenizer, [words + text for text in texts], None, source.max_seq_length)
 
     def finish(found: np.ndarray) -> np.ndarray:
+        if width in (0, most):
+            return found
         return metrics.unit(found[:, :width]) if head["normalize"] else found[:, :width]
 
-    flags = {"prompt": words, "width": str(width)}
-    layer = output_layer(loss=None)
-    return Vectors(source, layer, encode, finish, flags) if width else Vectors(source, layer, encode, flags=flags)
+    flags = {"prompt": words, "width": str(width or most)}
+    return Vectors(source, output_layer(loss=None), encode, finish, flags)
 
 
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:

@@ -70,10 +70,10 @@ class Vectors:
         """Returns what tells these vectors from others of the same texts, by flag."""
         source, digest = self.source, hashlib.sha256()
         arrays = {name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.names_of(source.params).items()}
-        for part in (dataclasses.asdict(source.config), source.head, arrays, source.tokenizer.fingerprint):
+        parts = dataclasses.asdict(source.config), source.head, source.tokenizer.fingerprint, source.max_seq_length
+        for part in (arrays, *parts):
             digest.update(json.dumps(part, sort_keys=True).encode())
-        length = str(source.max_seq_length)
-        return {"checkpoint": digest.hexdigest()[:16] + length, "dtype": source.dtype, **self.flags}
+        return {"checkpoint": digest.hexdigest()[:16], "dtype": source.dtype, **self.flags}
 
 
 def pooled(source: Pretrained, layers: str, pool: str) -> Vectors:
@@ -190,9 +190,6 @@ def _compute(
     with open(f"{journal}.new", "w") as new:  # without what is torn, and what the rows lack
         new.writelines(f"{json.dumps(line)}\n" for line in (identity, *steps))
     os.replace(f"{journal}.new", journal)
-    if steps:
-        print(f"going on after {done.texts:,} texts, which {partial} has", flush=True)
-        file.seek(file.truncate(_start(width) + 4 * width * done.texts))
     with open(journal, "a") as log, progress("vectors", [size]) as bar:
         for portion in _portions(texts):
             for text in portion:
@@ -200,9 +197,11 @@ def _compute(
                 digest.update(b"%d " % len(content) + content)
                 bar.update(len(content) + 1)
             count += len(portion)
-            if count <= done.texts:
-                if count == done.texts and digest.hexdigest() != done.digest:
-                    break
+            if count < done.texts:
+                continue
+            if count == done.texts and digest.hexdigest() == done.digest:
+                print(f"going on after {count:,} texts, which {partial} has", flush=True)
+                file.seek(file.truncate(_start(width) + 4 * width * count))
                 continue
             if count - len(portion) < done.texts:
                 break
