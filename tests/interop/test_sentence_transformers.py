@@ -145,6 +145,14 @@ def test_the_model_card(converted):
     assert "| loss.temperature | 0.05 |" in text
 
 
+@pytest.fixture(scope="module")
+def of_bert(tmp_path_factory):
+    """A folder of sentence-transformers with a dense layer."""
+    folder = tmp_path_factory.mktemp("of_bert")
+    conversion.convert(made_run(folder / "run", "bert"), folder / "theirs", "sentence-transformers")
+    return folder / "theirs"
+
+
 def their_folder(folder, encoder, **prompts):
     """A folder that the library writes of an encoder."""
     from sentence_transformers import SentenceTransformer
@@ -156,11 +164,10 @@ def their_folder(folder, encoder, **prompts):
     SentenceTransformer(modules=parts, device="cpu", **prompts).save_pretrained(str(folder), create_model_card=False)
 
 
-def test_what_the_library_writes_is_read(converted, tmp_path):
+def test_what_the_library_writes_is_read(of_bert, tmp_path):
     pytest.importorskip("sentence_transformers")
-    _, encoder = converted
     prompts = {"prompts": {"of all": "the ship "}, "default_prompt_name": "of all"}
-    their_folder(tmp_path / "theirs", encoder, **prompts)
+    their_folder(tmp_path / "theirs", of_bert, **prompts)
     types = [module["type"] for module in json.loads((tmp_path / "theirs/modules.json").read_text())]
     assert all(".modules." in name for name in types)  # the names of version 6
     theirs, source = library(tmp_path / "theirs"), pretrained.read(tmp_path / "theirs")
@@ -252,14 +259,6 @@ def edit_module(folder, **fields):
     modules = json.loads((folder / "modules.json").read_text())
     modules[1] |= fields
     (folder / "modules.json").write_text(json.dumps(modules))
-
-
-@pytest.fixture(scope="module")
-def of_bert(tmp_path_factory):
-    """A folder of sentence-transformers with a dense layer."""
-    folder = tmp_path_factory.mktemp("of_bert")
-    conversion.convert(made_run(folder / "run", "bert"), folder / "theirs", "sentence-transformers")
-    return folder / "theirs"
 
 
 @pytest.mark.parametrize("fault", FAULTS)
