@@ -14,7 +14,7 @@ COMMANDS = {  # name: (module, what it does)
     "predict": ("predict", "fills masks, or applies a fine-tuned model to texts"),
     "evaluate": ("evaluate", "scores a checkpoint on labelled data, or by minimal pairs of sentences"),
     "mine": ("mine", "finds hard negatives for the training of vectors of texts"),
-    "extract": ("extract", "writes the hidden states of texts"),
+    "extract": ("extract", "writes vectors, or hidden states, of texts"),
     "submit": ("submit", "writes a benchmark's submission file"),
     "report": ("report", "draws runs over each other, and what a checkpoint has learnt"),
     "convert": ("convert", "converts a checkpoint to or from Hugging Face's or Google's format"),

@@ -185,6 +185,27 @@ class SentenceEncoder(nn.Module):
         return vectors
 
 
+class PooledStates(nn.Module):
+    """One state of each text, float32 `[batch, width]`, of an encoder's hidden states; called as `SentenceEncoder`.
+
+    Args:
+      layers: which of them, a key of `HIDDEN_STATES`.
+      pooling: see `segments.pool_states`.
+    """
+
+    config: BertConfig
+    compute: Compute
+    layers: str
+    pooling: str
+
+    def setup(self):
+        self.bert = families.of(self.config).model(self.config, self.compute)
+
+    def __call__(self, input_ids, segments, token_types, dropout_keys=None, positions=None, first_tokens=None):
+        states = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys, every_layer=True)
+        return pool_states(combine(states, self.layers), segments, first_tokens, self.pooling)
+
+
 def unit(vectors):
     """Returns vectors divided by their lengths; one of length 0 stays, and has no gradient that is not a number."""
     return vectors * jax.lax.rsqrt(jnp.maximum(jnp.square(vectors).sum(-1, keepdims=True), 1e-24))

@@ -10,35 +10,41 @@ from bertjax.config import UserError, common_config
 from bertjax.data.records.manifest import read_manifest
 from bertjax.families.with_heads import count_parameters
 from bertjax.files import write_whole
-from bertjax.interop import huggingface, peft_adapter, tf1
+from bertjax.interop import huggingface, peft_adapter, sentence_transformers, tf1
 from bertjax.interop.model_card import model_card
 from bertjax.interop.pretrained import Pretrained, find, read
 from bertjax.training import checkpoint, workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo
 
+CARDED = ("huggingface", "sentence-transformers")  # formats with a model card
+
 
 def convert(
     source: epath.PathLike, output: epath.PathLike, to: str, architecture: str = "", license_name: str = ""
 ) -> str:
-    """Writes `source` to the folder `output` in one of the `FORMATS`; returns a one-line summary.
+    """Writes `source` to the folder `output` in one of the `FORMATS`, or another; returns a one-line summary.
 
-    For Hugging Face, a bertjax run gets a model card, with this license.
+    For Hugging Face and sentence-transformers, a bertjax run gets a model card, with this license.
     """
     output = epath.Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output={output}: exists and is not empty; name a new folder")
-    for flag, given in (("architecture", architecture), ("license", license_name)):
-        if given and to != "huggingface":
-            raise UserError(f"--{flag}={given}: only for --format=huggingface")
+    if architecture and to != "huggingface":
+        raise UserError(f"--architecture={architecture}: only for --format=huggingface")
+    if license_name and to not in CARDED:
+        raise UserError(f"--license={license_name}: only for --format={' or '.join(CARDED)}")
     pretrained, left_out = read(source), []
     if to != "bertjax":
         _require_class(pretrained, to)
-    layout = families.module_of(families.of(pretrained.config)) if to in ("huggingface", "peft") else None
+    has_vectors = pretrained.architecture == sentence_transformers.ARCHITECTURE
+    if to == "sentence-transformers":
+        _require_vectors(pretrained)
+    layout = families.module_of(families.of(pretrained.config)) if to in ("peft", *CARDED) else None
     if architecture and architecture not in layout.ARCHITECTURES:
         known = ", ".join(layout.ARCHITECTURES)
         raise UserError(f"--architecture={architecture}: choose one of {known}")
-    manifest = _manifest(pretrained, find(source).folder) if to == "huggingface" else None
+    manifest = _manifest(pretrained, find(source).folder) if to in CARDED else None
     # Other formats have no class for the model on top of BERT.
     if "lstm" in pretrained.params and to not in ("bertjax", "peft"):
         left_out = sorted(pretrained.params.keys() - {"bert"})
@@ -46,7 +52,19 @@ def convert(
         pretrained = dataclasses.replace(pretrained, params=encoder, architecture="", labels=(), problem_type="")
     if to != "bertjax":
         left_out += [f"{name} = {value:.4g}" for name, value in pretrained.decided.items()]
-    if to == "huggingface":
+    if has_vectors and to in ("huggingface", "tf1"):
+        head = ", ".join(f"{name} = {value!r}" for name, value in pretrained.head.items())
+        left_out.append(f"how vectors are made ({head}), which --format=sentence-transformers keeps")
+    if to == "sentence-transformers":
+        given = pretrained.config, pretrained.params, pretrained.tokenizer, pretrained.settings
+        encoder = layout.choose_architecture({"bert": pretrained.params["bert"]}, pretrained.config)
+        left_out += sentence_transformers.write(output, *given, pretrained.max_seq_length, encoder)
+        architecture = sentence_transformers.ARCHITECTURE
+        kept = {name: x for name, x in pretrained.params.items() if name in ("bert", "projection")}
+        if pretrained.settings.get("task"):
+            given = manifest, output.name, encoder, kept, license_name or "unknown"
+            write_whole(output / "README.md", _model_card(pretrained, *given, makes_vectors=True))
+    elif to == "huggingface":
         chosen = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)
         architecture = architecture or chosen
         left_out += huggingface.write(
@@ -97,21 +115,39 @@ def _manifest(pretrained: Pretrained, workdir: epath.Path) -> Mapping | None:
 
 
 def _model_card(
-    pretrained: Pretrained, manifest: Mapping | None, name: str, architecture: str, kept: dict, license_name: str
+    pretrained: Pretrained,
+    manifest: Mapping | None,
+    name: str,
+    architecture: str,
+    kept: dict,
+    license_name: str,
+    makes_vectors: bool = False,
 ) -> str:
-    pieces, has_head = pretrained.tokenizer, not architecture.endswith("BertModel")
+    pieces, has_head = pretrained.tokenizer, makes_vectors or not architecture.endswith("Model")
     return model_card(
         name,
         architecture,
         pretrained.config,
-        params=sum(x.size for x in kept.values()),
+        params=count_parameters(kept, pretrained.config),
         settings=pretrained.settings,
         step=pretrained.step,
         scores=pretrained.scores | pretrained.decided if has_head else {},
         manifest=manifest,
         mask=pieces.pieces[pieces.mask_id] if pieces else "[MASK]",
         license_name=license_name,
+        makes_vectors=makes_vectors,
     )
+
+
+def _require_vectors(pretrained: Pretrained) -> None:
+    """Raises `UserError` unless the checkpoint says how vectors are made, of texts that it can read."""
+    if pretrained.architecture != sentence_transformers.ARCHITECTURE:
+        raise UserError(
+            f"{pretrained.path}: makes no vectors of texts; train it with --config=embed first, or write it with "
+            f"--format=huggingface"
+        )
+    if pretrained.tokenizer is None:
+        raise UserError(f"{pretrained.path}: no tokenizer beside the checkpoint; add its vocab.txt or tokenizer.json")
 
 
 def _require_class(pretrained: Pretrained, to: str) -> None:

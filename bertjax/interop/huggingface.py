@@ -88,10 +88,11 @@ def split_class(architecture: str, layout: ModuleType) -> tuple[str, str]:
 def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str], str]:
     """Returns our params from a folder's safetensors, the names of ignored tensors, and why it predicts no words."""
     layout = families.module_of(families.of(config))
-    return layout.read_params(_tensors(folder), read_json(folder / CONFIG), config, str(folder))
+    return layout.read_params(tensors_of(folder), read_json(folder / CONFIG), config, str(folder))
 
 
-def _tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
+def tensors_of(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the tensors of a folder by name. Raises `UserError` if a file is missing or damaged."""
     for path in _weight_files(folder):
         with _local(path) as local:
             yield from (_pickled if path.suffix == ".bin" else _safe)(local, path)

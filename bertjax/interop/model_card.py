@@ -7,7 +7,7 @@ import ml_collections
 
 from bertjax import families
 from bertjax.config import BertConfig, dropout_fields, fine_tuning_config, pretraining_config
-from bertjax.interop import huggingface
+from bertjax.interop import huggingface, sentence_transformers
 from bertjax.lists import corpus_sources
 from bertjax.stages import stages_of
 from bertjax.validation import value_of
@@ -39,6 +39,14 @@ endings = ["She reads it.", "She flies."]
 inputs = tokenizer(["Anna opens a book."] * len(endings), endings, padding=True, return_tensors="pt")
 endings[model(**{{name: x[None] for name, x in inputs.items()}}).logits.argmax()]
 """
+VECTORS = """
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+queries = model.encode_query(["Who lives in Rome?"])
+documents = model.encode_document(["Anna lives in Rome.", "The sun shines."])
+model.similarity(queries, documents)
+"""
 MASKED = "The man went to the {mask} to buy milk."
 # By class of transformers, without its family: what it is for, as the hub calls it; how it is used; an input.
 USES = {
@@ -49,6 +57,7 @@ USES = {
     "ForQuestionAnswering": ("question-answering", ANSWERS, ""),
     "ForMultipleChoice": ("multiple-choice", CHOICE, ""),
     "Model": ("feature-extraction", PIPELINE, "A fine day."),
+    sentence_transformers.ARCHITECTURE: ("sentence-similarity", VECTORS, ""),
 }
 RECIPE = ("seed", "batch_size", "packing", "epochs", "max_seq_length", "dtype", "init_checkpoint")
 OPTIMIZER = ("name", "options", "learning_rate", "schedule", "warmup_steps", "warmup_proportion", "weight_decay",
@@ -67,6 +76,7 @@ def model_card(
     manifest: Mapping | None,
     mask: str,
     license_name: str,
+    makes_vectors: bool = False,
 ) -> str:
     """Returns the card, in Markdown with the metadata in front.
 
@@ -80,12 +90,17 @@ def model_card(
       manifest: the manifest of the records that it was pre-trained on, if they are there.
       mask: the mask's piece.
       license_name: an identifier, such as apache-2.0.
+      makes_vectors: whether it is written for sentence-transformers, with `architecture` as the encoder.
     """
     is_pretrained = settings.task == "pretraining"
     layout = families.module_of(families.of(model))
     of_family, kind = huggingface.split_class(architecture, layout)
+    library, tags = "transformers", []
+    if makes_vectors:
+        kind, library = sentence_transformers.ARCHITECTURE, "sentence-transformers"
+        tags = [library, "feature-extraction", "sentence-similarity"]
     purpose, code, text = USES.get(kind, ("", "", ""))
-    metadata = {"license": license_name, "library_name": "transformers", "tags": [of_family.lower(), "bertjax"]}
+    metadata = {"license": license_name, "library_name": library, "tags": [of_family.lower(), "bertjax", *tags]}
     if purpose:
         metadata["pipeline_tag"] = purpose
     if is_pretrained:
@@ -106,6 +121,8 @@ def model_card(
     if purpose:
         code = code.strip().format(purpose=purpose, name=name, text=text.format(mask=mask))
         lines += ["", "## Use", "", "```python", code, "```"]
+    if makes_vectors:
+        lines += _vectors(settings, model)
     lines += [
         "",
         "## Data",
@@ -124,13 +141,27 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
+def _vectors(settings, model: BertConfig) -> list[str]:
+    """Says what a vector is, and which of its first numbers are one as well."""
+    head = settings.head
+    states = {"cls": "the state of its first token", "last": "that of its last token", "mean": "the mean of its states"}
+    parts = [states[head.pooling], *[f"a dense layer ({head.dense_act})"] * bool(head.dense)]
+    parts += ["divided by its length"] * head.normalize
+    lines = ["", f"The vector of a text has {head.dense or model.hidden_size} numbers: {', '.join(parts)}."]
+    if widths := settings.get("loss", {}).get("widths"):
+        lines += [f"It was trained so that its first {widths} numbers are a vector as well (`truncate_dim=`)."]
+    return lines
+
+
 _COUNTS = ("documents", "characters")
 _IF_SET = ("mixture", "do_whole_word_mask", "do_span_mask")
 
 
 def _data(settings, manifest: Mapping | None) -> dict:
     if settings.task != "pretraining":
-        return {"data": settings.data.get("path") or "not from a file"}
+        own = {"data": settings.data.get("path") or "not from a file"}
+        sets = settings.data.get("sets") or {}
+        return own | {f"data, {name}": given.path for name, given in sets.items()}
     recipe, counts = (manifest["recipe"], manifest.get("corpus") or {}) if manifest else ({}, {})
     sources = recipe.get("corpus") or corpus_sources(settings)
     found = {"corpus": ", ".join(map(str, sources)) if isinstance(sources, list | tuple) else str(sources)}
@@ -170,6 +201,7 @@ def _recipe(settings, step: int) -> dict:
         for part in _PARTS:
             found |= _changed(part, settings.get(part, {}), default[part])
     found |= {name: settings.model[name] for name in dropout_fields(settings.model)}
+    found |= {f"loss.{name}": value for name, value in settings.get("loss", {}).items() if value not in ("", False)}
     names = (*OPTIMIZER, *(ADAM if settings.optimizer.name in ("adam", "lamb") else ()))
     given = {name: settings.optimizer[name] for name in names if settings.optimizer.get(name, "") != ""}
     return found | {f"optimizer.{name}": value for name, value in given.items()}

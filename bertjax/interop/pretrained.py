@@ -1,8 +1,9 @@
-"""Reads checkpoints of any supported format: a bertjax workdir, a Hugging Face folder, or Google's TF1 checkpoint."""
+"""Reads checkpoints of any supported format: a bertjax workdir, a Hugging Face folder, also one that is of
+sentence-transformers, or Google's TF1 checkpoint."""
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import flax.traverse_util
 import jax
@@ -17,7 +18,7 @@ from bertjax.config import (
     fields_of,
 )
 from bertjax.files import inside, read_json, read_whole
-from bertjax.interop import huggingface, tf1, tokenizer_files
+from bertjax.interop import huggingface, sentence_transformers, tf1, tokenizer_files
 from bertjax.model import low_rank
 from bertjax.stages import config_after
 from bertjax.text import tokenizer
@@ -39,7 +40,7 @@ class Pretrained:
       architecture: the class of transformers, if known.
       labels: names of a classifier's labels.
       problem_type: what transformers calls the problem of a classifier whose rows do not say it.
-      settings: the config of the run; empty for other formats.
+      settings: the config of the run; of a folder of sentence-transformers what it says of this; else empty.
       dtype: type that predictions compute in, as `config.dtype`: the run's; auto for other formats.
       step: the run's step; 0: not known, as in other formats.
       decided: values tuned on the dev set, such as the "no answer" threshold.
@@ -103,16 +104,19 @@ class Pretrained:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The location of a checkpoint: `step` of the run `info` in a bertjax workdir, or `prefix` of a TF1 checkpoint."""
+    """The location of a checkpoint: `step` of the run `info` in a bertjax workdir, `prefix` of a TF1 checkpoint, or the
+    encoder of `vectors`, a folder of sentence-transformers."""
 
     format: str
     folder: epath.Path
     step: int | None = None
     info: RunInfo | None = None
     prefix: epath.Path | None = None
+    vectors: sentence_transformers.Folder | None = None
 
     def __str__(self) -> str:
-        return f"{self.prefix or self.folder}" + (f"@{self.step}" if self.step is not None else "")
+        whole = self.vectors.path if self.vectors else self.folder
+        return f"{self.prefix or whole}" + (f"@{self.step}" if self.step is not None else "")
 
 
 def read(path: epath.PathLike) -> Pretrained:
@@ -139,6 +143,10 @@ def read(path: epath.PathLike) -> Pretrained:
         params, ignored, known["wordless"] = huggingface.read_params(place.folder, config)
         names = ("architecture", "labels", "problem_type")
         known |= zip(names, huggingface.read_head(place.folder / huggingface.CONFIG))
+        if place.vectors:
+            known |= dict(architecture=sentence_transformers.ARCHITECTURE, labels=(), problem_type="")
+            known["settings"] = sentence_transformers.read_settings(place.vectors, config)
+            params |= sentence_transformers.read_params(place.vectors, config)
     else:
         params, ignored = tf1.read_params(place.prefix, config)
     found = _read_tokenizer(place)
@@ -185,6 +193,17 @@ def _read_config(place: Place) -> BertConfig:
     return module.read_config(place.folder / module.CONFIG)
 
 
+def read_settings(path: epath.PathLike) -> tuple[str, ml_collections.ConfigDict]:
+    """Reads `architecture` and `settings` of a checkpoint, without its arrays."""
+    place = find(path)
+    if place.format == "bertjax":
+        return place.info.architecture, place.info.config
+    if place.vectors:
+        settings = sentence_transformers.read_settings(place.vectors, _read_config(place))
+        return sentence_transformers.ARCHITECTURE, settings
+    return "", ml_collections.ConfigDict()
+
+
 def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
     """Reads the tokenizer of a checkpoint: of our run, or `tokenizer.model`, `tokenizer.json` or `vocab.txt`."""
     return _read_tokenizer(find(path))
@@ -193,7 +212,10 @@ def read_tokenizer(path: epath.PathLike) -> Tokenizer | None:
 def _read_tokenizer(place: Place) -> Tokenizer | None:
     if place.format == "bertjax":
         return workdir.load_tokenizer(place.folder, place.info)
-    return tokenizer_files.read(place.folder)
+    found = tokenizer_files.read(place.folder)
+    if place.vectors:
+        sentence_transformers.check_tokenizer(place.vectors, found)
+    return found
 
 
 def require_tokenizer(config) -> Tokenizer:
@@ -233,6 +255,9 @@ def find(path: epath.PathLike) -> Place:
         raise UserError(f"{path}: not the best trial of its search, so that its checkpoint was deleted")
     if (path / huggingface.CONFIG).exists() and "task" in read_json(path / huggingface.CONFIG):
         raise UserError(f"{path}: a run that has not saved a checkpoint yet")
+    if sentence_transformers.is_folder(path):
+        vectors = sentence_transformers.open_folder(path)
+        return Place("huggingface", vectors.encoder, vectors=vectors)
     has_tf1 = (path / f"{tf1.PREFIX}.index").exists() and not list(path.glob("*.safetensors"))
     if (path / huggingface.CONFIG).exists() and not has_tf1:
         return Place("huggingface", path)
@@ -344,12 +369,14 @@ def initialize(
     params: dict,
     path: epath.PathLike,
     encoder_only: bool = False,
+    continued: Collection[str] = (),
     resize: Callable[[dict, BertConfig], dict] = lambda arrays, config: arrays,
 ) -> dict:
     """Replaces `params` by those of a checkpoint, with the same shardings, and prints what was loaded.
 
     Args:
       encoder_only: does not load the output layers, which may belong to another task.
+      continued: top-level keys of output layers that are loaded nevertheless, where they are of the same sizes.
       resize: ({path: array} of the checkpoint, its config) -> arrays of the sizes of `params`.
 
     Raises `UserError` if a shape differs.
@@ -359,7 +386,13 @@ def initialize(
         raise UserError(f"config.init_checkpoint = {str(path)!r}: {pretrained.wordless}")
     ours = flattened(params)
     theirs = resize(flattened(families.of(pretrained.config).start(pretrained.params)), pretrained.config)
-    unused = [name for name in theirs if name not in ours or (encoder_only and not name.startswith("bert/"))]
+
+    def is_used(name: str, array) -> bool:
+        part = name.partition("/")[0]
+        of_same_size = name in ours and ours[name].shape == array.shape
+        return name in ours and (not encoder_only or part == "bert" or (part in continued and of_same_size))
+
+    unused = [name for name, array in theirs.items() if not is_used(name, array)]
     theirs = {name: array for name, array in theirs.items() if name not in unused}
     for name in sorted(ours.keys() & theirs.keys()):
         if ours[name].shape != theirs[name].shape:

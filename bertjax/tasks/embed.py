@@ -1,6 +1,7 @@
 """Vectors of texts, for search, clustering and comparison: an encoder that is trained so that the vectors of texts that
 belong together are near each other (Reimers and Gurevych 2019; Gao et al. 2021)."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -10,10 +11,10 @@ import ml_collections
 import numpy as np
 
 from bertjax.config import UserError, fine_tuning_config
-from bertjax.data.batches.examples import Examples
 from bertjax.data.batches.mixed import Share
 from bertjax.families.with_heads import SentenceEncoder, forward_flops
 from bertjax.interop.pretrained import Pretrained
+from bertjax.interop.sentence_transformers import ARCHITECTURE
 from bertjax.tasks import judges, metrics, output_layers, text_sets, vector_losses
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
@@ -21,15 +22,15 @@ from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.tasks.searches import Search
 from bertjax.tasks.text_sets import DOCUMENT, FORMS, JUDGES, QUERY, WITH_QUERIES, Encoded, Source, TextSet
+from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation import one_of, require
+from bertjax.validation import one_of, require, value_of
 
-ARCHITECTURE = "SentenceTransformer"  # the class of sentence-transformers
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
 PAIRS = dict(form="pairs", texts="anchor,positive", label="label")  # what a set is unless something else is said
 READING = ("form", "texts", "label", "widths")  # flags that say how a set is read that vectors are judged by
-TEXTS_AT_ONCE = 16_384  # as ids; vectors of all are held
 TAUGHT_AT_ONCE = 1024  # examples, of which a teacher's scores are computed
+HEAD = ("head.pooling", "head.dense", "head.dense_act", "head.normalize")  # how vectors are made
 
 
 def output_layer() -> OutputLayer:
@@ -182,17 +183,6 @@ def width_of(config) -> int:
     return config.head.dense or config.model.hidden_size
 
 
-def vectors(source: Pretrained, texts: Sequence[str]) -> tuple[np.ndarray, list[bool]]:
-    """Returns the vectors of texts, which have their prompts, `[texts, width]`, and whether each was truncated."""
-    found, cut = [], []
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        some = list(texts[start : start + TEXTS_AT_ONCE])
-        *arrays, were_cut = encode_pairs(source.tokenizer, some, None, source.max_seq_length)
-        found += output_layers.predict(output_layer(), source, Examples(*arrays))
-        cut += were_cut
-    return np.stack(found), cut
-
-
 def vectors_of_search(source: Pretrained, search: Search) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors of queries and those of documents. Raises `UserError` if a checkpoint has no vectors."""
     if source.architecture != ARCHITECTURE:
@@ -200,9 +190,34 @@ def vectors_of_search(source: Pretrained, search: Search) -> tuple[np.ndarray, n
             f"{source.path}: must have vectors of texts: the workdir of a run of the task embed, or a folder of "
             f"sentence-transformers"
         )
-    prompts = prompts_of(source.settings.get("data", {}))
     sides = ((QUERY, search.queries), (DOCUMENT, search.documents))
-    return tuple(vectors(source, [prompts[kind] + text for text in texts])[0] for kind, texts in sides)
+    return tuple(vectors_of(source, kind)(texts)[0] for kind, texts in sides)
+
+
+def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) -> Vectors:
+    """Returns how a checkpoint makes vectors.
+
+    Args:
+      prompt: what comes before each text, `QUERY` (if None), `DOCUMENT`, or the words themselves.
+      width: their first so many numbers, normalized anew if vectors are; 0: all.
+
+    Raises `UserError` if vectors are not so wide.
+    """
+    named = QUERY if prompt is None else prompt
+    words, head = prompts_of(source.settings.get("data", {})).get(named, named), source.head
+    if width > (most := head["dense"] or source.config.hidden_size):
+        raise UserError(f"--width={width}: the vectors of {source.path} have {most} numbers")
+
+    def encode(texts: list[str]):
+        return encode_pairs(source.tokenizer, [words + text for text in texts], None, source.max_seq_length)
+
+    def finish(found: np.ndarray) -> np.ndarray:
+        if width in (0, most):
+            return found
+        return metrics.unit(found[:, :width]) if head["normalize"] else found[:, :width]
+
+    flags = {"prompt": words, "width": str(width or most)}
+    return Vectors(source, output_layer(), encode, finish, flags)
 
 
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
@@ -211,17 +226,34 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
     A text has the prompt of queries before it, and the second text of a pair that of documents, unless the run has
     learnt from pairs in which no text is a document.
     """
-    data, parts = source.settings.get("data", {}), len(texts[0])
+    data = source.settings.get("data", {})
     is_search = "form" not in data or FORMS[data.form].is_search
-    prompts = prompts_of(data)
     kinds = (QUERY, DOCUMENT if is_search else QUERY)
-    found, cut = vectors(source, [prompts[kind] + text for pair in texts for kind, text in zip(kinds, pair)])
-    for i in range(0, len(found), parts):
-        more = {"cut": True} if any(cut[i : i + parts]) else {}
-        if parts == 1:
-            yield {"vector": found[i].tolist(), **more}
+    sides = [vectors_of(source, kind)(list(side)) for kind, side in zip(kinds, zip(*texts))]
+    for *found, were_cut in zip(*(vectors for vectors, _ in sides), zip(*(cut for _, cut in sides))):
+        more = {"cut": True} if any(were_cut) else {}
+        if len(found) == 1:
+            yield {"vector": found[0].tolist(), **more}
         else:
-            yield {"cosine": float(metrics.unit(found[i]) @ metrics.unit(found[i + 1])), **more}
+            yield {"cosine": float(metrics.unit(found[0]) @ metrics.unit(found[1])), **more}
+
+
+def adopt(config, theirs) -> list[str]:
+    """Takes how vectors are made, prompts and `max_seq_length` where the config has its defaults; returns what it took.
+
+    A default cannot be told from a flag, and says nothing.
+    """
+    default = {f"head.{each.name}": each.default for each in dataclasses.fields(SentenceEncoder)}
+    default |= {f"data.{kind}_prompt": "" for kind in (QUERY, DOCUMENT)}
+    default["max_seq_length"] = fine_tuning_config("").max_seq_length
+    taken = []
+    for name in (*HEAD, "data.query_prompt", "data.document_prompt", "max_seq_length"):
+        value = value_of(theirs, name)
+        if value_of(config, name) == default[name] != value:
+            section, _, field = name.rpartition(".")
+            (config[section] if section else config)[field] = value
+            taken.append(f"{name} = {value!r}")
+    return taken
 
 
 def validate(config) -> None:
@@ -262,6 +294,9 @@ TASK = FineTuningTask(
     validate=validate,
     labelled=labelled,
     reading=READING,
+    adopt=adopt,
+    continued=("projection",),
+    vectors=vectors_of,
     weightless=True,
-    identity=("head.pooling", "head.dense", "head.dense_act", "head.normalize", "data.form", "distill.what"),
+    identity=(*HEAD, "data.form", "distill.what"),
 )

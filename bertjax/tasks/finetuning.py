@@ -26,6 +26,7 @@ from bertjax.model import low_rank
 from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
 from bertjax.tasks import distillation, losses
 from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor, predict
+from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
@@ -69,7 +70,12 @@ class FineTuningTask:
         of the run, empty for other formats.
       columns: (config of the run) -> names of the columns, in its tables, with the parts of a text; () if it has none.
       validate: (config) -> None. Raises `UserError` for invalid values of the task's own fields.
+      adopt: (config, settings of the run, or of an `init_checkpoint` with this architecture) -> what it has taken from
+        there: of the task's own fields, those that the config leaves at their defaults.
+      continued: top-level keys of the output layer's params that begin with those of an `init_checkpoint`, if this has
+        the same.
       weightless: whether the output layer can be without params.
+      vectors: (checkpoint, prompt, width) -> how it makes vectors of texts, for `extract`, if it does.
       identity: fields that, besides `task`, cannot change within a workdir, such as "data.name".
       submission: (checkpoint, path of the test set) -> content of the benchmark's submission file, and a summary line.
       labelled: (checkpoint of a run, path of a file like its dev set) -> the output layer, and the file's examples,
@@ -85,7 +91,10 @@ class FineTuningTask:
     predict: Callable[[Pretrained, Sequence[tuple[str, ...]]], Iterator[dict]]
     columns: Callable[[Any], tuple[str, ...]] = lambda config: ()
     validate: Callable[[Any], None] = lambda config: None
+    adopt: Callable[[Any, Any], list[str]] = lambda config, theirs: []
+    continued: tuple[str, ...] = ()
     weightless: bool = False
+    vectors: Callable[[Pretrained, str | None, int], Vectors] | None = None
     identity: tuple[str, ...] = ()
     submission: Callable[[Pretrained, str], tuple[str, str]] | None = None
     labelled: Callable[..., tuple[OutputLayer, "Split"]] | None = None
@@ -325,30 +334,37 @@ class Material:
 
 
 def adopt(config, before: RunInfo | None) -> None:
-    """Sets the model, except dropout, to that of the earlier run or of `init_checkpoint`."""
+    """Sets the model, except dropout, to that of the earlier run or of `init_checkpoint`, and what the task takes."""
+    task = tasks.get(config.task)
     if before is None:
+        architecture, settings = pretrained.read_settings(config.init_checkpoint)
+        taken = task.adopt(config, settings) if architecture == task.architecture else []
+        if taken and jax.process_index() == 0:
+            print(f"from {config.init_checkpoint}: {', '.join(taken)}", flush=True)
         theirs, kept = pretrained.read_config(config.init_checkpoint), config.keep_layers
         if kept > (has := theirs.num_hidden_layers):
             raise UserError(f"config.keep_layers = {kept}: {config.init_checkpoint} has {has}; choose fewer")
         theirs = dataclasses.replace(theirs, num_hidden_layers=kept or has)
         pretrained.adopt_model(config, theirs, config.init_checkpoint)
     else:  # does not need `init_checkpoint`, which may be gone
+        task.adopt(config, before.config)
         pretrained.adopt_model(config, families.config_of(before.config), "the run in this workdir")
     tasks.validate(config)  # now that the model is known
 
 
 def load_material(config, workdir: epath.Path, before: RunInfo | None) -> Material:
     """Loads tokenizer and data. Raises `UserError` for missing or invalid files, or if there is no vocabulary."""
-    initialize = None
+    initialize, task = None, tasks.get(config.task)
     if before is not None:
         tokenizer = load_tokenizer(workdir, before)
     else:
         tokenizer = pretrained.require_tokenizer(config)
-        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, encoder_only=True)
+        given = dict(path=config.init_checkpoint, encoder_only=True, continued=task.continued)
+        initialize = functools.partial(pretrained.initialize, **given)
         if config.keep_layers:
             initialize = functools.partial(initialize, resize=functools.partial(_with_layers, config.keep_layers))
     with fingerprints.noted() as read:
-        dataset = tasks.get(config.task).load(config, tokenizer)
+        dataset = task.load(config, tokenizer)
     if config.get("distill", {}).get("teacher"):
         dataset = distillation.taught(config, dataset, tokenizer, workdir)
     return Material(tokenizer, dataset, initialize, fingerprints.named_in(config.data.path, read))

@@ -22,18 +22,14 @@ BATCH_SIZE = 32
 PORTION = 1 << 15  # tokens of texts that are read, and whose hidden states are held, at a time
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3, 4))
-def _features(model: nn.Module, params, batch, layers: str, pool: str):
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _features(model: nn.Module, params, batch, layers: str):
     states = model.apply({"params": params}, **batch, every_layer=True, method="encode")
-    states = combine(states, layers).astype(jnp.float32)
-    if pool == "mean":
-        is_token = batch["segments"][..., None]
-        return (states * is_token).sum(1) / jnp.maximum(is_token.sum(1), 1)  # rows without a text have no tokens
-    return states[:, 0] if pool == "cls" else states
+    return combine(states, layers).astype(jnp.float32)
 
 
 def extract(
-    model: nn.Module, params: dict, tokenizer: Tokenizer, texts: Iterable[str], layers: str, pool: str = ""
+    model: nn.Module, params: dict, tokenizer: Tokenizer, texts: Iterable[str], layers: str
 ) -> Iterator[np.ndarray]:
     """Yields the hidden states of each text, `[tokens, width]` float32 with [CLS] and [SEP], in order.
 
@@ -41,7 +37,6 @@ def extract(
       model: an encoder, of any family.
       texts: those with more tokens than the model has positions are cut.
       layers: one of `layer_choice.WITHOUT_WEIGHTS`; the model must have enough layers.
-      pool: "mean" yields `[width]` instead, the mean over all tokens with [CLS] and [SEP], and "cls" that of [CLS].
     """
     longest = model.config.max_position_embeddings
     room = longest - len(tokenizer.framed(()))
@@ -57,9 +52,9 @@ def extract(
             for row, i in enumerate(rows):
                 input_ids[row, : len(ids[i])], segments[row, : len(ids[i])] = ids[i], 1
             batch = {"input_ids": input_ids, "segments": segments, "token_types": np.zeros_like(segments)}
-            features = np.asarray(_features(model, params, batch, layers, pool))
+            features = np.asarray(_features(model, params, batch, layers))
             for row, i in enumerate(rows):
-                found[i] = features[row] if pool else features[row, : len(ids[i])]
+                found[i] = features[row, : len(ids[i])]
         check_numbers(*found)
         yield from found
 
@@ -84,7 +79,6 @@ def _portions(encoded: Iterable[list[int]]) -> Iterator[list[list[int]]]:
 class Written(NamedTuple):
     """What `write` has written."""
 
-    name: str  # the array's name
     shape: tuple[int, int]
     texts: int
     cut: int  # texts of more tokens than the model has positions
@@ -97,12 +91,11 @@ def write(
     tokenizer: Tokenizer,
     texts: Callable[[], Iterable[str]],
     layers: str,
-    pool: str = "",
 ) -> Written:
     """Writes what `extract` yields, as it comes, to an .npz file.
 
     It holds `hidden` `[tokens of all texts, width]` and `offsets` `[texts + 1]` int64: text i has the rows from
-    `offsets[i]` to `offsets[i + 1]`. With `pool` it holds `vectors` `[texts, width]`.
+    `offsets[i]` to `offsets[i + 1]`.
 
     Args:
       texts: returns them, one or more; is called twice, because the file begins with the number of rows.
@@ -112,14 +105,13 @@ def write(
     longest = model.config.max_position_embeddings
     counts = np.fromiter((len(ids) + 2 for ids in _encode(tokenizer, texts())), np.int64)
     offsets = np.concatenate([[0], np.minimum(counts, longest).cumsum()])
-    name, rows = ("vectors", len(counts)) if pool else ("hidden", int(offsets[-1]))
-    path = epath.Path(path)
+    rows, path = int(offsets[-1]), epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial, partial.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
-        found = extract(model, params, tokenizer, texts(), layers, pool)
+        found = extract(model, params, tokenizer, texts(), layers)
         first = next(found)
         shape, written = (rows, first.shape[-1]), 0
-        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        with archive.open("hidden.npy", "w", force_zip64=True) as member:
             header = {"descr": np.lib.format.dtype_to_descr(first.dtype), "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(member, header)
             for features in itertools.chain([first], found):
@@ -127,7 +119,6 @@ def write(
                 written += features.size
         if written != rows * shape[1]:
             raise UserError("--input: has changed while it was read")
-        if not pool:
-            with archive.open("offsets.npy", "w") as member:
-                np.lib.format.write_array(member, offsets)
-    return Written(name, shape, len(counts), int((counts > longest).sum()))
+        with archive.open("offsets.npy", "w") as member:
+            np.lib.format.write_array(member, offsets)
+    return Written(shape, len(counts), int((counts > longest).sum()))

@@ -208,13 +208,23 @@ def predict(output_layer: OutputLayer, source, examples: Examples) -> list[np.nd
 
     Raises `UserError` if they are no numbers.
     """
+    return on_one_device(output_layer, source)(examples)
+
+
+def on_one_device(output_layer: OutputLayer, source) -> Callable[[Examples], list[np.ndarray]]:
+    """Returns what `predict` computes with, for several portions of examples."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = output_layer.model(source.config, source.head, compute=compute_for(source.dtype))
     params = jax.device_put(source.params, replicated(mesh))  # once, not per batch
     packs = output_layer.packs_rows_of(model)
-    found = make_predictor(model, output_layer.pooled, mesh, PREDICTION_BATCH, packs)(params, examples)
-    check_numbers(*found)
-    return found
+    predictor = make_predictor(model, output_layer.pooled, mesh, PREDICTION_BATCH, packs)
+
+    def logits(examples: Examples) -> list[np.ndarray]:
+        found = predictor(params, examples)
+        check_numbers(*found)
+        return found
+
+    return logits
 
 
 def check_numbers(*outputs: np.ndarray) -> None:

@@ -202,7 +202,8 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     steps = count_steps(trial, dataset.count(trial.batch_size))
     if not trial.eval.patience:
         trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
-    kind = dataclasses.replace(finetuning.KIND, open=functools.partial(finetuning.open_run, material=material))
+    opened = functools.partial(finetuning.open_run, material=material)
+    kind = dataclasses.replace(finetuning.KIND, adopt=lambda *_: None, open=opened)  # the search has adopted
     try:
         trained = run_one(kind, trial, workdir, program_of, is_trial=True)
         if trained is not None:

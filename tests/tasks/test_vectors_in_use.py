@@ -91,8 +91,8 @@ def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
     scores = json.loads(result.stdout)["scores"]
     assert scores.keys() == {"ndcg@10", "mrr@10", "recall@1", "recall@10", "ndcg@10_4"}, result.stderr
     search = embed.read_search(f"{folder}/beir/qrels/test.tsv", "search", "")
-    queries = embed.vectors(source, ["ask : " + text for text in search.queries])[0]
-    documents = embed.vectors(source, ["tell : " + text for text in search.documents])[0]
+    queries = embed.vectors_of(source, "ask : ")(search.queries)[0]
+    documents = embed.vectors_of(source, "tell : ")(search.documents)[0]
     order = np.argsort(-(queries @ documents.T), axis=1, kind="stable")
     found = [[number in relevant for number in row[:10].tolist()] for row, relevant in zip(order, search.relevant)]
     assert scores["recall@10"] == pytest.approx(np.sum(found) / 24) and scores["recall@10"] < 1
@@ -127,7 +127,7 @@ def test_vectors_and_cosines_are_predicted_of_a_table(trained, tmp_path):
     row = json.loads(result.stdout.splitlines()[0])
     source = pretrained.read(workdir)
     # Neither of the two texts that the run has learnt from is a document.
-    vectors, _ = embed.vectors(source, [f"ask : {row[name]}" for name in ("a", "b")])
+    vectors, _ = embed.vectors_of(source, "ask : ")([row[name] for name in ("a", "b")])
     assert row["predicted"]["cosine"] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
 
 

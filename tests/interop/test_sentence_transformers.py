@@ -1,0 +1,390 @@
+"""Folders of sentence-transformers: the same vectors as there, in both directions, and what begins with one."""
+
+import dataclasses
+import json
+import shutil
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from bertjax import experiment, families
+from bertjax.config import UserError
+from bertjax.families import model_fields
+from bertjax.families.distilbert import DistilBertConfig
+from bertjax.families.modernbert import ModernBertConfig
+from bertjax.families.roberta import RobertaConfig
+from bertjax.families.with_heads import SentenceEncoder
+from bertjax.interop import conversion, pretrained
+from bertjax.tasks import embed, finetuning, sweep
+from bertjax.tasks.launch import launch
+from bertjax.text import learning
+from bertjax.training import checkpoint
+from bertjax.training.checkpoint import Scores
+from bertjax.training.workdir import RunInfo, tokenizer_entry, write_info
+from tests.conftest import make_corpus
+from tests.families.test_modernbert import random_params
+from tests.interop.test_golden import GOLDEN, edit
+from tests.tasks.conftest import on_one_device  # noqa: F401
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
+LINES = [line for line in make_corpus(30).splitlines() if line]
+TEXTS = [LINES[0], "the ship", "x", "Café, naïve?", " ".join(LINES[:6])]
+SIZES = dict(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=64,
+    initializer_range=0.1,
+)  # fmt: skip
+HEADS = {
+    "bert": dict(pooling="mean", dense=12, dense_act="tanh", normalize=True),
+    "roberta": dict(pooling="cls", dense=0, dense_act="none", normalize=False),
+    "modernbert": dict(pooling="last", dense=12, dense_act="none", normalize=True),
+    "distilbert": dict(pooling="mean", dense=0, dense_act="none", normalize=True),
+}
+ONLY = {"roberta": dict(position_offset=1), "modernbert": dict(num_hidden_layers=4)}
+CONFIGS = {"roberta": RobertaConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig}
+PROMPTS = dict(query_prompt="the judge: ", document_prompt="a court ")
+
+
+def made_run(folder, family: str, **settings):
+    """A run with vectors whose params are neither 0 nor 1; a text of more than 24 tokens is cut."""
+    words = learning.count_words(kind := "bpe" if family == "roberta" else "wordpiece", LINES)
+    pieces = learning.learn(kind, words, 330 if kind == "bpe" else 150)
+    more = dict(vocab_size=pieces.vocab_size) | (ONLY.get(family, {}))
+    model = CONFIGS.get(family, families.BertConfig)(**(SIZES | more))
+    head = HEADS[family]
+    config = experiment.load("embed").unlock()
+    config.update(max_seq_length=24, dtype="float32", init_checkpoint="some/where")
+    config.update(settings)
+    config.data.update(PROMPTS, path="TEXTS")
+    config.head.update(head)
+    config.model = model_fields(**dataclasses.asdict(model))
+    params = random_params(SentenceEncoder(model, **head), model)
+    checkpoint.write_params(folder, params)
+    write_info(folder, RunInfo(config.lock(), embed.ARCHITECTURE, (), tokenizer_entry(pieces), 9), pieces)
+    checkpoint.write_scores(folder, 0, Scores({"spearman": 0.87654}))
+    return folder
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def converted(request, tmp_path_factory):
+    """(workdir of a run, what `convert` makes of it)."""
+    folder = tmp_path_factory.mktemp(request.param)
+    run = made_run(folder / "run", request.param)
+    said = conversion.convert(run, folder / "theirs", "sentence-transformers", license_name="mit")
+    assert said.startswith("bertjax -> sentence-transformers") and "left out" not in said
+    return run, folder / "theirs"
+
+
+def library(folder):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    return sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+def vectors_by(folder, prompt=None, width=0):
+    source = dataclasses.replace(pretrained.read(folder), dtype="float32")
+    found, cut = embed.vectors_of(source, prompt, width)(TEXTS)
+    assert cut[-1] and not cut[1]
+    return found
+
+
+def test_vectors_are_those_of_the_library(converted):
+    run, folder = converted
+    theirs = library(folder)
+    predicted = embed.predict(pretrained.read(run), [(text,) for text in TEXTS])
+    found = np.array([row["vector"] for row in predicted])
+    np.testing.assert_allclose(found, theirs.encode(TEXTS), atol=1e-5)  # prompted as queries
+    np.testing.assert_allclose(found, theirs.encode_query(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(vectors_by(run, "document"), theirs.encode_document(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(vectors_by(folder, "a "), theirs.encode(TEXTS, prompt="a "), atol=1e-5)
+    np.testing.assert_array_equal(vectors_by(folder), vectors_by(run))
+    cut = theirs.encode(TEXTS, truncate_dim=5, normalize_embeddings=pretrained.read(run).head["normalize"])
+    np.testing.assert_allclose(vectors_by(folder, width=5), cut, atol=1e-5)
+
+
+def test_a_folder_comes_back_with_every_byte(converted, tmp_path):
+    run, folder = converted
+    for source, to, name in (
+        (folder, "bertjax", "ours"),
+        (tmp_path / "ours", "sentence-transformers", "back"),
+        (folder, "sentence-transformers", "again"),
+    ):
+        conversion.convert(source, tmp_path / name, to)
+    files = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.name != "README.md"}
+    for name in ("back", "again"):
+        assert {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file()} == files
+        for file in files:
+            assert (tmp_path / name / file).read_bytes() == (folder / file).read_bytes(), file
+    first, second = pretrained.read(run), pretrained.read(folder)
+    assert second.settings.data.to_dict() == PROMPTS and second.head == first.head and second.max_seq_length == 24
+    assert jax.tree.all(jax.tree.map(np.array_equal, first.params, second.params))
+
+
+def test_the_encoder_alone_is_a_folder_of_transformers(converted, tmp_path):
+    run, _ = converted
+    said = conversion.convert(run, tmp_path / "encoder", "huggingface")
+    assert "how vectors are made (" in said and "which --format=sentence-transformers keeps" in said
+    assert ("projection" in said) == bool(pretrained.read(run).head["dense"])
+    _, info = transformers.AutoModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
+    assert not info["unexpected_keys"] and all("pooler" in name for name in info["missing_keys"])
+    assert pretrained.read(tmp_path / "encoder").architecture != embed.ARCHITECTURE
+
+
+def test_the_model_card(converted):
+    _, folder = converted
+    _, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
+    metadata = yaml.safe_load(metadata)
+    assert metadata["library_name"] == "sentence-transformers" and metadata["license"] == "mit"
+    assert metadata["pipeline_tag"] == "sentence-similarity"
+    assert {"sentence-transformers", "feature-extraction", "sentence-similarity", "bertjax"} < set(metadata["tags"])
+    assert 'SentenceTransformer("theirs")' in text and "| spearman | 0.8765 |" in text and "| data | TEXTS |" in text
+    assert "| loss.temperature | 0.05 |" in text
+
+
+@pytest.fixture(scope="module")
+def of_bert(tmp_path_factory):
+    """A folder of sentence-transformers with a dense layer."""
+    folder = tmp_path_factory.mktemp("of_bert")
+    conversion.convert(made_run(folder / "run", "bert"), folder / "theirs", "sentence-transformers")
+    return folder / "theirs"
+
+
+def their_folder(folder, encoder, **prompts):
+    """A folder that the library writes of an encoder."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    torch.manual_seed(0)
+    parts = [modules.Transformer(str(encoder), max_seq_length=24), modules.Pooling(32, "lasttoken")]
+    parts += [modules.Dense(32, 7), modules.Normalize()]
+    SentenceTransformer(modules=parts, device="cpu", **prompts).save_pretrained(str(folder), create_model_card=False)
+
+
+def test_what_the_library_writes_is_read(of_bert, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    prompts = {"prompts": {"of all": "the ship "}, "default_prompt_name": "of all"}
+    their_folder(tmp_path / "theirs", of_bert, **prompts)
+    types = [module["type"] for module in json.loads((tmp_path / "theirs/modules.json").read_text())]
+    assert all(".modules." in name for name in types)  # the names of version 6
+    theirs, source = library(tmp_path / "theirs"), pretrained.read(tmp_path / "theirs")
+    assert source.head == dict(pooling="last", dense=7, dense_act="tanh", normalize=True)
+    np.testing.assert_allclose(vectors_by(tmp_path / "theirs"), theirs.encode(TEXTS), atol=1e-5)
+    assert source.settings.data.to_dict() == dict(query_prompt="the ship ", document_prompt="the ship ")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_last_token_of_a_gpt2(side, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    import tokenizers
+
+    end = "<|endoftext|>"
+    learner = tokenizers.ByteLevelBPETokenizer()
+    learner.train_from_iterator(LINES, 350, special_tokens=[end], show_progress=False)
+    frame = tokenizers.processors.TemplateProcessing(f"{end} $A {end}", f"{end} $A {end} $B {end}", [(end, 0)])
+    learner._tokenizer.post_processor = frame
+    special = {f"{name}_token": end for name in ("bos", "eos", "unk", "pad")}
+    pieces = transformers.PreTrainedTokenizerFast(tokenizer_object=learner._tokenizer, padding_side=side, **special)
+    pieces.save_pretrained(tmp_path / "encoder")
+    sizes = dict(vocab_size=len(pieces), n_positions=64, n_embd=32, n_layer=2, n_head=2, pad_token_id=0)
+    torch.manual_seed(0)
+    transformers.GPT2Model(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path / "encoder")
+    their_folder(tmp_path / "theirs", tmp_path / "encoder")
+    theirs = library(tmp_path / "theirs")
+    assert theirs.tokenizer.padding_side == side
+    # Theirs counts padding on the left as positions: what a text gets depends on the others of its batch.
+    expected = theirs.encode(TEXTS, batch_size=1 if side == "left" else 32)
+    np.testing.assert_allclose(vectors_by(tmp_path / "theirs"), expected, atol=1e-5)
+    with pytest.raises(UserError, match=r"model.norm = 'pre' has no place in --format=sentence-transformers; only"):
+        conversion.convert(tmp_path / "theirs", tmp_path / "out", "sentence-transformers")
+    edit(tmp_path / "theirs/tokenizer.json", post_processor=None)
+    with pytest.raises(UserError, match="post_processor that does not frame a text is not supported"):
+        pretrained.read(tmp_path / "theirs")
+
+
+def written_modules(folder, *kinds):
+    entries = [{"path": "" if kind.endswith("Transformer") else "1_Pooling", "type": kind} for kind in kinds]
+    (folder / "modules.json").write_text(json.dumps(entries))
+
+
+OURS = "sentence_transformers.models."
+FAULTS = {
+    "max": (lambda f: edit(f / "1_Pooling/config.json", pooling_mode="max"), "pooling 'max' is not supported"),
+    "two": (
+        lambda f: edit(f / "1_Pooling/config.json", pooling_mode=["cls", "mean"]),
+        r"pooling 'cls\+mean' is not supported; supported: mean, cls, lasttoken",
+    ),
+    "flag": (
+        lambda f: edit(f / "1_Pooling/config.json", pooling_mode_max_tokens=True),
+        r"pooling 'mean\+max' is not supported",
+    ),
+    "prompt": (lambda f: edit(f / "1_Pooling/config.json", include_prompt=False), "include_prompt False"),
+    "size": (lambda f: edit(f / "1_Pooling/config.json", word_embedding_dimension=5), "is 5, but the encoder has 32"),
+    "act": (
+        lambda f: edit(f / "2_Dense/config.json", activation_function="torch.nn.modules.activation.ReLU"),
+        "activation_function 'torch.nn.modules.activation.ReLU' is not supported",
+    ),
+    "residual": (lambda f: edit(f / "2_Dense/config.json", use_residual=True), "use_residual True is not supported"),
+    "width": (lambda f: edit(f / "2_Dense/config.json", out_features=5), "linear.weight has shape"),
+    "weights": (lambda f: (f / "2_Dense/model.safetensors").unlink(), "2_Dense: no model.safetensors"),
+    "module": (
+        lambda f: written_modules(f, f"{OURS}Transformer", f"{OURS}LSTM"),
+        r"a module of type 'sentence_transformers.models.LSTM' is not supported; .* copy the folder without modules",
+    ),
+    "foreign": (lambda f: written_modules(f, "evil.Transformer"), "a module of type 'evil.Transformer' is not"),
+    "dense": (
+        lambda f: written_modules(f, f"{OURS}Transformer", f"{OURS}Pooling", f"{OURS}Dense", f"{OURS}Dense"),
+        "modules Transformer, Pooling, Dense, Dense is not supported",
+    ),
+    "none": (lambda f: written_modules(f, f"{OURS}Transformer"), "modules Transformer is not supported"),
+    "torn": (lambda f: (f / "modules.json").write_text("[{"), "modules.json: damaged"),
+    "outside": (lambda f: edit_module(f, path="../x"), "names the file '../x', which is not in"),
+    "lower": (lambda f: edit(f / "sentence_bert_config.json", query_length=8), "query_length 8 is not supported"),
+    "length": (lambda f: edit(f / "sentence_bert_config.json", max_seq_length="x"), "max_seq_length is 'x'"),
+    "default": (
+        lambda f: edit(f / "config_sentence_transformers.json", default_prompt_name="web"),
+        "default_prompt_name is 'web', which is none of its prompts",
+    ),
+    "sparse": (
+        lambda f: edit(f / "config_sentence_transformers.json", model_type="SparseEncoder"),
+        "model_type 'SparseEncoder' is not supported",
+    ),
+}  # fmt: skip
+
+
+def edit_module(folder, **fields):
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1] |= fields
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_not_done_here_is_said_in_a_line(of_bert, fault, tmp_path):
+    damage, message = FAULTS[fault]
+    shutil.copytree(of_bert, tmp_path / "folder")
+    damage(tmp_path / "folder")
+    with pytest.raises(UserError, match=message) as error:
+        pretrained.read(tmp_path / "folder")
+    assert "\n" not in str(error.value)
+
+
+def test_capitals(of_bert, tmp_path):
+    """A tokenizer that keeps capitals cannot be told not to; one that keeps none has been."""
+    shutil.copytree(of_bert, tmp_path / "folder")
+    edit(tmp_path / "folder/sentence_bert_config.json", do_lower_case=True)
+    np.testing.assert_array_equal(vectors_by(tmp_path / "folder"), vectors_by(of_bert))
+    (tmp_path / "folder/tokenizer.json").unlink()
+    edit(tmp_path / "folder/tokenizer_config.json", do_lower_case=False)
+    with pytest.raises(UserError, match="do_lower_case true of a tokenizer that keeps capitals is not supported"):
+        pretrained.read(tmp_path / "folder")
+
+
+def test_other_files_of_a_folder(of_bert, tmp_path):
+    """The encoder may have a folder of its own, and its length be that of the tokenizer; some have no prompts."""
+    folder = tmp_path / "folder"
+    shutil.copytree(of_bert, folder / "0_Transformer")
+    for name in ("1_Pooling", "2_Dense", "3_Normalize", "modules.json"):
+        (folder / "0_Transformer" / name).rename(folder / name)
+    (folder / "0_Transformer/sentence_bert_config.json").rename(folder / "0_Transformer/sentence_roberta_config.json")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    source = pretrained.read(folder)
+    assert source.path == str(folder) and source.max_seq_length == 24
+    assert source.settings.data.to_dict() == dict(query_prompt="", document_prompt="")
+    (folder / "0_Transformer/sentence_roberta_config.json").unlink()
+    assert pretrained.read(folder).max_seq_length == 64
+    edit(folder / "0_Transformer/tokenizer_config.json", model_max_length=40)
+    assert pretrained.read(folder).max_seq_length == 40
+
+
+def test_only_what_makes_vectors_is_written(tmp_path):
+    with pytest.raises(UserError, match="makes no vectors of texts; train it with --config=embed first"):
+        conversion.convert(GOLDEN, tmp_path / "out", "sentence-transformers")
+    with pytest.raises(UserError, match="--license=mit: only for --format=huggingface or sentence-transformers"):
+        conversion.convert(GOLDEN, tmp_path / "out", "tf1", license_name="mit")
+
+
+def config_from(init_checkpoint, data, **fields):
+    config = experiment.load("embed")
+    config.data.update(path=str(data), form="scored", texts="a,b", label="score")
+    config.update(init_checkpoint=str(init_checkpoint), batch_size=8, dtype="float32", epochs=1.0, **fields)
+    return config
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scored")
+    rows = [f'"{LINES[i]}","{LINES[i + 1]}",{i % 5}' for i in range(12)]
+    for name in ("train.csv", "dev.csv"):
+        (folder / name).write_text("\n".join(["a,b,score", *rows]) + "\n")
+    return folder
+
+
+def test_fine_tuning_begins_with_a_folder(of_bert, data, tmp_path, capsys):
+    config = config_from(of_bert, data)
+    finetuning.adopt(config, None)
+    taken = f"from {of_bert}: head.dense = 12, head.dense_act = 'tanh', data.query_prompt = 'the judge: ', "
+    assert taken in capsys.readouterr().out
+    assert (config.max_seq_length, config.head.dense, config.data.document_prompt) == (24, 12, "a court ")
+    begun = finetuning.open_run(config, tmp_path, None)
+    params = begun.initialize(nn.meta.unbox(finetuning._init(begun.task.model, jax.random.key(0))))
+    assert "19 of 19 arrays loaded" in capsys.readouterr().out
+    theirs = pretrained.read(of_bert).params["projection"]
+    assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(params["projection"]), theirs))
+
+
+def test_the_config_says_otherwise(of_bert, data, tmp_path, capsys):
+    config = config_from(of_bert, data, max_seq_length=16)
+    config.head.update(pooling="cls", dense=8)
+    finetuning.adopt(config, None)
+    assert (config.max_seq_length, config.head.pooling, config.head.dense) == (16, "cls", 8)
+    begun = finetuning.open_run(config, tmp_path, None)
+    params = begun.initialize(nn.meta.unbox(finetuning._init(begun.task.model, jax.random.key(0))))
+    assert "not used: projection/bias, projection/kernel" in capsys.readouterr().out
+    assert params["projection"]["kernel"].shape == (32, 8)
+
+
+def test_a_run_from_a_folder_goes_on_and_is_written(of_bert, data, tmp_path):
+    """With low-rank updates and fewer layers, and after `init_checkpoint` is gone."""
+    source = tmp_path / "source"
+    shutil.copytree(of_bert, source)
+    for epochs in (1.0, 2.0):
+        config = config_from(source, data, keep_layers=1)
+        config.update(epochs=epochs)
+        config.lora.rank = 2
+        launch(config, tmp_path / "run")
+        shutil.rmtree(source, ignore_errors=True)
+    run = pretrained.read(tmp_path / "run@latest")
+    assert run.step == 4 and run.head["dense"] == 12 and run.settings.data.query_prompt == "the judge: "
+    conversion.convert(tmp_path / "run@latest", tmp_path / "theirs", "sentence-transformers")
+    found = vectors_by(tmp_path / "run@latest")
+    np.testing.assert_allclose(found, library(tmp_path / "theirs").encode(TEXTS), atol=1e-5)
+    assert np.abs(found - vectors_by(of_bert)).max() > 1e-3
+
+
+def test_a_search_tries_what_a_folder_has_not(of_bert, data, tmp_path, monkeypatch):
+    """A setting that is the default is no reason to take the folder's."""
+
+    class Stop(Exception):
+        pass
+
+    def run_one(kind, trial, *_, **more):
+        kind.adopt(trial, None)
+        assert trial.head.dense_act == "none" and trial.head.dense == 12
+        raise Stop
+
+    config = config_from(of_bert, data)
+    config.sweep = "dense_act=none"
+    monkeypatch.setattr(sweep, "run_one", run_one)
+    with pytest.raises(Stop):
+        sweep.run(config, tmp_path / "search")
+
+
+def test_a_plain_encoder_begins_as_before(data):
+    config = config_from(GOLDEN, data, max_seq_length=16)
+    finetuning.adopt(config, None)
+    assert config.head.dense == 0 and config.max_seq_length == 16

@@ -1,0 +1,241 @@
+"""`extract` of vectors: every format, a portion at a time, and what goes on after it was interrupted."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from bertjax.config import UserError
+from bertjax.families.bert.model import BertModel
+from bertjax.interop import pretrained
+from bertjax.tasks import vectors
+from bertjax.tasks.hidden_states import extract
+from tests.conftest import TOPICS
+from tests.processes import run, start
+
+WORDS = [word for words in TOPICS.values() for word in words]
+
+
+def texts_of(count: int, seed: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(0, 30))) for _ in range(count)]
+
+
+TEXTS = [*texts_of(38), "", "word " * 70]
+
+
+@pytest.fixture(scope="module")
+def source(checkpoint):
+    return pretrained.read(checkpoint)
+
+
+@pytest.fixture
+def make(source, monkeypatch):
+    """Vectors in portions of eight texts."""
+    monkeypatch.setattr(vectors, "PORTION_TEXTS", 8)
+    return vectors.pooled(source, "last", "mean")
+
+
+@pytest.mark.parametrize("pool", ["mean", "cls", "last"])
+def test_vectors_are_pooled_hidden_states(source, pool):
+    found, cut = vectors.pooled(source, "sum_all", pool)(TEXTS)
+    model, params = BertModel(source.config), source.params["bert"]
+    states = extract(model, params, source.tokenizer, TEXTS, "sum_all")
+    pooled = {"mean": lambda x: x.mean(0), "cls": lambda x: x[0], "last": lambda x: x[-1]}[pool]
+    np.testing.assert_allclose(found, list(map(pooled, states)), atol=1e-5)
+    assert cut[-1] and not cut[-2]
+
+
+def test_the_mask_of_a_text_is_a_mask(source):
+    masked, plain = vectors.pooled(source, "last", "mean")(["a [MASK]", "a mask"])[0]
+    (states,) = extract(BertModel(source.config), source.params["bert"], source.tokenizer, ["a [MASK]"], "last")
+    assert len(states) == 4 and np.abs(masked - states.mean(0)).max() < 1e-5 < np.abs(masked - plain).max()
+
+
+def contents(path):
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        table = pyarrow.parquet.read_table(path)
+        assert table.column_names[-1] == "vector"
+        return np.array(table["vector"].to_pylist(), np.float32)
+    found = np.load(path)
+    return found["vectors"] if path.suffix == ".npz" else found
+
+
+@pytest.mark.parametrize("suffix", vectors.SUFFIXES)
+def test_every_format_holds_the_same(make, suffix, tmp_path):
+    path = tmp_path / f"new/v{suffix}"
+    assert vectors.write(path, make, iter(TEXTS), size=9) == ((40, 32), 1)
+    found = contents(path)
+    assert found.dtype == np.float32 and list(path.parent.iterdir()) == [path]
+    np.testing.assert_allclose(found, make(TEXTS)[0], atol=1e-5)
+
+
+def test_ids_are_kept(make, tmp_path, monkeypatch):
+    import pyarrow.parquet
+
+    monkeypatch.setattr(vectors, "ROWS_AT_ONCE", 7)
+    path, names = tmp_path / "v.parquet", [f"é{i}" for i in range(40)]
+    vectors.write(path, make, TEXTS, lambda: names, "name")
+    table = pyarrow.parquet.read_table(path)
+    assert table.column_names == ["name", "vector"] and table["name"].to_pylist() == names
+    before = path.read_bytes()
+    for wrong in (names[:-1], [*names, "x"]):
+        with pytest.raises(UserError, match="--input: has changed while it was read"):
+            vectors.write(path, make, TEXTS, lambda wrong=wrong: wrong, "name")
+    assert path.read_bytes() == before
+
+
+class Stop(Exception):
+    pass
+
+
+def interrupted(path, make, after: int, texts=TEXTS) -> None:
+    """Writes until `after` texts have been read."""
+
+    def given():
+        yield from texts[:after]
+        raise Stop
+
+    with pytest.raises(Stop):
+        vectors.write(path, make, given())
+
+
+def portions_of(make, monkeypatch) -> list[int]:
+    """Returns a list that will have the sizes of what is computed."""
+    sizes, encode = [], make.encode
+    monkeypatch.setitem(make.__dict__, "encode", lambda texts: [sizes.append(len(texts)), encode(texts)][1])
+    return sizes
+
+
+TEARS = {
+    "nothing": (lambda file, journal: None, 16),
+    "a row that is not whole": (lambda file, journal: file.write_bytes(file.read_bytes() + b"torn"), 16),
+    "rows without a line": (lambda file, journal: file.write_bytes(file.read_bytes() + bytes(4 * 32 * 8)), 16),
+    "a line that is not whole": (lambda file, journal: journal.write_text(journal.read_text()[:-9]), 8),
+    "lines without their rows": (lambda file, journal: file.write_bytes(file.read_bytes()[:-1]), 8),
+    "no lines": (lambda file, journal: journal.unlink(), 0),
+    "no rows": (lambda file, journal: file.unlink(), 0),
+    "no header": (lambda file, journal: file.write_bytes(file.read_bytes()[:20]), 0),
+    "an empty file": (lambda file, journal: file.write_bytes(b""), 0),
+}
+
+
+@pytest.mark.parametrize("torn", TEARS)
+@pytest.mark.parametrize("suffix", [".npy"])
+def test_what_is_done_is_not_repeated(make, suffix, torn, tmp_path, monkeypatch, capsys):
+    whole, path = tmp_path / f"whole{suffix}", tmp_path / f"v{suffix}"
+    vectors.write(whole, make, TEXTS)
+    interrupted(path, make, 19)  # of a third portion, which is not computed
+    assert not path.exists()
+    tear, kept = TEARS[torn]
+    tear(path.with_name("v.npy.partial"), path.with_name("v.npy.partial.jsonl"))
+    sizes = portions_of(make, monkeypatch)
+    assert vectors.write(path, make, TEXTS) == ((40, 32), 1)
+    assert sum(sizes) == 40 - kept and path.read_bytes() == whole.read_bytes()
+    assert (f"going on after {kept} texts" in capsys.readouterr().out) == bool(kept)
+    assert sorted(tmp_path.iterdir()) == sorted([whole, path])
+
+
+def test_all_was_done_but_the_file(make, tmp_path, monkeypatch):
+    path, write_parquet = tmp_path / "v.parquet", vectors._write_parquet
+    monkeypatch.setattr(vectors, "_write_parquet", lambda *_: (_ for _ in ()).throw(Stop))
+    with pytest.raises(Stop):
+        vectors.write(path, make, TEXTS)
+    monkeypatch.setattr(vectors, "_write_parquet", write_parquet)
+    sizes = portions_of(make, monkeypatch)
+    assert vectors.write(path, make, TEXTS) == ((40, 32), 1) and not sizes
+    np.testing.assert_allclose(contents(path), make(TEXTS)[0], atol=1e-5)
+
+
+OTHERS = {
+    "layers": (lambda s: vectors.pooled(s, "embeddings", "mean"), TEXTS, "another --layers"),
+    "pool": (lambda s: vectors.pooled(s, "last", "cls"), TEXTS, "another --pool"),
+    "checkpoint": (lambda s: vectors.pooled(changed(s), "last", "mean"), TEXTS, "another --checkpoint"),
+    "texts": (lambda s: vectors.pooled(s, "last", "mean"), ["x", *TEXTS[1:]], "other texts"),
+    "order": (lambda s: vectors.pooled(s, "last", "mean"), [*TEXTS[1::-1], *TEXTS[2:]], "other texts"),
+    "fewer texts": (lambda s: vectors.pooled(s, "last", "mean"), TEXTS[:9], "other texts"),
+    "no texts": (lambda s: vectors.pooled(s, "last", "mean"), [], "other texts"),
+}
+
+
+def changed(source):
+    """Another number in one place."""
+    import dataclasses
+
+    import jax
+
+    params = jax.tree.map(np.array, source.params)
+    params["bert"]["embeddings"]["norm"]["bias"][3] += 1e-3
+    return dataclasses.replace(source, params=params)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_is_begun_of_others_is_refused(make, source, other, tmp_path):
+    make_others, texts, message = OTHERS[other]
+    path = tmp_path / "v.npy"
+    interrupted(path, make, 19)
+    before = (tmp_path / "v.npy.partial").read_bytes()
+    with pytest.raises(UserError, match=f"v.npy.partial: begun with {message}; delete it to begin anew, or name"):
+        vectors.write(path, make_others(source), texts)
+    assert (tmp_path / "v.npy.partial").read_bytes() == before
+    vectors.write(path, make, TEXTS)
+    assert len(np.load(path)) == 40
+
+
+def test_two_do_not_write_one_file(make, tmp_path):
+    def given():
+        yield from TEXTS[:9]
+        with pytest.raises(UserError, match=r"partial: in use by another process; wait for it, or name another"):
+            vectors.write(tmp_path / "v.npy", make, TEXTS)
+        yield from TEXTS[9:]
+
+    assert vectors.write(tmp_path / "v.npy", make, given()) == ((40, 32), 1)
+
+
+def test_long_texts_are_a_portion_of_their_own(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(vectors, "PORTION_CHARACTERS", 100)
+    sizes = portions_of(make, monkeypatch)
+    vectors.write(tmp_path / "v.npy", make, ["word " * 70, "a", "b", "word " * 70, "c"])
+    assert sizes == [1, 3, 1]
+
+
+def test_a_killed_command_goes_on(checkpoint, tmp_path):
+    rows = texts_of(2 * vectors.PORTION_TEXTS + 5, seed=1)
+    lines = "".join(f"{i}\t{text or 'a'}\n" for i, text in enumerate(rows))
+    (tmp_path / "t.tsv").write_text("name\tsentence\n" + lines)
+    given = f"--checkpoint={checkpoint}", "--input=t.tsv", "--texts=sentence", "--pool=mean", "--layers=last"
+    process = start("extract", *given, "--output=v.parquet", "--id=name", cwd=tmp_path)
+    journal, deadline = tmp_path / "v.parquet.partial.jsonl", time.monotonic() + 120
+    while not (journal.exists() and len(journal.read_text().splitlines()) > 1) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL and not (tmp_path / "v.parquet").exists()
+    result = run("extract", *given, "--output=v.parquet", "--id=name", cwd=tmp_path)
+    assert result.returncode == 0 and "going on after" in result.stdout, result.stderr
+    assert f"vectors [{len(rows)}, 32] of {len(rows)} texts in v.parquet" in result.stdout
+    whole = run("extract", *given, "--output=whole.parquet", "--id=name", cwd=tmp_path)
+    assert whole.returncode == 0 and "going on" not in whole.stdout
+    assert (tmp_path / "v.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--output=v.npy", "a"], "--output=v.npy: hidden states are written to an .npz; or give --pool=mean"),
+        (["--output=v.npy", "--pool=mean", "--width=3", "a"], "--width=3: is for vectors that a checkpoint makes"),
+        (["--output=v.npy", "--pool=mean", "--id=x", "a"], "--id=x: is for a table; give --input=FILE that ends in"),
+        (["--output=v.npy", "--pool=mean", "--id=x", "--input=t.csv"], "--id=x: only a .parquet has columns"),
+        (["--output=v.npy", "--pool=mean", "--input=t.csv"], "t.csv:2: no column 'text'; name one of a, b with"),
+        (["--output=v.npy", "--pool=mean", "--input=t.csv", "x"], "unexpected argument 'x'; with a table as --input"),
+    ],
+)  # fmt: skip
+def test_what_extract_cannot_do_is_said_in_a_line(arguments, message, checkpoint, tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    result = run("extract", f"--checkpoint={checkpoint}", *arguments, cwd=tmp_path)
+    assert result.returncode == 1 and result.stderr.startswith(f"error: {message}"), result.stderr
+    assert result.stderr.count("\n") == 1 and os.listdir(tmp_path) == ["t.csv"]
