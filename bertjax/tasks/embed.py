@@ -57,6 +57,17 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     return Dataset(layer, (), first.examples, (split,), metric, tuple(notes), others=tuple(others))
 
 
+def sample(config, input_ids: np.ndarray) -> Dataset:
+    """Returns a batch of `config.data`, all texts of which are the same, see `FineTuningTask.sample`."""
+    texts, values = text_sets.shape_of(config.data)
+    one = text_sets.Examples([input_ids], [np.zeros_like(input_ids)])
+    encoded = Encoded(one, np.zeros((config.batch_size, texts), np.int32), cut=0)
+    train = text_sets.training_examples(encoded, values and np.zeros(config.batch_size, values))
+    layer = output_layer(vector_losses.of_settings(config.loss, widths_of(config)))
+    dev = Split(text_sets.Examples(train.input_ids, train.token_types), score=lambda vectors: {})
+    return Dataset(layer, (), train, (dev,), metric="")
+
+
 def _describe(name: str, found: TextSet, encoded: Encoded, most: int) -> str:
     cut = f", {encoded.cut} of them truncated to {most} tokens" if encoded.cut else ""
     return f"{len(found.texts)} {name} examples of {len(encoded.examples)} texts{cut}"
@@ -140,5 +151,6 @@ TASK = FineTuningTask(
     load=load,
     predict=predict,
     validate=validate,
+    sample=sample,
     identity=("head.pooling", "head.dense", "head.dense_act", "head.normalize"),
 )

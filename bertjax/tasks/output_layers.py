@@ -161,9 +161,7 @@ class Predictor:
     def __call__(self, params, examples: Examples, after_batch: Callable[[], None] = lambda: None) -> list[np.ndarray]:
         """Returns the logits of each example, on every host; logits per token without those of padding."""
         outputs: list = [None] * len(examples)
-        examples = dataclasses.replace(examples, labels=None)
-        batches = self._packed(examples) if self._packs else self._padded(examples)
-        places, batches = itertools.tee(batches)
+        places, batches = itertools.tee(self._batches(examples))
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
             on_mesh = on_devices((batch for _, batch in batches), self._mesh)
             for (found, _), logits in zip(places, fetched(self._apply(params, batch) for batch in on_mesh)):
@@ -171,6 +169,14 @@ class Predictor:
                     outputs[example] = logits[tuple(place)]
                 after_batch()
         return outputs
+
+    def first(self, examples: Examples) -> tuple[Callable, Batch]:
+        """Returns the compiled function (params, batch) -> logits, and the first batch of examples."""
+        return self._apply, next(self._batches(examples))[1]
+
+    def _batches(self, examples: Examples) -> Iterator[tuple[list, Batch]]:
+        examples = dataclasses.replace(examples, labels=None)
+        return self._packed(examples) if self._packs else self._padded(examples)
 
     def _padded(self, examples: Examples) -> Iterator[tuple[list, Batch]]:
         """Yields batches, each with (example, where its logits are) of its examples."""

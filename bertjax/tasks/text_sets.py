@@ -43,11 +43,13 @@ class Form:
         is no example.
       suffixes: of its files.
       is_search: whether the first text is a query, and the others are documents; prompts differ.
+      values: type of the scores or labels of a set; None: it has none.
     """
 
     read: Callable[[epath.Path, Sequence[str], str], TextSet]
     suffixes: tuple[str, ...] = SUFFIXES
     is_search: bool = False
+    values: type | None = None
 
 
 def _read_pairs(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
@@ -112,8 +114,8 @@ def _texts(row: Row, names: Sequence[str]) -> tuple[str, ...]:
 
 FORMS = {
     "pairs": Form(_read_pairs, is_search=True),
-    "scored": Form(_read_scored),
-    "labelled": Form(_read_labelled),
+    "scored": Form(_read_scored, values=np.float32),
+    "labelled": Form(_read_labelled, values=np.int32),
     "sentences": Form(_read_sentences, (".txt", *SUFFIXES)),
     "squad": Form(_read_squad, (".json",), is_search=True),
 }
@@ -129,6 +131,11 @@ def read(given, part: str) -> TextSet:
     """
     columns = tuple(map(str.strip, split_at_commas(given.texts)))
     return FORMS[given.form].read(_find(given.path, part, given.form), columns, given.label)
+
+
+def shape_of(given) -> tuple[int, type | None]:
+    """Returns how many texts the examples of such a set have, and the type of their values, if they have any."""
+    return max(2, len(split_at_commas(given.texts))), FORMS[given.form].values
 
 
 def _find(path: str, part: str, form: str) -> epath.Path:
