@@ -38,7 +38,7 @@ def test_every_page_is_linked_from_the_readme():
 def test_fields_of_the_config_exist(page):
     configs = [
         pretraining_config(),
-        *(load(str(ROOT / f"experiments/{name}.py")) for name in ("classify", "tag", "squad", "adapt")),
+        *(load(str(ROOT / f"experiments/{name}.py")) for name in ("classify", "tag", "squad", "adapt", "embed")),
     ]
     known = {name for config in configs for name in _names(config)}
     for field in re.findall(r"--config\.([a-z_.]+)=", page.read_text()):
