@@ -190,8 +190,12 @@ def examples_of(config) -> list[dict]:
     return named
 
 
-def train_theirs(config, folder: pathlib.Path, batch_sampler="batch_sampler"):
-    """Returns the model, and the seconds of each step but the first."""
+def train_theirs(config, folder: pathlib.Path, batch_sampler=None):
+    """Returns the model, and the seconds of each step but the first.
+
+    Their loss takes a text that occurs twice in a batch for its own negative; so pairs have, by default, the batches in
+    which none does, as their documentation advises.
+    """
     import datasets
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from transformers import TrainerCallback, set_seed
@@ -201,6 +205,7 @@ def train_theirs(config, folder: pathlib.Path, batch_sampler="batch_sampler"):
             ends.append(time.monotonic())
 
     ends, optimizer = [], config.optimizer
+    batch_sampler = batch_sampler or ("no_duplicates" if config.data.form == "pairs" else "batch_sampler")
     set_seed(config.seed)
     model = make_theirs(config)
     arguments = SentenceTransformerTrainingArguments(
