@@ -416,8 +416,9 @@ def _planned(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
         return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in batch.items()}
 
     stage = Stage(config.task, 0, length, 0, config.batch_size)
-    evaluate, batch = task._predict.first(task.dataset.dev[0].examples)
-    return Planned(task, [PlannedStage(stage, rows, abstract(next(task.batches(0))), evaluate, (abstract(batch),))])
+    batch = next(task._order.batches(range(1), np.arange))  # with the rows of all hosts
+    evaluate, evaluated = task._predict.first(task.dataset.dev[0].examples)
+    return Planned(task, [PlannedStage(stage, rows, abstract(batch), evaluate, (abstract(evaluated),))])
 
 
 KIND = Kind(
