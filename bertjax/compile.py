@@ -29,17 +29,12 @@ def main(arguments: list[str]) -> None:
     from bertjax import tasks
     from bertjax.config import UserError
     from bertjax.sharding.topology import accelerator
-    from bertjax.tasks.pretraining_run import adopt_checkpoint
-    from bertjax.validation import validate_pretraining
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python cannot handle Ctrl-C inside XLA, and there is nothing to save
     config = _CONFIG.value
-    validate_pretraining(config, with_data=False)  # refuses tasks other than pre-training
     tasks.validate(config, with_data=False)
-    if config.adapt.model:
-        adopt_checkpoint(config)
     target = accelerator(_TOPOLOGY.value, _SLICES.value)
     shares = real_tokens_share(config)
 
@@ -50,6 +45,9 @@ def main(arguments: list[str]) -> None:
 
     from bertjax.planner import summary
     from bertjax.planner.plan import plan, settings_that_fit
+    from bertjax.tasks.launch import kind_of
+
+    kind_of(config).planning.adopt(config)
 
     plans = plan(config, target, real_tokens_share=shares)
     print(summary.as_json(plans) if _JSON.value else summary.as_table(plans, target, _PRICE.value), flush=True)
@@ -63,7 +61,7 @@ def real_tokens_share(config) -> list[float]:
     """Returns the value of the flag, checked."""
     from bertjax.config import UserError
 
-    text, stages = ",".join(_SHARE.value), len(config.stages)
+    text, stages = ",".join(_SHARE.value), len(config.get("stages", ("all",)))
     try:
         shares = [float(share) for share in _SHARE.value]
     except ValueError:
@@ -72,9 +70,10 @@ def real_tokens_share(config) -> list[float]:
         return shares
     if not config.packing:
         raise UserError(f"--real_tokens_share={text}: also set --config.packing=True, without which rows are padded")
+    each = f"for each of the {stages} stages, " if stages > 1 else ""
     raise UserError(
-        f"--real_tokens_share={text}: with config.packing, give one for each of the {stages} stages, above 0 and "
-        f"at most 1, such as {','.join(['0.7'] * stages)}; training without packing prints it"
+        f"--real_tokens_share={text}: with config.packing, give one {each}above 0 and at most 1, such as "
+        f"{','.join(['0.7'] * stages)}; training without packing prints it"
     )
 
 

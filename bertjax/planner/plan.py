@@ -9,19 +9,15 @@ from collections.abc import Iterator, Sequence
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from bertjax import families
 from bertjax.config import UserError
 from bertjax.planner import hlo
 from bertjax.planner.kernel_times import kernel_seconds
-from bertjax.sharding.mesh import make_mesh, replicated
+from bertjax.sharding.mesh import make_mesh
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import GIB, Accelerator
-from bertjax.stages import stages_of
-from bertjax.tasks.pretraining import Pretraining
-from bertjax.tasks.pretraining_rows import packed_rows
-from bertjax.tasks.pretraining_run import ways_to_compute
+from bertjax.tasks.launch import kind_of
 from bertjax.training.step import abstract_hyperparameters, make_program
 from bertjax.validation import REMAT_POLICIES
 
@@ -44,7 +40,7 @@ class StagePlan:
 
     stage: int
     name: str
-    steps: int  # with those of a batch that still grows, in proportion to its size
+    steps: int  # with those of a batch that still grows, in proportion to its size; 0: the data says how many
     chips: int
     batch_size: int
     rows: int  # rows of a batch; fewer than its sequences if these are packed
@@ -87,7 +83,7 @@ def plan(
     With `remat` or `unroll` "auto", returns the plan of the first way with which all stages fit, or else of the last.
     If sequences are packed, `real_tokens_share` is that of the sequences of each stage of the config.
     """
-    for way in ways_to_compute(config, "tpu", accelerator.generation.kind):
+    for way in kind_of(config).planning.ways(config, "tpu", accelerator.generation.kind):
         results = _plan(way, accelerator, stages, real_tokens_share)
         if all(result.fits for result in results):
             break
@@ -95,11 +91,9 @@ def plan(
 
 
 def _plan(config, accelerator: Accelerator, stages: list[int] | None, real_tokens_share) -> list[StagePlan]:
-    if stages is None:  # a batch that still grows needs less than it will
-        stages = [number for number, stage in enumerate(stages_of(config)) if not stage.grows]
     builder = _Builder(config, accelerator, real_tokens_share)
     # One after the other: two compilations at once have crashed libtpu.
-    return [builder.read(number, *map(_compile, builder.lower(number))) for number in stages]
+    return [builder.read(number, *map(_compile, builder.lower(number))) for number in stages or builder.stages()]
 
 
 def settings_that_fit(
@@ -170,16 +164,19 @@ class _Builder:
     def __init__(self, config, accelerator: Accelerator, real_tokens_share: Sequence[float]):
         self._config, self._accelerator = config, accelerator
         self._mesh = make_mesh(config, accelerator.devices())
-        rows = packed_rows(config, self._mesh, real_tokens_share) if config.packing else None
-        self._task = Pretraining(config, self._mesh, None, rows=rows)
+        self._task, self._stages = kind_of(config).planning.open(config, self._mesh, real_tokens_share)
         self._program = make_program(self._task, config, self._mesh)
 
-    def lower(self, stage: int):
+    def stages(self) -> list[int]:
+        """Returns the numbers of the stages; a batch that still grows needs less than it will."""
+        return [number for number, planned in enumerate(self._stages) if not planned.stage.grows]
+
+    def lower(self, number: int):
         """Lowers the train step and the evaluation step of a stage."""
-        task, config = self._task, self._config
-        hyperparameters = abstract_hyperparameters(config, self._mesh)
-        batch, at = task.abstract_batch(stage), task.at(stages_of(config)[stage].first_step)
-        train = self._program.step_of(*at).lower(self._program.state, batch, hyperparameters)
+        task, planned = self._task, self._stages[number]
+        hyperparameters = abstract_hyperparameters(self._config, self._mesh)
+        train_step = self._program.step_of(*task.at(planned.stage.first_step))
+        train = train_step.lower(self._program.state, planned.batch, hyperparameters)
 
         cast = jax.eval_shape(task.cast, self._program.state.params)
         params = jax.tree.map(
@@ -187,18 +184,15 @@ class _Builder:
             cast,
             self._program.layout.compute,
         )
-        place = jax.ShapeDtypeStruct((2,), jnp.int32, sharding=replicated(self._mesh))
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
-            evaluation = at[0].eval_step.lower(
-                params, task.abstract_eval_batch(stage), task.abstract_statistics(), place
-            )
+            evaluation = planned.evaluate.lower(params, *planned.arguments)
         return train, evaluation
 
     def read(self, number: int, train: _Compiled | OutOfMemory, evaluation: _Compiled | OutOfMemory) -> StagePlan:
         config, generation = self._config, self._accelerator.generation
-        stage, per_chip = stages_of(config)[number], generation.devices_per_chip
+        (stage, rows, *_), per_chip = self._stages[number], generation.devices_per_chip
         _, its_config = self._task.at(stage.first_step)
-        growing = [each for each in stages_of(config) if each.grows and each.name == stage.name]
+        growing = [each for each, *_ in self._stages if each.grows and each.name == stage.name]
         smaller = sum(each.steps * each.batch_size / stage.batch_size for each in growing)
         failed = next((result for result in (train, evaluation) if isinstance(result, OutOfMemory)), None)
         resting = _bytes_per_device(self._program.state)
@@ -207,10 +201,10 @@ class _Builder:
         if failed is None:
             used = max(train.memory, evaluation.memory + resting) * per_chip
             ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
-            rows = self._task.rows[number] // its_config.microbatches // ways
+            in_one_call = rows // its_config.microbatches // ways
             kernels = train.module.kernels()
             seconds = train.cycles / generation.clock
-            seconds += kernel_seconds(kernels, generation, families.config_of(its_config), rows, stage.length)
+            seconds += kernel_seconds(kernels, generation, families.config_of(its_config), in_one_call, stage.length)
             collectives = train.module.collectives(dict(self._mesh.shape))
         elif failed.needed is not None:
             used = (failed.needed + (resting if failed is evaluation else 0)) * per_chip
@@ -220,7 +214,7 @@ class _Builder:
             steps=stage.steps + round(smaller),
             chips=self._accelerator.chips,
             batch_size=stage.batch_size,
-            rows=self._task.rows[number],
+            rows=rows,
             length=stage.length,
             params_bytes=_bytes_per_device(self._program.state.params) * per_chip,
             optimizer_bytes=_bytes_per_device((self._program.state.opt_state, self._program.state.average)) * per_chip,

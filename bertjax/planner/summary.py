@@ -12,12 +12,12 @@ LEFT_OUT = (
 
 
 def as_json(plans: list[StagePlan]) -> str:
-    """A list with one object per stage; values that are unknown because the stage does not fit are null."""
+    """A list with one object per stage; values that only the data knows, or a stage that fits, are null."""
     return json.dumps(
         [
             {
                 "stage": p.name,
-                "steps": p.steps,
+                "steps": p.steps or None,
                 "chips": p.chips,
                 "batch_size": p.batch_size,
                 "rows": p.rows,
@@ -44,6 +44,10 @@ def as_json(plans: list[StagePlan]) -> str:
 def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_hour: float | None = None) -> str:
     """A table for a terminal: one column per stage, then the collectives, then the total over all stages."""
     name = accelerator.name + (f", {accelerator.slices} slices" if accelerator.slices > 1 else "")
+    counted = [
+        ("  steps", [f"{p.steps:,}" for p in plans]),
+        ("  days", [_or_blank(p, lambda p: f"{_days(p):,.2f}") for p in plans]),
+    ]
     rows: list[tuple[str, list[str]]] = [
         (f"{name}: {accelerator.chips} chips", [p.name for p in plans]),
         ("batch x length", [_batch(p) for p in plans]),
@@ -58,8 +62,7 @@ def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_ho
         ("estimated step", [_or_blank(p, lambda p: f"{p.estimated_step_seconds * 1e3:,.1f} ms") for p in plans]),
         ("  sequences/s", [_or_blank(p, lambda p: f"{p.batch_size / p.estimated_step_seconds:,.0f}") for p in plans]),
         ("  MFU", [_or_blank(p, lambda p: f"{p.estimated_mfu:.1%}") for p in plans]),
-        ("  steps", [f"{p.steps:,}" for p in plans]),
-        ("  days", [_or_blank(p, lambda p: f"{_days(p):,.2f}") for p in plans]),
+        *(row for row in counted if all(p.steps for p in plans)),
         ("compile time", [_or_blank(p, lambda p: f"{p.compile_seconds:.0f} s") for p in plans]),
     ]
     left = max(len(title) for title, _ in rows)
@@ -71,7 +74,7 @@ def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_ho
         for c in p.collectives:
             where = f"over {' and '.join(c.axes)}, {c.count} of them, {'in the loop' if c.in_loop else 'once'}"
             lines.append(f"  {c.kind:<18} {c.dtype:<5} {_bytes(c.bytes):>10}  {where}")
-    if all(p.fits for p in plans):
+    if all(p.fits and p.steps for p in plans):
         days = sum(map(_days, plans))
         cost, hours = "", days * 24 * accelerator.chips
         if price_per_chip_hour is not None:

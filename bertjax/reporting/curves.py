@@ -1,5 +1,9 @@
-"""Draws runs over each other: loss and scores against steps, tokens and hours, and how the training went."""
+"""Draws runs over each other: loss and scores against steps, tokens and hours, and how the training went.
 
+A score with a number at its end, such as spearman_64 beside spearman, is that of vectors of so many numbers.
+"""
+
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -10,6 +14,7 @@ from bertjax.reporting.history import History
 
 COLUMNS = 3
 AGAINST = ("steps", "tokens", "hours")
+WIDTH = "first numbers of a vector"
 POINTS = 1000  # most points of a curve; more are averaged
 
 
@@ -19,7 +24,7 @@ class Panel(NamedTuple):
     Attributes:
       trained, scored, baselines: metrics that are drawn as a thin line, as dots on a line, and as a dashed line; of
         each, those that a run has.
-      against: steps | tokens | hours.
+      against: steps | tokens | hours | `WIDTH`: then the last scores are drawn as one line against their numbers.
     """
 
     title: str
@@ -83,14 +88,28 @@ def _pretraining(histories: Iterable[History]) -> list[Panel]:
 
 
 def _fine_tuning(histories: Iterable[History]) -> list[Panel]:
-    """Loss and first score on the dev set against steps, tokens and hours, and up to three other scores."""
+    """Loss and first score on the dev set against steps, tokens and hours, up to three other scores, and those by
+    width."""
     scores = {}
     for history in histories:
         if history.task != "pretraining":
             scores |= {name: None for line in history.lines for name in line if name.startswith("eval/")}
-    panels = [Panel(f"{name.removeprefix('eval/')}, dev set", scored=(name,)) for name in list(scores)[:4]]
+    by_width = {name: tuple(each for each in scores if _width(each, name)) for name in scores}
+    others = [name for name in scores if not any(name in found for found in by_width.values())]
+    panels = [Panel(f"{name.removeprefix('eval/')}, dev set", scored=(name,)) for name in others[:4]]
     first = [Panel("loss", ("train/loss",)), *panels[:1]] if scores else []
-    return [*(panel._replace(against=against) for panel in first for against in AGAINST), *panels[1:]]
+    widths = [
+        Panel(f"{name.removeprefix('eval/')}, dev set", scored=found, against=WIDTH)
+        for name, found in by_width.items()
+        if found
+    ]
+    return [*(panel._replace(against=against) for panel in first for against in AGAINST), *panels[1:], *widths]
+
+
+def _width(metric: str, of: str) -> int | None:
+    """Returns 64 for spearman_64 of spearman; None if a metric is no such one."""
+    found = re.fullmatch(rf"{re.escape(of)}_(\d+)", metric)
+    return int(found[1]) if found else None
 
 
 def _has_any(panel: Panel, histories: Iterable[History]) -> bool:
@@ -103,10 +122,16 @@ def _draw(axis, panel: Panel, history: History, color: str) -> None:
         found: dict[str, Callable] = {"tokens": history.tokens, "hours": history.hours}
         return found[panel.against](steps) if panel.against in found else steps
 
-    label = history.name
+    label, dots = history.name, dict(marker="o", markersize=3, linewidth=1.6)
+    if panel.against == WIDTH:
+        last = sorted((int(metric.rpartition("_")[2]), history.of(metric)[1][-1:].tolist()) for metric in panel.scored)
+        there = [(width, *value) for width, value in last if value]
+        if there:
+            axis.plot(*zip(*there), color=color, label=label, **dots)
+        return
     for metrics, style in (
         (panel.trained, dict(linewidth=0.9, alpha=0.7)),
-        (panel.scored, dict(marker="o", markersize=3, linewidth=1.6)),
+        (panel.scored, dots),
         (panel.baselines, dict(linestyle="--", linewidth=1, marker="_", markersize=9)),  # one evaluation shows, too
     ):
         for metric in metrics:

@@ -11,6 +11,7 @@ import ml_collections
 import numpy as np
 
 from bertjax.config import UserError, fine_tuning_config
+from bertjax.data.batches.examples import Examples
 from bertjax.data.batches.mixed import Share
 from bertjax.families.with_heads import SentenceEncoder, forward_flops
 from bertjax.interop.pretrained import Pretrained
@@ -76,6 +77,16 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         others=tuple(others),
         taught=functools.partial(_taught, config, texts),
     )
+
+
+def sample(config, input_ids: np.ndarray) -> Dataset:
+    """Returns a batch of `config.data`, all texts of which are the same, see `FineTuningTask.sample`."""
+    texts, values = text_sets.shape_of(config.data)
+    one = Examples([input_ids], [np.zeros_like(input_ids)])
+    encoded = Encoded(one, np.zeros((config.batch_size, texts), np.int32), cut=0)
+    train = text_sets.training_examples(encoded, values and np.zeros(config.batch_size, values))
+    dev = Split(Examples(train.input_ids, train.token_types), score=lambda vectors: {})
+    return Dataset(output_layer(), (), train, (dev,), metric="")
 
 
 def _taught(config, sets: Sequence[tuple[TextSet, str]], teacher: Pretrained) -> list[np.ndarray]:
@@ -298,5 +309,6 @@ TASK = FineTuningTask(
     continued=("projection",),
     vectors=vectors_of,
     weightless=True,
+    sample=sample,
     identity=(*HEAD, "data.form", "distill.what"),
 )

@@ -23,15 +23,18 @@ from bertjax.families.with_heads import cast_encoder
 from bertjax.interop import pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.model import low_rank
-from bertjax.sharding.mesh import Batch, compute_on, local_rows, make_mesh
+from bertjax.sharding.mesh import Batch, batch_sharding, compute_on, local_rows, make_mesh
+from bertjax.stages import Stage
 from bertjax.tasks import distillation, losses
 from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor, predict
 from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
+from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Kind, Run
 from bertjax.training.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
+from bertjax.validation import require
 
 SEPARATOR = " ||| "  # between the parts of an input text
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
@@ -83,6 +86,8 @@ class FineTuningTask:
       reading: names of flags of `evaluate` that `labelled` takes as well, such as "form": they say how the file is read
         instead of the config of a run, so that the checkpoint can be of another format.
       paper_sweep: the settings of `config.sweep = "paper"`.
+      sample: (config, ids of a sequence) -> a batch of examples, all sequences of which are this one, as training and
+        dev data, for the planner; None: too much of the task depends on its data.
     """
 
     architecture: str
@@ -100,6 +105,7 @@ class FineTuningTask:
     labelled: Callable[..., tuple[OutputLayer, "Split"]] | None = None
     reading: tuple[str, ...] = ()
     paper_sweep: str = PAPER_SWEEP
+    sample: Callable[[Any, np.ndarray], "Dataset"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,7 +339,7 @@ class Material:
     fingerprints: dict[str, str]  # fingerprints of the files that the data was read from
 
 
-def adopt(config, before: RunInfo | None) -> None:
+def adopt(config, before: RunInfo | None, with_data: bool = True) -> None:
     """Sets the model, except dropout, to that of the earlier run or of `init_checkpoint`, and what the task takes."""
     task = tasks.get(config.task)
     if before is None:
@@ -349,7 +355,7 @@ def adopt(config, before: RunInfo | None) -> None:
     else:  # does not need `init_checkpoint`, which may be gone
         task.adopt(config, before.config)
         pretrained.adopt_model(config, families.config_of(before.config), "the run in this workdir")
-    tasks.validate(config)  # now that the model is known
+    tasks.validate(config, with_data)  # now that the model is known
 
 
 def load_material(config, workdir: epath.Path, before: RunInfo | None) -> Material:
@@ -412,12 +418,41 @@ def _total_steps(config, before: RunInfo | None) -> int | None:
     return count_steps(config, before.train_examples) if before and before.train_examples else None
 
 
+def _adopt_for_plan(config) -> None:
+    if config.init_checkpoint:  # else the model is that of the config
+        adopt(config, None, with_data=False)
+
+
+def _planned(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
+    sample, longest = tasks.get(config.task).sample, config.model.max_position_embeddings
+    if sample is None:
+        known = [name for name in tasks.FINE_TUNING if tasks.get(name).sample]
+        raise UserError(
+            f"config.task = {config.task!r}: what is compiled depends on its data; plan pretraining, or "
+            f"{', '.join(known)}"
+        )
+    length = config.max_seq_length
+    require(length <= longest, "max_seq_length", length, f"longer than model.max_position_embeddings = {longest}")
+    (share,) = real_tokens_share or (1.0,)
+    task = FineTuning(config, mesh, sample(config, np.zeros(math.ceil(share * length), np.int32)))
+    (rows, length), sharding = task._order.shape(0), batch_sharding(mesh)
+
+    def abstract(batch: Batch) -> dict:
+        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in batch.items()}
+
+    stage = Stage(config.task, 0, length, 0, config.batch_size)
+    batch = next(task._order.batches(range(1), np.arange))  # with the rows of all hosts
+    evaluate, evaluated = task._predict.first(task.dataset.dev[0].examples)
+    return Planned(task, [PlannedStage(stage, rows, abstract(batch), evaluate, (abstract(evaluated),))])
+
+
 KIND = Kind(
     identity=lambda config: tasks.get(config.task).identity,
     adopt=adopt,
     total_steps=_total_steps,
     open=open_run,
     changes_of_data=_changes_of_data,
+    planning=Planning(_adopt_for_plan, lambda config, *_: [config], _planned),
 )
 
 

@@ -8,7 +8,7 @@ from bertjax.reporting import page
 from bertjax.sharding import hosts, liveness
 from bertjax.sharding.mesh import use_cpu_cores
 from bertjax.tasks import finetuning, pretraining_run, sweep
-from bertjax.training.run import run
+from bertjax.training.run import Kind, run
 
 
 def launch(config, workdir: epath.PathLike) -> None:
@@ -24,10 +24,13 @@ def launch(config, workdir: epath.PathLike) -> None:
                 draw(workdir)
             else:
                 sweep.refuse_search(workdir)
-                kind = pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning.KIND
-                if run(kind, config, workdir) is not None or not (workdir / page.PAGE).exists():
+                if run(kind_of(config), config, workdir) is not None or not (workdir / page.PAGE).exists():
                     draw(workdir)
     hosts.leave()
+
+
+def kind_of(config) -> Kind:
+    return pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning.KIND
 
 
 def draw(workdir: epath.Path) -> None:

@@ -24,7 +24,7 @@ from bertjax.families.with_heads import (
 )
 from bertjax.interop.huggingface import MULTI_LABEL
 from bertjax.model.dropout import fold_in
-from bertjax.sharding.mesh import Batch, compute_for, local_rows, replicated
+from bertjax.sharding.mesh import Batch, Rows, compute_for, local_rows, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
 from bertjax.tasks import losses
@@ -163,9 +163,7 @@ class Predictor:
     def __call__(self, params, examples: Examples, after_batch: Callable[[], None] = lambda: None) -> list[np.ndarray]:
         """Returns the logits of each example, on every host; logits per token without those of padding."""
         outputs: list = [None] * len(examples)
-        examples = dataclasses.replace(examples, labels=None)
-        batches = self._packed(examples) if self._packs else self._padded(examples)
-        places, batches = itertools.tee(batches)
+        places, batches = itertools.tee(self._batches(examples, functools.partial(local_rows, self._mesh)))
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
             on_mesh = on_devices((batch for _, batch in batches), self._mesh)
             for (found, _), logits in zip(places, fetched(self._apply(params, batch) for batch in on_mesh)):
@@ -174,9 +172,17 @@ class Predictor:
                 after_batch()
         return outputs
 
-    def _padded(self, examples: Examples) -> Iterator[tuple[list, Batch]]:
+    def first(self, examples: Examples) -> tuple[Callable, Batch]:
+        """Returns the compiled function (params, batch) -> logits, and the first batch, with the rows of all hosts."""
+        return self._apply, next(self._batches(examples, np.arange))[1]
+
+    def _batches(self, examples: Examples, rows_of: Rows) -> Iterator[tuple[list, Batch]]:
         """Yields batches, each with (example, where its logits are) of its examples."""
-        own = local_rows(self._mesh, self._batch_size)
+        examples = dataclasses.replace(examples, labels=None)
+        return self._packed(examples, rows_of) if self._packs else self._padded(examples, rows_of)
+
+    def _padded(self, examples: Examples, rows_of: Rows) -> Iterator[tuple[list, Batch]]:
+        own = rows_of(self._batch_size)
         for rows, length in evaluation_batches(examples, self._batch_size, self._longest):
             places = [
                 (example, row, slice(examples.lengths[example])) for row, example in enumerate(rows) if example >= 0
@@ -185,8 +191,7 @@ class Predictor:
                 places = [place[:2] for place in places]
             yield places, examples.batch(rows[own], length)
 
-    def _packed(self, examples: Examples) -> Iterator[tuple[list, Batch]]:
-        """As `_padded`."""
+    def _packed(self, examples: Examples, rows_of: Rows) -> Iterator[tuple[list, Batch]]:
         ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
         for found, rows, starts, *shape in packed_evaluation(examples, self._batch_size, self._longest, ways):
             if self._pooled:
@@ -194,7 +199,7 @@ class Predictor:
             else:
                 ends = starts + examples.lengths[found]
                 places = list(zip(found, rows, map(slice, starts, ends)))
-            batch, own = examples.packed(found, rows, starts, *shape), local_rows(self._mesh, shape[0])
+            batch, own = examples.packed(found, rows, starts, *shape), rows_of(shape[0])
             yield places, {name: x[own] for name, x in batch.items()}
 
 

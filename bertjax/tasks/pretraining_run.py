@@ -2,10 +2,12 @@
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
+import jax.numpy as jnp
 from etils import epath
+from jax.sharding import Mesh
 
 from bertjax import families, objectives, tasks
 from bertjax.config import BertConfig, UserError, fields_of
@@ -19,15 +21,17 @@ from bertjax.lists import corpus_sources
 from bertjax.model import gpu_kernels
 from bertjax.model.kernels import has_kernels
 from bertjax.sharding import hosts
-from bertjax.sharding.mesh import local_copy, make_mesh
+from bertjax.sharding.mesh import local_copy, make_mesh, replicated
 from bertjax.sharding.topology import available_cores
-from bertjax.stages import config_after, stages_of, steps_for, total_steps
+from bertjax.stages import Stage, config_after, stages_of, steps_for, total_steps
 from bertjax.tasks import adaptation, fill_mask
 from bertjax.tasks.pretraining import Pretraining
+from bertjax.tasks.pretraining_rows import packed_rows
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
+from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Kind, Run
 from bertjax.training.state import abstract_axes
 from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
@@ -218,12 +222,31 @@ def _changes_of_data(config, workdir: epath.Path, before: RunInfo) -> list[str]:
     return changes
 
 
+def _adopt_for_plan(config) -> None:
+    if config.adapt.model:
+        adopt_checkpoint(config)
+
+
+def _planned(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
+    rows = packed_rows(config, mesh, real_tokens_share) if config.packing else None
+    task = Pretraining(config, mesh, None, rows=rows)
+    place = jax.ShapeDtypeStruct((2,), jnp.int32, sharding=replicated(mesh))
+
+    def planned(number: int, stage: Stage) -> PlannedStage:
+        arguments = task.abstract_eval_batch(number), task.abstract_statistics(), place
+        evaluate = task.at_stage(number)[0].eval_step
+        return PlannedStage(stage, task.rows[number], task.abstract_batch(number), evaluate, arguments)
+
+    return Planned(task, [planned(number, stage) for number, stage in enumerate(stages_of(config))])
+
+
 KIND = Kind(
     identity=lambda config: ("objective", "data.next_sentence"),
     adopt=_adopt,
     total_steps=lambda config, before: total_steps(config),
     open=_open,
     changes_of_data=_changes_of_data,
+    planning=Planning(_adopt_for_plan, ways_to_compute, _planned),
 )
 
 

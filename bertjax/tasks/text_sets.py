@@ -103,6 +103,7 @@ class Form:
       files: the names of its file in a folder, of which there is one; {} stands for train or dev.
       is_search: whether the first text is a query, and the others are documents; prompts differ.
       read_search: (file) -> what is looked for, if the files say more of that than their examples do.
+      values: type of the scores or labels of a set; None: it has none.
     """
 
     read: Callable[[epath.Path, Sequence[str], str], TextSet]
@@ -111,6 +112,7 @@ class Form:
     files: tuple[str, ...] = tuple("{}" + suffix for suffix in SUFFIXES)
     is_search: bool = False
     read_search: Callable[[epath.Path], Search] | None = None
+    values: type | None = None
 
 
 def _read_pairs(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
@@ -184,8 +186,10 @@ FORMS = {
     "pairs": Form(
         _read_pairs, range(2, MOST), "pairs need two columns or more: query, positive, negatives", is_search=True
     ),
-    "scored": Form(_read_scored, range(2, 3), "scored pairs have two texts: name their two columns"),
-    "labelled": Form(_read_labelled, range(2, 3), "labelled pairs have two texts: name their two columns"),
+    "scored": Form(_read_scored, range(2, 3), "scored pairs have two texts: name their two columns", values=np.float32),
+    "labelled": Form(
+        _read_labelled, range(2, 3), "labelled pairs have two texts: name their two columns", values=np.int32
+    ),
     "sentences": Form(_read_sentences, range(1, MOST), "name the column of the sentences", ("{}.txt", *Form.files)),
     "squad": Form(_read_squad, files=tuple(f"{{}}-{version}.json" for version in squad.VERSIONS), is_search=True),
     "search": Form(_read_beir, files=("qrels/{}.tsv",), is_search=True, read_search=searches.read),
@@ -203,6 +207,11 @@ def read(source: Source, *parts: str) -> TextSet:
     Raises `UserError` for a missing or invalid file.
     """
     return FORMS[source.form].read(_find(source, parts), source.columns, source.label)
+
+
+def shape_of(given) -> tuple[int, type | None]:
+    """Returns how many texts the examples of such a set have, and the type of their values, if they have any."""
+    return max(2, len(split_at_commas(given.texts))), FORMS[given.form].values
 
 
 def read_search(source: Source, *parts: str) -> Search:

@@ -13,6 +13,7 @@ from bertjax.sharding.mesh import compute_for
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.loop import Trained, train
+from bertjax.training.planning import Planning
 from bertjax.training.step import Program
 from bertjax.training.task import Task
 from bertjax.training.workdir import (
@@ -61,6 +62,7 @@ class Kind:
       total_steps: (config, info) -> total steps; None if unknown before the data is read.
       open: (config, workdir, info) -> the run.
       changes_of_data: (config, workdir, info) -> what has changed of the data of a finished run, as far as it is there.
+      planning: what the planner asks.
     """
 
     identity: Callable[[object], tuple[str, ...]]
@@ -68,6 +70,7 @@ class Kind:
     total_steps: Callable[[object, RunInfo | None], int | None]
     open: Callable[[object, epath.Path, RunInfo | None], Run]
     changes_of_data: Callable[[object, epath.Path, RunInfo], list[str]]
+    planning: Planning
 
 
 def run(

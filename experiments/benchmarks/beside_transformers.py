@@ -18,6 +18,8 @@ import json
 import pathlib
 import tempfile
 import time
+import types
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -263,8 +265,11 @@ def _seconds(group: dict[int, dict]) -> str:
     return f"{np.mean(timed):.3f}" if timed else ""
 
 
-def parse(description: str, what: str, choices, sides):
-    """Returns the arguments of a command that resumes, and the results that it has; `what` it is about: `choices`."""
+def parse(description: str, what: str, choices, sides, options: Mapping[str, dict] = types.MappingProxyType({})):
+    """Returns the arguments of a command that resumes, and the results that it has; `what` it is about: `choices`.
+
+    `options`: more of them, with argparse's settings.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--data", required=True, type=pathlib.Path)
@@ -272,6 +277,8 @@ def parse(description: str, what: str, choices, sides):
     parser.add_argument(f"--{what}", default=",".join(choices))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--sides", default=",".join(sides))
+    for name, settings in options.items():
+        parser.add_argument(f"--{name}", **settings)
     arguments = parser.parse_args()
     return arguments, [json.loads(line) for line in arguments.output.open()] if arguments.output.exists() else []
 

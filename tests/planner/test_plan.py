@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, Mesh
 
-from bertjax.config import UserError, named_stages, stage
+from bertjax.config import UserError, model_size, named_stages, stage
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.sharding.topology import GENERATIONS, accelerator
 from bertjax.stages import stages_of
+from bertjax.tasks import finetuning
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import packed_rows
 from bertjax.training.optimizers import make_optimizer
 from bertjax.training.state import abstract_axes, make_layout
-from experiments import small
+from experiments import embed, glue, small
 from tests.golden import make_hbm
 from tests.processes import ROOT, run
 
@@ -81,6 +82,36 @@ def test_gradients_can_cross_it_in_bfloat16_and_between_slices():
     assert 2 * matrix_count(config) <= summed["bf16"] < 4.1 * matrix_count(config), result.collectives
     assert summed["f32"] < 0.01 * summed["bf16"]
     assert not [c for c in result.collectives if c.in_loop]
+
+
+@pytest.mark.tpu_aot
+def test_vectors_are_gathered_and_gradients_summed_once_a_step_however_many_microbatches():
+    config = embed.get_config()
+    config.model.update(model_size("1-128-2"), vocab_size=512)
+    config.batch_size, config.microbatches, config.max_seq_length, config.kernels = 512, 4, 64, "no"
+    target = accelerator("v5litepod-4")
+    (result,) = plan(config, target, real_tokens_share=[0.5])
+    assert result.fits and (result.rows, result.length) == (512, 64)
+    assert not [c for c in result.collectives if c.in_loop], result.collectives
+    params, documents = 4 * result.params_bytes, 4 * 512 * 128
+    gathered = hlo.total_bytes(result.collectives, kind="all-gather")
+    summed = sum(c.bytes for c in result.collectives if c.kind in ("all-reduce", "reduce-scatter"))
+    # Weights travel in bfloat16, and so may vectors, which are factors of products; gradients in float32.
+    assert 0.95 * params + documents <= 2 * gathered < 1.1 * (params + 4 * documents)
+    assert 0.95 * params <= summed < 1.1 * (params + 4 * documents)
+    assert result.flops_per_step > 6 * 512 * 64 * 12 * 128**2
+    assert '"steps": null' in summary.as_json([result]) and "days" not in summary.as_table([result], target)
+
+
+def test_tasks_that_only_their_data_describes_are_refused():
+    with pytest.raises(UserError, match=r"config\.task = 'glue': .*plan pretraining, or embed"):
+        finetuning.KIND.planning.open(glue.get_config("mrpc"), None, ())
+    config = embed.get_config()
+    config.max_seq_length = 600
+    with pytest.raises(
+        UserError, match=r"config\.max_seq_length = 600: longer than model\.max_position_embeddings = 512"
+    ):
+        finetuning.KIND.planning.open(config, None, ())
 
 
 @pytest.mark.tpu_aot

@@ -92,6 +92,23 @@ def test_what_is_drawn_is_what_was_logged(tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
+def test_scores_of_a_vectors_first_numbers_are_one_line(tmp_path):
+    with_widths = {"spearman": 0.8, "spearman_256": 0.8, "spearman_64": 0.7}
+    for name, scores in (("some", with_widths), ("none", {"spearman": 0.6})):
+        (tmp_path / name).mkdir()
+        write_info(tmp_path / name, RunInfo(fine_tuning_config("embed")), None)
+        evaluations = [{f"eval/{metric}": share * x for metric, x in scores.items()} for share in (0.5, 1)]
+        lines = [json.dumps({"step": step, **found}) + "\n" for step, found in zip((10, 20), evaluations)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
+    figure = curves.draw([read_history(tmp_path / name) for name in ("some", "none")])
+    by_width = [axis for axis in figure.axes if axis.get_xlabel() == curves.WIDTH]
+    assert [axis.get_title() for axis in by_width] == ["spearman, dev set"]
+    (line,) = by_width[0].lines
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([64, 256], [0.7, 0.8])
+    steps = [axis.get_title() for axis in figure.axes if axis.get_xlabel() == "steps"]
+    assert steps == ["spearman, dev set"]  # those by width have no curves over the steps
+
+
 def test_a_long_curve_is_thinned(tmp_path):
     history = read_history(made_run(tmp_path / "run", np.linspace(9, 1, 2500).tolist()))
     line = curves.draw([history]).axes[0].lines[0]

@@ -1,0 +1,117 @@
+"""A training step of vectors of texts, here and by sentence-transformers' trainer: the same weights and examples.
+
+Data: squad, questions and their paragraphs; short, the pairs of STS-B. A round is an epoch of the same examples on
+every side, in turns. Padded batches are the same ones on both sides; packed ones are others of the same examples.
+Making batches counts on both sides, and there tokenizing, which their trainer does in each step.
+
+Command:  python -m experiments.benchmarks.vectors_step --weights=DIR --data=DATA
+          DIR and DATA as in vectors.py
+Needs:    pip install torch sentence-transformers datasets
+Hardware: 2 CPU cores, half an hour
+Results:  RESULTS.md
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+
+from experiments.benchmarks import vectors
+
+KINDS = {"squad": ("squad", {}), "short": ("stsb", {"data.form": "pairs", "batch_size": 64, "epochs": 1.0})}
+SIDES = {
+    "bertjax": {},
+    "bertjax packed": {"packing": True},
+    "bertjax packed, dtype=auto": {"packing": True, "dtype": "auto"},
+}
+THEIRS = "sentence-transformers"
+
+
+def make_config(kind: str, weights: str, folder: pathlib.Path, **changes):
+    name, settings = KINDS[kind]
+    config = vectors.make_config(name, weights, folder, seed=0)
+    config.update_from_flattened_dict(settings | {"packing": False} | changes)
+    return config
+
+
+def rounds_of_ours(config):
+    """Yields the seconds a step of an epoch, again and again; the first one compiles."""
+    import jax
+
+    from bertjax.sharding.mesh import make_mesh, put_batch
+    from bertjax.tasks import finetuning
+    from bertjax.training.schedules import schedule_of
+    from bertjax.training.step import make_program, put_hyperparameters
+
+    finetuning.adopt(config, None)
+    mesh, material = make_mesh(config), finetuning.load_material(config, None, None)
+    task = finetuning.FineTuning(config, mesh, material.dataset)
+    program = make_program(task, config, mesh)
+    hyperparameters = put_hyperparameters(0, schedule_of(config, task.total_steps), mesh)
+    params = material.initialize(program.init(jax.random.key(0)).params)
+    while True:
+        state = program.init(jax.random.key(0)).replace(params=params)
+        params = jax.tree.map(lambda x: x.copy(), params)  # the step takes its state's place
+        began = time.monotonic()
+        for batch in task.batches(0):
+            state, metrics = program.train_step(state, put_batch(batch, mesh), hyperparameters)
+        float(metrics["loss"])  # waits
+        yield (time.monotonic() - began) / task.total_steps
+
+
+def rounds_of_theirs(config, folder: pathlib.Path):
+    """As `rounds_of_ours`, in the batches of `bertjax`; the first step of each round is left out."""
+    from sentence_transformers.base.sampler import DefaultBatchSampler
+
+    from bertjax.data.batches.examples import TrainingOrder
+    from bertjax.tasks import finetuning
+
+    finetuning.adopt(config, None)
+    train = finetuning.load_material(config, None, None).dataset.train
+    order = TrainingOrder(train, config.batch_size, config.seed, config.model.max_position_embeddings)
+
+    class SameBatches(DefaultBatchSampler):
+        def __iter__(self):
+            for step in range(order.steps_per_epoch):
+                yield [int(row) for row in order.rows(step) if row >= 0]
+
+    while True:
+        yield float(vectors.train_theirs(config, folder, SameBatches)[1].mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--data", required=True, type=pathlib.Path)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--examples", default=1280, type=int)
+    parser.add_argument("--rounds", default=5, type=int)
+    arguments = parser.parse_args()
+
+    from bertjax.sharding.mesh import use_cpu_cores
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        sizes = vectors.SIZES | {"examples": arguments.examples}
+        vectors.write_data(arguments.data.resolve(), folder, sizes, rows=[])
+        for kind in arguments.kinds.split(","):
+            use_cpu_cores(make_config(kind, arguments.weights, folder))
+            sides = {THEIRS: rounds_of_theirs(make_config(kind, arguments.weights, folder), folder)}
+            for name, changes in SIDES.items():
+                sides[name] = rounds_of_ours(make_config(kind, arguments.weights, folder, **changes))
+            found = {name: [] for name in sides}
+            for side in sides.values():
+                next(side)
+            for _ in range(arguments.rounds):
+                for name, side in sides.items():
+                    found[name].append(next(side))
+            for name, seconds in found.items():
+                middle = statistics.median(seconds)
+                result = dict(data=kind, by=name, seconds=middle, least=min(seconds), most=max(seconds))
+                print(json.dumps(result | {"times": statistics.median(found[THEIRS]) / middle}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
