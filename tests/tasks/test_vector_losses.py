@@ -115,7 +115,7 @@ def test_microbatches_and_devices_change_neither_loss_nor_gradient(form, ways, f
     assert metrics["loss"] > 1 and metrics["grad_norm"] > 0.1
     for name in ways:
         found, again = gradient_of(config_for(folder, checkpoint, form, **fields), tmp_path, *WAYS[name])
-        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5, err_msg=name), expected, found)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5, err_msg=name), expected, found)
         for each in ("loss", "accuracy", "grad_norm"):
             np.testing.assert_allclose(again[each], metrics[each], rtol=1e-4, err_msg=name)
 
