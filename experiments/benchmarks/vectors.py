@@ -191,7 +191,7 @@ def examples_of(config) -> list[dict]:
 
 
 def train_theirs(config, folder: pathlib.Path, batch_sampler=None):
-    """Returns the model, and the seconds of each step but the first.
+    """Returns the model, and the seconds of each step but the first, unless there is no other.
 
     Their loss takes a text that occurs twice in a batch for its own negative; so pairs have, by default, the batches in
     which none does, as their documentation advises.
@@ -203,6 +203,8 @@ def train_theirs(config, folder: pathlib.Path, batch_sampler=None):
     class Clock(TrainerCallback):
         def on_step_end(self, *_, **more):
             ends.append(time.monotonic())
+
+        on_train_begin = on_step_end
 
     ends, optimizer = [], config.optimizer
     batch_sampler = batch_sampler or ("no_duplicates" if config.data.form == "pairs" else "batch_sampler")
@@ -221,7 +223,8 @@ def train_theirs(config, folder: pathlib.Path, batch_sampler=None):
         model, arguments, train_dataset=data, loss=loss_of(model, config), callbacks=[Clock()]
     )
     trainer.train()
-    return model, np.diff(ends)
+    steps = np.diff(ends)
+    return model, steps[1:] if len(steps) > 1 else steps
 
 
 def score_theirs(model, row: str, folder: pathlib.Path) -> dict[str, float]:
@@ -292,7 +295,7 @@ def main() -> None:
             use_cpu_cores(config)
             if is_theirs:
                 model, steps = train_theirs(config, folder) if name else (make_theirs(config), None)
-                seconds = float(np.median(steps)) if name and len(steps) else None
+                seconds = float(np.median(steps)) if name else None
                 scores = score_theirs(model, row, folder)
             elif name:
                 finetuning.adopt(config, None)
