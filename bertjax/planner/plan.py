@@ -24,8 +24,8 @@ from bertjax.stages import stages_of
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import packed_rows
 from bertjax.tasks.pretraining_run import ways_to_compute
+from bertjax.training.memory import settings_that_save
 from bertjax.training.step import abstract_hyperparameters, make_program
-from bertjax.validation import REMAT_POLICIES
 
 
 class OutOfMemory(Exception):
@@ -127,15 +127,7 @@ def settings_that_fit(
 
 
 def _candidates(config, accelerator: Accelerator | Machines) -> Iterator[dict]:
-    if config.unroll == "yes":
-        yield {"unroll": "no"}
-    weaker = REMAT_POLICIES if config.remat == "auto" else (config.remat,)  # policies that have been tried
-    stronger = REMAT_POLICIES[REMAT_POLICIES.index(weaker[-1]) + 1 :]
-    yield from ({"remat": remat} for remat in stronger)
-    microbatches = config.microbatches
-    while config.batch_size % (2 * microbatches) == 0 and microbatches < 64:
-        microbatches *= 2
-        yield {"remat": "full", "microbatches": microbatches}
+    yield from settings_that_save(config)
     devices = accelerator.devices()
     ways = make_mesh(config, devices).shape["fsdp"]
     while ways < len(devices) // accelerator.slices:

@@ -6,6 +6,7 @@ import json
 from bertjax.planner.plan import StagePlan
 from bertjax.sharding.gpus import GIB, Machines
 from bertjax.sharding.topology import Accelerator
+from bertjax.training.memory import as_flags
 
 LEFT_OUT = {
     "tpu": """\
@@ -114,7 +115,7 @@ def out_of_memory(plans: list[StagePlan], settings: dict | None) -> str:
     if settings is None:
         remedy = "no setting tried (remat, microbatches, fsdp) is enough; use more chips or a smaller batch_size"
     else:
-        remedy = "it fits with " + " ".join(f"--config.{name}={value}" for name, value in settings.items())
+        remedy = f"it fits with {as_flags(settings)}"
     return "; ".join([*map(_missing, plans), remedy])
 
 
