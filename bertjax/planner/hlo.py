@@ -90,6 +90,10 @@ class Instruction:
         return found and found[1]
 
 
+def bytes_of(dtype: str, shape: Sequence[int]) -> int:
+    return BYTES.get(dtype, 0) * math.prod(shape)
+
+
 def instruction_of(line: str) -> Instruction | None:
     """Parses a line; None if it has no instruction."""
     named = _NAMED.match(line)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from jax.sharding import Mesh
 
 from bertjax.model.gpu_attention import work_of
-from bertjax.planner.hlo import Collective, HloModule, Instruction, kernel_of, operation_of
+from bertjax.planner.hlo import Collective, HloModule, Instruction, bytes_of, kernel_of, operation_of
 from bertjax.sharding.gpus import Gpu, Machines
 
 PRODUCTS, ATTENTION, ELEMENTS = "matrix products", "attention", "norms, elementwise"
@@ -147,7 +147,7 @@ class _Reader:
             is_batched = bool(_axes(instruction, "lhs_batch_dims"))
             dtype = "f32" if "f32" in (left[0], right[0]) else left[0]
             return [(dtype, 2 * contracted * math.prod(instruction.arrays[0][1]), is_batched)]
-        if instruction.opcode == "custom-call" and 'custom_call_target="__cublas$' in instruction.attributes:
+        if _is_blas(instruction):
             # [b, m, k] times [b, k, n] is [b, m, n]: the product of their sizes is b (b m k n)^2.
             arrays = [*(own[name].arrays[0] for name in instruction.operands[:2]), instruction.arrays[0]]
             batch = _batch(instruction.attributes, arrays[0][1])
@@ -203,6 +203,8 @@ class _Reader:
             return self._written_bytes(instruction.called, next(each for each in inner.values() if each.is_root))
         if instruction.opcode in ("bitcast", "tuple"):
             return sum(self._written_bytes(computation, own[name]) for name in instruction.operands)
+        if _is_blas(instruction):  # the rest is workspace
+            return bytes_of(*instruction.arrays[0])
         if instruction.opcode in _IN_PLACE:
             return own[instruction.operands[_IN_PLACE[instruction.opcode]]].bytes
         return instruction.bytes
@@ -216,6 +218,10 @@ def _is_transfer(opcode: str) -> bool:
     """Returns whether an instruction is a collective, or ends something that went on beside others."""
     kinds = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "send", "recv")
     return opcode.startswith(kinds) or opcode.endswith("-done")
+
+
+def _is_blas(instruction: Instruction) -> bool:
+    return instruction.opcode == "custom-call" and 'custom_call_target="__cublas$' in instruction.attributes
 
 
 def _parameters(computation: dict[str, Instruction]) -> dict[int, str]:
