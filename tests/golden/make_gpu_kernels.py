@@ -70,7 +70,7 @@ def measure(gpu: str, program) -> dict[str, dict[str, int]]:
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         options = {**target.compiler_options, "xla_dump_to": folder}
-        jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4))).lower(*shapes).compile(compiler_options=options)
+        jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3, 4))).lower(*shapes).compile(compiler_options=options)
         texts = [path.read_text() for path in sorted(pathlib.Path(folder).glob("*.ptx"))]
     ours = (text for text in texts if ".entry gpu_" in text)
     return {name: counts for text in ours for name, counts in assemble(text)}
