@@ -42,8 +42,8 @@ class Tiles(NamedTuple):
 def tiles_of(size: int) -> tuple[Tiles, Tiles]:
     """Returns those of the forward and of the backward kernel, for heads of a `size`: the fastest that
     were tried on an H100 with heads of 64 and rows of 512."""
-    if size > 64:  # chosen by the compiler's counts: more would not stay in registers
-        return Tiles(block=128, piece=32, warps=8, stages=2), Tiles(block=128, piece=32, warps=8, stages=2)
+    if size > 64:  # chosen by the compiler's counts: more would not stay in the registers of an A100 or an L4
+        return Tiles(block=128, piece=32, warps=8, stages=2), Tiles(block=64, piece=32, warps=8, stages=2)
     return Tiles(block=64, piece=64, warps=4, stages=3), Tiles(block=64, piece=64, warps=4, stages=2)
 
 
