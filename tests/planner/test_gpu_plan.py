@@ -3,11 +3,15 @@
 import json
 import math
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from bertjax.planner import hlo, summary
 from bertjax.planner.plan import plan
 from bertjax.planner.roofline import ATTENTION, COLLECTIVES, PRODUCTS
+from bertjax.sharding.gpus import GPUS
 from bertjax.sharding.topology import accelerator
 from tests.golden import make_gpu_kernels, make_hbm
 from tests.planner.test_plan import GOLDEN, matrix_count
@@ -57,6 +61,17 @@ def test_the_least_time_has_all_of_the_steps_products(data_parallel):
     assert table.startswith("h100-8: 8 GPUs") and "least step" in table and "all stages: at least" in table
     (row,) = json.loads(summary.as_json([result]))
     assert len(row["roofline"]) == len(works)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_xla_knows_every_gpu(name):
+    target = accelerator(f"{name}-16", hosts=2)
+    devices = target.devices()
+    assert {device.device_kind for device in devices} == {GPUS[name].kind}
+    assert [device.process_index for device in devices] == [0] * 8 + [1] * 8
+    factor = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16, sharding=SingleDeviceSharding(devices[0]))
+    compiled = jax.jit(jnp.matmul).lower(factor, factor).compile(compiler_options=target.compiler_options)
+    assert compiled.memory_analysis().output_size_in_bytes == 2 * 256 * 256
 
 
 @pytest.mark.parametrize("program", make_gpu_kernels.PROGRAMS)
