@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 PATH = ROOT / "tests/golden/gpu_kernels.json"
 GPUS = ("a100-40", "l4", "h100")  # sm_80, sm_89, sm_90
 ROWS, LENGTH = 2, 512
+OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}  # which tests leave out
 
 
 def bert(chip: str):
@@ -69,7 +70,7 @@ def measure(gpu: str, program) -> dict[str, dict[str, int]]:
         array(ROWS, LENGTH, dtype=jnp.int32), array(ROWS, 2, dtype=jnp.uint32),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        options = {**target.compiler_options, "xla_dump_to": folder}
+        options = {**target.compiler_options, **OPTIMIZED, "xla_dump_to": folder}
         jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3, 4))).lower(*shapes).compile(compiler_options=options)
         texts = [path.read_text() for path in sorted(pathlib.Path(folder).glob("*.ptx"))]
     ours = (text for text in texts if ".entry gpu_" in text)
