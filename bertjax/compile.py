@@ -1,8 +1,9 @@
-"""Compiles a config for a TPU, without the TPU: python -m bertjax.compile --config=large \\
+"""Compiles a config for a TPU or for GPUs, without them: python -m bertjax.compile --config=large \\
 --topology=v5litepod-16
 
-Prints memory per chip, FLOPs, collectives, and the compiler's estimate of the step time for each stage. If a stage
-does not fit, tries settings until it does. Needs libtpu: pip install -e '.[aot]'.
+Prints memory per chip, FLOPs, collectives, and for each stage the compiler's estimate of the step time, or on GPUs, for
+which it has none, a lower bound. If a stage does not fit, tries settings until it does. Needs libtpu, or JAX's CUDA
+plugin: pip install -e '.[aot]', or '.[aot-cuda]'.
 """
 
 import signal
@@ -13,14 +14,20 @@ from absl import flags
 from bertjax import command
 
 _CONFIG = command.define_config_flag()
-_TOPOLOGY = flags.DEFINE_string("topology", None, "The accelerator as gcloud names it: v5litepod-16, v4-8, v6e-8, ...")
+_TOPOLOGY = flags.DEFINE_string(
+    "topology",
+    None,
+    "The TPU as gcloud names it: v5litepod-16, v4-8, v6e-8, ...; or a number of GPUs: h100-8, l4-1, ...",
+)
 _SLICES = flags.DEFINE_integer("slices", 1, "Number of slices, connected by the data centre's network.")
+_HOSTS = flags.DEFINE_integer("hosts", 1, "Number of machines that the GPUs of --topology are in.")
 _PRICE = flags.DEFINE_float("price_per_chip_hour", None, "In dollars; adds the cost of all stages.", lower_bound=0)
 _JSON = flags.DEFINE_bool("json", False, "Print a JSON list with one object per stage instead of the table.")
 _SHARE = flags.DEFINE_list(
     "real_tokens_share", [], "With --config.packing: per stage, the share of tokens that are not padding."
 )
 flags.mark_flags_as_required(["config", "topology"])
+flags.DEFINE_alias("price", "price_per_chip_hour")
 flags.DEFINE_alias("price-per-chip-hour", "price_per_chip_hour")
 flags.DEFINE_alias("real-tokens-share", "real_tokens_share")
 
@@ -35,13 +42,13 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python cannot handle Ctrl-C inside XLA, and there is nothing to save
     config = _CONFIG.value
     tasks.validate(config, with_data=False)
-    target = accelerator(_TOPOLOGY.value, _SLICES.value)
+    target = accelerator(_TOPOLOGY.value, _SLICES.value, _HOSTS.value)
     shares = real_tokens_share(config)
 
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # leave this machine's accelerators alone
-    jax.config.update("jax_enable_compilation_cache", False)  # reading the cache needs the TPU
+    jax.config.update("jax_enable_compilation_cache", False)  # reading the cache needs the accelerator
 
     from bertjax.planner import summary
     from bertjax.planner.plan import plan, settings_that_fit

@@ -81,10 +81,11 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     order = {FOLDER / name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path, len(LONG)))
-    if importlib.util.find_spec("libtpu") is None:
-        for item in items:
-            if item.get_closest_marker("tpu_aot"):
-                item.add_marker(pytest.mark.skip(reason="libtpu is not installed, which is for x86-64 Linux"))
+    for marker, module in (("tpu_aot", "libtpu"), ("gpu_aot", "jax_cuda12_plugin")):
+        if importlib.util.find_spec(module) is None:
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(reason=f"{module} is not installed, which is for x86-64 Linux"))
 
 
 TOPICS = {

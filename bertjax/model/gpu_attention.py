@@ -42,8 +42,8 @@ class Tiles(NamedTuple):
 def tiles_of(size: int) -> tuple[Tiles, Tiles]:
     """Returns those of the forward and of the backward kernel, for heads of a `size`: the fastest that
     were tried on an H100 with heads of 64 and rows of 512."""
-    if size > 64:  # chosen by the compiler's counts: more would not stay in registers
-        return Tiles(block=128, piece=32, warps=8, stages=2), Tiles(block=128, piece=32, warps=8, stages=2)
+    if size > 64:  # chosen by the compiler's counts: more would not stay in the registers of an A100 or an L4
+        return Tiles(block=128, piece=32, warps=8, stages=2), Tiles(block=64, piece=32, warps=8, stages=2)
     return Tiles(block=64, piece=64, warps=4, stages=3), Tiles(block=64, piece=64, warps=4, stages=2)
 
 
@@ -72,7 +72,8 @@ def gpu_attention(
       `[batch, length, heads * size]`.
     """
     batch, length, *_, size = query_key_value.shape
-    attention = GpuAttention(length, size, 0.0 if dropout_keys is None else rate, chip, *(tiles or tiles_of(size)))
+    rate, sees = 0.0 if dropout_keys is None else rate, "causal" if causal else window
+    attention = GpuAttention(length, size, rate, chip, *(tiles or tiles_of(size)), sees)
     words = key_words(dropout_keys, batch)
     if attention.padded == length:
         return _attend(query_key_value, intervals(segments, causal, window), words, attention)
@@ -109,6 +110,11 @@ class GpuAttention(NamedTuple):
     chip: str
     forward: Tiles
     backward: Tiles
+    sees: int | str | None = None  # a window, or "causal": for the kernels' names, as `intervals` say it to them
+
+    def name(self, direction: str) -> str:
+        """Returns a kernel's name: gpu_attention_forward, gpu_attention_backward_64 (of a window), ..."""
+        return "_".join(["gpu_attention", direction, *([str(self.sees)] if self.sees is not None else [])])
 
     @property
     def padded(self) -> int:
@@ -155,6 +161,27 @@ class GpuAttention(NamedTuple):
         return call(*(array for _, array in inputs))
 
 
+def work_of(name: str, shape: tuple[int, ...], rate: float) -> tuple[int, int]:
+    """Returns the FLOPs of a kernel's matrix products, and its operations outside of them, on rows of one segment.
+
+    Args:
+      name: as `GpuAttention.name` says.
+      shape: of the projections, `[batch, length, 3, heads, size]`.
+      rate: the dropout rate.
+    """
+    batch, length, _, heads, size = shape
+    direction, _, sees = name.removeprefix("gpu_attention_").partition("_")
+    pairs = length * (length + 1) // 2 if sees == "causal" else length * min(length, 2 * int(sees or length) + 1)
+    # The backward kernel computes scores and the gradients of probabilities twice: for its keys, and for its queries.
+    # Other operations on a score: bounds (4), scale, maximum or difference, sum or product, and a power of two.
+    products, elements, hashes = {"forward": (2, 8, 1), "backward": (7, 16, 2)}[direction]
+    pairs *= batch * heads
+    return 2 * products * size * pairs, (elements + hashes * (_HASH if rate else 0)) * pairs
+
+
+_HASH = 14  # operations of `kept` on a score, with its index
+
+
 def _with_heads(words, heads: int):
     """Adds the number of the device's first head to the words of each row's key."""
     first = jnp.full((len(words), 1), index_along("heads") * heads, jnp.uint32)
@@ -173,7 +200,7 @@ def _attend_forward(projected, seen, words, attention):
         log_sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
         inputs = [("whole_projections", projected), ("words", _with_heads(words, heads)), ("row", first), ("row", last)]
         outputs = [("plane", context), ("of_heads", log_sums)]
-        return attention.call(_forward_kernel, "gpu_attention_forward", attention.forward, inputs, outputs)
+        return attention.call(_forward_kernel, attention.name("forward"), attention.forward, inputs, outputs)
 
     run = on_mesh(run, (_PROJECTIONS, _WORDS, _ROW, _ROW), (_PLANE, _OF_HEADS))
     context, log_sums = run(projected, words, seen.first, seen.last)
@@ -187,7 +214,7 @@ def _attend_backward(attention, saved, of_context):
         inputs += [("whole_plane", of_context), ("whole_of_heads", log_sums), ("whole_heads", products)]
         inputs += [("row", each) for each in seen]
         outputs = [("projections", jax.ShapeDtypeStruct(projected.shape, projected.dtype))]
-        return attention.call(_backward_kernel, "gpu_attention_backward", attention.backward, inputs, outputs)
+        return attention.call(_backward_kernel, attention.name("backward"), attention.backward, inputs, outputs)
 
     projected, seen, words, context, log_sums = saved
     context, of_context = (x.reshape(*x.shape[:2], *projected.shape[3:]) for x in (context, of_context))

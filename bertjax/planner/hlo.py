@@ -1,4 +1,4 @@
-"""Parses the text of a compiled program for the compiler's cycle estimates and its collectives."""
+"""Parses the text of a compiled program: its instructions, the compiler's cycle estimates, kernels and collectives."""
 
 import dataclasses
 import math
@@ -7,23 +7,27 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
+BYTES = {
+    "pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8,
+    "s64": 8, "u64": 8,
+}  # fmt: skip
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _OPERATION = re.compile(r'op_name="([^"]*)"')
 _WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"(?:calls|to_apply|called_computations)=\{?%?([\w.\-]+)")
 _COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
 _KERNEL = re.compile(
-    r' = (.*?) custom-call\(.*custom_call_target="tpu_custom_call", operand_layout_constraints=(\{.*?\}\}).*?'
+    r' = (.*?) custom-call\(.*custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton)", '
+    r"operand_layout_constraints=(\{.*?\}\}).*?"
     r"(\w+)\)*/pallas_call"
 )
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _ON_CHIP = re.compile(r"\w+\[[\d,]*\]\{[^}]*S\(\d+\)[^}]*\}")  # an array whose layout names another memory than HBM
-_NAME = re.compile(r"%([\w.\-]+)")
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\(([^)]*)\)")
+_NAMED = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel of ours, about which the compiler knows nothing."""
+    """A kernel of ours (Pallas), about which the compiler knows nothing."""
 
     name: str
     bytes: int  # bytes that one call reads and writes
@@ -48,14 +52,68 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Instruction:
-    """An instruction of which the compiler estimates the cycles; a fusion is one."""
+class Estimate:
+    """What the compiler estimates of an instruction, with what the instruction does; a fusion is one."""
 
     operation: str  # its `op_name`: the path of modules and functions that it comes from; "" if unknown
     cycles: int
     flops: int  # of matrix products
     bytes: int  # that it reads from HBM and writes to it
     times: int  # per step
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """An instruction of a computation: `name = shape opcode(operands), attributes`."""
+
+    name: str
+    shape: str  # an array's, or (...) of several
+    opcode: str
+    operands: tuple[str, ...]  # their names
+    attributes: str
+    line: str
+    is_root: bool
+
+    @property
+    def arrays(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Returns the type and the sizes of each array of the shape."""
+        return [(dtype, tuple(map(int, filter(None, sizes.split(","))))) for dtype, sizes in _ARRAY.findall(self.shape)]
+
+    @property
+    def bytes(self) -> int:
+        return sum(_bytes(self.shape).values())
+
+    @property
+    def called(self) -> str | None:
+        """The computation that it calls."""
+        found = _CALLED.search(self.attributes)
+        return found and found[1]
+
+
+def bytes_of(dtype: str, shape: Sequence[int]) -> int:
+    return BYTES.get(dtype, 0) * math.prod(shape)
+
+
+def instruction_of(line: str) -> Instruction | None:
+    """Parses a line; None if it has no instruction."""
+    named = _NAMED.match(line)
+    if not named:
+        return None
+    shape, rest = _cut(line[named.end() :], " ")
+    opcode, rest = _cut(rest, "(")
+    inside, attributes = _cut("(" + rest, ",")
+    operands = tuple(re.findall(r"%([\w.\-]+)", inside))
+    return Instruction(named[2], shape, opcode, operands, attributes, line, named[1] is not None)
+
+
+def _cut(text: str, separator: str) -> tuple[str, str]:
+    """Splits at the first separator that is not between parentheses."""
+    depth = 0
+    for place, letter in enumerate(text):
+        if not depth and letter == separator:
+            return text[:place], text[place + 1 :]
+        depth += (letter == "(") - (letter == ")")
+    return text, ""
 
 
 def kernel_of(line: str) -> Kernel | None:
@@ -83,8 +141,7 @@ class HloModule:
                     self._entry = header[2]
             else:
                 lines.append(line)
-        found = (_INSTRUCTION.match(line) for lines in self._lines.values() for line in lines)
-        self._shapes = {each[1]: each[2] for each in found if each}
+        self._parsed: dict[str, dict[str, Instruction]] = {}
         self._times: dict[str, int] = {}
         self._walk(self._entry, 1)
 
@@ -95,45 +152,70 @@ class HloModule:
         self._times[name] = times
         for line in self._lines.get(name, ()):
             if loop := _WHILE.search(line):
-                self._walk(loop[2], times * self._trip_count(loop[1]))
+                self._walk(loop[2], times * self._trip_count(loop))
             else:
                 for called in _CALLED.findall(line):
                     self._walk(called, times)
 
-    def _trip_count(self, condition: str) -> int:
-        """Returns the trip count of a loop from 0 to a constant, such as those of `lax.scan`."""
-        return max(map(int, re.findall(r" constant\((\d+)\)", "\n".join(self._lines[condition]))), default=1)
+    def _trip_count(self, loop: re.Match) -> int:
+        """Returns the trip count of a loop: what the compiler knows (for GPUs), or else that of a loop from 0 to a
+        constant, such as those of `lax.scan`."""
+        if known := _TRIPS.search(loop.string):
+            return int(known[1])
+        return max(map(int, re.findall(r" constant\((\d+)\)", "\n".join(self._lines[loop[1]]))), default=1)
+
+    def executed(self) -> Iterator[tuple[str, str, int]]:
+        """Yields (computation, line, how often a step runs it) of the entry and of the bodies of loops."""
+        yield from self._executed(self._entry, 1)
+
+    def _executed(self, name: str, times: int) -> Iterator[tuple[str, str, int]]:
+        for line in self._lines.get(name, ()):
+            yield name, line, times
+            if loop := _WHILE.search(line):
+                yield from self._executed(loop[2], times * self._trip_count(loop))
+
+    def computation(self, name: str) -> dict[str, Instruction]:
+        """Returns the instructions of a computation by name."""
+        if name not in self._parsed:
+            found = filter(None, map(instruction_of, self._lines.get(name, ())))
+            self._parsed[name] = {instruction.name: instruction for instruction in found}
+        return self._parsed[name]
 
     def estimated_cycles(self) -> int:
         """Sums the compiler's cycle estimates over all instructions; a loop body counts once per iteration."""
-        return sum(each.times * each.cycles for each in self.instructions())
+        return sum(each.times * each.cycles for each in self.estimates())
 
-    def instructions(self) -> list[Instruction]:
-        """Returns the instructions of which the compiler estimates the cycles."""
-        return list(self._instructions(self._entry, 1))
-
-    def _instructions(self, name: str, times: int) -> Iterator[Instruction]:
-        for line in self._lines.get(name, ()):
+    def estimates(self) -> list[Estimate]:
+        """Returns those of the instructions of which the compiler estimates the cycles."""
+        found = []
+        for name, line, times in self.executed():
             if cycles := sum(map(int, _CYCLES.findall(line))):
-                yield Instruction(operation_of(line), cycles, self._flops(line), self._bytes(line), times)
-            if loop := _WHILE.search(line):
-                yield from self._instructions(loop[2], times * self._trip_count(loop[1]))
+                instruction = instruction_of(line)
+                flops, size = self._flops(name, instruction), self._hbm_bytes(name, instruction)
+                found.append(Estimate(operation_of(line), cycles, flops, size, times))
+        return found
 
-    def _flops(self, line: str) -> int:
-        """Returns the FLOPs of the products in an instruction and in what it calls."""
-        flops = sum(self._flops(each) for called in _CALLED.findall(line) for each in self._lines.get(called, ()))
-        found = _INSTRUCTION.match(line)
-        if found and found[3] in ("convolution", "dot"):
+    def _flops(self, name: str, instruction: Instruction) -> int:
+        """Returns the FLOPs of the products in an instruction of a computation and in what it calls."""
+        inner = (
+            self._flops(called, each)
+            for called in _CALLED.findall(instruction.attributes)
+            for each in self.computation(called).values()
+        )
+        flops = sum(inner)
+        if instruction.opcode in ("convolution", "dot"):
             # The sizes m k, k n and m n of the factors and the product multiply to the square of m k n.
-            shapes = found[2], *(self._shapes.get(name, "") for name in _NAME.findall(found[4])[:2])
+            shapes = instruction.shape, *self._operand_shapes(name, instruction)[:2]
             flops += 2 * math.isqrt(math.prod(map(_elements, shapes)))
         return flops
 
-    def _bytes(self, line: str) -> int:
-        if not (found := _INSTRUCTION.match(line)):
-            return 0
-        shapes = found[2], *(self._shapes.get(name, "") for name in _NAME.findall(found[4]))
+    def _hbm_bytes(self, name: str, instruction: Instruction) -> int:
+        shapes = instruction.shape, *self._operand_shapes(name, instruction)
         return sum(sum(_bytes(_ON_CHIP.sub("", shape)).values()) for shape in shapes)
+
+    def _operand_shapes(self, name: str, instruction: Instruction) -> list[str]:
+        own = self.computation(name)
+        return [own[each].shape if each in own else "" for each in instruction.operands]
 
     def kernels(self) -> list[Kernel]:
         found = ((kernel_of(line), times) for name, times in self._times.items() for line in self._lines.get(name, ()))
@@ -167,7 +249,7 @@ class HloModule:
 
 def _arrays(shape: str, kind: str, is_start: bool, ways: int) -> dict[str, int]:
     """Returns the bytes, by type, of the arrays that a collective with this result shape gathers or sums."""
-    halves = is_start and kind == "all-gather"  # the result is (inputs, outputs)
+    halves = is_start and kind in ("all-gather", "reduce-scatter")  # the result is (inputs, outputs)
     return {dtype: size * (ways if kind == "reduce-scatter" else 1) for dtype, size in _bytes(shape, halves).items()}
 
 

@@ -1,4 +1,4 @@
-"""Plans a config for a TPU without the hardware: compiles its train and evaluation steps with libtpu."""
+"""Plans a config for TPUs or GPUs without the hardware: compiles its train and evaluation steps."""
 
 import copy
 import dataclasses
@@ -14,12 +14,14 @@ from bertjax import families
 from bertjax.config import UserError
 from bertjax.planner import hlo
 from bertjax.planner.kernel_times import kernel_seconds
+from bertjax.planner.roofline import Roofline, roofline
+from bertjax.sharding.gpus import GIB, Machines
 from bertjax.sharding.mesh import make_mesh
 from bertjax.sharding.rules import RULES
-from bertjax.sharding.topology import GIB, Accelerator
+from bertjax.sharding.topology import Accelerator
 from bertjax.tasks.launch import kind_of
+from bertjax.training.memory import settings_that_save
 from bertjax.training.step import abstract_hyperparameters, make_program
-from bertjax.validation import REMAT_POLICIES
 
 
 class OutOfMemory(Exception):
@@ -50,13 +52,14 @@ class StagePlan:
     hbm_used_bytes: int | None  # maximum of train and evaluation step; None: out of memory, amount unknown
     hbm_available_bytes: int
     flops_per_step: int
-    estimated_step_seconds: float | None
+    estimated_step_seconds: float | None  # on GPUs at least, see `roofline`
     peak_flops: float  # peak FLOP/s of all chips together
     collectives: list[hlo.Collective]
     remat: str
     unroll: bool
     compile_seconds: float
     out_of_memory: str = ""  # the compiler's message; empty if it compiled
+    roofline: Roofline | None = None  # of a step on a GPU
 
     @property
     def activations_bytes(self) -> int:
@@ -75,7 +78,10 @@ class StagePlan:
 
 
 def plan(
-    config, accelerator: Accelerator, stages: list[int] | None = None, real_tokens_share: Sequence[float] = ()
+    config,
+    accelerator: Accelerator | Machines,
+    stages: list[int] | None = None,
+    real_tokens_share: Sequence[float] = (),
 ) -> list[StagePlan]:
     """Compiles the train and evaluation steps of all stages, or of `stages`. Raises `UserError` if the config does not
     suit the accelerator; running out of memory is a result, not an error.
@@ -83,21 +89,24 @@ def plan(
     With `remat` or `unroll` "auto", returns the plan of the first way with which all stages fit, or else of the last.
     If sequences are packed, `real_tokens_share` is that of the sequences of each stage of the config.
     """
-    for way in kind_of(config).planning.ways(config, "tpu", accelerator.generation.kind):
+    for way in kind_of(config).planning.ways(config, accelerator.platform, accelerator.generation.kind):
         results = _plan(way, accelerator, stages, real_tokens_share)
         if all(result.fits for result in results):
             break
     return results
 
 
-def _plan(config, accelerator: Accelerator, stages: list[int] | None, real_tokens_share) -> list[StagePlan]:
-    builder = _Builder(config, accelerator, real_tokens_share)
+def _plan(config, accelerator: Accelerator | Machines, stages: list[int] | None, real_tokens_share) -> list[StagePlan]:
+    builder, options = _Builder(config, accelerator, real_tokens_share), accelerator.compiler_options
     # One after the other: two compilations at once have crashed libtpu.
-    return [builder.read(number, *map(_compile, builder.lower(number))) for number in stages or builder.stages()]
+    return [
+        builder.read(number, *(_compile(each, options) for each in builder.lower(number)))
+        for number in stages or builder.stages()
+    ]
 
 
 def settings_that_fit(
-    config, accelerator: Accelerator, stages: list[int], real_tokens_share: Sequence[float] = ()
+    config, accelerator: Accelerator | Machines, stages: list[int], real_tokens_share: Sequence[float] = ()
 ) -> Iterator[dict]:
     """Yields settings that save memory and with which, according to the compiler, the stages fit; cheapest first."""
     for settings in _candidates(config, accelerator):
@@ -113,16 +122,8 @@ def settings_that_fit(
             yield settings
 
 
-def _candidates(config, accelerator: Accelerator) -> Iterator[dict]:
-    if config.unroll == "yes":
-        yield {"unroll": "no"}
-    weaker = REMAT_POLICIES if config.remat == "auto" else (config.remat,)  # policies that have been tried
-    stronger = REMAT_POLICIES[REMAT_POLICIES.index(weaker[-1]) + 1 :]
-    yield from ({"remat": remat} for remat in stronger)
-    microbatches = config.microbatches
-    while config.batch_size % (2 * microbatches) == 0 and microbatches < 64:
-        microbatches *= 2
-        yield {"remat": "full", "microbatches": microbatches}
+def _candidates(config, accelerator: Accelerator | Machines) -> Iterator[dict]:
+    yield from settings_that_save(config)
     devices = accelerator.devices()
     ways = make_mesh(config, devices).shape["fsdp"]
     while ways < len(devices) // accelerator.slices:
@@ -138,10 +139,10 @@ class _Compiled:
     seconds: float
 
 
-def _compile(lowered) -> _Compiled | OutOfMemory:
+def _compile(lowered, options: dict[str, str]) -> _Compiled | OutOfMemory:
     began = time.monotonic()
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -161,7 +162,7 @@ def _compile(lowered) -> _Compiled | OutOfMemory:
 class _Builder:
     """Lowers the steps of a config for an accelerator, and reads the compiled results."""
 
-    def __init__(self, config, accelerator: Accelerator, real_tokens_share: Sequence[float]):
+    def __init__(self, config, accelerator: Accelerator | Machines, real_tokens_share: Sequence[float]):
         self._config, self._accelerator = config, accelerator
         self._mesh = make_mesh(config, accelerator.devices())
         self._task, self._stages = kind_of(config).planning.open(config, self._mesh, real_tokens_share)
@@ -196,16 +197,21 @@ class _Builder:
         smaller = sum(each.steps * each.batch_size / stage.batch_size for each in growing)
         failed = next((result for result in (train, evaluation) if isinstance(result, OutOfMemory)), None)
         resting = _bytes_per_device(self._program.state)
-        used = seconds = None
+        used = seconds = least = None
         collectives = []
         if failed is None:
             used = max(train.memory, evaluation.memory + resting) * per_chip
             ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
             in_one_call = rows // its_config.microbatches // ways
-            kernels = train.module.kernels()
-            seconds = train.cycles / generation.clock
-            seconds += kernel_seconds(kernels, generation, families.config_of(its_config), in_one_call, stage.length)
-            collectives = train.module.collectives(dict(self._mesh.shape))
+            collectives, model = train.module.collectives(dict(self._mesh.shape)), families.config_of(its_config)
+            if self._accelerator.platform == "gpu":
+                dropout = getattr(model, "attention_probs_dropout_prob", 0.0)
+                least = roofline(train.module, self._accelerator, self._mesh, collectives, dropout)
+                seconds = least.seconds
+            else:
+                kernels = train.module.kernels()
+                seconds = train.cycles / generation.clock
+                seconds += kernel_seconds(kernels, generation, model, in_one_call, stage.length)
         elif failed.needed is not None:
             used = (failed.needed + (resting if failed is evaluation else 0)) * per_chip
         return StagePlan(
@@ -228,6 +234,7 @@ class _Builder:
             unroll=self._task.model.compute.unroll,
             compile_seconds=0.0 if failed else train.seconds + evaluation.seconds,
             out_of_memory=str(failed) if failed else "",
+            roofline=least,
         )
 
 

@@ -1,14 +1,22 @@
 """Formats plans as tables and as JSON."""
 
+import dataclasses
 import json
 
 from bertjax.planner.plan import StagePlan
-from bertjax.sharding.topology import GIB, Accelerator
+from bertjax.sharding.gpus import GIB, Machines
+from bertjax.sharding.topology import Accelerator
+from bertjax.training.memory import as_flags
 
-LEFT_OUT = (
-    "estimated step: the compiler's cycle estimate for computation, divided by the chip's clock. It excludes network\n"
-    "time (see the collectives), copies between memories and waiting for data: a real step takes longer."
-)
+LEFT_OUT = {
+    "tpu": """\
+estimated step: the compiler's cycle estimate for computation, divided by the chip's clock. It excludes network
+time (see the collectives), copies between memories and waiting for data: a real step takes longer.""",
+    "gpu": """\
+least step: a lower bound, not an estimate. A kernel takes at least the time of its products, of its other operations
+and of its memory traffic at the data sheet's rates, and collectives, which may run beside kernels, that of the links.
+A real step takes longer. Attention is counted for rows of one segment; padding and packing save some of it.""",
+}
 
 
 def as_json(plans: list[StagePlan]) -> str:
@@ -34,6 +42,7 @@ def as_json(plans: list[StagePlan]) -> str:
                      "in_loop": c.in_loop}
                     for c in p.collectives
                 ],
+                "roofline": [dataclasses.asdict(work) for work in p.roofline.works] if p.roofline else [],
             }
             for p in plans
         ],
@@ -41,17 +50,20 @@ def as_json(plans: list[StagePlan]) -> str:
     )  # fmt: skip
 
 
-def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_hour: float | None = None) -> str:
+def as_table(
+    plans: list[StagePlan], accelerator: Accelerator | Machines, price_per_chip_hour: float | None = None
+) -> str:
     """A table for a terminal: one column per stage, then the collectives, then the total over all stages."""
-    name = accelerator.name + (f", {accelerator.slices} slices" if accelerator.slices > 1 else "")
     counted = [
         ("  steps", [f"{p.steps:,}" for p in plans]),
         ("  days", [_or_blank(p, lambda p: f"{_days(p):,.2f}") for p in plans]),
     ]
+    is_gpu = accelerator.platform == "gpu"
+    chip, step = ("GPU", "least step") if is_gpu else ("chip", "estimated step")
     rows: list[tuple[str, list[str]]] = [
-        (f"{name}: {accelerator.chips} chips", [p.name for p in plans]),
+        (accelerator.description, [p.name for p in plans]),
         ("batch x length", [_batch(p) for p in plans]),
-        ("HBM per chip: params", [_gib(p.params_bytes) for p in plans]),
+        (f"HBM per {chip}: params", [_gib(p.params_bytes) for p in plans]),
         ("  optimizer", [_gib(p.optimizer_bytes) for p in plans]),
         ("  activations and the rest", [_gib(p.activations_bytes) if p.fits else "" for p in plans]),
         ("  total", [_gib(p.hbm_used_bytes) for p in plans]),
@@ -59,7 +71,8 @@ def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_ho
         ("remat", [p.remat for p in plans]),
         ("unroll", ["yes" if p.unroll else "no" for p in plans]),
         ("FLOPs per step", [f"{p.flops_per_step / 1e12:,.2f} T" for p in plans]),
-        ("estimated step", [_or_blank(p, lambda p: f"{p.estimated_step_seconds * 1e3:,.1f} ms") for p in plans]),
+        (step, [_or_blank(p, lambda p: f"{p.estimated_step_seconds * 1e3:,.1f} ms") for p in plans]),
+        *_shares(plans),
         ("  sequences/s", [_or_blank(p, lambda p: f"{p.batch_size / p.estimated_step_seconds:,.0f}") for p in plans]),
         ("  MFU", [_or_blank(p, lambda p: f"{p.estimated_mfu:.1%}") for p in plans]),
         *(row for row in counted if all(p.steps for p in plans)),
@@ -74,13 +87,30 @@ def as_table(plans: list[StagePlan], accelerator: Accelerator, price_per_chip_ho
         for c in p.collectives:
             where = f"over {' and '.join(c.axes)}, {c.count} of them, {'in the loop' if c.in_loop else 'once'}"
             lines.append(f"  {c.kind:<18} {c.dtype:<5} {_bytes(c.bytes):>10}  {where}")
+        if p.roofline:
+            lines.append(f"kernels of stage {p.name}, per step and GPU:")
+            for work in p.roofline.works:
+                flops = f"{work.flops / 1e12:,.2f} TFLOP" if work.flops else ""
+                cells = f"{work.seconds * 1e3:>9,.2f} ms {_bytes(work.bytes):>11} {flops:>13}"
+                lines.append(f"  {work.category:<18} {work.name:<26} {cells}  {work.calls:,} of them")
     if all(p.fits and p.steps for p in plans):
         days = sum(map(_days, plans))
         cost, hours = "", days * 24 * accelerator.chips
         if price_per_chip_hour is not None:
-            cost = f", {hours:,.0f} chip-hours at {price_per_chip_hour:g}: ${hours * price_per_chip_hour:,.0f}"
-        lines += ["", f"all stages: {days:,.2f} days of {accelerator.chips} chips{cost}"]
-    return "\n".join([*lines, "", LEFT_OUT])
+            cost = f", {hours:,.0f} {chip}-hours at {price_per_chip_hour:g}: ${hours * price_per_chip_hour:,.0f}"
+        least = "at least " if is_gpu else ""
+        lines += ["", f"all stages: {least}{days:,.2f} days of {accelerator.chips} {chip}s{cost}"]
+    return "\n".join([*lines, "", LEFT_OUT[accelerator.platform]])
+
+
+def _shares(plans: list[StagePlan]) -> list[tuple[str, list[str]]]:
+    """Rows that say where the time goes, of plans with a roofline."""
+    parts = [p.roofline.by_category() if p.roofline else {} for p in plans]
+    categories = dict.fromkeys(category for part in parts for category in part)
+    return [
+        (f"    {category}", [f"{part[category] * 1e3:,.1f} ms" if category in part else "" for part in parts])
+        for category in categories
+    ]
 
 
 def out_of_memory(plans: list[StagePlan], settings: dict | None) -> str:
@@ -88,7 +118,7 @@ def out_of_memory(plans: list[StagePlan], settings: dict | None) -> str:
     if settings is None:
         remedy = "no setting tried (remat, microbatches, fsdp) is enough; use more chips or a smaller batch_size"
     else:
-        remedy = "it fits with " + " ".join(f"--config.{name}={value}" for name, value in settings.items())
+        remedy = f"it fits with {as_flags(settings)}"
     return "; ".join([*map(_missing, plans), remedy])
 
 

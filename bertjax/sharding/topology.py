@@ -4,10 +4,11 @@ import dataclasses
 import glob
 import importlib.util
 import os
+from typing import ClassVar
 
 from bertjax.config import UserError
-
-GIB = 1 << 30
+from bertjax.sharding import gpus
+from bertjax.sharding.gpus import GIB, GPUS, Machines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,19 +41,6 @@ GENERATIONS = {
     "v5p": Generation("TPU v5", "v5p", True, 1, 459e12, 95.74 * GIB, 2765e9, 1.75e9, 3, (*_CUBES, 4096)),
     "v6e": Generation("TPU v6 lite", "v6e", False, 1, 918e12, 31.25 * GIB, 1638e9, 1.75e9, 2, _PLANES),
     "tpu7x": Generation("TPU7x", "tpu7x", True, 2, 2307e12, 2 * 94.75 * GIB, 7380e9, 2.2e9, 3, (*_CUBES, 4096)),
-}
-
-# Dense bfloat16 (T4, V100: float16) peak FLOP/s of GPUs, by prefix of `device.device_kind`; longer prefixes first.
-GPU_PEAK_FLOPS = {
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA L40S": 362e12,
-    "NVIDIA L40": 181e12,
-    "NVIDIA L4": 121e12,
-    "Tesla T4": 65e12,
-    "Tesla V100": 125e12,
 }
 
 
@@ -90,17 +78,26 @@ def peak_flops(device) -> float | None:
     if tpus:  # "TPU v5 lite" also starts with "TPU v5", which is a v5p
         generation = max(tpus, key=lambda g: len(g.kind))
         return generation.peak_flops / generation.devices_per_chip
-    return next((peak for start, peak in GPU_PEAK_FLOPS.items() if kind.startswith(start)), None)
+    return gpus.peak_flops(kind)
 
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
     """An accelerator type of gcloud: `chips` of one generation in total, in `slices` of equal size."""
 
+    platform: ClassVar[str] = "tpu"
     name: str
     generation: Generation
     chips: int  # chips of all slices together
     slices: int
+
+    @property
+    def description(self) -> str:
+        return f"{self.name}{f', {self.slices} slices' if self.slices > 1 else ''}: {self.chips} chips"
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        return {}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -130,17 +127,30 @@ class Accelerator:
         return topologies.get_topology_desc(name, "tpu", **options).devices
 
 
-def accelerator(name: str, slices: int = 1) -> Accelerator:
-    """Parses gcloud's name, such as "v5litepod-16". Raises `UserError` with the known names for an unknown one."""
+def accelerator(name: str, slices: int = 1, hosts: int = 1) -> Accelerator | Machines:
+    """Parses gcloud's name of a TPU, such as "v5litepod-16", or of GPUs, such as "h100-8".
+
+    Raises `UserError` with the known names for an unknown one.
+    """
+    found = gpus.machines(name, hosts)
+    if found is not None:
+        if slices != 1:
+            raise UserError(f"--slices={slices}: GPUs have no slices; --hosts=M says in how many machines they are")
+        return found
     prefix, _, number = name.rpartition("-")
     generation = GENERATIONS.get(prefix)
     if generation is None:
         known = ", ".join(f"{prefix}-N" for prefix in GENERATIONS)
-        raise UserError(f"--topology={name}: unknown; choose one of {known}, as gcloud names them (v5litepod-16, say)")
+        raise UserError(
+            f"--topology={name}: unknown; choose one of {known}, as gcloud names TPUs (v5litepod-16, say), or N GPUs: "
+            + ", ".join(f"{prefix}-N" for prefix in GPUS)
+        )
     per_chip = 2 if generation.counts_cores else 1
     if number not in (str(chips * per_chip) for chips in generation.chips):
         known = ", ".join(f"{prefix}-{chips * per_chip}" for chips in generation.chips)
         raise UserError(f"--topology={name}: unknown; choose one of {known}")
     if slices < 1:
         raise UserError(f"--slices={slices}: must be at least 1")
+    if hosts != 1:
+        raise UserError(f"--hosts={hosts}: for GPUs; a TPU's name says how many hosts it has")
     return Accelerator(name, generation, int(number) // per_chip * slices, slices)

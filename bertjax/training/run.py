@@ -13,6 +13,7 @@ from bertjax.sharding.mesh import compute_for
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.loop import Trained, train
+from bertjax.training.memory import require_memory
 from bertjax.training.planning import Planning
 from bertjax.training.step import Program
 from bertjax.training.task import Task
@@ -87,7 +88,7 @@ def run(
       is_trial: a trial of a search, which cannot be extended once it has finished.
 
     Returns the result of `train`; None if the run had already finished.
-    Raises `UserError` if the workdir holds an incompatible run.
+    Raises `UserError` if the workdir holds an incompatible run, or if a step runs out of memory.
     """
 
     def say(*lines: str) -> None:
@@ -160,18 +161,22 @@ def run(
             say("dtype = 'auto': products take bfloat16, which this processor multiplies faster than float32")
 
     # Train and report.
-    trained = train(
-        opened.task,
-        opened.config,
-        workdir,
-        opened.mesh,
-        opened.initialize,
-        make_program(opened),
-        parent,
-        on_start=on_start,
-        resumable_at_end=not is_trial,
-        began=began,
-    )
+    try:
+        trained = train(
+            opened.task,
+            opened.config,
+            workdir,
+            opened.mesh,
+            opened.initialize,
+            make_program(opened),
+            parent,
+            on_start=on_start,
+            resumable_at_end=not is_trial,
+            began=began,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        require_memory(error, opened.config, opened.mesh)
+        raise
     text, step, total = opened.report(trained), int(trained.state.step), opened.task.total_steps
     if step < total:
         waited = trained.scores.waited

@@ -102,7 +102,7 @@ def compiled(name: str, options) -> dict[str, tuple[float, ...]]:
     rate = chips.generation
     peak, bandwidth = (each / rate.devices_per_chip for each in (rate.peak_flops, rate.hbm_bandwidth))
     found: dict[str, tuple[float, ...]] = {}
-    for each in HloModule(lowered.compile().as_text()).instructions():
+    for each in HloModule(lowered.compile().as_text()).estimates():
         of_flops, of_bytes = each.flops / peak, each.bytes / bandwidth
         own = each.cycles / rate.clock, of_flops, of_bytes, max(of_flops, of_bytes)
         before = found.get(each.operation, (0.0,) * len(own))

@@ -1,7 +1,8 @@
-"""Writes tests/golden/hbm.json, what the shipped configs need on each TPU: python tests/golden/make_hbm.py [PART]
+"""Writes tests/golden/hbm.json, what the shipped configs need on TPUs and GPUs: python tests/golden/make_hbm.py [PART]
 
 Compiles every one of them, two or three minutes each on two cores; with an argument only those whose name has it, such
-as "large v5litepod" or "packed". Needs libtpu. Look at the difference before you commit it: that is what it is for.
+as "large v5litepod" or "packed". Needs libtpu, for GPUs ("h100") jax[cuda12]. Look at the difference before you commit
+it: that is what it is for.
 """
 
 import hashlib
@@ -29,6 +30,13 @@ NAMES = [
     "base packed v5litepod-16",
     "base packed v6e-8",
     "small:tiny v5litepod-16",  # which a test compiles again
+    "base h100-1",
+    "base h100-8",
+    "large h100-1",
+    "large h100-8",
+    "modern:150m h100-1",
+    "modern:150m h100-8",
+    "small:tiny h100-8",  # which a test compiles again
 ]
 REAL_TOKENS = (0.92, 0.75)  # the share of Wikipedia's and books' sequences, see experiments/benchmarks/RESULTS.md
 

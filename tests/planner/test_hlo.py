@@ -45,7 +45,7 @@ ENTRY %main (param: f32[8]) -> f32[8] {
 
 def test_cycles_count_a_loop_as_often_as_it_runs():
     assert HloModule(TEXT).estimated_cycles() == 1000 + 12 * (100 + 3 * 10)
-    found = [(each.operation, each.cycles, each.times) for each in HloModule(TEXT).instructions()]
+    found = [(each.operation, each.cycles, each.times) for each in HloModule(TEXT).estimates()]
     assert found == [("layers/mul", 10, 36), ("", 100, 12), ("", 1000, 1)]
 
 
@@ -64,7 +64,7 @@ ENTRY %main (a: bf16[32,16], b: bf16[16,8]) -> bf16[32,8] {
   ROOT %both = (f32[32]{0:T(128)S(1)}, bf16[32,8]{1,0}) fusion(%a, %b), calls=%product, x={"estimated_cycles":"9"}
 }
 """
-    [found] = HloModule(text).instructions()
+    [found] = HloModule(text).estimates()
     assert found.flops == 2 * 32 * 16 * 8
     assert found.bytes == 2 * (32 * 16 + 32 * 8)  # the others lie on chip
 

@@ -290,6 +290,7 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
         assert row.keys() == {
             "stage", "steps", "chips", "batch_size", "rows", "length", "remat", "unroll", "hbm_used_bytes",
             "hbm_available_bytes", "flops_per_step", "estimated_step_seconds", "estimated_mfu", "collectives",
+            "roofline",
         }  # fmt: skip
         assert row["chips"] == 4 and row["batch_size"] == 8
         assert 0 < row["hbm_used_bytes"] < row["hbm_available_bytes"] and 0 < row["estimated_mfu"] < 1

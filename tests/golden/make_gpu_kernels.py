@@ -1,0 +1,105 @@
+"""Writes tests/golden/gpu_kernels.json, the registers of the GPU kernels: python tests/golden/make_gpu_kernels.py
+
+Compiles them to PTX for a GPU of each architecture, and that with ptxas: a minute or two on two cores. Needs
+jax[cuda12]. Look at the difference before you commit it: a kernel of more registers runs on fewer threads at a time.
+"""
+
+import importlib.util
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+PATH = ROOT / "tests/golden/gpu_kernels.json"
+GPUS = ("a100-40", "l4", "h100")  # sm_80, sm_89, sm_90
+ROWS, LENGTH = 2, 512
+OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}  # which tests leave out
+
+
+def bert(chip: str):
+    """BERT-large's: heads of 64 with dropout, the norm of a sum, GELU."""
+    from bertjax.model.gpu_activation import gpu_activate
+    from bertjax.model.gpu_attention import gpu_attention
+    from bertjax.model.gpu_norm import gpu_add_norm
+
+    def loss(projected, x, product, scale, bias, segments, words):
+        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+        update = gpu_attention(projected, segments, keys, 0.1, chip=chip)
+        x = gpu_add_norm(x, update, scale, scale, scale, keys, 0.1, 1e-12, chip)
+        return x.sum() + gpu_activate(product, bias, "gelu", chip).sum()
+
+    return loss, (3, 16, 64), (4096,)
+
+
+def modern(chip: str):
+    """A ModernBERT's, with heads of 128: a window, a norm without bias, a gated GELU."""
+    from bertjax.model.gpu_activation import gpu_activate
+    from bertjax.model.gpu_attention import gpu_attention
+    from bertjax.model.gpu_norm import gpu_norm
+
+    def loss(projected, x, product, scale, bias, segments, words):
+        x = x + gpu_attention(projected, segments, chip=chip, window=64)
+        return gpu_norm(x, scale, None, 1e-5, chip).sum() + gpu_activate(product, None, "gelu", chip).sum()
+
+    return loss, (3, 6, 128), (2, 1152)
+
+
+def measure(gpu: str, program) -> dict[str, dict[str, int]]:
+    """Returns registers and spilt bytes of each kernel of a program and of its gradient."""
+    from bertjax.sharding.topology import accelerator
+
+    target = accelerator(gpu)
+    device = target.devices()[0]
+
+    def array(*shape, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(device))
+
+    loss, projected, product = program(device.device_kind)
+    _, heads, size = projected
+    shapes = (
+        array(ROWS, LENGTH, *projected), array(ROWS, LENGTH, heads * size), array(ROWS, LENGTH, *product),
+        array(heads * size, dtype=jnp.float32), array(*product, dtype=jnp.float32),
+        array(ROWS, LENGTH, dtype=jnp.int32), array(ROWS, 2, dtype=jnp.uint32),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        options = {**target.compiler_options, **OPTIMIZED, "xla_dump_to": folder}
+        jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3, 4))).lower(*shapes).compile(compiler_options=options)
+        texts = [path.read_text() for path in sorted(pathlib.Path(folder).glob("*.ptx"))]
+    ours = (text for text in texts if ".entry gpu_" in text)
+    return {name: counts for text in ours for name, counts in assemble(text)}
+
+
+def assemble(ptx: str) -> list[tuple[str, dict[str, int]]]:
+    """Returns what ptxas says of each kernel of a text."""
+    (package,) = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations
+    architecture = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
+    command = [f"{package}/bin/ptxas", f"-arch={architecture}", "-v", "-o", "/dev/null", "/dev/stdin"]
+    said = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
+    found = re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers", said, re.DOTALL)
+    return [(name, {"registers": int(registers), "spilt": int(spilt)}) for name, spilt, registers in found]
+
+
+PROGRAMS = {"bert": bert, "modern": modern}
+
+
+def main() -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    found = {f"{gpu} {name}": measure(gpu, program) for gpu in GPUS for name, program in PROGRAMS.items()}
+    assert not [counts for kernels in found.values() for counts in kernels.values() if counts["spilt"]], found
+    rows = (
+        f' "{name}": {json.dumps({k: c["registers"] for k, c in kernels.items()})}' for name, kernels in found.items()
+    )
+    PATH.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""The least time of a step, of a program as XLA writes it for a GPU, shortened."""
+
+import types
+
+import numpy as np
+import pytest
+
+from bertjax.model.gpu_attention import work_of
+from bertjax.planner.hlo import Collective, HloModule
+from bertjax.planner.roofline import ATTENTION, COLLECTIVES, ELEMENTS, OPTIMIZER, PRODUCTS, Work, roofline
+from bertjax.sharding.topology import accelerator
+
+# Sixteen layers; each takes its weights out of an array of all of them, and puts its output into one.
+TEXT = """HloModule jit_train_step, is_scheduled=true
+
+%fused_slice (p0: bf16[16,512,1024], p1: s32[]) -> bf16[512,1024] {
+  %p0 = bf16[16,512,1024]{2,1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %slice = bf16[1,512,1024]{2,1,0} dynamic-slice(%p0, %p1), dynamic_slice_sizes={1,512,1024}
+  ROOT %flat = bf16[512,1024]{1,0} bitcast(%slice)
+}
+
+%fused_update (p0.1: bf16[16,4096,1024], p1.1: bf16[4096,1024], p2: s32[]) -> bf16[16,4096,1024] {
+  %p0.1 = bf16[16,4096,1024]{2,1,0} parameter(0)
+  %p1.1 = bf16[4096,1024]{1,0} parameter(1)
+  %p2 = s32[] parameter(2)
+  %wide = f32[4096,1024]{1,0} convert(%p1.1)
+  %tanh = f32[4096,1024]{1,0} tanh(%wide)
+  %narrow = bf16[1,4096,1024]{2,1,0} convert(%tanh)
+  ROOT %put = bf16[16,4096,1024]{2,1,0} dynamic-update-slice(%p0.1, %narrow, %p2)
+}
+
+%gemm_computation (p0.2: bf16[4096,512], p1.2: bf16[512,1024]) -> bf16[4096,1024] {
+  %p0.2 = bf16[4096,512]{1,0} parameter(0)
+  %p1.2 = bf16[512,1024]{1,0} parameter(1)
+  ROOT %dot = bf16[4096,1024]{1,0} dot(%p0.2, %p1.2), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%fused_sum (p0.3: f32[1000000]) -> f32[1000000] {
+  %p0.3 = f32[1000000]{0} parameter(0)
+  ROOT %twice = f32[1000000]{0} add(%p0.3, %p0.3), metadata={op_name="jit(train_step)/add"}
+}
+
+%body (arg: (s32[], bf16[16,512,1024], bf16[4096,512], bf16[16,4096,1024])) -> (s32[]) {
+  %arg = (s32[], bf16[16,512,1024]{2,1,0}, bf16[4096,512]{1,0}, bf16[16,4096,1024]{2,1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%arg), index=0
+  %weights = bf16[16,512,1024]{2,1,0} get-tuple-element(%arg), index=1
+  %x = bf16[4096,512]{1,0} get-tuple-element(%arg), index=2
+  %all = bf16[16,4096,1024]{2,1,0} get-tuple-element(%arg), index=3
+  %own = bf16[512,1024]{1,0} fusion(%weights, %i), kind=kLoop, calls=%fused_slice, metadata={op_name="vmap()/slice"}
+  %gemm = bf16[4096,1024]{1,0} fusion(%x, %own), kind=kCustom, calls=%gemm_computation, metadata={op_name="jvp(a)/dot"}
+  %put.1 = bf16[16,4096,1024]{2,1,0} fusion(%all, %gemm, %i), calls=%fused_update, metadata={op_name="vmap()/put"}
+  ROOT %next = (s32[], bf16[16,512,1024]{2,1,0}) tuple(%i, %weights, %x, %put.1)
+}
+
+%condition (arg.1: (s32[])) -> pred[] {
+  ROOT %less = pred[] fusion(%arg.1), kind=kLoop, calls=%compare
+}
+
+ENTRY %main (a: f32[1000000]) -> f32[] {
+  %a = f32[1000000]{0} parameter(0)
+  %qkv = bf16[2,512,3,4,64]{4,3,2,1,0} parameter(1)
+  %f = f32[64,256]{1,0} parameter(2)
+  %g = f32[256,128]{1,0} parameter(3)
+  %loop = (s32[], bf16[16,512,1024]{2,1,0}) while(%init), condition=%condition, body=%body, \
+backend_config={"known_trip_count":{"n":"16"}}
+  %sum = f32[1000000]{0} fusion(%a), kind=kLoop, calls=%fused_sum
+  %blas = (f32[64,128]{1,0}, s8[4194304]{0}) custom-call(%f, %g), custom_call_target="__cublas$gemm", \
+metadata={op_name="jvp(b)/dot"}, backend_config={"gemm_backend_config":{"dot_dimension_numbers":\
+{"lhs_contracting_dimensions":["1"],"lhs_batch_dimensions":[]}}}
+  %ours = (bf16[2,512,4,64]{3,2,1,0}, f32[2,4,512]{2,1,0}) custom-call(%qkv), \
+custom_call_target="__gpu$xla.gpu.triton", operand_layout_constraints={bf16[2,512,3,4,64]{4,3,2,1,0}}, \
+metadata={op_name="jit(train_step)/vmap(jvp())/attention/gpu_attention_forward/pallas_call"}, backend_config={ir = "}{"}
+  %gather-start = (f32[1000]{0}, f32[8000]{0}) all-gather-start(%small), channel_id=1, replica_groups=[1,8]<=[8]
+  %gather-done = f32[8000]{0} all-gather-done(%gather-start)
+  ROOT %end = f32[1000000]{0} bitcast(%sum)
+}
+"""
+MIB = 1 << 20
+
+
+def mesh_of(hosts: int, **sizes):
+    """Devices of two machines, as far as the roofline looks at them."""
+    count = int(np.prod(list(sizes.values())))
+    devices = [types.SimpleNamespace(process_index=number // (count // hosts)) for number in range(count)]
+    return types.SimpleNamespace(devices=np.array(devices).reshape(*sizes.values()), axis_names=tuple(sizes))
+
+
+def works_of(text: str = TEXT, dropout: float = 0.0) -> dict[tuple[str, str], Work]:
+    found = roofline(HloModule(text), accelerator("h100-1"), mesh_of(1, data=1), (), dropout)
+    return {(work.category, work.name): work for work in found.works}
+
+
+def test_a_loop_reads_and_writes_a_layers_part_each_time():
+    works = works_of()
+    fusions = works[ELEMENTS, "fusion"]
+    assert fusions.calls == 32
+    # The slice is read and written; the product's result is read, and written into the array of all.
+    assert fusions.bytes == 16 * (2 * MIB + 2 * 8 * MIB + 2 * 4)  # and the index, twice
+    assert fusions.seconds == pytest.approx(fusions.bytes / 3352e9)
+
+
+def test_products_take_the_time_of_their_flops_or_of_their_traffic():
+    bfloat16, blas = 16 * 2 * 4096 * 512 * 1024, 2 * 64 * 256 * 128
+    product = works_of()[PRODUCTS, "product"]
+    assert product.calls == 17 and product.flops == bfloat16 + blas
+    small = 4 * (64 * 256 + 256 * 128 + 64 * 128) / 3352e9  # bound by memory, workspace aside
+    each = max(bfloat16 / 16 / 989e12, (4 + 1 + 8) * MIB / 3352e9)
+    assert product.seconds == pytest.approx(16 * each + small)
+
+
+def test_the_optimizer_is_what_lies_outside_of_the_model():
+    work = works_of()[OPTIMIZER, "fusion"]
+    assert (work.calls, work.bytes) == (1, 8e6)
+
+
+@pytest.mark.parametrize(
+    "name, pairs, products",
+    [
+        ("gpu_attention_forward", 512 * 512, 2),
+        ("gpu_attention_backward", 512 * 512, 7),
+        ("gpu_attention_forward_64", 512 * 129, 2),
+        ("gpu_attention_backward_causal", 512 * 513 // 2, 7),
+    ],
+)
+def test_our_kernels_are_counted_by_what_they_compute(name, pairs, products):
+    work = works_of(TEXT.replace("gpu_attention_forward", name))[ATTENTION, name]
+    assert work.calls == 1 and work.flops == 2 * products * 64 * 2 * 4 * pairs
+    assert work.bytes == 2 * 2 * 512 * 4 * 64 * 4 + 4 * 2 * 4 * 512
+    without, dropout = (work_of(name, (2, 512, 3, 4, 64), rate)[1] for rate in (0.0, 0.1))
+    assert 5 * 8 * pairs < without < dropout
+
+
+def test_collectives_take_the_time_of_links_and_of_the_network():
+    """8 GB, gathered by ring: each GPU receives what it does not have."""
+
+    def seconds(kind: str, axes: tuple[str, ...], mesh, hosts: int = 1) -> float:
+        row = Collective(kind, axes, "f32", 8 * 10**9, 1, False)
+        found = roofline(HloModule(TEXT), accelerator("h100-8", hosts=hosts), mesh, [row], 0.0)
+        return found.by_category()[COLLECTIVES]
+
+    one, two = mesh_of(1, data=2, fsdp=4), mesh_of(2, data=2, fsdp=4)
+    assert seconds("all-gather", ("data", "fsdp"), one) == pytest.approx(7 / 8 * 8e9 / 450e9)
+    assert seconds("all-reduce", ("fsdp",), one) == pytest.approx(2 * 3 / 4 * 8e9 / 450e9)
+    assert seconds("all-gather", ("data",), two, 2) == pytest.approx(4e9 / 50e9)  # one GPU of each machine
+    # Four of each: an adapter carries a quarter of the other half.
+    assert seconds("all-gather", ("data", "fsdp"), two, 2) == pytest.approx(max(6e9 / 450e9, 1e9 / 50e9))
+    assert seconds("reduce-scatter", ("fsdp",), two, 2) == pytest.approx(6e9 / 450e9)  # within a machine
+
+
+def test_a_step_takes_as_long_as_its_kernels_or_its_collectives():
+    row = Collective("all-gather", ("data",), "f32", 450 * 10**9, 1, False)
+    mesh, target = mesh_of(1, data=2), accelerator("h100-2")
+    alone = roofline(HloModule(TEXT), target, mesh, [], 0.0)
+    assert alone.seconds == pytest.approx(sum(alone.by_category().values()))
+    assert roofline(HloModule(TEXT), target, mesh, [row], 0.0).seconds == pytest.approx(0.5)

@@ -1,0 +1,59 @@
+"""GPUs to compile for: their names, and the mistakes in them."""
+
+import pytest
+
+from bertjax.config import UserError
+from bertjax.model import gpu_kernels
+from bertjax.sharding.gpus import GPUS
+from bertjax.sharding.topology import accelerator
+
+
+def test_gpus_are_named_with_their_number():
+    for name, chips, hosts in (("h100-8", 8, 1), ("a100-40-4", 4, 1), ("a100-40", 1, 1), ("h200-16", 16, 2)):
+        found = accelerator(name, hosts=hosts)
+        assert (found.platform, found.chips, found.hosts) == ("gpu", chips, hosts), name
+    assert accelerator("a100-40-8").generation is GPUS["a100-40"]
+    assert accelerator("h200-16", hosts=2).description == "h200-16: 16 GPUs in 2 machines"
+
+
+def test_their_rates_are_those_of_the_data_sheets():
+    """Float32 TFLOP/s, two a lane and cycle."""
+    sheets = {"a100-40": 19.5, "a100-80": 19.5, "h100": 67, "h200": 67, "l4": 30.3, "l40s": 91.6, "b200": 74.45}
+    for name, gpu in GPUS.items():
+        assert 2 * gpu.vector_rate / 1e12 == pytest.approx(sheets[name], rel=0.01), name
+        assert gpu.peak_flops > 3 * gpu.vector_rate
+        assert gpu_kernels.is_supported(gpu.kind) == (name != "b200")  # docs/limits.md
+
+
+def test_jax_takes_three_quarters_of_the_memory_or_what_it_is_told(monkeypatch):
+    gpu = GPUS["l4"]
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+    assert gpu.hbm_bytes == 0.75 * gpu.memory_bytes
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
+    assert gpu.hbm_bytes == 0.95 * gpu.memory_bytes
+
+
+@pytest.mark.parametrize(
+    "name, flags, message",
+    [
+        ("h300-8", {}, "--topology=h300-8: unknown; choose one of v2-N, .*: a100-40-N, .*b200-N$"),
+        ("h100-0", {}, "--topology=h100-0: unknown; choose h100-N"),
+        ("h100-x", {}, "--topology=h100-x: unknown; choose h100-N"),
+        ("h100-16", {}, "--topology=h100-16: a machine has at most 8 GPUs; add --hosts=M"),
+        ("h100-32", {"hosts": 2}, "at most 8 GPUs"),
+        ("h100-8", {"hosts": 3}, "--hosts=3: the 8 GPUs of --topology=h100-8 do not divide"),
+        ("h100-8", {"hosts": 0}, "--hosts=0: "),
+        ("h100-8", {"slices": 2}, "--slices=2: GPUs have no slices; --hosts=M"),
+        ("v4-8", {"hosts": 2}, "--hosts=2: for GPUs"),
+    ],
+)
+def test_a_mistake_in_a_name_is_said_in_one_line(name, flags, message):
+    with pytest.raises(UserError, match=message):
+        accelerator(name, **flags)
+
+
+def test_without_the_plugin_the_line_that_installs_it_is_shown(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"jax\[cuda12\] is not installed: pip install -e '.\[aot-cuda\]'"):
+        accelerator("h100-8").devices()
