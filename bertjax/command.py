@@ -141,7 +141,8 @@ def define_checkpoint_flag() -> flags.FlagHolder:
     return flags.DEFINE_string(
         "checkpoint",
         None,
-        "A run's workdir (WORKDIR@best, @latest, @STEP), a Hugging Face folder, or bert_model.ckpt.",
+        "A run's workdir (WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers, or "
+        "bert_model.ckpt.",
     )
 
 

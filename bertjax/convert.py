@@ -1,15 +1,17 @@
 """Converts a checkpoint: python -m bertjax.convert --source=PATH --output=DIR --format=huggingface
 
 Source and output are a run's workdir, a Hugging Face folder, one of sentence-transformers (of what makes vectors), or
-Google's bert_model.ckpt. A folder of the former two that is made of a run gets a model card, README.md, with data,
-recipe and scores.
+Google's bert_model.ckpt. A folder of Hugging Face or sentence-transformers that is made of a run gets a model card,
+README.md, with data, recipe and scores.
 """
 
 from absl import flags
 
 from bertjax import command
 
-_SOURCE = flags.DEFINE_string("source", None, "A run's workdir, a Hugging Face folder, or Google's bert_model.ckpt.")
+_SOURCE = flags.DEFINE_string(
+    "source", None, "A run's workdir, a folder of Hugging Face or sentence-transformers, or bert_model.ckpt."
+)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write; must be new or empty.")
 _FORMAT = flags.DEFINE_enum(
     "format", None, ["bertjax", "huggingface", "sentence-transformers", "tf1", "peft"], "Format to write."
@@ -17,7 +19,7 @@ _FORMAT = flags.DEFINE_enum(
 _ARCHITECTURE = flags.DEFINE_string(
     "architecture", "", "For huggingface: the transformers class; by default the one that keeps the most weights."
 )
-_LICENSE = flags.DEFINE_string("license", "", "Of the model, in the model card: apache-2.0, ...")
+_LICENSE = flags.DEFINE_string("license", "", "The model's license, for the model card: apache-2.0, ...")
 flags.mark_flags_as_required(["source", "output", "format"])
 
 

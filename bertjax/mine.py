@@ -15,7 +15,7 @@ _CHECKPOINT = command.define_checkpoint_flag()
 _DTYPE = command.define_dtype_flag()
 _DATA = flags.DEFINE_string("data", None, "A file of queries and documents, or a folder with such a train file.")
 _FORM = flags.DEFINE_string("form", "pairs", "What the examples of --data are, as config.data.form.")
-_TEXTS = flags.DEFINE_string("texts", "anchor,positive", "Its columns, as config.data.texts.")
+_TEXTS = flags.DEFINE_string("texts", "anchor,positive", "The columns of its texts, as config.data.texts.")
 _CORPUS = flags.DEFINE_string(
     "corpus",
     None,

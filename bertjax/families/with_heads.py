@@ -189,7 +189,7 @@ class PooledStates(nn.Module):
     """One state of each text, float32 `[batch, width]`, of an encoder's hidden states; called as `SentenceEncoder`.
 
     Args:
-      layers: which of them, a key of `HIDDEN_STATES`.
+      layers: which hidden states, a key of `HIDDEN_STATES`.
       pooling: see `segments.pool_states`.
     """
 

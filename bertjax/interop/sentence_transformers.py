@@ -155,13 +155,15 @@ def _dense(folder: Folder, config: BertConfig) -> dict[str, Any]:
 
 
 def _prompts(folder: Folder) -> dict[str, str]:
-    """Returns the prompts of queries and of documents, each the default one if it has none of its own."""
+    """Returns the prompts of queries and of documents: where one has none, a default that is of neither."""
     path = folder.path / SETTINGS
     settings = read_json(path, _Settings) if path.is_file() else {}
     require(path, settings, {"model_type": ARCHITECTURE})
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise UserError(f"{path}: default_prompt_name is {default!r}, which is none of its prompts")
+    if default in ("query", *DOCUMENT_PROMPTS):  # as encode_query and encode_document
+        default = None
 
     def first(*names: str | None) -> str:
         return next((prompts[name] for name in names if prompts.get(name)), "")

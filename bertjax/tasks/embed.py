@@ -58,7 +58,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     for name, source in training_sets(data).items():
         found = text_sets.read(source, "train")
         encoded = text_sets.encode(found, source.form, *how)
-        sets.append(Share(text_sets.training_examples(encoded, found.values), source.weight))
+        sets.append(Share(text_sets.training_examples(encoded, found.labels), source.weight))
         texts.append((found, source.form))
         notes.append(_describe(name or "training", found, encoded, config.max_seq_length))
     found, encoded = _read_judged(dev_set(data), ["dev"], *how)
@@ -75,7 +75,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
         metric,
         tuple(notes),
         others=tuple(others),
-        taught=functools.partial(_taught, config, texts),
+        taught=functools.partial(_taught, config, texts) if config.distill.teacher else None,  # holds all texts
     )
 
 
@@ -84,7 +84,8 @@ def sample(config, input_ids: np.ndarray) -> Dataset:
     texts, values = text_sets.shape_of(config.data)
     one = Examples([input_ids], [np.zeros_like(input_ids)])
     encoded = Encoded(one, np.zeros((config.batch_size, texts), np.int32), cut=0)
-    train = text_sets.training_examples(encoded, values and np.zeros(config.batch_size, values))
+    labels = np.zeros(config.batch_size, values) if values else encoded.numbers
+    train = text_sets.training_examples(encoded, labels)
     dev = Split(Examples(train.input_ids, train.token_types), score=lambda vectors: {})
     return Dataset(output_layer(), (), train, (dev,), metric="")
 
@@ -136,15 +137,15 @@ def labelled(source: Pretrained, path: str, widths: str | None = None, **said: s
     `widths` and `said` are what the flags of `READING` say; else the set is like the dev set of the run, if it is one.
     """
     settings, given = source.settings, PAIRS | {"form": ""}
-    if "task" in settings:
-        dev = dev_set(settings.data)
+    if "dev" in (data := settings.get("data", {})):
+        dev = dev_set(data)
         given = {name: getattr(dev, name) for name in SECTION}
     judging = text_sets.Flagged("", **given | said | {"path": path})
     judging.validate(JUDGES)
     if widths is None:
         widths = settings.get("loss", {}).get("widths", "")
-    widths = widths_of(widths, f"--widths={widths}", source.head.get("dense") or source.config.hidden_size)
-    how = prompts_of(settings.get("data", {})), source.tokenizer, source.max_seq_length
+    widths = widths_of(widths, f"--widths={widths}", _width(source.head, source.config))
+    how = prompts_of(data), source.tokenizer, source.max_seq_length
     found, encoded = _read_judged(judging, ["test", "dev"], *how)
     split, _ = judges.judged(found, encoded, widths, source.decided or None)
     return output_layer(), split
@@ -191,7 +192,11 @@ def _widths_of_loss(config, most: float = math.inf) -> tuple[int, ...]:
 
 def width_of(config) -> int:
     """Returns how many numbers a vector has."""
-    return config.head.dense or config.model.hidden_size
+    return _width(config.head, config.model)
+
+
+def _width(head, model) -> int:
+    return head["dense"] or model.hidden_size
 
 
 def vectors_of_search(source: Pretrained, search: Search) -> tuple[np.ndarray, np.ndarray]:
@@ -201,8 +206,14 @@ def vectors_of_search(source: Pretrained, search: Search) -> tuple[np.ndarray, n
             f"{source.path}: must have vectors of texts: the workdir of a run of the task embed, or a folder of "
             f"sentence-transformers"
         )
-    sides = ((QUERY, search.queries), (DOCUMENT, search.documents))
-    return tuple(vectors_of(source, kind)(texts)[0] for kind, texts in sides)
+    return tuple(found for found, _ in _of_kinds(source, (QUERY, search.queries), (DOCUMENT, search.documents)))
+
+
+def _of_kinds(source: Pretrained, *sides: tuple[str, Sequence[str]]) -> Iterator[tuple[np.ndarray, list[bool]]]:
+    """Yields the vectors of texts of each kind, `QUERY` or `DOCUMENT`, and which texts were truncated."""
+    make, prompts = vectors_of(source, prompt=""), prompts_of(source.settings.get("data", {}))  # compiled once
+    for kind, texts in sides:
+        yield make([prompts[kind] + text for text in texts])
 
 
 def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) -> Vectors:
@@ -216,7 +227,7 @@ def vectors_of(source: Pretrained, prompt: str | None = None, width: int = 0) ->
     """
     named = QUERY if prompt is None else prompt
     words, head = prompts_of(source.settings.get("data", {})).get(named, named), source.head
-    if width > (most := head["dense"] or source.config.hidden_size):
+    if width > (most := _width(head, source.config)):
         raise UserError(f"--width={width}: the vectors of {source.path} have {most} numbers")
 
     def encode(texts: list[str]):
@@ -240,7 +251,7 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
     data = source.settings.get("data", {})
     is_search = "form" not in data or FORMS[data.form].is_search
     kinds = (QUERY, DOCUMENT if is_search else QUERY)
-    sides = [vectors_of(source, kind)(list(side)) for kind, side in zip(kinds, zip(*texts))]
+    sides = list(_of_kinds(source, *zip(kinds, zip(*texts))))
     for *found, were_cut in zip(*(vectors for vectors, _ in sides), zip(*(cut for _, cut in sides))):
         more = {"cut": True} if any(were_cut) else {}
         if len(found) == 1:

@@ -39,8 +39,7 @@ def judged(
     """Returns a set with how vectors are judged by it, and the metric that ranks runs.
 
     Args:
-      widths: of vectors whose first numbers are judged as well; for each, there is one more metric, such as
-        spearman_64.
+      widths: how many first numbers of the vectors are judged as well; each is one more metric, such as spearman_64.
       decided: thresholds of labelled pairs that a dev set decided; None: they are tuned on these pairs.
     """
     if isinstance(found, Search):

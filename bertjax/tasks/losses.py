@@ -122,7 +122,7 @@ class Distilled:
     """The loss of labels, and the divergence from what a teacher says of the example (Hinton et al. 2015, section 2).
 
     Args:
-      loss: of the labels, with the divergence.
+      loss: the loss of the labels, with the divergence.
       temperature: divides the logits of both; the divergence is multiplied by its square, so that gradients keep their
         size. Of no effect on numbers.
       weight: of the teacher; the labels have the rest.

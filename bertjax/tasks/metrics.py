@@ -191,7 +191,7 @@ def _falling(labels, scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def ndcg(gains, ideal) -> float:
-    """Returns the normalized discounted cumulative gain, 0 to 1, of what is found for a query (Jarvelin and Kekalainen
+    """Returns the normalized discounted cumulative gain, 0 to 1, of what is found for a query (Järvelin and Kekäläinen
     2002).
 
     As trec_eval computes it: a document's gain is its relevance, divided by log2(1 + rank).

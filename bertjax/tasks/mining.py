@@ -27,7 +27,7 @@ class Choice:
       margin: how far their cosines must at least be below that of each document that is relevant to it.
       is_share: whether `margin` is a share of that cosine.
       least, most: the cosines that they may have.
-      seed: of the draw among those that are left; None: the nearest ones are taken.
+      seed: decides the draw among those that are left; None: the nearest ones are taken.
     """
 
     negatives: int = 1

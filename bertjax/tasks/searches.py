@@ -19,7 +19,7 @@ class Search(NamedTuple):
     """Queries and documents.
 
     Attributes:
-      relevant: for each query, {the number of a document that is relevant to it: how much, above 0}; of at least one.
+      relevant: for each query, {the number of a document that is relevant to it: how much, above 0}, one at least.
     """
 
     queries: Sequence[str]

@@ -27,12 +27,19 @@ class TextSet(NamedTuple):
     """The examples of a set.
 
     Attributes:
-      texts: of each example; all have as many.
+      texts: the texts of each example; all have as many.
       values: the score or the label of each example; None: the first two texts belong together, others do not.
     """
 
     texts: Sequence[tuple[str, ...]]
     values: np.ndarray | None = None
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The values or, without, numbers `[examples, texts]`: equal texts have the same, whatever their prompts."""
+        if self.values is not None:
+            return self.values
+        return np.reshape(_numbered(text for example in self.texts for text in example)[0], (len(self.texts), -1))
 
     def describe(self, name: str) -> str:
         return f"{len(self.texts)} {name} examples"
@@ -45,7 +52,7 @@ class Source:
     Args:
       section: its name, such as data.sets.NAME.
       inherited: the fields that it does not say, and has of `data`.
-      weight: of a training set.
+      weight: how often a training set is used in an epoch.
     """
 
     section: str
@@ -211,7 +218,8 @@ def read(source: Source, *parts: str) -> TextSet:
 
 def shape_of(given) -> tuple[int, type | None]:
     """Returns how many texts the examples of such a set have, and the type of their values, if they have any."""
-    return max(2, len(split_at_commas(given.texts))), FORMS[given.form].values
+    form = FORMS[given.form]
+    return len(split_at_commas(given.texts)) if form.columns.start > 1 else 2, form.values
 
 
 def read_search(source: Source, *parts: str) -> Search:
@@ -271,17 +279,22 @@ def encode_search(search: Search, prompts: dict[str, str], tokenizer: Tokenizer,
 
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer, max_seq_length: int) -> Encoded:
-    numbers: dict[str, int] = {}
-    which = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
-    input_ids, token_types, cut = encode_pairs(tokenizer, list(numbers), None, max_seq_length)
+    which, once = _numbered(texts)
+    input_ids, token_types, cut = encode_pairs(tokenizer, once, None, max_seq_length)
     return Encoded(Examples(input_ids, token_types), which, sum(cut))
 
 
-def training_examples(encoded: Encoded, values: np.ndarray | None) -> Examples:
-    """Returns examples of several texts each. Their labels are the values or, without, numbers of their texts: of equal
-    texts the same."""
+def _numbered(texts: Iterable[str]) -> tuple[np.ndarray, list[str]]:
+    """Returns the number of each text, and the texts by number, each once."""
+    numbers: dict[str, int] = {}
+    which = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
+    return which, list(numbers)
+
+
+def training_examples(encoded: Encoded, labels: np.ndarray) -> Examples:
+    """Returns examples of several texts each, with `TextSet.labels`."""
     which = encoded.numbers
     input_ids, token_types = (
         [arrays[i] for i in which.ravel()] for arrays in (encoded.examples.input_ids, encoded.examples.token_types)
     )
-    return Examples(input_ids, token_types, which if values is None else values, choices=which.shape[1])
+    return Examples(input_ids, token_types, labels, choices=which.shape[1])

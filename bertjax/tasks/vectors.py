@@ -106,7 +106,7 @@ class Done(NamedTuple):
     """How far vectors are.
 
     Attributes:
-      digest: of the texts so far.
+      digest: a hash of the texts so far.
       cut: how many of them were truncated.
     """
 

@@ -174,6 +174,11 @@ def test_what_the_library_writes_is_read(of_bert, tmp_path):
     assert source.head == dict(pooling="last", dense=7, dense_act="tanh", normalize=True)
     np.testing.assert_allclose(vectors_by(tmp_path / "theirs"), theirs.encode(TEXTS), atol=1e-5)
     assert source.settings.data.to_dict() == dict(query_prompt="the ship ", document_prompt="the ship ")
+    # A default that is the prompt of queries is none of documents.
+    prompts = {"query": "the ship ", "document": ""}
+    edit(tmp_path / "theirs/config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
+    expected = library(tmp_path / "theirs").encode_document(TEXTS)
+    np.testing.assert_allclose(vectors_by(tmp_path / "theirs", "document"), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -346,6 +351,13 @@ def test_the_config_says_otherwise(of_bert, data, tmp_path, capsys):
     params = begun.initialize(nn.meta.unbox(finetuning._init(begun.task.model, jax.random.key(0))))
     assert "not used: projection/bias, projection/kernel" in capsys.readouterr().out
     assert params["projection"]["kernel"].shape == (32, 8)
+
+
+def test_a_converted_folder_is_judged_though_it_is_no_run(of_bert, data, tmp_path):
+    conversion.convert(of_bert, tmp_path / "ours", "bertjax")
+    given = dict(form="scored", texts="a,b", label="score")
+    _, split = embed.labelled(pretrained.read(tmp_path / "ours"), f"{data}/dev.csv", **given)
+    assert len(split.examples) == len({text for i in range(12) for text in LINES[i : i + 2]})
 
 
 def test_a_run_from_a_folder_goes_on_and_is_written(of_bert, data, tmp_path):

@@ -417,3 +417,5 @@ def test_one_text_is_one_number(checkpoint):
         prompts = {text_sets.QUERY: "", text_sets.DOCUMENT: document}
         encoded = text_sets.encode(found, "pairs", prompts, tokenizer, 16)
         assert encoded.numbers.tolist() == expected and len(encoded.examples) == np.max(expected) + 1
+        labels = text_sets.training_examples(encoded, found.labels).labels
+        assert labels.tolist() == [[0, 1], [1, 0], [0, 2]]  # what is no negative does not depend on prompts

@@ -31,11 +31,16 @@ def source(checkpoint):
     return pretrained.read(checkpoint)
 
 
+@pytest.fixture(scope="module")
+def compiled(source):
+    return vectors.pooled(source, "last", "mean")
+
+
 @pytest.fixture
-def make(source, monkeypatch):
+def make(compiled, monkeypatch):
     """Vectors in portions of eight texts."""
     monkeypatch.setattr(vectors, "PORTION_TEXTS", 8)
-    return vectors.pooled(source, "last", "mean")
+    return compiled
 
 
 @pytest.mark.parametrize("pool", ["mean", "cls", "last"])
@@ -48,8 +53,8 @@ def test_vectors_are_pooled_hidden_states(source, pool):
     assert cut[-1] and not cut[-2]
 
 
-def test_the_mask_of_a_text_is_a_mask(source):
-    masked, plain = vectors.pooled(source, "last", "mean")(["a [MASK]", "a mask"])[0]
+def test_the_mask_of_a_text_is_a_mask(source, compiled):
+    masked, plain = compiled(["a [MASK]", "a mask"])[0]
     (states,) = extract(BertModel(source.config), source.params["bert"], source.tokenizer, ["a [MASK]"], "last")
     assert len(states) == 4 and np.abs(masked - states.mean(0)).max() < 1e-5 < np.abs(masked - plain).max()
 
@@ -125,9 +130,8 @@ TEARS = {
 
 
 @pytest.mark.parametrize("torn", TEARS)
-@pytest.mark.parametrize("suffix", [".npy"])
-def test_what_is_done_is_not_repeated(make, suffix, torn, tmp_path, monkeypatch, capsys):
-    whole, path = tmp_path / f"whole{suffix}", tmp_path / f"v{suffix}"
+def test_what_is_done_is_not_repeated(make, torn, tmp_path, monkeypatch, capsys):
+    whole, path = tmp_path / "whole.npy", tmp_path / "v.npy"
     vectors.write(whole, make, TEXTS)
     interrupted(path, make, 19)  # of a third portion, which is not computed
     assert not path.exists()
