@@ -78,13 +78,15 @@ def model_card(
       step: the checkpoint's step; 0: the run's last step.
       scores: the scores on held-out data, or on the dev set, and the values tuned on it.
       manifest: the manifest of the records that it was pre-trained on, if they are there.
-      mask: the mask's piece.
+      mask: the mask's piece; empty: it fills none.
       license_name: an identifier, such as apache-2.0.
     """
     is_pretrained = settings.task == "pretraining"
     layout = families.module_of(families.of(model))
     of_family, kind = huggingface.split_class(architecture, layout)
     purpose, code, text = USES.get(kind, ("", "", ""))
+    if text == MASKED and not mask:
+        purpose = ""
     metadata = {"license": license_name, "library_name": "transformers", "tags": [of_family.lower(), "bertjax"]}
     if purpose:
         metadata["pipeline_tag"] = purpose

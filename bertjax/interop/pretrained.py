@@ -1,5 +1,6 @@
 """Reads checkpoints of any supported format: a bertjax workdir, a Hugging Face folder, or Google's TF1 checkpoint."""
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable
@@ -66,6 +67,13 @@ class Pretrained:
     wordless: str = ""
 
     @property
+    def parts(self) -> dict[str, BertConfig]:
+        """Returns the models that a run has trained beside its own, by the names of their params."""
+        terms = objectives.of_stages(self.settings) if "objective" in self.settings else ()
+        found = {name: each for term in terms for name, each in term.objective.models(self.config).items()}
+        return {name: each for name, each in found.items() if name in self.params}
+
+    @property
     def head(self) -> dict:
         """Returns the `config.head` of a bertjax run: the settings of the model on top of BERT."""
         return dict(self.settings.get("head", {}))
@@ -129,6 +137,7 @@ def read(path: epath.PathLike) -> Pretrained:
         if lora := low_rank.of(info.config):
             known["updates"] = low_rank.updates_of(params, lora)
             params = low_rank.merge(params, known["updates"])
+        params = _finished(params, info.config)
         _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
         known |= dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
@@ -147,6 +156,14 @@ def read(path: epath.PathLike) -> Pretrained:
             f"{place.folder}: its tokenizer has {found.vocab_size} pieces, its model only {config.vocab_size}"
         )
     return Pretrained(str(place), place.format, config, params, found, ignored, **known)
+
+
+def _finished(params: dict, config) -> dict:
+    """Returns the params of a run as all but its training read them, see `Objective.finished`."""
+    with contextlib.suppress(UserError):  # an objective that nobody has registered
+        for term in objectives.of_stages(config) if "objective" in config else ():
+            params = term.objective.finished(params)
+    return params
 
 
 def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
