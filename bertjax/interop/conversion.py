@@ -109,9 +109,11 @@ def _part_of(source: Pretrained, name: str) -> Pretrained:
             f"{config.hidden_size}, which no model with model.family = {config.family!r} has elsewhere"
         )
     settings.objective = objectives.OF_WORDS[families.of(config).words(config)]
-    settings.pop("objectives", None)
+    if "objectives" in settings:
+        del settings["objectives"]
     for stage in settings.stages.values():
-        stage.pop("objective", None)
+        if "objective" in stage:
+            del stage["objective"]
     scores = {score: value for score, value in source.scores.items() if score.startswith(f"{name}_")}
     return dataclasses.replace(source, config=config, params=source.params[name], settings=settings, scores=scores)
 

@@ -96,7 +96,10 @@ class Pretrained:
             return self.wordless
         if {"classifier", "spans"} & self.params.keys():
             return f"{self.path}: a classifier for which there is no task here"
-        return f"{self.path}: no masked-LM head to predict words with; bertjax.extract writes hidden states"
+        none, own = f"{self.path}: no masked-LM head to predict words with", next(iter(self.parts), "")
+        if own and "masked_lm" in self.params[own]:
+            return f"{none}; but its {own} has one: bertjax.convert --part={own} makes it a model of its own"
+        return f"{none}; bertjax.extract writes hidden states"
 
     def label_names(self, rows: int) -> tuple[str, ...]:
         """Returns the names of the rows of a classifier. Raises `UserError` if the checkpoint has others."""
