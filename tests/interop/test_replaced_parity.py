@@ -1,5 +1,8 @@
 """Replaced words beside transformers' ElectraForPreTraining and ElectraForMaskedLM: both halves of a run, converted."""
 
+import dataclasses
+
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -54,7 +57,7 @@ def compared(request, tmp_path_factory):
     task, (batch, ids) = task_of(request.param), batch_of()
     params = jax.device_get(task.init_params(jax.random.key(0)))
     rng = np.random.default_rng(1)
-    params = jax.tree.map(lambda x: (x + 0.1 * rng.standard_normal(x.shape)).astype(np.float32), _plain(params))
+    params = jax.tree.map(lambda x: (x + 0.1 * rng.standard_normal(x.shape)).astype(np.float32), nn.meta.unbox(params))
     read = {}
 
     def rewritten(encoded, weights, keys, rewrite=task.terms[1].objective.rewrite):
@@ -66,11 +69,10 @@ def compared(request, tmp_path_factory):
         total, metrics = task.loss(params, task.normalize(batch))
         return total, (metrics, read["ids"])
 
-    with pytest.MonkeyPatch.context() as patch:
-        spied = [term._replace(objective=_with(term.objective, rewrite=rewritten)) if term.name == "generator" else term
-                 for term in task.terms]  # fmt: skip
-        patch.setattr(task, "model", task.model.clone(terms=tuple(spied)))
-        (_, (metrics, drawn)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    replaced, generator = task.terms
+    spied = generator._replace(objective=dataclasses.replace(generator.objective, rewrite=rewritten))
+    task.model = task.model.clone(terms=(replaced, spied))
+    (_, (metrics, drawn)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
     folder, theirs = tmp_path_factory.mktemp("halves"), {}
     finished = task.terms[1].objective.finished(params)
@@ -84,18 +86,6 @@ def compared(request, tmp_path_factory):
         theirs[name], info = loader.from_pretrained(folder / name, output_loading_info=True)
         assert not any(info.values()), info
     return request.param, task, batch, ids, (metrics, np.asarray(drawn), jax.device_get(gradient)), theirs
-
-
-def _plain(params):
-    import flax.linen as nn
-
-    return nn.meta.unbox(params)
-
-
-def _with(objective, **fields):
-    import dataclasses
-
-    return dataclasses.replace(objective, **fields)
 
 
 def test_losses_and_gradients_are_transformers(compared):
