@@ -20,6 +20,7 @@ _ARCHITECTURE = flags.DEFINE_string(
     "architecture", "", "For huggingface: the transformers class; by default the one that keeps the most weights."
 )
 _LICENSE = flags.DEFINE_string("license", "", "The model's license, for the model card: apache-2.0, ...")
+_PART = flags.DEFINE_string("part", "", "A model that the run has trained beside its own, in its place: generator.")
 flags.mark_flags_as_required(["source", "output", "format"])
 
 
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> None:
 
     from bertjax.interop import conversion
 
-    given = (_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value, _LICENSE.value)
+    given = (_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value, _LICENSE.value, _PART.value)
     print(conversion.convert(*given), flush=True)
 
 

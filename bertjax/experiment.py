@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 from ml_collections import ConfigDict
 
-from bertjax import families
+from bertjax import families, objectives
 from bertjax.config import UserError
 from bertjax.stages import add_field
 
@@ -198,6 +198,8 @@ def find_field(config: ConfigDict, path: str) -> Field:
                 families.add_field(config, key)
             if keys[0] == "stages" and len(keys) > 2 and "stages" in config and key not in holder:
                 add_field(config, keys)
+            if keys[0] == "objectives" and len(keys) > 1 and "stages" in config:
+                objectives.add_settings(config, str(keys[1]))
             if key not in holder:
                 raise UserError(f"{name} has no field {key!r}{_suggest(holder, str(key))}")
             name += f".{key}"

@@ -207,7 +207,7 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
         at_least_one(config, "head.lstm_layers")
         more = "lstm_layers needs a BiLSTM: also set head.lstm_size"
         require(config.head.lstm_layers == 1 or lstm_size > 0, "head.lstm_layers", config.head.lstm_layers, more)
-    _within("head.label_smoothing", config.head.get("label_smoothing", 0.0), **BELOW_ONE)
+    within("head.label_smoothing", config.head.get("label_smoothing", 0.0), **BELOW_ONE)
     both = "does not know the weights of head.class_weights; leave one of them out"
     weights = config.head.get("class_weights", "")
     require(not (config.distill.teacher and weights), "distill.teacher", config.distill.teacher, both)
@@ -236,7 +236,7 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
 
 def _validate_common(config, limits: dict[str, dict]) -> None:
     for field, limit in limits.items():
-        _within(field, value_of(config, field), **limit)
+        within(field, value_of(config, field), **limit)
     validate_model(config)
     one = "layers that are recomputed must stay in a scan, or the compiler undoes it: set unroll=auto, or remat=none"
     require(config.unroll != "yes" or config.remat in ("none", "auto"), "unroll", config.unroll, one)
@@ -275,13 +275,13 @@ def validate_model(config) -> None:
             f"families.model_fields({config.model.family!r}) in one"
         )
     for known in known_fields:
-        _within(f"model.{known.name}", config.model[known.name], **known.metadata)
+        within(f"model.{known.name}", config.model[known.name], **known.metadata)
     hidden, heads = config.model.hidden_size, config.model.get("num_attention_heads", 1)
     remedy = f"must be a multiple of model.num_attention_heads = {heads}"
     require("head_dim" in config.model or hidden % heads == 0, "model.hidden_size", hidden, remedy)
 
 
-def _within(field: str, value, role="", choices=(), least=None, most=None, above=None, below=None) -> None:
+def within(field: str, value, role="", choices=(), least=None, most=None, above=None, below=None) -> None:
     """Raises `UserError` for a value outside the limits of `config.field`."""
     del role
     if choices:
@@ -328,7 +328,7 @@ def _validate_stages(config) -> None:
             kinds = (int, float) if field.endswith("tokens") else int
             is_number = isinstance(given.get(field, 0), kinds)
             require(is_number, f"stages.{name}.{field}", given.get(field), "must be a whole number")
-            _within(f"stages.{name}.{field}", given.get(field, 0), **limits)
+            within(f"stages.{name}.{field}", given.get(field, 0), **limits)
         has_tokens = given.get("tokens", 0) > 0
         both = "a stage has steps or tokens, not both: set one of them to 0"
         require(not (has_tokens and given.steps), f"stages.{name}.tokens", given.get("tokens"), both)
@@ -376,7 +376,7 @@ def _validate_changes(config, name: str, given) -> None:
         except TypeError:
             example = f"must be such as {value_of(copy, field)!r}"
             require(False, f"stages.{name}.{field}", value, example)
-        _within(f"stages.{name}.{field}", value, **limits.get(field, {}))
+        within(f"stages.{name}.{field}", value, **limits.get(field, {}))
         dynamic = "masks of records stay what they are; set data.masking=dynamic, or leave it out"
         is_mask = field.startswith("data.masked") and config.data.masking == "static"
         require(not is_mask, f"stages.{name}.{field}", value, dynamic)

@@ -57,6 +57,8 @@ class Family:
       layer_numbers: (config, path of a param of the encoder) -> the number of the layer that it is of, from 1 on, or
         `[layers]`, ascending, of those that an array stacks on its first axis; 0 before the layers, None after them.
       start: params of a checkpoint -> those that another run starts from.
+      projected: (config, size) -> the config of a model like it, whose embeddings have this size and are projected to
+        that of hidden states; None: there is none.
       packs: whether several sequences can share a row, each as a segment with positions of its own.
       config: a frozen dataclass of `config.field`s, which say their limits. Names are those of `BertConfig` where the
         parts read them.
@@ -75,6 +77,7 @@ class Family:
     huggingface: str = ""
     layer_numbers: Callable[[Any, tuple[str, ...]], np.ndarray | None] = layers_by_name
     start: Callable[[dict], dict] = lambda params: params
+    projected: Callable[[Any, int], Any] | None = None
     packs: bool = False
     config: type = BertConfig
 

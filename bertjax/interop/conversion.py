@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from bertjax import families
+from bertjax import families, objectives
 from bertjax.config import UserError, common_config
 from bertjax.data.records.manifest import read_manifest
 from bertjax.families.with_heads import count_parameters
@@ -21,11 +21,17 @@ CARDED = ("huggingface", "sentence-transformers")  # formats with a model card
 
 
 def convert(
-    source: epath.PathLike, output: epath.PathLike, to: str, architecture: str = "", license_name: str = ""
+    source: epath.PathLike,
+    output: epath.PathLike,
+    to: str,
+    architecture: str = "",
+    license_name: str = "",
+    part: str = "",
 ) -> str:
     """Writes `source` to the folder `output` in one of the `FORMATS`, or another; returns a one-line summary.
 
-    For Hugging Face and sentence-transformers, a bertjax run gets a model card, with this license.
+    For Hugging Face and sentence-transformers, a bertjax run gets a model card, with this license. `part`: a model that
+    the run has trained beside its own, which is written in its place.
     """
     output = epath.Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -35,6 +41,8 @@ def convert(
     if license_name and to not in CARDED:
         raise UserError(f"--license={license_name}: only for --format={' or '.join(CARDED)}")
     pretrained, left_out = read(source), []
+    if part:
+        pretrained = _part_of(pretrained, part)
     if to != "bertjax":
         _require_class(pretrained, to)
     has_vectors = pretrained.architecture == sentence_transformers.ARCHITECTURE
@@ -107,6 +115,27 @@ def convert(
     return "; ".join(parts)
 
 
+def _part_of(source: Pretrained, name: str) -> Pretrained:
+    """Returns a model that a run has trained beside its own, as if it had trained this one."""
+    if name not in (parts := source.parts):
+        has = f"has {', '.join(parts)}" if parts else "has trained no other model than its own; leave it out"
+        raise UserError(f"--part={name}: {source.path} {has}")
+    config, settings = parts[name], source.settings.copy_and_resolve_references().unlock()
+    if type(config) is not families.of(config).config:
+        raise UserError(
+            f"--part={name}: its embeddings have {config.embedding_size} numbers and its hidden states "
+            f"{config.hidden_size}, which no model with model.family = {config.family!r} has elsewhere"
+        )
+    settings.objective = objectives.OF_WORDS[families.of(config).words(config)]
+    if "objectives" in settings:
+        del settings["objectives"]
+    for stage in settings.stages.values():
+        if "objective" in stage:
+            del stage["objective"]
+    scores = {score: value for score, value in source.scores.items() if score.startswith(f"{name}_")}
+    return dataclasses.replace(source, config=config, params=source.params[name], settings=settings, scores=scores)
+
+
 def _manifest(pretrained: Pretrained, workdir: epath.Path) -> Mapping | None:
     """Returns the manifest of the records of a pre-training run, if they are still there."""
     if pretrained.settings.get("task") != "pretraining":
@@ -133,7 +162,7 @@ def _model_card(
         step=pretrained.step,
         scores=pretrained.scores | pretrained.decided if has_head else {},
         manifest=manifest,
-        mask=pieces.pieces[pieces.mask_id] if pieces else "[MASK]",
+        mask="" if not pretrained.predicts_words else pieces.pieces[pieces.mask_id] if pieces else "[MASK]",
         license_name=license_name,
         makes_vectors=makes_vectors,
     )

@@ -88,7 +88,7 @@ def model_card(
       step: the checkpoint's step; 0: the run's last step.
       scores: the scores on held-out data, or on the dev set, and the values tuned on it.
       manifest: the manifest of the records that it was pre-trained on, if they are there.
-      mask: the mask's piece.
+      mask: the mask's piece; empty: it fills none.
       license_name: an identifier, such as apache-2.0.
       makes_vectors: whether it is written for sentence-transformers, with `architecture` as the encoder.
     """
@@ -100,6 +100,8 @@ def model_card(
         kind, library = sentence_transformers.ARCHITECTURE, "sentence-transformers"
         tags = [library, "feature-extraction", "sentence-similarity"]
     purpose, code, text = USES.get(kind, ("", "", ""))
+    if text == MASKED and not mask:
+        purpose = ""
     metadata = {"license": license_name, "library_name": library, "tags": [of_family.lower(), "bertjax", *tags]}
     if purpose:
         metadata["pipeline_tag"] = purpose

@@ -1,6 +1,7 @@
 """Reads checkpoints of any supported format: a bertjax workdir, a Hugging Face folder, also one that is of
 sentence-transformers, or Google's TF1 checkpoint."""
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Collection
@@ -67,6 +68,13 @@ class Pretrained:
     wordless: str = ""
 
     @property
+    def parts(self) -> dict[str, BertConfig]:
+        """Returns the models that a run has trained beside its own, by the names of their params."""
+        terms = objectives.of_stages(self.settings) if "objective" in self.settings else ()
+        found = {name: each for term in terms for name, each in term.objective.models(self.config).items()}
+        return {name: each for name, each in found.items() if name in self.params}
+
+    @property
     def head(self) -> dict:
         """Returns the `config.head` of a bertjax run: the settings of the model on top of BERT."""
         return dict(self.settings.get("head", {}))
@@ -89,7 +97,10 @@ class Pretrained:
             return self.wordless
         if {"classifier", "spans"} & self.params.keys():
             return f"{self.path}: a classifier for which there is no task here"
-        return f"{self.path}: no masked-LM head to predict words with; bertjax.extract writes hidden states"
+        none, own = f"{self.path}: no masked-LM head to predict words with", next(iter(self.parts), "")
+        if own and "masked_lm" in self.params[own]:
+            return f"{none}; but its {own} has one: bertjax.convert --part={own} makes it a model of its own"
+        return f"{none}; bertjax.extract writes hidden states"
 
     def label_names(self, rows: int) -> tuple[str, ...]:
         """Returns the names of the rows of a classifier. Raises `UserError` if the checkpoint has others."""
@@ -133,6 +144,7 @@ def read(path: epath.PathLike) -> Pretrained:
         if lora := low_rank.of(info.config):
             known["updates"] = low_rank.updates_of(params, lora)
             params = low_rank.merge(params, known["updates"])
+        params = _finished(params, info.config)
         _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
         known |= dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
@@ -155,6 +167,14 @@ def read(path: epath.PathLike) -> Pretrained:
             f"{place.folder}: its tokenizer has {found.vocab_size} pieces, its model only {config.vocab_size}"
         )
     return Pretrained(str(place), place.format, config, params, found, ignored, **known)
+
+
+def _finished(params: dict, config) -> dict:
+    """Returns the params of a run as all but its training read them, see `Objective.finished`."""
+    with contextlib.suppress(UserError):  # an objective that nobody has registered
+        for term in objectives.of_stages(config) if "objective" in config else ():
+            params = term.objective.finished(params)
+    return params
 
 
 def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:

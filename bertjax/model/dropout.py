@@ -26,7 +26,7 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None, start: int | jax.
     """
     if keys is None or rate == 0:
         return x
-    kept = jax.vmap(lambda key: _bits(key, x.shape[1:], start))(keys) >= jnp.uint32(threshold(rate))
+    kept = jax.vmap(lambda key: random_bits(key, x.shape[1:], start))(keys) >= jnp.uint32(threshold(rate))
     return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
 
 
@@ -35,7 +35,7 @@ def threshold(rate: float) -> int:
     return int(rate * 2**32)
 
 
-def _bits(key: jax.Array, shape: tuple[int, ...], start: int | jax.Array) -> jax.Array:
+def random_bits(key: jax.Array, shape: tuple[int, ...], start: int | jax.Array) -> jax.Array:
     """32 random bits for each index of an array: `hash_index` of its row-major index, which begins at `start`."""
     first, second = jax.random.key_data(key)
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

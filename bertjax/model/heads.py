@@ -97,6 +97,23 @@ class NextSentenceHead(nn.Module):
         return Dense(self.config, Compute(), pooled.shape[-1:], (2,), ("embed", None), name="dense")(pooled)
 
 
+class ReplacedTokensHead(nn.Module):
+    """`[batch, length, hidden]` -> float32 `[batch, length]`: above 0 where a token seems to be replaced.
+
+    Two dense layers, as in ELECTRA (Clark et al. 2020; transformers' ElectraDiscriminatorPredictions).
+    """
+
+    config: BertConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(self, hidden):
+        config, size = self.config, hidden.shape[-1:]
+        hidden = Dense(config, self.compute, size, size, ("embed", None), name="dense")(hidden)
+        hidden = ACTIVATIONS[config.hidden_act](hidden)
+        return Dense(config, Compute(), size, (1,), ("embed", None), name="output")(hidden)[..., 0]
+
+
 class Classifier(nn.Module):
     """The fine-tuning head: dropout, then `[..., hidden]` -> float32 `[..., labels]` (section 4 of the paper)."""
 

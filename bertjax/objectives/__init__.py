@@ -1,4 +1,5 @@
-"""Objectives of pre-training: what a model learns from text. `config.objective` names one, or a sum of several.
+"""Objectives of pre-training: what a model learns from text. `config.objective` names one, or a sum of several;
+`config.objectives` has the settings of those that have any.
 
 An objective is a file, found by its name, which its metrics begin with (`mlm_loss`). Everything that training,
 evaluation, the planner and the report ask about it is said there. Its module is imported without JAX's modules, which
@@ -6,6 +7,7 @@ its functions import when they are called.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +19,7 @@ from bertjax import families
 from bertjax.config import BertConfig, Compute, UserError
 from bertjax.registry import Registry, own_in
 from bertjax.stages import config_in, stages_of
+from bertjax.validation import within
 
 if TYPE_CHECKING:
     import flax.linen as nn
@@ -67,6 +70,7 @@ class Objective:
     Args:
       loss: (encoded batch, weights, keys `[rows]`) -> the weighted sum of the losses, and {metric: weighted sum}. The
         keys are random, the objective's own, and given in evaluation too; sequences that share a row share its key.
+        None: it has `rewrite` instead.
       scores: (its name, {metric, loss or baseline: weighted mean on held-out text}) -> {score: value}. `NAME_loss` must
         be one.
       report: (its name, scores) -> lines of the report.
@@ -87,9 +91,17 @@ class Objective:
       validate: whole config -> None. Raises `UserError` if it cannot be learnt with it.
       plots: what the report draws.
       fills_masks: whether the model can fill a [MASK] afterwards.
+      rewrite: (batch that the encoder has not read, weights, keys) -> (batch as it reads it, what `loss` returns). It
+        changes `input_ids`, and keeps those of the text as `original_ids`; or the params of the encoder. One objective
+        of a sum may.
+      models: model's config -> {name among the params: config}, the models that are trained beside the encoder, each
+        as a model of its own: `convert --part=NAME`.
+      finished: params of a checkpoint -> those that all but training read: its own may be spread over others.
+      settings: a frozen dataclass of `config.field`s with defaults, which say their limits: `config.objectives.NAME`.
+      made: settings -> the objective with them; it itself has the defaults.
     """
 
-    loss: Callable[["EncodedBatch", "jax.Array", "jax.Array"], tuple["jax.Array", dict[str, "jax.Array"]]]
+    loss: Callable[["EncodedBatch", "jax.Array", "jax.Array"], tuple["jax.Array", dict[str, "jax.Array"]]] | None
     scores: Callable[[str, dict[str, float]], dict[str, float]]
     report: Callable[[str, Mapping[str, float]], list[str]]
     heads: Callable[[BertConfig, Compute], dict[str, "nn.Module"]] = lambda config, compute: {}
@@ -105,6 +117,11 @@ class Objective:
     validate: Callable[[Any], None] = lambda config: None
     plots: Sequence[Plot] = ()
     fills_masks: bool = False
+    rewrite: Callable[["EncodedBatch", "jax.Array", "jax.Array"], tuple["EncodedBatch", tuple]] | None = None
+    models: Callable[[BertConfig], dict[str, BertConfig]] = lambda config: {}
+    finished: Callable[[dict], dict] = lambda params: params
+    settings: type | None = None
+    made: Callable[[Any], "Objective"] | None = None
 
 
 class Term(NamedTuple):
@@ -126,7 +143,7 @@ OF_PAIRS = {"pairs": "nsp", "order": "sop"}
 # The arrays that batches have.
 RESERVED = (
     "input_ids", "segments", "token_types", "positions", "first_tokens", "dropout_rows", "word_positions", "word_ids",
-    "word_weights", "pair_labels", "sequence_weights", "weights",
+    "word_weights", "pair_labels", "sequence_weights", "weights", "original_ids",
 )  # fmt: skip
 
 
@@ -148,11 +165,60 @@ def of(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
                 f"config.objective = {text!r}: write one objective, or a sum such as 'mlm + 0.5*sop', with weights "
                 f"above 0; there are {', '.join(OBJECTIVES.names())}"
             )
-        terms.append(Term(found[2], float(found[1] or 1), OBJECTIVES.get(found[2])))
+        terms.append(Term(found[2], float(found[1] or 1), _with_settings(config, found[2])))
     names = [term.name for term in terms]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"config.objective = {text!r}: has {twice} twice; give it one weight")
     return tuple(terms)
+
+
+def of_stages(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
+    """Returns the terms of all stages, each once."""
+    return tuple({term.name: term for stage in stages_of(config) for term in of(config_in(config, stage))}.values())
+
+
+def learn(config: ml_collections.ConfigDict, objective: str, **settings: Mapping[str, Any]) -> None:
+    """Sets `config.objective`, and settings by the names of its objectives: `generator=dict(width=1/3)`."""
+    config.objective = objective
+    for name, given in settings.items():
+        add_settings(config, name)
+        config.objectives[name].update(given)
+
+
+def add_settings(config: ml_collections.ConfigDict, name: str) -> None:
+    """Adds the settings of an objective to `config.objectives`, with its defaults. Does nothing if it has none."""
+    if name not in OBJECTIVES.names() or (settings := OBJECTIVES.get(name).settings) is None:
+        return
+    with config.unlocked():
+        if "objectives" not in config:
+            config.objectives = ml_collections.ConfigDict()
+        if name not in config.objectives:
+            config.objectives[name] = ml_collections.ConfigDict(dataclasses.asdict(settings()))
+
+
+def add_all_settings(config: ml_collections.ConfigDict) -> None:
+    """Adds those of all that is learnt, so that a run says which it has."""
+    for term in of_stages(config):
+        add_settings(config, term.name)
+
+
+def _with_settings(config: ml_collections.ConfigDict, name: str) -> Objective:
+    """Returns an objective with its settings. Raises `UserError` if it has not these, or other values of them."""
+    objective, given = OBJECTIVES.get(name), config.get("objectives", {}).get(name)
+    if not given or objective.settings is None:
+        return objective
+    fields = {each.name: each for each in dataclasses.fields(objective.settings)}
+    for field, value in given.items():
+        if field not in fields:
+            raise UserError(f"config.objectives.{name} has no field {field!r}; there are {', '.join(fields)}")
+        within(f"objectives.{name}.{field}", value, **fields[field].metadata)
+    return _made(objective.made, objective.settings(**given))
+
+
+@functools.cache
+def _made(make: Callable[[Any], Objective], settings) -> Objective:
+    """Equal settings give the same objective: models that have one are compared."""
+    return make(settings)
 
 
 def validate(config: ml_collections.ConfigDict) -> None:
@@ -164,6 +230,11 @@ def validate(config: ml_collections.ConfigDict) -> None:
             each.eval.fill_masks = ()
         _validate(each)
     _validate(last)
+    learnt = [term.name for term in of_stages(config)]
+    for name in config.get("objectives", {}):
+        if name not in learnt or OBJECTIVES.get(name).settings is None:
+            what = "has no settings" if name in learnt else f"{' + '.join(learnt)} is learnt, without it"
+            raise UserError(f"config.objectives.{name}: {what}; leave it out")
 
 
 def _validate(config: ml_collections.ConfigDict) -> None:
@@ -173,6 +244,10 @@ def _validate(config: ml_collections.ConfigDict) -> None:
         raise UserError(
             f"config.objective = {config.objective!r}: {' and '.join(of_words)} both predict words; leave one out"
         )
+    rewriting = [term.name for term in terms if term.objective.rewrite]
+    if len(rewriting) > 1:
+        both = " and ".join(rewriting)
+        raise UserError(f"config.objective = {config.objective!r}: {both} both change what is read; leave one out")
     taken = set(RESERVED)
     for term in terms:
         if clashing := taken & term.objective.adds.keys():

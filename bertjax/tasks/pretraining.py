@@ -82,7 +82,7 @@ class Pretraining:
         self.model = self._make_model(self.terms)
         self.total_steps, self._stages = total_steps(config), stages_of(config)
         self._configs = [config_in(config, stage) for stage in self._stages]
-        self._terms_of_stages = tuple({term.name: term for c in self._configs for term in objectives.of(c)}.values())
+        self._terms_of_stages = objectives.of_stages(config)
         ways = mesh.shape["data"] * mesh.shape["fsdp"]
         for stage, its in zip(self._stages, self._configs):
             if stage.batch_size % (its.microbatches * ways):

@@ -51,6 +51,7 @@ def _adopt(config, before: RunInfo | None) -> None:
         config.data.records = _records_of_parent(config.branch_from, before)
     if before is not None and objectives.of(before.config) == objectives.of(config):
         config.objective = before.config.objective
+    objectives.add_all_settings(config)
     adopt_checkpoint(config, before)
 
 

@@ -22,9 +22,9 @@ from bertjax.validation import DTYPES, one_of, validate_model
 CONFIG, REPORT = "config.json", "report.txt"
 RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished one
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
-DECISIVE = ("task", "branch_from", "adapt", "objective", "z_loss", "seed", "batch_size", "epochs", "max_seq_length",
-            "packing", "stages", "data", "head", "loss", "distill", "optimizer", "freeze_layers", "keep_layers", "lora",
-            "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
+DECISIVE = ("task", "branch_from", "adapt", "objective", "objectives", "z_loss", "seed", "batch_size", "epochs",
+            "max_seq_length", "packing", "stages", "data", "head", "loss", "distill", "optimizer", "freeze_layers",
+            "keep_layers", "lora", "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
 # Model families by the `model.encoder` of older runs.
 FAMILIES_BEFORE = {"transformer": "bert", "lstms": "lstms"}
 
@@ -182,11 +182,13 @@ def differences(before: RunInfo, now: RunInfo, identity: Sequence[str] = ()) -> 
         if old.get(field) != new.get(field):
             freezes = field.startswith("optimizer.groups.") and one != other
             averages = field == "optimizer.average" and not (old.get(field) and new.get(field))  # one has no average
+            settings = field.startswith("objectives.")
             updates = field.startswith("lora.") and field != "lora.dropout"
             is_fixed = (
                 averages
                 or freezes
                 or updates
+                or settings
                 or field in fixed
                 or (field.startswith("model.") and field not in may_change)
             )

@@ -1,5 +1,7 @@
 """BERT (Devlin et al. 2019), and what a mask, other positions or other places of its norms make of it: GPT, GPT-2."""
 
+import dataclasses
+
 import numpy as np
 
 from bertjax.config import BertConfig
@@ -50,6 +52,15 @@ def _attention(config: BertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
     return np.asarray(jax.nn.softmax(scores, axis=-1))
 
 
+def _projected(config: BertConfig, size: int):
+    """An ELECTRA."""
+    from bertjax.families.electra import ElectraConfig
+
+    own = {each.name for each in dataclasses.fields(ElectraConfig)} - {"family"}
+    shared = {name: value for name, value in vars(config).items() if name in own}
+    return ElectraConfig(**shared | {"embedding_size": size})
+
+
 def _new_cache(config: BertConfig, batch: int, longest: int, dtype):
     from bertjax.families.bert.model import new_cache
 
@@ -65,5 +76,6 @@ FAMILY = Family(
     new_cache=_new_cache,
     model_types=("bert", "gpt2"),
     huggingface="bertjax.families.bert.huggingface",
+    projected=_projected,
     packs=True,
 )

@@ -35,4 +35,5 @@ FAMILY = dataclasses.replace(
     model=_model,
     model_types=("distilbert",),
     huggingface="bertjax.families.distilbert.huggingface",
+    projected=None,
 )

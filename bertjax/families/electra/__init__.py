@@ -49,4 +49,5 @@ FAMILY = dataclasses.replace(
     shown=_shown,
     model_types=("electra",),
     huggingface="bertjax.families.electra.huggingface",
+    projected=lambda config, size: dataclasses.replace(config, embedding_size=size),
 )

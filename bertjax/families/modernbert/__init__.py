@@ -59,6 +59,18 @@ class ModernBertConfig(ModelConfig):
         return layer % self.global_attn_every_n_layers == 0
 
 
+@dataclasses.dataclass(frozen=True)
+class ProjectedModernBertConfig(ModernBertConfig):
+    """A ModernBERT whose embeddings are projected to the size of hidden states."""
+
+    embedding_size: int = size(768)
+
+
+def _projected(config: ModernBertConfig, size: int) -> ModernBertConfig:
+    own = vars(config) | {"embedding_size": size}
+    return config if size == config.embedding_size else ProjectedModernBertConfig(**own)
+
+
 def _model(config, compute):
     from bertjax.families.modernbert.model import ModernBertModel
 
@@ -142,6 +154,7 @@ FAMILY = Family(
     huggingface="bertjax.families.modernbert.huggingface",
     layer_numbers=_layer_numbers,
     start=_start,
+    projected=_projected,
     packs=True,
     config=ModernBertConfig,
 )

@@ -46,17 +46,22 @@ class ModernBertModel(RotaryModel):
 
 
 class ModernBertEmbeddings(nn.Module):
-    """Word embeddings and a LayerNorm."""
+    """Word embeddings and a LayerNorm; projection, if hidden states have another size."""
 
     config: ModernBertConfig
     compute: Compute
 
     def setup(self):
         self.word = Embedding(self.config, self.compute.dtype, self.config.padded_vocab_size, "vocab")
-        self.norm = LayerNorm(self.config, self.compute, self.config.bias)
+        size, hidden = self.config.embedding_size, self.config.hidden_size
+        self.norm = LayerNorm(self.config, self.compute, self.config.bias, size)
+        if size != hidden:
+            axes = ("embed", None)
+            self.projection = Dense(self.config, self.compute, (size,), (hidden,), axes, self.config.bias)
 
     def __call__(self, input_ids):
-        return self.norm(self.word(input_ids))
+        x = self.norm(self.word(input_ids))
+        return x if self.config.embedding_size == self.config.hidden_size else self.projection(x)
 
 
 class Head(nn.Module):

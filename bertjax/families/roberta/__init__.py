@@ -44,4 +44,5 @@ FAMILY = dataclasses.replace(
     shown=_shown,
     model_types=("roberta", "xlm-roberta", "camembert"),
     huggingface="bertjax.families.roberta.huggingface",
+    projected=None,
 )

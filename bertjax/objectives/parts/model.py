@@ -10,21 +10,22 @@ import optax
 
 from bertjax import families
 from bertjax.config import BertConfig, Compute
-from bertjax.model.dropout import fold_in
+from bertjax.model.dropout import fold_in, random_bits
 from bertjax.objectives import Term
 
 
 class EncodedBatch(NamedTuple):
-    """A batch that the encoder has read.
+    """A batch that the encoder has read, or, for `Objective.rewrite`, is about to read.
 
     Attributes:
       batch: its arrays: `input_ids`, `segments`, `token_types` `[rows, length]`, `pair_labels`, `sequence_weights`
         `[rows]`, what is predicted of words (`word_positions`, `word_ids`, `word_weights` `[rows, predictions]`), and
-        what objectives added. In packed batches `segments` numbers the sequences of a row from 1, what is per sequence
-        is `[rows, sequences]`, and there are `positions` and `first_tokens` (of each sequence).
+        what objectives added; `original_ids` if one has rewritten `input_ids`. In packed batches `segments` numbers the
+        sequences of a row from 1, what is per sequence is `[rows, sequences]`, and there are `positions` and
+        `first_tokens` (of each sequence).
       encoder: a module, bound to its params.
       heads: {name: module} of the objective, bound to their params.
-      hidden: `[rows, length, hidden]`.
+      hidden: `[rows, length, hidden]`; None if it has not been read.
       dropout_keys: `[rows]`; None in evaluation.
       z_loss: weight of what keeps the logits of words small, see `classified`; 0 in evaluation.
     """
@@ -32,7 +33,7 @@ class EncodedBatch(NamedTuple):
     batch: dict
     encoder: nn.Module
     heads: dict[str, nn.Module]
-    hidden: jax.Array
+    hidden: jax.Array | None
     dropout_keys: jax.Array | None
     z_loss: float = 0.0
 
@@ -59,20 +60,28 @@ class PretrainingModel(nn.Module):
         self.head_names = {name: tuple(each) for name, each in heads.items()}
 
     def __call__(self, batch: dict, weights: dict, dropout_keys, keys) -> dict[str, tuple[jax.Array, dict]]:
-        """Returns what each objective's `loss` returns, by its name.
+        """Returns what each objective's `loss`, or `rewrite`, returns, by its name.
 
         Args:
           weights: by the objectives' names.
           dropout_keys: `[rows]`; None: no dropout.
           keys: `[rows]`, from which each objective gets its own.
         """
+        encoded = EncodedBatch(batch, self.bert, {}, None, dropout_keys, 0.0 if dropout_keys is None else self.z_loss)
+        heads = {term.name: {name: getattr(self, name) for name in self.head_names[term.name]} for term in self.terms}
+        own = {term.name: fold_in(keys, number) for number, term in enumerate(self.terms)}
+        found = {}
+        for name, _, objective in self.terms:
+            if objective.rewrite:
+                given = encoded._replace(heads=heads[name])
+                encoded, found[name] = objective.rewrite(given, weights[name], own[name])
+        batch = encoded.batch
         read = (batch[name] for name in ("input_ids", "segments", "token_types"))
-        hidden = self.bert.encode(*read, batch.get("positions"), dropout_keys=dropout_keys)
-        found, z_loss = {}, 0.0 if dropout_keys is None else self.z_loss
-        for number, (name, _, objective) in enumerate(self.terms):
-            heads = {head: getattr(self, head) for head in self.head_names[name]}
-            encoded = EncodedBatch(batch, self.bert, heads, hidden, dropout_keys, z_loss)
-            found[name] = objective.loss(encoded, weights[name], fold_in(keys, number))
+        hidden = encoded.encoder.encode(*read, batch.get("positions"), dropout_keys=dropout_keys)
+        for name, _, objective in self.terms:
+            if not objective.rewrite:
+                given = encoded._replace(heads=heads[name], hidden=hidden)
+                found[name] = objective.loss(given, weights[name], own[name])
         return found
 
 
@@ -91,13 +100,28 @@ def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss:
     return (weights * losses).sum(), {"accuracy": (weights * correct).sum()}
 
 
-def summed_in_parts(function: Callable, arrays, size: int):
-    """Returns the sum of a function's results over parts of arrays `[rows, length]`, of `size` columns each.
+def drawn(logits: jax.Array, keys: jax.Array, start: int | jax.Array = 0) -> jax.Array:
+    """Draws from the softmax of logits `[rows, predictions, words]`: int32 `[rows, predictions]`, without a gradient.
 
-    Neither the results of a part nor what leads to them is kept: the backward pass computes it again. The last part is
-    filled up with zeros, so weights must be among the arrays.
+    It is where the logits and Gumbel noise have the largest sum. The noise is a function of the rows' keys and of the
+    index of a logit in its row, of which `start` is the first one's.
     """
-    count = -(-arrays[0].shape[1] // size)
+    bits = jax.vmap(lambda key: random_bits(key, logits.shape[1:], start))(keys)
+    uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23  # of 2 ** 23 numbers, neither 0 nor 1
+    return jnp.argmax(jax.lax.stop_gradient(logits) - jnp.log(-jnp.log(uniform)), axis=-1).astype(jnp.int32)
+
+
+def summed_in_parts(function: Callable, arrays, size: int):
+    """Applies a function to parts of arrays `[rows, length]`, of `size` columns each.
+
+    Args:
+      function: part of the arrays -> (what is summed, arrays `[rows, size]`).
+
+    Returns the sums, and the arrays joined, `[rows, length]`. Neither what is summed nor what leads to it is kept: the
+    backward pass computes it again. The last part is filled up with zeros, so weights must be among the arrays.
+    """
+    length = arrays[0].shape[1]
+    count = -(-length // size)
 
     def parts(x):
         padded = jnp.pad(x, [(0, 0), (0, count * size - x.shape[1])])
@@ -105,8 +129,13 @@ def summed_in_parts(function: Callable, arrays, size: int):
 
     @jax.checkpoint
     def add(total, part):
-        return jax.tree.map(jnp.add, total, function(*part)), None
+        found, own = function(*part)
+        return jax.tree.map(jnp.add, total, found), own
+
+    def joined(x):
+        return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1)[:, :length]
 
     each = jax.tree.map(parts, arrays)
-    shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], each))
-    return jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), each)[0]
+    shapes, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], each))
+    total, own = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), each)
+    return total, jax.tree.map(joined, own)

@@ -40,7 +40,7 @@ def predicting(title: str, words: str, validate: Callable = lambda config: None,
     return Objective(
         loss=_loss,
         scores=_scores,
-        report=functools.partial(_report, title),
+        report=functools.partial(report, title),
         heads=_heads,
         weights=lambda batch: batch["word_weights"],
         total=lambda weights: weights.sum() + 1e-5,  # as in run_pretraining.get_masked_lm_output
@@ -60,24 +60,38 @@ def _heads(config, compute) -> dict:
 
 
 def _loss(encoded, weights, keys):
-    """Returns the sums of the cross-entropy and of the correct predictions, over all words with a weight."""
-    from bertjax.families.with_heads import word_logits
-    from bertjax.objectives.parts.model import classified, summed_in_parts
-
     del keys
+    return loss_of_words(encoded, weights)[0]
+
+
+def loss_of_words(encoded, weights, keys=None):
+    """Returns the sums of the cross-entropy and of the correct predictions, over all words with a weight; and with
+    `keys` `[rows]` words that are drawn from the predictions, `[rows, predictions]`."""
+    import jax.numpy as jnp
+
+    from bertjax.families.with_heads import word_logits
+    from bertjax.objectives.parts.model import classified, drawn, summed_in_parts
+
     batch, encoder, head = encoded.batch, encoded.encoder, encoded.heads["masked_lm"]
-    positions, words, bytes_each = batch["word_positions"], batch["word_ids"], 4 * head.config.padded_vocab_size
-    is_small = positions.size * bytes_each <= MOST_BYTES
+    positions, words, size = batch["word_positions"], batch["word_ids"], head.config.padded_vocab_size
+
+    def read(logits, words, weights, first=0):
+        found = classified(logits, words, weights, encoded.z_loss)
+        return found, None if keys is None else drawn(logits, keys, first * size)
+
+    is_small = positions.size * 4 * size <= MOST_BYTES
     if is_small or encoder.is_initializing() or len(list(encoder.readers(encoded.hidden, positions))) > 1:
-        return classified(word_logits(encoder, head, encoded.hidden, positions), words, weights, encoded.z_loss)
+        return read(word_logits(encoder, head, encoded.hidden, positions), words, weights)
     module, variables = head.unbind()  # which the loop can call
     table, rows = encoder.word_embeddings(), len(positions)
 
-    def part_of_loss(positions, words, weights):
+    def read_part(positions, words, weights, columns):
         logits = module.apply(variables, encoded.hidden, positions, table)
-        return classified(logits, words, weights, encoded.z_loss)
+        return read(logits, words, weights, columns[0, 0])
 
-    return summed_in_parts(part_of_loss, (positions, words, weights), max(1, PART_BYTES // (rows * bytes_each)))
+    columns = jnp.broadcast_to(jnp.arange(positions.shape[1]), positions.shape)
+    part = max(1, PART_BYTES // (rows * 4 * size))
+    return summed_in_parts(read_part, (positions, words, weights, columns), part)
 
 
 def _baselines(batch, weights, unigram):
@@ -106,7 +120,8 @@ def _scores(name: str, means: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _report(title: str, name: str, scores: Mapping[str, float]) -> list[str]:
+def report(title: str, name: str, scores: Mapping[str, float]) -> list[str]:
+    """As `Objective.report`."""
     loss, accuracy, majority = (scores[f"{name}_{metric}"] for metric in ("loss", "accuracy", "majority"))
     unigram = scores["unigram_loss"]
     comparison = f"{abs(unigram - loss):.3f} {'better' if loss < unigram else 'worse'} than it"

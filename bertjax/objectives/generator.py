@@ -1,0 +1,135 @@
+"""The generator of ELECTRA: masked words, by a smaller model, whose guesses take their place in what the encoder reads.
+
+`replaced` says which these are (Clark et al. 2020, section 2). Both are learnt together: "50*replaced + generator".
+"""
+
+import dataclasses
+import functools
+
+from bertjax import families, objectives
+from bertjax.config import BertConfig, UserError, field
+from bertjax.objectives import Objective
+from bertjax.objectives.mlm import OBJECTIVE as MASKED_WORDS
+from bertjax.objectives.parts import words
+from bertjax.stages import config_in, stages_of
+from bertjax.validation import require
+
+NAME = "generator"  # also of its params
+SIZES = ("num_attention_heads", "hidden_size", "intermediate_size")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Of the generator, beside the encoder: shares of its width (heads, hidden size, intermediate size) and of its
+    layers; whose the embeddings are, see `parts.generator.Generator`."""
+
+    width: float = field(0.25, above=0, most=1)
+    layers: float = field(1.0, above=0, most=1)
+    embeddings: str = field("shared", choices=("shared", "apart", "disentangled"))
+
+
+def config_of(config: BertConfig, settings: Settings) -> BertConfig:
+    """Returns the config of the generator of a model. Raises `UserError` if a size would be no whole number, or if the
+    model's family cannot share its embeddings with a narrower one."""
+    changes = {name: _part(config, name, "width", settings.width) for name in SIZES if hasattr(config, name)}
+    changes["num_hidden_layers"] = _part(config, "num_hidden_layers", "layers", settings.layers)
+    found, size, project = dataclasses.replace(config, **changes), config.embedding_size, families.of(config).projected
+    if settings.embeddings == "apart" or found.embedding_size == size:
+        return found
+    if project is None:
+        raise UserError(
+            f"config.objectives.generator.embeddings = {settings.embeddings!r}: a model with model.family = "
+            f"{config.family!r} shares no embeddings with a narrower one; set apart, or width=1"
+        )
+    return project(found, size)
+
+
+def _part(config: BertConfig, name: str, setting: str, share: float) -> int:
+    exact = share * getattr(config, name)
+    found = round(exact)
+    remedy = f"makes {exact:g} of model.{name} = {getattr(config, name)}; choose one that gives a whole number, above 0"
+    require(found > 0 and abs(exact - found) < 1e-2, f"objectives.generator.{setting}", share, remedy)
+    return found
+
+
+def _heads(settings: Settings, config, compute) -> dict:
+    from bertjax.objectives.parts.generator import Generator
+
+    return {NAME: Generator(config_of(config, settings), compute, settings.embeddings)}
+
+
+def _rewrite(encoded, weights, keys):
+    from bertjax.objectives.parts.generator import rewrite
+
+    return rewrite(encoded, weights, keys)
+
+
+def _finished(params: dict) -> dict:
+    """The encoder with its own embeddings, the generator with all of its params."""
+    from bertjax.objectives.parts.generator import joined
+
+    if NAME not in params:
+        return params
+    encoder, generator = joined(params["bert"], params[NAME])
+    return params | {"bert": encoder, NAME: generator}
+
+
+def _flops(settings: Settings, config, row) -> int:
+    from bertjax.model.heads import word_flops
+
+    own = config_of(config, settings)
+    return families.of(own).layer_flops(own, row.tokens) + word_flops(own, row.predictions)
+
+
+def _validate(settings: Settings, config) -> None:
+    MASKED_WORDS.validate(config)
+    names = [term.name for term in objectives.of(config)]
+    remedy = "nothing would read the words of the generator: write '50*replaced + generator'"
+    require("replaced" in names, "objective", config.objective, remedy)
+    own = config_of(families.config_of(config), settings)
+    _validate_model(config, settings, own)
+    for axis, name in (("tensor", "num_attention_heads"), ("tensor", "intermediate_size"), ("fsdp", "hidden_size")):
+        ways, size = config.mesh[axis], getattr(own, name)
+        remedy = f"gives the generator {name} = {size}, which mesh.{axis} = {ways} does not divide"
+        require(ways < 1 or size % ways == 0, "objectives.generator.width", settings.width, remedy)
+    windows = config.eval.bits_windows
+    require(not windows, "eval.bits_windows", windows, "a model that tells replaced words predicts none; set 0")
+    if settings.embeddings == "disentangled":
+        others = [each for stage in stages_of(config) if NAME not in _learnt(each := config_in(config, stage))]
+        remedy = "a stage learns without the generator, from whose embeddings those of the model differ; set shared"
+        require(not others, "objectives.generator.embeddings", settings.embeddings, remedy)
+
+
+def _learnt(config) -> list[str]:
+    return [term.name for term in objectives.of(config)]
+
+
+def _validate_model(config, settings: Settings, own: BertConfig) -> None:
+    """Raises `UserError` for a generator that its family does not allow."""
+    narrow = config.copy_and_resolve_references().unlock()
+    narrow.model.update({name: value for name, value in vars(own).items() if name in narrow.model and name != "family"})
+    try:
+        families.of(families.config_of(config)).validate(narrow)
+    except UserError as error:
+        reason = str(error).removeprefix("config.")
+        raise UserError(
+            f"config.objectives.generator.width = {settings.width}: the generator would have {reason}"
+        ) from None
+
+
+def _make(settings: Settings) -> Objective:
+    return dataclasses.replace(
+        MASKED_WORDS,
+        loss=None,
+        rewrite=_rewrite,
+        heads=functools.partial(_heads, settings),
+        report=functools.partial(words.report, "masked words by the generator"),
+        flops=functools.partial(_flops, settings),
+        validate=functools.partial(_validate, settings),
+        models=lambda config: {NAME: config_of(config, settings)},
+        finished=_finished,
+        fills_masks=False,
+    )
+
+
+OBJECTIVE = dataclasses.replace(_make(Settings()), settings=Settings, made=_make)

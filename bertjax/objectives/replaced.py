@@ -1,0 +1,89 @@
+"""Replaced words: which tokens of a text are those of the text, and which have been put in their place by an objective
+that rewrites it (ELECTRA; Clark et al. 2020, section 2). All tokens count, [CLS] and [SEP] too, as in Google's code."""
+
+import math
+from collections.abc import Mapping
+
+from bertjax import objectives
+from bertjax.objectives import Objective, Plot
+from bertjax.validation import require
+
+
+def _heads(config, compute) -> dict:
+    from bertjax.model.heads import ReplacedTokensHead
+
+    return {"replaced_tokens": ReplacedTokensHead(config, compute)}
+
+
+def _loss(encoded, weights, keys):
+    """Returns the sums of the cross-entropy, of correct answers, of replaced tokens, and of those that are found."""
+    import jax.numpy as jnp
+    import optax
+
+    del keys
+    batch, logits = encoded.batch, encoded.heads["replaced_tokens"](encoded.hidden)
+    is_replaced, is_said = batch["input_ids"] != batch["original_ids"], logits > 0
+    losses = optax.sigmoid_binary_cross_entropy(logits, is_replaced.astype(jnp.float32))
+    metrics = {"accuracy": is_replaced == is_said, "share": is_replaced, "found": is_replaced & is_said}
+    return (weights * losses).sum(), {name: (weights * x).sum() for name, x in metrics.items()}
+
+
+def _weights(batch):
+    return (batch["segments"] > 0).astype("float32")
+
+
+def _scores(name: str, means: dict[str, float]) -> dict[str, float]:
+    """Of the two kinds of tokens, accuracies are apart: most tokens are original."""
+    share, found, accuracy = means["share"], means["found"], means["accuracy"]
+    entropy = -sum(x * math.log(x) for x in (share, 1 - share) if x > 0)
+    return {
+        f"{name}_loss": means["loss"],
+        f"{name}_share_loss": entropy,  # of always giving the share as the probability
+        f"{name}_accuracy": accuracy,
+        f"{name}_majority": max(share, 1 - share),
+        f"{name}_share": share,
+        f"{name}_accuracy_at_replaced": found / share if share else 1.0,
+        f"{name}_accuracy_at_original": (accuracy - found) / (1 - share) if share < 1 else 1.0,
+    }
+
+
+def _report(name: str, scores: Mapping[str, float]) -> list[str]:
+    loss, share_loss, accuracy, majority, share, at_replaced, at_original = (
+        scores[f"{name}_{score}"]
+        for score in (
+            "loss", "share_loss", "accuracy", "majority", "share", "accuracy_at_replaced", "accuracy_at_original",
+        )
+    )  # fmt: skip
+    comparison = f"{abs(share_loss - loss):.3f} {'better' if loss < share_loss else 'worse'} than it"
+    title = "held-out replaced words: "
+    return [
+        f"{title}loss {loss:.3f} nats; of always giving their share, {share:.1%}, {share_loss:.3f} ({comparison})",
+        f"{'':{len(title)}}accuracy {accuracy:.1%}; always the more frequent answer {majority:.1%}",
+        f"{'':{len(title)}}of the replaced {at_replaced:.1%} are found, of the others {at_original:.1%} are left alone",
+    ]
+
+
+def _flops(config, row) -> int:
+    return 2 * row.tokens * config.hidden_size * (config.hidden_size + 1)
+
+
+def _validate(config) -> None:
+    replaces = any(term.objective.rewrite for term in objectives.of(config))
+    remedy = "nothing replaces words: write '50*replaced + generator'"
+    require(replaces, "objective", config.objective, remedy)
+
+
+OBJECTIVE = Objective(
+    loss=_loss,
+    scores=_scores,
+    report=_report,
+    heads=_heads,
+    weights=_weights,
+    flops=_flops,
+    validate=_validate,
+    plots=(
+        Plot("loss of replaced words", "loss", "{name}_share_loss", is_main=True),
+        Plot("accuracy of replaced words", "accuracy", "{name}_majority"),
+        Plot("replaced words that are found", "accuracy_at_replaced", "{name}_share"),
+    ),
+)

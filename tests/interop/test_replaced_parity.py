@@ -1,0 +1,140 @@
+"""Replaced words beside transformers' ElectraForPreTraining and ElectraForMaskedLM: both halves of a run, converted."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from bertjax import families, objectives
+from bertjax.config import named_stages, stage
+from bertjax.families.electra import huggingface as layout
+from bertjax.interop import huggingface
+from bertjax.objectives.parts.generator import joined
+from bertjax.tasks.pretraining import Pretraining
+from tests.conftest import one_device_mesh, tiny_config
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SIZES = dict(
+    vocab_size=150, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+    max_position_embeddings=64, embedding_size=32,
+)  # fmt: skip
+TABLES = "electra.embeddings."  # how the names of what is shared begin
+
+
+def task_of(embeddings: str):
+    config = tiny_config(records="unused")
+    config.model = families.model_fields("electra", **SIZES)
+    objectives.learn(config, "50*replaced + generator", generator=dict(width=0.5, layers=0.5, embeddings=embeddings))
+    config.stages = named_stages(only=stage(1, 32, 5))
+    return Pretraining(config, one_device_mesh(config), None)
+
+
+def batch_of(rows=3, length=32):
+    rng = np.random.default_rng(0)
+    sizes = np.array([length, length * 2 // 3, length])[:, None]
+    inside = np.arange(length) < sizes
+    ids = np.where(inside, rng.integers(5, 150, (rows, length)), 0).astype(np.int32)
+    places = np.sort(np.stack([1 + rng.permutation(size - 2)[:5] for size in sizes[:, 0]]), 1).astype(np.int32)
+    weights = np.ones((rows, 5), np.float32)
+    weights[1, 3:], places[1, 3:] = 0, 0
+    words = np.where(weights > 0, np.take_along_axis(ids, places, 1), 0).astype(np.int32)
+    masked = ids.copy()
+    for row in range(rows):
+        masked[row, places[row, weights[row] > 0]] = 4
+    types = (inside & (np.arange(length) >= sizes // 2)).astype(np.int32)
+    batch = dict(input_ids=masked, segments=inside.astype(np.int32), token_types=types)
+    batch |= dict(word_positions=places, word_ids=words, word_weights=weights)
+    return batch | dict(pair_labels=np.zeros(rows, np.int32), sequence_weights=np.ones(rows, np.float32)), ids
+
+
+@pytest.fixture(scope="module", params=["shared", "apart", "disentangled"])
+def compared(request, tmp_path_factory):
+    """Our losses, what the encoder has read, and gradients; transformers' classes of both halves."""
+    task, (batch, ids) = task_of(request.param), batch_of()
+    params = jax.device_get(task.init_params(jax.random.key(0)))
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda x: (x + 0.1 * rng.standard_normal(x.shape)).astype(np.float32), nn.meta.unbox(params))
+    read = {}
+
+    def rewritten(encoded, weights, keys, rewrite=task.terms[1].objective.rewrite):
+        found = rewrite(encoded, weights, keys)
+        read["ids"] = found[0].batch["input_ids"]
+        return found
+
+    def loss(params):
+        total, metrics = task.loss(params, task.normalize(batch))
+        return total, (metrics, read["ids"])
+
+    replaced, generator = task.terms
+    spied = generator._replace(objective=dataclasses.replace(generator.objective, rewrite=rewritten))
+    task.model = task.model.clone(terms=(replaced, spied))
+    (_, (metrics, drawn)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    folder, theirs = tmp_path_factory.mktemp("halves"), {}
+    finished = task.terms[1].objective.finished(params)
+    own = task.terms[1].objective.models(task.model.config)["generator"]
+    for name, config, its in (
+        ("ForPreTraining", task.model.config, finished),
+        ("ForMaskedLM", own, finished["generator"]),
+    ):
+        huggingface.write(folder / name, config, its, None, f"Electra{name}")
+        loader = getattr(transformers, f"Electra{name}")
+        theirs[name], info = loader.from_pretrained(folder / name, output_loading_info=True)
+        assert not any(info.values()), info
+    return request.param, task, batch, ids, (metrics, np.asarray(drawn), jax.device_get(gradient)), theirs
+
+
+def test_losses_and_gradients_are_transformers(compared):
+    embeddings, task, batch, ids, (metrics, drawn, gradient), theirs = compared
+    discriminator, generator = (theirs[name].eval() for name in ("ForPreTraining", "ForMaskedLM"))
+    used = batch["word_weights"] > 0
+    is_masked = np.zeros(ids.shape, bool)
+    for row, places in enumerate(batch["word_positions"]):
+        is_masked[row, places[used[row]]] = True
+    assert (drawn[~is_masked] == ids[~is_masked]).all() and (drawn != ids).sum() > 5
+
+    def given(ids):
+        rest = dict(attention_mask=torch.tensor(batch["segments"]), token_type_ids=torch.tensor(batch["token_types"]))
+        return dict(input_ids=torch.tensor(ids, dtype=torch.long), **rest)
+
+    labels = torch.tensor(np.where(is_masked, ids, -100), dtype=torch.long)
+    of_words = generator(**given(batch["input_ids"]), labels=labels).loss
+    found = discriminator(**given(drawn), labels=torch.tensor(drawn != ids))
+    np.testing.assert_allclose(metrics["generator_loss"], of_words.item(), rtol=1e-4)
+    np.testing.assert_allclose(metrics["replaced_loss"], found.loss.item(), rtol=1e-4)
+    (of_words + 50 * found.loss).backward()
+    real = batch["segments"] > 0
+    said = (found.logits.detach().numpy() > 0) == (drawn != ids)
+    np.testing.assert_allclose(metrics["replaced_accuracy"], said[real].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["replaced_share"], (drawn != ids)[real].mean(), rtol=1e-5)
+
+    def of(model):
+        return {name: param.grad.numpy() for name, param in model.named_parameters()}
+
+    expected = {"ForPreTraining": of(discriminator), "ForMaskedLM": of(generator)}
+    shared = [name for name in expected["ForMaskedLM"] if name.startswith(TABLES)]
+    if embeddings == "shared":
+        for name in shared:
+            sums = sum(each[name] for each in expected.values())
+            expected["ForPreTraining"][name] = expected["ForMaskedLM"][name] = sums
+    own = task.terms[1].objective.models(task.model.config)["generator"]
+    of_difference = gradient["generator"].get("difference")
+    whole = joined(gradient["bert"], {x: part for x, part in gradient["generator"].items() if x != "difference"})[1]
+    ours = gradient["bert"]
+    if embeddings == "disentangled":  # the tables have the gradient of the generator only
+        ours = ours | {"embeddings": ours["embeddings"] | of_difference}
+    tensors = {
+        "ForPreTraining": layout.to_tensors(gradient | {"bert": ours}, task.model.config, "ElectraForPreTraining")[0],
+        "ForMaskedLM": layout.to_tensors(whole, own, "ElectraForMaskedLM")[0],
+    }
+    for kind, named in tensors.items():
+        assert named.keys() == expected[kind].keys()
+        for name, array in named.items():
+            bound = 1e-4 * max(1.0, np.abs(expected[kind][name]).max())
+            np.testing.assert_allclose(array, expected[kind][name], atol=bound, err_msg=f"{kind} {name}")
+    assert ("difference" in gradient["generator"]) == (embeddings == "disentangled")
+    assert ("word" in gradient["generator"]["bert"].get("embeddings", {})) == (embeddings == "apart")
