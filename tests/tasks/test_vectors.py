@@ -9,10 +9,11 @@ import pytest
 
 from bertjax.config import UserError
 from bertjax.families.bert.model import BertModel
-from bertjax.interop import pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.tasks import vectors
 from bertjax.tasks.hidden_states import extract
 from tests.conftest import TOPICS
+from tests.interop.test_golden import edit
 from tests.processes import run, start
 
 WORDS = [word for words in TOPICS.values() for word in words]
@@ -225,6 +226,13 @@ def test_a_killed_command_goes_on(checkpoint, tmp_path):
     whole = run("extract", *given, "--output=whole.parquet", "--id=name", cwd=tmp_path)
     assert whole.returncode == 0 and "going on" not in whole.stdout
     assert (tmp_path / "v.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+def test_a_run_of_a_task_that_is_not_registered_here_has_hidden_states(checkpoint, tmp_path):
+    conversion.convert(checkpoint, tmp_path / "run", "bertjax")
+    edit(tmp_path / "run/config.json", task="mine")
+    result = run("extract", "--checkpoint=run", "--output=v.npz", "--layers=last", "a ship", cwd=tmp_path)
+    assert result.stdout.startswith("hidden [4, 32] of 1 texts"), result.stderr
 
 
 @pytest.mark.parametrize(
