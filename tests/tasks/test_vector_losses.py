@@ -107,7 +107,7 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
 
 @pytest.mark.parametrize(
     "form, ways",
-    [("pairs", tuple(WAYS)), ("scored", ("microbatches", "data"))],
+    [("pairs", ("microbatches", "data and fsdp", "devices and microbatches")), ("scored", ("microbatches", "data"))],
 )
 def test_microbatches_and_devices_change_neither_loss_nor_gradient(form, ways, folder, checkpoint, tmp_path):
     fields = {"loss.symmetric": True, "loss.widths": "8"}
@@ -390,11 +390,16 @@ def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
         (dict(path="nowhere"), r"config.data.sets.more.path = 'nowhere': no such file or folder"),
         (dict(path="{empty}"), r"config.data.sets.more.path = '.*': no train.csv, train.tsv, train.jsonl in it"),
         (dict(texts="one,two"), r"train.jsonl:1: no column 'two'; there are query, positive, negative, one, other"),
+        (
+            dict(path="{empty}/one.csv"),
+            r"config.data.sets.more.path = '.*': one example in it; it is compared with oth",
+        ),
         (dict(form="squad"), r"config.data.sets.more.path = '.*': no train-v1.1.json, train-v2.0.json in it"),
     ],
 )
 def test_a_mistake_in_a_set_names_it(fields, message, folder, checkpoint, tmp_path):
     config = config_for(folder, checkpoint).unlock()
+    write_table(tmp_path / "one.csv", rows_of(1, 0))
     given = dict(path=str(folder), texts="query,positive") | fields
     config.data.sets.more = embed.text_set(**given | {"path": given["path"].format(empty=tmp_path)})
     with pytest.raises(UserError, match=message):
