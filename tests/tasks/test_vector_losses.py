@@ -232,7 +232,7 @@ def test_every_batch_is_of_one_set_and_each_is_used_as_often_as_it_weighs(is_pac
 
 
 def mixed(folder, checkpoint, **fields):
-    config = config_for(folder, checkpoint, **{"epochs": 2.0, "checkpoint.every_steps": 1} | fields)
+    config = config_for(folder, checkpoint, **{"epochs": 2.0, "checkpoint.every_steps": 12} | fields)
     config.unlock()
     config.data.sets.similar = embed.text_set(str(folder), "scored", FORMS["scored"]["texts"], "score", weight=2.0)
     config.data.sets.same = embed.text_set(str(folder), "sentences", "query", weight=0.5)
@@ -251,6 +251,7 @@ def test_a_run_on_several_sets_learns_and_resumes_bit_for_bit(folder, checkpoint
     scores = [line["eval/spearman"] for line in lines if "eval/spearman" in line]
     assert lines[-1]["step"] == 2 * (3 + 6 + 2) and scores[-1] > 0.5
     launch_and_stop(FineTuning, mixed(folder, checkpoint), tmp_path / "stopped", step=13)
+    assert pretrained.read(tmp_path / "stopped@latest").step == 12  # within the second epoch
     launch(mixed(folder, checkpoint), tmp_path / "stopped")
     straight, resumed = params_of(tmp_path / "straight"), params_of(tmp_path / "stopped")
     assert straight.keys() == resumed.keys() and all(np.array_equal(straight[name], resumed[name]) for name in straight)
