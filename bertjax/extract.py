@@ -13,6 +13,7 @@ and `offsets` [texts + 1]; text i, with its [CLS] and [SEP], has the rows from o
 beside the vectors in a .parquet. PATH is any checkpoint that bertjax.predict takes.
 """
 
+import contextlib
 import functools
 from collections.abc import Iterator
 
@@ -79,7 +80,9 @@ def main(texts: list[str]) -> None:
 
     command.keep_compiled()
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
-    task = of_checkpoint(source.settings.get("task", ""), source.architecture)
+    task = None
+    with contextlib.suppress(UserError):  # a task that is not registered here: its hidden states are all that is known
+        task = of_checkpoint(source.settings.get("task", ""), source.architecture)
     makes_own = task is not None and task.vectors is not None and not (_POOL.value or _LAYERS.value)
     for flag in (_PROMPT, _WIDTH):
         if flag.value and not makes_own:

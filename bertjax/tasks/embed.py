@@ -57,6 +57,7 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     sets, texts = [], []
     for name, source in training_sets(data).items():
         found = text_sets.read(source, "train")
+        source.require(len(found.texts) > 1, "path", "one example in it; it is compared with others: at least 2")
         encoded = text_sets.encode(found, source.form, *how)
         sets.append(Share(text_sets.training_examples(encoded, found.labels), source.weight))
         texts.append((found, source.form))

@@ -32,14 +32,13 @@ def nearest(queries, documents, k: int) -> Neighbours:
     on how many there are, besides that of the vectors and of what is found.
     """
     device = jax.local_devices()[0]
-    queries, documents = unit(queries), unit(documents)
     k = min(k, len(documents))
     found = Neighbours(np.zeros((len(queries), k), np.int32), np.zeros((len(queries), k), np.float32))
     for rows in _blocks(len(queries), QUERIES):
-        asked = jax.device_put(_padded(queries[rows], QUERIES), device)
+        asked = jax.device_put(_padded(unit(queries[rows]), QUERIES), device)
         best = jax.device_put(_none(len(asked), k), device)
         for columns in _blocks(len(documents), DOCUMENTS):
-            some = jax.device_put(_padded(documents[columns], DOCUMENTS), device)
+            some = jax.device_put(_padded(unit(documents[columns]), DOCUMENTS), device)
             best = _merged(best, asked, some, columns.start, len(documents))
         for name, values in best._asdict().items():
             getattr(found, name)[rows] = np.asarray(values)[: len(queries[rows])]

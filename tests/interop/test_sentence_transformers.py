@@ -85,25 +85,23 @@ def library(folder):
     return sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
-def vectors_by(folder, prompt=None, width=0):
+def vectors_by(folder, prompt=None):
     source = dataclasses.replace(pretrained.read(folder), dtype="float32")
-    found, cut = embed.vectors_of(source, prompt, width)(TEXTS)
+    found, cut = embed.vectors_of(source, prompt)(TEXTS)
     assert cut[-1] and not cut[1]
     return found
 
 
 def test_vectors_are_those_of_the_library(converted):
     run, folder = converted
-    theirs = library(folder)
-    predicted = embed.predict(pretrained.read(run), [(text,) for text in TEXTS])
-    found = np.array([row["vector"] for row in predicted])
+    theirs, found = library(folder), vectors_by(folder)
     np.testing.assert_allclose(found, theirs.encode(TEXTS), atol=1e-5)  # prompted as queries
     np.testing.assert_allclose(found, theirs.encode_query(TEXTS), atol=1e-5)
     np.testing.assert_allclose(vectors_by(run, "document"), theirs.encode_document(TEXTS), atol=1e-5)
     np.testing.assert_allclose(vectors_by(folder, "a "), theirs.encode(TEXTS, prompt="a "), atol=1e-5)
-    np.testing.assert_array_equal(vectors_by(folder), vectors_by(run))
+    np.testing.assert_array_equal(found, vectors_by(run))
     cut = theirs.encode(TEXTS, truncate_dim=5, normalize_embeddings=pretrained.read(run).head["normalize"])
-    np.testing.assert_allclose(vectors_by(folder, width=5), cut, atol=1e-5)
+    np.testing.assert_allclose(embed.vectors_of(pretrained.read(folder), width=5).finish(found), cut, atol=1e-5)
 
 
 def test_a_folder_comes_back_with_every_byte(converted, tmp_path):

@@ -107,7 +107,7 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
 
 @pytest.mark.parametrize(
     "form, ways",
-    [("pairs", tuple(WAYS)), ("scored", ("microbatches", "data"))],
+    [("pairs", ("microbatches", "data and fsdp", "devices and microbatches")), ("scored", ("microbatches", "data"))],
 )
 def test_microbatches_and_devices_change_neither_loss_nor_gradient(form, ways, folder, checkpoint, tmp_path):
     fields = {"loss.symmetric": True, "loss.widths": "8"}
@@ -232,7 +232,7 @@ def test_every_batch_is_of_one_set_and_each_is_used_as_often_as_it_weighs(is_pac
 
 
 def mixed(folder, checkpoint, **fields):
-    config = config_for(folder, checkpoint, **{"epochs": 2.0, "checkpoint.every_steps": 1} | fields)
+    config = config_for(folder, checkpoint, **{"epochs": 2.0, "checkpoint.every_steps": 12} | fields)
     config.unlock()
     config.data.sets.similar = embed.text_set(str(folder), "scored", FORMS["scored"]["texts"], "score", weight=2.0)
     config.data.sets.same = embed.text_set(str(folder), "sentences", "query", weight=0.5)
@@ -251,6 +251,7 @@ def test_a_run_on_several_sets_learns_and_resumes_bit_for_bit(folder, checkpoint
     scores = [line["eval/spearman"] for line in lines if "eval/spearman" in line]
     assert lines[-1]["step"] == 2 * (3 + 6 + 2) and scores[-1] > 0.5
     launch_and_stop(FineTuning, mixed(folder, checkpoint), tmp_path / "stopped", step=13)
+    assert pretrained.read(tmp_path / "stopped@latest").step == 12  # within the second epoch
     launch(mixed(folder, checkpoint), tmp_path / "stopped")
     straight, resumed = params_of(tmp_path / "straight"), params_of(tmp_path / "stopped")
     assert straight.keys() == resumed.keys() and all(np.array_equal(straight[name], resumed[name]) for name in straight)
@@ -390,11 +391,16 @@ def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
         (dict(path="nowhere"), r"config.data.sets.more.path = 'nowhere': no such file or folder"),
         (dict(path="{empty}"), r"config.data.sets.more.path = '.*': no train.csv, train.tsv, train.jsonl in it"),
         (dict(texts="one,two"), r"train.jsonl:1: no column 'two'; there are query, positive, negative, one, other"),
+        (
+            dict(path="{empty}/one.csv"),
+            r"config.data.sets.more.path = '.*': one example in it; it is compared with oth",
+        ),
         (dict(form="squad"), r"config.data.sets.more.path = '.*': no train-v1.1.json, train-v2.0.json in it"),
     ],
 )
 def test_a_mistake_in_a_set_names_it(fields, message, folder, checkpoint, tmp_path):
     config = config_for(folder, checkpoint).unlock()
+    write_table(tmp_path / "one.csv", rows_of(1, 0))
     given = dict(path=str(folder), texts="query,positive") | fields
     config.data.sets.more = embed.text_set(**given | {"path": given["path"].format(empty=tmp_path)})
     with pytest.raises(UserError, match=message):
