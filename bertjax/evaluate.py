@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
 def score_data() -> None:
     from bertjax.config import UserError
     from bertjax.interop import pretrained
-    from bertjax.tasks import finetuning, of_checkpoint
+    from bertjax.tasks import finetuning_run, of_checkpoint
 
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
     task, name = of_checkpoint(source.settings.get("task", ""), source.architecture), source.settings.get("task", "")
@@ -70,11 +70,11 @@ def score_data() -> None:
     said = {flag.name: flag.value for flag in _READING if flag.value is not None}
     if wrong := next((flag for flag in said if flag not in task.reading), None):
         raise UserError(f"--{wrong}={said[wrong]}: is for checkpoints with vectors of texts; leave it out")
-    scores = finetuning.score(source, *task.labelled(source, _DATA.value, **said))
+    scores = finetuning_run.score(source, *task.labelled(source, _DATA.value, **said))
     if _JSON.value:
         print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
     else:
-        print(finetuning.report(scores, _DATA.value), flush=True)
+        print(finetuning_run.report(scores, _DATA.value), flush=True)
 
 
 def compare_pairs() -> None:

@@ -7,7 +7,7 @@ from bertjax import lock, tasks
 from bertjax.reporting import page
 from bertjax.sharding import hosts, liveness
 from bertjax.sharding.mesh import use_cpu_cores
-from bertjax.tasks import finetuning, pretraining_run, sweep
+from bertjax.tasks import finetuning_run, pretraining_run, sweep
 from bertjax.training.run import Kind, run
 
 
@@ -30,7 +30,7 @@ def launch(config, workdir: epath.PathLike) -> None:
 
 
 def kind_of(config) -> Kind:
-    return pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning.KIND
+    return pretraining_run.KIND if config.task == tasks.PRETRAINING else finetuning_run.KIND
 
 
 def draw(workdir: epath.Path) -> None:

@@ -24,8 +24,9 @@ from bertjax.interop.pretrained import BEST_RUN
 from bertjax.lists import split_at_commas
 from bertjax.sharding import hosts
 from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks import finetuning
-from bertjax.tasks.finetuning import Material, count_steps
+from bertjax.tasks import finetuning_run
+from bertjax.tasks.finetuning import count_steps
+from bertjax.tasks.finetuning_run import Material
 from bertjax.training import checkpoint, optimizers
 from bertjax.training.divergence import Diverged
 from bertjax.training.run import Run
@@ -149,11 +150,11 @@ def run(config, workdir: epath.Path) -> None:
     if (workdir / CONFIG).exists():
         raise UserError(f"{workdir}: holds a single run, and this is a search; choose another --workdir")
     is_first, programs, results = jax.process_index() == 0, {}, []
-    finetuning.adopt(config, None)
+    finetuning_run.adopt(config, None)
     planned = trials(config)  # with the adopted model
     for _, trial in planned:
         make_mesh(trial)
-    material = finetuning.load_material(config, workdir, None)
+    material = finetuning_run.load_material(config, workdir, None)
     dataset = material.dataset
     if is_first and dataset.notes:
         print("\n".join(dataset.notes), flush=True)
@@ -202,8 +203,8 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     steps = count_steps(trial, dataset.count(trial.batch_size))
     if not trial.eval.patience:
         trial.eval.every_steps = trial.eval.every_steps or steps  # once, at the end
-    opened = functools.partial(finetuning.open_run, material=material)
-    kind = dataclasses.replace(finetuning.KIND, adopt=lambda *_: None, open=opened)  # the search has adopted
+    opened = functools.partial(finetuning_run.open_run, material=material)
+    kind = dataclasses.replace(finetuning_run.KIND, adopt=lambda *_: None, open=opened)  # the search has adopted
     try:
         trained = run_one(kind, trial, workdir, program_of, is_trial=True)
         if trained is not None:
@@ -225,7 +226,7 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
 
 def check_others(workdir: epath.Path, config, material: Material) -> None:
     """Raises `UserError` if existing trials differ from these in more than the searched fields."""
-    now, identity = finetuning.info_of(config, material), tasks.get(config.task).identity
+    now, identity = finetuning_run.info_of(config, material), tasks.get(config.task).identity
     fields, searched = fields_of(config), {*ORDER, *(name for settings in parse(config) for name in settings)}
     for path in sorted((workdir / RUNS).glob(f"*/{CONFIG}")):
         named = {part.partition("=")[0] for part in path.parent.name.split(",")}

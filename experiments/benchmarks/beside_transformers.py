@@ -288,7 +288,7 @@ def main() -> None:
     done = {(result["task"], result["seed"], result["by"]) for result in results}
 
     from bertjax.sharding.mesh import make_mesh, use_cpu_cores
-    from bertjax.tasks import finetuning
+    from bertjax.tasks import finetuning_run
     from bertjax.training import workdir
 
     def keep(**result):
@@ -307,16 +307,16 @@ def main() -> None:
                 continue
             config = make_config(name, arguments.weights, folder)
             use_cpu_cores(config)
-            finetuning.adopt(config, None)
+            finetuning_run.adopt(config, None)
             mesh, programs = make_mesh(config), {}
-            material = finetuning.load_material(config, folder, None)
+            material = finetuning_run.load_material(config, folder, None)
             dataset = material.dataset
             print("\n".join(dataset.notes), flush=True)
             check_same_ids(name, config, dataset, arguments.weights)
             for _, seed, by in wanted:
                 config = make_config(name, arguments.weights, folder, packing=by == "bertjax packed")
                 config.dtype = "bfloat16" if by == "bertjax bfloat16" else "float32"
-                finetuning.adopt(config, None)
+                finetuning_run.adopt(config, None)
                 config.seed = seed
                 began = time.monotonic()
                 if by == "transformers":
@@ -330,7 +330,7 @@ def main() -> None:
                 took = time.monotonic() - began
                 more = {}
                 if seed == seeds[0] and by == "bertjax":
-                    workdir.write_info(run_folder, finetuning.info_of(config, material), material.tokenizer)
+                    workdir.write_info(run_folder, finetuning_run.info_of(config, material), material.tokenizer)
                     exported = folder / f"{name}-exported"
                     more["exported"] = same_when_exported(name, config, dataset, run_folder, exported)
                 keep(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=took, compiled=compiled, **more)

@@ -271,7 +271,7 @@ def main() -> None:
 
     from bertjax.interop import conversion
     from bertjax.sharding.mesh import make_mesh, use_cpu_cores
-    from bertjax.tasks import finetuning
+    from bertjax.tasks import finetuning_run
     from bertjax.training import workdir
 
     rows = [row for row in arguments.rows.split(",") if arguments.bert or not row.startswith("bert_")]
@@ -298,13 +298,13 @@ def main() -> None:
                 seconds = float(np.median(steps)) if name else None
                 scores = score_theirs(model, row, folder)
             elif name:
-                finetuning.adopt(config, None)
+                finetuning_run.adopt(config, None)
                 own = folder / f"{row}-{seed}"
                 own.mkdir()
-                material, mesh = finetuning.load_material(config, own, None), make_mesh(config)
+                material, mesh = finetuning_run.load_material(config, own, None), make_mesh(config)
                 given = (config, material.dataset, own, mesh, programs.get(row), material.initialize)
                 _, seconds, programs[row] = train_ours(*given)
-                workdir.write_info(own, finetuning.info_of(config, material), material.tokenizer)
+                workdir.write_info(own, finetuning_run.info_of(config, material), material.tokenizer)
                 scores = score_ours(str(own), row, folder)
             else:
                 scores = score_ours(start, row, folder)

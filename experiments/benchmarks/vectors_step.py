@@ -41,12 +41,12 @@ def rounds_of_ours(config):
     import jax
 
     from bertjax.sharding.mesh import make_mesh, put_batch
-    from bertjax.tasks import finetuning
+    from bertjax.tasks import finetuning, finetuning_run
     from bertjax.training.schedules import schedule_of
     from bertjax.training.step import make_program, put_hyperparameters
 
-    finetuning.adopt(config, None)
-    mesh, material = make_mesh(config), finetuning.load_material(config, None, None)
+    finetuning_run.adopt(config, None)
+    mesh, material = make_mesh(config), finetuning_run.load_material(config, None, None)
     task = finetuning.FineTuning(config, mesh, material.dataset)
     program = make_program(task, config, mesh)
     hyperparameters = put_hyperparameters(0, schedule_of(config, task.total_steps), mesh)
@@ -66,10 +66,10 @@ def rounds_of_theirs(config, folder: pathlib.Path):
     from sentence_transformers.base.sampler import DefaultBatchSampler
 
     from bertjax.data.batches.examples import TrainingOrder
-    from bertjax.tasks import finetuning
+    from bertjax.tasks import finetuning_run
 
-    finetuning.adopt(config, None)
-    train = finetuning.load_material(config, None, None).dataset.train
+    finetuning_run.adopt(config, None)
+    train = finetuning_run.load_material(config, None, None).dataset.train
     order = TrainingOrder(train, config.batch_size, config.seed, config.model.max_position_embeddings)
 
     class SameBatches(DefaultBatchSampler):

@@ -202,7 +202,7 @@ def main() -> None:
     done = {(result["row"], result["seed"], result["by"]) for result in results}
 
     from bertjax.sharding.mesh import make_mesh, use_cpu_cores
-    from bertjax.tasks import finetuning
+    from bertjax.tasks import finetuning_run
     from bertjax.training import workdir
 
     runs = arguments.output.with_suffix(".runs")  # the models of `all`, which teach
@@ -215,15 +215,15 @@ def main() -> None:
         for row, seed, by in (key for key in wanted if key not in done):
             config = make_config(row, arguments.weights, folder, seed, str(runs / f"all-{seed}"))
             use_cpu_cores(config)
-            finetuning.adopt(config, None)
+            finetuning_run.adopt(config, None)
             mesh, own = make_mesh(config), runs / f"{row}-{seed}" if row == "all" else folder / f"{row}-{seed}"
             own.mkdir(parents=True, exist_ok=True)
-            material = finetuning.load_material(config, own, None)
+            material = finetuning_run.load_material(config, own, None)
             if by == "transformers":
                 scores, seconds = train_theirs(row, config, material.dataset, mesh)
             else:
                 scores, seconds, _ = train_ours(config, material.dataset, own, mesh, None, material.initialize)
-                workdir.write_info(own, finetuning.info_of(config, material), material.tokenizer)
+                workdir.write_info(own, finetuning_run.info_of(config, material), material.tokenizer)
             results.append(dict(row=row, seed=seed, by=by, scores=scores, seconds=seconds))
             with arguments.output.open("a") as file:
                 file.write(json.dumps(results[-1]) + "\n")

@@ -18,7 +18,7 @@ from bertjax.families.modernbert import ModernBertConfig
 from bertjax.families.roberta import RobertaConfig
 from bertjax.families.with_heads import SentenceEncoder
 from bertjax.interop import conversion, pretrained
-from bertjax.tasks import embed, finetuning, sweep
+from bertjax.tasks import embed, finetuning, finetuning_run, sweep
 from bertjax.tasks.launch import launch
 from bertjax.text import learning
 from bertjax.training import checkpoint
@@ -329,11 +329,11 @@ def data(tmp_path_factory):
 
 def test_fine_tuning_begins_with_a_folder(of_bert, data, tmp_path, capsys):
     config = config_from(of_bert, data)
-    finetuning.adopt(config, None)
+    finetuning_run.adopt(config, None)
     taken = f"from {of_bert}: head.dense = 12, head.dense_act = 'tanh', data.query_prompt = 'the judge: ', "
     assert taken in capsys.readouterr().out
     assert (config.max_seq_length, config.head.dense, config.data.document_prompt) == (24, 12, "a court ")
-    begun = finetuning.open_run(config, tmp_path, None)
+    begun = finetuning_run.open_run(config, tmp_path, None)
     params = begun.initialize(nn.meta.unbox(finetuning._init(begun.task.model, jax.random.key(0))))
     assert "19 of 19 arrays loaded" in capsys.readouterr().out
     theirs = pretrained.read(of_bert).params["projection"]
@@ -343,9 +343,9 @@ def test_fine_tuning_begins_with_a_folder(of_bert, data, tmp_path, capsys):
 def test_the_config_says_otherwise(of_bert, data, tmp_path, capsys):
     config = config_from(of_bert, data, max_seq_length=16)
     config.head.update(pooling="cls", dense=8)
-    finetuning.adopt(config, None)
+    finetuning_run.adopt(config, None)
     assert (config.max_seq_length, config.head.pooling, config.head.dense) == (16, "cls", 8)
-    begun = finetuning.open_run(config, tmp_path, None)
+    begun = finetuning_run.open_run(config, tmp_path, None)
     params = begun.initialize(nn.meta.unbox(finetuning._init(begun.task.model, jax.random.key(0))))
     assert "not used: projection/bias, projection/kernel" in capsys.readouterr().out
     assert params["projection"]["kernel"].shape == (32, 8)
@@ -396,5 +396,5 @@ def test_a_search_tries_what_a_folder_has_not(of_bert, data, tmp_path, monkeypat
 
 def test_a_plain_encoder_begins_as_before(data):
     config = config_from(GOLDEN, data, max_seq_length=16)
-    finetuning.adopt(config, None)
+    finetuning_run.adopt(config, None)
     assert config.head.dense == 0 and config.max_seq_length == 16

@@ -16,7 +16,7 @@ from bertjax.planner import hlo, summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.sharding.topology import GENERATIONS, accelerator
 from bertjax.stages import stages_of
-from bertjax.tasks import finetuning
+from bertjax.tasks import finetuning_run
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import packed_rows
 from bertjax.training.optimizers import make_optimizer
@@ -105,13 +105,13 @@ def test_vectors_are_gathered_and_gradients_summed_once_a_step_however_many_micr
 
 def test_tasks_that_only_their_data_describes_are_refused():
     with pytest.raises(UserError, match=r"config\.task = 'glue': .*plan pretraining, or embed"):
-        finetuning.KIND.planning.open(glue.get_config("mrpc"), None, ())
+        finetuning_run.KIND.planning.open(glue.get_config("mrpc"), None, ())
     config = embed.get_config()
     config.max_seq_length = 600
     with pytest.raises(
         UserError, match=r"config\.max_seq_length = 600: longer than model\.max_position_embeddings = 512"
     ):
-        finetuning.KIND.planning.open(config, None, ())
+        finetuning_run.KIND.planning.open(config, None, ())
 
 
 @pytest.mark.tpu_aot

@@ -18,6 +18,7 @@ from bertjax.tasks import (
     classification,
     classify,
     finetuning,
+    finetuning_run,
     metrics,
     output_layers,
     predicted_table,
@@ -211,7 +212,7 @@ def test_settings_that_contradict_each_other(fields, message):
 
 def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
     config = config_for(tuned[0], checkpoint)
-    finetuning.adopt(config, None)
+    finetuning_run.adopt(config, None)
     dataset = classify.load(config, tokenizer())
 
     def task_of(dataset=dataset, **head):
@@ -370,7 +371,7 @@ def test_a_large_table_is_read_in_little_memory(tmp_path):
 def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
     folder, workdir, dev = tuned
     source = pretrained.read(workdir)
-    scores = finetuning.score(source, *classify.labelled(source, folder / "dev.jsonl"))
+    scores = finetuning_run.score(source, *classify.labelled(source, folder / "dev.jsonl"))
     assert scores.scores == pytest.approx(source.scores) and scores.decided == source.decided
     # The threshold stays that of the dev set, whatever would be the best for these texts.
     found = list(classification.predict(source, [(text,) for text, _ in dev]))
@@ -380,7 +381,7 @@ def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
     write_table(tmp_path / "odd.jsonl", [{"text": text, "topics": topics} for text, topics in odd])
     sides = [[[name in labels for name in LABELS] for labels in side]
              for side in ([labels for _, labels in odd], [each["labels"] for each in found])]  # fmt: skip
-    scores = finetuning.score(source, *classify.labelled(source, tmp_path / "odd.jsonl"))
+    scores = finetuning_run.score(source, *classify.labelled(source, tmp_path / "odd.jsonl"))
     assert scores.scores == pytest.approx(metrics.f1_of_labels(*sides)) and scores.scores["micro_f1"] < 0.9
     for rows, message in (
         ([{"text": "ship", "topics": ["earth"]}], r"odd.jsonl:1: unknown label 'earth'; expected one of court, garden"),

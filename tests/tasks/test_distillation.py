@@ -12,7 +12,7 @@ from bertjax.config import BertConfig, UserError, fine_tuning_config
 from bertjax.families.modernbert import ModernBertConfig
 from bertjax.interop import pretrained, resizing
 from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks import distillation, finetuning, squad, validate
+from bertjax.tasks import distillation, finetuning, finetuning_run, squad, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy, SquaredError
 from bertjax.training import checkpoint as checkpoints
@@ -73,8 +73,8 @@ def test_a_student_learns_what_the_teacher_says_where_labels_say_nothing(teacher
 def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, checkpoint, tmp_path):
     """Padded and packed: those that the teacher gives each text, in the order of the data's labels."""
     config = config_for(untold, checkpoint, **{"distill.teacher": str(teacher)})
-    finetuning.adopt(config, None)
-    material = finetuning.load_material(config, tmp_path, None)
+    finetuning_run.adopt(config, None)
+    material = finetuning_run.load_material(config, tmp_path, None)
     train, source = material.dataset.train, pretrained.read(teacher)
     assert len(train.teacher_logits) == len(train) == 200
     padded = train.batch(np.array([5, 0, -1]), 16)["teacher_logits"]
@@ -152,8 +152,8 @@ def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(
 
     def logits(folder=untold, **fields):
         config = config_for(folder, checkpoint, **({"distill.teacher": str(tmp_path / "teacher")} | fields))
-        finetuning.adopt(config, None)
-        return finetuning.load_material(config, tmp_path, None).dataset.train.teacher_logits
+        finetuning_run.adopt(config, None)
+        return finetuning_run.load_material(config, tmp_path, None).dataset.train.teacher_logits
 
     first = logits()
     shutil.rmtree(tmp_path / "teacher")
@@ -166,15 +166,15 @@ def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(
 
 def test_a_student_begins_with_every_nth_layer_of_the_teacher(teacher, untold, checkpoint, tmp_path):
     config = config_for(untold, teacher, keep_layers=1)
-    finetuning.adopt(config, None)
-    opened = finetuning.open_run(config, tmp_path, None)
+    finetuning_run.adopt(config, None)
+    opened = finetuning_run.open_run(config, tmp_path, None)
     params = opened.initialize(nn.meta.unbox(jax.jit(opened.task.init_params)(jax.random.key(0))))
     ours, theirs = (pretrained.flattened(each) for each in (params, pretrained.read(teacher).params))
     name = "bert/encoder/layers/output/kernel"
     assert ours[name].shape[0] == 1 and np.array_equal(ours[name][0], theirs[name][1])
     search = config_for(untold, teacher, keep_layers=1, sweep="seed=0")
-    finetuning.adopt(search, None)
-    finetuning.adopt(search, None)  # of the search, and of its trial
+    finetuning_run.adopt(search, None)
+    finetuning_run.adopt(search, None)  # of the search, and of its trial
     assert search.model.num_hidden_layers == 1
     arrays = {"bert/encoder/layers/output/bias": np.arange(12), "bert/embeddings/norm/bias": np.arange(3)}
     for layers, kept in ((6, [1, 3, 5, 7, 9, 11]), (4, [2, 5, 8, 11]), (5, [1, 3, 6, 8, 11]), (12, list(range(12)))):

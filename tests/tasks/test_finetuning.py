@@ -17,7 +17,7 @@ from bertjax.config import BertConfig, Compute, UserError, fine_tuning_config, p
 from bertjax.data.batches.examples import Examples
 from bertjax.interop import conversion, pretrained
 from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks import classification, classify, finetuning, glue, output_layers, sweep, validate
+from bertjax.tasks import classification, classify, finetuning, finetuning_run, glue, output_layers, sweep, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.pairs import encode_pairs
@@ -130,7 +130,7 @@ def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path,
     config.epochs = 5.0
     with pytest.raises(UserError, match=r"holds a run on other data \(SST-2/train.tsv changed\), and would mix both"):
         run(config, tmp_path / "run")
-    material = finetuning.load_material(config, tmp_path / "run", require_info(tmp_path / "run"))
+    material = finetuning_run.load_material(config, tmp_path / "run", require_info(tmp_path / "run"))
     (tmp_path / "search/runs").mkdir(parents=True)
     (tmp_path / "run").rename(tmp_path / "search/runs/seed=0")
     config.sweep = "seed=0"
@@ -181,17 +181,17 @@ def test_a_submission_has_a_line_for_every_test_example(tuned):
 def test_a_benchmarks_file_is_scored_without_training(tuned):
     folder, workdir = tuned
     source = pretrained.read(workdir)
-    scores = finetuning.score(source, *glue.labelled(source, folder / "SST-2/dev.tsv"))
-    assert scores.scores == source.scores and finetuning.report(scores, "dev.tsv").startswith("dev.tsv: accuracy ")
+    scores = finetuning_run.score(source, *glue.labelled(source, folder / "SST-2/dev.tsv"))
+    assert scores.scores == source.scores and finetuning_run.report(scores, "dev.tsv").startswith("dev.tsv: accuracy ")
 
 
 def test_a_checkpoint_decides_its_model(tuned, checkpoint):
     config = config_for(tuned[0], checkpoint, max_seq_length=128)
     with pytest.raises(UserError, match=r"config.max_seq_length = 128: .* has 64 positions only; set"):
-        finetuning.adopt(config, None)
+        finetuning_run.adopt(config, None)
     config.max_seq_length, config.model.hidden_size = 64, 96
     with pytest.raises(UserError, match=r"config.model.hidden_size = 96: .* has 32; leave it out"):
-        finetuning.adopt(config, None)
+        finetuning_run.adopt(config, None)
     with pytest.raises(UserError, match=r"config.model.hidden_size = 96: the run in this workdir has 32; leave it out"):
         run(config, tuned[1])
 
@@ -201,7 +201,7 @@ def test_every_mesh_predicts_the_same(tuned, checkpoint, sizes):
     """45 examples in batches of 16: none lost, none counted twice, whoever works on them."""
     folder, workdir = tuned
     config = config_for(folder, checkpoint)
-    finetuning.adopt(config, None)
+    finetuning_run.adopt(config, None)
     source = pretrained.read(workdir)
     outputs = []
     for mesh_sizes in ((1, 1, 1), sizes):
@@ -599,7 +599,7 @@ def test_dev_texts_of_the_training_data_are_counted(tmp_path):
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_report_plans_no_epoch_after_the_next(tuned, checkpoint, monkeypatch, packing):
     config = config_for(tuned[0], checkpoint, epochs=40.0)
-    finetuning.adopt(config, None)
+    finetuning_run.adopt(config, None)
     dataset = tasks.get(config.task).load(config, pretrained.read(tuned[1]).tokenizer)
     config.packing = packing
     task = finetuning.FineTuning(config, one_device_mesh(config), dataset)

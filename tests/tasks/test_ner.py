@@ -9,7 +9,7 @@ import pytest
 
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
-from bertjax.tasks import finetuning, metrics, ner, tag, validate
+from bertjax.tasks import finetuning_run, metrics, ner, tag, validate
 from bertjax.tasks.launch import launch
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.text.tokenizer.wordpiece import new_wordpiece
@@ -117,13 +117,13 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     assert scores["eval/f1"] > 0.9
     source = pretrained.read(tmp_path / "run")
     assert source.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
-    again = finetuning.score(source, *ner.labelled(source, tmp_path / "eng.testa"))
+    again = finetuning_run.score(source, *ner.labelled(source, tmp_path / "eng.testa"))
     assert again.scores == pytest.approx({name: scores[f"eval/{name}"] for name in again.scores}, abs=0.02)
     sentences = ner.read(tmp_path / "eng.testa")
     rows = [json.dumps({"w": s.words, "t": s.tags}) for s in sentences]
     (tmp_path / "test.jsonl").write_text("\n".join(rows) + "\n")
     table = dataclasses.replace(source, settings=tag_config(tmp_path))
-    assert finetuning.score(table, *tag.labelled(table, str(tmp_path / "test.jsonl"))).scores["f1"] > 0.9
+    assert finetuning_run.score(table, *tag.labelled(table, str(tmp_path / "test.jsonl"))).scores["f1"] > 0.9
     found = [result["tags"] for result in ner.predict(source, [(" ".join(s.words),) for s in sentences])]
     assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9  # without the neighbours' context
 

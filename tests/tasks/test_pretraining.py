@@ -19,7 +19,7 @@ from bertjax.data.tf import tf
 from bertjax.families.bert.model import BertModel
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
 from bertjax.interop import conversion, pretrained
-from bertjax.tasks import fill_mask, finetuning, generation, pretraining, pretraining_run
+from bertjax.tasks import fill_mask, finetuning_run, generation, pretraining, pretraining_run
 from bertjax.tasks.hidden_states import extract
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_run import find_or_prepare, report
@@ -532,7 +532,7 @@ def test_two_lstms_from_text_to_features(tmp_path, corpus_file):
 
     features = test_features.config_for(tmp_path, tmp_path / "run", "weighted_sum_with_embeddings", epochs=1.0)
     tasks.validate(features)
-    run(finetuning.KIND, features, tmp_path / "tuned")
+    run(finetuning_run.KIND, features, tmp_path / "tuned")
     tuned = pretrained.read(tmp_path / "tuned")
     assert tuned.params["layer_weights"].shape == (3,) and (tuned.params["layer_weights"] != 0).all()
     before, after = (pretrained.flattened(each.params["bert"]) for each in (source, tuned))

@@ -12,7 +12,7 @@ from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.documents import python_docs
 from bertjax.experiment import load
 from bertjax.interop import conversion, pretrained
-from bertjax.tasks import finetuning, metrics, pairs, squad, validate
+from bertjax.tasks import finetuning_run, metrics, pairs, squad, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.squad import Question
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
@@ -189,10 +189,10 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
     content, note = squad.submission(source, str(tmp_path / f"dev-{version}.json"))
     assert json.loads(content) == predictions and note.startswith("20 answers")
     # Scored again without training, the dev set has the same scores; the threshold is not tuned again.
-    again = finetuning.score(source, *squad.labelled(source, str(tmp_path / f"dev-{version}.json")))
+    again = finetuning_run.score(source, *squad.labelled(source, str(tmp_path / f"dev-{version}.json")))
     assert again.scores == pytest.approx({name: scores[f"eval/{name}"] for name in again.scores})
     silent = dataclasses.replace(source, decided={"null_threshold": -1e9})
-    none = finetuning.score(silent, *squad.labelled(silent, str(tmp_path / f"dev-{version}.json")))
+    none = finetuning_run.score(silent, *squad.labelled(silent, str(tmp_path / f"dev-{version}.json")))
     assert version == "v1.1" or none.scores["no_answer_f1"] == 1
     # It goes along to a workdir; for other formats convert names it among what is left out.
     conversion.convert(tmp_path / "run", tmp_path / "ours", "bertjax")

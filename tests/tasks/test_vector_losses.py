@@ -16,7 +16,7 @@ from bertjax.data.batches.mixed import MixedOrder, steps_of_each
 from bertjax.interop import pretrained
 from bertjax.sharding.mesh import GROUPS, make_mesh, put_batch
 from bertjax.sharding.rules import RULES
-from bertjax.tasks import distillation, finetuning, text_sets, validate
+from bertjax.tasks import distillation, finetuning, finetuning_run, text_sets, validate
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.launch import launch
 from bertjax.training.schedules import make_schedule
@@ -73,8 +73,8 @@ def config_for(folder, checkpoint, form="pairs", **fields):
 
 
 def task_of(config, tmp_path, devices=1):
-    finetuning.adopt(config, None)
-    material = finetuning.load_material(config, tmp_path, None)
+    finetuning_run.adopt(config, None)
+    material = finetuning_run.load_material(config, tmp_path, None)
     return FineTuning(config, make_mesh(config, jax.devices()[:devices]), material.dataset)
 
 
@@ -284,8 +284,8 @@ def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folde
         config = config_for(folder, checkpoint, **fields)
     else:
         config = mixed(folder, checkpoint, **fields)
-    finetuning.adopt(config, None)
-    dataset = finetuning.load_material(config, tmp_path, None).dataset
+    finetuning_run.adopt(config, None)
+    dataset = finetuning_run.load_material(config, tmp_path, None).dataset
     source, row = pretrained.read(teacher), rows_of(42, 42)[3]
     # By what `predict` says of the texts, which writes the query's prompt before all of them.
     texts = [row["query"], *(text for name in ("positive", "negative") for text in [row[name]])]

@@ -10,7 +10,7 @@ import pytest
 from bertjax.config import UserError
 from bertjax.experiment import load
 from bertjax.interop import pretrained
-from bertjax.tasks import embed, finetuning, metrics, validate
+from bertjax.tasks import embed, finetuning_run, metrics, validate
 from bertjax.tasks.launch import launch
 from tests.conftest import TOPICS
 from tests.processes import ROOT
@@ -187,5 +187,5 @@ def test_thresholds_that_no_dev_set_has_decided_are_tuned_on_the_file(trained):
     folder, workdir = trained
     source = pretrained.read(workdir)
     bare = dataclasses.replace(source, decided={})
-    scores = finetuning.score(bare, *embed.labelled(bare, f"{folder}/dev.csv"))
+    scores = finetuning_run.score(bare, *embed.labelled(bare, f"{folder}/dev.csv"))
     assert scores.decided == pytest.approx(source.decided) and scores.scores == pytest.approx(source.scores)
