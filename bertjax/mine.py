@@ -7,6 +7,8 @@ away that are relevant and not said to be. Prints how many candidates and querie
 run of the task embed, or a folder of sentence-transformers.
 """
 
+import math
+
 from absl import flags
 
 from bertjax import command
@@ -77,6 +79,9 @@ def _choice():
         margin = float(margin.removesuffix("%")) / (100 if is_share else 1)
     except ValueError:
         raise UserError(f"--margin={margin}: write a number, such as 0.1, or a share, such as 5%") from None
+    for name, value in (("margin", margin), ("min_score", least), ("max_score", most)):
+        if math.isnan(value):
+            raise UserError(f"--{name}={value}: write a number")
     return Choice(negatives, first, last, margin, is_share, least, most, _SEED.value)
 
 

@@ -53,6 +53,10 @@ def named_in(folder: str, found: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_files(folder: str, names: Iterable[str]) -> dict[str, str]:
-    """Returns the fingerprints of those of the files that are there."""
-    paths = {name: epath.Path(folder) / name for name in names}
-    return {name: of_file(path) for name, path in paths.items() if path.is_file()}
+    """Returns the fingerprints of those of the files that are there, in a folder or where their names say."""
+    found = {}
+    for name in names:
+        paths = epath.Path(folder) / name, epath.Path(name)
+        if path := next((path for path in paths if path.is_file()), None):
+            found[name] = of_file(path)
+    return found
