@@ -135,6 +135,7 @@ BAD = [
     (["--negatives=9", "--first=4", "--last=11"], "--negatives=9: ranks 4 to 11 hold 8; set --last"),
     (["--first=4", "--last=3"], "--first=4: must not be above --last=3"),
     (["--margin=much"], "--margin=much: write a number, such as 0.1, or a share, such as 5%"),
+    (["--max_score=nan"], "--max_score=nan: write a number"),
     (["--min_score=0.5", "--max_score=0.4"], "--min_score=0.5: must not be above --max_score=0.4"),
     (["--output=mined.txt"], "--output=mined.txt: must end in one of .csv, .tsv, .jsonl"),
     (["--data=nowhere"], "--data=nowhere: no such file or folder"),
