@@ -1,7 +1,7 @@
 """Extracts vectors or hidden states of texts: python -m bertjax.extract --checkpoint=PATH --input=TEXTS.txt \\
 --output=FILE.npy
 
-A checkpoint that makes vectors of texts (a run with --config=embed, a folder of sentence-transformers) writes these,
+A checkpoint that makes vectors of texts (a run that learnt to, a folder of sentence-transformers) writes these,
 `vectors` [texts, width]; from any other, --pool=mean makes one of a text's hidden states, also those of [CLS] and
 [SEP], --pool=cls takes that of [CLS], --pool=last that of the last token. FILE is an .npy, an .npz or a .parquet. A
 command that was interrupted goes on where it was when it is given again.

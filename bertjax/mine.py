@@ -4,7 +4,7 @@ For each query of --data, finds the nearest documents that are not relevant to i
 vectors of the checkpoint, and writes a table with the columns anchor, positive, negative_1, ..., which training reads
 with --config.data.texts=anchor,positive,negative_1. --first, --last, --margin, --max_score and --min_score keep those
 away that are relevant and not said to be. Prints how many candidates and queries it dropped. PATH is the workdir of a
-run of the task embed, or a folder of sentence-transformers.
+run that learnt vectors, or a folder of sentence-transformers.
 """
 
 import math
@@ -51,13 +51,19 @@ def main(arguments: list[str]) -> None:
     choice = _choice()
 
     from bertjax.interop import pretrained
-    from bertjax.tasks import embed, mining, searches
+    from bertjax.tasks import mining, of_checkpoint, searches, text_sets
 
     command.keep_compiled()
     more = searches.read_documents(_CORPUS.value) if _CORPUS.value else ()
-    search = searches.merged(embed.read_search(_DATA.value, _FORM.value, _TEXTS.value), more)
+    search = searches.merged(text_sets.read_training_search(_DATA.value, _FORM.value, _TEXTS.value), more)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
-    mined = mining.mine(search, *embed.vectors_of_search(source, search), choice)
+    task = of_checkpoint(source.settings.get("task", ""), source.architecture)
+    if task is None or task.vectors_of_search is None:
+        raise UserError(
+            f"{source.path}: must have vectors of texts: the workdir of a run that learnt some, or a folder of "
+            f"sentence-transformers"
+        )
+    mined = mining.mine(search, *task.vectors_of_search(source, search), choice)
     print("\n".join(mining.write(_OUTPUT.value, search, mined, choice)), flush=True)
 
 

@@ -172,7 +172,7 @@ def _require_vectors(pretrained: Pretrained) -> None:
     """Raises `UserError` unless the checkpoint says how vectors are made, of texts that it can read."""
     if pretrained.architecture != sentence_transformers.ARCHITECTURE:
         raise UserError(
-            f"{pretrained.path}: makes no vectors of texts; train it with --config=embed first, or write it with "
+            f"{pretrained.path}: makes no vectors of texts; train it to make some first, or write it with "
             f"--format=huggingface"
         )
     if pretrained.tokenizer is None:

@@ -28,7 +28,6 @@ from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import one_of, require, value_of
 
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
-PAIRS = dict(form="pairs", texts="anchor,positive", label="label")  # what a set is unless something else is said
 READING = ("form", "texts", "label", "widths")  # flags that say how a set is read that vectors are judged by
 TAUGHT_AT_ONCE = 1024  # examples, of which a teacher's scores are computed
 HEAD = ("head.pooling", "head.dense", "head.dense_act", "head.normalize")  # how vectors are made
@@ -137,7 +136,7 @@ def labelled(source: Pretrained, path: str, widths: str | None = None, **said: s
 
     `widths` and `said` are what the flags of `READING` say; else the set is like the dev set of the run, if it is one.
     """
-    settings, given = source.settings, PAIRS | {"form": ""}
+    settings, given = source.settings, text_sets.PAIRS | {"form": ""}
     if "dev" in (data := settings.get("data", {})):
         dev = dev_set(data)
         given = {name: getattr(dev, name) for name in SECTION}
@@ -150,13 +149,6 @@ def labelled(source: Pretrained, path: str, widths: str | None = None, **said: s
     found, encoded = _read_judged(judging, ["test", "dev"], *how)
     split, _ = judges.judged(found, encoded, widths, source.decided or None)
     return output_layer(), split
-
-
-def read_search(path: str, form: str, texts: str) -> Search:
-    """Reads the training set that --data, --form and --texts say. Raises `UserError` if it has no queries."""
-    source = text_sets.Flagged("", **PAIRS | dict(path=path, form=form, texts=texts))
-    source.validate(WITH_QUERIES)
-    return text_sets.read_search(source, "train")
 
 
 def training_sets(data) -> dict[str, Source]:
@@ -201,12 +193,7 @@ def _width(head, model) -> int:
 
 
 def vectors_of_search(source: Pretrained, search: Search) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors of queries and those of documents. Raises `UserError` if a checkpoint has no vectors."""
-    if source.architecture != ARCHITECTURE:
-        raise UserError(
-            f"{source.path}: must have vectors of texts: the workdir of a run of the task embed, or a folder of "
-            f"sentence-transformers"
-        )
+    """Returns the vectors of queries and those of documents."""
     return tuple(found for found, _ in _of_kinds(source, (QUERY, search.queries), (DOCUMENT, search.documents)))
 
 
@@ -320,6 +307,7 @@ TASK = FineTuningTask(
     adopt=adopt,
     continued=("projection",),
     vectors=vectors_of,
+    vectors_of_search=vectors_of_search,
     weightless=True,
     sample=sample,
     identity=(*HEAD, "data.form", "distill.what"),

@@ -22,6 +22,7 @@ from bertjax.model import low_rank
 from bertjax.sharding.mesh import Batch, compute_on, local_rows
 from bertjax.tasks import losses
 from bertjax.tasks.output_layers import OutputLayer, apply, make_predictor
+from bertjax.tasks.searches import Search
 from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
@@ -69,6 +70,7 @@ class FineTuningTask:
         the same.
       weightless: whether the output layer can be without params.
       vectors: (checkpoint, prompt, width) -> how it makes vectors of texts, for `extract`, if it does.
+      vectors_of_search: (checkpoint, search) -> the vectors of queries, and those of documents, for `mine`, if it does.
       identity: fields that, besides `task`, cannot change within a workdir, such as "data.name".
       submission: (checkpoint, path of the test set) -> content of the benchmark's submission file, and a summary line.
       labelled: (checkpoint of a run, path of a file like its dev set) -> the output layer, and the file's examples,
@@ -90,6 +92,7 @@ class FineTuningTask:
     continued: tuple[str, ...] = ()
     weightless: bool = False
     vectors: Callable[[Pretrained, str | None, int], Vectors] | None = None
+    vectors_of_search: Callable[[Pretrained, Search], tuple[np.ndarray, np.ndarray]] | None = None
     identity: tuple[str, ...] = ()
     submission: Callable[[Pretrained, str], tuple[str, str]] | None = None
     labelled: Callable[..., tuple[OutputLayer, "Split"]] | None = None

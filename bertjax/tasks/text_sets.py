@@ -21,6 +21,7 @@ from bertjax.tasks.targets import Number
 from bertjax.text.tokenizer import Tokenizer
 
 QUERY, DOCUMENT = "query", "document"
+PAIRS = dict(form="pairs", texts="anchor,positive", label="label")  # what a set is unless something else is said
 
 
 class TextSet(NamedTuple):
@@ -227,6 +228,13 @@ def read_search(source: Source, *parts: str) -> Search:
     if reader := FORMS[source.form].read_search:
         return reader(_find(source, parts))
     return searches.of_texts(read(source, *parts).texts)
+
+
+def read_training_search(path: str, form: str, texts: str) -> Search:
+    """Reads the training set that --data, --form and --texts say. Raises `UserError` if it has no queries."""
+    source = Flagged("", **PAIRS | dict(path=path, form=form, texts=texts))
+    source.validate(WITH_QUERIES)
+    return read_search(source, "train")
 
 
 def _find(source: Source, parts: Sequence[str]) -> epath.Path:

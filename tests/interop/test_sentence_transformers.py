@@ -305,7 +305,7 @@ def test_other_files_of_a_folder(of_bert, tmp_path):
 
 
 def test_only_what_makes_vectors_is_written(tmp_path):
-    with pytest.raises(UserError, match="makes no vectors of texts; train it with --config=embed first"):
+    with pytest.raises(UserError, match="makes no vectors of texts; train it to make some first"):
         conversion.convert(GOLDEN, tmp_path / "out", "sentence-transformers")
     with pytest.raises(UserError, match="--license=mit: only for --format=huggingface or sentence-transformers"):
         conversion.convert(GOLDEN, tmp_path / "out", "tf1", license_name="mit")

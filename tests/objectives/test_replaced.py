@@ -186,7 +186,7 @@ def test_microbatches_and_devices_do_not_change_a_step(records_folder):
 
     metrics, params = after()
     axes = dict(data=2, fsdp=2, tensor=2)
-    others, again = after(make_mesh, microbatches=2, mesh=axes, remat="full")
+    others, again = after(make_mesh, microbatches=2, mesh=axes)
     assert metrics.keys() == others.keys()
     for name, value in metrics.items():
         np.testing.assert_allclose(others[name], value, rtol=2e-4, err_msg=name)
@@ -213,32 +213,39 @@ def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
 # Whole runs.
 
 
-@pytest.fixture(scope="module")
-def trained(records_folder, tmp_path_factory):
-    """The workdirs of a straight run, and of one that was stopped after step 7 and resumed."""
-    folder, config = tmp_path_factory.mktemp("replaced"), functools.partial(config_for, records_folder, steps=STEPS)
-    for name in ("straight", "run"):
-        given = config(embeddings="disentangled")
-        given.eval.update(every_steps=STEPS, max_sequences=200)
-        given.checkpoint.every_steps, given.log_every_steps = STEPS, 50
-        given.optimizer.bias_correction = True
-        tasks.validate(given)
-        if name == "run":
-            given.checkpoint.every_steps = 5
-            launch_and_stop(Pretraining, given, folder / name, step=7)
-            given.checkpoint.every_steps = STEPS
-        launch(given, folder / name)
-    return folder / "straight", folder / "run"
-
-
 STEPS = 500
 
 
-def test_it_learns_and_resumes_bit_for_bit(trained):
-    straight, resumed = (leaves(checkpoint.read_params(folder, STEPS)) for folder in trained)
+def run_config(records_folder, steps):
+    config = config_for(records_folder, steps=steps, embeddings="disentangled")
+    config.eval.update(every_steps=steps, max_sequences=min(200, 4 * steps))
+    config.checkpoint.every_steps, config.log_every_steps = steps, 50
+    config.optimizer.bias_correction = True
+    tasks.validate(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(records_folder, tmp_path_factory):
+    """The workdir of a run."""
+    folder = tmp_path_factory.mktemp("replaced")
+    launch(run_config(records_folder, STEPS), folder)
+    return folder
+
+
+def test_a_run_that_was_stopped_resumes_bit_for_bit(records_folder, tmp_path):
+    launch(run_config(records_folder, 8), tmp_path / "straight")
+    stopped = run_config(records_folder, 8)
+    stopped.checkpoint.every_steps = 5
+    launch_and_stop(Pretraining, stopped, tmp_path / "run", step=7)
+    launch(run_config(records_folder, 8), tmp_path / "run")
+    straight, resumed = (leaves(checkpoint.read_params(tmp_path / name, 8)) for name in ("straight", "run"))
     assert straight.keys() == resumed.keys() and any("difference" in name for name in straight)
     assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
-    scores = [line for line in read_metrics(trained[0]) if "eval/replaced_loss" in line][-1]
+
+
+def test_it_learns(trained):
+    scores = [line for line in read_metrics(trained) if "eval/replaced_loss" in line][-1]
     assert scores["eval/replaced_loss"] < scores["eval/replaced_share_loss"] - 0.02
     assert scores["eval/generator_loss"] < scores["eval/unigram_loss"] - 0.3
     assert scores["eval/replaced_accuracy"] > scores["eval/replaced_majority"]
@@ -248,18 +255,18 @@ def test_it_learns_and_resumes_bit_for_bit(trained):
     )
     mixed = share * at_replaced + (1 - share) * at_original
     assert scores["eval/replaced_accuracy"] == pytest.approx(mixed) and 0 < at_replaced < 1
-    report = (trained[0] / "report.txt").read_text()
+    report = (trained / "report.txt").read_text()
     assert "held-out replaced words: loss" in report and "held-out masked words by the generator: loss" in report
 
 
 def test_a_run_with_other_settings_is_refused(trained, records_folder):
     config = config_for(records_folder, steps=STEPS, embeddings="shared")
     with pytest.raises(UserError, match=r"config.objectives.generator.embeddings = 'shared': .* holds a run with 'dis"):
-        launch(config, trained[0])
+        launch(config, trained)
 
 
 def test_both_halves_are_read_and_converted(trained, tmp_path):
-    stored, source = checkpoint.read_params(trained[0], STEPS), pretrained.read(trained[0])
+    stored, source = checkpoint.read_params(trained, STEPS), pretrained.read(trained)
     tables, difference = stored["bert"]["embeddings"], stored["generator"]["difference"]
     assert "embeddings" not in stored["generator"]["bert"] or "word" not in stored["generator"]["bert"]["embeddings"]
     summed = tables["word"]["embedding"] + difference["word"]["embedding"]
@@ -269,15 +276,15 @@ def test_both_halves_are_read_and_converted(trained, tmp_path):
     assert np.abs(difference["word"]["embedding"]).max() > 1e-3
     assert not source.predicts_words and "bertjax.convert --part=generator" in source.no_words
 
-    conversion.convert(trained[0], tmp_path / "ours", "bertjax")
+    conversion.convert(trained, tmp_path / "ours", "bertjax")
     again = pretrained.read(tmp_path / "ours")
     jax.tree.map(np.testing.assert_array_equal, again.params, source.params)
-    said = conversion.convert(trained[0], tmp_path / "encoder", "huggingface")
+    said = conversion.convert(trained, tmp_path / "encoder", "huggingface")
     assert "left out, for which BertModel has no place: generator, replaced_tokens" in said
     np.testing.assert_array_equal(
         pretrained.read(tmp_path / "encoder").params["bert"]["embeddings"]["word"]["embedding"][:150], summed[:150]
     )
-    for origin, to in ((trained[0], "huggingface"), (tmp_path / "ours", "bertjax")):
+    for origin, to in ((trained, "huggingface"), (tmp_path / "ours", "bertjax")):
         conversion.convert(origin, tmp_path / f"part-{to}", to, part="generator")
         part = pretrained.read(tmp_path / f"part-{to}")
         assert part.predicts_words and part.config.family == "electra" and part.config.hidden_size == 16
@@ -286,7 +293,7 @@ def test_both_halves_are_read_and_converted(trained, tmp_path):
         )
     assert "generator_loss" in (tmp_path / "part-huggingface/README.md").read_text()
     with pytest.raises(UserError, match=r"--part=teacher: .* has generator"):
-        conversion.convert(trained[0], tmp_path / "none", "bertjax", part="teacher")
+        conversion.convert(trained, tmp_path / "none", "bertjax", part="teacher")
     with pytest.raises(UserError, match=r"--part=generator: .* has trained no other model than its own"):
         conversion.convert(tmp_path / "encoder", tmp_path / "none", "bertjax", part="generator")
 

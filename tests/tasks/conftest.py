@@ -7,7 +7,7 @@ import pytest
 from bertjax.config import BertConfig
 from bertjax.families.with_heads import BertForPreTraining
 from bertjax.interop import huggingface
-from bertjax.tasks import finetuning, pretraining_run
+from bertjax.tasks import finetuning_run, pretraining_run
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from tests.conftest import TOPICS, one_device_mesh
 
@@ -18,7 +18,7 @@ WORDS = [word for words in TOPICS.values() for word in words]
 def on_one_device():
     """Runs use one of the eight devices: quicker where a test is not about devices."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (finetuning, pretraining_run):
+        for module in (finetuning_run, pretraining_run):
             patch.setattr(module, "make_mesh", one_device_mesh)
         yield
 

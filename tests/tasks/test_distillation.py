@@ -95,7 +95,7 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
 
 def test_a_student_resumes_bit_for_bit_on_eight_devices(teacher, untold, checkpoint, tmp_path, monkeypatch):
     """With smoothed labels and low-rank updates."""
-    monkeypatch.setattr(finetuning, "make_mesh", make_mesh)
+    monkeypatch.setattr(finetuning_run, "make_mesh", make_mesh)
 
     def config():
         fields = {"distill.teacher": str(teacher), "head.label_smoothing": 0.1, "epochs": 1.0}

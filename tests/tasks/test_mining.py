@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError
-from bertjax.tasks import embed, mining, searches, text_sets
+from bertjax.tasks import mining, searches, text_sets
 from bertjax.tasks.metrics import unit
 from bertjax.tasks.mining import Choice
 from bertjax.tasks.searches import Search
@@ -169,7 +169,7 @@ def test_files_that_a_folder_has_not_or_has_twice_are_named(tmp_path):
     with pytest.raises(UserError, match=r"^--data=.*: no qrels/train.tsv in it$"):
         text_sets.read_search(flagged(folder), "train")
     with pytest.raises(UserError, match=r"^--form=scored: choose one of pairs, squad, search$"):
-        embed.read_search(str(folder), "scored", "anchor,positive")
+        text_sets.read_training_search(str(folder), "scored", "anchor,positive")
 
 
 def test_documents_are_lines_or_rows(tmp_path):

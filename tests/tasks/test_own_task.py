@@ -217,7 +217,7 @@ def test_it_is_searched(checkpoint, tmp_path):
 
 
 def test_other_rooms_know_no_task_by_name():
-    """Names of TF1's variables are Google's; a record's "features" are TensorFlow's."""
+    """Names of TF1's variables are Google's; a record's "features" are TensorFlow's; an axis of params is "embed"."""
     words = "|".join(name for name in tasks.FINE_TUNING if name != "features")
     named = re.compile(rf"(?<!cls/)\b({words})\b|[\"']features[\"']", re.IGNORECASE)
     package, hits = ROOT / "bertjax", []
@@ -226,6 +226,7 @@ def test_other_rooms_know_no_task_by_name():
     assert len(files) > 40
     for path in files:
         for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
-            if named.search(line) and "Summary.Value(tag=" not in line:
+            said = re.sub(r"\bembed\b", "", line) if path.parent.name in ("model", "sharding") else line
+            if named.search(said) and "Summary.Value(tag=" not in line:
                 hits.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert not hits, "\n".join(hits)

@@ -10,7 +10,7 @@ import pytest
 from bertjax.config import UserError
 from bertjax.experiment import load
 from bertjax.interop import pretrained
-from bertjax.tasks import embed, finetuning_run, metrics, validate
+from bertjax.tasks import embed, finetuning_run, metrics, text_sets, validate
 from bertjax.tasks.launch import launch
 from tests.conftest import TOPICS
 from tests.processes import ROOT
@@ -90,7 +90,7 @@ def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
     result = command("evaluate", f"--checkpoint={workdir}", *arguments, "--json", cwd=tmp_path)
     scores = json.loads(result.stdout)["scores"]
     assert scores.keys() == {"ndcg@10", "mrr@10", "recall@1", "recall@10", "ndcg@10_4"}, result.stderr
-    search = embed.read_search(f"{folder}/beir/qrels/test.tsv", "search", "")
+    search = text_sets.read_training_search(f"{folder}/beir/qrels/test.tsv", "search", "")
     queries = embed.vectors_of(source, "ask : ")(search.queries)[0]
     documents = embed.vectors_of(source, "tell : ")(search.documents)[0]
     order = np.argsort(-(queries @ documents.T), axis=1, kind="stable")
@@ -165,12 +165,16 @@ def test_sets_that_cannot_be_judged_by_are_refused(said, message, trained):
         embed.labelled(pretrained.read(workdir), f"{folder}/dev.csv", **said)
 
 
-def test_what_has_no_vectors_says_so(checkpoint, trained):
+def test_what_has_no_vectors_says_so(checkpoint, trained, tmp_path):
     folder, _ = trained
-    source = pretrained.read(checkpoint)
-    search = embed.read_search(f"{folder}/beir", "search", "")
-    with pytest.raises(UserError, match="must have vectors of texts: the workdir of a run of the task embed"):
-        embed.vectors_of_search(source, search)
+    given = (
+        f"--checkpoint={checkpoint}",
+        f"--data={folder}/beir/qrels/test.tsv",
+        "--form=search",
+        "--output=mined.csv",
+    )
+    result = command("mine", *given, cwd=tmp_path)
+    assert result.returncode == 1 and "must have vectors of texts: the workdir of a run" in result.stderr
 
 
 def test_sentences_are_no_dev_set(checkpoint, trained):

@@ -21,7 +21,7 @@ def run_out(config, message, monkeypatch, tmp_path):
 
     monkeypatch.setattr(run_module, "train", train)
     opened = Run(config, make_mesh(config), None, RunInfo(config), None, None, [], lambda trained: "")
-    kind = Kind(lambda _: (), lambda *_: None, lambda *_: None, lambda *_: opened, lambda *_: [])
+    kind = Kind(lambda _: (), lambda *_: None, lambda *_: None, lambda *_: opened, lambda *_: [], None)
     run(kind, config, tmp_path)
 
 
