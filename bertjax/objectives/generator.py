@@ -20,8 +20,8 @@ SIZES = ("num_attention_heads", "hidden_size", "intermediate_size")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Of the generator, beside the encoder: shares of its width (heads, hidden size, intermediate size) and of its
-    layers; whose the embeddings are, see `parts.generator.Generator`."""
+    """What a generator is, by the encoder: its share of the width (heads, hidden size, intermediate size) and of the
+    layers, and whose embeddings it has, see `parts.generator.Generator`."""
 
     width: float = field(0.25, above=0, most=1)
     layers: float = field(1.0, above=0, most=1)

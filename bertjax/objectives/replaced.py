@@ -33,7 +33,7 @@ def _weights(batch):
 
 
 def _scores(name: str, means: dict[str, float]) -> dict[str, float]:
-    """Of the two kinds of tokens, accuracies are apart: most tokens are original."""
+    """Scores replaced and original tokens apart as well: most tokens are original."""
     share, found, accuracy = means["share"], means["found"], means["accuracy"]
     entropy = -sum(x * math.log(x) for x in (share, 1 - share) if x > 0)
     return {

@@ -139,7 +139,7 @@ def lora_config(folder, checkpoint, targets="query,value"):
 
 
 def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint, capsys):
-    """Of a model of several labels for a text, which are weighted and packed."""
+    """Several labels for a text, with weights, packed."""
     folder, dev = topics
     run(lora_config(folder, checkpoint), folder / "lora")
     said = capsys.readouterr().out
@@ -205,7 +205,7 @@ def test_merged_kernels_compute_what_updates_do(family, targets, count):
 
 @pytest.mark.parametrize("kind", ["labels", "classes"])
 def test_devices_change_nothing_of_what_is_learnt(kind):
-    """Of low-rank updates and what their dropout draws; of a teacher's labels, and of packed classes with weights."""
+    """Low-rank updates and their dropout, with the labels of a teacher, or packed classes with weights."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(4, 20, 32)
     inputs = [[rng.integers(5, 100, each) for each in lengths], [np.zeros(each, int) for each in lengths]]

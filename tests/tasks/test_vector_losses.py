@@ -270,7 +270,7 @@ def test_a_search_has_the_loss_of_each_trial(folder, checkpoint, tmp_path):
 
 @pytest.fixture(scope="module")
 def teacher(folder, checkpoint, tmp_path_factory):
-    """Of two layers, with prompts of its own."""
+    """A model of two layers, with prompts of its own."""
     fields = {"keep_layers": 0, "data.query_prompt": "ship ", "data.document_prompt": "sail ", "epochs": 6.0}
     workdir = tmp_path_factory.mktemp("teacher")
     launch(config_for(folder, checkpoint, **fields), workdir)
