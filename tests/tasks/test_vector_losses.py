@@ -10,13 +10,14 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax import tasks
 from bertjax.config import UserError
 from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder
 from bertjax.data.batches.mixed import MixedOrder, steps_of_each
 from bertjax.interop import pretrained
 from bertjax.sharding.mesh import GROUPS, make_mesh, put_batch
 from bertjax.sharding.rules import RULES
-from bertjax.tasks import distillation, finetuning, finetuning_run, text_sets, validate
+from bertjax.tasks import distillation, finetuning_run, text_sets, validate
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.launch import launch
 from bertjax.training.schedules import make_schedule
@@ -292,7 +293,7 @@ def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folde
     prompted = dataclasses.replace(source, settings=source.settings.copy_and_resolve_references().unlock())
     prompted.settings.data.query_prompt = ""
     given = [("ship " if i == 0 else "sail ") + text for i, text in enumerate(texts)]
-    task = finetuning.tasks.get("embed")
+    task = tasks.get("embed")
     vectors = np.array([each["vector"] for each in task.predict(prompted, [(text,) for text in given])])
     cosines = vectors[1:] @ vectors[0]
     expected = vectors if what == "vectors" else cosines[:1] - cosines[1:]
