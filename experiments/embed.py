@@ -32,8 +32,8 @@ def get_config():
     config.loss = ml_collections.ConfigDict(
         dict(
             temperature=0.05,  # divides cosines
-            symmetric=False,  # of pairs: documents also look for their queries among all of the batch
-            margin=0.5,  # of labelled pairs: 1 - cosine of those that do not belong together is to be larger
+            symmetric=False,  # for pairs: documents also look for their queries among all of the batch
+            margin=0.5,  # for labelled pairs: 1 - cosine of those that do not belong together is to be larger
             widths="",  # such as 256,64: the first so many numbers of a vector are a good vector as well (Matryoshka)
         )
     )

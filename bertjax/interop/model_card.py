@@ -184,7 +184,8 @@ def _changed(name: str, values: Mapping, default: Mapping) -> dict:
     return {f"{name}.{field}": value for field, value in values.items() if value != default.get(field)}
 
 
-_LAYERS, _PARTS = ("keep_layers", "freeze_layers"), ("head", "lora", "distill")  # of fine-tuning
+# The fields and sections of fine-tuning that a card names where they are not the defaults.
+_LAYERS, _PARTS = ("keep_layers", "freeze_layers"), ("head", "lora", "distill")
 
 
 def _recipe(settings, step: int) -> dict:

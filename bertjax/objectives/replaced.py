@@ -38,7 +38,7 @@ def _scores(name: str, means: dict[str, float]) -> dict[str, float]:
     entropy = -sum(x * math.log(x) for x in (share, 1 - share) if x > 0)
     return {
         f"{name}_loss": means["loss"],
-        f"{name}_share_loss": entropy,  # of always giving the share as the probability
+        f"{name}_share_loss": entropy,  # what always giving the share as the probability costs
         f"{name}_accuracy": accuracy,
         f"{name}_majority": max(share, 1 - share),
         f"{name}_share": share,

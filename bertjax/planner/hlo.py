@@ -57,8 +57,8 @@ class Estimate:
 
     operation: str  # its `op_name`: the path of modules and functions that it comes from; "" if unknown
     cycles: int
-    flops: int  # of matrix products
-    bytes: int  # that it reads from HBM and writes to it
+    flops: int  # matrix products only
+    bytes: int  # read from HBM and written to it
     times: int  # per step
 
 

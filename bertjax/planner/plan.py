@@ -59,7 +59,7 @@ class StagePlan:
     unroll: bool
     compile_seconds: float
     out_of_memory: str = ""  # the compiler's message; empty if it compiled
-    roofline: Roofline | None = None  # of a step on a GPU
+    roofline: Roofline | None = None  # None on a TPU
 
     @property
     def activations_bytes(self) -> int:

@@ -34,9 +34,9 @@ class Work:
     """What kernels of one name and category do in a step on one device."""
 
     category: str
-    name: str  # of a kernel of ours, or the compiler's opcode
+    name: str  # a kernel of ours, or the compiler's opcode
     calls: int
-    flops: float  # of matrix products
+    flops: float  # matrix products only
     bytes: float
     seconds: float  # at least
 

@@ -38,7 +38,7 @@ class Gpu:
     cores: int  # streaming multiprocessors
     lanes: int  # float32 units of each
     clock: float  # boost, cycles/s
-    memory_bytes: float  # that CUDA reports
+    memory_bytes: float  # as CUDA reports it
     bandwidth: float  # bytes/s of the memory
     cache_bytes: int  # L2
     shared_bytes: int  # shared memory of a multiprocessor

@@ -19,7 +19,7 @@ from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import cpu_dtype, has_accelerator
 
 _POINTER = ctypes.c_void_p
-GROUPS = "groups"  # of devices: the axis over which a training step is vmapped, which are those along `data`
+GROUPS = "groups"  # the axis over which a training step is vmapped: the groups of devices along `data`
 
 Batch = dict[str, np.ndarray]  # name -> `[rows, ...]`, inputs and labels
 Rows = Callable[[int], np.ndarray]  # number of rows of a batch -> those that this host computes, ascending

@@ -22,7 +22,7 @@ from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.tasks.searches import Search
-from bertjax.tasks.text_sets import DOCUMENT, FORMS, JUDGES, QUERY, WITH_QUERIES, Encoded, Source, TextSet
+from bertjax.tasks.text_sets import DOCUMENT, FORMS, JUDGES, QUERY, WITH_QUERIES, EncodedTexts, Source, TextSet
 from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation import one_of, require, value_of
@@ -83,7 +83,7 @@ def sample(config, input_ids: np.ndarray) -> Dataset:
     """Returns a batch of `config.data`, all texts of which are the same, see `FineTuningTask.sample`."""
     texts, values = text_sets.shape_of(config.data)
     one = Examples([input_ids], [np.zeros_like(input_ids)])
-    encoded = Encoded(one, np.zeros((config.batch_size, texts), np.int32), cut=0)
+    encoded = EncodedTexts(one, np.zeros((config.batch_size, texts), np.int32), cut=0)
     labels = np.zeros(config.batch_size, values) if values else encoded.numbers
     train = text_sets.training_examples(encoded, labels)
     dev = Split(Examples(train.input_ids, train.token_types), score=lambda vectors: {})
@@ -117,7 +117,7 @@ def _taught(config, sets: Sequence[tuple[TextSet, str]], teacher: Pretrained) ->
     return of_each
 
 
-def _read_judged(source: Source, parts: Sequence[str], *how) -> tuple[TextSet | Search, Encoded]:
+def _read_judged(source: Source, parts: Sequence[str], *how) -> tuple[TextSet | Search, EncodedTexts]:
     """Reads and encodes a set that vectors are judged by."""
     if source.form in WITH_QUERIES:
         found = text_sets.read_search(source, *parts)
@@ -126,7 +126,7 @@ def _read_judged(source: Source, parts: Sequence[str], *how) -> tuple[TextSet | 
     return found, text_sets.encode(found, source.form, *how)
 
 
-def _describe(name: str, found: TextSet | Search, encoded: Encoded, most: int) -> str:
+def _describe(name: str, found: TextSet | Search, encoded: EncodedTexts, most: int) -> str:
     cut = f", {encoded.cut} of them truncated to {most} tokens" if encoded.cut else ""
     return f"{found.describe(name)}: {len(encoded.examples)} texts{cut}"
 

@@ -76,7 +76,7 @@ def _portions(encoded: Iterable[list[int]]) -> Iterator[list[list[int]]]:
         yield portion
 
 
-class Written(NamedTuple):
+class WrittenStates(NamedTuple):
     """What `write` has written."""
 
     shape: tuple[int, int]
@@ -91,7 +91,7 @@ def write(
     tokenizer: Tokenizer,
     texts: Callable[[], Iterable[str]],
     layers: str,
-) -> Written:
+) -> WrittenStates:
     """Writes what `extract` yields, as it comes, to an .npz file.
 
     It holds `hidden` `[tokens of all texts, width]` and `offsets` `[texts + 1]` int64: text i has the rows from
@@ -121,4 +121,4 @@ def write(
             raise UserError("--input: has changed while it was read")
         with archive.open("offsets.npy", "w") as member:
             np.lib.format.write_array(member, offsets)
-    return Written(shape, len(counts), int((counts > longest).sum()))
+    return WrittenStates(shape, len(counts), int((counts > longest).sum()))

@@ -13,7 +13,7 @@ from bertjax.tasks.finetuning import Split
 from bertjax.tasks.metrics import unit
 from bertjax.tasks.nearest import nearest
 from bertjax.tasks.searches import Search
-from bertjax.tasks.text_sets import Encoded, TextSet
+from bertjax.tasks.text_sets import EncodedTexts, TextSet
 
 RANKS = 10  # documents that are found for a query
 ACCURACY_THRESHOLD, F1_THRESHOLD = "accuracy_threshold", "f1_threshold"  # cosines, tuned on the dev set
@@ -34,7 +34,10 @@ class Judge(NamedTuple):
 
 
 def judged(
-    found: TextSet | Search, encoded: Encoded, widths: Sequence[int] = (), decided: Mapping[str, float] | None = None
+    found: TextSet | Search,
+    encoded: EncodedTexts,
+    widths: Sequence[int] = (),
+    decided: Mapping[str, float] | None = None,
 ) -> tuple[Split, str]:
     """Returns a set with how vectors are judged by it, and the metric that ranks runs.
 
@@ -57,7 +60,7 @@ def judged(
     return Split(encoded.examples, score, lambda outputs: judge.decide(np.stack(outputs))), judge.metric
 
 
-def _of_scores(found: TextSet, encoded: Encoded) -> Judge:
+def _of_scores(found: TextSet, encoded: EncodedTexts) -> Judge:
     """As EmbeddingSimilarityEvaluator."""
 
     def score(vectors: np.ndarray) -> dict[str, float]:
@@ -67,7 +70,7 @@ def _of_scores(found: TextSet, encoded: Encoded) -> Judge:
     return Judge("spearman", score)
 
 
-def _of_labels(found: TextSet, encoded: Encoded, decided: Mapping[str, float] | None) -> Judge:
+def _of_labels(found: TextSet, encoded: EncodedTexts, decided: Mapping[str, float] | None) -> Judge:
     """As BinaryClassificationEvaluator, with a threshold for the accuracy and one for F1."""
 
     def decide(vectors: np.ndarray) -> dict[str, float]:
@@ -88,12 +91,12 @@ def _of_labels(found: TextSet, encoded: Encoded, decided: Mapping[str, float] | 
     return Judge("average_precision", score, decide)
 
 
-def _cosines(vectors: np.ndarray, encoded: Encoded) -> np.ndarray:
+def _cosines(vectors: np.ndarray, encoded: EncodedTexts) -> np.ndarray:
     first, second = (unit(vectors)[encoded.numbers[:, i]] for i in range(2))
     return (first * second).sum(-1)
 
 
-def _of_search(search: Search, encoded: Encoded) -> Judge:
+def _of_search(search: Search, encoded: EncodedTexts) -> Judge:
     """As InformationRetrievalEvaluator; where documents are more or less relevant, nDCG counts that, as in BEIR."""
     asked, there = np.split(encoded.numbers, [len(search.queries)])
     ideals = [sorted(relevant.values(), reverse=True)[:RANKS] for relevant in search.relevant]

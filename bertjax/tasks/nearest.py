@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax.tasks.metrics import unit
 
-QUERIES, DOCUMENTS = 1024, 16_384  # whose cosines are in memory at a time
+QUERIES, DOCUMENTS = 1024, 16_384  # a block has so many, and only its cosines are in memory
 ROUND = 256  # smaller blocks are padded to a multiple: few shapes are compiled, and equal documents get equal cosines
 
 

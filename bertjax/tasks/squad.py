@@ -264,7 +264,7 @@ def _on_bad_answer(data) -> str:
     return data.get("on_bad_answer", "stop")
 
 
-class Encoded(NamedTuple):
+class EncodedQuestions(NamedTuple):
     """The encoded windows of questions.
 
     Args:
@@ -300,7 +300,7 @@ def encode(
     doc_stride: int,
     max_query_length: int,
     with_labels: bool,
-) -> Encoded:
+) -> EncodedQuestions:
     """Encodes the windows of all questions.
 
     Labels `[2]` are the first and last token of the first answer; both are 0 ([CLS]) if the window does not contain it.
@@ -331,7 +331,7 @@ def encode(
         apart += bool(question.answers) and not held
     cut = sum(len(query) > max_query_length for query in asked)
     examples = Examples(input_ids, token_types, np.array(labels, np.int32) if with_labels else None)
-    return Encoded(examples, windows, cut, exact, apart)
+    return EncodedQuestions(examples, windows, cut, exact, apart)
 
 
 def _paragraphs(questions: Sequence[Question], tokenizer: Tokenizer) -> Iterable[Encoding]:

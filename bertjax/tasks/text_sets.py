@@ -257,7 +257,7 @@ def _find(source: Source, parts: Sequence[str]) -> epath.Path:
     return place / found[0]
 
 
-class Encoded(NamedTuple):
+class EncodedTexts(NamedTuple):
     """Texts as ids.
 
     Attributes:
@@ -271,7 +271,9 @@ class Encoded(NamedTuple):
     cut: int
 
 
-def encode(found: TextSet, form: str, prompts: dict[str, str], tokenizer: Tokenizer, max_seq_length: int) -> Encoded:
+def encode(
+    found: TextSet, form: str, prompts: dict[str, str], tokenizer: Tokenizer, max_seq_length: int
+) -> EncodedTexts:
     """Encodes the texts of a set, each with its prompt before it: of queries, and of what is no search, that of
     `QUERY`; of documents that of `DOCUMENT`."""
     kinds = (QUERY, DOCUMENT) if FORMS[form].is_search else (QUERY, QUERY)
@@ -280,16 +282,16 @@ def encode(found: TextSet, form: str, prompts: dict[str, str], tokenizer: Tokeni
     return encoded._replace(numbers=encoded.numbers.reshape(len(found.texts), -1))
 
 
-def encode_search(search: Search, prompts: dict[str, str], tokenizer: Tokenizer, max_seq_length: int) -> Encoded:
+def encode_search(search: Search, prompts: dict[str, str], tokenizer: Tokenizer, max_seq_length: int) -> EncodedTexts:
     """Encodes queries and then documents, each with its prompt before it; `numbers` are `[queries + documents]`."""
     sides = ((QUERY, search.queries), (DOCUMENT, search.documents))
     return _encoded((prompts[kind] + text for kind, texts in sides for text in texts), tokenizer, max_seq_length)
 
 
-def _encoded(texts: Iterable[str], tokenizer: Tokenizer, max_seq_length: int) -> Encoded:
+def _encoded(texts: Iterable[str], tokenizer: Tokenizer, max_seq_length: int) -> EncodedTexts:
     which, once = _numbered(texts)
     input_ids, token_types, cut = encode_pairs(tokenizer, once, None, max_seq_length)
-    return Encoded(Examples(input_ids, token_types), which, sum(cut))
+    return EncodedTexts(Examples(input_ids, token_types), which, sum(cut))
 
 
 def _numbered(texts: Iterable[str]) -> tuple[np.ndarray, list[str]]:
@@ -299,7 +301,7 @@ def _numbered(texts: Iterable[str]) -> tuple[np.ndarray, list[str]]:
     return which, list(numbers)
 
 
-def training_examples(encoded: Encoded, labels: np.ndarray) -> Examples:
+def training_examples(encoded: EncodedTexts, labels: np.ndarray) -> Examples:
     """Returns examples of several texts each, with `TextSet.labels`."""
     which = encoded.numbers
     input_ids, token_types = (

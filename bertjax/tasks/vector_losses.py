@@ -18,7 +18,7 @@ from bertjax.sharding.mesh import GROUPS
 LOWEST = -1e9  # a logit that gets no probability, and no gradient that is not a number
 
 
-class Vectors(NamedTuple):
+class FlatBatch(NamedTuple):
     """The examples of a batch, along one axis.
 
     Attributes:
@@ -32,11 +32,11 @@ class Vectors(NamedTuple):
     is_there: jax.Array
 
 
-def _own(vectors, batch: dict) -> Vectors:
+def _own(vectors, batch: dict) -> FlatBatch:
     """Returns the examples of this group of devices."""
-    axes = batch["weights"].ndim  # of rows, or rows and their sequences
+    axes = batch["weights"].ndim  # rows, or rows and their sequences
     vectors, labels, weights = (x.reshape(-1, *x.shape[axes:]) for x in (vectors, batch["labels"], batch["weights"]))
-    return Vectors(unit(vectors), labels, weights > 0)
+    return FlatBatch(unit(vectors), labels, weights > 0)
 
 
 def _of_all(x):
@@ -44,7 +44,7 @@ def _of_all(x):
     return jax.tree.map(lambda x: jax.lax.all_gather(x, GROUPS, tiled=True), x)
 
 
-def _places(own: Vectors) -> jax.Array:
+def _places(own: FlatBatch) -> jax.Array:
     """Returns the number of each own example among all."""
     return jax.lax.axis_index(GROUPS) * len(own.is_there) + jnp.arange(len(own.is_there))
 

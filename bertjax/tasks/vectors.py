@@ -33,11 +33,11 @@ from bertjax.tasks.output_layers import OutputLayer
 from bertjax.training import checksums
 
 SUFFIXES = (".npz", ".npy", ".parquet")
-NAME, COLUMN = "vectors", "vector"  # of the array in an .npz, and of the column of a .parquet
+NAME, COLUMN = "vectors", "vector"  # the array in an .npz, the column of a .parquet
 # What is read, sorted by length, and held at a time: at most so many texts, and about so many characters.
 PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22
-ROWS_AT_ONCE = 1 << 14  # of a .parquet
-TEXTS_AT_ONCE = 1 << 14  # whose ids are held
+ROWS_AT_ONCE = 1 << 14  # written to a .parquet
+TEXTS_AT_ONCE = 1 << 14  # held as ids
 
 Encode = Callable[[list[str]], tuple[list[np.ndarray], list[np.ndarray], list[bool]]]
 
@@ -115,7 +115,7 @@ class Done(NamedTuple):
     cut: int = 0
 
 
-class Written(NamedTuple):
+class WrittenVectors(NamedTuple):
     """What `write` has written."""
 
     shape: tuple[int, int]
@@ -129,7 +129,7 @@ def write(
     ids: Callable[[], Iterable[str]] | None = None,
     id_name: str = "id",
     size: int = 0,
-) -> Written:
+) -> WrittenVectors:
     """Writes the vectors of texts to a file of one of the `SUFFIXES`, and goes on with what is begun of it.
 
     Args:
@@ -181,7 +181,7 @@ def _lock(file: BinaryIO, path: epath.Path) -> None:
 
 def _compute(
     file: BinaryIO, partial: epath.Path, journal: epath.Path, make: Vectors, texts: Iterable[str], size: int
-) -> Written:
+) -> WrittenVectors:
     """Adds rows to the file until those of all texts are there."""
     identity, digest, count = make.identity(), hashlib.sha256(), 0
     remedy = "delete it to begin anew, or name another --output"
@@ -223,7 +223,7 @@ def _compute(
             log.flush()
         else:
             if count >= done.texts:
-                return Written((count, width), cut)
+                return WrittenVectors((count, width), cut)
     raise UserError(f"{partial}: begun with other texts; {remedy}")
 
 

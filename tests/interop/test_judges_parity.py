@@ -8,7 +8,7 @@ import pytest
 from bertjax.data.batches.examples import Examples
 from bertjax.tasks.judges import judged
 from bertjax.tasks.searches import Search
-from bertjax.tasks.text_sets import Encoded, TextSet
+from bertjax.tasks.text_sets import EncodedTexts, TextSet
 
 evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
 torch = pytest.importorskip("torch")
@@ -43,7 +43,7 @@ def made(count: int, has_ties: bool, width: int = 16) -> np.ndarray:
 
 
 def ours(found, numbers, vectors, widths=()):
-    split, metric = judged(found, Encoded(Examples([], []), numbers, 0), widths)
+    split, metric = judged(found, EncodedTexts(Examples([], []), numbers, 0), widths)
     return split.score(list(vectors)), split.decide(list(vectors)), metric
 
 

@@ -83,7 +83,7 @@ class Pair:
             for i in range(ids.shape[1])
         ]
 
-    def check(self, batch, loss, labels, expected, theirs=None):
+    def assert_same(self, batch, loss, labels, expected, theirs=None):
         """Compares a loss, the mean over a batch, and its gradients; `theirs`: what a teacher says."""
         vectors = self.vectors(self.params, *batch)
         given = {"weights": np.ones(EXAMPLES, np.float32), "labels": labels}
@@ -124,7 +124,7 @@ def test_vectors_and_their_gradients(head, tmp_path):
     np.testing.assert_allclose(ours, torch.stack(theirs, 1).detach(), atol=1e-5)
     teacher = np.random.default_rng(0).normal(size=ours.shape).astype(np.float32)
     cosines = torch.nn.functional.cosine_similarity(torch.stack(theirs, 1), torch.tensor(teacher), dim=-1)
-    both.check(batch, vector_losses.ByForm, None, (1 - cosines).mean(), teacher)
+    both.assert_same(batch, vector_losses.ByForm, None, (1 - cosines).mean(), teacher)
 
 
 def test_modernbert_has_the_states_that_theirs_pools(tmp_path):
@@ -164,7 +164,7 @@ def test_losses_are_theirs(case, widths, pair):
     batch, theirs = batch_of(texts), getattr(losses, name)(pair.theirs, **fields)
     if widths:
         theirs = losses.MatryoshkaLoss(pair.theirs, theirs, [32, *widths])
-    pair.check(batch, settings(widths=widths, **own), labels, theirs(pair.features(batch), torch.tensor(labels)))
+    pair.assert_same(batch, settings(widths=widths, **own), labels, theirs(pair.features(batch), torch.tensor(labels)))
 
 
 @pytest.mark.parametrize("what, widths", [("vectors", (8,)), ("scores", ()), ("scores", (8,)), ("scores of pairs", ())])
@@ -185,4 +185,4 @@ def test_a_teacher_is_learnt_as_theirs(what, widths, pair):
     if widths:
         theirs = losses.MatryoshkaLoss(pair.theirs, theirs, [32, *widths])
     expected = theirs(pair.features(batch), labels)
-    pair.check(batch, settings(widths=widths), None, expected, said)
+    pair.assert_same(batch, settings(widths=widths), None, expected, said)

@@ -107,7 +107,7 @@ def drawn(logits: jax.Array, keys: jax.Array, start: int | jax.Array = 0) -> jax
     index of a logit in its row, of which `start` is the first one's.
     """
     bits = jax.vmap(lambda key: random_bits(key, logits.shape[1:], start))(keys)
-    uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23  # of 2 ** 23 numbers, neither 0 nor 1
+    uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23  # has 2 ** 23 values, neither 0 nor 1
     return jnp.argmax(jax.lax.stop_gradient(logits) - jnp.log(-jnp.log(uniform)), axis=-1).astype(jnp.int32)
 
 
