@@ -31,6 +31,7 @@ from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.loop import Trained
+from bertjax.training.memory import memory_of
 from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Kind, Run
 from bertjax.training.state import abstract_axes
@@ -136,8 +137,8 @@ def ways_to_compute(config, platform: str, chip: str) -> Iterator:
 
 def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
     """Returns the task with the first of `ways_to_compute` that fits the largest stage in memory, or the last."""
-    device = task.mesh.devices.flat[0]
-    *others, last = map(task.computing_as, ways_to_compute(task.config, platform, device.device_kind))
+    chip = task.mesh.devices.flat[0].device_kind
+    *others, last = map(task.computing_as, ways_to_compute(task.config, platform, chip))
     for way in others:
         if platform == "cpu":
             return way
@@ -147,7 +148,7 @@ def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
         largest = way.largest_stage()
         batch, train_step = way.abstract_batch(largest), program.step_of(*way.at_stage(largest))
         lowered = train_step.lower(program.state, batch, abstract_hyperparameters(way.config, way.mesh))
-        if hosts.as_on_first(fits_in_memory(lowered, device)):  # one decision, or hosts would run different programs
+        if hosts.as_on_first(fits_in_memory(lowered, memory_of(way.mesh))):  # one decision, or hosts would run different programs
             return way
     return last
 

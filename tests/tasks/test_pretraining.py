@@ -425,11 +425,11 @@ def test_remat_auto_takes_the_first_policy_that_fits(records_folder, monkeypatch
     task = Pretraining(config, one_device_mesh(config), records_folder)
     assert pretraining_run.fastest_that_fits(task, platform="cpu").config.remat == "none"
     fitting = iter([False, True])
-    monkeypatch.setattr(pretraining_run, "fits_in_memory", lambda lowered, device: next(fitting))
+    monkeypatch.setattr(pretraining_run, "fits_in_memory", lambda lowered, limit: next(fitting))
     assert pretraining_run.fastest_that_fits(task, platform="gpu").config.remat == "dots"
     fitting = iter([False, False])  # nothing is left to try after the last
     assert pretraining_run.fastest_that_fits(task, platform="gpu").config.remat == "full"
-    monkeypatch.setattr(pretraining_run, "fits_in_memory", lambda lowered, device: True)
+    monkeypatch.setattr(pretraining_run, "fits_in_memory", lambda lowered, limit: True)
     monkeypatch.setattr(pretraining_run.hosts, "as_on_first", lambda fits: False)  # whatever this host finds
     assert pretraining_run.fastest_that_fits(task, platform="gpu").config.remat == "full"
     assert config.remat == task.config.remat == "auto"
@@ -452,13 +452,9 @@ def test_long_runs_on_chips_with_kernels_unroll_their_layers_if_that_fits():
 
 
 def test_a_program_fits_if_it_leaves_the_devices_memory_in_bounds():
-    class Device:
-        def __init__(self, limit):
-            self.memory_stats = lambda: limit and {"bytes_limit": limit}
-
     lowered = jax.jit(lambda x: (x @ x).sum()).lower(jax.ShapeDtypeStruct((512, 512), np.float32))
-    assert fits_in_memory(lowered, Device(None)) and fits_in_memory(lowered, Device(1 << 23))
-    assert not fits_in_memory(lowered, Device((1 << 20) - 1))  # less than the argument
+    assert fits_in_memory(lowered, None) and fits_in_memory(lowered, 1 << 23)
+    assert not fits_in_memory(lowered, (1 << 20) - 1)  # less than the argument
 
 
 def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file, capsys):

@@ -1,11 +1,16 @@
 """A step that does not fit ends in one line, with a setting to try."""
 
+import copy
+import types
+
 import jax
+import numpy as np
 import pytest
 
 from bertjax.config import UserError
 from bertjax.sharding.mesh import make_mesh
 from bertjax.training import run as run_module
+from bertjax.training.memory import memory_of, require_memory, settings_that_save
 from bertjax.training.run import Kind, Run, run
 from bertjax.training.workdir import RunInfo
 from tests.conftest import tiny_config
@@ -13,34 +18,65 @@ from tests.conftest import tiny_config
 EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4294967296 bytes."
 
 
-def run_out(config, message, monkeypatch, tmp_path):
-    """A run whose training ends with an error of JAX."""
+def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyType({})):
+    """A run whose training ends with an error of JAX, after it has chosen how to compute."""
 
     def train(*_, **__):
         raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(run_module, "train", train)
-    opened = Run(config, make_mesh(config), None, RunInfo(config), None, None, [], lambda trained: "")
+    computing = copy.deepcopy(config)
+    computing.update(chosen)
+    task = types.SimpleNamespace(at=lambda step: (task, computing))
+    opened = Run(config, make_mesh(config), task, RunInfo(config), None, None, [], lambda trained: "")
     kind = Kind(lambda _: (), lambda *_: None, lambda *_: None, lambda *_: opened, lambda *_: [], None)
     run(kind, config, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "fields, remedy",
+    "fields, chosen, remedy",
     [
-        ({}, "try --config.remat=dots"),
-        ({"remat": "full"}, "try --config.remat=full --config.microbatches=2"),  # 8 rows for 8 devices
-        ({"remat": "auto"}, "try --config.remat=full --config.microbatches=2"),  # which has tried them all
-        ({"unroll": "yes"}, "try --config.unroll=no"),
-        ({"remat": "full", "microbatches": 2}, "choose a smaller batch_size, or more devices"),
+        ({}, {}, "try --config.remat=dots"),
+        ({"remat": "full"}, {}, "try --config.remat=full --config.microbatches=2"),  # 8 rows for 8 devices
+        ({"remat": "auto"}, {"remat": "none", "unroll": "yes"}, "try --config.unroll=no"),
+        ({"remat": "auto"}, {"remat": "none"}, "try --config.remat=dots"),
+        ({"unroll": "yes"}, {}, "try --config.unroll=no"),
+        ({"remat": "full", "microbatches": 2}, {}, "choose a smaller batch_size, or more devices"),
     ],
 )
-def test_it_is_named_in_one_line(fields, remedy, monkeypatch, tmp_path):
+def test_it_is_named_in_one_line(fields, chosen, remedy, monkeypatch, tmp_path):
     config = tiny_config("unused")
     config.update(fields)
     with pytest.raises(UserError) as raised:
-        run_out(config, EXHAUSTED, monkeypatch, tmp_path)
+        run_out(config, EXHAUSTED, monkeypatch, tmp_path, chosen)
     assert str(raised.value).startswith(f"a step of 16 rows runs out of memory (cpu): {remedy}")
+
+
+def test_a_host_asks_only_its_own_devices():
+    """Those of others raise."""
+
+    def raises():
+        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: MemoryStats is only supported for addressable devices")
+
+    far = types.SimpleNamespace(memory_stats=raises, device_kind="TPU v4")
+    near = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 3 << 30}, device_kind="TPU v4")
+    mesh = types.SimpleNamespace(devices=np.array([far, near]), local_devices=[near], shape={"data": 2, "fsdp": 1})
+    assert memory_of(mesh) == 3 << 30
+    with pytest.raises(UserError, match=r"runs out of memory \(TPU v4, 3\.0 GiB for JAX\): try"):
+        require_memory(jax.errors.JaxRuntimeError(EXHAUSTED), tiny_config("unused"), mesh)
+
+
+def test_what_is_suggested_is_accepted():
+    """With each way in which layers can be asked to be unrolled."""
+    for unroll in UNROLLING:
+        config = tiny_config("unused")
+        config.unroll = unroll
+        suggested = list(settings_that_save(config))
+        assert {"remat": "full"}.items() <= suggested[-1].items()
+        for settings in suggested:
+            changed = copy.deepcopy(config)
+            changed.update(settings)
+            validate(changed)
 
 
 def test_other_errors_are_left_alone(monkeypatch, tmp_path):
