@@ -148,7 +148,9 @@ def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
         largest = way.largest_stage()
         batch, train_step = way.abstract_batch(largest), program.step_of(*way.at_stage(largest))
         lowered = train_step.lower(program.state, batch, abstract_hyperparameters(way.config, way.mesh))
-        if hosts.as_on_first(fits_in_memory(lowered, memory_of(way.mesh))):  # one decision, or hosts would run different programs
+        if hosts.as_on_first(
+            fits_in_memory(lowered, memory_of(way.mesh))
+        ):  # one decision, or hosts would run different programs
             return way
     return last
 
