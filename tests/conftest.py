@@ -83,11 +83,12 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     order = {FOLDER / name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path, len(LONG)))
-    for marker, module in (("tpu_aot", "libtpu"), ("gpu_aot", "jax_cuda12_plugin")):
-        if importlib.util.find_spec(module) is None:
+    for marker, modules in (("tpu_aot", ["libtpu"]), ("gpu_aot", ["jax_cuda12_plugin", "jax_cuda13_plugin"])):
+        if not any(map(importlib.util.find_spec, modules)):
             for item in items:
                 if item.get_closest_marker(marker):
-                    item.add_marker(pytest.mark.skip(reason=f"{module} is not installed, which is for x86-64 Linux"))
+                    reason = f"{' or '.join(modules)} is not installed, which is for x86-64 Linux"
+                    item.add_marker(pytest.mark.skip(reason=reason))
 
 
 TOPICS = {

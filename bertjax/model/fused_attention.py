@@ -23,11 +23,11 @@ from bertjax.model.kernels import (
     index_along,
     kept,
     kernel_call,
+    key_words,
     on_mesh,
     only_head,
     own_lanes,
     transposed,
-    words_of,
 )  # fmt: skip
 
 LONGEST = 1024  # tokens; at 2048 the backward kernel's intermediate results do not fit on a v4 or v5e
@@ -63,7 +63,7 @@ def fused_attention(
     hidden, _, heads, size = kernel.shape
     attention = Attention(x.shape[1], size, 0.0 if dropout_keys is None else rate, chip, unroll, causal)
     kernel, bias = kernel.reshape(hidden, 3, heads * size), bias.reshape(3, heads * size)
-    return _attend(x, kernel, bias, segments, words_of(dropout_keys, len(x)), attention)
+    return _attend(x, kernel, bias, segments, key_words(dropout_keys, len(x))[:, None], attention)
 
 
 class Attention(NamedTuple):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bertjax.model.kernels import LANES, SUBLANES, is_small, kept, kernel_call, on_mesh, words_of
+from bertjax.model.kernels import LANES, SUBLANES, is_small, kept, kernel_call, key_words, on_mesh
 
 _PLANE = ("batch", "length", None)
 _ROWS = ("batch", None, None)
@@ -28,7 +28,8 @@ def fused_add_norm(x, update, update_bias, scale, bias, dropout_keys, rate: floa
       chip: `device_kind`.
     """
     norm = _Norm(0.0 if dropout_keys is None else rate, epsilon, chip)
-    return _add_norm(x, update, update_bias[None], scale[None], bias[None], words_of(dropout_keys, len(x)), norm)
+    words = key_words(dropout_keys, len(x))[:, None]
+    return _add_norm(x, update, update_bias[None], scale[None], bias[None], words, norm)
 
 
 def can_add_norm(length: int, hidden: int) -> bool:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from bertjax.config import Compute
-from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels, kept, key_words
-from bertjax.model.kernels import index_along, on_mesh
+from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels, kept_at
+from bertjax.model.kernels import index_along, key_words, on_mesh
 from bertjax.model.segments import bounds_of
 
 SIZES = (16, 32, 64, 128)  # the sizes that a head may have
@@ -40,8 +40,8 @@ class Tiles(NamedTuple):
 
 
 def tiles_of(size: int) -> tuple[Tiles, Tiles]:
-    """Returns those of the forward and of the backward kernel, for heads of a `size`: the fastest that
-    were tried on an H100 with heads of 64 and rows of 512."""
+    """Returns the tiles of the forward and of the backward kernel, for heads of a `size`: the fastest that were tried
+    on an H100 with heads of 64 and rows of 512."""
     if size > 64:  # chosen by the compiler's counts: more would not stay in the registers of an A100 or an L4
         return Tiles(block=128, piece=32, warps=8, stages=2), Tiles(block=64, piece=32, warps=8, stages=2)
     return Tiles(block=64, piece=64, warps=4, stages=3), Tiles(block=64, piece=64, warps=4, stages=2)
@@ -65,8 +65,8 @@ def gpu_attention(
       rate: the dropout rate.
       chip: `device_kind`.
       causal: tokens attend to themselves and to earlier ones only.
-      window: only to those at most so many places away.
-      tiles: those of the forward and of the backward kernel, if not `tiles_of`.
+      window: tokens attend only to those at most so many places away.
+      tiles: how the forward and the backward kernel divide their work, if not as `tiles_of` says.
 
     Returns:
       `[batch, length, heads * size]`.
@@ -179,7 +179,7 @@ def work_of(name: str, shape: tuple[int, ...], rate: float) -> tuple[int, int]:
     return 2 * products * size * pairs, (elements + hashes * (_HASH if rate else 0)) * pairs
 
 
-_HASH = 14  # operations of `kept` on a score, with its index
+_HASH = 14  # operations of `kept_at` on a score, with its index
 
 
 def _with_heads(words, heads: int):
@@ -209,9 +209,9 @@ def _attend_forward(projected, seen, words, attention):
 
 
 def _attend_backward(attention, saved, of_context):
-    def run(projected, words, of_context, log_sums, products, *seen):
+    def run(projected, words, of_context, log_sums, row_sums, *seen):
         inputs = [("whole_projections", projected), ("words", _with_heads(words, projected.shape[3]))]
-        inputs += [("whole_plane", of_context), ("whole_of_heads", log_sums), ("whole_heads", products)]
+        inputs += [("whole_plane", of_context), ("whole_of_heads", log_sums), ("whole_heads", row_sums)]
         inputs += [("row", each) for each in seen]
         outputs = [("projections", jax.ShapeDtypeStruct(projected.shape, projected.dtype))]
         return attention.call(_backward_kernel, attention.name("backward"), attention.backward, inputs, outputs)
@@ -219,9 +219,9 @@ def _attend_backward(attention, saved, of_context):
     projected, seen, words, context, log_sums = saved
     context, of_context = (x.reshape(*x.shape[:2], *projected.shape[3:]) for x in (context, of_context))
     # Softmax's gradient subtracts the sum over keys of probs * of_probs, which is that of context * of_context.
-    products = (context.astype(jnp.float32) * of_context.astype(jnp.float32)).sum(-1)
+    row_sums = (context.astype(jnp.float32) * of_context.astype(jnp.float32)).sum(-1)
     axes = (_PROJECTIONS, _WORDS, _PLANE, _OF_HEADS, _HEADS, *(_ROW,) * len(seen))
-    (of_projected,) = on_mesh(run, axes, (_PROJECTIONS,))(projected, words, of_context, log_sums, products, *seen)
+    (of_projected,) = on_mesh(run, axes, (_PROJECTIONS,))(projected, words, of_context, log_sums, row_sums, *seen)
     return of_projected, None, None
 
 
@@ -261,7 +261,7 @@ def _make_dropout(attention: GpuAttention, words_ref):
         shape = pieces[0].shape
         query, key = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (queries, 1 - queries))
         start = start_of_head + jnp.uint32(first_query) * length + jnp.uint32(first_key)
-        mask = kept(words, start + query * length + key, attention.rate)
+        mask = kept_at(words, start + query * length + key, attention.rate)
         return [jnp.where(mask, piece, 0.0) for piece in pieces]
 
     return drop if attention.rate else lambda *pieces, **_: pieces
@@ -292,7 +292,7 @@ def _forward_kernel(attention: GpuAttention, projected_ref, words_ref, first_ref
 
 
 def _backward_kernel(
-    attention: GpuAttention, projected_ref, words_ref, of_context_ref, log_sums_ref, products_ref, first_ref, last_ref,
+    attention: GpuAttention, projected_ref, words_ref, of_context_ref, log_sums_ref, row_sums_ref, first_ref, last_ref,
     first_seen_by_ref, last_seen_by_ref, of_projected_ref,
 ):  # fmt: skip
     block, size, dtype = len(first_ref), attention.size, projected_ref.dtype
@@ -312,7 +312,7 @@ def _backward_kernel(
         of_probs = _dot(values, of_context, transpose_b=True) * (1 / keep)
         dropped, of_probs = drop(probs, of_probs, first_query=first_query, first_key=start, queries=1)
         of_values += _dot(dropped.astype(dtype), of_context)
-        of_scores = (probs * (of_probs - products_ref[at][None])).astype(dtype)
+        of_scores = (probs * (of_probs - row_sums_ref[at][None])).astype(dtype)
         return of_keys + _dot(of_scores, queries), of_values
 
     of_keys, of_values = _meet(first, last, piece, meet_queries, (zeros, zeros))
@@ -320,7 +320,7 @@ def _backward_kernel(
     of_projected_ref[:, 2, :] = (of_values * (1 / keep)).astype(dtype)
 
     queries, of_context = projected_ref[own, 0, :], of_context_ref[own, :]
-    log_sums, products, first_seen, last_seen = log_sums_ref[own], products_ref[own], first_ref[...], last_ref[...]
+    log_sums, row_sums, first_seen, last_seen = log_sums_ref[own], row_sums_ref[own], first_ref[...], last_ref[...]
 
     def meet_keys(first_key, of_queries):
         at = pl.ds(first_key, piece)
@@ -329,7 +329,7 @@ def _backward_kernel(
         probs = _where_visible(first_seen, last_seen, first_key, probs, 0.0)
         of_probs = _dot(of_context, projected_ref[at, 2, :], transpose_b=True) * (1 / keep)
         (of_probs,) = drop(of_probs, first_query=start, first_key=first_key, queries=0)
-        return of_queries + _dot((probs * (of_probs - products[:, None])).astype(dtype), keys)
+        return of_queries + _dot((probs * (of_probs - row_sums[:, None])).astype(dtype), keys)
 
     of_queries = _meet(first_seen, last_seen, piece, meet_keys, zeros)
     of_projected_ref[:, 0, :] = (of_queries * (1 / math.sqrt(size))).astype(dtype)

@@ -32,12 +32,7 @@ def gpu_call(kernel, *, chip: str, warps: int, stages: int, **options):
     return pl.pallas_call(kernel, compiler_params=parameters, interpret=chip == EMULATED, **options)
 
 
-def key_words(keys: jax.Array | None, batch: int) -> jax.Array:
-    """`[batch]` keys -> their words `[batch, 2]` uint32; zeros without keys."""
-    return jnp.zeros((batch, 2), jnp.uint32) if keys is None else jax.random.key_data(keys)
-
-
-def kept(words, index, rate: float) -> jax.Array:
+def kept_at(words, index, rate: float) -> jax.Array:
     """Returns booleans: the elements of a row that `dropout` keeps, bit for bit.
 
     Args:

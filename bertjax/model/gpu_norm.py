@@ -10,8 +10,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from bertjax.config import Compute
-from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels, kept, key_words
-from bertjax.model.kernels import on_mesh
+from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels, kept_at
+from bertjax.model.kernels import key_words, on_mesh
 
 WIDEST = 2048  # more does not stay in registers
 _TOKENS = 4  # a program computes so many at a time
@@ -137,7 +137,7 @@ class _Norm(NamedTuple):
             return x
         token, place = (jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in (0, 1))
         index = (jnp.uint32(first_token) + token) * jnp.uint32(self.hidden) + place
-        return jnp.where(kept((words[0], words[1]), index, self.rate), x * (1 / (1 - self.rate)), 0.0)
+        return jnp.where(kept_at((words[0], words[1]), index, self.rate), x * (1 / (1 - self.rate)), 0.0)
 
     def standardize(self, x):
         """Returns x with mean 0 and variance 1, and the inverse of its standard deviation."""

@@ -76,9 +76,9 @@ def _mesh_axis(axis: str) -> str | None:
     return None if mesh.empty else nn.logical_to_mesh_axes((axis,))[0]
 
 
-def words_of(keys: jax.Array | None, batch: int) -> jax.Array:
-    """`[batch]` keys -> their words `[batch, 1, 2]` uint32; zeros without keys."""
-    return jnp.zeros((batch, 1, 2), jnp.uint32) if keys is None else jax.random.key_data(keys)[:, None, :]
+def key_words(keys: jax.Array | None, batch: int) -> jax.Array:
+    """`[batch]` keys -> their words `[batch, 2]` uint32; zeros without keys."""
+    return jnp.zeros((batch, 2), jnp.uint32) if keys is None else jax.random.key_data(keys)
 
 
 def kept(words, start, strides: tuple[int, int], shape: tuple[int, int], rate: float) -> jax.Array:

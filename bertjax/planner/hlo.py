@@ -11,7 +11,7 @@ BYTES = {
     "pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8,
     "s64": 8, "u64": 8,
 }  # fmt: skip
-COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -19,7 +19,7 @@ _OPERATION = re.compile(r'op_name="([^"]*)"')
 _WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"(?:calls|to_apply|called_computations)=\{?%?([\w.\-]+)")
-_COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(")
+_COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(KINDS)})(-start)?\(")
 _KERNEL = re.compile(
     r' = (.*?) custom-call\(.*custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton)", '
     r"operand_layout_constraints=(\{.*?\}\}).*?"
@@ -27,6 +27,7 @@ _KERNEL = re.compile(
 )
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _ON_CHIP = re.compile(r"\w+\[[\d,]*\]\{[^}]*S\(\d+\)[^}]*\}")  # an array whose layout names another memory than HBM
+_CONTEXT = re.compile(r"\bu32\[\]")  # what a TPU keeps of a transfer that goes on
 _NAMED = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
 
 
@@ -37,7 +38,7 @@ class Collective:
     kind: str
     axes: tuple[str, ...]  # mesh axes along which the devices communicate
     dtype: str
-    bytes: int  # bytes of the whole arrays that are gathered or summed, per step
+    bytes: int  # per step: of whole arrays that are gathered or summed, of a device's part that is exchanged
     count: int  # collectives per step
     in_loop: bool  # inside a loop over layers or microbatches
 
@@ -248,8 +249,11 @@ class HloModule:
 
 
 def _arrays(shape: str, kind: str, is_start: bool, ways: int) -> dict[str, int]:
-    """Returns the bytes, by type, of the arrays that a collective with this result shape gathers or sums."""
-    halves = is_start and kind in ("all-gather", "reduce-scatter")  # the result is (inputs, outputs)
+    """Returns the bytes, by type, of the arrays that a collective with this result shape has to do with, see
+    `Collective`."""
+    halves = is_start and kind != "all-reduce"  # the result is (inputs, outputs)
+    if kind == "collective-permute":
+        shape = _CONTEXT.sub("", shape)
     return {dtype: size * (ways if kind == "reduce-scatter" else 1) for dtype, size in _bytes(shape, halves).items()}
 
 

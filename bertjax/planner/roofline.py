@@ -1,7 +1,7 @@
 """The least time of a step on a GPU, for which the compiler has no estimate.
 
-No kernel is faster than its matrix products at the data sheet's rate, than its other operations at one per lane and
-cycle, and than the memory that it reads and writes once. Kernels follow one another; collectives may hide behind them.
+No kernel is faster than its matrix products at the data sheet's rate, than its other operations at `Gpu.vector_rate`,
+and than the memory that it reads and writes once. Kernels follow one another; collectives may hide behind them.
 Launches, waiting, and rates that no kernel reaches come on top. What stays in the L2 cache from one kernel to the next
 is counted as if it went through memory: a model so small that its arrays fit there may be faster than this.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from jax.sharding import Mesh
 
 from bertjax.model.gpu_attention import work_of
-from bertjax.planner.hlo import Collective, HloModule, Instruction, bytes_of, kernel_of, operation_of
+from bertjax.planner.hlo import KINDS, Collective, HloModule, Instruction, bytes_of, kernel_of, operation_of
 from bertjax.sharding.gpus import Gpu, Machines
 
 PRODUCTS, ATTENTION, ELEMENTS = "matrix products", "attention", "norms, elementwise"
@@ -117,7 +117,7 @@ class _Reader:
             return Work(category, kernel.name, 1, products, size, seconds)
         products = self._products(computation, instruction)
         flops = sum(flops for _, flops, _ in products)
-        # Those of float32 are rounded to TensorFloat-32, whose rate is half.
+        # Factors of float32 are rounded to TensorFloat-32, whose rate is half.
         matrix = sum(flops * (2 if dtype == "f32" else 1) for dtype, flops, _ in products) / gpu.peak_flops
         operations, size = self._operations(instruction), self._read_bytes(computation, instruction)
         size += self._written_bytes(computation, instruction)
@@ -143,8 +143,8 @@ class _Reader:
         own = self._module.computation(computation)
         if instruction.opcode == "dot":
             left, right = (own[name].arrays[0] for name in instruction.operands)
-            contracted = math.prod(left[1][axis] for axis in _axes(instruction, "lhs_contracting_dims"))
-            is_batched = bool(_axes(instruction, "lhs_batch_dims"))
+            contracted = math.prod(left[1][axis] for axis in _dimensions(instruction, "lhs_contracting_dims"))
+            is_batched = bool(_dimensions(instruction, "lhs_batch_dims"))
             dtype = "f32" if "f32" in (left[0], right[0]) else left[0]
             return [(dtype, 2 * contracted * math.prod(instruction.arrays[0][1]), is_batched)]
         if _is_blas(instruction):
@@ -216,8 +216,7 @@ def _name(line: str) -> str:
 
 def _is_transfer(opcode: str) -> bool:
     """Returns whether an instruction is a collective, or ends something that went on beside others."""
-    kinds = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "send", "recv")
-    return opcode.startswith(kinds) or opcode.endswith("-done")
+    return opcode.startswith((*KINDS, "send", "recv")) or opcode.endswith("-done")
 
 
 def _is_blas(instruction: Instruction) -> bool:
@@ -230,7 +229,7 @@ def _parameters(computation: dict[str, Instruction]) -> dict[int, str]:
     return {int(each.line.partition(" parameter(")[2].partition(")")[0]): each.name for each in found}
 
 
-def _axes(instruction: Instruction, field: str) -> list[int]:
+def _dimensions(instruction: Instruction, field: str) -> list[int]:
     found = instruction.attributes.partition(f"{field}={{")[2].partition("}")[0]
     return [int(axis) for axis in found.split(",") if axis]
 
@@ -247,8 +246,10 @@ def _transfer_seconds(collective: Collective, target: Machines, mesh: Mesh) -> f
     hosts = len({device.process_index for device in group})
     inside = len(group) // hosts
     gpu, rounds = target.generation, 2 if collective.kind == "all-reduce" else 1
-    if collective.kind == "all-to-all":
-        collective = dataclasses.replace(collective, bytes=collective.bytes // len(group))
-    within = (inside - 1) / inside * collective.bytes / gpu.link
-    between = (hosts - 1) / hosts * collective.bytes / inside / gpu.network
+    if collective.kind == "collective-permute":
+        return collective.bytes / (gpu.network if hosts > 1 else gpu.link)
+    # What comes from other machines comes once, or, if each GPU gets something else, once for each of them.
+    is_shared = collective.kind != "all-to-all"
+    within = (inside - 1) / (inside if is_shared else len(group)) * collective.bytes / gpu.link
+    between = (hosts - 1) / hosts * collective.bytes / (inside if is_shared else 1) / gpu.network
     return rounds * max(within, between)

@@ -20,7 +20,17 @@ A real step takes longer. Attention is counted for rows of one segment; padding 
 
 
 def as_json(plans: list[StagePlan]) -> str:
-    """A list with one object per stage; values that only the data knows, or a stage that fits, are null."""
+    """Returns a list with one object per stage, whose sizes are a chip's.
+
+    Values that only the data knows, or a stage that fits, are null; so are estimates for a GPU, of which there are
+    bounds instead, and bounds for a TPU.
+    """
+
+    def times(p: StagePlan) -> dict:
+        names = ("least_step_seconds", "most_mfu"), ("estimated_step_seconds", "estimated_mfu")
+        ours, others = names if p.roofline else names[::-1]
+        return dict(zip(ours, (p.estimated_step_seconds, p.estimated_mfu))) | dict.fromkeys(others)
+
     return json.dumps(
         [
             {
@@ -32,11 +42,12 @@ def as_json(plans: list[StagePlan]) -> str:
                 "length": p.length,
                 "remat": p.remat,
                 "unroll": p.unroll,
+                "params_bytes": p.params_bytes,
+                "optimizer_bytes": p.optimizer_bytes,
                 "hbm_used_bytes": p.hbm_used_bytes,
                 "hbm_available_bytes": p.hbm_available_bytes,
                 "flops_per_step": p.flops_per_step,
-                "estimated_step_seconds": p.estimated_step_seconds,
-                "estimated_mfu": p.estimated_mfu,
+                **times(p),
                 "collectives": [
                     {"kind": c.kind, "axes": c.axes, "dtype": c.dtype, "bytes": c.bytes, "count": c.count,
                      "in_loop": c.in_loop}
@@ -59,11 +70,11 @@ def as_table(
         ("  days", [_or_blank(p, lambda p: f"{_days(p):,.2f}") for p in plans]),
     ]
     is_gpu = accelerator.platform == "gpu"
-    chip, step = ("GPU", "least step") if is_gpu else ("chip", "estimated step")
+    chip, step, most = ("GPU", "least step", ", at most") if is_gpu else ("chip", "estimated step", "")
     rows: list[tuple[str, list[str]]] = [
         (accelerator.description, [p.name for p in plans]),
         ("batch x length", [_batch(p) for p in plans]),
-        (f"HBM per {chip}: params", [_gib(p.params_bytes) for p in plans]),
+        (f"memory per {chip}: params", [_gib(p.params_bytes) for p in plans]),
         ("  optimizer", [_gib(p.optimizer_bytes) for p in plans]),
         ("  activations and the rest", [_gib(p.activations_bytes) if p.fits else "" for p in plans]),
         ("  total", [_gib(p.hbm_used_bytes) for p in plans]),
@@ -73,8 +84,8 @@ def as_table(
         ("FLOPs per step", [f"{p.flops_per_step / 1e12:,.2f} T" for p in plans]),
         (step, [_or_blank(p, lambda p: f"{p.estimated_step_seconds * 1e3:,.1f} ms") for p in plans]),
         *_shares(plans),
-        ("  sequences/s", [_or_blank(p, lambda p: f"{p.batch_size / p.estimated_step_seconds:,.0f}") for p in plans]),
-        ("  MFU", [_or_blank(p, lambda p: f"{p.estimated_mfu:.1%}") for p in plans]),
+        (f"  sequences/s{most}", [_or_blank(p, _rate) for p in plans]),
+        (f"  MFU{most}", [_or_blank(p, lambda p: f"{p.estimated_mfu:.1%}") for p in plans]),
         *(row for row in counted if all(p.steps for p in plans)),
         ("compile time", [_or_blank(p, lambda p: f"{p.compile_seconds:.0f} s") for p in plans]),
     ]
@@ -127,13 +138,17 @@ def _missing(plan: StagePlan) -> str:
     if plan.hbm_used_bytes is not None:
         by = (
             f" by {_gib(plan.hbm_used_bytes - plan.hbm_available_bytes)} (needs {_gib(plan.hbm_used_bytes)} of "
-            f"{_gib(plan.hbm_available_bytes)} per chip)"
+            f"{_gib(plan.hbm_available_bytes)} each)"
         )
     return f"stage {plan.name} (length {plan.length}) runs out of memory{by}"
 
 
 def _days(plan: StagePlan) -> float:
     return plan.steps * plan.estimated_step_seconds / 86_400
+
+
+def _rate(plan: StagePlan) -> str:
+    return f"{plan.batch_size / plan.estimated_step_seconds:,.0f}"
 
 
 def _free(plan: StagePlan) -> str:

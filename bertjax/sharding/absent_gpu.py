@@ -11,7 +11,12 @@ from jax.experimental import topologies
 
 
 def devices(target_config: str, topology: str) -> list:
-    """Returns JAX devices: as a GpuTargetConfigProto in text form describes, in slices x machines x GPUs."""
+    """Returns JAX devices that do not exist.
+
+    Args:
+      target_config: what XLA is to know of each, a GpuTargetConfigProto as text.
+      topology: slices x machines x GPUs of a machine, such as "1x2x8".
+    """
     # The plugin would look for a driver where it is loaded.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns that there is no GPU

@@ -36,7 +36,7 @@ class Gpu:
     kind: str  # `device.device_kind`
     capability: tuple[int, int]
     cores: int  # streaming multiprocessors
-    lanes: int  # float32 units of each
+    lanes: int  # float32 units of each; integers may have others
     clock: float  # boost, cycles/s
     memory_bytes: float  # as CUDA reports it
     bandwidth: float  # bytes/s of the memory
@@ -57,14 +57,22 @@ class Gpu:
 
     @property
     def vector_rate(self) -> float:
-        """Operations/s outside of the matrix units: one per lane and cycle."""
-        return self.cores * self.lanes * self.clock
+        """Operations/s outside of the matrix units, at most.
+
+        In a cycle, a multiprocessor's four schedulers issue an instruction each, for 32 threads; none does more than a
+        multiplication and an addition (CUDA C++ Programming Guide, "Multiprocessor Level").
+        """
+        return self.cores * 4 * 32 * 2 * self.clock
 
     @property
     def hbm_bytes(self) -> float:
         """Memory that JAX takes of it: three quarters, unless the user's environment says otherwise."""
         names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-        return self.memory_bytes * float(next(filter(None, map(os.environ.get, names)), 0.75))
+        name, given = next(((name, value) for name in names if (value := os.environ.get(name))), ("", "0.75"))
+        try:
+            return self.memory_bytes * float(given)
+        except ValueError:
+            raise UserError(f"{name}={given}: must be a number, the share of a GPU's memory that JAX takes") from None
 
     def target_config(self) -> str:
         """Returns what XLA wants to know of it, a GpuTargetConfigProto as text."""

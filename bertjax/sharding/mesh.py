@@ -14,6 +14,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import Compute, UserError, padded
+from bertjax.model.gpu_attention import SIZES
 from bertjax.model.gpu_kernels import has_gpu_kernels
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import cpu_dtype, has_accelerator
@@ -143,10 +144,14 @@ def compute_on(mesh: Mesh, config) -> Compute:
     device = mesh.devices.flat[0]
     unroll = config.unroll == "yes" or (config.unroll == "auto" and device.platform == "cpu")
     how = compute_for(config.dtype, device)
-    if config.model.get("attention") == "fused" and device.platform == "gpu" and not has_gpu_kernels(how):
-        raise UserError(
-            f"config.model.attention = 'fused': {device.device_kind} has no kernel for {how.dtype}; leave it at auto"
-        )
+    if config.model.get("attention") == "fused" and device.platform == "gpu":
+        lacks, size = "", config.model.hidden_size // config.model.num_attention_heads
+        if not has_gpu_kernels(how):
+            lacks = f"{device.device_kind} has no kernel for {how.dtype}"
+        elif size not in SIZES:
+            lacks = f"GPUs have a kernel for heads of {', '.join(map(str, SIZES))} numbers, not of {size}"
+        if lacks:
+            raise UserError(f"config.model.attention = 'fused': {lacks}; leave it at auto")
     if config.kernels == "no" and device.platform != "cpu":
         how = dataclasses.replace(how, chip="")
     return dataclasses.replace(how, remat=config.remat, unroll=unroll and config.remat == "none")

@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT))
 PATH = ROOT / "tests/golden/gpu_kernels.json"
 GPUS = ("a100-40", "l4", "h100")  # sm_80, sm_89, sm_90
 ROWS, LENGTH = 2, 512
-OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}  # which tests leave out
+# Tests compile without these, users with them.
+OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 
 
 def bert(chip: str):

@@ -29,20 +29,20 @@ NAMES = [
     "base packed v5litepod-4",
     "base packed v5litepod-16",
     "base packed v6e-8",
-    "small:tiny v5litepod-16",  # which a test compiles again
+    "small:tiny v5litepod-16",  # a test compiles it again
     "base h100-1",
     "base h100-8",
     "large h100-1",
     "large h100-8",
     "modern:150m h100-1",
     "modern:150m h100-8",
-    "small:tiny h100-8",  # which a test compiles again
+    "small:tiny h100-8",  # a test compiles it again
 ]
 REAL_TOKENS = (0.92, 0.75)  # the share of Wikipedia's and books' sequences, see experiments/benchmarks/RESULTS.md
 
 
 def load(name: str):
-    """The config of a row: of "large v4-8" that of experiments/large.py."""
+    """Returns the config of a row: that of experiments/large.py for "large v4-8"."""
     experiment, *packed, _ = name.split()
     experiment, _, argument = experiment.partition(":")
     config = importlib.import_module(f"experiments.{experiment}").get_config(*filter(None, [argument]))
@@ -59,7 +59,7 @@ def target(name: str):
 
 
 def measure(name: str, stages: list[int] | None = None) -> list[dict]:
-    """For each stage, or some: MiB a chip, GFLOPs and estimated microseconds of a step."""
+    """Measures each stage, or some: MiB a chip, GFLOPs and estimated microseconds of a step."""
     from bertjax.planner.plan import plan
 
     config = load(name)
@@ -84,7 +84,7 @@ def row(name: str, p) -> dict:
 
 
 def fingerprint(name: str) -> str:
-    """Of what the programs of a row are made from: another one, and the row has to be measured again."""
+    """Returns a hash of what the programs of a row are made from; with another one it has to be measured again."""
     config = json.loads(load(name).to_json())
     config["stages"] = sorted(config["stages"].values(), key=lambda stage: stage["length"])
     fields = ("batch_size", "microbatches", "stages", "model", "dtype", "grad_dtype", "remat", "unroll", "mesh")

@@ -60,7 +60,8 @@ def test_the_least_time_has_all_of_the_steps_products(data_parallel):
     table = summary.as_table([result], accelerator("h100-8"), price_per_chip_hour=2.0)
     assert table.startswith("h100-8: 8 GPUs") and "least step" in table and "all stages: at least" in table
     (row,) = json.loads(summary.as_json([result]))
-    assert len(row["roofline"]) == len(works)
+    assert len(row["roofline"]) == len(works) and row["estimated_mfu"] is None
+    assert row["most_mfu"] == result.estimated_mfu and row["least_step_seconds"] == result.roofline.seconds
 
 
 @pytest.mark.parametrize("name", GPUS)

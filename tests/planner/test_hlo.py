@@ -80,6 +80,26 @@ def test_transfers_are_counted_once_each_with_axes_and_bytes():
     }
 
 
+def test_of_a_transfer_that_goes_on_the_result_counts_and_not_its_source():
+    groups = "replica_groups=[8,2]<=[16]"
+    text = f"""
+ENTRY %main (p: f32[8]) -> f32[8] {{
+  %x = ((f32[64]), f32[64]) all-to-all-start(%p), channel_id=1, {groups}
+  %y = (bf16[8,8], bf16[8,8]) collective-permute-start(%q), channel_id=2, source_target_pairs={{{{0,1}},{{1,0}}}}
+  %z = (f32[8], f32[8], u32[]{{:S(2)}}, u32[]) collective-permute-start(%r), channel_id=3, \
+source_target_pairs={{{{0,2}},{{2,0}}}}
+  %s = (f32[5], f32[5]) all-reduce-start(%t, %u), channel_id=4, {groups}
+}}
+"""
+    found = {each.kind + " " + each.axes[0]: each.bytes for each in HloModule(text).collectives(MESH)}
+    assert found == {
+        "all-to-all tensor": 4 * 64,
+        "collective-permute tensor": 2 * 64,
+        "collective-permute fsdp": 4 * 8,
+        "all-reduce tensor": 4 * (5 + 5),
+    }
+
+
 @pytest.mark.parametrize(
     "groups, axes",
     [

@@ -288,12 +288,13 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
     assert [row["rows"] for row in rows] == [8, 4]  # 4.8 and 3.2, on four chips
     for row in rows:
         assert row.keys() == {
-            "stage", "steps", "chips", "batch_size", "rows", "length", "remat", "unroll", "hbm_used_bytes",
-            "hbm_available_bytes", "flops_per_step", "estimated_step_seconds", "estimated_mfu", "collectives",
-            "roofline",
+            "stage", "steps", "chips", "batch_size", "rows", "length", "remat", "unroll", "params_bytes",
+            "optimizer_bytes", "hbm_used_bytes", "hbm_available_bytes", "flops_per_step", "estimated_step_seconds",
+            "estimated_mfu", "least_step_seconds", "most_mfu", "collectives", "roofline",
         }  # fmt: skip
         assert row["chips"] == 4 and row["batch_size"] == 8
-        assert 0 < row["hbm_used_bytes"] < row["hbm_available_bytes"] and 0 < row["estimated_mfu"] < 1
+        assert row["params_bytes"] + row["optimizer_bytes"] < row["hbm_used_bytes"] < row["hbm_available_bytes"]
+        assert 0 < row["estimated_mfu"] < 1 and row["most_mfu"] is None
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,11 @@ def test_collectives_take_the_time_of_links_and_of_the_network():
     # Four of each: an adapter carries a quarter of the other half.
     assert seconds("all-gather", ("data", "fsdp"), two, 2) == pytest.approx(max(6e9 / 450e9, 1e9 / 50e9))
     assert seconds("reduce-scatter", ("fsdp",), two, 2) == pytest.approx(6e9 / 450e9)  # within a machine
+    # Each GPU has 8 GB, of which it keeps an eighth; half comes from the other machine, to each GPU something else.
+    assert seconds("all-to-all", ("data", "fsdp"), one) == pytest.approx(7 / 8 * 8e9 / 450e9)
+    assert seconds("all-to-all", ("data", "fsdp"), two, 2) == pytest.approx(4e9 / 50e9)
+    assert seconds("collective-permute", ("fsdp",), one) == pytest.approx(8e9 / 450e9)
+    assert seconds("collective-permute", ("data",), two, 2) == pytest.approx(8e9 / 50e9)
 
 
 def test_a_step_takes_as_long_as_its_kernels_or_its_collectives():

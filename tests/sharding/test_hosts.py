@@ -42,3 +42,13 @@ def test_another_jax_that_does_not_say_who_takes_part(alone, monkeypatch):
     monkeypatch.delattr("jax._src.clusters.ClusterEnv.auto_detect_unset_distributed_params")
     with pytest.raises(UserError, match=r"cannot detect the hosts of this run; set JAX_COORDINATOR_ADDRESS"):
         hosts.join(timeout=1)
+
+
+@pytest.mark.parametrize("tasks, own", [("1(x2)", None), ("8(x2)", [3])])
+def test_under_slurm_the_only_task_of_a_node_has_all_its_gpus(alone, monkeypatch, tasks, own):
+    """JAX gives each task the GPU of its number."""
+    slurm = dict(JOB_ID=7, NTASKS=2, PROCID=1, LOCALID=3, STEP_NODELIST="node[1-2]", STEP_TASKS_PER_NODE=tasks)
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    coordinator, index, count, local_devices = hosts._find_processes(timeout=1)
+    assert coordinator.startswith("node1:") and (index, count, local_devices) == (1, 2, own)

@@ -122,9 +122,10 @@ def test_batches_are_split_by_rows():
 
 
 def test_what_computes_depends_on_the_chip(monkeypatch):
-    def compute(platform, chip, attention="auto", dtype="auto", remat="none", unroll="auto", kernels="auto"):
+    def compute(platform, chip, attention="auto", dtype="auto", remat="none", unroll="auto", kernels="auto", heads=12):
         config = config_with()
         config.kernels = kernels
+        config.model.update(hidden_size=768, num_attention_heads=heads)
         config.dtype, config.model.attention, config.remat, config.unroll = dtype, attention, remat, unroll
         device = types.SimpleNamespace(platform=platform, device_kind=chip)
         return compute_on(types.SimpleNamespace(devices=np.array([device])), config)
@@ -144,6 +145,8 @@ def test_what_computes_depends_on_the_chip(monkeypatch):
     for chip, dtype in (("NVIDIA H100", "float32"), ("Tesla T4", "bfloat16")):
         with pytest.raises(UserError, match=f"'fused': {chip} has no kernel for {dtype}; leave it at auto"):
             compute("gpu", chip, attention="fused", dtype=dtype)
+    with pytest.raises(UserError, match="GPUs have a kernel for heads of 16, 32, 64, 128 numbers, not of 96; leave it"):
+        compute("gpu", "NVIDIA H100", attention="fused", heads=8)
 
 
 @pytest.mark.parametrize(
