@@ -1,11 +1,17 @@
 """What saves memory, for a config whose steps do not fit in that of the devices."""
 
+import contextlib
+import copy
 from collections.abc import Iterator
 
+import jax
 from jax.sharding import Mesh
 
 from bertjax.config import UserError
 from bertjax.sharding.gpus import GIB
+from bertjax.training.planning import Planning
+from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
+from bertjax.training.task import Task
 from bertjax.validation import REMAT_POLICIES
 
 
@@ -34,22 +40,39 @@ def memory_of(mesh: Mesh) -> int | None:
     return (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
 
 
-def require_memory(error: Exception, config, mesh: Mesh) -> None:
-    """Raises `UserError`, which names the next setting to try, if `error` says that a device's memory is exhausted.
+def require_memory(error: Exception, config, task: Task, mesh: Mesh, planning: Planning) -> None:
+    """Raises `UserError` if `error` says that a device's memory is exhausted, with a setting with which steps fit.
 
-    `config` says how the step computes, without "auto" where a run has chosen.
+    Compiles the steps with one setting after the other, as the planner does; where only the data describes the task, or
+    devices do not say how much memory they have, it names the first setting to try.
     """
     if "RESOURCE_EXHAUSTED" not in str(error):
         return
-    kind, ways, limit = mesh.devices.flat[0].device_kind, mesh.shape["data"] * mesh.shape["fsdp"], memory_of(mesh)
-    has = f" ({kind}, {limit / GIB:.1f} GiB for JAX)" if limit else f" ({kind})"
-    possible = (
+    config, chosen = copy.deepcopy(config), task.at(0)[1]
+    config.remat, config.unroll = chosen.remat, chosen.unroll  # what the run made of "auto"
+    ways, limit = mesh.shape["data"] * mesh.shape["fsdp"], memory_of(mesh)
+    possible = [
         settings
         for settings in settings_that_save(config)
         if config.batch_size // settings.get("microbatches", 1) % ways == 0
-    )
-    settings = next(possible, None)
-    remedy = (
-        f"try {as_flags(settings)}" if settings else "choose a smaller batch_size, or more devices (config.mesh.fsdp)"
-    )
+    ]
+    remedy = f"try {as_flags(possible[0])}" if possible else ""
+    if limit is not None and jax.process_count() == 1 and not config.packing:
+        with contextlib.suppress(UserError):  # of a task that only its data describes
+            fitting = next((each for each in possible if _fits(config, each, mesh, limit, planning)), None)
+            remedy = f"it fits with {as_flags(fitting)}" if fitting else ""
+    kind = mesh.devices.flat[0].device_kind
+    has = f" ({kind}, {limit / GIB:.1f} GiB for JAX)" if limit else f" ({kind})"
+    remedy = remedy or "choose a smaller batch_size, or more devices (config.mesh.fsdp)"
     raise UserError(f"a step of {config.batch_size} rows runs out of memory{has}: {remedy}") from error
+
+
+def _fits(config, settings: dict, mesh: Mesh, limit: int, planning: Planning) -> bool:
+    print(f"a step runs out of memory; compiling it with {as_flags(settings)}", flush=True)
+    config = copy.deepcopy(config)
+    config.update(settings)
+    task, stages = planning.open(config, mesh, ())
+    program, hyperparameters = make_program(task, config, mesh), abstract_hyperparameters(config, mesh)
+    steps = (program.step_of(*task.at(each.stage.first_step)) for each in stages)
+    lowered = (step.lower(program.state, each.batch, hyperparameters) for step, each in zip(steps, stages))
+    return all(fits_in_memory(each, limit) for each in lowered)

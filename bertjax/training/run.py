@@ -175,7 +175,7 @@ def run(
             began=began,
         )
     except jax.errors.JaxRuntimeError as error:
-        require_memory(error, opened.task.at(0)[1], opened.mesh)
+        require_memory(error, opened.config, opened.task, opened.mesh, kind.planning)
         raise
     text, step, total = opened.report(trained), int(trained.state.step), opened.task.total_steps
     if step < total:

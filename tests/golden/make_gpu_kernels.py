@@ -1,6 +1,6 @@
 """Writes tests/golden/gpu_kernels.json, the registers of the GPU kernels: python tests/golden/make_gpu_kernels.py
 
-Compiles them to PTX for a GPU of each architecture, and that with ptxas: a minute or two on two cores. Needs
+Compiles them to PTX for a GPU of each architecture, and that with ptxas: a few minutes on two cores. Needs
 jax[cuda12]. Look at the difference before you commit it: a kernel of more registers runs on fewer threads at a time.
 """
 
@@ -37,20 +37,54 @@ def bert(chip: str):
         x = gpu_add_norm(x, update, scale, scale, scale, keys, 0.1, 1e-12, chip)
         return x.sum() + gpu_activate(product, bias, "gelu", chip).sum()
 
-    return loss, (3, 16, 64), (4096,)
+    return loss, LENGTH, (3, 16, 64), (4096,)
+
+
+def gpt(chip: str):
+    """GPT-2's: earlier tokens only, a norm before what is summed, the other GELU."""
+    from bertjax.model.gpu_activation import gpu_activate
+    from bertjax.model.gpu_attention import gpu_attention
+    from bertjax.model.gpu_norm import gpu_sum_and_norm
+
+    def loss(projected, x, product, scale, bias, segments, words):
+        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+        update = gpu_attention(projected, segments, keys, 0.1, chip=chip, causal=True)
+        total, x = gpu_sum_and_norm(x, update, scale, scale, scale, keys, 0.1, 1e-5, chip)
+        return total.sum() + x.sum() + gpu_activate(product, bias, "gelu_new", chip).sum()
+
+    return loss, LENGTH, (3, 12, 64), (3072,)
 
 
 def modern(chip: str):
-    """A ModernBERT's, with heads of 128: a window, a norm without bias, a gated GELU."""
+    """ModernBERT's, for long rows: heads of 64 with a window and without, a norm without bias, a gated GELU."""
     from bertjax.model.gpu_activation import gpu_activate
     from bertjax.model.gpu_attention import gpu_attention
-    from bertjax.model.gpu_norm import gpu_norm
+    from bertjax.model.gpu_norm import gpu_sum_and_norm
 
     def loss(projected, x, product, scale, bias, segments, words):
-        x = x + gpu_attention(projected, segments, chip=chip, window=64)
-        return gpu_norm(x, scale, None, 1e-5, chip).sum() + gpu_activate(product, None, "gelu", chip).sum()
+        attended = gpu_attention(projected, segments, chip=chip) + gpu_attention(
+            projected, segments, chip=chip, window=64
+        )
+        total, x = gpu_sum_and_norm(x, attended, None, scale, None, None, 0.0, 1e-5, chip)
+        return total.sum() + x.sum() + gpu_activate(product, None, "gelu", chip).sum()
 
-    return loss, (3, 6, 128), (2, 1152)
+    return loss, 8192, (3, 12, 64), (2, 1152)
+
+
+def wide(chip: str):
+    """The widest: heads of 128 with a window, with dropout, and for earlier tokens, norms of 2,048, a gated SiLU."""
+    from bertjax.model.gpu_activation import gpu_activate
+    from bertjax.model.gpu_attention import gpu_attention
+    from bertjax.model.gpu_norm import WIDEST, gpu_add_norm, gpu_norm
+
+    def loss(projected, x, product, scale, bias, segments, words):
+        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+        for form in ({"window": 64}, {}, {"causal": True}):
+            x = gpu_norm(x + gpu_attention(projected, segments, keys, 0.1, chip=chip, **form), scale, None, 1e-5, chip)
+        x = gpu_add_norm(x, x, scale, scale, scale, keys, 0.1, 1e-12, chip)
+        return x.sum() + gpu_activate(product, None, "silu", chip).sum()
+
+    return loss, LENGTH, (3, WIDEST // 128, 128), (2, 1152)
 
 
 def measure(gpu: str, program) -> dict[str, dict[str, int]]:
@@ -63,12 +97,12 @@ def measure(gpu: str, program) -> dict[str, dict[str, int]]:
     def array(*shape, dtype=jnp.bfloat16):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(device))
 
-    loss, projected, product = program(device.device_kind)
+    loss, length, projected, product = program(device.device_kind)
     _, heads, size = projected
     shapes = (
-        array(ROWS, LENGTH, *projected), array(ROWS, LENGTH, heads * size), array(ROWS, LENGTH, *product),
+        array(ROWS, length, *projected), array(ROWS, length, heads * size), array(ROWS, length, *product),
         array(heads * size, dtype=jnp.float32), array(*product, dtype=jnp.float32),
-        array(ROWS, LENGTH, dtype=jnp.int32), array(ROWS, 2, dtype=jnp.uint32),
+        array(ROWS, length, dtype=jnp.int32), array(ROWS, 2, dtype=jnp.uint32),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         options = {**target.compiler_options, **OPTIMIZED, "xla_dump_to": folder}
@@ -88,7 +122,7 @@ def assemble(ptx: str) -> list[tuple[str, dict[str, int]]]:
     return [(name, {"registers": int(registers), "spilt": int(spilt)}) for name, spilt, registers in found]
 
 
-PROGRAMS = {"bert": bert, "modern": modern}
+PROGRAMS = {"bert": bert, "gpt": gpt, "modern": modern, "wide": wide}
 
 
 def main() -> None:

@@ -9,14 +9,23 @@ import pytest
 
 from bertjax.config import UserError
 from bertjax.sharding.mesh import make_mesh
-from bertjax.tasks import validate
+from bertjax.tasks import finetuning_run, pretraining_run, validate
+from bertjax.training import memory
 from bertjax.training import run as run_module
 from bertjax.training.memory import memory_of, require_memory, settings_that_save
 from bertjax.training.run import Kind, Run, run
 from bertjax.training.workdir import RunInfo
+from experiments import glue
 from tests.conftest import tiny_config
 
 EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4294967296 bytes."
+
+
+def running(config, chosen):
+    """A task that computes as its run has chosen."""
+    computing = copy.deepcopy(config)
+    computing.update(chosen)
+    return types.SimpleNamespace(at=lambda step: (None, computing))
 
 
 def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyType({})):
@@ -26,10 +35,9 @@ def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyTyp
         raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(run_module, "train", train)
-    computing = copy.deepcopy(config)
-    computing.update(chosen)
-    task = types.SimpleNamespace(at=lambda step: (task, computing))
-    opened = Run(config, make_mesh(config), task, RunInfo(config), None, None, [], lambda trained: "")
+    opened = Run(
+        config, make_mesh(config), running(config, chosen), RunInfo(config), None, None, [], lambda trained: ""
+    )
     kind = Kind(lambda _: (), lambda *_: None, lambda *_: None, lambda *_: opened, lambda *_: [], None)
     run(kind, config, tmp_path)
 
@@ -64,7 +72,33 @@ def test_a_host_asks_only_its_own_devices():
     mesh = types.SimpleNamespace(devices=np.array([far, near]), local_devices=[near], shape={"data": 2, "fsdp": 1})
     assert memory_of(mesh) == 3 << 30
     with pytest.raises(UserError, match=r"runs out of memory \(TPU v4, 3\.0 GiB for JAX\): try"):
-        require_memory(jax.errors.JaxRuntimeError(EXHAUSTED), tiny_config("unused"), mesh)
+        config = tiny_config("unused")
+        config.packing = True  # how many rows it takes, the data says
+        require_memory(jax.errors.JaxRuntimeError(EXHAUSTED), config, running(config, {}), mesh, None)
+
+
+def test_the_setting_that_is_named_fits(monkeypatch, capsys):
+    """Of pre-training, whose steps are known without data."""
+    config, tried = tiny_config("unused"), []
+
+    def fits(lowered, limit):
+        tried.append(lowered)
+        return limit == 1 << 30 and len(tried) > 2  # dots does not in the second stage
+
+    monkeypatch.setattr(memory, "memory_of", lambda mesh: 1 << 30)
+    monkeypatch.setattr(memory, "fits_in_memory", lambda lowered, limit: fits(lowered, limit) or len(tried) == 1)
+    given = config, running(config, {"remat": "none"}), make_mesh(config), pretraining_run.KIND.planning
+    with pytest.raises(UserError, match=r"1\.0 GiB for JAX\): it fits with --config\.remat=full$"):
+        require_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *given)
+    assert len(tried) == 4  # both stages, twice
+    assert capsys.readouterr().out.count("compiling it with --config.remat=") == 2
+
+    tried.clear()
+    config = glue.get_config("mrpc")  # only its data describes it
+    given = config, running(config, {"remat": "none"}), make_mesh(config), finetuning_run.KIND.planning
+    with pytest.raises(UserError, match=r": try --config\.remat=dots$"):
+        require_memory(jax.errors.JaxRuntimeError(EXHAUSTED), *given)
+    assert not tried
 
 
 def test_what_is_suggested_is_accepted():

@@ -1,0 +1,188 @@
+"""What the compiler says of the choices made for GPUs: kernels of ours, XLA's operations, or cuDNN; XLA's flags.
+
+Attention and LayerNorm forwards and backwards, of BERT-base on 16,384 tokens, and the training step of a small BERT on
+a machine of eight: temporary memory, the bytes that kernels read and write, and the least time, see
+`bertjax.planner.roofline`. It is a bound: no kernel is faster, and how much slower each is only a GPU can tell.
+
+Command:  python -m experiments.benchmarks.gpu_choices attention norm flags
+Needs:    pip install -e '.[aot-cuda]'; no GPU
+Hardware: 2 CPU cores, ten minutes
+Score:    see RESULTS.md
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from bertjax.config import BertConfig, Compute
+from bertjax.model.attention import LayerNorm
+from bertjax.model.gpu_attention import gpu_attention
+from bertjax.model.plain_attention import plain_attention
+from bertjax.planner.hlo import HloModule
+from bertjax.planner.plan import plan
+from bertjax.planner.roofline import roofline
+from bertjax.sharding.topology import accelerator
+
+CHIPS = ("a100-80", "h100", "l4")
+TOKENS, HEADS, SIZE, RATE = 16_384, 12, 64, 0.1
+LENGTHS = (128, 512, 1024, 8192)
+HIDDEN = HEADS * SIZE
+MIB = 1 << 20
+
+# What may be set in XLA_FLAGS, beside what is so anyway.
+FLAGS = {
+    "as it is": {},
+    "latency hiding off": {"xla_gpu_enable_latency_hiding_scheduler": "false"},
+    "latency hiding on": {"xla_gpu_enable_latency_hiding_scheduler": "true"},
+    "Triton for products off": {"xla_gpu_enable_triton_gemm": "false"},
+    "combining all-reduces off": {"xla_gpu_all_reduce_combine_threshold_bytes": "0"},
+    "combining all-gathers off": {"xla_gpu_all_gather_combine_threshold_bytes": "0"},
+    "combining reduce-scatters off": {"xla_gpu_reduce_scatter_combine_threshold_bytes": "0"},
+    "all-gathers of 1 GiB combined": {"xla_gpu_all_gather_combine_threshold_bytes": str(1 << 30)},
+    "no command buffers": {"xla_gpu_enable_command_buffer": ""},
+}
+
+
+def fused(projected, segments, words, chip: str):
+    return gpu_attention(projected, segments, jax.random.wrap_key_data(words, impl="threefry2x32"), RATE, chip=chip)
+
+
+def fused_without_dropout(projected, segments, words, chip: str):
+    return gpu_attention(projected, segments, chip=chip)
+
+
+def by_xla(projected, segments, words, chip: str):
+    keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+    return plain_attention(projected, segments, keys, RATE, Compute("bfloat16", "bfloat16", chip=""))
+
+
+def by_xla_without_dropout(projected, segments, words, chip: str):
+    return plain_attention(projected, segments, None, 0.0, Compute("bfloat16", "bfloat16", chip=""))
+
+
+def by_cudnn(projected, segments, words, chip: str):
+    """Without dropout, and with one segment a row: its padding is at the end."""
+    lengths = (segments > 0).sum(1).astype(jnp.int32)
+    own = jnp.moveaxis(projected, 2, 0)
+    how = dict(query_seq_lengths=lengths, key_value_seq_lengths=lengths, implementation="cudnn")
+    return jax.nn.dot_product_attention(*own, **how).reshape(*projected.shape[:2], -1)
+
+
+WAYS = {
+    "kernel": fused,
+    "XLA": by_xla,
+    "kernel, no dropout": fused_without_dropout,
+    "XLA, no dropout": by_xla_without_dropout,
+    "cuDNN, no dropout": by_cudnn,
+}
+
+
+def measured(function, arrays, argnums, target, least_flops: int = 0) -> list[str]:
+    """Returns MiB of temporaries, MiB read and written, and least milliseconds, of a function and its gradient.
+
+    Args:
+      least_flops: of its matrix products, which are those of calls that the compiler knows nothing about.
+    """
+
+    def loss(*arrays):
+        return function(*arrays).astype(jnp.float32).sum()
+
+    lowered = jax.jit(jax.grad(loss, argnums=argnums)).lower(*arrays)
+    compiled = lowered.compile(compiler_options=target.compiler_options)
+    module = HloModule(compiled.as_text())
+    mesh = jax.sharding.Mesh(np.array(target.devices()[:1]), ("data",))
+    works = roofline(module, target, mesh, (), RATE).works
+    seconds = max(sum(work.seconds for work in works), least_flops / target.generation.peak_flops)
+    temporaries = compiled.memory_analysis().temp_size_in_bytes
+    return [f"{temporaries / MIB:,.0f}", f"{sum(w.bytes for w in works) / MIB:,.0f}", f"{1e3 * seconds:.2f}"]
+
+
+def attention() -> list[list[str]]:
+    rows = [["chip", "length", "by", "temporaries, MiB", "read and written, MiB", "at least, ms"]]
+    for chip in CHIPS:
+        target = accelerator(chip)
+        on_device = SingleDeviceSharding(target.devices()[0])
+        for length in LENGTHS:
+            shapes = ((TOKENS // length, length, 3, HEADS, SIZE), jnp.bfloat16), ((TOKENS // length, length), jnp.int32)
+            shapes += (((TOKENS // length, 2), jnp.uint32),)
+            arrays = [jax.ShapeDtypeStruct(*shape, sharding=on_device) for shape in shapes]
+            for name, way in WAYS.items():
+
+                def run(projected, segments, words, way=way, kind=target.generation.kind):
+                    return way(projected, segments, words, kind)
+
+                # Two products forwards; backwards five: scores again, and four gradients.
+                flops = 7 * 2 * TOKENS * length * HIDDEN if "cuDNN" in name else 0
+                row = [chip, f"{length:,}", name]
+                try:
+                    row += measured(run, arrays, (0,), target, flops)
+                except Exception as error:
+                    row += [type(error).__name__, str(error).splitlines()[0][:60], ""]
+                print(" | ".join(row), file=sys.stderr, flush=True)
+                rows.append(row)
+    return rows
+
+
+def norm() -> list[list[str]]:
+    rows = [["chip", "LayerNorm of a sum, by", "temporaries, MiB", "read and written, MiB", "at least, ms"]]
+    config = BertConfig(hidden_size=HIDDEN, num_attention_heads=HEADS)
+    for chip in CHIPS:
+        target = accelerator(chip)
+        on_device = SingleDeviceSharding(target.devices()[0])
+        wide, narrow = (TOKENS // 512, 512, HIDDEN), (HIDDEN,)
+        shapes = (wide, jnp.bfloat16), (wide, jnp.bfloat16), *((narrow, jnp.float32),) * 3
+        shapes += (((TOKENS // 512, 2), jnp.uint32),)
+        arrays = [jax.ShapeDtypeStruct(*shape, sharding=on_device) for shape in shapes]
+        for name, kind in (("kernel", target.generation.kind), ("XLA", "")):
+            module = LayerNorm(config, Compute("bfloat16", "bfloat16", chip=kind))
+
+            def run(x, update, update_bias, scale, bias, words, module=module):
+                keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+                params = {"params": {"scale": scale, "bias": bias}}
+                return module.apply(params, x, update, update_bias, keys, method="of_sum")
+
+            rows.append([chip, name, *measured(run, arrays, (0, 1, 2, 3, 4), target)])
+    return rows
+
+
+def flags() -> list[list[str]]:
+    """The training step of `small:tiny`, with what its program has of each kind."""
+    from experiments import small
+
+    rows = [["XLA's flags", "collectives", "MiB", "begun ahead", "kernels", "memory, MiB", "at least, ms"]]
+    target = accelerator("h100-8")
+    config = small.get_config("tiny")
+    config.model.vocab_size = 2048
+    for name, options in FLAGS.items():
+
+        class Target(type(target)):
+            options = options
+
+            @property
+            def compiler_options(self):
+                return {**super().compiler_options, **self.options}
+
+        own = Target(target.name, target.generation, target.chips, target.hosts)
+        (result,) = plan(config, own, [0])
+        works = [work for work in result.roofline.works if work.category != "collectives"]
+        count, size = (sum(getattr(each, field) for each in result.collectives) for field in ("count", "bytes"))
+        row = [name, f"{count}", f"{size / MIB:,.1f}", "", f"{sum(work.calls for work in works):,}"]
+        rows.append([*row, f"{result.hbm_used_bytes / MIB:,.0f}", f"{1e3 * result.estimated_step_seconds:.3f}"])
+        print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    parts = {"attention": attention, "norm": norm, "flags": flags}
+    for name in sys.argv[1:] or parts:
+        header, *rows = parts[name]()
+        print(*(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows]), "", sep="\n")
+
+
+if __name__ == "__main__":
+    main()
