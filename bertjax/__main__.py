@@ -10,7 +10,7 @@ COMMANDS = {  # name: (module, what it does)
     "train": ("main", "pre-trains or fine-tunes BERT as configured by an experiment"),
     "prepare": ("prepare", "converts a corpus to pre-masked TFRecords"),
     "vocabulary": ("vocabulary", "learns a vocabulary from a corpus"),
-    "compile": ("compile", "compiles an experiment for a TPU without the TPU: memory, time, cost"),
+    "compile": ("compile", "compiles an experiment for TPUs or GPUs that are not there: memory, time, cost"),
     "predict": ("predict", "fills masks, or applies a fine-tuned model to texts"),
     "evaluate": ("evaluate", "scores a checkpoint on labelled data, or by minimal pairs of sentences"),
     "mine": ("mine", "finds hard negatives for the training of vectors of texts"),

@@ -3,6 +3,7 @@
 import gzip
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -245,11 +246,15 @@ def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch
 
 
 def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
+    """Of what the Dockerfile copies."""
     source = tmp_path / "source"
-    for name in ("bertjax", "experiments"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, source)
+    source.mkdir()
+    for names in re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M):
+        for name in names.split():
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True)
     shutil.rmtree(source)
