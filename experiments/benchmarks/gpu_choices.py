@@ -37,13 +37,13 @@ MIB = 1 << 20
 # What may be set in XLA_FLAGS, beside what is so anyway.
 FLAGS = {
     "as it is": {},
-    "latency hiding off": {"xla_gpu_enable_latency_hiding_scheduler": "false"},
-    "latency hiding on": {"xla_gpu_enable_latency_hiding_scheduler": "true"},
-    "Triton for products off": {"xla_gpu_enable_triton_gemm": "false"},
-    "combining all-reduces off": {"xla_gpu_all_reduce_combine_threshold_bytes": "0"},
-    "combining all-gathers off": {"xla_gpu_all_gather_combine_threshold_bytes": "0"},
-    "combining reduce-scatters off": {"xla_gpu_reduce_scatter_combine_threshold_bytes": "0"},
-    "all-gathers of 1 GiB combined": {"xla_gpu_all_gather_combine_threshold_bytes": str(1 << 30)},
+    "latency hiding off": {"xla_gpu_enable_latency_hiding_scheduler": False},
+    "latency hiding on": {"xla_gpu_enable_latency_hiding_scheduler": True},
+    "Triton for products off": {"xla_gpu_enable_triton_gemm": False},
+    "combining all-reduces off": {"xla_gpu_all_reduce_combine_threshold_bytes": 0},
+    "combining all-gathers off": {"xla_gpu_all_gather_combine_threshold_bytes": 0},
+    "combining reduce-scatters off": {"xla_gpu_reduce_scatter_combine_threshold_bytes": 0},
+    "all-gathers of 1 GiB combined": {"xla_gpu_all_gather_combine_threshold_bytes": 1 << 30},
     "no command buffers": {"xla_gpu_enable_command_buffer": ""},
 }
 
@@ -152,7 +152,7 @@ def norm() -> list[list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class WithFlags(Machines):
-    flags: dict[str, str]
+    flags: dict[str, bool | int | str]
 
     @property
     def compiler_options(self):
