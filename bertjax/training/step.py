@@ -203,7 +203,12 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
         return jax.lax.with_sharding_constraint(total, sharding).astype(jnp.float32)
 
     def train_step(state: TrainState, batch: dict, hyperparameters: Hyperparameters) -> tuple[TrainState, dict]:
-        params = jax.lax.with_sharding_constraint(task.cast(state.params), layout.compute)
+        params = task.cast(state.params)
+        if mesh.devices.flat[0].platform == "gpu":
+            # XLA would gather first and cast then, which sends twice as much.
+            params = jax.lax.with_sharding_constraint(params, layout.state.params)
+            params = jax.lax.optimization_barrier(params)
+        params = jax.lax.with_sharding_constraint(params, layout.compute)
         batch = task.normalize(batch)
         rows = batch.pop("dropout_rows", jnp.arange(len(jax.tree.leaves(batch)[0])))
         key = jax.random.fold_in(jax.random.key(hyperparameters.seed, impl="threefry2x32"), state.step)

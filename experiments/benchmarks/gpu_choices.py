@@ -10,7 +10,6 @@ Hardware: 2 CPU cores, ten minutes
 Score:    see RESULTS.md
 """
 
-import dataclasses
 import sys
 
 import jax
@@ -22,11 +21,12 @@ from bertjax.config import BertConfig, Compute
 from bertjax.model.attention import LayerNorm
 from bertjax.model.gpu_attention import gpu_attention
 from bertjax.model.plain_attention import plain_attention
-from bertjax.planner.hlo import HloModule
-from bertjax.planner.plan import plan
-from bertjax.planner.roofline import roofline
-from bertjax.sharding.gpus import Machines
+from bertjax.planner.hlo import KINDS, HloModule, instruction_of
+from bertjax.planner.roofline import COLLECTIVES, roofline
+from bertjax.sharding.mesh import make_mesh
 from bertjax.sharding.topology import accelerator
+from bertjax.tasks.launch import kind_of
+from bertjax.training.step import abstract_hyperparameters, make_program
 
 CHIPS = ("a100-80", "h100", "l4")
 TOKENS, HEADS, SIZE, RATE = 16_384, 12, 64, 0.1
@@ -45,6 +45,7 @@ FLAGS = {
     "combining reduce-scatters off": {"xla_gpu_reduce_scatter_combine_threshold_bytes": 0},
     "all-gathers of 1 GiB combined": {"xla_gpu_all_gather_combine_threshold_bytes": 1 << 30},
     "no command buffers": {"xla_gpu_enable_command_buffer": ""},
+    "all-reduces pipelined": {"xla_gpu_enable_pipelined_all_reduce": True},
 }
 
 
@@ -150,32 +151,44 @@ def norm() -> list[list[str]]:
     return rows
 
 
-@dataclasses.dataclass(frozen=True)
-class WithFlags(Machines):
-    flags: dict[str, bool | int | str]
-
-    @property
-    def compiler_options(self):
-        return {**super().compiler_options, **self.flags}
-
-
 def flags() -> list[list[str]]:
     """The training step of `small:tiny`, with what its program has of each kind."""
     from experiments import small
 
-    rows = [["XLA's flags", "collectives", "MiB", "kernels", "memory, MiB", "at least, ms"]]
-    target = accelerator("h100-8")
-    config = small.get_config("tiny")
+    header = ["XLA's flags", "collectives", "begun early", "kernels meanwhile", "kernels", "temporaries, MiB"]
+    rows, target, config = [[*header, "at least, ms"]], accelerator("h100-8"), small.get_config("tiny")
     config.model.vocab_size = 2048
+    mesh = make_mesh(config, target.devices())
+    task, (planned, *_) = kind_of(config).planning.open(config, mesh, ())
+    program = make_program(task, config, mesh)
+    given = program.state, planned.batch, abstract_hyperparameters(config, mesh)
+    lowered = program.step_of(*task.at(0)).lower(*given)
     for name, options in FLAGS.items():
-        own = WithFlags(target.name, target.generation, target.chips, target.hosts, options)
-        (result,) = plan(config, own, [0])
-        works = [work for work in result.roofline.works if work.category != "collectives"]
-        count, size = (sum(getattr(each, field) for each in result.collectives) for field in ("count", "bytes"))
-        row = [name, f"{count}", f"{size / MIB:,.1f}", f"{sum(work.calls for work in works):,}"]
-        rows.append([*row, f"{result.hbm_used_bytes / MIB:,.0f}", f"{1e3 * result.estimated_step_seconds:.3f}"])
+        compiled = lowered.compile(compiler_options={**target.compiler_options, **options})
+        module = HloModule(compiled.as_text())
+        found = module.collectives(dict(mesh.shape))
+        bound = roofline(module, target, mesh, found, RATE)
+        begun, meanwhile = overlaps(module)
+        kernels = sum(work.calls for work in bound.works if work.category != COLLECTIVES)
+        row = [name, f"{sum(each.count for each in found)}", f"{begun}", f"{meanwhile}", f"{kernels:,}"]
+        rows.append([*row, f"{compiled.memory_analysis().temp_size_in_bytes / MIB:,.0f}", f"{1e3 * bound.seconds:.3f}"])
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     return rows
+
+
+def overlaps(module: HloModule) -> tuple[int, int]:
+    """Returns how many collectives are begun before they are waited for, and the kernels in between."""
+    begun, meanwhile, running = 0, 0, 0
+    for _, line, _ in module.executed():
+        instruction = instruction_of(line)
+        opcode = instruction.opcode if instruction else ""
+        if opcode.startswith(KINDS) and opcode.endswith("-start"):
+            begun, running = begun + 1, running + 1
+        elif opcode.startswith(KINDS) and opcode.endswith("-done"):
+            running -= 1
+        elif opcode in ("fusion", "custom-call") and running:
+            meanwhile += 1
+    return begun, meanwhile
 
 
 def main() -> None:
