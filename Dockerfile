@@ -5,7 +5,7 @@
 #   docker run --gpus=all --volume="$PWD:/work" bertjax train --config=experiments/small.py:mini --config.data.corpus=texts/
 FROM python:3.12-slim
 ARG EXTRA=cuda
-COPY setup.py README.md pyproject.toml /bertjax/
+COPY setup.py pyproject.toml README.md LICENSE /bertjax/
 COPY bertjax /bertjax/bertjax
 COPY experiments /bertjax/experiments
 RUN pip install --no-cache-dir "/bertjax[$EXTRA]"

@@ -19,6 +19,14 @@ setuptools.setup(
     package_dir={"bertjax.experiments": "experiments"},  # without benchmarks/ and ablations/
     entry_points={"console_scripts": ["bertjax = bertjax.__main__:main"]},
     python_requires=">=3.11",
+    keywords="BERT ModernBERT ELECTRA encoder pre-training fine-tuning embeddings JAX Flax TPU",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     install_requires=[
         "absl-py>=2.1",
         "etils[epath]>=1.12",
