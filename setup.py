@@ -17,6 +17,7 @@ setuptools.setup(
     license="Apache-2.0",
     packages=[*setuptools.find_packages(include=["bertjax", "bertjax.*"]), "bertjax.experiments"],
     package_dir={"bertjax.experiments": "experiments"},  # without benchmarks/ and ablations/
+    package_data={"bertjax": ["py.typed"]},
     entry_points={"console_scripts": ["bertjax = bertjax.__main__:main"]},
     python_requires=">=3.11",
     keywords="BERT ModernBERT ELECTRA encoder pre-training fine-tuning embeddings JAX Flax TPU",
@@ -69,6 +70,7 @@ setuptools.setup(
             "datasets>=3",
             "hypothesis>=6",
             "ipykernel>=6.29",
+            "mypy>=1.18",
             "nbclient>=0.10",
             "nbformat>=5.10",
             "pytest>=8",

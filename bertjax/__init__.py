@@ -1,0 +1,25 @@
+"""BERT from raw text to a scored task, for JAX. As a library: `load`, `train` and `prepare`, see docs/library.md.
+
+Nothing is imported before it is used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertjax.config import UserError
+    from bertjax.library import Answer, Classified, Model, Tagged, load, prepare, train
+    from bertjax.tasks.fill_mask import Filled
+
+__all__ = ["Answer", "Classified", "Filled", "Model", "Tagged", "UserError", "load", "prepare", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module("bertjax.config" if name == "UserError" else "bertjax.library")
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -78,20 +78,13 @@ def score_data() -> None:
 
 
 def compare_pairs() -> None:
-    import jax
-
-    from bertjax.config import UserError
-    from bertjax.families.with_heads import BertForMaskedLM
     from bertjax.interop import pretrained
-    from bertjax.sharding.mesh import compute_for
     from bertjax.tasks import likelihood
+    from bertjax.tasks.output_layers import words_model
 
     pairs = likelihood.read_pairs(_PAIRS.value, _MOST.value)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value, _DTYPE.value)
-    if not source.predicts_words:
-        raise UserError(source.no_words)
-    model = BertForMaskedLM(source.config, compute_for(source.dtype))
-    is_right = likelihood.compare(model, jax.device_put(source.params), source.tokenizer, pairs)
+    is_right = likelihood.compare(*words_model(source), source.tokenizer, pairs)
     share = sum(is_right) / len(pairs)
     phenomena, paradigms = (likelihood.shares(pairs, is_right, by) for by in ("phenomenon", "paradigm"))
     if _JSON.value:

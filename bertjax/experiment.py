@@ -66,8 +66,6 @@ def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
                 if value.startswith("--"):
                     raise UserError(f"a value is missing, such as --{field.name}={_quoted(field.value)}")
                 argument += f" {value}"
-            if field.name == "config.task":
-                raise UserError("an experiment is for one task; choose another --config")
             parsed = field.parse(value)
             if field.kind is tuple and field.name in overridden:  # repeated overrides of a tuple append to it
                 parsed = field.value + parsed
@@ -163,6 +161,9 @@ class Field:
         return self.holder[self.key]
 
     def set(self, value) -> None:
+        """Raises `UserError` if the value is of another type, or if the field cannot be changed."""
+        if self.name == "config.task":
+            raise UserError("an experiment is for one task; choose another --config")
         try:
             self.holder[self.key] = value
         except (TypeError, ValueError) as error:

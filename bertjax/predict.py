@@ -69,10 +69,7 @@ def main(texts: list[str]) -> None:
         if flag.value:
             raise UserError(f"--{flag.name}={flag.value}: {source.path} is fine-tuned, and predicts no words")
     parts = task.inputs.split(texts) if texts else ()
-    if not task.weightless and not source.params.keys() - {"bert", "masked_lm", "next_sentence"}:
-        raise UserError(
-            f"{source.path}: its architecture is {source.architecture}, but it has no weights for the output layer"
-        )
+    task.check_weights(source)
     if is_table:
         predict_table(task, source)
         return
@@ -108,18 +105,9 @@ def predict_table(task, source) -> None:
 
 
 def fill_masks(source, texts: list[str]) -> None:
-    import jax
-
-    from bertjax.config import UserError
-    from bertjax.families.with_heads import BertForMaskedLM
-    from bertjax.sharding.mesh import compute_for
     from bertjax.tasks import fill_mask
 
-    if not source.predicts_words:
-        raise UserError(source.no_words)
-    model = BertForMaskedLM(source.config, compute_for(source.dtype))
-    params = jax.device_put(source.params)  # once, not per text
-    for filled in fill_mask.fill_masks(model, params, source.tokenizer, texts, _TOP_K.value or 5):
+    for filled in fill_mask.of_checkpoint(source, texts, _TOP_K.value or 5):
         if _JSON.value:
             masks = [[{"word": word, "probability": p} for word, p in words] for words in filled.masks]
             print(json.dumps({"text": filled.text, "masks": masks}, ensure_ascii=False), flush=True)
@@ -128,18 +116,11 @@ def fill_masks(source, texts: list[str]) -> None:
 
 
 def continue_texts(source, texts: list[str]) -> None:
-    import jax
+    from bertjax.tasks import generation
 
-    from bertjax.config import UserError
-    from bertjax.families.with_heads import BertForMaskedLM
-    from bertjax.tasks.generation import Sampling, generate
-
-    if not source.predicts_words:
-        raise UserError(source.no_words)
-    model, params = BertForMaskedLM(source.config), jax.device_put(source.params)
-    sampling = Sampling(_TEMPERATURE.value, _TOP_K.value or 0, _TOP_P.value)
-    for number, text in enumerate(texts):
-        found = generate(model, params, source.tokenizer, text, _GENERATE.value, sampling, _SEED.value + number)
+    sampling = generation.Sampling(_TEMPERATURE.value, _TOP_K.value or 0, _TOP_P.value)
+    continued = generation.of_checkpoint(source, texts, _GENERATE.value, sampling, _SEED.value)
+    for text, found in zip(texts, continued):
         print(json.dumps({"text": text, "continued": found}, ensure_ascii=False) if _JSON.value else found, flush=True)
 
 

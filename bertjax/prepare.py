@@ -22,19 +22,13 @@ flags.mark_flags_as_required(["config", "output"])
 
 def main(arguments: list[str]) -> None:
     from bertjax.config import UserError
-    from bertjax.data.preparation import prepare
-    from bertjax.tasks import validate
-    from bertjax.tasks.pretraining_run import adopt_checkpoint
-    from bertjax.validation import validate_pretraining
+    from bertjax.library import prepare
 
     for argument in arguments:
         if not (_RUNNER.value and argument.startswith("--")):
             raise UserError(f"unexpected argument {argument!r}; settings are given as --name=value")
-    validate_pretraining(_CONFIG.value)  # refuses tasks other than pre-training
-    validate(_CONFIG.value)
-    adopt_checkpoint(_CONFIG.value)
     beam_options = [f"--runner={_RUNNER.value}", *arguments] if _RUNNER.value else None
-    prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value, beam_options)
+    prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value, beam_options=beam_options)
     print(f"train on them with --config.data.records={_OUTPUT.value}")
 
 

@@ -276,6 +276,7 @@ def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
     assert refused.stderr.startswith("error: config.data.path = '': say where the data is")
     shown = command(bertjax, "compile", "--help", cwd=empty)
     assert shown.returncode == 0 and "--topology: " in shown.stdout and not shown.stderr
+    assert (packages / "bertjax" / "py.typed").exists()
     names = {path.stem for path in (packages / "bertjax" / "experiments").iterdir()} - {"__pycache__"}
     assert names == {path.stem for path in (ROOT / "experiments").glob("*.py")}
     assert not list(empty.iterdir())

@@ -5,8 +5,14 @@ import re
 
 import pytest
 
-from bertjax.config import pretraining_config
+from bertjax.config import BertConfig, pretraining_config
 from bertjax.experiment import find_field, load
+from bertjax.families.with_heads import BertForMaskedLM, BertForSequenceClassification
+from bertjax.interop import huggingface
+from bertjax.text import learning
+from bertjax.text.tokenizer import WordPiece
+from tests.conftest import make_corpus
+from tests.families.test_modernbert import random_params
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,3 +71,35 @@ def test_files_of_the_checkout_exist(page):
         assert (ROOT / path).exists(), path
     for name in re.findall(r"experiments/([\w/]+)\.py", page.read_text()):
         assert (ROOT / f"experiments/{name}.py").exists(), name
+
+
+@pytest.fixture
+def named(tmp_path, monkeypatch):
+    """A folder with what the examples in Python name, which becomes the current one."""
+    lines = [line for line in make_corpus(20).splitlines() if line]
+    learnt = learning.learn("wordpiece", learning.count_words("wordpiece", lines), 150).pieces
+    tokenizer = WordPiece([*learnt, *(f"[unused{i}]" for i in range(30522 - len(learnt)))], lowercase=True)
+    config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    for folder, model, *labels in (
+        ("bert-base-uncased", BertForMaskedLM(config)),
+        ("runs/reviews", BertForSequenceClassification(config, 3), "BertForSequenceClassification", ("1", "2", "3")),
+    ):
+        huggingface.write(tmp_path / folder, config, random_params(model, config), tokenizer, *labels)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "some.txt").write_text(make_corpus(80))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_examples_of_the_library_run(named, in_process, monkeypatch, capsys):
+    """One after the other; what they train has been trained."""
+    launched, names, page = [], {}, (ROOT / "docs" / "library.md").read_text()
+    monkeypatch.setattr("bertjax.tasks.launch.launch", lambda *given: launched.append(given))
+    for example in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(example, "docs/library.md", "exec"), names)
+    (tuned, folder), (trained, _) = launched
+    assert (tuned.task, tuned.data.label, folder) == ("classify", "stars", "runs/reviews")
+    assert trained.data.records == "records" and names["config"].data.records == ""
+    said = capsys.readouterr().out
+    assert said.startswith("the man went to the [MASK] to buy a [MASK] of milk [[(")
+    assert "\nepoch = 3: config has no field 'epoch'; did you mean epochs? " in said
+    assert names["logits"].shape == (2, 3) and names["states"].shape == (2, names["batch"].shape[1], 16)

@@ -174,6 +174,11 @@ def logits_of(
     return windows.combined(output_layers.predict(layer, source, examples), owners), cut
 
 
+def layer_of(source: Pretrained) -> OutputLayer:
+    """Returns the output layer that a checkpoint has."""
+    return targets.of_checkpoint(source).output_layer
+
+
 def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
     """Yields, per text or pair, what is predicted of it, and `cut` if truncated.
 

@@ -301,6 +301,7 @@ TASK = FineTuningTask(
     inputs=InputForm(range(1, 3), 'texts, or pairs as "A ||| B"'),
     load=load,
     predict=predict,
+    output_layer=lambda source: output_layer(),
     validate=validate,
     labelled=labelled,
     reading=READING,

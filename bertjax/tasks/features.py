@@ -49,6 +49,8 @@ TASK = FineTuningTask(
     inputs=ner.INPUTS,
     load=load,
     predict=functools.partial(ner.predict, output_layer=tagging),
+    output_layer=functools.partial(ner.layer_of, output_layer=tagging),
+    method="tag",
     validate=validate,
     identity=("head.layers", "head.lstm_size", "head.lstm_layers"),
     labelled=functools.partial(ner.labelled, output_layer=tagging),

@@ -10,7 +10,8 @@ import numpy as np
 from bertjax import families
 from bertjax.config import UserError
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.tasks.output_layers import check_numbers
+from bertjax.interop.pretrained import Pretrained
+from bertjax.tasks.output_layers import check_numbers, words_model
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -67,6 +68,11 @@ def fill_masks(
                 for i in range(len(positions))
             ],
         )
+
+
+def of_checkpoint(source: Pretrained, texts: Iterable[str], top_k: int = 5) -> Iterator[Filled]:
+    """As `fill_masks`, with a checkpoint. Also raises `UserError` if it predicts no words."""
+    return fill_masks(*words_model(source), source.tokenizer, texts, top_k)
 
 
 def check(texts: Iterable[str], tokenizer: Tokenizer, longest: int) -> None:

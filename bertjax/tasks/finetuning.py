@@ -39,14 +39,19 @@ class InputForm:
     usage: str
 
     def split(self, texts: Sequence[str]) -> list[tuple[str, ...]]:
-        """Splits texts. Raises `UserError` unless all have the same, allowed number of parts and no part is empty."""
+        """Splits texts. Raises `UserError` as `check` does."""
         divided = [tuple(text.split(SEPARATOR)) for text in texts]
-        for text, parts in zip(texts, divided):
-            if len(parts) != len(divided[0]) or len(parts) not in self.parts or not all(map(str.strip, parts)):
-                raise UserError(
-                    f"{text[:60]!r}: this checkpoint expects {self.usage}, the same number of non-empty parts in each"
-                )
+        self.check(divided)
         return divided
+
+    def check(self, texts: Sequence[tuple[str, ...]]) -> None:
+        """Raises `UserError` unless all texts have the same, allowed number of parts and no part is empty."""
+        for parts in texts:
+            if len(parts) != len(texts[0]) or len(parts) not in self.parts or not all(map(str.strip, parts)):
+                raise UserError(
+                    f"{SEPARATOR.join(parts)[:60]!r}: this checkpoint expects {self.usage}, the same number of "
+                    f"non-empty parts in each"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +67,8 @@ class FineTuningTask:
       load: (config, tokenizer) -> the tokenized data. Raises `UserError` for missing or invalid files.
       predict: (checkpoint, texts as tuples of parts) -> one JSON object per text. `checkpoint.settings` is the config
         of the run, empty for other formats.
+      output_layer: (checkpoint) -> the output layer that it has, for `bertjax.Model.apply`.
+      method: the method of `bertjax.Model` that `predict` is: "classify", "tag", "answer"; "" if it is none of them.
       columns: (config of the run) -> names of the columns, in its tables, with the parts of a text; () if it has none.
       validate: (config) -> None. Raises `UserError` for invalid values of the task's own fields.
       adopt: (config, settings of the run, or of an `init_checkpoint` with this architecture) -> what it has taken from
@@ -86,6 +93,8 @@ class FineTuningTask:
     inputs: InputForm
     load: Callable[[Any, Tokenizer], "Dataset"]
     predict: Callable[[Pretrained, Sequence[tuple[str, ...]]], Iterator[dict]]
+    output_layer: Callable[[Pretrained], OutputLayer] | None = None
+    method: str = ""
     columns: Callable[[Any], tuple[str, ...]] = lambda config: ()
     validate: Callable[[Any], None] = lambda config: None
     adopt: Callable[[Any, Any], list[str]] = lambda config, theirs: []
@@ -99,6 +108,13 @@ class FineTuningTask:
     reading: tuple[str, ...] = ()
     paper_sweep: str = PAPER_SWEEP
     sample: Callable[[Any, np.ndarray], "Dataset"] | None = None
+
+    def check_weights(self, source: Pretrained) -> None:
+        """Raises `UserError` if a checkpoint of this task has no weights for its output layer."""
+        if not self.weightless and not source.params.keys() - {"bert", "masked_lm", "next_sentence"}:
+            raise UserError(
+                f"{source.path}: its architecture is {source.architecture}, but it has no weights for the output layer"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

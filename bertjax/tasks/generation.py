@@ -1,6 +1,7 @@
 """Continues a text with a causal model, word after word."""
 
 import functools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -8,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import families
-from bertjax.config import UserError
+from bertjax.config import Compute, UserError
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.tasks.output_layers import check_numbers
+from bertjax.interop.pretrained import Pretrained
+from bertjax.tasks.output_layers import check_numbers, words_model
 from bertjax.text.tokenizer import Tokenizer
 
 NEVER = jnp.finfo(jnp.float32).min
@@ -66,6 +68,18 @@ def generate(
     found = np.asarray(found)[0, len(ids) : len(ids) + tokens].tolist()
     end = found.index(tokenizer.sep_id) if tokenizer.sep_id in found else len(found)
     return tokenizer.decode([*ids[1:], *found[:end]])
+
+
+def of_checkpoint(
+    source: Pretrained, texts: Iterable[str], tokens: int, sampling: Sampling, seed: int = 0
+) -> Iterator[str]:
+    """Continues texts with a checkpoint, see `generate`, each with a seed of its own.
+
+    Computes in float32: one token at a time is slower in bfloat16. Also raises `UserError` if it predicts no words.
+    """
+    model, params = words_model(source, Compute())
+    for number, text in enumerate(texts):
+        yield generate(model, params, source.tokenizer, text, tokens, sampling, seed + number)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))

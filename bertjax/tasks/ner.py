@@ -297,6 +297,11 @@ def read_tags(
     return [[labels[next(found)] for _ in sentence.words] for sentence in sentences]
 
 
+def layer_of(source: Pretrained, output_layer: Callable[[int], OutputLayer] = output_layers.tagging) -> OutputLayer:
+    """Returns the output layer that a checkpoint has; `output_layer` makes it of the number of labels."""
+    return output_layer(len(source.params["classifier"]["dense"]["bias"]))
+
+
 def predict(
     source: Pretrained,
     texts: Sequence[tuple[str, ...]],
@@ -331,4 +336,12 @@ def _read_words(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
     return [place for place, ids in zip(places, encoded) if ids]
 
 
-TASK = FineTuningTask("BertForTokenClassification", INPUTS, load, predict, labelled=labelled)
+TASK = FineTuningTask(
+    "BertForTokenClassification",
+    INPUTS,
+    load,
+    predict,
+    output_layer=layer_of,
+    method="tag",
+    labelled=labelled,
+)

@@ -12,10 +12,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bertjax import families
-from bertjax.config import BertConfig, UserError
+from bertjax.config import BertConfig, Compute, UserError
 from bertjax.data.batches.examples import Examples, evaluation_batches, packed_evaluation
 from bertjax.data.batches.packing import numbers_in_row
 from bertjax.families.with_heads import (
+    BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
@@ -230,6 +231,17 @@ def on_one_device(output_layer: OutputLayer, source) -> Callable[[Examples], lis
         return found
 
     return logits
+
+
+def words_model(source, compute: Compute | None = None) -> tuple[BertForMaskedLM, dict]:
+    """Returns the model that predicts the words of a checkpoint, and its params on one device.
+
+    `compute`: how it computes, if not in the checkpoint's `dtype`. Raises `UserError` if it predicts none.
+    """
+    if not source.predicts_words:
+        raise UserError(source.no_words)
+    model = BertForMaskedLM(source.config, compute or compute_for(source.dtype))
+    return model, jax.device_put(source.params)  # once, not per text
 
 
 def check_numbers(*outputs: np.ndarray) -> None:

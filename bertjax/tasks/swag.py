@@ -96,4 +96,5 @@ TASK = FineTuningTask(
     inputs=InputForm(range(3, 100), '"sentence ||| ending ||| ending ..."'),
     load=load,
     predict=predict,
+    output_layer=lambda source: output_layers.choice(),
 )

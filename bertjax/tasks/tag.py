@@ -1,5 +1,6 @@
 """Tagging of the user's own data: CSV or TSV with one word per row, or JSON lines with one sentence per row."""
 
+import dataclasses
 import itertools
 
 from etils import epath
@@ -8,7 +9,7 @@ from bertjax.config import UserError
 from bertjax.data.documents.tables import Row, cell, column, find_table, read_table
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import ner
-from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split
+from bertjax.tasks.finetuning import Dataset, Split
 from bertjax.tasks.ner import Sentence
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.text.tokenizer import Tokenizer
@@ -86,4 +87,4 @@ def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
     return ner.of_sentences(source, read(epath.Path(path), data.words, data.tags, data.sentence))
 
 
-TASK = FineTuningTask("BertForTokenClassification", ner.INPUTS, load, ner.predict, labelled=labelled)
+TASK = dataclasses.replace(ner.TASK, load=load, labelled=labelled)

@@ -1,6 +1,7 @@
 """The Colab notebook: run from its first cell to its last, small, on the CPU; and kept free of outputs."""
 
 import json
+import re
 
 import nbclient
 import nbformat
@@ -69,5 +70,5 @@ def test_it_fills_masks_and_fine_tunes(executed):
     tuned = said(outputs["tune"])
     assert f"started from {runs / 'colab'}@35 (bertjax)" in tuned and "320 training examples" in tuned
     assert "step 10/10 loss" in tuned and "dev: accuracy" in tuned
-    guesses = [json.loads(line) for line in said(outputs["compare"]).splitlines()]
-    assert len(guesses) == 2 and {guess["label"] for guess in guesses} <= {"failure", "result"}
+    guesses = said(outputs["compare"]).splitlines()
+    assert len(guesses) == 2 and all(re.search(r"\. (failure|result) \{'failure': 0\.", guess) for guess in guesses)

@@ -1,0 +1,400 @@
+"""bertjax as a library: what the commands do, as functions. `import bertjax` has them, and imports this on first use.
+
+`load` reads a checkpoint as a `Model`, which does what `bertjax.predict` and `bertjax.extract` do, and has the network
+as a pure function; `train` and `prepare` do what the commands of these names do.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, TypedDict, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+from numpy.typing import ArrayLike, NDArray
+
+from bertjax import experiment, families, tasks
+from bertjax.config import BertConfig, UserError
+from bertjax.interop import pretrained
+from bertjax.interop.pretrained import Pretrained
+from bertjax.model.layer_choice import WITHOUT_WEIGHTS, check_layers
+from bertjax.sharding.mesh import compute_for
+from bertjax.sharding.topology import available_cores
+from bertjax.tasks import fill_mask, generation, output_layers, vectors
+from bertjax.tasks.fill_mask import Filled
+from bertjax.tasks.finetuning import FineTuningTask
+from bertjax.text.tokenizer import Tokenizer
+
+Path = str | os.PathLike[str]
+Config: TypeAlias = str | os.PathLike[str] | ConfigDict  # the name of an experiment, a Python file, or a config itself
+Params = dict[str, Any]
+Texts = str | Iterable[str]
+Parts = str | Iterable[str | tuple[str, ...]]  # texts that may have several parts, such as pairs
+POOLS = ("mean", "cls", "last")
+
+
+class Classified(TypedDict, total=False):
+    """What a text or a pair is: a class, several labels, or a number (`score`); `cut` if it was truncated."""
+
+    label: str
+    labels: list[str]
+    probabilities: dict[str, float]
+    score: float
+    cut: bool
+
+
+class Entity(TypedDict):
+    """An entity of a text; `start` and `end` are characters."""
+
+    type: str
+    text: str
+    start: int
+    end: int
+
+
+class Tagged(TypedDict, total=False):
+    """The words of a text, their tags and places (start and end characters); `entities` if all tags are BIO."""
+
+    words: list[str]
+    tags: list[str]
+    offsets: list[list[int]]
+    entities: list[Entity]
+
+
+class Answer(TypedDict, total=False):
+    """An answer, "" if there is none, with its characters in the context; `cut` if the question was truncated."""
+
+    answer: str
+    start: int
+    end: int
+    probability: float
+    null_odds: float | None
+    cut: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Model:
+    """A checkpoint to use: what it says of texts, and its network.
+
+    Methods that take `texts`, one or several, return a list in their order; several are computed in batches. A method
+    that needs what the checkpoint has not learnt raises `UserError`, which says what there is instead.
+
+    Args:
+      source: all that is known of the checkpoint; its params are on one device.
+    """
+
+    source: Pretrained
+
+    def __repr__(self) -> str:
+        return f"bertjax.Model({self.path!r})"
+
+    @property
+    def path(self) -> str:
+        """Where it lies, such as runs/mine@500000."""
+        return self.source.path
+
+    @property
+    def params(self) -> Params:
+        """Arrays in a nested dict."""
+        return self.source.params
+
+    @property
+    def config(self) -> BertConfig:
+        """The config of the model, that of its family."""
+        return self.source.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return cast(Tokenizer, self.source.tokenizer)  # `load` requires one
+
+    # What it says of texts.
+
+    def fill_mask(self, texts: Texts, top_k: int = 5) -> list[Filled]:
+        """Returns each text with the `top_k` likeliest words for each [MASK] of it, and their probabilities."""
+        self._require("fill_mask")
+        return list(fill_mask.of_checkpoint(self.source, _plain(texts), top_k))
+
+    def generate(
+        self,
+        texts: Texts,
+        pieces: int,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> list[str]:
+        """Continues each text by up to so many pieces, which are chosen as `generation.Sampling` says."""
+        self._require("generate")
+        sampling = generation.Sampling(temperature, top_k, top_p)
+        return list(generation.of_checkpoint(self.source, _plain(texts), pieces, sampling, seed))
+
+    def classify(self, texts: Parts) -> list[Classified]:
+        """Returns what each text, or pair of texts, is."""
+        self._require("classify")
+        return cast(list[Classified], self.predict(texts))
+
+    def tag(self, texts: Texts) -> list[Tagged]:
+        """Returns the words of each text with their tags, and the entities."""
+        self._require("tag")
+        return cast(list[Tagged], self.predict(texts))
+
+    def answer(self, question: str, context: str) -> Answer:
+        """Returns the answer to a question in a text; `predict` takes a list of such pairs."""
+        self._require("answer")
+        (found,) = self.predict([(question, context)])
+        return cast(Answer, found)
+
+    def predict(self, texts: Parts) -> list[dict[str, Any]]:
+        """Returns what a checkpoint that was fine-tuned for any task says of each text, or tuple of the parts of one:
+        the objects that `bertjax.predict` prints."""
+        self._require("predict")
+        task, parts = cast(FineTuningTask, self._task), _parts(texts)
+        task.inputs.check(parts)
+        return list(task.predict(self.source, parts)) if parts else []
+
+    def embed(
+        self, texts: Texts, prompt: str | None = None, width: int = 0, pool: str = "", layers: str = ""
+    ) -> NDArray[np.float32]:
+        """Returns vectors of texts `[texts, width]`: those that the checkpoint has learnt to make, or hidden states.
+
+        Args:
+          prompt: what comes before each text: "query" (if None), "document", or the words themselves.
+          width: the first so many numbers of vectors that were trained for it, normalized anew; 0: all.
+          pool: mean, cls or last makes a vector of a text's hidden states, with any checkpoint and without prompts.
+          layers: which hidden states, with `pool`: concat_last_four unless given.
+        """
+        make, given = self._vectors(prompt, width, pool, layers), _plain(texts)
+        return make(given)[0] if given else np.zeros((0, width), np.float32)
+
+    # The network.
+
+    def apply(
+        self,
+        params: Params,
+        input_ids: ArrayLike,
+        segments: ArrayLike | None = None,
+        token_types: ArrayLike | None = None,
+        dropout_keys: jax.Array | None = None,
+    ) -> jax.Array:
+        """Computes the outputs of the checkpoint's own output layer; a pure function, to be compiled or differentiated.
+
+        Args:
+          params: such as `self.params`.
+          input_ids: `[batch, length]`, with [CLS] and [SEP]; for multiple choice `[batch, choices, length]`.
+          segments: 1 for tokens, 0 for padding, see `EncoderModel.encode`; None: all that is not [PAD] is a token.
+          token_types: 1 in the second text of a pair; None: 0 everywhere.
+          dropout_keys: `[batch]` random keys; None: no dropout.
+
+        Returns logits of words `[batch, length, vocab]` (of a model that predicts both neighbours those of the next
+        words, then those of the words before), of classes `[batch, labels]`, of tags `[batch, length, labels]`, of the
+        ends of answers `[batch, length, 2]`; vectors `[batch, width]`; without such a layer, what `encode` does.
+        """
+        return self._outputs(params, self._batch(input_ids, segments, token_types), dropout_keys)
+
+    def encode(
+        self,
+        params: Params,
+        input_ids: ArrayLike,
+        segments: ArrayLike | None = None,
+        token_types: ArrayLike | None = None,
+        dropout_keys: jax.Array | None = None,
+    ) -> jax.Array:
+        """As `apply`, but returns the last hidden states `[batch, length, hidden]`."""
+        return self._states(params, self._batch(input_ids, segments, token_types), dropout_keys)
+
+    def _batch(
+        self, input_ids: ArrayLike, segments: ArrayLike | None, token_types: ArrayLike | None
+    ) -> dict[str, jax.Array]:
+        ids = jnp.asarray(input_ids, jnp.int32)
+        segments = ids != self.tokenizer.pad_id if segments is None else segments
+        token_types = jnp.zeros_like(ids) if token_types is None else token_types
+        given = {"input_ids": ids, "segments": segments, "token_types": token_types}
+        return {name: jnp.asarray(x, jnp.int32) for name, x in given.items()}
+
+    @functools.cached_property
+    def _outputs(self) -> Callable[..., jax.Array]:
+        """The function (params, batch, dropout_keys) -> outputs."""
+        if (task := self._task) is not None:
+            if task.output_layer is None:
+                name = self.source.settings.get("task")
+                raise UserError(f"{self.path}: its task {name!r} says no output_layer; encode gives hidden states")
+            layer = task.output_layer(self.source)
+            model = layer.model(self.config, self.source.head, compute=compute_for(self.source.dtype))
+            return functools.partial(output_layers.apply, model, layer.pooled)
+        if not self.source.predicts_words:
+            return self._states
+        words, _ = output_layers.words_model(self.source)
+        readers = 2 if families.of(self.config).words(self.config) == "neighbours" else 1
+
+        def logits(params: Params, batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:
+            rows, length = batch["input_ids"].shape
+            positions = jnp.tile(jnp.arange(length), (rows, readers))
+            found = words.apply({"params": params}, **batch, masked_positions=positions, dropout_keys=dropout_keys)
+            return cast(jax.Array, found)[..., : self.config.vocab_size]
+
+        return logits
+
+    @functools.cached_property
+    def _states(self) -> Callable[..., jax.Array]:
+        """The function (params, batch, dropout_keys) -> hidden states."""
+        encoder = families.of(self.config).model(self.config, compute_for(self.source.dtype))
+
+        def states(params: Params, batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:
+            given = {"params": params["bert"]}
+            return cast(jax.Array, encoder.apply(given, **batch, dropout_keys=dropout_keys, method="encode"))
+
+        return states
+
+    # What there is.
+
+    @functools.cached_property
+    def _task(self) -> FineTuningTask | None:
+        """The task that it was fine-tuned for. Raises `UserError` if it is not registered here, or lacks weights."""
+        task = tasks.of_checkpoint(self.source.settings.get("task", ""), self.source.architecture)
+        if task is not None:
+            task.check_weights(self.source)
+        return task
+
+    def _require(self, method: str) -> None:
+        """Raises `UserError` if the checkpoint has not learnt what a method needs."""
+        there, family = [], families.of(self.config)
+        if self._task is not None:
+            there += [*filter(None, [self._task.method]), "predict"]
+        elif self.source.predicts_words:
+            learnt = family.words(self.config)
+            there += ["fill_mask"] * (learnt == "masked") + ["generate"] * (learnt == "next" and bool(family.new_cache))
+        if method not in there:
+            can = ", ".join([*there, "embed", "encode and apply"])
+            raise UserError(f"{self.path}: has not learnt what {method} needs; there are {can}")
+
+    def _vectors(self, prompt: str | None, width: int, pool: str, layers: str) -> vectors.Vectors:
+        if pool:
+            for name, given in (("prompt", prompt), ("width", width)):
+                if given:
+                    raise UserError(
+                        f"{name} = {given!r}: is for vectors that a checkpoint makes without pool; leave it out"
+                    )
+            if pool not in POOLS:
+                raise UserError(f"pool = {pool!r}: choose one of {', '.join(POOLS)}")
+            if layers and layers not in WITHOUT_WEIGHTS:
+                raise UserError(f"layers = {layers!r}: choose one of {', '.join(WITHOUT_WEIGHTS)}")
+            check_layers(layers or "concat_last_four", self.config, "layers")
+            return vectors.pooled(self.source, layers or "concat_last_four", pool)
+        task = None
+        with contextlib.suppress(UserError):  # a task that is not registered here
+            task = self._task
+        if task is None or task.vectors is None:
+            raise UserError(f"{self.path}: has not learnt to make vectors; pool='mean' makes some of hidden states")
+        if layers:
+            raise UserError(f"layers = {layers!r}: is for vectors of hidden states; give pool='mean' as well")
+        return task.vectors(self.source, prompt, width)
+
+
+def load(path: Path, dtype: str | None = None) -> Model:
+    """Loads a checkpoint, with its tokenizer.
+
+    Args:
+      path: a run's workdir (also WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers, or
+        Google's bert_model.ckpt.
+      dtype: type to compute in, as `config.dtype`; that of the run unless given.
+
+    Raises `UserError` if there is none, or if it is damaged.
+    """
+    source = pretrained.read_with_tokenizer(path, dtype)
+    return Model(dataclasses.replace(source, params=jax.device_put(source.params)))
+
+
+def train(config: Config, workdir: Path | None = None, overrides: Mapping[str, Any] = {}) -> epath.Path:
+    """Pre-trains, fine-tunes or searches as a config says, resuming an earlier run in `workdir`; returns the workdir.
+
+    It prints what `bertjax.main` prints. Ctrl-C saves a checkpoint and raises `KeyboardInterrupt`.
+
+    Args:
+      config: the name of an experiment, such as "small:mini", the path of a Python file, or a config, which is not
+        changed.
+      workdir: the folder of the run; runs/NAME unless given, where a config has a name.
+      overrides: {field: value}, such as {"stages.short.steps": 100}.
+
+    Raises `UserError` for mistakes in the config, and for a workdir with another run.
+    """
+    whole = _config(config, overrides)
+    tasks.validate(whole)
+    if workdir is None:
+        if isinstance(config, ConfigDict):
+            raise UserError("workdir: name the folder of the run; a config by itself has no name")
+        workdir = f"runs/{experiment.name(os.fspath(config))}"
+
+    from bertjax.tasks.launch import launch
+
+    launch(whole, workdir)
+    return epath.Path(workdir)
+
+
+def prepare(
+    config: Config,
+    output: Path,
+    workers: int | None = None,
+    overrides: Mapping[str, Any] = {},
+    beam_options: list[str] | None = None,
+) -> epath.Path:
+    """Writes the records of every stage of a config, and their tokenizer, to a folder; returns it.
+
+    Training with `data.records` set to it reads them. In a script, call it under `if __name__ == "__main__"`: its
+    workers are processes that import the script.
+
+    Args:
+      config, overrides: as for `train`.
+      output: must not hold finished records.
+      workers: processes; all cores unless given.
+      beam_options: runs on Apache Beam with these options, such as ["--runner=DataflowRunner"].
+
+    Raises `UserError` for mistakes in the config, and if the corpus has too few documents.
+    """
+    from bertjax.data import preparation
+    from bertjax.tasks.pretraining_run import adopt_checkpoint
+    from bertjax.validation import validate_pretraining
+
+    whole = _config(config, overrides)
+    validate_pretraining(whole)  # refuses tasks other than pre-training
+    tasks.validate(whole)
+    adopt_checkpoint(whole)
+    preparation.prepare(whole, output, available_cores() if workers is None else workers, beam_options)
+    return epath.Path(output)
+
+
+def _config(given: Config, overrides: Mapping[str, Any]) -> ConfigDict:
+    """Returns a config of our own. Raises `UserError` for overrides that it has no field for, or of another type."""
+    if isinstance(given, ConfigDict):
+        config = given.copy_and_resolve_references().lock()
+    else:
+        config = experiment.load(os.fspath(given))
+    for name, value in overrides.items():
+        try:
+            experiment.find_field(config, name).set(value)
+        except UserError as error:
+            raise UserError(f"{name} = {value!r}: {error}") from None
+    return config
+
+
+def _plain(texts: Texts) -> list[str]:
+    """Returns texts as a list. Raises `UserError` for what is none."""
+    found = [texts] if isinstance(texts, str) else list(texts)
+    for number, text in enumerate(found):
+        if not isinstance(text, str):
+            raise UserError(f"texts[{number}] = {text!r}: is no text")
+    return found
+
+
+def _parts(texts: Parts) -> list[tuple[str, ...]]:
+    """Returns texts as tuples of their parts. Raises `UserError` for what is none."""
+    found = [texts] if isinstance(texts, str) else list(texts)
+    divided = [tuple(each) if isinstance(each, list | tuple) else (each,) for each in found]
+    for number, parts in enumerate(divided):
+        if not all(isinstance(part, str) for part in parts):
+            raise UserError(f"texts[{number}] = {found[number]!r}: is neither a text nor a tuple of texts")
+    return divided

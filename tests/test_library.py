@@ -1,0 +1,219 @@
+"""bertjax as a library: what `import bertjax` has, and what its models say, computed another way."""
+
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import bertjax
+from bertjax import experiment, library
+from bertjax.config import UserError
+from bertjax.interop import pretrained
+from tests.interop.test_golden import GOLDEN
+from tests.processes import ROOT
+
+TEXTS = ["the ship saw .", "a captain left the whale"]
+TAGS = ("O", "B-X", "I-X")
+
+
+def made(architecture: str, layer: str = "", width: int = 0, causal: bool = False, **known) -> bertjax.Model:
+    """A model of tests/golden/bert with a random output layer of this width."""
+    golden = pretrained.read(GOLDEN)
+    rng, params = np.random.default_rng(0), dict(golden.params)
+    if layer:
+        kernel = rng.normal(size=(golden.config.hidden_size, width)).astype(np.float32)
+        params[layer] = {"dense": {"kernel": kernel, "bias": kernel[0]}}
+    config = dataclasses.replace(golden.config, causal=causal)
+    changes = dict(path="made", config=config, params=params, architecture=architecture, dtype="float32")
+    return library.Model(dataclasses.replace(golden, **changes, **known))
+
+
+def inputs(model, texts) -> np.ndarray:
+    """`[texts, length]` ids, padded."""
+    ids = [model.tokenizer.framed(model.tokenizer.encode_with_masks(text)) for text in texts]
+    batch = np.full((len(ids), max(map(len, ids))), model.tokenizer.pad_id)
+    for row, each in zip(batch, ids):
+        row[: len(each)] = each
+    return batch
+
+
+def test_importing_it_imports_nothing_else():
+    program = (
+        "import sys, bertjax; assert set(bertjax.__all__) <= set(dir(bertjax)); print(*sys.modules)\n"
+        "bertjax.UserError; print(*sys.modules); bertjax.load; from bertjax import prepare; print(*sys.modules)\n"
+        "assert callable(prepare) and bertjax.prepare is prepare"
+    )
+    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    first, second, third = map(set, map(str.split, found.stdout.splitlines()))
+    assert not {"absl", "ml_collections", "numpy", "jax"} & first and "jax" not in second
+    assert "jax" in third and "tensorflow" not in third
+    with pytest.raises(AttributeError, match="module 'bertjax' has no attribute 'laod'"):
+        bertjax.laod  # noqa: B018
+
+
+def test_all_that_is_public_is_documented():
+    page = (ROOT / "docs" / "library.md").read_text()
+    methods = [name for name, _ in inspect.getmembers(bertjax.Model) if name[0] != "_"]
+    for name in (*methods, "load", "train", "prepare", "UserError"):
+        assert re.search(rf"\b{name}\b", page), name
+
+
+def test_masks_are_filled_with_what_apply_gives():
+    model = bertjax.load(GOLDEN)
+    texts = ["the ship saw the [MASK] .", "a [MASK] near the [MASK] and the captain"]
+    batch = inputs(model, texts)
+    chances = jax.nn.softmax(jax.jit(model.apply)(model.params, batch))
+    assert chances.shape == (2, batch.shape[1], model.config.vocab_size) and "bert" in model.params
+    for text, row, ids, filled in zip(texts, chances, batch, model.fill_mask(texts, top_k=3)):
+        places = np.flatnonzero(ids == model.tokenizer.mask_id)
+        assert filled.text == text and len(filled.masks) == len(places)
+        for place, words in zip(places, filled.masks):
+            expected = np.argsort(-row[place])[:3]
+            assert [word for word, _ in words] == [model.tokenizer.shown(int(i)) for i in expected]
+            np.testing.assert_allclose([p for _, p in words], row[place][expected], rtol=1e-5)
+    assert model.fill_mask(texts[0]) == model.fill_mask(text for text in texts[:1]) and model.fill_mask([]) == []
+
+
+def test_a_classifier_says_what_apply_gives_and_has_gradients():
+    model = made("BertForSequenceClassification", "classifier", 3, labels=("sea", "court", "none"))
+    first, second = model.tokenizer.encode_ids(TEXTS)
+    ids = [model.tokenizer.framed(first, second), model.tokenizer.framed(first, first)]
+    ids[1] += [model.tokenizer.pad_id] * (len(ids[0]) - len(ids[1]))
+    types = np.arange(len(ids[0])) >= len(first) + 2
+
+    def spread(params):
+        logits = model.apply(params, ids, token_types=[types, types])
+        return logits.var(), logits
+
+    (_, logits), gradient = jax.jit(jax.value_and_grad(spread, has_aux=True))(model.params)
+    found = model.classify([tuple(TEXTS), (TEXTS[0], TEXTS[0])])
+    for each, row in zip(found, jax.nn.softmax(logits)):
+        np.testing.assert_allclose([each["probabilities"][name] for name in model.source.labels], row, rtol=1e-5)
+        assert each["label"] == model.source.labels[int(row.argmax())]
+    assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradient["bert"]["pooler"]))
+    assert model.classify([]) == []
+
+
+def test_tags_answers_and_vectors_are_what_apply_gives():
+    tagger = made("BertForTokenClassification", "classifier", 3, labels=TAGS)
+    logits = jax.jit(tagger.apply)(tagger.params, inputs(tagger, TEXTS))
+    for text, found, row in zip(TEXTS, tagger.tag(TEXTS), logits):
+        assert found["words"] == text.split() and len(found["offsets"]) == len(found["tags"])
+        assert found["tags"] == [TAGS[int(i)] for i in row[1 : len(found["words"]) + 1].argmax(-1)]
+
+    reader = made("BertForQuestionAnswering", "spans", 2)
+    found = reader.answer(*TEXTS)
+    assert found["answer"] == TEXTS[1][found["start"] : found["end"]] != ""
+
+    encoder = made("SentenceTransformer", settings=experiment.load("embed"))
+    own = encoder.embed(TEXTS)
+    np.testing.assert_allclose(own, jax.jit(encoder.apply)(encoder.params, inputs(encoder, TEXTS)), atol=1e-5)
+    states = jax.jit(encoder.encode)(encoder.params, inputs(encoder, TEXTS))
+    first = encoder.embed(TEXTS, pool="cls", layers="last")
+    np.testing.assert_allclose(first, states[:, 0], atol=1e-5)
+    assert encoder.embed([]).shape == (0, 0)
+
+
+def test_a_causal_model_continues_a_text_with_the_likeliest_words():
+    model = made("BertForMaskedLM", causal=True)
+    (found,) = model.generate("the ship", 1, temperature=0.0)
+    ids = [model.tokenizer.cls_id, *model.tokenizer.encode_ids(["the ship"])[0]]
+    logits = np.array(jax.jit(model.apply)(model.params, [ids])[0, -1])
+    logits[[i for i in model.tokenizer.special_ids if i != model.tokenizer.sep_id]] = -np.inf
+    word = int(logits.argmax())
+    assert found == " ".join(["the ship", *([] if word == model.tokenizer.sep_id else [model.tokenizer.pieces[word]])])
+    with pytest.raises(UserError, match="made: has not learnt what fill_mask needs; there are generate, embed, encode"):
+        model.fill_mask("ship [MASK]")
+
+
+@pytest.mark.parametrize(
+    "use, message",
+    [
+        (
+            lambda model: model.classify("ship"),
+            "made: has not learnt what classify needs; there are tag, predict, embed,",
+        ),
+        (lambda model: model.fill_mask("[MASK]"), "made: has not learnt what fill_mask needs; there are tag, predict"),
+        (lambda model: model.answer("ship", "sail"), "made: has not learnt what answer needs"),
+        (lambda model: model.tag(["ship", float("nan")]), r"texts\[1\] = nan: is neither a text nor a tuple"),
+        (lambda model: model.tag([("ship", "sail")]), "'ship ||| sail': this checkpoint expects texts"),
+        (lambda model: model.tag(["ship", ""]), "'': this checkpoint expects texts"),
+        (lambda model: model.embed("ship"), "made: has not learnt to make vectors; pool='mean' makes some of hidden"),
+        (lambda model: model.embed("ship", pool="max"), "pool = 'max': choose one of mean, cls, last"),
+        (lambda model: model.embed("ship", pool="cls", layers="first"), "layers = 'first': choose one of embeddings,"),
+        (lambda model: model.embed("ship", pool="cls"), "layers = 'concat_last_four': the model has 2 layers only"),
+        (lambda model: model.embed("ship", pool="cls", width=3), "width = 3: is for vectors that a checkpoint makes"),
+    ],
+)
+def test_what_a_checkpoint_cannot_do_is_said_in_a_line(use, message):
+    model = made("BertForTokenClassification", "classifier", 3, labels=TAGS)
+    with pytest.raises(UserError, match=message.replace("|||", r"\|\|\|")) as error:
+        use(model)
+    assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_that_is_not_there_or_lacks_its_output_layer(tmp_path):
+    with pytest.raises(UserError, match=r"no checkpoint in '.*nowhere'"):
+        bertjax.load(tmp_path / "nowhere")
+    whole = bertjax.load(GOLDEN)
+    model = library.Model(dataclasses.replace(whole.source, architecture="BertForSequenceClassification"))
+    with pytest.raises(UserError, match="is BertForSequenceClassification, but it has no weights for the output layer"):
+        model.classify("the ship")
+    assert model.embed("the ship", pool="cls", layers="last").shape == (1, 32)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """(config, workdir) of each run that would be launched."""
+    found = []
+    monkeypatch.setattr("bertjax.tasks.launch.launch", lambda *given: found.append(given))
+    return found
+
+
+def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from bertjax.config import pretraining_config\ndef get_config(size='1'):\n    config = pretraining_config()\n"
+        "    config.data.corpus = 'pydoc'\n    config.seed = int(size)\n    return config\n"
+    )
+    own = experiment.load("quickstart")
+    before = own.to_dict()
+    changes = {"stages.short.steps": 7, "model.num_hidden_layers": 3, "sinks": ("tensorboard",)}
+    assert bertjax.train("quickstart", overrides=changes).name == "quickstart"
+    assert str(bertjax.train(tmp_path / "mine.py", tmp_path / "run")) == str(tmp_path / "run")
+    bertjax.train(f"{tmp_path}/mine.py:5")
+    bertjax.train(own, "runs/own", changes)
+    (named, folder), (of_file, _), (with_size, its_folder), (of_object, _) = launched
+    assert str(folder) == "runs/quickstart" and str(its_folder) == "runs/mine-5"
+    assert (of_file.seed, with_size.seed, of_object.seed) == (1, 5, own.seed)
+    assert named == of_object and (named.stages.short.steps, named.model.num_hidden_layers) == (7, 3)
+    assert own.to_dict() == before and of_object.is_locked
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("quickstrat",), "no such file, and no experiment of that name; did you mean quickstart"),
+        (("quickstart", "w", {"stages.shrot.steps": 1}), "stages.shrot.steps = 1: config.stages has no field 'shrot'"),
+        (("quickstart", "w", {"batch_size": "many"}), "batch_size = 'many': "),
+        (("quickstart", "w", {"batch_size": 0}), "config.batch_size = 0: must be at least 1"),
+        (("quickstart", "w", {"task": "squad"}), "task = 'squad': an experiment is for one task"),
+        (("classify",), "config.data.path = '': say where the data is"),
+        ((experiment.load("quickstart"),), "workdir: name the folder of the run"),
+    ],
+)
+def test_mistakes_in_a_config_are_told_before_anything_runs(launched, arguments, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        bertjax.train(*arguments)
+    assert not launched
+
+
+def test_only_pretraining_has_records(tmp_path):
+    with pytest.raises(UserError, match=r"config.task = 'classify': this command is for pre-training"):
+        bertjax.prepare("classify", tmp_path)
+    with pytest.raises(UserError, match="--workers=0: must be at least 1"):
+        bertjax.prepare("quickstart", tmp_path, workers=0)

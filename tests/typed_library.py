@@ -1,0 +1,31 @@
+"""What a program of somebody else's sees of bertjax's types. mypy checks it, in .ci/run; nothing runs it."""
+
+from typing import Any, assert_type
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+import bertjax
+from bertjax.config import BertConfig
+from bertjax.text.tokenizer import Tokenizer
+
+
+def use(path: str) -> None:
+    model = assert_type(bertjax.load(path, dtype="float32"), bertjax.Model)
+    assert_type(model.config, BertConfig)
+    assert_type(model.tokenizer, Tokenizer)
+    assert_type(model.params, dict[str, Any])
+    filled = assert_type(model.fill_mask("the [MASK] barked"), list[bertjax.Filled])
+    assert_type(filled[0].masks, list[list[tuple[str, float]]])
+    assert_type(model.classify([("a fine day", "the sun shines"), "rain"])[0], bertjax.Classified)
+    assert_type(model.tag(text for text in ("Anna", "Rome"))[0]["tags"], list[str])
+    assert_type(model.answer("Who?", "Anna lives in Rome.")["answer"], str)
+    assert_type(model.predict([("Anna opens a book.", "She reads it.", "She flies.")]), list[dict[str, Any]])
+    assert_type(model.embed(["a", "b"], pool="mean"), NDArray[np.float32])
+    assert_type(model.generate("a", 3), list[str])
+    assert_type(model.apply(model.params, np.ones((1, 8), np.int32)), jax.Array)
+    model.fill_mask(3)  # type: ignore[arg-type]
+    model.answer("Who?")  # type: ignore[call-arg]
+    bertjax.train("quickstart", "runs/quickstart", {"seed": 1})
+    bertjax.prepare("base", "records", workers=2)
