@@ -63,6 +63,7 @@ setuptools.setup(
         "aot-cuda": ["jax[cuda12]"],  # it also compiles where there is no GPU
         "beam": ["apache-beam>=2.60"],  # prepare --runner=...; with gs:// and Dataflow: apache-beam[gcp]
         "hf": ["datasets>=3"],  # data.corpus=hf:NAME
+        "hub": ["huggingface_hub>=0.30"],  # init_checkpoint=hub:NAME, convert --push
         "near": ["rensa>=0.5"],  # data.cleaning.near_duplicates
         "test": [
             f"jax[tpu]; {X86_LINUX}",  # libtpu, for the tests that compile for TPUs

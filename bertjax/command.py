@@ -141,8 +141,8 @@ def define_checkpoint_flag() -> flags.FlagHolder:
     return flags.DEFINE_string(
         "checkpoint",
         None,
-        "A run's workdir (WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers, or "
-        "bert_model.ckpt.",
+        "A run's workdir (WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers, "
+        "hub:NAME[@REVISION] for one of the hub, or bert_model.ckpt.",
     )
 
 

@@ -2,7 +2,7 @@
 
 Source and output are a run's workdir, a Hugging Face folder, one of sentence-transformers (of what makes vectors), or
 Google's bert_model.ckpt. A folder of Hugging Face or sentence-transformers that is made of a run gets a model card,
-README.md, with data, recipe and scores.
+README.md, with data, recipe and scores. --push=USER/NAME pushes the folder to the hub as well.
 """
 
 from absl import flags
@@ -10,7 +10,9 @@ from absl import flags
 from bertjax import command
 
 _SOURCE = flags.DEFINE_string(
-    "source", None, "A run's workdir, a folder of Hugging Face or sentence-transformers, or bert_model.ckpt."
+    "source",
+    None,
+    "A run's workdir, a folder of Hugging Face or sentence-transformers, hub:NAME[@REVISION], or bert_model.ckpt.",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write; must be new or empty.")
 _FORMAT = flags.DEFINE_enum(
@@ -21,6 +23,8 @@ _ARCHITECTURE = flags.DEFINE_string(
 )
 _LICENSE = flags.DEFINE_string("license", "", "The model's license, for the model card: apache-2.0, ...")
 _PART = flags.DEFINE_string("part", "", "A model that the run has trained beside its own, in its place: generator.")
+_PUSH = flags.DEFINE_string("push", "", "USER/NAME on the Hugging Face hub, where the folder is pushed as well.")
+_PRIVATE = flags.DEFINE_bool("private", False, "With --push: only you see the model, if the repository is new.")
 flags.mark_flags_as_required(["source", "output", "format"])
 
 
@@ -33,7 +37,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.interop import conversion
 
     given = (_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value, _LICENSE.value, _PART.value)
-    print(conversion.convert(*given), flush=True)
+    print(conversion.convert(*given, _PUSH.value, _PRIVATE.value), flush=True)
 
 
 if __name__ == "__main__":

@@ -299,8 +299,8 @@ def load(path: Path, dtype: str | None = None) -> Model:
     """Loads a checkpoint, with its tokenizer.
 
     Args:
-      path: a run's workdir (also WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers, or
-        Google's bert_model.ckpt.
+      path: a run's workdir (also WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers,
+        hub:NAME[@REVISION], or Google's bert_model.ckpt.
       dtype: type to compute in, as `config.dtype`; that of the run unless given.
 
     Raises `UserError` if there is none, or if it is damaged.

@@ -10,7 +10,7 @@ from bertjax.config import UserError, common_config
 from bertjax.data.records.manifest import read_manifest
 from bertjax.families.with_heads import count_parameters
 from bertjax.files import write_whole
-from bertjax.interop import huggingface, peft_adapter, sentence_transformers, tf1
+from bertjax.interop import hub, huggingface, peft_adapter, sentence_transformers, tf1
 from bertjax.interop.model_card import model_card
 from bertjax.interop.pretrained import Pretrained, find, read
 from bertjax.training import checkpoint, workdir
@@ -18,6 +18,7 @@ from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo
 
 CARDED = ("huggingface", "sentence-transformers")  # formats with a model card
+PUSHED = (*CARDED, "peft")  # formats that the hub has
 
 
 def convert(
@@ -27,12 +28,29 @@ def convert(
     architecture: str = "",
     license_name: str = "",
     part: str = "",
+    push: str = "",
+    is_private: bool = False,
 ) -> str:
     """Writes `source` to the folder `output` in one of the `FORMATS`, or another; returns a one-line summary.
 
     For Hugging Face and sentence-transformers, a bertjax run gets a model card, with this license. `part`: a model that
-    the run has trained beside its own, which is written in its place.
+    the run has trained beside its own, which is written in its place. `push`: a repository of the hub, USER/NAME, where
+    the folder is pushed as well; `is_private`: if it is new, only its owner sees it.
     """
+    if is_private and not push:
+        raise UserError("--private: only for --push=USER/NAME")
+    if push and to not in PUSHED:
+        raise UserError(f"--push={push}: only for --format={', '.join(PUSHED)}")
+    if push:
+        hub.check_push(push)
+    summary = _convert(source, output, to, architecture, license_name, part, push or epath.Path(output).name)
+    return f"{summary}; pushed to {hub.push(output, push, is_private)}" if push else summary
+
+
+def _convert(
+    source: epath.PathLike, output: epath.PathLike, to: str, architecture: str, license_name: str, part: str, name: str
+) -> str:
+    """As `convert`, with the name that the card has for the model."""
     output = epath.Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output={output}: exists and is not empty; name a new folder")
@@ -70,7 +88,7 @@ def convert(
         architecture = sentence_transformers.ARCHITECTURE
         kept = {name: x for name, x in pretrained.params.items() if name in ("bert", "projection")}
         if pretrained.settings.get("task"):
-            given = manifest, output.name, encoder, kept, license_name or "unknown"
+            given = manifest, name, encoder, kept, license_name or "unknown"
             write_whole(output / "README.md", _model_card(pretrained, *given, makes_vectors=True))
     elif to == "huggingface":
         chosen = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)
@@ -86,7 +104,7 @@ def convert(
         )
         if pretrained.settings.get("task"):
             tensors, _ = layout.to_tensors(pretrained.params, pretrained.config, architecture)
-            card = _model_card(pretrained, manifest, output.name, architecture, tensors, license_name or "unknown")
+            card = _model_card(pretrained, manifest, name, architecture, tensors, license_name or "unknown")
             write_whole(output / "README.md", card)
     elif to == "peft":
         architecture = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)

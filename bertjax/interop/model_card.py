@@ -7,7 +7,7 @@ import ml_collections
 
 from bertjax import families
 from bertjax.config import BertConfig, dropout_fields, fine_tuning_config, pretraining_config
-from bertjax.interop import huggingface, sentence_transformers
+from bertjax.interop import hub, huggingface, sentence_transformers
 from bertjax.lists import corpus_sources
 from bertjax.stages import stages_of
 from bertjax.validation import value_of
@@ -105,6 +105,8 @@ def model_card(
     metadata = {"license": license_name, "library_name": library, "tags": [of_family.lower(), "bertjax", *tags]}
     if purpose:
         metadata["pipeline_tag"] = purpose
+    if base := hub.repository(settings.get("init_checkpoint", "")):
+        metadata["base_model"] = base.name
     if is_pretrained:
         metadata["language"] = settings.data.language
     done = "pre-trained" if is_pretrained else f"fine-tuned for the task `{settings.task}`"

@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from bertjax import families
 from bertjax.config import UserError
 from bertjax.files import write_whole
+from bertjax.interop import hub
 from bertjax.interop.pretrained import Pretrained
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -49,9 +50,11 @@ def write(folder: epath.PathLike, source: Pretrained, architecture: str) -> int:
         more = rank - len(a)
         tensors[f"{PREFIX}{name}.lora_A.weight"] = np.pad(a, ((0, more), (0, 0)))
         tensors[f"{PREFIX}{name}.lora_B.weight"] = np.pad(b, ((0, 0), (0, more)))
+    base = hub.repository(started_from := source.settings.get("init_checkpoint", ""))
     fields = {
         "peft_type": "LORA",
-        "base_model_name_or_path": source.settings.get("init_checkpoint", ""),
+        "base_model_name_or_path": base.name if base else started_from,
+        "revision": (base.revision if base else "") or None,
         "r": rank,
         "lora_alpha": rank,  # the product is the update
         "lora_dropout": source.settings.lora.dropout,

@@ -1,5 +1,5 @@
 """Reads checkpoints of any supported format: a bertjax workdir, a Hugging Face folder, also one that is of
-sentence-transformers, or Google's TF1 checkpoint."""
+sentence-transformers or on the hub, or Google's TF1 checkpoint."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ from bertjax.config import (
     fields_of,
 )
 from bertjax.files import inside, read_json, read_whole
-from bertjax.interop import huggingface, sentence_transformers, tf1, tokenizer_files
+from bertjax.interop import hub, huggingface, sentence_transformers, tf1, tokenizer_files
 from bertjax.model import low_rank
 from bertjax.stages import config_after
 from bertjax.text import tokenizer
@@ -259,8 +259,9 @@ def require_tokenizer(config) -> Tokenizer:
 
 
 def find(path: epath.PathLike) -> Place:
-    """Locates a checkpoint. Raises `UserError` if there is none."""
-    path, which = epath.Path(path), ""
+    """Locates a checkpoint, which is downloaded if it is one of the hub. Raises `UserError` if there is none."""
+    repository, which = hub.repository(path), ""
+    path = hub.fetched(repository) if repository else epath.Path(path)
     if (chosen := WHICH.fullmatch(str(path))) and not path.exists():
         path, which = epath.Path(chosen[1]), chosen[2]
     if (best := path / BEST_RUN).is_file():  # the folder of a search
@@ -286,7 +287,7 @@ def find(path: epath.PathLike) -> Place:
             return Place("tf1", prefix.parent, prefix=prefix)
     raise UserError(
         f"no checkpoint in {str(path)!r}: give the workdir of a run, a Hugging Face folder (config.json and "
-        f"model.safetensors), or Google's bert_model.ckpt"
+        f"model.safetensors), hub:NAME for one of the hub, or Google's bert_model.ckpt"
     )
 
 

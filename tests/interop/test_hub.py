@@ -1,0 +1,224 @@
+"""Models of the Hugging Face hub, here one of our own, which answers huggingface_hub as the real one does."""
+
+import hashlib
+import http.server
+import json
+import pathlib
+import re
+import shutil
+import sys
+import threading
+import types
+import urllib.parse
+from typing import ClassVar
+
+import pytest
+
+import bertjax
+from bertjax import experiment
+from bertjax.config import UserError, pretraining_config
+from bertjax.interop import conversion, hub, pretrained
+from bertjax.tasks import finetuning_run
+from tests.interop.test_golden import GOLDEN
+from tests.interop.test_model_card import made_run, read_card
+from tests.processes import run
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {path.name: path.read_bytes() for path in GOLDEN.iterdir() if path.suffix != ".npz"}
+REPOSITORIES = {
+    "org/bert": FILES | {"pytorch_model.bin": b"pickle", "README.md": b"card", "onnx/model.safetensors": b"other"},
+    "org/pickled": {"config.json": FILES["config.json"], "pytorch_model.bin": b"pickle"},
+    "org/data": {"train.csv": b"text,label\n"},
+}
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Says of each repository that branch main and tag v1 are `COMMIT`."""
+
+    def do_GET(self):
+        path, asked = urllib.parse.unquote(self.path.partition("?")[0]), self.server.asked
+        name = "/".join(path.removeprefix("/api/models").split("/")[1:3])
+        if name not in REPOSITORIES:
+            return self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        files, (kind, revision, *rest) = REPOSITORIES[name], path.partition(name)[2].split("/")[1:]
+        if revision not in ("main", "v1", COMMIT):
+            return self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        if kind == "revision":
+            return self.answer(200, json.dumps({"id": name, "sha": COMMIT, "siblings": []}).encode())
+        if kind == "tree":
+            tree = [{"type": "file", "path": p, "size": len(x), "oid": digest(x)} for p, x in files.items()]
+            return self.answer(200, json.dumps(tree).encode())
+        content = files["/".join(rest)]
+        if self.command == "GET":
+            asked.append("/".join(rest))
+        return self.answer(200, content, {"ETag": f'"{digest(content)}"', "X-Repo-Commit": COMMIT})
+
+    do_HEAD = do_GET
+
+    def answer(self, code: int, content: bytes, headers=types.MappingProxyType({})):
+        self.send_response(code)
+        for name, value in {"Content-Length": len(content), **headers}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+@pytest.fixture
+def served(tmp_path):
+    """(the server, a function that converts what it has)."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.asked = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = dict(HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}", HF_HOME=str(tmp_path / "home"))
+
+        def convert(source: str, **environment: str):
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+            arguments = f"--source={source}", "--output=out", "--format=huggingface"
+            return run("convert", *arguments, cwd=tmp_path, **(here | environment))
+
+        yield server, convert
+        server.shutdown()
+
+
+def test_a_model_is_downloaded_once_without_what_is_not_needed(served, tmp_path):
+    server, convert = served
+    first = convert("hub:org/bert")
+    assert first.returncode == 0 and first.stdout.startswith("huggingface -> huggingface:"), first.stderr
+    assert sorted(server.asked) == sorted(FILES)
+    assert (tmp_path / "out" / "vocab.txt").read_bytes() == FILES["vocab.txt"]
+    snapshot = tmp_path / "home" / "hub" / "models--org--bert" / "snapshots" / COMMIT
+    assert {path.name for path in snapshot.iterdir()} == FILES.keys()
+    assert convert("hub:org/bert@v1").returncode == 0 and len(server.asked) == len(FILES)
+    server.shutdown()
+    assert convert("hub:org/bert", HF_HUB_OFFLINE="1").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "source, environment, message",
+    [
+        ("org/none", {}, "hub:org/none: not on http://127.0.0.1:{port}, or private: hf auth login shows who you are"),
+        (
+            "org/bert@v2",
+            {},
+            "hub:org/bert@v2: http://127.0.0.1:{port} has the model, but no such branch, tag or commit",
+        ),
+        ("org/pickled", {}, "hub:org/pickled: has no model.safetensors, and nothing else is downloaded; for other "),
+        ("org/data", {}, "hub:org/data: has no config.json, so that it is no model of transformers"),
+        ("org/bert", {"HF_HUB_OFFLINE": "1"}, "hub:org/bert: not whole in {home}/hub, and HF_HUB_OFFLINE is set"),
+        (
+            "org/bert",
+            {"HF_ENDPOINT": "http://127.0.0.1:9"},
+            "hub:org/bert: not whole in {home}/hub, and http://127.0.0.1:9 cannot be reached",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_a_line(served, tmp_path, source, environment, message):
+    server, convert = served
+    result = convert(f"hub:{source}", **environment)
+    expected = message.format(port=server.server_port, home=tmp_path / "home")
+    assert result.returncode == 1 and result.stderr.splitlines()[-1].startswith(f"error: {expected}"), result.stderr
+
+
+@pytest.fixture
+def at_hand(monkeypatch):
+    """Has hub:org/bert be tests/golden/bert."""
+    monkeypatch.setattr(hub, "fetched", {hub.Repository("org/bert", "v1"): GOLDEN}.get)
+    return "hub:org/bert@v1"
+
+
+def test_it_stands_wherever_a_path_does(at_hand):
+    assert bertjax.load(at_hand).path == str(GOLDEN)
+    config = experiment.load("classify")
+    config.init_checkpoint, config.max_seq_length = at_hand, 16
+    finetuning_run.adopt(config, None, with_data=False)
+    assert config.model.intermediate_size == 48
+
+
+class Api:
+    """What huggingface_hub would be asked."""
+
+    asked: ClassVar[list] = []
+
+    def __init__(self, library_name):
+        assert library_name == "bertjax"
+
+    def whoami(self):
+        self.asked.append(("whoami",))
+
+    def create_repo(self, name, **settings):
+        self.asked.append(("create", name, settings))
+        return f"https://huggingface.co/{name}"
+
+    def upload_folder(self, *, repo_id, folder_path, commit_message):
+        self.asked.append(("upload", repo_id, sorted(path.name for path in pathlib.Path(folder_path).iterdir())))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(Api, "asked", [])
+    return Api.asked
+
+
+def test_a_run_is_pushed_with_its_card(asked, tmp_path):
+    config = pretraining_config()
+    config.init_checkpoint = "hub:org/bert@v1"
+    own = made_run(tmp_path / "run", config, {"mlm_loss": 2.5})
+    said = conversion.convert(own, tmp_path / "out", "huggingface", push="me/mine", is_private=True)
+    assert said.endswith("; pushed to https://huggingface.co/me/mine")
+    files = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    create = ("create", "me/mine", {"private": True, "exist_ok": True})
+    assert asked == [("whoami",), create, ("upload", "me/mine", files)]
+    metadata, _, text = read_card(tmp_path / "out")
+    assert metadata["base_model"] == "org/bert" and "# me/mine\n" in text and 'model="me/mine"' in text
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(to="tf1", push="me/mine"), "--push=me/mine: only for --format=huggingface, sentence-transformers, peft"),
+        (dict(to="huggingface", push="mine"), "--push=mine: write USER/NAME, with the name of a user or of an "),
+        (dict(to="huggingface", push="me/a b"), "--push=me/a b: Repo id must "),
+        (dict(to="huggingface", is_private=True), "--private: only for --push=USER/NAME"),
+    ],
+)
+def test_what_cannot_be_pushed_is_not_written(asked, tmp_path, given, message):
+    with pytest.raises(UserError) as error:
+        conversion.convert(GOLDEN, tmp_path / "out", **given)
+    assert str(error.value).startswith(message) and not asked and not (tmp_path / "out").exists()
+
+
+def test_a_push_that_fails_leaves_what_was_written(asked, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise huggingface_hub.errors.LocalTokenNotFoundError("a token is\nneeded")
+
+    out = tmp_path / "out"
+    monkeypatch.setattr(Api, "upload_folder", fail)
+    remedy = f"hf auth login, or set HF_TOKEN; {out} is written: hf upload me/mine {out} pushes it"
+    with pytest.raises(UserError, match=re.escape(f"--push=me/mine: nobody is logged in: {remedy}")):
+        conversion.convert(GOLDEN, out, "huggingface", push="me/mine")
+    assert (out / "model.safetensors").exists()
+    monkeypatch.setattr(Api, "whoami", fail)
+    with pytest.raises(UserError, match="--push=me/mine: nobody is logged in"):
+        conversion.convert(GOLDEN, tmp_path / "other", "huggingface", push="me/mine")
+    assert not (tmp_path / "other").exists()
+
+
+def test_huggingface_hub_is_asked_for_by_name(monkeypatch):
+    with pytest.raises(UserError, match=r"^hub:a/b/c: Repo id must be "):
+        pretrained.find("hub:a/b/c")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"^hub:org/x: needs huggingface_hub: pip install 'bertjax\[hub\]'$"):
+        pretrained.find("hub:org/x")
+    with pytest.raises(UserError, match=r"^--push=me/mine: needs huggingface_hub"):
+        conversion.convert(GOLDEN, "out", "huggingface", push="me/mine")
