@@ -64,6 +64,8 @@ setuptools.setup(
         "beam": ["apache-beam>=2.60"],  # prepare --runner=...; with gs:// and Dataflow: apache-beam[gcp]
         "hf": ["datasets>=3"],  # data.corpus=hf:NAME
         "hub": ["huggingface_hub>=0.30"],  # init_checkpoint=hub:NAME, convert --push
+        "mlflow": ["mlflow-skinny>=2.16"],  # config.sinks=mlflow
+        "wandb": ["wandb>=0.18"],  # config.sinks=wandb
         "near": ["rensa>=0.5"],  # data.cleaning.near_duplicates
         "test": [
             f"jax[tpu]; {X86_LINUX}",  # libtpu, for the tests that compile for TPUs

@@ -35,7 +35,7 @@ FILES = (
 
 
 class Repository(NamedTuple):
-    """A repository of the hub. `revision`: a branch, a tag or a commit; "" for the newest."""
+    """A repository of the hub. `revision`: a branch, a commit, ...; "" for the newest."""
 
     name: str
     revision: str
@@ -117,7 +117,7 @@ def _told(hub: ModuleType, shown: str, remedy: str = "") -> Iterator[None]:
     except errors.RepositoryNotFoundError:
         reason = f"not on {place}, or private: hf auth login shows who you are"
     except errors.RevisionNotFoundError:
-        reason = f"{place} has the model, but no such branch, tag or commit"
+        reason = f"{place} has the model, but not this revision"
     except errors.HFValidationError as error:
         reason = str(error)
     except errors.LocalTokenNotFoundError:

@@ -51,6 +51,5 @@ def validate(config, with_data: bool = True) -> None:
         validate_fine_tuning(config, with_data)
         task.validate(config)
     schedules.validate(config)
-    for name in config.sinks:
-        sinks.SINKS.get(name)
+    sinks.validate(config)
     optimizers.validate(config.optimizer)

@@ -13,7 +13,7 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.files import read_json, write_whole
 from bertjax.training.clocks import PARTS, shares
-from bertjax.training.sinks import SINKS
+from bertjax.training.sinks import SINKS, named
 from bertjax.training.sinks.jsonl import JsonLines, finite, read_metrics
 
 UNREPORTED = "unreported_metrics_{}.json"
@@ -49,7 +49,7 @@ class MetricsWriter:
             if path.name != UNREPORTED.format(start_step):
                 path.unlink(missing_ok=True)
         self._there = {(line["step"], name) for line in kept for name in line}
-        makers = (JsonLines, *map(SINKS.get, config.sinks))
+        makers = (JsonLines, *map(SINKS.get, named(config)))
         self._sinks = [make(workdir, start_step, config) for make in makers]
 
     def write_wall(self, step: int, seconds: Mapping[str, float], metrics: Mapping[str, float]) -> None:

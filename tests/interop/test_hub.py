@@ -110,7 +110,7 @@ def test_a_model_is_downloaded_once_without_what_is_not_needed(served, tmp_path)
         (
             "org/bert@v2",
             {},
-            "hub:org/bert@v2: http://127.0.0.1:{port} has the model, but no such branch, tag or commit",
+            "hub:org/bert@v2: http://127.0.0.1:{port} has the model, but not this revision",
         ),
         ("org/pickled", {}, "hub:org/pickled: has no model.safetensors, and nothing else is downloaded; for other "),
         ("org/data", {}, "hub:org/data: has no config.json, so that it is no model of transformers"),

@@ -217,7 +217,8 @@ def test_it_is_searched(checkpoint, tmp_path):
 
 
 def test_other_rooms_know_no_task_by_name():
-    """Names of TF1's variables are Google's; a record's "features" are TensorFlow's; an axis of params is "embed"."""
+    """Names of TF1's variables are Google's; a record's "features" are TensorFlow's; an axis of params is "embed"; the
+    library has methods that are verbs."""
     words = "|".join(name for name in tasks.FINE_TUNING if name != "features")
     named = re.compile(rf"(?<!cls/)\b({words})\b|[\"']features[\"']", re.IGNORECASE)
     package, hits = ROOT / "bertjax", []
@@ -227,6 +228,7 @@ def test_other_rooms_know_no_task_by_name():
     for path in files:
         for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
             said = re.sub(r"\bembed\b", "", line) if path.parent.name in ("model", "sharding") else line
+            said = re.sub(r"\b(classify|tag|embed)\b", "", said) if path.name == "library.py" else said
             if named.search(said) and "Summary.Value(tag=" not in line:
                 hits.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert not hits, "\n".join(hits)

@@ -1,11 +1,14 @@
 """Sinks: where the metrics of a run go, besides the terminal. `metrics.jsonl` always, others that `config.sinks`
 names."""
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from etils import epath
 
+from bertjax.config import UserError
+from bertjax.lists import split_at_commas
 from bertjax.registry import Registry
 
 
@@ -13,7 +16,8 @@ class Sink(Protocol):
     """Receives numbers, on the first host only. It need not remember any: nothing comes twice.
 
     A factory makes it: (workdir, start_step, config) -> sink. The run goes on after `start_step`, 0 for a new one; what
-    an earlier process wrote of later steps is void, and will come again.
+    an earlier process wrote of later steps is void, and will come again. A factory that needs a package which bertjax
+    can do without names it as its `package`.
     """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -28,5 +32,30 @@ class Sink(Protocol):
 
 Factory = Callable[[epath.Path, int, object], Sink]
 
-SINKS: Registry[Factory] = Registry("sink", "sinks", {"tensorboard": "bertjax.training.sinks.tensorboard:TensorBoard"})
+ALWAYS = "jsonl"  # the one that every run has, whether it is named or not
+SINKS: Registry[Factory] = Registry(
+    "sink",
+    "sinks",
+    {
+        "tensorboard": "bertjax.training.sinks.tensorboard:TensorBoard",
+        "mlflow": "bertjax.training.sinks.mlflow:MLflow",
+        "wandb": "bertjax.training.sinks.wandb:WandB",
+    },
+    reserved=(ALWAYS,),
+)
 register = SINKS.register
+
+
+def named(config) -> tuple[str, ...]:
+    """Returns the names in `config.sinks`, each of which may be several with commas between, without `ALWAYS`."""
+    names = (name.strip() for each in config.sinks for name in split_at_commas(each))
+    return tuple(dict.fromkeys(name for name in names if name not in ("", ALWAYS)))
+
+
+def validate(config) -> None:
+    """Raises `UserError` for a sink that there is not, or whose package is not installed."""
+    for name in named(config):
+        package = getattr(SINKS.get(name), "package", "")
+        found = importlib.util.find_spec(package) if package else None
+        if package and (found is None or found.origin is None):  # a folder of this name is no package
+            raise UserError(f"config.sinks = {name!r}: needs {package}: pip install 'bertjax[{name}]'")

@@ -1,0 +1,165 @@
+"""Sinks that go on in one run of a tracker: MLflow with its files, W&B offline, and one that can fail."""
+
+import importlib.util
+import json
+import math
+
+import pytest
+from etils import epath
+
+from bertjax import experiment, tasks
+from bertjax.config import UserError
+from bertjax.training import sinks
+from bertjax.training.loop import train
+from bertjax.training.sinks.jsonl import JsonLines, read_metrics
+from bertjax.training.sinks.trackers import Tracker
+from tests.conftest import tiny_config
+from tests.training.test_loop import stop_when
+from tests.training.toy import Toy, toy_config
+
+
+class Kept(Tracker):
+    """A tracker that keeps what it gets, in this process; `down`: it cannot be reached."""
+
+    name = package = "kept"
+    down = False
+
+    def open(self, run, workdir, config):
+        self._check()
+        Kept.runs = getattr(Kept, "runs", {})
+        return run or f"run{len(Kept.runs)}"
+
+    def send(self, run, numbers):
+        self._check()
+        Kept.runs.setdefault(run, []).extend((numbers.step, *item) for item in numbers.metrics.items())
+
+    def end(self, run, error):
+        Kept.runs[run].append(error)
+
+    def _check(self):
+        if Kept.down:
+            raise ConnectionError("no\nroute")
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """Registers the tracker; returns what it has, by run."""
+    monkeypatch.setitem(sinks.SINKS.registered, "kept", Kept)
+    monkeypatch.setattr(Kept, "runs", {}, raising=False)
+    monkeypatch.setattr(Kept, "down", False)
+    return Kept.runs
+
+
+def written(folder, start: int, *numbers: tuple[int, dict], end=True, factory=Kept) -> Tracker:
+    """What a process writes that begins after a step, beside metrics.jsonl, as runs do."""
+    folder = epath.Path(folder)
+    both = [JsonLines(folder, start, None), factory(folder, start, toy_config())]
+    for step, metrics in numbers:
+        for sink in both:
+            sink.write(step, metrics)
+    if end:
+        both[1].close()
+    return both[1]
+
+
+def test_a_run_gets_what_metrics_jsonl_has_and_resumed_goes_on(kept, tmp_path):
+    config = toy_config(sinks=("jsonl,kept",))
+    for stop_after in (7, None):
+        task = Toy(config)
+        if stop_after:
+            stop_when(task, stop_after)
+            with pytest.raises(KeyboardInterrupt):
+                train(task, config, tmp_path, task.mesh)
+        else:
+            train(task, config, tmp_path, task.mesh)
+    lines = [(line["step"], name, x) for line in read_metrics(tmp_path) for name, x in line.items() if name != "step"]
+    found = kept["run0"]
+    assert len(kept) == 1 and [each for each in found if isinstance(each, tuple)] == lines
+    assert [each for each in found if not isinstance(each, tuple)] == [KeyboardInterrupt, None]
+
+
+def test_steps_that_are_void_are_not_sent_twice(kept, tmp_path):
+    written(tmp_path, 0, (2, {"a": 1.0}), (4, {"a": 2.0}), (6, {"a": 3.0}), end=False)  # killed
+    written(tmp_path, 4, (6, {"a": 3.0}), (6, {"b": 0.5}), (8, {"a": 4.0}))
+    assert kept == {"run0": [(2, "a", 1.0), (4, "a", 2.0), (6, "a", 3.0), (6, "b", 0.5), (8, "a", 4.0), None]}
+    written(tmp_path, 0, (2, {"a": 9.0}))  # without a checkpoint, it is another run
+    assert kept["run1"] == [(2, "a", 9.0), None]
+
+
+def test_a_tracker_that_is_named_later_gets_what_was_before(kept, tmp_path):
+    lines = JsonLines(epath.Path(tmp_path), 0, None)
+    for step, value in ((2, 1.0), (4, math.nan), (6, 3.0)):
+        lines.write(step, {"a": value})
+    written(tmp_path, 4, (6, {"a": 3.5}))
+    (first, second, third, end) = kept["run0"]
+    assert (first, second[:2], third, end) == ((2, "a", 1.0), (4, "a"), (6, "a", 3.5), None) and math.isnan(second[2])
+
+
+def test_a_tracker_that_fails_stops_no_run_and_gets_all_later(kept, tmp_path, capsys):
+    sink = written(tmp_path, 0, (2, {"a": 1.0}), end=False)
+    Kept.down = True
+    sink.write(4, {"a": 2.0})
+    sink.write(4, {"b": 2.5})
+    sink.flush()
+    said = "kept: ConnectionError: no route; training goes on, and tries again at each checkpoint\n"
+    assert capsys.readouterr().out == said and kept == {"run0": [(2, "a", 1.0)]}
+    assert json.loads((tmp_path / "kept.json").read_text()) == {"run": "run0", "step": 2, "names": ["a"]}
+    Kept.down = False
+    sink.write(6, {"a": 3.0})
+    sink.flush()
+    assert kept["run0"][1:] == [(4, "a", 2.0), (4, "b", 2.5), (6, "a", 3.0)]
+
+    Kept.down = True
+    remedy = f"; to begin another run than run0, delete {tmp_path}/kept.json"
+    with pytest.raises(UserError) as error:
+        written(tmp_path, 2)
+    assert str(error.value) == f"config.sinks = 'kept': ConnectionError: no route{remedy}"
+
+
+def test_names_of_sinks(monkeypatch):
+    config, _ = experiment.from_arguments(
+        ["", "--config=quickstart", "--config.sinks=jsonl,tensorboard,mlflow", "--config.sinks=wandb"]
+    )
+    assert sinks.named(config) == ("tensorboard", "mlflow", "wandb")
+    config = tiny_config("text.txt")
+    config.sinks = ("jsonl, mlfow",)
+    with pytest.raises(UserError, match=r"config.sinks = 'mlfow': choose one of jsonl, tensorboard, mlflow, wandb"):
+        tasks.validate(config)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    config.sinks = ("wandb",)
+    with pytest.raises(UserError, match=r"config.sinks = 'wandb': needs wandb: pip install 'bertjax\[wandb\]'"):
+        tasks.validate(config)
+
+
+def test_mlflow_has_one_run_with_every_number_once(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "toys")
+    make, workdir = sinks.SINKS.get("mlflow"), tmp_path / "toy"
+    written(workdir, 0, (2, {"train/loss": 3.0}), (4, {"train/loss": math.nan}), end=False, factory=make)
+    written(workdir, 2, (4, {"train/loss": 2.0, "eval/ndcg@10": 0.5}), (6, {"train/loss": 1.0}), factory=make)
+
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("toys").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [each.step for each in history] == [2, 4, 6] and [history[0].value, history[2].value] == [3.0, 1.0]
+    assert run.data.metrics["eval/ndcg_10"] == 0.5 and (run.info.run_name, run.info.status) == ("toy", "FINISHED")
+    assert run.data.params["batch_size"] == "16" and run.data.params["model.hidden_act"] == "gelu_new"
+
+    client.delete_run(run.info.run_id)
+    with pytest.raises(UserError, match=rf"to begin another run than {run.info.run_id}, delete .*/toy/mlflow.json"):
+        written(workdir, 6, factory=make)
+
+
+def test_wandb_goes_on_in_one_run_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    make, workdir = sinks.SINKS.get("wandb"), tmp_path / "toy"
+    written(workdir, 0, (2, {"train/loss": 3.0}), (4, {"train/loss": 2.0}), factory=make)
+    (first,) = (workdir / "wandb").glob("offline-run-*")
+    written(workdir, 2, (4, {"train/loss": 2.0}), (6, {"train/loss": 1.0}), factory=make)
+    second = max((workdir / "wandb").glob("offline-run-*"))
+    run = json.loads((workdir / "wandb.json").read_text())
+    assert first.name.endswith(run["run"]) and second.name.endswith(run["run"])
+    assert (run["step"], run["names"]) == (6, ["train/loss"])
