@@ -4,22 +4,21 @@ Nothing is imported before it is used.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+__all__ = ["Answer", "Classified", "Filled", "Model", "Tagged", "UserError", "load", "prepare", "train"]
 
 if TYPE_CHECKING:
     from bertjax.config import UserError
     from bertjax.library import Answer, Classified, Model, Tagged, load, prepare, train
     from bertjax.tasks.fill_mask import Filled
+else:
 
-__all__ = ["Answer", "Classified", "Filled", "Model", "Tagged", "UserError", "load", "prepare", "train"]
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module("bertjax.config" if name == "UserError" else "bertjax.library")
+        return getattr(module, name)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module("bertjax.config" if name == "UserError" else "bertjax.library")
-    return getattr(module, name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    def __dir__():
+        return [*globals(), *__all__]

@@ -25,6 +25,7 @@ def use(path: str) -> None:
     assert_type(model.embed(["a", "b"], pool="mean"), NDArray[np.float32])
     assert_type(model.generate("a", 3), list[str])
     assert_type(model.apply(model.params, np.ones((1, 8), np.int32)), jax.Array)
+    bertjax.laod  # type: ignore[attr-defined]  # noqa: B018
     model.fill_mask(3)  # type: ignore[arg-type]
     model.answer("Who?")  # type: ignore[call-arg]
     bertjax.train("quickstart", "runs/quickstart", {"seed": 1})
