@@ -101,7 +101,7 @@ def test_a_tracker_that_fails_stops_no_run_and_gets_all_later(kept, tmp_path, ca
     sink.write(4, {"a": 2.0})
     sink.write(4, {"b": 2.5})
     sink.flush()
-    said = "kept: ConnectionError: no route; training goes on, and tries again at each checkpoint\n"
+    said = "kept: ConnectionError: no route; training goes on, and it is tried again at each checkpoint\n"
     assert capsys.readouterr().out == said and kept == {"run0": [(2, "a", 1.0)]}
     assert json.loads((tmp_path / "kept.json").read_text()) == {"run": "run0", "step": 2, "names": ["a"]}
     Kept.down = False
@@ -110,6 +110,10 @@ def test_a_tracker_that_fails_stops_no_run_and_gets_all_later(kept, tmp_path, ca
     assert kept["run0"][1:] == [(4, "a", 2.0), (4, "b", 2.5), (6, "a", 3.0)]
 
     Kept.down = True
+    sink.write(8, {"a": 4.0})
+    sink.close()
+    later = "kept: ConnectionError: no route; what it lacks is in metrics.jsonl, and is sent if the run goes on\n"
+    assert capsys.readouterr().out == said + later
     remedy = f"; to begin another run than run0, delete {tmp_path}/kept.json"
     with pytest.raises(UserError) as error:
         written(tmp_path, 2)

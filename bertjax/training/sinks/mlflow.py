@@ -19,8 +19,8 @@ class MLflow(Tracker):
     name = package = "mlflow"
 
     def open(self, run: str, workdir: epath.Path, config) -> str:
-        for setting in ("MAX_RETRIES", "TIMEOUT"):  # by default, what cannot be reached is waited for for minutes
-            os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{setting}", "3")
+        for setting, value in (("MAX_RETRIES", "2"), ("TIMEOUT", "10")):  # its own are minutes, in which a run waits
+            os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{setting}", value)
         import mlflow
         from mlflow.entities import Param
 

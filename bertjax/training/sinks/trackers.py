@@ -11,7 +11,7 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.files import read_json, write_whole
-from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.sinks.jsonl import METRICS, read_metrics
 
 
 class _Sent(TypedDict):
@@ -81,14 +81,15 @@ class Tracker(abc.ABC):
         self._send()
 
     def close(self) -> None:
-        self._send()
+        self._fails, later = False, f"what it lacks is in {METRICS}, and is sent if the run goes on"
+        self._send(later)
         try:
             self.end(self._sent["run"], sys.exc_info()[0])  # the run's, which closes its sinks whatever happens
         except Exception as error:
-            self._tell(error)
+            self._tell(error, later)
 
-    def _send(self) -> None:
-        """Sends what is pending, or keeps it."""
+    def _send(self, later: str = "training goes on, and it is tried again at each checkpoint") -> None:
+        """Sends what is pending, or keeps it and says what happens later."""
         try:
             while self._pending:
                 step, metrics = self._pending[0]
@@ -99,11 +100,11 @@ class Tracker(abc.ABC):
                 write_whole(self._path, json.dumps(self._sent) + "\n")
             self._fails = False
         except Exception as error:  # of the network, or of the tracker
-            self._tell(error)
+            self._tell(error, later)
 
-    def _tell(self, error: Exception) -> None:
+    def _tell(self, error: Exception, later: str) -> None:
         if not self._fails:
-            print(f"{self.name}: {_line(error)}; training goes on, and tries again at each checkpoint", flush=True)
+            print(f"{self.name}: {_line(error)}; {later}", flush=True)
         self._fails = True
 
 
