@@ -20,7 +20,7 @@ _ARCHITECTURE = flags.DEFINE_string(
     "architecture", "", "For huggingface: the transformers class; by default the one that keeps the most weights."
 )
 _LICENSE = flags.DEFINE_string("license", "", "The model's license, for the model card: apache-2.0, ...")
-_PART = flags.DEFINE_string("part", "", "A model that the run has trained beside its own, in its place: generator.")
+_PART = flags.DEFINE_string("part", "", "A model that the run has trained beside its own, to write in its place.")
 flags.mark_flags_as_required(["source", "output", "format"])
 
 
