@@ -22,7 +22,7 @@ _ARCHITECTURE = flags.DEFINE_string(
     "architecture", "", "For huggingface: the transformers class; by default the one that keeps the most weights."
 )
 _LICENSE = flags.DEFINE_string("license", "", "The model's license, for the model card: apache-2.0, ...")
-_PART = flags.DEFINE_string("part", "", "A model that the run has trained beside its own, in its place: generator.")
+_PART = flags.DEFINE_string("part", "", "A model that the run has trained beside its own, to write in its place.")
 _PUSH = flags.DEFINE_string("push", "", "USER/NAME on the Hugging Face hub, where the folder is pushed as well.")
 _PRIVATE = flags.DEFINE_bool("private", False, "With --push: only you see the model, if the repository is new.")
 flags.mark_flags_as_required(["source", "output", "format"])

@@ -159,6 +159,12 @@ def module_of(family: Family) -> ModuleType:
     return importlib.import_module(family.huggingface)
 
 
+def projection_flops(config: BertConfig, tokens: int) -> int:
+    """Matrix-multiply FLOPs that bring embeddings to the size of hidden states, if theirs is another, forwards."""
+    size, hidden = config.embedding_size, config.hidden_size
+    return 2 * tokens * size * hidden if size != hidden else 0
+
+
 def value_at(params: Mapping, path: Sequence[str]):
     """Returns the param at a path."""
     for name in path:

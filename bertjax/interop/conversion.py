@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
+import ml_collections
 from etils import epath
 
 from bertjax import families, objectives
@@ -58,9 +59,8 @@ def _convert(
         raise UserError(f"--architecture={architecture}: only for --format=huggingface")
     if license_name and to not in CARDED:
         raise UserError(f"--license={license_name}: only for --format={' or '.join(CARDED)}")
-    pretrained, left_out = read(source), []
-    if part:
-        pretrained = _part_of(pretrained, part)
+    whole, left_out = read(source), []
+    pretrained = _part_of(whole, part) if part else whole
     if to != "bertjax":
         _require_class(pretrained, to)
     has_vectors = pretrained.architecture == sentence_transformers.ARCHITECTURE
@@ -89,7 +89,7 @@ def _convert(
         kept = {name: x for name, x in pretrained.params.items() if name in ("bert", "projection")}
         if pretrained.settings.get("task"):
             given = manifest, name, encoder, kept, license_name or "unknown"
-            write_whole(output / "README.md", _model_card(pretrained, *given, makes_vectors=True))
+            write_whole(output / "README.md", _model_card(pretrained, whole.settings, *given, makes_vectors=True))
     elif to == "huggingface":
         chosen = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)
         architecture = architecture or chosen
@@ -104,8 +104,8 @@ def _convert(
         )
         if pretrained.settings.get("task"):
             tensors, _ = layout.to_tensors(pretrained.params, pretrained.config, architecture)
-            card = _model_card(pretrained, manifest, name, architecture, tensors, license_name or "unknown")
-            write_whole(output / "README.md", card)
+            given = manifest, name, architecture, tensors, license_name or "unknown"
+            write_whole(output / "README.md", _model_card(pretrained, whole.settings, *given, part=part))
     elif to == "peft":
         architecture = layout.choose_architecture(pretrained.params, pretrained.config, pretrained.architecture)
         size = peft_adapter.write(output, pretrained, architecture)
@@ -150,7 +150,9 @@ def _part_of(source: Pretrained, name: str) -> Pretrained:
     for stage in settings.stages.values():
         if "objective" in stage:
             del stage["objective"]
-    scores = {score: value for score, value in source.scores.items() if score.startswith(f"{name}_")}
+    terms = objectives.of_run(source.settings)
+    others = tuple(f"{term.name}_" for term in terms if name not in term.objective.models(source.config))
+    scores = {score: value for score, value in source.scores.items() if not score.startswith(others)}
     return dataclasses.replace(source, config=config, params=source.params[name], settings=settings, scores=scores)
 
 
@@ -163,12 +165,14 @@ def _manifest(pretrained: Pretrained, workdir: epath.Path) -> Mapping | None:
 
 def _model_card(
     pretrained: Pretrained,
+    settings: ml_collections.ConfigDict,
     manifest: Mapping | None,
     name: str,
     architecture: str,
     kept: dict,
     license_name: str,
     makes_vectors: bool = False,
+    part: str = "",
 ) -> str:
     pieces, has_head = pretrained.tokenizer, makes_vectors or not architecture.endswith("Model")
     return model_card(
@@ -176,13 +180,14 @@ def _model_card(
         architecture,
         pretrained.config,
         params=count_parameters(kept, pretrained.config),
-        settings=pretrained.settings,
+        settings=settings,
         step=pretrained.step,
         scores=pretrained.scores | pretrained.decided if has_head else {},
         manifest=manifest,
         mask="" if not pretrained.predicts_words else pieces.pieces[pieces.mask_id] if pieces else "[MASK]",
         license_name=license_name,
         makes_vectors=makes_vectors,
+        part=part,
     )
 
 

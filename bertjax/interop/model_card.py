@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import ml_collections
 
-from bertjax import families
+from bertjax import families, objectives
 from bertjax.config import BertConfig, dropout_fields, fine_tuning_config, pretraining_config
 from bertjax.interop import hub, huggingface, sentence_transformers
 from bertjax.lists import corpus_sources
@@ -77,6 +77,7 @@ def model_card(
     mask: str,
     license_name: str,
     makes_vectors: bool = False,
+    part: str = "",
 ) -> str:
     """Returns the card, in Markdown with the metadata in front.
 
@@ -91,6 +92,7 @@ def model_card(
       mask: the mask's piece; empty: it fills none.
       license_name: an identifier, such as apache-2.0.
       makes_vectors: whether it is written for sentence-transformers, with `architecture` as the encoder.
+      part: what it is of the run, if not the run's own model, see `conversion.convert`.
     """
     is_pretrained = settings.task == "pretraining"
     layout = families.module_of(families.of(model))
@@ -120,7 +122,7 @@ def model_card(
         f"# {name}",
         "",
         f"{of_family} of {model.num_hidden_layers} layers of {model.hidden_size} with {params:,} parameters, {done} "
-        f"with bertjax.",
+        f"with bertjax{f' as the {part} of another' if part else ''}.",
     ]
     if purpose:
         code = code.strip().format(purpose=purpose, name=name, text=text.format(mask=mask))
@@ -190,8 +192,17 @@ def _changed(name: str, values: Mapping, default: Mapping) -> dict:
 _LAYERS, _PARTS = ("keep_layers", "freeze_layers"), ("head", "lora", "distill")
 
 
+def _learnt(settings) -> dict:
+    """What is learnt, with its weights and settings."""
+    weights = objectives.weights_of(settings)
+    found = {"objective": " + ".join(name if x == 1 else f"{x:g}*{name}" for name, x in weights.items())}
+    of_all = settings.get("objectives", {}).items()
+    return found | {f"{name}.{field}": value for name, its in of_all for field, value in its.items()}
+
+
 def _recipe(settings, step: int) -> dict:
-    found = {name: settings[name] for name in RECIPE if name in settings and settings[name] != ""}
+    found = _learnt(settings) if settings.task == "pretraining" else {}
+    found |= {name: settings[name] for name in RECIPE if name in settings and settings[name] != ""}
     for stage in stages_of(settings) if "stages" in settings else ():
         done = min(max(step - stage.first_step, 0), stage.steps) if step else stage.steps
         of_all = f" of {stage.steps:,}" if done < stage.steps else ""

@@ -1,7 +1,6 @@
 """Reads checkpoints of any supported format: a bertjax workdir, a Hugging Face folder, also one that is of
 sentence-transformers or on the hub, or Google's TF1 checkpoint."""
 
-import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Collection
@@ -13,11 +12,7 @@ import numpy as np
 from etils import epath
 
 from bertjax import families, objectives
-from bertjax.config import (
-    BertConfig,
-    UserError,
-    fields_of,
-)
+from bertjax.config import BertConfig, Compute, UserError, fields_of
 from bertjax.files import inside, read_json, read_whole
 from bertjax.interop import hub, huggingface, sentence_transformers, tf1, tokenizer_files
 from bertjax.model import low_rank
@@ -70,7 +65,7 @@ class Pretrained:
     @property
     def parts(self) -> dict[str, BertConfig]:
         """Returns the models that a run has trained beside its own, by the names of their params."""
-        terms = objectives.of_stages(self.settings) if "objective" in self.settings else ()
+        terms = objectives.of_run(self.settings)
         found = {name: each for term in terms for name, each in term.objective.models(self.config).items()}
         return {name: each for name, each in found.items() if name in self.params}
 
@@ -85,10 +80,10 @@ class Pretrained:
         if "masked_lm" in self.params:
             return True
         is_other = self.architecture and not self.architecture.endswith("ForMaskedLM")
-        if self.config.output != "plain" or not self.config.tie_word_embeddings or is_other:
+        if is_other or not _has_output_of_words(self.params, self.config):
             return False
-        learnt = objectives.of(self.settings) if "objective" in self.settings else ()
-        return not learnt or any(term.objective.words_per_sequence for term in learnt)
+        learnt = (term.objective.heads(self.config, Compute()) for term in objectives.of_run(self.settings))
+        return "objective" not in self.settings or any("masked_lm" in heads for heads in learnt)
 
     @property
     def no_words(self) -> str:
@@ -98,7 +93,7 @@ class Pretrained:
         if {"classifier", "spans"} & self.params.keys():
             return f"{self.path}: a classifier for which there is no task here"
         none, own = f"{self.path}: no masked-LM head to predict words with", next(iter(self.parts), "")
-        if own and "masked_lm" in self.params[own]:
+        if own and _has_output_of_words(self.params[own], self.parts[own]):
             return f"{none}; but its {own} has one: bertjax.convert --part={own} makes it a model of its own"
         return f"{none}; bertjax.extract writes hidden states"
 
@@ -171,10 +166,14 @@ def read(path: epath.PathLike) -> Pretrained:
 
 def _finished(params: dict, config) -> dict:
     """Returns the params of a run as all but its training read them, see `Objective.finished`."""
-    with contextlib.suppress(UserError):  # an objective that nobody has registered
-        for term in objectives.of_stages(config) if "objective" in config else ():
-            params = term.objective.finished(params)
+    for term in objectives.of_run(config):
+        params = term.objective.finished(params)
     return params
+
+
+def _has_output_of_words(params: dict, config: BertConfig) -> bool:
+    """Whether a model can have learnt words: a plain output layer has no params if it is the embeddings."""
+    return "masked_lm" in params or (config.output == "plain" and config.tie_word_embeddings)
 
 
 def _check_sizes(params: dict, config: BertConfig, place: Place) -> None:
@@ -391,6 +390,7 @@ def initialize(
     path: epath.PathLike,
     encoder_only: bool = False,
     continued: Collection[str] = (),
+    start: Callable[[dict], dict] = lambda params: params,
     resize: Callable[[dict, BertConfig], dict] = lambda arrays, config: arrays,
 ) -> dict:
     """Replaces `params` by those of a checkpoint, with the same shardings, and prints what was loaded.
@@ -398,6 +398,7 @@ def initialize(
     Args:
       encoder_only: does not load the output layers, which may belong to another task.
       continued: top-level keys of output layers that are loaded nevertheless, where they are of the same sizes.
+      start: params of the checkpoint -> those that the run has in their place.
       resize: ({path: array} of the checkpoint, its config) -> arrays of the sizes of `params`.
 
     Raises `UserError` if a shape differs.
@@ -406,7 +407,8 @@ def initialize(
     if pretrained.wordless and "masked_lm" in params and not encoder_only:
         raise UserError(f"config.init_checkpoint = {str(path)!r}: {pretrained.wordless}")
     ours = flattened(params)
-    theirs = resize(flattened(families.of(pretrained.config).start(pretrained.params)), pretrained.config)
+    theirs = start(families.of(pretrained.config).start(pretrained.params))
+    theirs = resize(flattened(theirs), pretrained.config)
 
     def is_used(name: str, array) -> bool:
         part = name.partition("/")[0]

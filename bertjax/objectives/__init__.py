@@ -24,6 +24,7 @@ from bertjax.validation import within
 if TYPE_CHECKING:
     import flax.linen as nn
     import jax
+    from jax.sharding import Mesh
 
     from bertjax.data.batches.additions import Addition
     from bertjax.data.batches.packing import RowSize
@@ -97,6 +98,10 @@ class Objective:
       models: model's config -> {name among the params: config}, the models that are trained beside the encoder, each
         as a model of its own: `convert --part=NAME`.
       finished: params of a checkpoint -> those that all but training read: its own may be spread over others.
+      start: the inverse: params that `finished` returned, perhaps of a run with other settings or other objectives ->
+        those that training starts from. Raises `UserError` if there are no such params.
+      moves: path of one of its params -> that of the param of the encoder that it is added to; None: to none.
+      in_all_stages: why a run that learns it must do so in all stages, and what to do; empty: it need not.
       settings: a frozen dataclass of `config.field`s with defaults, which say their limits: `config.objectives.NAME`.
       made: settings -> the objective with them; it itself has the defaults.
     """
@@ -120,6 +125,9 @@ class Objective:
     rewrite: Callable[["EncodedBatch", "jax.Array", "jax.Array"], tuple["EncodedBatch", tuple]] | None = None
     models: Callable[[BertConfig], dict[str, BertConfig]] = lambda config: {}
     finished: Callable[[dict], dict] = lambda params: params
+    start: Callable[[dict], dict] = lambda params: params
+    moves: Callable[[tuple[str, ...]], tuple[str, ...] | None] = lambda path: None
+    in_all_stages: str = ""
     settings: type | None = None
     made: Callable[[Any], "Objective"] | None = None
 
@@ -153,11 +161,40 @@ def of(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
 
     Raises `UserError` if it is not a sum of objectives.
     """
+    return tuple(Term(name, weight, _with_settings(config, name)) for name, weight in weights_of(config).items())
+
+
+def of_stages(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
+    """Returns the terms of all stages, each once."""
+    return tuple({term.name: term for stage in stages_of(config) for term in of(config_in(config, stage))}.values())
+
+
+def of_run(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
+    """Returns what a run has learnt, as `of_stages`, without objectives that nobody has registered; nothing after
+    fine-tuning. Raises `UserError` if its config is damaged."""
+    if "objective" not in config:
+        return ()
+    weights: dict[str, float] = {}
+    for stage in stages_of(config):
+        weights |= weights_of(config_in(config, stage))
+    return tuple(Term(name, x, _with_settings(config, name)) for name, x in weights.items() if _is_there(name))
+
+
+def _is_there(name: str) -> bool:
+    try:
+        OBJECTIVES.get(name)
+    except UserError:
+        return False
+    return True
+
+
+def weights_of(config: ml_collections.ConfigDict) -> dict[str, float]:
+    """Returns the weights of `config.objective` by the names of the objectives, which may not exist."""
     text = config.objective
     if not text.strip():
         pairs = OF_PAIRS.get(config.data.next_sentence)
         text = " + ".join(filter(None, (OF_WORDS[families.words(config)], pairs)))
-    terms = []
+    weights: dict[str, float] = {}
     for part in text.split("+"):
         found = re.fullmatch(r"(?:(\d+(?:\.\d*)?|\.\d+)\s*\*\s*)?([^\s*]+)", part.strip())
         if not found or float(found[1] or 1) <= 0:
@@ -165,16 +202,10 @@ def of(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
                 f"config.objective = {text!r}: write one objective, or a sum such as 'mlm + 0.5*sop', with weights "
                 f"above 0; there are {', '.join(OBJECTIVES.names())}"
             )
-        terms.append(Term(found[2], float(found[1] or 1), _with_settings(config, found[2])))
-    names = [term.name for term in terms]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"config.objective = {text!r}: has {twice} twice; give it one weight")
-    return tuple(terms)
-
-
-def of_stages(config: ml_collections.ConfigDict) -> tuple[Term, ...]:
-    """Returns the terms of all stages, each once."""
-    return tuple({term.name: term for stage in stages_of(config) for term in of(config_in(config, stage))}.values())
+        if found[2] in weights:
+            raise UserError(f"config.objective = {text!r}: has {found[2]} twice; give it one weight")
+        weights[found[2]] = float(found[1] or 1)
+    return weights
 
 
 def learn(config: ml_collections.ConfigDict, objective: str, **settings: Mapping[str, Any]) -> None:
@@ -221,15 +252,20 @@ def _made(make: Callable[[Any], Objective], settings) -> Objective:
     return make(settings)
 
 
-def validate(config: ml_collections.ConfigDict) -> None:
+def validate(config: ml_collections.ConfigDict, with_model: bool = True) -> None:
     """Raises `UserError` if what is to be learnt does not suit the rest of the config, or each other. The masks of
-    `eval.fill_masks` are filled after the last stage."""
+    `eval.fill_masks` are filled after the last stage.
+
+    Args:
+      with_model: also what depends on the model; False: `config.model` is not yet what will be trained.
+    """
     *others, last = (config_in(config, stage) for stage in stages_of(config))
     for each in others:
         with each.unlocked():
             each.eval.fill_masks = ()
-        _validate(each)
-    _validate(last)
+        _validate(each, with_model)
+    _validate(last, with_model)
+    _validate_stages(config)
     learnt = [term.name for term in of_stages(config)]
     for name in config.get("objectives", {}):
         if name not in learnt or OBJECTIVES.get(name).settings is None:
@@ -237,7 +273,30 @@ def validate(config: ml_collections.ConfigDict) -> None:
             raise UserError(f"config.objectives.{name}: {what}; leave it out")
 
 
-def _validate(config: ml_collections.ConfigDict) -> None:
+def _validate_stages(config: ml_collections.ConfigDict) -> None:
+    """Raises `UserError` if a stage leaves out what all must learn."""
+    by_stage = {stage.name: [term.name for term in of(config_in(config, stage))] for stage in stages_of(config)}
+    for term in of_stages(config):
+        without = next((stage for stage, names in by_stage.items() if term.name not in names), None)
+        if term.objective.in_all_stages and without is not None:
+            raise UserError(
+                f"config.stages.{without}: learns {' + '.join(by_stage[without])}, without {term.name}, "
+                f"{term.objective.in_all_stages}"
+            )
+
+
+def validate_mesh(config: ml_collections.ConfigDict, mesh: "Mesh") -> None:
+    """Raises `UserError` if a mesh does not divide a model that is trained beside that of the config."""
+    from bertjax.sharding.mesh import undivided
+
+    model = families.config_of(config)
+    for term in of_stages(config):
+        for name, own in term.objective.models(model).items():
+            if fault := undivided(vars(own), mesh.shape):
+                raise UserError(f"config.objectives.{term.name}: the {name} has {fault}")
+
+
+def _validate(config: ml_collections.ConfigDict, with_model: bool) -> None:
     terms = of(config)
     of_words = [term.name for term in terms if term.objective.words_per_sequence]
     if len(of_words) > 1:
@@ -255,7 +314,8 @@ def _validate(config: ml_collections.ConfigDict) -> None:
                 f"config.objective = {config.objective!r}: {term.name} adds {min(clashing)!r} to batches, which have it"
             )
         taken |= term.objective.adds.keys()
-        term.objective.validate(config)
+        if with_model:
+            term.objective.validate(config)
     if config.eval.fill_masks and not any(term.objective.fills_masks for term in terms):
         names = " + ".join(term.name for term in terms)
         raise UserError(f"config.eval.fill_masks = {config.eval.fill_masks!r}: {names} does not teach it; set ()")

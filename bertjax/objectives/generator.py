@@ -11,17 +11,16 @@ from bertjax.config import BertConfig, UserError, field
 from bertjax.objectives import Objective
 from bertjax.objectives.mlm import OBJECTIVE as MASKED_WORDS
 from bertjax.objectives.parts import words
-from bertjax.stages import config_in, stages_of
 from bertjax.validation import require
 
 NAME = "generator"  # also of its params
-SIZES = ("num_attention_heads", "hidden_size", "intermediate_size")
+OF_WIDTH = ("num_attention_heads", "hidden_size", "intermediate_size")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a generator is, by the encoder: its share of the width (heads, hidden size, intermediate size) and of the
-    layers, and whose embeddings it has, see `parts.generator.Generator`."""
+    """What a generator has of the model beside which it learns: its share of the width (heads, hidden size,
+    intermediate size) and of the layers, and whose embeddings, see `parts.generator.Generator`."""
 
     width: float = field(0.25, above=0, most=1)
     layers: float = field(1.0, above=0, most=1)
@@ -31,8 +30,9 @@ class Settings:
 def config_of(config: BertConfig, settings: Settings) -> BertConfig:
     """Returns the config of the generator of a model. Raises `UserError` if a size would be no whole number, or if the
     model's family cannot share its embeddings with a narrower one."""
-    changes = {name: _part(config, name, "width", settings.width) for name in SIZES if hasattr(config, name)}
-    changes["num_hidden_layers"] = _part(config, "num_hidden_layers", "layers", settings.layers)
+    shares = dict.fromkeys(OF_WIDTH, "width") | {"num_hidden_layers": "layers"}
+    own = {each.name for each in dataclasses.fields(config)}
+    changes = {name: _part(config, name, setting, settings) for name, setting in shares.items() if name in own}
     found, size, project = dataclasses.replace(config, **changes), config.embedding_size, families.of(config).projected
     if settings.embeddings == "apart" or found.embedding_size == size:
         return found
@@ -44,7 +44,8 @@ def config_of(config: BertConfig, settings: Settings) -> BertConfig:
     return project(found, size)
 
 
-def _part(config: BertConfig, name: str, setting: str, share: float) -> int:
+def _part(config: BertConfig, name: str, setting: str, settings: Settings) -> int:
+    share = getattr(settings, setting)
     exact = share * getattr(config, name)
     found = round(exact)
     remedy = f"makes {exact:g} of model.{name} = {getattr(config, name)}; choose one that gives a whole number, above 0"
@@ -74,6 +75,26 @@ def _finished(params: dict) -> dict:
     return params | {"bert": encoder, NAME: generator}
 
 
+def _start(settings: Settings, params: dict) -> dict:
+    """The inverse of `_finished`. Raises `UserError` if they do not share embeddings that they are to share."""
+    from bertjax.objectives.parts.generator import parted
+
+    if NAME not in params:
+        return params
+    try:
+        encoder, generator = parted(params["bert"], params[NAME], settings.embeddings)
+    except ValueError as error:
+        raise UserError(
+            f"config.objectives.generator.embeddings = {settings.embeddings!r}: the generator of init_checkpoint "
+            f"has {error}"
+        ) from None
+    return params | {"bert": encoder, NAME: generator}
+
+
+def _moves(path: tuple[str, ...]) -> tuple[str, ...] | None:
+    return ("bert", "embeddings", *path[2:]) if path[:2] == (NAME, "difference") else None
+
+
 def _flops(settings: Settings, config, row) -> int:
     from bertjax.model.heads import word_flops
 
@@ -88,20 +109,8 @@ def _validate(settings: Settings, config) -> None:
     require("replaced" in names, "objective", config.objective, remedy)
     own = config_of(families.config_of(config), settings)
     _validate_model(config, settings, own)
-    for axis, name in (("tensor", "num_attention_heads"), ("tensor", "intermediate_size"), ("fsdp", "hidden_size")):
-        ways, size = config.mesh[axis], getattr(own, name)
-        remedy = f"gives the generator {name} = {size}, which mesh.{axis} = {ways} does not divide"
-        require(ways < 1 or size % ways == 0, "objectives.generator.width", settings.width, remedy)
     windows = config.eval.bits_windows
     require(not windows, "eval.bits_windows", windows, "a model that tells replaced words predicts none; set 0")
-    if settings.embeddings == "disentangled":
-        others = [each for stage in stages_of(config) if NAME not in _learnt(each := config_in(config, stage))]
-        remedy = "a stage learns without the generator, from whose embeddings those of the model differ; set shared"
-        require(not others, "objectives.generator.embeddings", settings.embeddings, remedy)
-
-
-def _learnt(config) -> list[str]:
-    return [term.name for term in objectives.of(config)]
 
 
 def _validate_model(config, settings: Settings, own: BertConfig) -> None:
@@ -117,6 +126,11 @@ def _validate_model(config, settings: Settings, own: BertConfig) -> None:
         ) from None
 
 
+DISENTANGLED = (
+    "from whose embeddings those of the model differ; have it learn both, or set objectives.generator.embeddings=shared"
+)
+
+
 def _make(settings: Settings) -> Objective:
     return dataclasses.replace(
         MASKED_WORDS,
@@ -128,6 +142,9 @@ def _make(settings: Settings) -> Objective:
         validate=functools.partial(_validate, settings),
         models=lambda config: {NAME: config_of(config, settings)},
         finished=_finished,
+        start=functools.partial(_start, settings),
+        moves=_moves,
+        in_all_stages=DISENTANGLED if settings.embeddings == "disentangled" else "",
         fills_masks=False,
     )
 

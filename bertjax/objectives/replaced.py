@@ -16,7 +16,7 @@ def _heads(config, compute) -> dict:
 
 
 def _loss(encoded, weights, keys):
-    """Returns the sums of the cross-entropy, of correct answers, of replaced tokens, and of those that are found."""
+    """Returns the sums of the cross-entropy, of correct answers, of replaced words, and of those that are found."""
     import jax.numpy as jnp
     import optax
 
@@ -42,6 +42,7 @@ def _scores(name: str, means: dict[str, float]) -> dict[str, float]:
         f"{name}_accuracy": accuracy,
         f"{name}_majority": max(share, 1 - share),
         f"{name}_share": share,
+        f"{name}_found": found,
         f"{name}_accuracy_at_replaced": found / share if share else 1.0,
         f"{name}_accuracy_at_original": (accuracy - found) / (1 - share) if share < 1 else 1.0,
     }
@@ -68,9 +69,15 @@ def _flops(config, row) -> int:
 
 
 def _validate(config) -> None:
-    replaces = any(term.objective.rewrite for term in objectives.of(config))
+    terms = objectives.of(config)
     remedy = "nothing replaces words: write '50*replaced + generator'"
-    require(replaces, "objective", config.objective, remedy)
+    require(any(term.objective.rewrite for term in terms), "objective", config.objective, remedy)
+    rises = (
+        "goes by the loss of replaced, the first objective, which can rise as words become harder to tell; set 0, "
+        "or write 'generator + 50*replaced'"
+    )
+    is_judge = terms[0].objective.loss is _loss
+    require(not (config.eval.patience and is_judge), "eval.patience", config.eval.patience, rises)
 
 
 OBJECTIVE = Objective(
@@ -84,6 +91,6 @@ OBJECTIVE = Objective(
     plots=(
         Plot("loss of replaced words", "loss", "{name}_share_loss", is_main=True),
         Plot("accuracy of replaced words", "accuracy", "{name}_majority"),
-        Plot("replaced words that are found", "accuracy_at_replaced", "{name}_share"),
+        Plot("replaced words that are found, of all words", "found", "{name}_share"),
     ),
 )

@@ -5,7 +5,7 @@ import ctypes
 import dataclasses
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import flax.linen as nn
 import jax
@@ -99,16 +99,8 @@ def make_mesh(config, devices=None) -> Mesh:
             f"config.batch_size = {config.batch_size}: the size of each of the {config.microbatches} microbatches must "
             f"be a multiple of the {ways} devices that share it (mesh.data * mesh.fsdp)"
         )
-    for size, fields in (
-        (sizes["tensor"], ("num_attention_heads", "num_key_value_heads", "intermediate_size")),
-        (sizes["fsdp"], ("hidden_size", "embedding_size")),
-    ):
-        for field in fields:
-            if config.model.get(field, 0) % size:
-                raise UserError(
-                    f"config.model.{field} = {config.model[field]}: must be a multiple of the {size} devices "
-                    f"that config.mesh = {dict(config.mesh)} splits it over"
-                )
+    if fault := undivided(config.model, sizes):
+        raise UserError(f"config.model.{fault}")
     if (vocab_rows := padded(config.model.vocab_size)) % sizes["tensor"]:
         raise UserError(
             f"config.mesh.tensor = {sizes['tensor']}: must divide the {vocab_rows} rows of the word embeddings "
@@ -116,6 +108,20 @@ def make_mesh(config, devices=None) -> Mesh:
         )
     # Auto: the Explicit default rejects Linen's logical constraints, which are hints to the partitioner.
     return Mesh(_arrange(tuple(sizes.values()), devices), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def undivided(model: Mapping, sizes: Mapping[str, int]) -> str:
+    """Returns the first size of a model, by the names of its config's fields, that the sizes of a mesh do not divide,
+    with what it must be; empty if there is none."""
+    for axis, fields in (
+        ("tensor", ("num_attention_heads", "num_key_value_heads", "intermediate_size")),
+        ("fsdp", ("hidden_size", "embedding_size")),
+    ):
+        for field in fields:
+            if model.get(field, 0) % sizes[axis]:
+                devices = f"the {sizes[axis]} devices along mesh.{axis}, over which it is split"
+                return f"{field} = {model[field]}: must be a multiple of {devices}"
+    return ""
 
 
 def _arrange(shape: tuple[int, int, int], devices) -> np.ndarray:

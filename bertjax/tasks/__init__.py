@@ -35,17 +35,19 @@ def of_checkpoint(name: str, architecture: str) -> "FineTuningTask | None":
     return None
 
 
-def validate(config, with_data: bool = True) -> None:
+def validate(config, with_data: bool = True, is_adopted: bool = False) -> None:
     """Checks a config without touching files or devices. Raises `UserError` with field, value and remedy.
 
-    `with_data`: also require the location of the data.
+    Args:
+      with_data: also require the location of the data.
+      is_adopted: with `adapt.model`, whether `config.model` is that of `init_checkpoint` by now.
     """
     from bertjax import objectives
     from bertjax.training import optimizers, schedules, sinks
 
     if config.task == PRETRAINING:
         validate_pretraining(config, with_data)
-        objectives.validate(config)
+        objectives.validate(config, with_model=is_adopted or not config.adapt.model)
     else:
         task = get(config.task)
         validate_fine_tuning(config, with_data)

@@ -145,7 +145,8 @@ class Pretraining:
         return False
 
     def layer_numbers(self, path: tuple[str, ...]) -> np.ndarray | None:
-        return families.layer_numbers(self.model.config, path)
+        moved = (term.objective.moves(path) for term in self._terms_of_stages)
+        return families.layer_numbers(self.model.config, next(filter(None, moved), path))
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         first, own = 0, functools.partial(local_rows, self.mesh)
@@ -345,7 +346,7 @@ class Pretraining:
         found, config = [], config_in(self.config, stage)
         for name, _, objective in objectives.of(config):
             if (addition := objective.addition(config, stage, tokenizer)) is not None:
-                # Those of words have the generator to themselves, as when there were no others.
+                # Those of words have the random numbers without a seed, as when there were no others.
                 seed = () if objective.words_per_sequence else (zlib.crc32(name.encode()),)
                 found.append(
                     addition._replace(seed=seed, add=functools.partial(_declared, name, objective, addition.add))

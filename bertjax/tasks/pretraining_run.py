@@ -68,7 +68,7 @@ def adopt_checkpoint(config, before: RunInfo | None = None) -> None:
             pretrained.adopt_tokenizer(config)
             _extend_model(config)
         _check_stages(config)
-        tasks.validate(config, with_data=False)  # now that the model is known
+        tasks.validate(config, with_data=False, is_adopted=True)  # now that the model is known
     elif before is None:
         pretrained.adopt(config)
     else:  # does not need `init_checkpoint`, which may be gone
@@ -157,6 +157,7 @@ def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
 
 def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     mesh = make_mesh(config)
+    objectives.validate_mesh(config, mesh)
     records, tokenizer = find_or_prepare(config, workdir, is_new=before is None)
     initialize = None
     is_start = bool(config.init_checkpoint) and before is None and not config.branch_from
@@ -180,8 +181,12 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
             f"config.optimizer.{field} = {tokens or steps}: the {task.total_steps} steps end before the warm-up does"
         ]
     if is_start:
-        resize = functools.partial(_enlarged, config, abstract_axes(task.init_params), tokenizer)
-        initialize = functools.partial(pretrained.initialize, path=config.init_checkpoint, resize=resize)
+        initialize = functools.partial(
+            pretrained.initialize,
+            path=config.init_checkpoint,
+            start=functools.partial(_started, config),
+            resize=functools.partial(_enlarged, config, abstract_axes(task.init_params), tokenizer),
+        )
     info = RunInfo(
         config.copy_and_resolve_references(),
         tokenizer=tokenizer_entry(tokenizer),
@@ -202,6 +207,13 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
         return "\n".join([said, *changed, *map(fill_mask.describe, filled)])
 
     return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report)
+
+
+def _started(config, params: dict) -> dict:
+    """Returns the params of `init_checkpoint` as training has them, see `Objective.start`."""
+    for term in objectives.of_stages(config):
+        params = term.objective.start(params)
+    return params
 
 
 def _enlarged(config, axes: dict, used: Tokenizer, arrays: dict, theirs: BertConfig) -> dict:
@@ -232,6 +244,7 @@ def _adopt_for_plan(config) -> None:
 
 
 def _planned(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
+    objectives.validate_mesh(config, mesh)
     rows = packed_rows(config, mesh, real_tokens_share) if config.packing else None
     task = Pretraining(config, mesh, None, rows=rows)
     place = jax.ShapeDtypeStruct((2,), jnp.int32, sharding=replicated(mesh))

@@ -12,7 +12,7 @@ import ml_collections
 import msgspec
 from etils import epath
 
-from bertjax import families
+from bertjax import families, objectives
 from bertjax.config import UserError, common_config, fields_of, pretraining_config
 from bertjax.files import read_json, read_whole, write_whole
 from bertjax.text import tokenizer
@@ -111,6 +111,7 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
         validate_model(config)
         one_of(config, "dtype", DTYPES)
         families.config_of(config)  # no other fields
+        objectives.of_run(config)
     except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
         if isinstance(error, UserError) and "config.model.family" in str(error):
             raise UserError(f"{path}: {error}") from None  # nobody has registered it

@@ -310,6 +310,33 @@ def convert(folder):
     conversion.convert(source, folder.parent / "converted", "huggingface" if found.format == "bertjax" else "bertjax")
 
 
+def make_replaced(folder):
+    """The workdir of a run that has learnt replaced words, with random numbers for what it has learnt."""
+    import flax.linen as nn
+    import jax
+    import numpy as np
+
+    from bertjax import objectives
+    from bertjax.sharding.mesh import make_mesh
+    from bertjax.tasks.pretraining import Pretraining
+    from bertjax.training import checkpoint, workdir
+
+    config, rng = tiny_config(), np.random.default_rng(0)
+    objectives.learn(config, "50*replaced + generator", generator=dict(width=0.5, embeddings="disentangled"))
+    task = Pretraining(config, make_mesh(config, jax.devices()[:1]), None)
+    shapes = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
+    checkpoint.write_params(folder / "made", jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes))
+    workdir.write_info(folder / "made", workdir.RunInfo(config), wordpiece())
+
+
+def convert_both(folder):
+    """As `bertjax.convert`, of the model and of its generator."""
+    from bertjax.interop import conversion
+
+    for part in ("", "generator"):
+        conversion.convert(folder / "made", folder.parent / f"converted {part}", "huggingface", part=part)
+
+
 def make_run(folder):
     """A workdir of pre-training with two checkpoints."""
     from bertjax.tasks.launch import launch
@@ -552,6 +579,7 @@ ALL = {
     "google records": Door(make_google_records, read_google_records, "records/**/*.tfrecord"),
     "converted workdir": Door(make_checkpoint, convert),
     "workdir's config": Door(make_checkpoint, convert, "made/config.json"),
+    "two models' config": Door(make_replaced, convert_both, "made/config.json"),
     "resumed workdir": Door(make_run, resume, "run/**/*"),
     "search": Door(make_search, use_search),
     "Hugging Face": Door(lambda folder: make_checkpoint(folder, "huggingface"), convert),

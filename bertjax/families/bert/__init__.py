@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from bertjax.config import BertConfig
-from bertjax.families import Family, shown_by_embeddings
+from bertjax.families import FAMILIES, Family, shown_by_embeddings
 
 
 def _model(config, compute):
@@ -53,12 +53,11 @@ def _attention(config: BertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
 
 
 def _projected(config: BertConfig, size: int):
-    """An ELECTRA."""
-    from bertjax.families.electra import ElectraConfig
-
-    own = {each.name for each in dataclasses.fields(ElectraConfig)} - {"family"}
+    """An ELECTRA, which has its own activation and output layer, whichever this model has."""
+    electra = FAMILIES.get("electra").config
+    own = {each.name for each in dataclasses.fields(electra)} - {"family"}
     shared = {name: value for name, value in vars(config).items() if name in own}
-    return ElectraConfig(**shared | {"embedding_size": size})
+    return electra(**shared | {"embedding_size": size})
 
 
 def _new_cache(config: BertConfig, batch: int, longest: int, dtype):

@@ -1,11 +1,11 @@
 """ELECTRA (Clark et al. 2020): BERT whose embeddings have a size of their own, and whose pooler, which only classifiers
-of texts have, is a dense layer with GELU. A discriminator has, as `replaced_tokens`, what tells replaced tokens."""
+of texts have, is a dense layer with GELU. A discriminator has, as `replaced_tokens`, what tells replaced words."""
 
 import dataclasses
 from typing import ClassVar
 
 from bertjax.config import BertConfig, field, size
-from bertjax.families import bert
+from bertjax.families import bert, projection_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,7 @@ def _model(config, compute):
 
 
 def _layer_flops(config: ElectraConfig, length: int) -> int:
-    projects = config.embedding_size != config.hidden_size
-    projection = 2 * length * config.embedding_size * config.hidden_size if projects else 0
-    return projection + bert.FAMILY.layer_flops(config, length)
+    return projection_flops(config, length) + bert.FAMILY.layer_flops(config, length)
 
 
 def _shown(params: dict) -> dict | None:

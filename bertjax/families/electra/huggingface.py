@@ -33,7 +33,7 @@ LAYOUT = bert.FolderLayout(
     },
 )
 ARCHITECTURES = tuple(f"Electra{kind}" for kind in LAYOUT.kinds)
-# What tells replaced tokens, which is no part of BERT: our name and the tensors'.
+# What tells replaced words, which is no part of BERT: our name and the tensors'.
 REPLACED_TOKENS = "replaced_tokens"
 LAYERS = {"dense": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"}
 classifier_rows, check_form = LAYOUT.classifier_rows, bert.check_form

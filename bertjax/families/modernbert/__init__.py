@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from bertjax.config import ModelConfig, field, size
-from bertjax.families import Family, layers_by_name
+from bertjax.families import Family, layers_by_name, projection_flops
 from bertjax.validation import require
 
 
@@ -84,7 +84,8 @@ def _layer_flops(config: ModernBertConfig, length: int) -> int:
         length if config.is_global(layer) else min(length, 2 * config.window + 1)
         for layer in range(config.num_hidden_layers)
     ]
-    return 2 * sum(length * per_token + 2 * length * keys * hidden for keys in seen)  # scores and weighted values
+    layers = 2 * sum(length * per_token + 2 * length * keys * hidden for keys in seen)  # scores and weighted values
+    return projection_flops(config, length) + layers
 
 
 def _shown(params: dict) -> dict | None:

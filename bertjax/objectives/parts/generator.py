@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bertjax.config import BertConfig, Compute
 from bertjax.families.with_heads import BertForMaskedLM
@@ -61,6 +62,26 @@ def joined(encoder: dict, generator: dict) -> tuple[dict, dict]:
         moved = jax.tree.map(lambda x, own: jax.lax.stop_gradient(x) + own, shared, generator["difference"])
         encoder = encoder | {"embeddings": encoder["embeddings"] | moved}
     return encoder, whole
+
+
+def parted(encoder: dict, generator: dict, embeddings: str) -> tuple[dict, dict]:
+    """The inverse of `joined`, for a `Generator` with these `embeddings`.
+
+    Raises `ValueError`, which says what those of the generator are, if they are not those that it would have.
+    """
+    if embeddings == "apart":
+        return encoder, generator
+    (tables, _), (theirs, own) = _split(encoder["embeddings"]), _split(generator["bert"]["embeddings"])
+    if jax.tree.map(jnp.shape, tables) != jax.tree.map(jnp.shape, theirs):
+        raise ValueError("embeddings of other sizes than the model; set apart")
+    part = {name: each for name, each in generator["bert"].items() if name != "embeddings"}
+    generator = generator | {"bert": part | ({"embeddings": own} if own else {})}
+    if embeddings == "disentangled":
+        difference = jax.tree.map(lambda x, own: x - own, tables, theirs)
+        return encoder | {"embeddings": encoder["embeddings"] | theirs}, generator | {"difference": difference}
+    if not all(jax.tree.leaves(jax.tree.map(np.array_equal, tables, theirs))):
+        raise ValueError("other embeddings than the model; set disentangled, or apart")
+    return encoder, generator
 
 
 def rewrite(encoded: EncodedBatch, weights, keys) -> tuple[EncodedBatch, tuple]:
