@@ -7,9 +7,7 @@ import pytest
 
 from bertjax.config import pretraining_config
 from bertjax.experiment import find_field, load
-
-ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+from tests.pages import PAGES, ROOT
 
 
 def anchors(page: pathlib.Path) -> set[str]:
@@ -29,9 +27,14 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(linked), target
 
 
-def test_every_page_is_linked_from_the_readme():
-    readme = (ROOT / "README.md").read_text()
-    assert len(PAGES) > 8 and all(f"(docs/{page.name})" in readme for page in PAGES[1:])
+def test_every_page_is_linked_from_the_index_and_in_the_menu_of_the_site():
+    index, menu = (ROOT / "docs" / "index.md").read_text(), (ROOT / "mkdocs.yml").read_text()
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
+    assert len(pages) > 20 and "(docs/index.md)" in (ROOT / "README.md").read_text()
+    assert pages == set(re.findall(r"\(([\w/-]+\.md)\)", index)) | {"index.md"}
+    made = {"results/comparisons.md", "results/benchmarks.md"}
+    listed = set(re.findall(r": ([\w/-]+\.md)$", menu, re.M))
+    assert pages | made == {page for page in listed if not page.startswith("reference/")}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
