@@ -21,6 +21,7 @@ MIRRORED = {
     for picture in sorted((ROOT / "experiments" / folder).glob("*.png"))
 }
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+_CELLS, _CODE = re.compile(r"^\|.*$", re.MULTILINE), re.compile(r"`[^`]*`")
 
 
 def on_config(config):
@@ -60,4 +61,7 @@ def on_page_markdown(markdown, page, config, files):
             return f"[{text}]({config.repo_url.rstrip('/')}/{kind}/main/{source}{hash}{anchor})"
         return text if source in text else f"{text} (`{source}`)"
 
-    return markdown if here.startswith("reference/") else _LINK.sub(moved, markdown)
+    if not here.startswith("reference/"):
+        markdown = _LINK.sub(moved, markdown)
+    # In the code of a table's cell, mkdocs shows the backslash that code hosts want before a bar.
+    return _CELLS.sub(lambda row: _CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown)

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from bertjax import command, experiment, families, objectives
+import bertjax.command  # noqa: F401  absl's own flags come with it, which are nobody's here
+from bertjax import experiment, families, objectives
 from bertjax.__main__ import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def pages() -> dict[str, str]:
 
 def flags_of(module: str) -> tuple[str, list[flags.Flag]]:
     """Returns the docstring of a command's module, and its flags in the order of their definition, without aliases."""
-    before = set(flags.FLAGS)  # absl's, which come with bertjax.command
+    before = set(flags.FLAGS)
     try:
         names = runpy.run_module(f"bertjax.{module}")
         own = [flags.FLAGS[name] for name in flags.FLAGS if name not in before]
@@ -50,7 +51,7 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "`bertjax COMMAND`, or `python -m bertjax.MODULE`, which is the same. `--help` lists a command's flags as well.",
+        "`bertjax COMMAND`, or `python -m bertjax.MODULE`, which is the same. `--help` lists a command's flags, too.",
     ]
     for name, (module, _) in COMMANDS.items():
         doc, own = flags_of(module)
@@ -117,8 +118,8 @@ class Source:
         )
 
     def fields(self, function: str) -> Iterator[ConfigField]:
-        """Yields what a function sets of `config`, in its order: by assignments, by `config.SECTION.update(...)`, and by
-        a call of `fine_tuning_config`, whose keywords are fields of the section data."""
+        """Yields what a function sets of `config`: by assignments, by `config.SECTION.update(...)`, and by a call of
+        `fine_tuning_config`, whose keywords are fields of the section data."""
         for node in ast.walk(self.function(function)):
             match node:
                 case ast.Assign([ast.Attribute() as target], value) if (name := _config_name(target)) not in OTHERS:
@@ -204,8 +205,8 @@ def config_page() -> str:
     lines = [
         "# Fields of a config",
         "",
-        "An experiment's file begins with `pretraining_config()` or `fine_tuning_config(task)` of `bertjax/config.py` and"
-        " says what differs; `--config.NAME=VALUE` overrides a field. What is said of a section may be about each of its"
+        "An experiment's file begins with `pretraining_config()` or `fine_tuning_config(task)` of `bertjax/config.py`,"
+        " and says what differs. `--config.NAME=VALUE` overrides a field. What is said of a section may be about its"
         " fields.",
     ]
     for heading, fields in config_fields().items():
