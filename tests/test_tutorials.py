@@ -3,6 +3,7 @@
 And the errors that docs/faq.md explains are the ones that its commands end with.
 """
 
+import ast
 import contextlib
 import csv
 import importlib.util
@@ -13,10 +14,12 @@ import re
 import shlex
 import shutil
 import subprocess
+import types
 
 import pytest
 
 from bertjax import experiment
+from bertjax.config import fine_tuning_config, pretraining_config
 from bertjax.tasks import validate
 from tests.conftest import TOPICS, make_corpus
 from tests.pages import OTHERS, PAGES, ROOT, SITE, blocks_of, module_of, split_redirection
@@ -155,13 +158,54 @@ def test_an_error_that_takes_more_than_a_command_is_still_in_the_code(block):
         assert words in code, words
 
 
-def test_the_reference_says_of_each_field_what_it_is(reference):
-    """Comments are found wherever they stand; what is said of a section is about its fields."""
-    for fields in [*reference.config_fields().values(), *reference.task_fields().values()]:
-        said = {field.name: field for field in fields}
-    common = {field.name: field for field in reference.config_fields()["All runs"]}
-    assert common["seed"].comment == "for initial weights, order of examples, dropout"
-    assert common["remat"].comment.startswith("What the backward pass recomputes to save memory: none | dots")
-    assert common["mesh"].default is None and common["mesh"].comment == "-1: the remaining devices"
-    assert common["mesh.fsdp"].default == "1" and not common["mesh.fsdp"].comment
-    assert said
+@pytest.mark.parametrize(
+    "config, heading", [(pretraining_config(), "Pre-training"), (fine_tuning_config("x"), "Fine-tuning")]
+)
+def test_the_reference_has_every_field_with_its_default(config, heading, reference):
+    pages = reference.config_fields()
+    found = {field.name: field for field in (*pages["All runs"], *pages[heading])}
+
+    def check(section, prefix):
+        for name, value in section.items():
+            field = found.pop(f"{prefix}{name}")
+            if field.default is None:  # a section
+                check(value, f"{prefix}{name}.")
+            elif "placeholder" not in field.default:
+                assert ast.literal_eval(field.default) == value, field
+
+    check({name: value for name, value in config.items() if name not in ("task", "model", "stages")}, "")
+    found.pop("stages", None)
+    assert not found
+
+
+def test_what_the_reference_says_are_the_comments_of_the_code(reference):
+    """Above a field, beside it, or above the section that it is in."""
+    common = {field.name: field.comment for field in reference.config_fields()["All runs"]}
+    assert common["seed"] == "for initial weights, order of examples, dropout"
+    assert common["remat"].startswith("What the backward pass recomputes to save memory: none | dots (all but matrix")
+    assert (common["mesh"], common["mesh.fsdp"]) == ("-1: the remaining devices", "")
+    assert "`--temperature` | `1.0` | Of --generate; 0: always" in reference.commands_page()
+    assert r"| `model.norm` | `'post'` | LayerNorm after each sum; before each part (GPT-2) (post \| pre) |" in (
+        reference.config_page()
+    )
+
+
+@pytest.mark.parametrize("url", ["", "https://host/x"])
+def test_links_out_of_docs_lead_to_the_site_or_to_the_repository(url):
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("hooks", SITE / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+
+    def shown(text, path):
+        page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri=path))
+        return hooks.on_page_markdown(text, page, types.SimpleNamespace(repo_url=url), None)
+
+    assert (
+        shown("[a](../../experiments/ablations/RESULTS.md#b)", "tutorials/pod.md") == "[a](../results/comparisons.md#b)"
+    )
+    assert shown("![a](objective.png)", "results/comparisons.md") == "![a](objective.png)"
+    assert shown("[a](https://b) [a](text.md#c)", "runs.md") == "[a](https://b) [a](text.md#c)"
+    outside = "[a](https://host/x/blob/main/tests/conftest.py)" if url else "a (`tests/conftest.py`)"
+    assert shown("[a](../tests/conftest.py)", "text.md") == outside
+    assert shown(r"| `a\|b` | c\|d |", "text.md") == r"| `a|b` | c\|d |"
