@@ -108,7 +108,7 @@ def _run_as_typed(words, tiny, folder):
     module, arguments = module_of(words)
     arguments, output = split_redirection(arguments)
     has_config = any(argument.startswith("--config=") for argument in arguments)
-    result = run(module, *arguments, *(tiny if has_config else ()), cwd=folder)
+    result = run(module, *arguments, *(tiny if has_config else ()), cwd=folder, timeout=600)
     assert result.returncode == 0, (words, result.stdout[-1000:], result.stderr)
     if output:
         (folder / output).write_text(result.stdout)
