@@ -61,6 +61,7 @@ setuptools.setup(
         "aot": ["jax[tpu]"],  # libtpu as this JAX wants it; it also compiles where there is no TPU
         "cuda": ["jax[cuda12]"],
         "aot-cuda": ["jax[cuda12]"],  # it also compiles where there is no GPU
+        "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0"],
         "beam": ["apache-beam>=2.60"],  # prepare --runner=...; with gs:// and Dataflow: apache-beam[gcp]
         "hf": ["datasets>=3"],  # data.corpus=hf:NAME
         "hub": ["huggingface_hub>=0.30"],  # init_checkpoint=hub:NAME, convert --push

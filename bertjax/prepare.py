@@ -15,7 +15,7 @@ from bertjax.sharding.topology import available_cores
 
 _CONFIG = command.define_config_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the records; must not contain finished records.")
-_WORKERS = flags.DEFINE_integer("workers", available_cores(), "Number of parallel processes.")
+_WORKERS = flags.DEFINE_integer("workers", available_cores(), "Number of parallel processes; by default one a core.")
 _RUNNER = flags.DEFINE_string("runner", None, "Run with Apache Beam: DirectRunner, DataflowRunner, FlinkRunner, ...")
 flags.mark_flags_as_required(["config", "output"])
 

@@ -12,7 +12,9 @@ from bertjax.sharding.topology import available_cores
 
 _CONFIG = command.define_config_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the vocabulary.")
-_WORKERS = flags.DEFINE_integer("workers", available_cores(), "Number of parallel processes.", lower_bound=1)
+_WORKERS = flags.DEFINE_integer(
+    "workers", available_cores(), "Number of parallel processes; by default one a core.", lower_bound=1
+)
 flags.mark_flags_as_required(["config", "output"])
 
 

@@ -46,6 +46,7 @@ LONG = (
     "tasks/test_pretraining.py",
     "test_several_hosts.py",
     "test_commands.py",
+    "test_tutorials.py",
     "tasks/test_finetuning.py",
     "tasks/test_packing.py",
     "training/test_loop.py",

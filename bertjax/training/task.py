@@ -14,7 +14,8 @@ from bertjax.training.checkpoint import Scores
 class Task(Protocol):
     """Pre-training, or a fine-tuning task.
 
-    Args:
+    Attributes:
+      total_steps: the updates of a run.
       couples_rows: whether the loss of a row depends on others of its batch. Then there are `outputs` and
         `loss_of_outputs`, of which `loss` is made, and these call `jax.lax.all_gather(..., mesh.GROUPS)` for the rows
         of other groups of devices.

@@ -1,0 +1,67 @@
+"""What mkdocs asks: pages that are made of the code or lie in other folders, and the links that lead out of docs/."""
+
+import pathlib
+import posixpath
+import re
+import sys
+
+from mkdocs.structure.files import File
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import reference
+
+ROOT = reference.ROOT
+# Path in the site -> path in the repository, of what is not in docs/.
+MIRRORED = {
+    "results/comparisons.md": "experiments/ablations/RESULTS.md",
+    "results/benchmarks.md": "experiments/benchmarks/RESULTS.md",
+} | {
+    f"results/{picture.name}": f"{picture.relative_to(ROOT)}"
+    for folder in ("ablations", "benchmarks")
+    for picture in sorted((ROOT / "experiments" / folder).glob("*.png"))
+}
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+_CELLS, _CODE = re.compile(r"^\|.*$", re.MULTILINE), re.compile(r"`[^`]*`")
+
+
+def on_config(config):
+    config.mdx_configs["toc"]["slugify"] = anchor
+    return config
+
+
+def anchor(title: str, separator: str = "-") -> str:
+    """Returns the anchor of a heading, as code hosts make it."""
+    return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", separator)
+
+
+def on_files(files, config):
+    for path, text in reference.pages().items():
+        files.append(File.generated(config, path, content=text))
+    for path, source in MIRRORED.items():
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    here = page.file.src_uri
+    folder = posixpath.dirname(MIRRORED.get(here, f"docs/{here}"))  # in the repository, which its links are relative to
+    paths = {source: path for path, source in MIRRORED.items()}
+
+    def moved(link: re.Match) -> str:
+        text, target = link.groups()
+        path, hash, anchor = target.partition("#")
+        source = posixpath.normpath(posixpath.join(folder, path))
+        if not path or "://" in target or not (ROOT / source).exists():  # what does not, mkdocs warns of
+            return link[0]
+        if source in paths or (source.startswith("docs/") and source.endswith(".md")):
+            place = paths.get(source, source.removeprefix("docs/"))
+            return f"[{text}]({posixpath.relpath(place, posixpath.dirname(here) or '.')}{hash}{anchor})"
+        if config.repo_url:
+            kind = "tree" if (ROOT / source).is_dir() else "blob"
+            return f"[{text}]({config.repo_url.rstrip('/')}/{kind}/main/{source}{hash}{anchor})"
+        return text if source in text else f"{text} (`{source}`)"
+
+    if not here.startswith("reference/"):
+        markdown = _LINK.sub(moved, markdown)
+    # In the code of a table's cell, mkdocs shows the backslash that code hosts want before a bar.
+    return _CELLS.sub(lambda row: _CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown)

@@ -1,0 +1,82 @@
+"""The commands of README and of docs/: those of a page in their order, as a reader would type them.
+
+What only a test needs to know stands in comments of the Markdown, which no reader sees:
+
+    <!-- tiny: --config.x.y=VALUE ... -->  from here on to the next command, flags for all later commands with the same
+                                           --config; several add up
+    <!-- file: NAME -->                    the block below is the content of a file
+    <!-- run -->                           the Python below is run
+    <!-- only parsed -->                   the block below needs what a test has not, such as a cloud
+    <!-- said by: COMMAND -->              the block below is the line that this command ends with
+    <!-- in: FILE -->                      the words of the line below are in this file
+"""
+
+import dataclasses
+import pathlib
+import re
+import shlex
+from collections.abc import Iterator
+
+from bertjax.__main__ import COMMANDS
+
+ROOT = pathlib.Path(__file__).parents[1]
+SITE = ROOT / "docs" / "site"  # what makes the site; no pages
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if SITE not in page.parents)]
+# Programs that are not ours, which no test runs.
+OTHERS = ("pip", "hf", "docker", "srun", "pytest", "export")
+
+_PART = re.compile(r"<!-- (?P<comment>.+?) -->|^```(?P<language>\w*)\n(?P<block>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block of a page, with what the comments before it say."""
+
+    language: str
+    text: str
+    notes: dict[str, str]
+
+    def commands(self) -> Iterator[list[str]]:
+        """Yields the words of each command of a shell's block; those of a redirection are among them."""
+        if self.language:
+            return
+        for line in self.text.replace("\\\n", " ").splitlines():
+            words: list[str] = []
+            for word in [*shlex.split(line, comments=True), "&&"]:
+                if word != "&&":
+                    words.append(word)
+                elif words:
+                    yield words
+                    words = []
+
+
+def blocks_of(page: pathlib.Path) -> Iterator[Block]:
+    notes: dict[str, str] = {}
+    for part in _PART.finditer(page.read_text()):
+        if part["comment"]:
+            name, _, value = part["comment"].partition(": ")
+            notes[name] = f"{notes.get(name, '')} {value}".strip()
+        else:
+            yield Block(part["language"], part["block"], notes)
+            notes = {}
+
+
+def module_of(words: list[str]) -> tuple[str, list[str]] | None:
+    """Returns the module of a command of ours, and its arguments; None for another program.
+
+    Raises `ValueError` for a subcommand or module that does not exist.
+    """
+    modules = {module for module, _ in COMMANDS.values()}
+    match words:
+        case ["bertjax", name, *arguments] if name in COMMANDS:
+            return COMMANDS[name][0], arguments
+        case ["python", "-m", name, *arguments] if name.removeprefix("bertjax.") in modules:
+            return name.removeprefix("bertjax."), arguments
+        case ["bertjax", *_] | ["python", "-m", "bertjax", *_]:
+            raise ValueError(f"no such command: {shlex.join(words)}")
+    return None
+
+
+def split_redirection(arguments: list[str]) -> tuple[list[str], str]:
+    """Returns the arguments, and the file that the output goes to; "" if it goes nowhere else."""
+    return (arguments[:-2], arguments[-1]) if ">" in arguments[-2:] else (arguments, "")

@@ -1,0 +1,211 @@
+"""The commands of the pages: those of the tutorials are run, in order and made small, and all others read.
+
+And the errors that docs/faq.md explains are the ones that its commands end with.
+"""
+
+import ast
+import contextlib
+import csv
+import importlib.util
+import io
+import os
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import types
+
+import pytest
+
+from bertjax import experiment
+from bertjax.config import fine_tuning_config, pretraining_config
+from bertjax.tasks import validate
+from tests.conftest import TOPICS, make_corpus
+from tests.pages import OTHERS, PAGES, ROOT, SITE, blocks_of, module_of, split_redirection
+from tests.processes import run
+from tests.tasks.conftest import checkpoint  # noqa: F401
+
+TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
+FAQ = ROOT / "docs" / "faq.md"
+SAID = [block for block in blocks_of(FAQ) if "said by" in block.notes]
+IN_CODE = [block for block in blocks_of(FAQ) if "in" in block.notes]  # what takes other hardware, or a run
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """docs/site/reference.py, which knows the flags of each command."""
+    spec = importlib.util.spec_from_file_location("reference", SITE / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypatch):
+    """With flags that it has, and a config that is valid but for data that is not here."""
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    monkeypatch.chdir(tmp_path)
+    for block in blocks_of(page):
+        if "file" in block.notes:
+            (tmp_path / block.notes["file"]).write_text(block.text)
+        if block.language == "python":
+            compile(block.text, page, "exec")
+        for words in block.commands():
+            if found := module_of(words):
+                arguments, _ = split_redirection(found[1])
+                _, flags = reference.flags_of(found[0])
+                given = _given(flags, arguments)
+                assert {flag.name for flag in flags if reference.is_required(flag)} <= given, words
+            elif words[:2] == ["python", "-m"]:
+                path = ROOT / words[2].replace(".", "/")
+                assert path.is_dir() or path.with_suffix(".py").exists(), words
+            else:
+                assert words[0] in OTHERS or (ROOT / words[0]).is_file(), words
+
+
+def _given(flags, arguments):
+    """Returns the names of the flags that are given; parses their values, and those of the config."""
+    known = {flag.name: flag for flag in flags}
+    if "config" in known:
+        config, arguments = experiment.from_arguments(arguments)
+        validate(config, with_data=False)
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    given = [argument[2:].partition("=") for argument in own if argument.startswith("--")]
+    for name, _, value in given:
+        assert name in known, name
+        known[name].parser.parse(value or known[name].default)
+    return {name for name, _, _ in given}
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_from_beginning_to_end(page, checkpoint, tmp_path, monkeypatch):  # noqa: F811
+    write_inputs(tmp_path, checkpoint)
+    monkeypatch.chdir(tmp_path)
+    tiny, environment, ran = [], {}, 0
+    for block in blocks_of(page):
+        tiny = shlex.split(block.notes["tiny"]) if "tiny" in block.notes else tiny
+        if "file" in block.notes:
+            (tmp_path / block.notes["file"]).write_text(block.text)
+        if "run" in block.notes:
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile(block.text, page, "exec"), {})
+            assert printed.getvalue()
+        for words in block.commands() if "only parsed" not in block.notes else ():
+            ran += 1
+            if words[0] == "export":
+                environment = dict(word.split("=", 1) for word in words[1:])
+            elif words[0].startswith("tpu/"):
+                shown = [ROOT / words[0], "--dry-run", *words[1:]]
+                result = subprocess.run(shown, env=os.environ | environment, capture_output=True, text=True, cwd=ROOT)
+                assert result.returncode == 0 and "gcloud" in result.stdout, result.stderr
+            else:
+                _run_as_typed(words, tiny, tmp_path)
+    assert ran >= 5
+
+
+def _run_as_typed(words, tiny, folder):
+    module, arguments = module_of(words)
+    arguments, output = split_redirection(arguments)
+    has_config = any(argument.startswith("--config=") for argument in arguments)
+    result = run(module, *arguments, *(tiny if has_config else ()), cwd=folder, timeout=600)
+    assert result.returncode == 0, (words, result.stdout[-1000:], result.stderr)
+    if output:
+        (folder / output).write_text(result.stdout)
+
+
+def write_inputs(folder, checkpoint):  # noqa: F811
+    """Writes what the pages say that their reader has."""
+    rng = random.Random(0)
+    shutil.copytree(checkpoint, folder / "bert-base-uncased")
+    for name in ("tekstit/wikipedia-000.txt", "tekstit/lehdet/1998.txt", "rulings/1.txt", "general.txt", "texts.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(make_corpus(30, seed=rng.randrange(1000)))
+
+    def sentence(topic):
+        return " ".join(rng.choices(TOPICS[topic], k=5))
+
+    def table(name, columns, rows):
+        (folder / name).parent.mkdir(exist_ok=True)
+        with (folder / name).open("w", newline="") as file:
+            csv.writer(file).writerows([columns, *rows])
+
+    for split, size in (("train", 24), ("dev", 12), ("test", 12)):
+        kinds = [rng.choice(["kitchen", "court"]) for _ in range(size)]
+        labels = ["good" if kind == "kitchen" else "bad" for kind in kinds]
+        table(f"reviews/{split}.csv", ["review", "stars"], zip(map(sentence, kinds), labels))
+        table(f"pairs/{split}.csv", ["anchor", "positive"], ((sentence(kind), sentence(kind)) for kind in kinds))
+    (folder / "letters.docx").write_bytes(b"PK")
+    (folder / "latin-1.txt").write_bytes("Un caf\xe9 .\n".encode("latin-1"))
+    (folder / "t5").mkdir()
+    (folder / "t5" / "config.json").write_text('{"model_type": "t5"}')
+    (folder / "documents.txt").write_text("".join(f"{sentence(topic)}\n" for topic in TOPICS for _ in range(5)))
+
+
+@pytest.mark.parametrize("block", SAID, ids=lambda block: block.notes["said by"])
+def test_an_error_is_said_as_the_page_says_it(block, checkpoint, tmp_path):  # noqa: F811
+    write_inputs(tmp_path, checkpoint)
+    module, arguments = module_of(shlex.split(block.notes["said by"]))
+    result = run(module, *arguments, cwd=tmp_path)
+    wanted = ".*".join(map(re.escape, block.text.split("...")))
+    assert result.returncode == 1 and re.fullmatch(wanted, result.stderr), result.stderr
+
+
+@pytest.mark.parametrize("block", IN_CODE, ids=lambda block: block.notes["in"])
+def test_an_error_that_takes_more_than_a_command_is_still_in_the_code(block):
+    code = re.sub(r"\{[^{}]*\}", "...", (ROOT / block.notes["in"]).read_text())
+    for words in block.text.removeprefix("error: ").strip().split("..."):
+        assert words in code, words
+
+
+@pytest.mark.parametrize(
+    "config, heading", [(pretraining_config(), "Pre-training"), (fine_tuning_config("x"), "Fine-tuning")]
+)
+def test_the_reference_has_every_field_with_its_default(config, heading, reference):
+    pages = reference.config_fields()
+    found = {field.name: field for field in (*pages["All runs"], *pages[heading])}
+
+    def check(section, prefix):
+        for name, value in section.items():
+            field = found.pop(f"{prefix}{name}")
+            if field.default is None:  # a section
+                check(value, f"{prefix}{name}.")
+            elif "placeholder" not in field.default:
+                assert ast.literal_eval(field.default) == value, field
+
+    check({name: value for name, value in config.items() if name not in ("task", "model", "stages")}, "")
+    found.pop("stages", None)
+    assert not found
+
+
+def test_what_the_reference_says_are_the_comments_of_the_code(reference):
+    """Above a field, beside it, or above the section that it is in."""
+    common = {field.name: field.comment for field in reference.config_fields()["All runs"]}
+    assert common["seed"] == "for initial weights, order of examples, dropout"
+    assert common["remat"].startswith("What the backward pass recomputes to save memory: none | dots (all but matrix")
+    assert (common["mesh"], common["mesh.fsdp"]) == ("-1: the remaining devices", "")
+    assert "`--temperature` | `1.0` | Of --generate; 0: always" in reference.commands_page()
+    assert r"| `model.norm` | `'post'` | LayerNorm after each sum; before each part (GPT-2) (post \| pre) |" in (
+        reference.config_page()
+    )
+
+
+@pytest.mark.parametrize("url", ["", "https://host/x"])
+def test_links_out_of_docs_lead_to_the_site_or_to_the_repository(url):
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("hooks", SITE / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+
+    def shown(text, path):
+        page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri=path))
+        return hooks.on_page_markdown(text, page, types.SimpleNamespace(repo_url=url), None)
+
+    assert (
+        shown("[a](../../experiments/ablations/RESULTS.md#b)", "tutorials/pod.md") == "[a](../results/comparisons.md#b)"
+    )
+    assert shown("![a](objective.png)", "results/comparisons.md") == "![a](objective.png)"
+    assert shown("[a](https://b) [a](text.md#c)", "runs.md") == "[a](https://b) [a](text.md#c)"
+    outside = "[a](https://host/x/blob/main/tests/conftest.py)" if url else "a (`tests/conftest.py`)"
+    assert shown("[a](../tests/conftest.py)", "text.md") == outside
+    assert shown(r"| `a\|b` | c\|d |", "text.md") == r"| `a|b` | c\|d |"
