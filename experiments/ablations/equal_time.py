@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from bertjax.config import UserError, model_size, named_stages, pretraining_config, stage
+from bertjax.families import model_fields
 from experiments.ablations.scaled import SCALES, Scale
 
 LONGER = 4  # times the length of the scale's short sequences
@@ -81,6 +82,12 @@ def _base(scale: Scale, steps: int):
     config.checkpoint.update(every_steps=1000, keep=1)
     config.sinks = ()
     return config
+
+
+def become(config, family: str, **fields) -> None:
+    """Gives the model of a config another family: the fields that both have stay, unless `fields` say otherwise."""
+    shared = set(model_fields(family)) & set(config.model) - {"family"}
+    config.model = model_fields(family, **{name: config.model[name] for name in shared} | fields)
 
 
 def length_of(scale: Scale) -> int:
