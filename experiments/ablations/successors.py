@@ -5,10 +5,10 @@ All rows have one size, one vocabulary, the same text in full sentences, no drop
 learns it. `python -m experiments.ablations.race --table=successors` trains them for equally many minutes and scores
 them.
 
-The generator of `replaced` has half of the width, as ELECTRA-small's would have a head of less than one here; its steps
+The generator of `replaced` has half of the width: a fourth, as ELECTRA-small's, would be half a head here. Its steps
 are the dearer for it, and so fewer.
 
-Command:  python -m bertjax.main --config=experiments/ablations/successors.py:cores/replaced/3000 \\
+Command:  python -m bertjax.main --config=experiments/ablations/successors.py:cores/replaced/3000
               --config.data.corpus=texts/
 Hardware: two CPU cores, 60 minutes
 Paper:    none compares these at equal time of two cores; ELECTRA against BERT at equal compute: Clark et al. 2020,
