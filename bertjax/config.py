@@ -94,7 +94,8 @@ class BertConfig(ModelConfig):
     # Where BERT differs from the models it is compared with. BERT's choice comes first.
     family: str = field("bert", "form")  # one of `families`
     causal: bool = field(False, "choice")  # tokens attend to earlier ones only, and learn to predict the next one
-    positions: str = field("learned", "form", choices=("learned", "sinusoidal", "none"))  # sinusoidal: Transformer's
+    # sinusoidal: the original Transformer's; each_layer: learned, a table of each layer's own, added before it.
+    positions: str = field("learned", "form", choices=("learned", "sinusoidal", "none", "each_layer"))
     norm: str = field("post", "form", choices=("post", "pre"))  # LayerNorm after each sum; before each part (GPT-2)
     # The words' output layer. transform: dense, activation, LayerNorm, then the embeddings and a bias; plain: the
     # embeddings alone (GPT).
@@ -348,7 +349,8 @@ def pretraining_config() -> ml_collections.ConfigDict:
     config.optimizer.warmup_steps = 10_000
     config.optimizer.warmup_tokens = 0.0  # above 0: instead of warmup_steps; schedules count tokens then, not steps
     config.eval.max_sequences = 8192
-    # Windows of the held-out text of each source whose bits per byte are measured, first of init_checkpoint; 0: none.
+    # Windows of the held-out text of each source whose bits per byte are measured; of init_checkpoint as well, if there
+    # is one; 0: none.
     config.eval.bits_windows = 0
     config.eval.fill_masks = ("the man went to the [MASK] to buy a [MASK] of milk .",)  # printed after training
     return config.lock()

@@ -183,10 +183,9 @@ def _validate_adaptation(config, with_data: bool) -> None:
         require(bool(start) or not value, field, value, none)
         own = "only the model of init_checkpoint itself can be made larger: also set adapt.model=True"
         require(adapt.model or not value, field, value, own)
-    for field, given in (("init_checkpoint", start), ("data.corpus", corpus_sources(config))):
-        none = f"eval.bits_windows = {config.eval.bits_windows} compares held-out text of data.corpus, before and after"
-        missing = with_data and config.eval.bits_windows and not given
-        require(not missing, field, value_of(config, field), f"{none}; set it, or 0 there")
+    corpus, windows = corpus_sources(config), config.eval.bits_windows
+    none = f"eval.bits_windows = {windows} are of held-out text of data.corpus; set it, or 0 there"
+    require(bool(corpus) or not (with_data and windows), "data.corpus", value_of(config, "data.corpus"), none)
     kind = config.tokenizer.kind
     whole = f"tokenizer.kind = {kind!r} has all the pieces that there are; set 0"
     require(not extend or KINDS[kind].extends, "tokenizer.extend", extend, whole)

@@ -21,7 +21,7 @@ from bertjax.tasks.pretraining import Pretraining
 from bertjax.text.tokenizer import SPECIAL_PIECES, Encoding, WordPiece
 from bertjax.training.workdir import RunInfo, write_info
 from experiments.ablations import bits as bits_command
-from experiments.ablations import race, scaled, tables, today
+from experiments.ablations import race, scaled, successors, tables, today
 from experiments.ablations.suite import Suite, run_all
 from tests.processes import ROOT, environment_with
 
@@ -208,7 +208,7 @@ def test_mistakes_are_told_at_once(data, missing, flag, message):
 @pytest.fixture(scope="module", params=scaled.SCALES)
 def rows_today(request):
     """The configs of all rows of `today`."""
-    return {name: today.get_config(f"{request.param}/{name}/3000") for name in today.ROWS}
+    return {name: today.get_config(f"{request.param}/{name}/3000") for name in today.TABLE.rows}
 
 
 def test_a_row_of_today_differs_from_the_one_before_in_what_it_says(rows_today):
@@ -264,7 +264,7 @@ def results_today(*rows: str) -> list[dict]:
 
 
 def test_the_table_of_today_has_means_and_differences():
-    assert race.table(results_today("bert", "glu")).splitlines() == [
+    assert race.formatted(today.TABLE, results_today("bert", "glu")).splitlines() == [
         "|  | seeds | steps | M tokens | minutes as it ran | bits per byte | BLiMP | CoNLL | SST-2 |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         "| BERT's recipe | 2 | 100 | 2.0 | 1.0 | 2.500 ± 0.707 | 60.0 ± 0.0 | 70.0 ± 0.0 | 81.0 ± 1.4 |",
@@ -272,7 +272,7 @@ def test_the_table_of_today_has_means_and_differences():
         "70.0 ± 0.0 (+0.0 ± 0.0) | 81.0 ± 1.4 (+0.0 ± 0.0) |",
     ]
     assert (
-        race.table(results_today("all")[:1])
+        race.formatted(today.TABLE, results_today("all")[:1])
         .splitlines()[2]
         .endswith("| 1 | 100 | 2.0 | 1.0 | 2.000 | 60.0 | 70.0 | 80.0 |")
     )
@@ -320,7 +320,7 @@ def test_a_run_of_today_is_scored_once_and_what_is_done_is_kept(data, tmp_path):
         runs = RecordedRace("trial", tmp_path / "race", data)
         object.__setattr__(runs, "started", [])
         for seed in seeds:
-            runs.compete(today.ROWS["glu"], seed, 9, 1.0)
+            runs.compete(today.TABLE.rows["glu"], seed, 9, 1.0)
         return runs
 
     first = compete(0)
@@ -343,6 +343,43 @@ def test_a_run_of_today_is_scored_once_and_what_is_done_is_kept(data, tmp_path):
     assert second.rates(["glu"]) == {"glu": 5.0}
     with pytest.raises(UserError, match=r"steps\.json has no bert, all: run `calibrate` first"):
         second.rates(["bert", "glu", "all"])
+
+
+@pytest.mark.parametrize("scale", scaled.SCALES)
+def test_rows_of_successors_differ_in_what_is_learnt_and_by_which_form(scale):
+    fields = {}
+    for name in successors.TABLE.rows:
+        config = successors.get_config(f"{scale}/{name}/3000")
+        validate(config, with_data=False)
+        assert not any(config.model[name] for name in dropout_fields(config.model))
+        content = json.loads(config.to_json_best_effort())
+        fields[name] = {f"{part}.{field}": value for part in ("data", "model", "optimizer", "tokenizer", "eval")
+                        for field, value in content.pop(part).items()} | content  # fmt: skip
+    expected = {
+        "next": {"model.causal", "model.norm", "model.output", "model.layer_norm_eps"},
+        "replaced": {"objective", "objectives", "data.masked_lm_split"},
+    }
+    first = fields.pop("masked")
+    for name, own in fields.items():
+        assert {field for field in {*first, *own} if first.get(field) != own.get(field)} == expected[name]
+
+
+def test_a_row_without_words_has_no_scores_of_them(data, tmp_path):
+    (data / "corpora/books-001.txt").write_text("any")
+    (data / "corpora/books.txt").rename(data / "corpora/books-000.txt")
+    (data / "corpora/wiki-simple-000.txt").unlink()
+    runs = RecordedRace("trial", tmp_path / "race", data, table=successors.TABLE)
+    object.__setattr__(runs, "started", [])
+    for name in ("masked", "replaced"):
+        runs.compete(successors.TABLE.rows[name], 0, 9, 1.0)
+    assert [each for each in runs.started if "replaced" in each] == [
+        "bertjax.main replaced-0", "bertjax.main replaced-0-conll", "bertjax.main replaced-0-sst2",
+        "bertjax.main replaced-0-mrpc",
+    ]  # fmt: skip
+    assert runs.results.name == "successors.jsonl"
+    *_, masked, replaced = race.formatted(successors.TABLE, runs.finished()).splitlines()
+    scores = "| 2.000 | 60.0 | 70.0 | 80.0 | 80.0 |"
+    assert masked.endswith(scores) and replaced.endswith("|  |  | 70.0 (+0.0) | 80.0 (+0.0) | 80.0 (+0.0) |")
 
 
 def test_text_that_is_held_out_is_not_trained_on(data):

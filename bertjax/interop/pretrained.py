@@ -428,7 +428,9 @@ def initialize(
         fresh = sorted(ours.keys() - theirs.keys())
         loaded_arrays = f"{len(ours) - len(fresh)} of {len(ours)} arrays loaded"
         parts = [f"started from {pretrained.path} ({pretrained.format}): {loaded_arrays}"]
-        for what, names in (("left fresh", fresh), ("not used", sorted(unused) + pretrained.ignored)):
+        beside = pretrained.parts  # models of their own, each of which has one name
+        left = {part if (part := name.partition("/")[0]) in beside else name for name in unused}
+        for what, names in (("left fresh", fresh), ("not used", sorted(left) + pretrained.ignored)):
             if names:
                 parts.append(f"{what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' * (len(names) > 8)}")
         print("; ".join(parts), flush=True)

@@ -44,17 +44,18 @@ def activate(inner: jax.Array, activation: str, compute: Compute) -> jax.Array:
 
 
 class Embedding(nn.Module):
-    """A `[rows, embedding_size]` embedding table."""
+    """A `[rows, embedding_size]` embedding table, or one of another `size`."""
 
     config: BertConfig
     dtype: jnp.dtype
     rows: int
     axis: str | None = None
+    size: int | None = None
 
     def setup(self):
         init = nn.initializers.truncated_normal(self.config.initializer_range)
         init = nn.with_logical_partitioning(init, (self.axis, "embed"))
-        self.embedding = self.param("embedding", init, (self.rows, self.config.embedding_size))
+        self.embedding = self.param("embedding", init, (self.rows, self.size or self.config.embedding_size))
 
     def __call__(self, ids):
         # Replicated for the lookup: the compiler partitions lookups badly, or not at all.
@@ -116,7 +117,8 @@ class Embeddings(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention and a two-layer feed-forward network, each followed by dropout, residual sum and LayerNorm.
 
-    With `norm="pre"` each begins with the LayerNorm instead.
+    With `norm="pre"` each begins with the LayerNorm instead; with `positions="each_layer"` positions are added before
+    (Al-Rfou et al. 2019, section "Positional Embeddings").
     """
 
     config: BertConfig
@@ -124,8 +126,12 @@ class EncoderLayer(nn.Module):
     every_layer: bool = False  # also return x as an output of the scan
 
     @nn.compact
-    def __call__(self, x, number, cache, segments, dropout_keys):
+    def __call__(self, x, number, cache, segments, dropout_keys, positions):
         config = self.config
+        if config.positions == "each_layer":
+            rows = config.position_offset + config.max_position_embeddings
+            table = Embedding(config, self.compute.dtype, rows, "positions", config.hidden_size, name="position")
+            x += table(positions + config.position_offset)
         keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(3)]
         if not config.attention_output_dropout:
             keys[1] = None
@@ -198,16 +204,19 @@ class Encoder(nn.Module):
     compute: Compute
 
     @nn.compact
-    def __call__(self, x, segments, dropout_keys=None, *, every_layer: bool = False, cache: Cache | None = None):
+    def __call__(
+        self, x, segments, dropout_keys=None, positions=None, *, every_layer: bool = False, cache: Cache | None = None
+    ):
         """The last layer's `[batch, length, hidden]`, or with `every_layer` all `[layers, batch, length, hidden]`.
 
-        With a cache, whose arrays are stacked on `[layers]`, also returns what it then is; see `SelfAttention`.
+        `positions` `[batch, length]` are needed if each layer adds them. With a cache, whose arrays are stacked on
+        `[layers]`, also returns what it then is; see `SelfAttention`.
         """
-        count, in_axes = self.config.num_hidden_layers, (0, 0, nn.broadcast, nn.broadcast)
+        count, in_axes = self.config.num_hidden_layers, (0, 0, nn.broadcast, nn.broadcast, nn.broadcast)
         make = stacked(recomputed(EncoderLayer, self.compute), count, in_axes, self.compute, dropout_keys is not None)
         layers = make(self.config, self.compute, every_layer, name="layers")
         numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
-        last, (each, cache) = layers(x, numbers, cache, segments, dropout_keys)
+        last, (each, cache) = layers(x, numbers, cache, segments, dropout_keys, positions)
         if self.config.norm == "pre":
             last = LayerNorm(self.config, self.compute, name="norm")(last)
             each = each.at[-1].set(last) if every_layer else None

@@ -12,7 +12,8 @@ from bertjax.model.heads import Pooler
 class EncoderModel(nn.Module):
     """Embeddings, the layers of a family, and a pooler. Params are float32.
 
-    A family overrides `make_layers`, and `pool` and `readers` if its hidden states have not all seen the whole text.
+    A family overrides `make_layers`, `through_layers` if these also take positions, and `pool` and `readers` if its
+    hidden states have not all seen the whole text.
     """
 
     config: BertConfig
@@ -27,6 +28,11 @@ class EncoderModel(nn.Module):
         """Returns the layers, a module: (x `[batch, length, hidden]`, segments, dropout_keys, every_layer=) -> hidden
         states of the last layer in this shape, or with `every_layer` of each `[layers, batch, length, hidden]`."""
         raise NotImplementedError
+
+    def through_layers(self, x, positions, segments, dropout_keys, every_layer: bool):
+        """Returns what the layers make of embedded tokens, see `make_layers`."""
+        del positions
+        return self.encoder(x, segments, dropout_keys, every_layer=every_layer)
 
     def make_pooler(self) -> nn.Module:
         """Returns the pooler, with BERT's tanh unless a family says otherwise."""
@@ -56,7 +62,7 @@ class EncoderModel(nn.Module):
             positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, token_types, positions, fold_in(dropout_keys, 0))
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        hidden = self.encoder(x, segments, dropout_keys, every_layer=every_layer)
+        hidden = self.through_layers(x, positions, segments, dropout_keys, every_layer)
         return jnp.concatenate([x[None], hidden]) if every_layer else hidden
 
     def word_embeddings(self):

@@ -67,13 +67,19 @@ class MaskedLanguageModelHead(nn.Module):
         if not config.tie_word_embeddings:
             decoder = Embedding(config, self.compute.dtype, config.padded_vocab_size, "vocab", name="decoder")
             word_embeddings = decoder.embedding
-        if self.compute.casts_factors:
-            logits = project(hidden, word_embeddings, self.compute, outputs_first=True)
-        else:
-            words = word_embeddings.astype(self.compute.dtype)
-            logits = jnp.einsum("...d,vd->...v", hidden, words, preferred_element_type=jnp.float32)
-        is_piece = jnp.arange(config.padded_vocab_size) < config.vocab_size
-        return jnp.where(is_piece, logits + bias, jnp.finfo(jnp.float32).min)
+        return decoded(hidden, word_embeddings, bias, config, self.compute)
+
+
+def decoded(hidden, table, bias, config: BertConfig, compute: Compute):
+    """Returns the float32 logits of words `[..., padded vocab]`, of states `[..., size]` and a table `[padded vocab,
+    size]`; rows that pad the vocabulary are never likely."""
+    if compute.casts_factors:
+        logits = project(hidden, table, compute, outputs_first=True)
+    else:
+        table = table.astype(compute.dtype)
+        logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
+    is_piece = jnp.arange(config.padded_vocab_size) < config.vocab_size
+    return jnp.where(is_piece, logits + bias, jnp.finfo(jnp.float32).min)
 
 
 def word_flops(config: BertConfig, predictions: int) -> int:

@@ -104,6 +104,8 @@ class Objective:
       in_all_stages: why a run that learns it must do so in all stages, and what to do; empty: it need not.
       settings: a frozen dataclass of `config.field`s with defaults, which say their limits: `config.objectives.NAME`.
       made: settings -> the objective with them; it itself has the defaults.
+      is_auxiliary: whether it only helps others of the sum to be learnt: it is not evaluated, so that it has no scores,
+        and its loss also gets `EncodedBatch.states`, and `progress` in the batch.
     """
 
     loss: Callable[["EncodedBatch", "jax.Array", "jax.Array"], tuple["jax.Array", dict[str, "jax.Array"]]] | None
@@ -130,6 +132,7 @@ class Objective:
     in_all_stages: str = ""
     settings: type | None = None
     made: Callable[[Any], "Objective"] | None = None
+    is_auxiliary: bool = False
 
 
 class Term(NamedTuple):
@@ -151,7 +154,7 @@ OF_PAIRS = {"pairs": "nsp", "order": "sop"}
 # The arrays that batches have.
 RESERVED = (
     "input_ids", "segments", "token_types", "positions", "first_tokens", "dropout_rows", "word_positions", "word_ids",
-    "word_weights", "pair_labels", "sequence_weights", "weights", "original_ids",
+    "word_weights", "pair_labels", "sequence_weights", "weights", "original_ids", "progress",
 )  # fmt: skip
 
 
@@ -302,6 +305,14 @@ def _validate(config: ml_collections.ConfigDict, with_model: bool) -> None:
     if len(of_words) > 1:
         raise UserError(
             f"config.objective = {config.objective!r}: {' and '.join(of_words)} both predict words; leave one out"
+        )
+    if config.eval.bits_windows and not of_words:
+        names = " + ".join(term.name for term in terms)
+        raise UserError(f"config.eval.bits_windows = {config.eval.bits_windows}: {names} predicts no words; set 0")
+    if terms[0].objective.is_auxiliary:
+        raise UserError(
+            f"config.objective = {config.objective!r}: {terms[0].name} only helps others to be learnt; put one of them "
+            f"first, such as 'lm + {terms[0].name}'"
         )
     rewriting = [term.name for term in terms if term.objective.rewrite]
     if len(rewriting) > 1:

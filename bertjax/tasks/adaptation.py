@@ -1,4 +1,5 @@
-"""What adapting a checkpoint changes: bits per byte and tokens per word of held-out text, before, during and after.
+"""Bits per byte and tokens per word of held-out text, while a model is trained; and before, of a checkpoint that it
+starts from: what adapting it changes.
 
 The windows of text, and which of their words are hidden, are chosen when a run begins, and kept in its workdir with
 what the checkpoint scored before.
@@ -44,7 +45,8 @@ class HeldOutWindow(TypedDict):
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutText:
-    """Windows of held-out text by source of the corpus, and what the checkpoint that is adapted scores on them."""
+    """Windows of held-out text by source of the corpus, and what the checkpoint that is adapted, if one is, scores on
+    them."""
 
     windows: Mapping[str, list[HeldOutWindow]]
     before: Mapping[str, Measured]
@@ -56,11 +58,14 @@ class HeldOutText:
     def report(self, after: Mapping[str, Measured]) -> list[str]:
         """Returns a line for each source."""
         lines = []
-        for source, before in self.before.items():
+        for source, scores in after.items():
+            before = self.before.get(source)
             parts = [
-                f"{what.replace('_', ' ')} {before[what]:.3f} before, {after[source][what]:.3f} after"
+                f"{what.replace('_', ' ')} {scores[what]:.3f}"
+                if before is None
+                else f"{what.replace('_', ' ')} {before[what]:.3f} before, {scores[what]:.3f} after"
                 for what in Measured.__annotations__
-                if before[what] is not None and after[source][what] is not None
+                if scores[what] is not None and (before is None or before[what] is not None)
             ]
             lines.append(f"held-out text of {source}: {'; '.join(parts)}")
         return lines
@@ -100,13 +105,18 @@ def _measured(windows: list[HeldOutWindow], model, params, tokenizer: Tokenizer)
     return Measured(bits_per_byte=found["bits_per_byte"], tokens_per_word=tokens)
 
 
-def begin(config, workdir: epath.Path) -> None:
-    """Chooses the windows of a new run, and measures its checkpoint before anything is changed.
+def begin(config, workdir: epath.Path, used: Tokenizer) -> None:
+    """Chooses the windows of a new run, and measures its checkpoint, if it has one, before anything is changed.
 
     Raises `UserError` if no text is held out.
+
+    Args:
+      used: the tokenizer of the run.
     """
-    source = pretrained.read(config.init_checkpoint)
-    base = source.tokenizer if source.tokenizer is not None else pretrained.require_tokenizer(config)
+    source = pretrained.read(config.init_checkpoint) if config.init_checkpoint else None
+    base = used
+    if source is not None:
+        base = source.tokenizer if source.tokenizer is not None else pretrained.require_tokenizer(config)
     windows = {name: _windows_of(config, name, base) for name in corpus_sources(config)}
     found = HeldOutText({name: each for name, each in windows.items() if each}, {})
     if not found.windows:
@@ -114,8 +124,10 @@ def begin(config, workdir: epath.Path) -> None:
             f"config.data.heldout_fraction = {config.data.heldout_fraction}: holds out no text of words between "
             f"spaces to measure bits per byte on; increase it, or set eval.bits_windows=0"
         )
-    model = BertForMaskedLM(source.config, compute_for(config.dtype)) if source.predicts_words else None
-    before = found.measured(model, jax.device_put(source.params), base)
+    before = {}
+    if source is not None:
+        model = BertForMaskedLM(source.config, compute_for(config.dtype)) if source.predicts_words else None
+        before = found.measured(model, jax.device_put(source.params), base)
     write_whole(workdir / FILE, json.dumps({"windows": found.windows, "before": before}, ensure_ascii=False) + "\n")
 
 

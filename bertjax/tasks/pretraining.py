@@ -135,7 +135,7 @@ class Pretraining:
     def init_params(self, key):
         whole = copy.copy(self)
         whole.terms = self._terms_of_stages  # all output layers are there from the first step on
-        sizes = dict(token=(8,), sequence=(), word=(8,))
+        sizes = dict(token=(8,), sequence=(), word=(8,), row=())
         shapes = {name: sizes[kind] for name, kind in whole._kinds_of_arrays(predictions=8).items()}
         batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in whole._abstract(1, shapes).items()}
         model = self._make_model(whole.terms)
@@ -161,7 +161,7 @@ class Pretraining:
                     batches = pipeline.packed_batches(order, predictions, **given)
                 else:
                     batches = pipeline.train_batches(order, predictions, **given)
-                yield from itertools.islice(batches, end - start)
+                yield from map(self._computing[index]._with_progress, range(start, end), batches)
             first = end
 
     def at(self, step: int) -> tuple["Pretraining", ml_collections.ConfigDict]:
@@ -258,7 +258,7 @@ class Pretraining:
         if not self.config.packing:
             return self._abstract_batch(stage, self._stages[stage].batch_size)
         row = self.row_sizes[stage]
-        sizes = dict(token=(row.tokens,), sequence=(row.sequences,), word=(row.predictions,))
+        sizes = dict(token=(row.tokens,), sequence=(row.sequences,), word=(row.predictions,), row=())
         task = self._computing[stage]
         kinds = task._kinds_of_arrays(row.predictions) | dict(positions="token", first_tokens="sequence")
         shapes = {name: sizes[kind] for name, kind in kinds.items()}
@@ -266,7 +266,8 @@ class Pretraining:
 
     def abstract_eval_batch(self, stage: int) -> dict:
         """Returns the shapes, types and shardings of the batches that a stage is evaluated on."""
-        return self._abstract_batch(stage, self.eval_batch_size)
+        batch = self._abstract_batch(stage, self.eval_batch_size)
+        return {name: x for name, x in batch.items() if name != "progress"}
 
     def flops(self, start: int, stop: int) -> int:
         total = 0
@@ -304,6 +305,12 @@ class Pretraining:
             self if (each.model.to_dict(), objectives.of(each)) == own else self.computing_as(each)
             for each in self._configs
         ]
+
+    def _with_progress(self, step: int, batch: Batch) -> Batch:
+        """Returns the batch of a step with the share of all steps that are done before it, if an objective asks."""
+        if "progress" not in self._kinds_of_arrays(predictions=0):
+            return batch
+        return batch | {"progress": np.full(len(batch["input_ids"]), step / self.total_steps, np.float32)}
 
     def _sums(self, params, stage: int, files, max_sequences: int, statistics, after_batch):
         """Returns the sums of what `eval_step` returns over the first held-out sequences of a source."""
@@ -362,22 +369,25 @@ class Pretraining:
         return {name: kind for term in self.terms for name, (kind, _) in term.objective.adds.items()}
 
     def _kinds_of_arrays(self, predictions: int) -> dict[str, str]:
-        """As `_kinds`, of all arrays of a batch: per "token", "sequence" or "word" if there are predictions."""
+        """As `_kinds`, of all arrays of a training batch: also per "word" if there are predictions, or per "row"."""
         kinds = dict.fromkeys(("input_ids", "segments", "token_types"), "token")
         kinds |= dict.fromkeys(("pair_labels", "sequence_weights"), "sequence")
+        if any(term.objective.is_auxiliary for term in self.terms):
+            kinds["progress"] = "row"
         if predictions:
             kinds |= dict.fromkeys(("word_positions", "word_ids", "word_weights"), "word")
         return kinds | self._kinds
 
     def _abstract_batch(self, stage: int, rows: int) -> dict:
         length, predictions = self._stages[stage].length, most_predictions(self._configs[stage], self._stages[stage])
-        sizes = dict(token=(length,), sequence=(), word=(predictions,))
+        sizes = dict(token=(length,), sequence=(), word=(predictions,), row=())
         kinds = self._computing[stage]._kinds_of_arrays(predictions)
         return self._computing[stage]._abstract(rows, {name: sizes[kind] for name, kind in kinds.items()})
 
     def _abstract(self, rows: int, shapes: dict[str, tuple]) -> dict:
         sharding = batch_sharding(self.mesh)
         types = {name: np.float32 if name.endswith("weights") else np.int32 for name in shapes}
+        types |= {"progress": np.float32}
         types |= {name: dtype for term in self.terms for name, (_, dtype) in term.objective.adds.items()}
         return {
             name: jax.ShapeDtypeStruct((rows, *shape), types[name], sharding=sharding) for name, shape in shapes.items()
@@ -395,6 +405,8 @@ class Pretraining:
             found = self.model.apply({"params": params}, batch, weights, None, keys)
             sums = {}
             for name, _, objective in self.terms:
+                if objective.is_auxiliary:
+                    continue
                 loss, metrics = found[name]
                 baselines = objective.baselines(batch, weights[name], statistics.get(name))
                 sums[name] = {"weight": weights[name].sum(), "loss": loss, **metrics, **baselines}

@@ -165,8 +165,8 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
         pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
-        if config.eval.bits_windows and is_start and jax.process_index() == 0:
-            adaptation.begin(config, workdir)
+        if config.eval.bits_windows and before is None and not config.branch_from and jax.process_index() == 0:
+            adaptation.begin(config, workdir, tokenizer)
         text = adaptation.read(workdir) if config.eval.bits_windows else None
         task = Pretraining(config, mesh, records, workdir, tokenizer, heldout_text=text)
     task = fastest_that_fits(task, mesh.devices.flat[0].platform)  # all hosts compile together

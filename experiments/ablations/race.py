@@ -1,12 +1,13 @@
-"""Trains the rows of `today.py` for equally many minutes, scores them, and writes their table to RESULTS.md.
+"""Trains the rows of a table (`today.py`, `successors.py`) for equally many minutes, scores them, and writes the table
+to RESULTS.md.
 
 Command:  python -m experiments.ablations.race calibrate --data=DATA --workdir=runs/race
           times all rows in turn, on a machine that does nothing else, and writes steps.json: a row's steps a second
           python -m experiments.ablations.race --minutes=10 --data=DATA --workdir=runs/race
           trains each for as many steps as that makes, all rows with the first seed, then with the second, ...
-          DATA has corpora/*.txt.xz (or .txt; of each corpus the last file is held out), glue/SST-2, conll2003/ and
-          blimp/blimp.jsonl.xz as those are distributed. A finished run is a line of today.jsonl and is not repeated;
-          what was stopped goes on where it was. --rows=bert,all and --seeds=0,1 choose
+          DATA has corpora/*.txt.xz (or .txt; of each corpus the last file is held out), glue/, conll2003/ and
+          blimp/blimp.jsonl.xz as those are distributed. A finished run is a line of TABLE.jsonl and is not repeated;
+          what was stopped goes on where it was. --rows=bert,all and --seeds=0,1 choose; --table=successors is another
 """
 
 import dataclasses
@@ -22,21 +23,23 @@ import numpy as np
 from absl import flags
 
 from bertjax import command
-from bertjax.config import UserError, dropout_fields
+from bertjax.config import BertConfig, UserError, dropout_fields
 from bertjax.files import parse_json, read_json, write_whole
 from bertjax.lists import join_with_commas
 from bertjax.reporting.history import read_history
 from bertjax.text.tokenizer import KINDS
-from experiments.ablations import tables
+from experiments.ablations import successors, tables, today
+from experiments.ablations.equal_time import Row, Table, length_of
 from experiments.ablations.scaled import SCALES, TASKS, Cell, Model
 from experiments.ablations.suite import FOLDER, Suite
-from experiments.ablations.today import ROWS, Row, get_config, length_of
 
+TABLES = {table.name: table for table in (today.TABLE, successors.TABLE)}
+TABLE = flags.DEFINE_enum("table", "today", list(TABLES), "Which table.")
 SCALE = flags.DEFINE_enum("scale", "cores", list(SCALES), "How large the models are.")
 DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", required=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all runs, by default runs/race-SCALE.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all runs, by default runs/TABLE-SCALE.")
 MINUTES = flags.DEFINE_float("minutes", 10.0, "Of pre-training, for each run.", lower_bound=0.001)
-WANTED = flags.DEFINE_list("rows", list(ROWS), f"Of {', '.join(ROWS)}.")
+WANTED = flags.DEFINE_list("rows", None, "Of those of the table; by default all.")
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of pre-training and of what follows.")
 RESULTS = flags.DEFINE_string("results", None, "The file with the table: beside this one, of a trial in the workdir.")
 
@@ -44,22 +47,25 @@ RESULTS = flags.DEFINE_string("results", None, "The file with the table: beside 
 ROUNDS, TIMED_STEPS, LOGGED_STEPS = 5, 300, 50
 PAIRS = 150  # from each of BLiMP's 67 paradigms
 BLIMP = "blimp/blimp.jsonl.xz"
-TUNED = {"conll": "conll", "sst2": "sst2"}  # scores by the names of their tasks
+OF_WORDS, TUNED = ("bits_per_byte", "blimp"), ("conll", "sst2", "mrpc")  # scores; TUNED are also names of tasks
 COLUMNS = {  # scores: title, factor, digits
     "bits_per_byte": ("bits per byte", 1, 3),
     "blimp": ("BLiMP", 100, 1),
     "conll": ("CoNLL", 1, 1),
     "sst2": ("SST-2", 1, 1),
+    "mrpc": ("MRPC", 1, 1),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Race(Suite):
-    """Pre-trains rows and scores them, unless it is there already."""
+    """Pre-trains the rows of a table and scores them, unless it is there already."""
+
+    table: Table = today.TABLE
 
     @property
     def results(self) -> pathlib.Path:
-        return self.workdir / "today.jsonl"
+        return self.workdir / f"{self.table.name}.jsonl"
 
     def finished(self) -> list[dict]:
         """Returns the lines of the finished runs, without one that a crash cut off."""
@@ -80,18 +86,19 @@ class Race(Suite):
 
         The speed of a machine changes from round to round: what counts is a row's ratio to the first row, beside it.
         """
-        found = {name: [] for name in ROWS}
-        for row in ROWS.values():
+        rows = self.table.rows
+        found = {name: [] for name in rows}
+        for row in rows.values():
             self.prepare(row)
         for number in range(ROUNDS):
-            for name, row in ROWS.items():
+            for name, row in rows.items():
                 folder = self.workdir / f"calibrate-{name}-{number}"
                 shutil.rmtree(folder, ignore_errors=True)  # of a calibration that was stopped
                 settings = {"log_every_steps": LOGGED_STEPS, "eval.max_sequences": 64}
                 self._train(row, TIMED_STEPS, folder, settings)
                 found[name].append(rate(read_history(folder).lines))
                 shutil.rmtree(folder)
-        first = np.array(found[next(iter(ROWS))])
+        first = np.array(found[next(iter(rows))])
         rates = {name: float(np.median(first) * np.median(np.array(each) / first)) for name, each in found.items()}
         write_whole(self.workdir / "steps.json", json.dumps(rates, indent=1) + "\n")
         for name, each in found.items():
@@ -108,17 +115,9 @@ class Race(Suite):
         steps = max(
             line["step"] for line in history.lines
         )  # of the run that there is, whatever has been calibrated since
-        pairs, texts = self.data / BLIMP, self.scale.heldout(self.data / "corpora")
-        blimp = self._printed(
-            "bertjax.evaluate", f"{name}-{steps}-blimp", checkpoint, f"--pairs={pairs}", f"--most={PAIRS}", "--json"
-        )
-        bits = self._printed(
-            "experiments.ablations.bits",
-            f"{name}-{steps}-bits",
-            checkpoint,
-            f"--texts={','.join(map(str, texts))}",
-            f"--length={length_of(self.scale)}",
-        )
+        scores = self._of_words(f"{name}-{steps}", checkpoint) if row.predicts_words else dict.fromkeys(OF_WORDS)
+        tasks = [score for score in self.table.scores if score in TUNED]
+        scores |= {task: self._tuned(row, seed, task) for task in tasks}
         line = {
             "row": row.name,
             "seed": seed,
@@ -126,14 +125,27 @@ class Race(Suite):
             "budget": budget,
             "tokens": float(history.tokens(np.array(steps))),
             "minutes": sum(map(_seconds, history.lines)) / 60,
-            "bits_per_byte": bits["bits_per_byte"],
-            "blimp": blimp["share"],
-            **{score: self._tuned(row, seed, task) for score, task in TUNED.items()},
+            **scores,
             "date": time.strftime("%Y-%m-%d"),
             "jax": importlib.metadata.version("jax"),
         }
         whole = "".join(json.dumps(each) + "\n" for each in [*self.finished(), line])
         write_whole(self.results, whole)
+
+    def _of_words(self, name: str, checkpoint: str) -> dict[str, float]:
+        """Returns the scores of a checkpoint that predicts words."""
+        pairs, texts = self.data / BLIMP, self.scale.heldout(self.data / "corpora")
+        blimp = self._printed(
+            "bertjax.evaluate", f"{name}-blimp", checkpoint, f"--pairs={pairs}", f"--most={PAIRS}", "--json"
+        )
+        bits = self._printed(
+            "experiments.ablations.bits",
+            f"{name}-bits",
+            checkpoint,
+            f"--texts={','.join(map(str, texts))}",
+            f"--length={length_of(self.scale)}",
+        )
+        return {"bits_per_byte": bits["bits_per_byte"], "blimp": blimp["share"]}
 
     def prepare(self, row: Row) -> None:
         """Makes the vocabulary and the records of a row, which all seeds share."""
@@ -141,7 +153,7 @@ class Race(Suite):
         if (records / "manifest.json").exists():
             return
         corpus = {"data.corpus": join_with_commas(map(str, self.scale.corpora(self.data / "corpora")))}
-        kind = get_config(f"{self.scale_name}/{row.name}/{TIMED_STEPS}").tokenizer.kind
+        kind = self._read_config(row).tokenizer.kind
         folder = self.workdir / f"vocabulary-{kind}"
         vocabulary = folder / KINDS[kind].filename
         if not vocabulary.exists():
@@ -153,7 +165,10 @@ class Race(Suite):
         self._start("main", folder, self._config(row, steps), given, f"--workdir={folder}")
 
     def _config(self, row: Row, steps: int) -> str:
-        return f"{FOLDER / 'today.py'}:{self.scale_name}/{row.name}/{steps}"
+        return f"{FOLDER / self.table.name}.py:{self.scale_name}/{row.name}/{steps}"
+
+    def _read_config(self, row: Row):
+        return self.table.config(f"{self.scale_name}/{row.name}/{TIMED_STEPS}")
 
     def _records(self, row: Row) -> pathlib.Path:
         return self.workdir / f"records-{row.records}"
@@ -172,12 +187,12 @@ class Race(Suite):
         cell = Cell(Model(f"{row.name}-{seed}", ""), task)
         folder, its = self.workdir / cell.name, TASKS[task]
         if not tables.scores(folder, its.metric):
-            model = get_config(f"{self.scale_name}/{row.name}/{TIMED_STEPS}").model
+            model = self._read_config(row).model
             fields = cell.settings(self.scale) | {"max_seq_length": length_of(self.scale)}
             fields |= self.scale.short_tasks.get(task, {})
             own = {name: value for name, value in fields.items() if "dropout" not in name}
-            if model.family == "bert":  # the others keep what they were pre-trained with: none
-                own |= {f"model.{name}": 0.0 for name in dropout_fields(model)}
+            # As in pre-training: no dropout. Of fields that BERT has not, the model's own values are taken.
+            own |= {f"model.{name}": 0.0 for name in dropout_fields(model) if hasattr(BertConfig, name)}
             settings = {
                 "data.path": self._part(task) or self.data / its.data,
                 "init_checkpoint": f"{self.workdir / cell.model.name}@latest",
@@ -201,24 +216,28 @@ def _seconds(line: dict) -> float:
     return sum(line.get(f"wall/{part}") or 0.0 for part in ("steps", "data"))
 
 
-def table(lines: Sequence[dict]) -> str:
+def formatted(table: Table, lines: Sequence[dict]) -> str:
     """Formats the results in Markdown: mean ± standard deviation over the seeds, and in brackets the difference to the
-    row above, of the seeds that both have."""
-    titles = ["", "seeds", "steps", "M tokens", "minutes as it ran", *(title for title, _, _ in COLUMNS.values())]
+    row above, or to the first one (`Table.adds_up`), of the seeds that both have."""
+    titles = ["", "seeds", "steps", "M tokens", "minutes as it ran", *(COLUMNS[score][0] for score in table.scores)]
     rows, before = [titles, ["---"] * len(titles)], None
-    for name, row in ROWS.items():
+    for name, row in table.rows.items():
         if own := [line for line in lines if line["row"] == name]:
             steps, tokens, minutes = (np.mean([line[each] for line in own]) for each in ("steps", "tokens", "minutes"))
-            cells = [_cell(score, own, before) for score in COLUMNS]
+            cells = [_cell(score, own, before) for score in table.scores]
             rows.append([row.title, str(len(own)), f"{steps:,.0f}", f"{tokens / 1e6:.1f}", f"{minutes:.1f}", *cells])
-            before = own
+            before = own if before is None or table.adds_up else before
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def _cell(score: str, own: Sequence[dict], before: Sequence[dict] | None) -> str:
     _, factor, digits = COLUMNS[score]
-    values = {line["seed"]: factor * line[score] for line in own}
-    others = {line["seed"]: factor * line[score] for line in before or ()}
+    values, others = (
+        {line["seed"]: factor * line[score] for line in lines if line[score] is not None}
+        for lines in (own, before or ())
+    )
+    if not values:
+        return ""
     changes = [values[seed] - others[seed] for seed in values if seed in others]
     more = f" ({np.mean(changes):+.{digits}f}{_spread(changes, digits)})" if changes else ""
     return f"{np.mean(list(values.values())):.{digits}f}{_spread(list(values.values()), digits)}{more}"
@@ -231,18 +250,20 @@ def _spread(values: Sequence[float], digits: int) -> str:
 def main(arguments: list[str]) -> None:
     if arguments not in ([], ["calibrate"]):
         raise UserError(f"{arguments[0]!r} is not understood; see --help")
-    if unknown := set(WANTED.value) - set(ROWS):
-        raise UserError(f"--rows={','.join(unknown)}: there are {', '.join(ROWS)}")
+    table = TABLES[TABLE.value]
+    if unknown := set(WANTED.value or ()) - set(table.rows):
+        raise UserError(f"--rows={','.join(unknown)}: there are {', '.join(table.rows)}")
     if wrong := [seed for seed in SEEDS.value if not seed.isdecimal()]:
         raise UserError(f"--seeds={','.join(wrong)}: whole numbers such as 0,1,2")
     data, workdir = (
-        pathlib.Path(path or f"runs/race-{SCALE.value}").absolute() for path in (DATA.value, WORKDIR.value)
+        pathlib.Path(path or f"runs/{table.name}-{SCALE.value}").absolute() for path in (DATA.value, WORKDIR.value)
     )
-    tuned = [f"{TASKS[task].data}/{file}" for task in TUNED.values() for file in TASKS[task].files]
+    tuned = [TASKS[score] for score in table.scores if score in TUNED]
+    tuned = [f"{task.data}/{file}" for task in tuned for file in task.files]
     for path in ("corpora", BLIMP, *tuned):
         if not (data / path).exists():
             raise UserError(f"--data={DATA.value}: no {path} in it")
-    race = Race(SCALE.value, workdir, data)
+    race = Race(SCALE.value, workdir, data, table=table)
     race.scale.heldout(data / "corpora")
     try:
         race.calibrate() if arguments else _run(race)
@@ -257,7 +278,8 @@ def main(arguments: list[str]) -> None:
 
 def _run(race: Race) -> None:
     results = pathlib.Path(RESULTS.value or (race.workdir if SCALE.value == "trial" else FOLDER) / "RESULTS.md")
-    names = [name for name in ROWS if name in WANTED.value]
+    rows = race.table.rows
+    names = [name for name in rows if name in (WANTED.value or rows)]
     rates = race.rates(names)
     for line in race.finished():
         if line["budget"] != MINUTES.value:
@@ -265,8 +287,8 @@ def _run(race: Race) -> None:
     for seed in map(int, SEEDS.value):
         for name in names:
             if (name, seed) not in {(line["row"], line["seed"]) for line in race.finished()}:
-                race.compete(ROWS[name], seed, max(8, round(60 * MINUTES.value * rates[name])), MINUTES.value)
-            tables.put(results, "today", table(race.finished()))
+                race.compete(rows[name], seed, max(8, round(60 * MINUTES.value * rates[name])), MINUTES.value)
+            tables.put(results, race.table.name, formatted(race.table, race.finished()))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,6 @@
 """2018 against today: does what came after BERT pay on two CPU cores? SCALE/ROW/STEPS, such as cores/rotary/3000.
 
-Each row has all that the row before it has, and one thing more: `ROWS`. `python -m experiments.ablations.race` trains
-them for equally many minutes, not steps, and scores them.
-
-All have the size and the tokens of a step of the short models of `scaled.py`, at `cores` 4 layers of 128 and 8,192
-pieces, in sequences four times as long, 16 of 128: in 32 tokens four of five pairs are of different texts, and the
-objective of pairs learns nothing. All rows pack, so that none computes padding.
+Each row has all that the row before it has, and one thing more: `TABLE`; what all have is in `equal_time.py`.
 
 Learning rates, one an optimizer, are AdamW 2e-3, StableAdamW 2e-3, as modern:cores, and Muon 4e-3, its updates scaled
 to AdamW's size (Liu et al. 2025, section 2.2). They were chosen in short runs on a small text in sequences of 32, one
@@ -18,31 +13,11 @@ Hardware: two CPU cores, 10 minutes
 Paper:    none compares these at equal time
 """
 
-import dataclasses
-from collections.abc import Callable
+from bertjax.config import named_stages, stage
+from experiments.ablations.equal_time import Row, become, length_of, most_masked, steps_of, table
+from experiments.ablations.scaled import Scale
 
-from bertjax.config import UserError, model_size, named_stages, pretraining_config, stage
-from bertjax.families import model_fields
-from experiments.ablations.scaled import SCALES, Scale
-
-LONGER = 4  # times the length of the scale's short sequences
 DECAY = 0.25  # share of the steps in which the rate falls, as in modern:cores
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A row of the table.
-
-    Args:
-      title: what it has that the row before it has not.
-      records: which ones: pairs | sentences | bpe.
-      change: (config of the row before, scale) -> None. Changes the config.
-    """
-
-    name: str
-    title: str
-    records: str
-    change: Callable
 
 
 def _bert(config, scale: Scale) -> None:
@@ -63,10 +38,9 @@ def _no_dropout(config, scale: Scale) -> None:
 
 
 def _rotary(config, scale: Scale) -> None:
-    shared = set(model_fields("modernbert")) & set(config.model) - {"family"}
-    config.model = model_fields(
+    become(
+        config,
         "modernbert",
-        **{name: config.model[name] for name in shared},
         attention_output_dropout_prob=0.0,
         global_attn_every_n_layers=1,
         global_rope_theta=10_000.0,  # modern.py's for short sequences
@@ -110,9 +84,9 @@ def _all(config, scale: Scale) -> None:
     )
 
 
-ROWS = {
-    row.name: row
-    for row in (
+TABLE = table(
+    "today",
+    (
         Row("bert", "BERT's recipe", "pairs", _bert),
         Row("sentences", "+ no NSP, dynamic masks of 30 %", "sentences", _sentences),
         # A row of its own, since ModernBERT's form has none where BERT has most.
@@ -122,45 +96,11 @@ ROWS = {
         Row("stable_adamw", "+ StableAdamW and its schedule", "sentences", _stable_adamw),
         Row("muon", "+ Muon in its place", "sentences", _muon),
         Row("all", "all: + local windows, BPE, 15 % masked at the end", "bpe", _all),
-    )
-}
+    ),
+    scores=("bits_per_byte", "blimp", "conll", "sst2"),
+    adds_up=True,
+)
 
 
 def get_config(which="cores/bert/3000"):
-    scale, name, steps = (*which.split("/"), "", "")[:3]
-    if scale not in SCALES or name not in ROWS or not steps.isdecimal() or int(steps) < 8:
-        known = f"{', '.join(SCALES)} and {', '.join(ROWS)}"
-        raise UserError(f"{which!r} is not SCALE/ROW/STEPS with 8 steps or more, of {known}")
-    config = _base(SCALES[scale], int(steps)).unlock()
-    for row in list(ROWS.values())[: list(ROWS).index(name) + 1]:
-        row.change(config, SCALES[scale])
-    return config.lock()
-
-
-def _base(scale: Scale, steps: int):
-    """What all rows have."""
-    config, length = pretraining_config(), length_of(scale)
-    config.model.update(model_size(scale.size))
-    config.update_from_flattened_dict(scale.pretraining)
-    config.stages = named_stages(short=stage(steps, length, most_masked(length, 0.15)))
-    config.batch_size //= LONGER
-    config.packing = True
-    config.data.layout = "compact"
-    config.tokenizer.lowercase = False
-    config.model.max_position_embeddings = max(128, length)  # for the longest sentences of BLiMP
-    config.eval.update(every_steps=steps, fill_masks=())
-    config.checkpoint.update(every_steps=1000, keep=1)
-    config.sinks = ()
-    return config
-
-
-def length_of(scale: Scale) -> int:
-    return LONGER * scale.stages[0][1]
-
-
-def steps_of(config) -> int:
-    return sum(each.steps for each in config.stages.values())
-
-
-def most_masked(length: int, share: float) -> int:
-    return -int(-length * share // 1)
+    return TABLE.config(which)

@@ -82,10 +82,13 @@ def test_sinusoids_are_those_of_the_original_transformer():
             np.testing.assert_allclose(found[position, 2 * i + 1], math.cos(angle), atol=1e-6)
 
 
-@pytest.mark.parametrize("positions, knows_order", [("learned", True), ("sinusoidal", True), ("none", False)])
+@pytest.mark.parametrize(
+    "positions, knows_order", [("learned", True), ("sinusoidal", True), ("each_layer", True), ("none", False)]
+)
 def test_only_positions_tell_the_order_of_words(positions, knows_order):
     run, params = made(BertModel, dataclasses.replace(TINY, positions=positions))
     assert ("position" in params["embeddings"]) == (positions == "learned")
+    assert ("position" in params["encoder"]["layers"]) == (positions == "each_layer")
     ids, segments, types = row(0)
     order = np.random.default_rng(1).permutation(12)
     straight, _ = run(ids, segments, types)

@@ -265,6 +265,14 @@ def test_a_run_with_other_settings_is_refused(trained, records_folder):
         launch(config, trained)
 
 
+def test_what_a_run_that_starts_from_it_leaves_is_said_in_short(trained, capsys):
+    encoder = jax.tree.map(jnp.asarray, pretrained.read(trained).params["bert"])
+    pretrained.initialize({"bert": encoder}, trained, encoder_only=True)
+    layers = ("dense/bias", "dense/kernel", "output/bias", "output/kernel")
+    names = ", ".join(["generator", *(f"replaced_tokens/{layer}" for layer in layers)])
+    assert capsys.readouterr().out.endswith(f"arrays loaded; not used: {names}\n")
+
+
 def test_both_halves_are_read_and_converted(trained, tmp_path):
     stored, source = checkpoint.read_params(trained, STEPS), pretrained.read(trained)
     tables, difference = stored["bert"]["embeddings"], stored["generator"]["difference"]

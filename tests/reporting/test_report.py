@@ -189,9 +189,11 @@ def checkpoint_of(config):
     return Pretrained("x", "bertjax", config, {"bert": params}, WordPiece(PIECES, lowercase=True), [])
 
 
-@pytest.mark.parametrize("causal, norm", [(False, "post"), (True, "pre")])
-def test_attention_is_what_the_model_attends_to(causal, norm):
-    source = checkpoint_of(dataclasses.replace(TINY, causal=causal, norm=norm))
+@pytest.mark.parametrize(
+    "causal, norm, positions", [(False, "post", "learned"), (True, "pre", "learned"), (True, "post", "each_layer")]
+)
+def test_attention_is_what_the_model_attends_to(causal, norm, positions):
+    source = checkpoint_of(dataclasses.replace(TINY, causal=causal, norm=norm, positions=positions))
     pieces, found = insight.attention(source, "the ship saw the [MASK] .")
     assert pieces == ["[CLS]", "the", "ship", "saw", "the", "[MASK]", ".", "[SEP]"]
     assert found.shape == (3, 2, 8, 8)
@@ -217,6 +219,8 @@ def test_attention_is_what_the_model_attends_to(causal, norm):
         return ACTIVATIONS[config.hidden_act](x @ layer["intermediate"]["kernel"]) @ layer["output"]["kernel"]
 
     x = states[1]
+    if positions == "each_layer":
+        x = x + layer["position"]["embedding"][:8]
     if norm == "post":
         x = normalized(x + attended(x), "attention_norm")
         x = normalized(x + inner(x), "output_norm")

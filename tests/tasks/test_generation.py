@@ -44,7 +44,7 @@ def without_cache(model, params, text, tokens):
     return PIECES.decode(ids[1:])
 
 
-@pytest.mark.parametrize("changes", [{}, {"norm": "pre"}, {"positions": "sinusoidal"}])
+@pytest.mark.parametrize("changes", [{}, {"norm": "pre", "positions": "each_layer"}, {"positions": "sinusoidal"}])
 @pytest.mark.parametrize("text, tokens", [("w1", 8), ("w5 w7 w9 w2 w3", 30), ("w4 " * 38, 9)])
 def test_a_cache_changes_nothing(changes, text, tokens):
     model, params = made(dataclasses.replace(TINY, **changes))

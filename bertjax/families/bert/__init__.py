@@ -28,6 +28,9 @@ def _shown(params: dict) -> dict | None:
     layers, _, inner = kernels["intermediate"]["kernel"].shape
     heads = kernels["attention"]["query_key_value"]["kernel"].shape[-2]
     sizes = dict(num_hidden_layers=(layers,), intermediate_size=(inner,), num_attention_heads=(heads,))
+    if "position" in kernels:
+        table = kernels["position"]["embedding"]
+        sizes |= dict(positions=("each_layer",), max_position_embeddings=table.shape[1:2])
     return shown_by_embeddings(params) | sizes
 
 
@@ -41,6 +44,8 @@ def _attention(config: BertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
     states = BertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
     layers = params["encoder"]["layers"]
     x = np.asarray(states[:-1, 0])  # what each layer reads
+    if config.positions == "each_layer":
+        x = x + layers["position"]["embedding"][:, config.position_offset :][:, : ids.shape[1]]
     if config.norm == "pre":
         norm = layers["attention_norm"]
         x = standardize(x, config.layer_norm_eps) * norm["scale"][:, None] + norm["bias"][:, None]

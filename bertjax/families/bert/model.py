@@ -15,6 +15,9 @@ class BertModel(EncoderModel):
     def make_layers(self):
         return Encoder(self.config, self.compute)
 
+    def through_layers(self, x, positions, segments, dropout_keys, every_layer: bool):
+        return self.encoder(x, segments, dropout_keys, positions, every_layer=every_layer)
+
     def pool(self, hidden, segments, first_tokens):
         return self.pooler(hidden, last_tokens(segments, first_tokens) if self.config.causal else first_tokens)
 
@@ -28,7 +31,7 @@ class BertModel(EncoderModel):
         """
         each = jnp.broadcast_to(positions, input_ids.shape)
         x = self.embeddings(input_ids, jnp.zeros_like(input_ids), each)
-        return self.encoder(x, positions, cache=cache)
+        return self.encoder(x, positions, positions=each, cache=cache)
 
 
 def new_cache(config: BertConfig, batch: int, longest: int, dtype) -> Cache:

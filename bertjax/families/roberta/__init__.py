@@ -31,9 +31,9 @@ def _model(config, compute):
 
 def _shown(params: dict) -> dict | None:
     found = bert.FAMILY.shown(params)
-    if found is None or "position" not in params["bert"]["embeddings"]:
+    if found is None or "max_position_embeddings" not in found:
         return found
-    rows = len(params["bert"]["embeddings"]["position"]["embedding"])
+    (rows,) = found["max_position_embeddings"]
     return found | {"max_position_embeddings": range(rows, 0, -1)}
 
 

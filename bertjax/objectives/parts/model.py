@@ -20,7 +20,8 @@ class EncodedBatch(NamedTuple):
     Attributes:
       batch: its arrays: `input_ids`, `segments`, `token_types` `[rows, length]`, `pair_labels`, `sequence_weights`
         `[rows]`, what is predicted of words (`word_positions`, `word_ids`, `word_weights` `[rows, predictions]`), and
-        what objectives added; `original_ids` if one has rewritten `input_ids`. In packed batches `segments` numbers the
+        what objectives added; `original_ids` if one has rewritten `input_ids`; in training, if auxiliary objectives are
+        learnt, `progress` `[rows]`, the share of all steps that are done. In packed batches `segments` numbers the
         sequences of a row from 1, what is per sequence is `[rows, sequences]`, and there are `positions` and
         `first_tokens` (of each sequence).
       encoder: a module, bound to its params.
@@ -28,6 +29,7 @@ class EncodedBatch(NamedTuple):
       hidden: `[rows, length, hidden]`; None if it has not been read.
       dropout_keys: `[rows]`; None in evaluation.
       z_loss: weight of what keeps the logits of words small, see `classified`; 0 in evaluation.
+      states: `[layers + 1, rows, length, hidden]`, the embeddings first; None unless there is `progress`.
     """
 
     batch: dict
@@ -36,6 +38,7 @@ class EncodedBatch(NamedTuple):
     hidden: jax.Array | None
     dropout_keys: jax.Array | None
     z_loss: float = 0.0
+    states: jax.Array | None = None
 
     def pooled(self) -> jax.Array:
         """Returns the pooled output `[rows, hidden]`, or if sequences share rows `[rows, sequences, hidden]`."""
@@ -60,7 +63,8 @@ class PretrainingModel(nn.Module):
         self.head_names = {name: tuple(each) for name, each in heads.items()}
 
     def __call__(self, batch: dict, weights: dict, dropout_keys, keys) -> dict[str, tuple[jax.Array, dict]]:
-        """Returns what each objective's `loss`, or `rewrite`, returns, by its name.
+        """Returns what each objective's `loss`, or `rewrite`, returns, by its name; of auxiliary ones if there is
+        `progress` in the batch.
 
         Args:
           weights: by the objectives' names.
@@ -77,10 +81,14 @@ class PretrainingModel(nn.Module):
                 encoded, found[name] = objective.rewrite(given, weights[name], own[name])
         batch = encoded.batch
         read = (batch[name] for name in ("input_ids", "segments", "token_types"))
-        hidden = encoded.encoder.encode(*read, batch.get("positions"), dropout_keys=dropout_keys)
-        for name, _, objective in self.terms:
+        learnt = [term for term in self.terms if "progress" in batch or not term.objective.is_auxiliary]
+        every_layer = any(term.objective.is_auxiliary for term in learnt)
+        given = dict(dropout_keys=dropout_keys, every_layer=every_layer)
+        states = encoded.encoder.encode(*read, batch.get("positions"), **given)
+        read = dict(states=states, hidden=states[-1]) if every_layer else dict(hidden=states)
+        for name, _, objective in learnt:
             if not objective.rewrite:
-                given = encoded._replace(heads=heads[name], hidden=hidden)
+                given = encoded._replace(heads=heads[name], **read)
                 found[name] = objective.loss(given, weights[name], own[name])
         return found
 

@@ -1,0 +1,102 @@
+"""Tables whose rows train for equally many minutes, not steps: what is the same in all rows, and what a row changes.
+
+`python -m experiments.ablations.race` trains and scores them. All have the size and the tokens of a step of the short
+models of `scaled.py`, at `cores` 4 layers of 128 and 8,192 pieces, in sequences four times as long, 16 of 128: in 32
+tokens four of five pairs are of different texts, and the objective of pairs learns nothing. All rows pack, unless they
+say otherwise, so that none computes padding.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from bertjax.config import UserError, model_size, named_stages, pretraining_config, stage
+from bertjax.families import model_fields
+from experiments.ablations.scaled import SCALES, Scale
+
+LONGER = 4  # times the length of the scale's short sequences
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Args:
+      title: what it has that the row before it, or the first one, has not.
+      records: which ones, of a name of their own: pairs | sentences | bpe.
+      change: (config, scale) -> None. Changes the config of the row before, or what all rows have.
+      predicts_words: whether bits per byte and BLiMP are defined.
+    """
+
+    name: str
+    title: str
+    records: str
+    change: Callable
+    predicts_words: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Args:
+      rows: by name.
+      scores: its columns, names of `race.COLUMNS`.
+      adds_up: whether a row has all that the rows before it have; its scores are compared with those of the row before
+        then, else with those of the first row.
+    """
+
+    name: str
+    rows: Mapping[str, Row]
+    scores: tuple[str, ...]
+    adds_up: bool
+
+    def config(self, which: str):
+        """Returns the config of SCALE/ROW/STEPS. Raises `UserError` if there is none."""
+        scale, name, steps = (*which.split("/"), "", "")[:3]
+        if scale not in SCALES or name not in self.rows or not steps.isdecimal() or int(steps) < 8:
+            known = f"{', '.join(SCALES)} and {', '.join(self.rows)}"
+            raise UserError(f"{which!r} is not SCALE/ROW/STEPS with 8 steps or more, of {known}")
+        config = _base(SCALES[scale], int(steps)).unlock()
+        rows = list(self.rows.values())[: list(self.rows).index(name) + 1]
+        for row in rows if self.adds_up else rows[-1:]:
+            row.change(config, SCALES[scale])
+        return config.lock()
+
+
+def table(name: str, rows: tuple[Row, ...], scores: tuple[str, ...], adds_up: bool) -> Table:
+    return Table(name, {row.name: row for row in rows}, scores, adds_up)
+
+
+def _base(scale: Scale, steps: int):
+    """What all rows have."""
+    config, length = pretraining_config(), length_of(scale)
+    config.model.update(model_size(scale.size))
+    config.update_from_flattened_dict(scale.pretraining)
+    config.stages = named_stages(short=stage(steps, length, most_masked(length, 0.15)))
+    config.batch_size //= LONGER
+    config.packing = True
+    config.data.layout = "compact"
+    config.tokenizer.lowercase = False
+    config.model.max_position_embeddings = max(128, length)  # for the longest sentences of BLiMP
+    config.eval.update(every_steps=steps, fill_masks=())
+    config.checkpoint.update(every_steps=1000, keep=1)
+    config.sinks = ()
+    return config
+
+
+def become(config, family: str, **fields) -> None:
+    """Gives the model of a config another family: the fields that both have stay, unless `fields` say otherwise."""
+    shared = set(model_fields(family)) & set(config.model) - {"family"}
+    config.model = model_fields(family, **{name: config.model[name] for name in shared} | fields)
+
+
+def length_of(scale: Scale) -> int:
+    return LONGER * scale.stages[0][1]
+
+
+def steps_of(config) -> int:
+    return sum(each.steps for each in config.stages.values())
+
+
+def most_masked(length: int, share: float) -> int:
+    return -int(-length * share // 1)

@@ -1,0 +1,55 @@
+"""What came after BERT's masked words: left to right, replaced words. SCALE/ROW/STEPS, such as cores/replaced/3000.
+
+All rows have one size, one vocabulary, the same text in full sentences, no dropout, and one recipe: Adam with a rate of
+2e-3, as BERT's row of `today.py`, which falls to 0. They differ in what is learnt, and in the form of the model that
+learns it. `python -m experiments.ablations.race --table=successors` trains them for equally many minutes and scores
+them.
+
+The generator of `replaced` has half of the width: a fourth, as ELECTRA-small's, would be half a head here. Its steps
+are the dearer for it, and so fewer.
+
+Command:  python -m bertjax.main --config=experiments/ablations/successors.py:cores/replaced/3000
+              --config.data.corpus=texts/
+Hardware: two CPU cores, 60 minutes
+Paper:    none compares these at equal time of two cores; ELECTRA against BERT at equal compute: Clark et al. 2020,
+          figure 2
+"""
+
+from bertjax import objectives
+from experiments.ablations.equal_time import Row, steps_of, table
+from experiments.ablations.scaled import Scale
+
+
+def _masked(config, scale: Scale) -> None:
+    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config.data.update(next_sentence="none", masking="dynamic", masked_lm_prob=0.15, dupe_factor=1)
+    config.optimizer.update(name="adam", learning_rate=2e-3, schedule="linear", warmup_steps=steps_of(config) // 8)
+
+
+def _next(config, scale: Scale) -> None:
+    """GPT-2's form, as gpt.py's."""
+    _masked(config, scale)
+    config.model.update(causal=True, norm="pre", output="plain", layer_norm_eps=1e-5)
+
+
+def _replaced(config, scale: Scale) -> None:
+    """ELECTRA's objective, by BERT's form."""
+    _masked(config, scale)
+    config.data.masked_lm_split = (0.85, 0.0, 0.15)
+    objectives.learn(config, "50*replaced + generator", generator=dict(width=0.5))
+
+
+TABLE = table(
+    "successors",
+    (
+        Row("masked", "masked words (BERT)", "sentences", _masked),
+        Row("next", "left to right (GPT-2)", "sentences", _next),
+        Row("replaced", "replaced words (ELECTRA)", "sentences", _replaced, predicts_words=False),
+    ),
+    scores=("bits_per_byte", "blimp", "conll", "sst2", "mrpc"),
+    adds_up=False,
+)
+
+
+def get_config(which="cores/masked/3000"):
+    return TABLE.config(which)
