@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from bertjax.config import BertConfig, Compute
 from bertjax.model.attention import Dense
 from bertjax.model.dropout import dropout
+from bertjax.model.plain_attention import Cache
 
 
 class Read(NamedTuple):
@@ -23,6 +24,12 @@ class Read(NamedTuple):
     keys: jax.Array  # [batch, keys, heads, size]
     values: jax.Array  # [batch, keys, heads, size]
     positions: jax.Array  # [distances, heads, size], projected
+
+    def joined(self, cache: Cache, start: jax.Array) -> tuple["Read", Cache]:
+        """Returns what a cache has with these tokens, whose first place in it is `start`, and this cache."""
+        place = (0, start, 0, 0)
+        cache = Cache(*(jax.lax.dynamic_update_slice(old, new, place) for old, new in zip(cache, self[:2])))
+        return Read(*cache, self.positions), cache
 
 
 class Biases(NamedTuple):
