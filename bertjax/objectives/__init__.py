@@ -96,6 +96,7 @@ class Objective:
         of a sum may.
       models: model's config -> {name among the params: config}, the models that are trained beside the encoder, each
         as a model of its own: `convert --part=NAME`.
+      goes_on: whether it can be learnt from a stream of text, whose rows go on in the next step (`data.stream`).
       finished: params of a checkpoint -> those that all but training read: its own may be spread over others.
       settings: a frozen dataclass of `config.field`s with defaults, which say their limits: `config.objectives.NAME`.
       made: settings -> the objective with them; it itself has the defaults.
@@ -119,6 +120,7 @@ class Objective:
     fills_masks: bool = False
     rewrite: Callable[["EncodedBatch", "jax.Array", "jax.Array"], tuple["EncodedBatch", tuple]] | None = None
     models: Callable[[BertConfig], dict[str, BertConfig]] = lambda config: {}
+    goes_on: bool = False
     finished: Callable[[dict], dict] = lambda params: params
     settings: type | None = None
     made: Callable[[Any], "Objective"] | None = None
@@ -143,7 +145,7 @@ OF_PAIRS = {"pairs": "nsp", "order": "sop"}
 # The arrays that batches have.
 RESERVED = (
     "input_ids", "segments", "token_types", "positions", "first_tokens", "dropout_rows", "word_positions", "word_ids",
-    "word_weights", "pair_labels", "sequence_weights", "weights", "original_ids",
+    "word_weights", "pair_labels", "sequence_weights", "weights", "original_ids", "goes_on", "following", "memory",
 )  # fmt: skip
 
 
@@ -255,6 +257,11 @@ def _validate(config: ml_collections.ConfigDict) -> None:
                 f"config.objective = {config.objective!r}: {term.name} adds {min(clashing)!r} to batches, which have it"
             )
         taken |= term.objective.adds.keys()
+        if config.data.stream and not term.objective.goes_on:
+            raise UserError(
+                f"config.data.stream = True: {term.name} reads sequences by themselves, not text that goes on; learn "
+                f"lm, or set False"
+            )
         term.objective.validate(config)
     if config.eval.fill_masks and not any(term.objective.fills_masks for term in terms):
         names = " + ".join(term.name for term in terms)

@@ -237,7 +237,8 @@ def _planned(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
     place = jax.ShapeDtypeStruct((2,), jnp.int32, sharding=replicated(mesh))
 
     def planned(number: int, stage: Stage) -> PlannedStage:
-        arguments = task.abstract_eval_batch(number), task.abstract_statistics(), place
+        memory = jax.eval_shape(task.new_eval_memory) if config.data.stream else None
+        arguments = task.abstract_eval_batch(number), task.abstract_statistics(), place, memory
         evaluate = task.at_stage(number)[0].eval_step
         return PlannedStage(stage, task.rows[number], task.abstract_batch(number), evaluate, arguments)
 

@@ -85,6 +85,18 @@ def _new_cache(config: TransformerXLConfig, batch: int, longest: int, dtype):
     return new_cache(config, batch, longest, dtype)
 
 
+def _new_memory(config: TransformerXLConfig, rows: int, dtype):
+    from bertjax.model.recurrence import new_memory
+
+    return new_memory(rows, config.num_hidden_layers, config.memory_length, config.hidden_size, dtype)
+
+
+def _memory_flops(config: TransformerXLConfig, length: int) -> int:
+    hidden, memory = config.hidden_size, config.memory_length
+    # Keys and values, and the projection of distances; scores of both, and weighted values.
+    return 2 * config.num_hidden_layers * (3 * memory * hidden * hidden + 3 * length * memory * hidden)
+
+
 FAMILY = Family(
     model=_model,
     words=lambda config: "next",
@@ -92,6 +104,8 @@ FAMILY = Family(
     shown=_shown,
     attention=_attention,
     new_cache=_new_cache,
+    new_memory=_new_memory,
+    memory_flops=_memory_flops,
     layer_numbers=_layer_numbers,
     packs=True,
     config=TransformerXLConfig,

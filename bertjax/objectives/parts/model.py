@@ -11,6 +11,7 @@ import optax
 from bertjax import families
 from bertjax.config import BertConfig, Compute
 from bertjax.model.dropout import fold_in, random_bits
+from bertjax.model.recurrence import Memory
 from bertjax.objectives import Term
 
 
@@ -59,8 +60,9 @@ class PretrainingModel(nn.Module):
             setattr(self, name, head)
         self.head_names = {name: tuple(each) for name, each in heads.items()}
 
-    def __call__(self, batch: dict, weights: dict, dropout_keys, keys) -> dict[str, tuple[jax.Array, dict]]:
-        """Returns what each objective's `loss`, or `rewrite`, returns, by its name.
+    def __call__(self, batch: dict, weights: dict, dropout_keys, keys) -> tuple[dict[str, tuple], Memory | None]:
+        """Returns what each objective's `loss`, or `rewrite`, returns, by its name; and what the rows remember, if the
+        batch has a `memory`.
 
         Args:
           weights: by the objectives' names.
@@ -77,12 +79,18 @@ class PretrainingModel(nn.Module):
                 encoded, found[name] = objective.rewrite(given, weights[name], own[name])
         batch = encoded.batch
         read = (batch[name] for name in ("input_ids", "segments", "token_types"))
-        hidden = encoded.encoder.encode(*read, batch.get("positions"), dropout_keys=dropout_keys)
+        memory, encode = batch.get("memory"), encoded.encoder.encode
+        if memory is None:
+            hidden = encode(*read, batch.get("positions"), dropout_keys=dropout_keys)
+        else:
+            memory = memory.where(batch["goes_on"] > 0)
+            hidden, memory = encode(*read, dropout_keys=dropout_keys, memory=memory)
+            memory = memory.where(batch["segments"][:, 0] > 0)  # rows whose record is lost leave nothing
         for name, _, objective in self.terms:
             if not objective.rewrite:
                 given = encoded._replace(heads=heads[name], hidden=hidden)
                 found[name] = objective.loss(given, weights[name], own[name])
-        return found
+        return found, memory
 
 
 def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss: float = 0.0) -> tuple[jax.Array, dict]:
