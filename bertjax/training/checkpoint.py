@@ -289,18 +289,21 @@ def _restore(manager: ocp.CheckpointManager, step: int, abstract: TrainState, pa
         items[AVERAGE] = abstract.average
     if not params_only:
         items["rest"] = {"step": abstract.step, "opt_state": abstract.opt_state}
-        items |= {MEMORY: abstract.memory} if _has_memory(manager, step, abstract) else {}
+        items |= {MEMORY: abstract.memory} if _has_memory(manager.directory / str(step), abstract) else {}
     wanted = {item: ocp.args.StandardRestore(tree) for item, tree in items.items()}
     found = manager.restore(step, args=ocp.args.Composite(**wanted))
     rest = {} if params_only else found.rest
     return TrainState(rest.get("step"), found.params, rest.get("opt_state"), found.get(AVERAGE), found.get(MEMORY))
 
 
-def _has_memory(manager: ocp.CheckpointManager, step: int, abstract: TrainState) -> bool:
+def _has_memory(folder: epath.Path, abstract: TrainState) -> bool:
     """Returns whether a checkpoint has the memory of as many rows, layers and tokens as a state has."""
-    saved = manager.item_metadata(step).get(MEMORY)
-    wanted = [x.shape for x in jax.tree.leaves(abstract.memory)]
-    return saved is not None and bool(wanted) and [x.shape for x in jax.tree.leaves(saved)] == wanted
+    if abstract.memory is None or not (folder / MEMORY).exists():
+        return False
+    with _checkpointer_of_this_host() as checkpointer:
+        saved = checkpointer.metadata(folder / MEMORY).item_metadata.tree
+    shapes, wanted = (sorted(tuple(x.shape) for x in jax.tree.leaves(tree)) for tree in (saved, abstract.memory))
+    return shapes == wanted
 
 
 class Parent(NamedTuple):
