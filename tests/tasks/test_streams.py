@@ -16,8 +16,10 @@ from bertjax.data.batches.packing import RowSize
 from bertjax.data.preparation import prepare
 from bertjax.data.records import find_records
 from bertjax.families.transformer_xl.model import TransformerXLModel
+from bertjax.interop import pretrained
 from bertjax.model.recurrence import new_memory
 from bertjax.objectives import lm
+from bertjax.reporting import insight
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
@@ -26,6 +28,8 @@ from bertjax.training import checkpoint
 from bertjax.training.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import launch_and_stop, make_corpus, one_device_mesh, preparing_in_process
+from tests.tasks.test_finetuning import config_for as fine_tuning_config_for
+from tests.tasks.test_finetuning import write_sst2
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 LENGTH, MEMORY, ROWS = 16, 24, 8  # the memory reaches back into the row before the last
@@ -239,6 +243,20 @@ def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys)
     assert "reads steps" not in capsys.readouterr().out
     for a, b in zip(items_of(tmp_path / "same", 6, "params", "memory"), items_of(straight, 6, "params", "memory")):
         np.testing.assert_array_equal(a, b)
+
+
+def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
+    source = pretrained.read_with_tokenizer(straight)
+    pieces, shown = insight.attention(source, "the ship")
+    assert shown.shape == (2, 2, len(pieces), len(pieces))
+    np.testing.assert_allclose(shown.sum(-1), 1, atol=1e-5)
+    assert not np.triu(shown, 1).any() and np.tril(shown, -1).any()  # it sees what comes before, and nothing else
+    write_sst2(tmp_path)
+    launch(fine_tuning_config_for(tmp_path, straight, epochs=1.0, packing=True), tmp_path / "tuned")
+    tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
+    assert tuned.config.memory_length == MEMORY and tuned.config.family == "transformer_xl"
+    (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
+    assert found["label"] in ("0", "1")
 
 
 @pytest.mark.parametrize(
