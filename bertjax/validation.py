@@ -174,10 +174,17 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     )
 
 
-def _validate_stream(config) -> None:
+def require_memory(config) -> None:
+    """Raises `UserError` if rows go on in the next step (`data.stream`), and the model cannot."""
     family = config.model.family
     none = f"model.family = {family!r} has no memory, with which a row goes on; choose one that has, or set False"
-    require(families.FAMILIES.get(family).new_memory is not None, "data.stream", True, none)
+    has_memory = families.FAMILIES.get(family).new_memory is not None
+    require(has_memory or not config.data.stream, "data.stream", config.data.stream, none)
+
+
+def _validate_stream(config) -> None:
+    if not config.adapt.model:  # the model is not known yet
+        require_memory(config)
     apart = "rows that go on in the next step have one text each; set False"
     require(not config.packing, "packing", True, apart)
     why = "a stream of text is cut into whole sequences, once"

@@ -278,6 +278,13 @@ class Pretraining:
         """Returns the shapes, types and shardings of the batches that a stage is evaluated on."""
         return self._abstract_batch(stage, self.eval_batch_size)
 
+    def abstract_eval_memory(self):
+        """Returns the shapes, types and shardings of the memory of held-out rows; None if they have none."""
+        if not self.config.data.stream:
+            return None
+        shapes, sharding = jax.eval_shape(self.new_eval_memory), batch_sharding(self.mesh)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+
     def flops(self, start: int, stop: int) -> int:
         total = 0
         for stage, own, row, rows in zip(self._stages, self._configs, self.row_sizes, self.rows):

