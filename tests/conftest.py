@@ -46,6 +46,7 @@ LONG = (
     "tasks/test_pretraining.py",
     "test_several_hosts.py",
     "test_commands.py",
+    "tasks/test_streams.py",
     "tasks/test_finetuning.py",
     "tasks/test_packing.py",
     "training/test_loop.py",
@@ -73,6 +74,7 @@ LONG = (
     "test_faults.py",
     "tasks/test_generation.py",
     "tasks/test_sweep.py",
+    "interop/test_transformer_xl_parity.py",
 )
 
 

@@ -1,5 +1,5 @@
-"""Families of models: BERT, ModernBERT, EuroBERT, the two LSTMs of ELMo, or somebody else's. What the package wants to
-know about a model, it asks its family.
+"""Families of models: BERT, ModernBERT, EuroBERT, Transformer-XL, the two LSTMs of ELMo, or somebody else's. What the
+package wants to know about a model, it asks its family.
 
 A family is a file or a folder, found by the name in `config.model.family`. It is made of the parts in `model/`, which
 know no family, and its module is imported without JAX's modules, which its functions import when they are called.
