@@ -331,6 +331,9 @@ def pretraining_config() -> ml_collections.ConfigDict:
             masked_lm_prob=0.15,
             masked_lm_split=(0.8, 0.1, 0.1),  # shares of the chosen tokens: [MASK], a random piece, left as it is
             short_seq_prob=0.1,
+            # Sequences are cut from a stream of text, in its order, and a row of a batch goes on where it ended in the
+            # step before, with the model's memory (Transformer-XL); each epoch reads the stream again.
+            stream=False,
             do_whole_word_mask=False,
             do_span_mask=False,  # spans of whole words, of geometric lengths (SpanBERT)
         )

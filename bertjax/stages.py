@@ -115,7 +115,7 @@ def changeable(config: ml_collections.ConfigDict) -> list[str]:
     models = families.configs_that_may_be(config)
     dropout = [name for model in models for name in fields_of(model, "") if "dropout" in name]
     behaviour = [name for model in models for name in fields_of(model, "behaviour", "choice")]
-    left_out = ("max_position_embeddings", "classifier_dropout")
+    left_out = ("max_position_embeddings", "memory_length", "classifier_dropout")
     of_model = dict.fromkeys(name for name in [*behaviour, *dropout] if name not in left_out)
     sections = {"data": OF_DATA, "optimizer": OF_OPTIMIZER, "model": of_model}
     return [*SHARED, *(f"{section}.{name}" for section, names in sections.items() for name in names)]

@@ -153,6 +153,8 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     random = "would be random as well: set init_checkpoint, or 0"
     require(bool(config.init_checkpoint) or not config.freeze_layers, "freeze_layers", config.freeze_layers, random)
     _validate_stages(config)
+    if config.data.stream:
+        _validate_stream(config)
     for each in stages_of(config):
         families.FAMILIES.get(config.model.family).validate(config_in(config, each))
         if corpus_sources(config) or config.data.mix_when == "prepared":
@@ -170,6 +172,31 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
         config.data.corpus,
         "say where the text is (files, a folder, a glob, gs://..., hf:NAME, tfds:NAME, pydoc) or set data.records",
     )
+
+
+def require_memory(config) -> None:
+    """Raises `UserError` if rows go on in the next step (`data.stream`), and the model cannot."""
+    family = config.model.family
+    none = f"model.family = {family!r} has no memory, with which a row goes on; choose one that has, or set False"
+    has_memory = families.FAMILIES.get(family).new_memory is not None
+    require(has_memory or not config.data.stream, "data.stream", config.data.stream, none)
+
+
+def _validate_stream(config) -> None:
+    if not config.adapt.model:  # the model is not known yet
+        require_memory(config)
+    apart = "rows that go on in the next step have one text each; set False"
+    require(not config.packing, "packing", True, apart)
+    why = "a stream of text is cut into whole sequences, once"
+    for field, needed in (("next_sentence", "none"), ("masking", "dynamic"), ("dupe_factor", 1), ("short_seq_prob", 0)):
+        value = config.data[field]
+        require(value == needed, f"data.{field}", value, f"{why}; set {needed}, or data.stream=False")
+    for each in stages_of(config):
+        one = (
+            f"rows go on in the next step, so all stages have batch_size = {config.batch_size}; set it, or leave it out"
+        )
+        field = "ramp_from" if each.grows else "batch_size"
+        require(each.batch_size == config.batch_size, f"stages.{each.name}.{field}", each.batch_size, one)
 
 
 def _validate_adaptation(config, with_data: bool) -> None:

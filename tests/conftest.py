@@ -47,6 +47,7 @@ LONG = (
     "test_several_hosts.py",
     "test_commands.py",
     "test_tutorials.py",
+    "tasks/test_streams.py",
     "tasks/test_finetuning.py",
     "tasks/test_packing.py",
     "training/test_loop.py",
@@ -74,6 +75,7 @@ LONG = (
     "test_faults.py",
     "tasks/test_generation.py",
     "tasks/test_sweep.py",
+    "interop/test_transformer_xl_parity.py",
 )
 
 

@@ -27,6 +27,7 @@ GOLDEN = ROOT / "tests" / "golden" / "configs"
 PRETRAINING = [
     "base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart", "bytes",
     "gpt:gpt2", "elmo", "modern:base", "adapt",
+    "transformer_xl:wikitext", "transformer_xl:enwik8", "transformer_xl:cores",
     "electra:small", "electra:base", "characters:t64", "characters:cores", "transformer:base", "transformer:big",
     "ablations/objective:ltr", "ablations/size:6-768-3", "ablations/masking:80-20-0", "ablations/positions:none",
 ]  # fmt: skip

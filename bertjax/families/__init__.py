@@ -1,5 +1,5 @@
-"""Families of models: BERT, ModernBERT, EuroBERT, the two LSTMs of ELMo, or somebody else's. What the package wants to
-know about a model, it asks its family.
+"""Families of models: BERT, ModernBERT, EuroBERT, Transformer-XL, the two LSTMs of ELMo, or somebody else's. What the
+package wants to know about a model, it asks its family.
 
 A family is a file or a folder, found by the name in `config.model.family`. It is made of the parts in `model/`, which
 know no family, and its module is imported without JAX's modules, which its functions import when they are called.
@@ -50,6 +50,10 @@ class Family:
         keys]`; None if it has no attention to show.
       new_cache: (config, batch, tokens, dtype) -> an empty cache, with which the encoder's `decode` continues a text;
         None if it cannot.
+      new_memory: (config, rows, dtype) -> what rows remember that have read nothing, a `model.recurrence.Memory`, with
+        which the encoder's `encode` returns what they then remember: the last `memory_length` states of each layer, a
+        field of the config; None if its models have no memory.
+      memory_flops: (config, tokens of a row) -> what a full memory adds to `layer_flops`.
       word_embeddings: path of the word embeddings among the params of the encoder.
       is_cast: path of a param -> whether the compute type may replace its float32 without changing a result.
       model_types: the `model_type`s in config.json of Hugging Face's folders whose models are of this family.
@@ -71,6 +75,8 @@ class Family:
     validate: Callable[[Any], None] = lambda config: None
     attention: Callable[[BertConfig, dict, np.ndarray], np.ndarray] | None = None
     new_cache: Callable[[BertConfig, int, int, str], Any] | None = None
+    new_memory: Callable[[BertConfig, int, str], Any] | None = None
+    memory_flops: Callable[[BertConfig, int], int] = lambda config, length: 0
     word_embeddings: tuple[str, ...] = ("embeddings", "word", "embedding")
     is_cast: Callable[[tuple[str, ...]], bool] = lambda path: path[-1] in ("kernel", "embedding")
     model_types: tuple[str, ...] = ()

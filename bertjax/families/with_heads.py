@@ -34,6 +34,11 @@ class BertForMaskedLM(nn.Module):
         hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
         return word_logits(self.bert, self.masked_lm, hidden, masked_positions)
 
+    def remember(self, input_ids, segments, token_types, masked_positions, memory):
+        """As `__call__` of rows that go on after those of a memory; also returns what this then is."""
+        hidden, memory = self.bert.encode(input_ids, segments, token_types, memory=memory)
+        return word_logits(self.bert, self.masked_lm, hidden, masked_positions), memory
+
     def decode(self, input_ids, positions, cache: Cache, last):
         """As `BertModel.decode`: the logits of the word after the token `last` of these `[batch, padded vocab]`."""
         hidden, cache = self.bert.decode(input_ids, positions, cache)

@@ -97,6 +97,7 @@ class Objective:
         of a sum may.
       models: model's config -> {name among the params: config}, the models that are trained beside the encoder, each
         as a model of its own: `convert --part=NAME`.
+      goes_on: whether it can be learnt from a stream of text, whose rows go on in the next step (`data.stream`).
       finished: params of a checkpoint -> those that all but training read: its own may be spread over others.
       start: the inverse: params that `finished` returned, perhaps of a run with other settings or other objectives ->
         those that training starts from. Raises `UserError` if there are no such params.
@@ -126,6 +127,7 @@ class Objective:
     fills_masks: bool = False
     rewrite: Callable[["EncodedBatch", "jax.Array", "jax.Array"], tuple["EncodedBatch", tuple]] | None = None
     models: Callable[[BertConfig], dict[str, BertConfig]] = lambda config: {}
+    goes_on: bool = False
     finished: Callable[[dict], dict] = lambda params: params
     start: Callable[[dict], dict] = lambda params: params
     moves: Callable[[tuple[str, ...]], tuple[str, ...] | None] = lambda path: None
@@ -154,7 +156,8 @@ OF_PAIRS = {"pairs": "nsp", "order": "sop"}
 # The arrays that batches have.
 RESERVED = (
     "input_ids", "segments", "token_types", "positions", "first_tokens", "dropout_rows", "word_positions", "word_ids",
-    "word_weights", "pair_labels", "sequence_weights", "weights", "original_ids", "progress",
+    "word_weights", "pair_labels", "sequence_weights", "weights", "original_ids", "progress", "goes_on", "following",
+    "memory",
 )  # fmt: skip
 
 
@@ -325,6 +328,11 @@ def _validate(config: ml_collections.ConfigDict, with_model: bool) -> None:
                 f"config.objective = {config.objective!r}: {term.name} adds {min(clashing)!r} to batches, which have it"
             )
         taken |= term.objective.adds.keys()
+        if config.data.stream and not term.objective.goes_on:
+            raise UserError(
+                f"config.data.stream = True: {term.name} reads sequences by themselves, not text that goes on; learn "
+                f"lm, or set False"
+            )
         if with_model:
             term.objective.validate(config)
     if config.eval.fill_masks and not any(term.objective.fills_masks for term in terms):

@@ -49,6 +49,7 @@ class StagePlan:
     length: int
     params_bytes: int  # at rest
     optimizer_bytes: int
+    memory_bytes: int  # of rows that go on in the next step
     hbm_used_bytes: int | None  # maximum of train and evaluation step; None: out of memory, amount unknown
     hbm_available_bytes: int
     flops_per_step: int
@@ -63,8 +64,8 @@ class StagePlan:
 
     @property
     def activations_bytes(self) -> int:
-        """HBM without params and optimizer state: activations, gathered weights, gradients, the program."""
-        return self.hbm_used_bytes - self.params_bytes - self.optimizer_bytes
+        """HBM without what is kept between steps: activations, gathered weights, gradients, the program."""
+        return self.hbm_used_bytes - self.params_bytes - self.optimizer_bytes - self.memory_bytes
 
     @property
     def fits(self) -> bool:
@@ -224,6 +225,7 @@ class _Builder:
             length=stage.length,
             params_bytes=_bytes_per_device(self._program.state.params) * per_chip,
             optimizer_bytes=_bytes_per_device((self._program.state.opt_state, self._program.state.average)) * per_chip,
+            memory_bytes=_bytes_per_device(self._program.state.memory) * per_chip,
             hbm_used_bytes=used,
             hbm_available_bytes=int(generation.hbm_bytes),
             flops_per_step=self._task.flops(stage.first_step, stage.first_step + 1),

@@ -76,6 +76,7 @@ def as_table(
         ("batch x length", [_batch(p) for p in plans]),
         (f"memory per {chip}: params", [_gib(p.params_bytes) for p in plans]),
         ("  optimizer", [_gib(p.optimizer_bytes) for p in plans]),
+        *[("  memory of rows", [_gib(p.memory_bytes) for p in plans])] * any(p.memory_bytes for p in plans),
         ("  activations and the rest", [_gib(p.activations_bytes) if p.fits else "" for p in plans]),
         ("  total", [_gib(p.hbm_used_bytes) for p in plans]),
         ("  free", [_free(p) for p in plans]),

@@ -5,6 +5,7 @@ and what it takes to name these pieces is divided by the bytes of these words. H
 Of a model that predicts next words, it is what all pieces of the text take, divided by its bytes.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -89,11 +90,12 @@ def bits_per_byte(
 
     Args:
       hidden: of each word of each text, whether it is hidden; of no effect for a model that predicts next words.
-      length: tokens of the longest sequence; longer texts are halved.
+      length: tokens of the longest sequence; longer texts are halved, unless the model has a memory.
 
     Raises `UserError` if none is hidden.
     """
-    parts = [part for text, which in zip(texts, hidden) for part in halved(text, which, tokenizer, length)]
+    longest = math.inf if families.of(model.config).new_memory else length
+    parts = [part for text, which in zip(texts, hidden) for part in halved(text, which, tokenizer, longest)]
     says_all = families.of(model.config).words(model.config) == "next"
     all_words = [pair for text, which in parts for pair in zip(text.split(" "), which)]
     words = [word for word, is_hidden in all_words if is_hidden or says_all]

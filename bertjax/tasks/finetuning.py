@@ -222,7 +222,7 @@ class FineTuning:
             self._loss = losses.Distilled(self._loss, config.distill.temperature, config.distill.weight)
         if config.packing and not layer.packs_rows_of(self.model):
             raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
-        self.couples_rows = layer.couples
+        self.couples_rows, self.recurrence = layer.couples, None
         self.total_steps = count_steps(config, dataset.count(config.batch_size))
         self._order = self._make_order()
         self._predict = make_predictor(

@@ -1,12 +1,14 @@
 """Likelihoods of texts, and minimal pairs: how often a model finds the better of two sentences more likely.
 
-A left-to-right model gives each token's probability after those before it. Of a model that fills masks, each token is
-masked alone: the pseudo-log-likelihood (Salazar et al. 2020, section 2).
+A left-to-right model gives each token's probability after those before it; one with a memory reads a text that is
+longer than the memory in parts of its length. Of a model that fills masks, each token is masked alone: the
+pseudo-log-likelihood (Salazar et al. 2020, section 2).
 """
 
 import collections
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -64,10 +66,12 @@ def log_likelihoods_of_rows(
     model: BertForMaskedLM, params, tokenizer: Tokenizer, rows: Iterable[PredictedRow], texts: int
 ) -> np.ndarray:
     """Returns the sum of the log-probabilities of each text's words, over all of its rows: `[texts]`, in nats."""
-    found, longest = np.zeros(texts), model.config.max_position_embeddings
+    found, longest, part = np.zeros(texts), longest_of(model.config), part_of(model.config)
     for batch in _batches(sorted(rows, key=lambda row: len(row.ids)), longest):
         arrays, positions, words, used = _arrays(batch, tokenizer, longest)
-        each = np.asarray(_log_probabilities(model, params, arrays, positions, words))
+        is_whole = part is None or arrays["input_ids"].shape[1] <= part
+        compute = _log_probabilities if is_whole else _log_probabilities_in_parts
+        each = np.asarray(compute(model, params, arrays, positions, words))
         check_numbers(each)
         np.add.at(found, [row.text for row in batch], (each * used).sum(1)[: len(batch)])
     return found
@@ -75,7 +79,7 @@ def log_likelihoods_of_rows(
 
 def _rows_of(number: int, text: str, tokenizer: Tokenizer, config, learnt: str) -> Iterator[PredictedRow]:
     ids = tokenizer.framed(tokenizer.encode(text).ids)
-    if len(ids) > (most := config.max_position_embeddings):
+    if len(ids) > (most := longest_of(config)):
         raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {most} positions")
     places = range(1, len(ids) - len(tokenizer.end))
     if learnt == "next":
@@ -120,10 +124,46 @@ def _arrays(batch: list[PredictedRow], tokenizer: Tokenizer, longest: int):
     return dict(input_ids=ids, segments=segments, token_types=np.zeros_like(ids)), positions, words, used
 
 
+def longest_of(config) -> float:
+    """Returns how many tokens a text may have."""
+    return config.max_position_embeddings if part_of(config) is None else math.inf
+
+
+def part_of(config) -> int | None:
+    """Returns how many tokens of a longer text a model with a memory reads at once; None if it has none."""
+    return None if families.of(config).new_memory is None else config.memory_length
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _log_probabilities(model: BertForMaskedLM, params, batch, positions, words):
     """`[rows, predictions]`: log-probabilities of the words at the positions."""
-    logits = model.apply({"params": params}, **batch, masked_positions=positions)
+    return _of_words(model, model.apply({"params": params}, **batch, masked_positions=positions), words)
+
+
+def _log_probabilities_in_parts(model: BertForMaskedLM, params, batch, positions, words):
+    """As `_log_probabilities`, of a model that predicts the word after each position, a part after the other."""
+    del positions
+    config, part, found = model.config, part_of(model.config), []
+    rows, length = words.shape
+    batch, words = jax.tree.map(lambda x: np.pad(x, ((0, 0), (0, -length % part))), (batch, words))
+    memory = families.of(config).new_memory(config, rows, model.compute.dtype)
+    for start in range(0, length, part):
+        own = {name: x[:, start : start + part] for name, x in batch.items()}
+        each, memory = _remembering(model, params, own, words[:, start : start + part], memory)
+        found.append(np.asarray(each))
+    return np.concatenate(found, axis=1)[:, :length]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _remembering(model: BertForMaskedLM, params, batch, words, memory):
+    """The log-probability of the word after each position, and what the memory then is."""
+    positions = jnp.broadcast_to(jnp.arange(words.shape[1]), words.shape)
+    given = dict(**batch, masked_positions=positions, memory=memory)
+    logits, memory = model.apply({"params": params}, **given, method="remember")
+    return _of_words(model, logits, words), memory
+
+
+def _of_words(model: BertForMaskedLM, logits, words):
     logits = logits[..., : model.config.vocab_size].astype(jnp.float32)
     return jnp.take_along_axis(logits, words[..., None], -1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
 

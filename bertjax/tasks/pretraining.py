@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -43,6 +44,7 @@ from bertjax.tasks.pretraining_rows import most_predictions, row_multiple, row_s
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.state import abstract_axes
+from bertjax.training.task import Recurrence
 
 MEASURED_SEQUENCES = 65_536  # training sequences that the statistics of baselines are estimated from
 OBJECTIVES_KEY = 1 << 16  # derives the objectives' keys from a row's; lower numbers are the layers'
@@ -107,7 +109,7 @@ class Pretraining:
             ]
             train = [mixed(*each) if each[1] else each[0] for each in zip(train, mixtures)]
             self.orders = [
-                Order(files, stage.batch_size, config.seed, row, stage.sequences_before)
+                Order(files, stage.batch_size, config.seed, row, stage.sequences_before, config.data.stream)
                 for files, stage, row in zip(train, self._stages, self.row_sizes)
             ]
             heldout = [find(*shape, split="heldout") for shape in shapes]
@@ -140,6 +142,15 @@ class Pretraining:
         batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in whole._abstract(1, shapes).items()}
         model = self._make_model(whole.terms)
         return model.init(key, batch, whole._weights(batch), None, row_keys(key, jnp.arange(1)))["params"]
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        if not self.config.data.stream:
+            return None
+        config, shortest = self.model.config, min(stage.length for stage in self._stages)
+        # The memory of a layer is made by that of the layer below it, which reaches as far back again.
+        reach = config.num_hidden_layers * math.ceil(config.memory_length / shortest)
+        return Recurrence(functools.partial(self._new_memory, self.config.batch_size), reach)
 
     def is_frozen(self, path: tuple[str, ...]) -> bool:
         return False
@@ -182,14 +193,14 @@ class Pretraining:
         if keys is None:
             keys = row_keys(jax.random.key(0), jnp.arange(len(batch["input_ids"])))
         weights = batch["weights"] if "weights" in batch else self._weights(batch)
-        found = self.model.apply({"params": params}, batch, weights, dropout_keys, keys)
+        found, memory = self.model.apply({"params": params}, batch, weights, dropout_keys, keys)
         tokens = (batch["segments"] > 0).sum().astype(jnp.float32)
         loss, metrics = 0.0, {"tokens": tokens, "padding": batch["segments"].size - tokens}
         for name, weight, _ in self.terms:
             own, others = found[name]
             loss = loss + (own if weight == 1 else weight * own)
             metrics |= {f"{name}_{metric}": value for metric, value in {"loss": own, **others}.items()}
-        return loss, metrics
+        return loss, metrics if memory is None else metrics | {"memory": memory}
 
     def limited(self, updates, step):
         if not (first := self.config.adapt.new_pieces_first):
@@ -269,6 +280,13 @@ class Pretraining:
         batch = self._abstract_batch(stage, self.eval_batch_size)
         return {name: x for name, x in batch.items() if name != "progress"}
 
+    def abstract_eval_memory(self):
+        """Returns the shapes, types and shardings of the memory of held-out rows; None if they have none."""
+        if not self.config.data.stream:
+            return None
+        shapes, sharding = jax.eval_shape(self.new_eval_memory), batch_sharding(self.mesh)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+
     def flops(self, start: int, stop: int) -> int:
         total = 0
         for stage, own, row, rows in zip(self._stages, self._configs, self.row_sizes, self.rows):
@@ -276,7 +294,9 @@ class Pretraining:
             if not self.config.packing:
                 row = RowSize(stage.length, 1, most_predictions(own, stage))
             config = families.config_of(own)
-            forward = families.of(config).layer_flops(config, stage.length)
+            family = families.of(config)
+            forward = family.layer_flops(config, stage.length)
+            forward += family.memory_flops(config, stage.length) if self.config.data.stream else 0
             forward += sum(term.objective.flops(config, row) for term in objectives.of(own))
             total += 3 * steps * rows * forward
         return total
@@ -287,7 +307,7 @@ class Pretraining:
         other.config, other.terms = config, objectives.of(config)
         other._configs = [config_in(config, stage) for stage in self._stages]
         other.model = other._make_model(other.terms)
-        for cached in ("eval_step", "_computing"):
+        for cached in ("eval_step", "new_eval_memory", "_computing"):
             other.__dict__.pop(cached, None)
         return other
 
@@ -324,14 +344,20 @@ class Pretraining:
             additions=self._additions[stage],
             seed=self.config.data.seed,
             rows=functools.partial(local_rows, self.mesh),
+            is_stream=self.config.data.stream,
         )
         sums = None
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
             on_mesh = enumerate(on_devices(batches, self.mesh))
-            seed = self.config.data.seed
-            evaluate = self._computing[stage].eval_step
-            each = (evaluate(params, batch, statistics, np.int32([seed, number])) for number, batch in on_mesh)
-            for found in fetched(each):
+            task, seed = self._computing[stage], self.config.data.seed
+
+            def evaluated():
+                memory = task.new_eval_memory() if self.config.data.stream else None
+                for number, batch in on_mesh:
+                    found, memory = task.eval_step(params, batch, statistics, np.int32([seed, number]), memory)
+                    yield found
+
+            for found in fetched(evaluated()):
                 sums = found if sums is None else jax.tree.map(np.add, sums, found)
                 after_batch()
         return jax.tree.map(float, sums)
@@ -374,6 +400,8 @@ class Pretraining:
         kinds |= dict.fromkeys(("pair_labels", "sequence_weights"), "sequence")
         if any(term.objective.is_auxiliary for term in self.terms):
             kinds["progress"] = "row"
+        if self.config.data.stream:
+            kinds["goes_on"] = "sequence"
         if predictions:
             kinds |= dict.fromkeys(("word_positions", "word_ids", "word_weights"), "word")
         return kinds | self._kinds
@@ -395,14 +423,16 @@ class Pretraining:
 
     @functools.cached_property
     def eval_step(self):
-        """(cast params, batch, statistics, (seed, number of the batch)) -> its sequences, and sums over its rows."""
+        """(cast params, batch, statistics, (seed, number of the batch), memory of its rows or None) -> (its sequences,
+        and sums over its rows), and the memory after it."""
 
-        def eval_step(params, batch, statistics, place):
+        def eval_step(params, batch, statistics, place, memory):
             seed, number = place
             rows = len(batch["input_ids"])
             keys = row_keys(jax.random.key(seed, impl="threefry2x32"), number * rows + jnp.arange(rows))
             weights = self._weights(batch)
-            found = self.model.apply({"params": params}, batch, weights, None, keys)
+            given = batch if memory is None else batch | {"memory": memory}
+            found, memory = self.model.apply({"params": params}, given, weights, None, keys)
             sums = {}
             for name, _, objective in self.terms:
                 if objective.is_auxiliary:
@@ -410,9 +440,19 @@ class Pretraining:
                 loss, metrics = found[name]
                 baselines = objective.baselines(batch, weights[name], statistics.get(name))
                 sums[name] = {"weight": weights[name].sum(), "loss": loss, **metrics, **baselines}
-            return batch["sequence_weights"].sum(), sums
+            return (batch["sequence_weights"].sum(), sums), memory
 
-        return jax.jit(eval_step, out_shardings=replicated(self.mesh))
+        return jax.jit(eval_step, out_shardings=(replicated(self.mesh), batch_sharding(self.mesh)))
+
+    @functools.cached_property
+    def new_eval_memory(self):
+        """() -> the memory of rows of held-out text that have read nothing."""
+        new = functools.partial(self._new_memory, self.eval_batch_size)
+        return jax.jit(new, out_shardings=batch_sharding(self.mesh))
+
+    def _new_memory(self, rows: int):
+        config, dtype = self.model.config, self.model.compute.dtype
+        return families.of(config).new_memory(config, rows, dtype)
 
     def abstract_statistics(self) -> dict:
         """Returns the shapes, types and shardings of what the baselines know of the training data."""

@@ -37,7 +37,7 @@ from bertjax.training.run import Kind, Run
 from bertjax.training.state import abstract_axes
 from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
 from bertjax.training.workdir import RunInfo, tokenizer_entry
-from bertjax.validation import REMAT_POLICIES
+from bertjax.validation import REMAT_POLICIES, require_memory
 
 # From how many steps unrolled layers pay: BERT-base on a v5e gains 12 ms a step, and compiles 100 s longer a stage.
 UNROLLED_STEPS = 20_000
@@ -68,6 +68,7 @@ def adopt_checkpoint(config, before: RunInfo | None = None) -> None:
             pretrained.adopt_tokenizer(config)
             _extend_model(config)
         _check_stages(config)
+        require_memory(config)
         tasks.validate(config, with_data=False, is_adopted=True)  # now that the model is known
     elif before is None:
         pretrained.adopt(config)
@@ -250,7 +251,7 @@ def _planned(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
     place = jax.ShapeDtypeStruct((2,), jnp.int32, sharding=replicated(mesh))
 
     def planned(number: int, stage: Stage) -> PlannedStage:
-        arguments = task.abstract_eval_batch(number), task.abstract_statistics(), place
+        arguments = task.abstract_eval_batch(number), task.abstract_statistics(), place, task.abstract_eval_memory()
         evaluate = task.at_stage(number)[0].eval_step
         return PlannedStage(stage, task.rows[number], task.abstract_batch(number), evaluate, arguments)
 

@@ -1,9 +1,9 @@
 """Orbax checkpoints of a run, written in the background; keeps the latest few and the best one.
 
-`WORKDIR/checkpoints/STEP` holds `params`, `rest` (step and optimizer state), perhaps the `average` of the params, the
-`checksums` of these and, once the step has been evaluated, `scores.json`, which predict and convert read and which
-determines the best checkpoint. A run goes on from the latest checkpoint that is what was saved; it moves those that are
-not to `WORKDIR/checkpoints-damaged`.
+`WORKDIR/checkpoints/STEP` holds `params`, `rest` (step and optimizer state), perhaps the `average` of the params and
+the `memory` of rows that go on in the next step, the `checksums` of these and, once the step has been evaluated,
+`scores.json`, which predict and convert read and which determines the best checkpoint. A run goes on from the latest
+checkpoint that is what was saved; it moves those that are not to `WORKDIR/checkpoints-damaged`.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from bertjax.training.state import TrainState
 FOLDER, DAMAGED_FOLDER, SCORES = "checkpoints", "checkpoints-damaged", "scores.json"
 CHECKSUMS_FILE = "checksums/metadata"  # path in a step's folder; the name is Orbax's
 AVERAGE = "average"  # the item of a checkpoint that has the moving average of the params
+MEMORY = "memory"  # that which has what the rows of a batch remember
 NO_STEP, ALL_DAMAGED = -1, -2
 # In the messages of TensorStore and of systems, whatever the type of the error: these say nothing of the content.
 MAY_PASS = re.compile(
@@ -151,8 +152,9 @@ def _find_damage(workdir: epath.PathLike, step: int) -> str:
     try:
         saved = _read_checksums(workdir, step)
         _read(workdir, step, "params", saved)
-        if saved and AVERAGE in saved:
-            _read(workdir, step, AVERAGE, saved)
+        for item in (AVERAGE, MEMORY):
+            if saved and item in saved:
+                _read(workdir, step, item, saved)
         if is_resumable(workdir, step) or (saved and "rest" in saved):
             rest = _read(workdir, step, "rest", saved)
             if (its_step := np.asarray(rest.get("step"))) != step:
@@ -226,12 +228,14 @@ class Checkpoints(PreservationPolicy):
             items[AVERAGE] = state.average
         if not params_only:
             items["rest"] = {"step": state.step, "opt_state": state.opt_state}
+            items |= {} if state.memory is None else {MEMORY: state.memory}
         self._manager.save(step, args=_with_checksums(items), force=True)  # the loop decides when to save
 
     def restore(self, step: int, abstract: TrainState, params_only: bool = False) -> TrainState:
         """Restores the state of a step with the shardings of `abstract`, whatever mesh it was saved on.
 
-        `params_only`: without its step and the optimizer's state.
+        Its memory is None if the checkpoint has none of this shape. `params_only`: without its step and the optimizer's
+        state.
         """
         return _restore(self._manager, step, abstract, params_only)
 
@@ -285,10 +289,21 @@ def _restore(manager: ocp.CheckpointManager, step: int, abstract: TrainState, pa
         items[AVERAGE] = abstract.average
     if not params_only:
         items["rest"] = {"step": abstract.step, "opt_state": abstract.opt_state}
+        items |= {MEMORY: abstract.memory} if _has_memory(manager.directory / str(step), abstract) else {}
     wanted = {item: ocp.args.StandardRestore(tree) for item, tree in items.items()}
     found = manager.restore(step, args=ocp.args.Composite(**wanted))
     rest = {} if params_only else found.rest
-    return TrainState(rest.get("step"), found.params, rest.get("opt_state"), found.get(AVERAGE))
+    return TrainState(rest.get("step"), found.params, rest.get("opt_state"), found.get(AVERAGE), found.get(MEMORY))
+
+
+def _has_memory(folder: epath.Path, abstract: TrainState) -> bool:
+    """Returns whether a checkpoint has the memory of as many rows, layers and tokens as a state has."""
+    if abstract.memory is None or not (folder / MEMORY).exists():
+        return False
+    with _checkpointer_of_this_host() as checkpointer:
+        saved = checkpointer.metadata(folder / MEMORY).item_metadata.tree
+    shapes, wanted = (sorted(tuple(x.shape) for x in jax.tree.leaves(tree)) for tree in (saved, abstract.memory))
+    return shapes == wanted
 
 
 class Parent(NamedTuple):

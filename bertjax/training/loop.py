@@ -25,6 +25,7 @@ from bertjax.training.clocks import Clocks, Watchdog, describe_wall
 from bertjax.training.divergence import Diverged, NonFinite
 from bertjax.training.logging import MetricsWriter, Progress
 from bertjax.training.profile import profiled
+from bertjax.training.recurrence import warmed_up
 from bertjax.training.schedules import schedule_of
 from bertjax.training.state import TrainState
 from bertjax.training.step import Program, make_program, put_hyperparameters
@@ -90,6 +91,8 @@ def train(
     say = progress.say if is_first else lambda text: None
     if program.saves:
         say(program.saves)
+    if task.recurrence and state.memory is None:
+        state = warmed_up(task, program, state, mesh, start, say)
     nonfinite = NonFinite(task, config.optimizer.skip_nonfinite, schedule, workdir, say)
 
     def fetch(step: int) -> list[dict]:
@@ -246,5 +249,5 @@ def _restore_or_initialize(
         return 0, state if initialize is None else state.begin_with(initialize(state.params))
     # The end of a trial, whose last checkpoint has params only.
     return start, checkpoints.restore(start, program.state, params_only=True).replace(
-        step=state.step + start, opt_state=state.opt_state
+        step=state.step + start, opt_state=state.opt_state, memory=state.memory
     )

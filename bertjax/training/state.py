@@ -7,6 +7,7 @@ Xu et al. 2020). A step starts by gathering the params and ends by reduce-scatte
 import dataclasses
 import types
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import flax
 import flax.linen as nn
@@ -16,7 +17,7 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
-from bertjax.sharding.mesh import param_shardings, replicated, split_over_data
+from bertjax.sharding.mesh import batch_sharding, param_shardings, replicated, split_over_data
 from bertjax.training.optimizers.groups import matrices
 
 LARGE = 1 << 20  # elements of an array that is worth splitting
@@ -32,6 +33,7 @@ class TrainState:
     params: dict
     opt_state: optax.OptState
     average: dict | None = None  # moving average of the params, if the config has one
+    memory: Any = None  # what the rows of a batch remember of the steps before, if they go on: see `task.Recurrence`
 
     @property
     def evaluated(self) -> dict:
@@ -82,6 +84,7 @@ def make_layout(
     mesh: Mesh,
     frozen: Frozen = NOTHING,
     has_average: bool = False,
+    new_memory: Callable[[], Any] | None = None,
 ) -> Layout:
     """Makes the layout of a run. `init_params(key)` returns logically partitioned params."""
     boxed = jax.eval_shape(init_params, jax.random.key(0))
@@ -95,7 +98,9 @@ def make_layout(
     leaves = (learnt_leaves(each, frozen) for each in (axes, compute))
     own = jax.tree.map(stored, trained, *leaves, matrices(trained))
     opt_state = _shardings_of_moments(jax.eval_shape(optimizer.init, trained), trained, own, mesh)
-    return Layout(TrainState(replicated(mesh), params, opt_state, params if has_average else None), compute, own)
+    memory = None if new_memory is None else jax.tree.map(lambda x: batch_sharding(mesh), jax.eval_shape(new_memory))
+    state = TrainState(replicated(mesh), params, opt_state, params if has_average else None, memory)
+    return Layout(state, compute, own)
 
 
 def abstract_learnt(init_params, frozen: Frozen) -> dict:
@@ -122,14 +127,19 @@ def _shardings_of_moments(opt_state, params: dict, shardings: dict, mesh: Mesh):
 
 
 def make_init(
-    init_params, optimizer: optax.GradientTransformation, layout: Layout, frozen: Frozen = NOTHING
+    init_params,
+    optimizer: optax.GradientTransformation,
+    layout: Layout,
+    frozen: Frozen = NOTHING,
+    new_memory: Callable[[], Any] = lambda: None,
 ) -> Callable[[jax.Array], TrainState]:
     """Returns a compiled function: key -> the state of step 0, with random params. Each device makes only its shard."""
 
     def init(key):
         params = nn.meta.unbox(init_params(key))
         average = None if layout.state.average is None else jax.tree.map(jnp.copy, params)
-        return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(learnt(params, frozen)), average)
+        opt_state = optimizer.init(learnt(params, frozen))
+        return TrainState(jnp.zeros([], jnp.int32), params, opt_state, average, new_memory())
 
     return jax.jit(init, out_shardings=layout.state)
 

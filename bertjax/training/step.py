@@ -1,5 +1,6 @@
 """The compiled training step, the same for all tasks."""
 
+import functools
 import json
 from collections.abc import Callable
 from typing import NamedTuple
@@ -50,6 +51,7 @@ class Program(NamedTuple):
     state: TrainState  # shapes, types and shardings
     train_step: Callable  # (state, batch, hyperparameters) -> (state, metrics); donates the state
     step_of: Callable  # what `Task.at` returns -> its `train_step`
+    remember: Callable  # (task, state, batch) -> the state whose rows have also read the batch, without training
     gather: Callable  # stored params -> params for `task.evaluate`
     saves: str  # a line about what is frozen, and the memory that this saves; "" if nothing is
 
@@ -58,8 +60,10 @@ def make_program(task: Task, config, mesh: Mesh) -> Program:
     axes = abstract_axes(task.init_params)
     frozen = find_frozen(task, config, axes)
     optimizer = _make_optimizer(task, config, axes, frozen)
-    layout = make_layout(task.init_params, optimizer, mesh, frozen, has_average=config.optimizer.average > 0)
-    init = make_init(task.init_params, optimizer, layout, frozen)
+    new_memory = task.recurrence.new_memory if task.recurrence else None
+    has_average = config.optimizer.average > 0
+    layout = make_layout(task.init_params, optimizer, mesh, frozen, has_average, new_memory)
+    init = make_init(task.init_params, optimizer, layout, frozen, new_memory or (lambda: None))
     made = {_compiled_from(config): _make_train_step(task, optimizer, layout, frozen, mesh, config)}
 
     def step_of(of_stage: Task, its_config):
@@ -74,6 +78,7 @@ def make_program(task: Task, config, mesh: Mesh) -> Program:
         abstract_state(init, layout),
         step_of(task, config),
         step_of,
+        _make_remember(layout, mesh),
         jax.jit(task.cast, in_shardings=(layout.state.params,), out_shardings=layout.compute),
         _describe_frozen(task, config, axes, frozen) if frozen else "",
     )
@@ -152,28 +157,35 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
 
     With `config.optimizer.skip_nonfinite`, a step whose loss or gradient is not finite changes only the step's number.
     """
-    ways, microbatches, grad_dtype = mesh.shape["data"], config.microbatches, config.grad_dtype
+    microbatches, grad_dtype = config.microbatches, config.grad_dtype
 
     def gradients(params, batch, keys):
         def loss_of(part):
             return task.loss(joined(params, part, frozen), batch, keys)
 
         (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(learnt(params, frozen))
-        return grads, {"loss": loss, **metrics}
+        memory = metrics.pop("memory", None)
+        return (grads, {"loss": loss, **metrics}), memory
 
     def in_parts(arrays):
         # Each microbatch takes rows from all devices, so that none move: [rows] -> [microbatches, rows / microbatches].
         return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), arrays)
 
+    def whole(parts):
+        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
+
     def summed(compute, parts):
-        """Returns the sums, in float32, of what `compute` returns of each microbatch."""
+        """Returns the sums, in float32, of what `compute` returns first of each microbatch; and what it returns then,
+        arrays `[rows, ...]` or None, of all rows."""
 
         def add(total, part):
-            return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, compute(*part)), None
+            found, of_rows = compute(*part)
+            return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, found), of_rows
 
-        shapes = jax.eval_shape(compute, *jax.tree.map(lambda x: x[0], parts))
+        shapes, _ = jax.eval_shape(compute, *jax.tree.map(lambda x: x[0], parts))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
-        return jax.lax.scan(add, zeros, parts)[0]
+        total, of_rows = jax.lax.scan(add, zeros, parts)
+        return total, whole(of_rows)
 
     def accumulated_gradients(params, batch, keys):
         return summed(lambda *part: gradients(params, *part), in_parts((batch, keys)))
@@ -185,16 +197,16 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
         outputs = jax.lax.map(lambda part: task.outputs(params, *part), parts)
 
         def loss_of(outputs):
-            whole = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), outputs)
-            return task.loss_of_outputs(whole, batch)
+            return task.loss_of_outputs(whole(outputs), batch)
 
         (loss, metrics), of_outputs = jax.value_and_grad(loss_of, has_aux=True)(outputs)
 
         def gradients_of(part, of_its_outputs):
             _, pull = jax.vjp(lambda own: task.outputs(joined(params, own, frozen), *part), learnt(params, frozen))
-            return pull(of_its_outputs)[0]
+            return pull(of_its_outputs)[0], None
 
-        return summed(gradients_of, (parts, of_outputs)), {"loss": loss, **metrics}
+        grads, _ = summed(gradients_of, (parts, of_outputs))
+        return (grads, {"loss": loss, **metrics}), None
 
     def sum_over_data(grads, sharding):
         """Sums `[ways, ...]` to `[...]`, sharded like the stored param."""
@@ -203,22 +215,14 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
         return jax.lax.with_sharding_constraint(total, sharding).astype(jnp.float32)
 
     def train_step(state: TrainState, batch: dict, hyperparameters: Hyperparameters) -> tuple[TrainState, dict]:
-        params = task.cast(state.params)
-        if mesh.devices.flat[0].platform == "gpu":
-            # XLA would gather first and cast then, which sends twice as much.
-            params = jax.lax.with_sharding_constraint(params, layout.state.params)
-            params = jax.lax.optimization_barrier(params)
-        params = jax.lax.with_sharding_constraint(params, layout.compute)
-        batch = task.normalize(batch)
-        rows = batch.pop("dropout_rows", jnp.arange(len(jax.tree.leaves(batch)[0])))
+        params = _gathered(task, state, layout, mesh)
+        batch, rows = _inputs(task, state, batch)
         key = jax.random.fold_in(jax.random.key(hyperparameters.seed, impl="threefry2x32"), state.step)
         keys = row_keys(key, rows)
 
-        groups = jax.tree.map(lambda x: x.reshape(ways, -1, *x.shape[1:]), (batch, keys))
         in_microbatches = cached_gradients if task.couples_rows else accumulated_gradients
         compute = gradients if microbatches == 1 else in_microbatches
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(RULES_WITHIN_DATA):
-            grads, metrics = jax.vmap(compute, (None, 0, 0), axis_name=GROUPS, spmd_axis_name="data")(params, *groups)
+        (grads, metrics), memory = _in_groups(compute, mesh, params, batch, keys)
         grads = jax.tree.map(sum_over_data, grads, layout.learnt)
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
 
@@ -229,7 +233,7 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
         params = joined(state.params, optax.apply_updates(before, updates), frozen)
         metrics["grad_norm"] = optax.global_norm(grads)
         average = None if state.average is None else averaged(state, params, config.optimizer.average)
-        new = TrainState(state.step + 1, params, opt_state, average)
+        new = TrainState(state.step + 1, params, opt_state, average, _of_rows(memory))
         if config.optimizer.skip_nonfinite:
             is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
             kept = jax.tree.map(lambda a, b: jnp.where(is_finite, b, a), state, new)
@@ -243,3 +247,44 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
         donate_argnums=0,
         compiler_options=compiler_options(mesh),
     )
+
+
+def _gathered(task: Task, state: TrainState, layout: Layout, mesh: Mesh) -> dict:
+    """Returns the params as `task.loss` reads them."""
+    params = task.cast(state.params)
+    if mesh.devices.flat[0].platform == "gpu":
+        # XLA would gather first and cast then, which sends twice as much.
+        params = jax.lax.with_sharding_constraint(params, layout.state.params)
+        params = jax.lax.optimization_barrier(params)
+    return jax.lax.with_sharding_constraint(params, layout.compute)
+
+
+def _inputs(task: Task, state: TrainState, batch: dict) -> tuple[dict, jax.Array]:
+    """Returns the batch as `task.loss` reads it, and the numbers of its rows."""
+    batch = task.normalize(batch)
+    rows = batch.pop("dropout_rows", jnp.arange(len(jax.tree.leaves(batch)[0])))
+    return (batch if state.memory is None else batch | {"memory": state.memory}), rows
+
+
+def _in_groups(compute, mesh: Mesh, params: dict, *arrays):
+    """Computes the rows at each index along `data` by themselves: what is returned of them, `[ways, ...]`."""
+    groups = jax.tree.map(lambda x: x.reshape(mesh.shape["data"], -1, *x.shape[1:]), arrays)
+    axes = None, *[0] * len(arrays)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(RULES_WITHIN_DATA):
+        return jax.vmap(compute, axes, axis_name=GROUPS, spmd_axis_name="data")(params, *groups)
+
+
+def _of_rows(of_groups):
+    """`[ways, rows / ways, ...]` -> `[rows, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), of_groups)
+
+
+def _make_remember(layout: Layout, mesh: Mesh) -> Callable:
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1, out_shardings=layout.state)
+    def remember(task: Task, state: TrainState, batch: dict) -> TrainState:
+        params = _gathered(task, state, layout, mesh)
+        batch, _ = _inputs(task, state, batch)
+        memory = _in_groups(lambda params, part: task.loss(params, part, None)[1]["memory"], mesh, params, batch)
+        return state.replace(memory=_of_rows(memory))
+
+    return remember

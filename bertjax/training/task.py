@@ -1,7 +1,7 @@
 """The interface between the training loop and a task."""
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import ml_collections
@@ -11,11 +11,25 @@ from bertjax.sharding.mesh import Batch
 from bertjax.training.checkpoint import Scores
 
 
+class Recurrence(NamedTuple):
+    """How the rows of a batch go on where they ended in the step before.
+
+    Attributes:
+      new_memory: () -> what rows remember that have read nothing: a tree of arrays `[rows, ...]`.
+      reach: after so many steps, what rows remember does not depend on what they did before.
+    """
+
+    new_memory: Callable[[], Any]
+    reach: int
+
+
 class Task(Protocol):
     """Pre-training, or a fine-tuning task.
 
     Attributes:
       total_steps: the updates of a run.
+      recurrence: None: each step reads rows by themselves. Else `loss` gets the memory of the state as `memory` of the
+        batch, and returns what rows then remember as `memory` of the metrics.
       couples_rows: whether the loss of a row depends on others of its batch. Then there are `outputs` and
         `loss_of_outputs`, of which `loss` is made, and these call `jax.lax.all_gather(..., mesh.GROUPS)` for the rows
         of other groups of devices.
@@ -23,6 +37,7 @@ class Task(Protocol):
 
     total_steps: int
     couples_rows: bool
+    recurrence: Recurrence | None
 
     def init_params(self, key: jax.Array) -> dict:
         """Returns random params, logically partitioned."""

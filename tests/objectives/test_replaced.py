@@ -148,7 +148,7 @@ def test_only_shared_tables_connect_the_two_losses(records_folder, family, embed
 
     def losses(params):
         weights = task.normalize(batch)["weights"]
-        found = task.model.apply({"params": params}, batch, weights, None, keys_of(16))
+        found, _ = task.model.apply({"params": params}, batch, weights, None, keys_of(16))
         return jnp.stack([found["replaced"][0], found["generator"][0]])
 
     def has_gradient(tree):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import BertConfig, UserError
+from bertjax.families.transformer_xl import TransformerXLConfig
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks.generation import Sampling, _choose, generate
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
@@ -44,10 +45,18 @@ def without_cache(model, params, text, tokens):
     return PIECES.decode(ids[1:])
 
 
-@pytest.mark.parametrize("changes", [{}, {"norm": "pre", "positions": "each_layer"}, {"positions": "sinusoidal"}])
+RELATIVE = TransformerXLConfig(
+    vocab_size=65, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+    max_position_embeddings=40, memory_length=40, initializer_range=0.4,
+)  # fmt: skip
+CAUSAL = [TINY, dataclasses.replace(TINY, norm="pre", positions="each_layer"),
+          dataclasses.replace(TINY, positions="sinusoidal"), RELATIVE]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CAUSAL, ids=["post", "pre", "sinusoidal", "relative"])
 @pytest.mark.parametrize("text, tokens", [("w1", 8), ("w5 w7 w9 w2 w3", 30), ("w4 " * 38, 9)])
-def test_a_cache_changes_nothing(changes, text, tokens):
-    model, params = made(dataclasses.replace(TINY, **changes))
+def test_a_cache_changes_nothing(config, text, tokens):
+    model, params = made(config)
     found = generate(model, params, PIECES, text, tokens, Sampling(temperature=0.0))
     assert found == without_cache(model, params, text, tokens)
     assert found.startswith(text.strip())

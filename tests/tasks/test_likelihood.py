@@ -10,8 +10,9 @@ import pytest
 
 from bertjax import families
 from bertjax.config import BertConfig, UserError
+from bertjax.families.transformer_xl import TransformerXLConfig
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.tasks import likelihood
+from bertjax.tasks import bits, likelihood
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 
 WORDS = [*"abcdefghij", "ship", "sail", "the", "."]
@@ -33,6 +34,26 @@ def model_of(config):
 def texts():
     rng = np.random.default_rng(0)
     return ["", "the", *(" ".join(rng.choice(WORDS, rng.integers(1, 38))) for _ in range(30))]
+
+
+def test_a_model_with_a_memory_reads_long_texts_in_parts(texts):
+    """Two parts of 16 tokens, of which the second remembers all of the first, are one of 32; longer texts are read."""
+    whole = TransformerXLConfig(
+        vocab_size=PIECES.vocab_size, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        memory_length=32,
+    )  # fmt: skip
+    model, params = model_of(whole)
+    parts = BertForMaskedLM(dataclasses.replace(whole, memory_length=16, max_position_embeddings=16))
+    short = [text for text in texts if len(text.split()) < 31]
+    found, expected = (list(likelihood.log_likelihoods(each, params, PIECES, short)) for each in (parts, model))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert sum(len(text.split()) > 16 for text in short) > 5
+    longer = " ".join(texts[2:12])
+    hidden = [[False] * len(longer.split(" "))]
+    scores = bits.bits_per_byte(parts, params, PIECES, [longer], hidden, 16)
+    (total,) = likelihood.log_likelihoods(parts, params, PIECES, [longer])
+    assert scores["bytes"] == len(longer) and scores["words"] == len(longer.split(" "))
+    assert scores["bits_per_byte"] == pytest.approx(-total / np.log(2) / len(longer))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -6,6 +6,9 @@ every batch from their windows. If the lengths of the records are known, `packin
 that few rows hold them; packed or not, a run takes the same records in the same step. Otherwise each lane is a group,
 and its window is shuffled.
 
+A stream has a lane for each row of a batch, which reads its range in the order of the list, so that the row goes on
+where it ended in the step before.
+
 File order and arrangements come from generators seeded with (seed, lane, epoch) or (seed, group, window), so any step
 can be computed without the steps before it. A host reads only the groups of its rows, and so opens only the files in
 their ranges.
@@ -24,6 +27,7 @@ from bertjax.data.records import RecordSet
 
 MAX_LANES = 64
 SHUFFLE_WINDOW = 4096  # records of a lane that are shuffled together; a window may span two epochs
+STREAM_WINDOW = 64  # records of a lane of a stream that are read together
 PACKED_TOGETHER = 128  # sequences of a step, about: few do not fill their last row
 # All windows use the largest row count of the first four. Another count would compile the step again.
 FIRST_WINDOWS = 4
@@ -42,6 +46,7 @@ class Order:
     Args:
       row: what a row holds if the sequences are packed.
       sequences_before: so many have been read already; the order goes on after them.
+      is_stream: whether the records are a stream of text (`data.stream`).
 
     Attributes:
       lanes, groups: their numbers.
@@ -49,18 +54,27 @@ class Order:
       steps: the number of steps of a window.
     """
 
-    def __init__(self, files: RecordSet, batch_size: int, seed: int, row: RowSize, sequences_before: int = 0):
-        self.files, self.batch_size, self.seed, self.row = files, batch_size, seed, row
-        self.lanes = math.gcd(batch_size, MAX_LANES)
+    def __init__(
+        self,
+        files: RecordSet,
+        batch_size: int,
+        seed: int,
+        row: RowSize,
+        sequences_before: int = 0,
+        is_stream: bool = False,
+    ):
+        self.files, self.batch_size, self.seed, self.row, self.is_stream = files, batch_size, seed, row, is_stream
+        self.lanes = batch_size if is_stream else math.gcd(batch_size, MAX_LANES)
         if files.total < self.lanes:
             raise UserError(
                 f"{files.total} training records are too few for a batch of {batch_size} sequences: add text, increase "
                 f"data.dupe_factor, or reduce batch_size"
             )
-        is_known = files.lengths is not None
+        is_known = files.lengths is not None and not is_stream
         self.groups = count_groups(batch_size) if is_known else self.lanes
         width = batch_size // self.lanes  # records of a lane in a batch
-        self.steps = max(1, min(SHUFFLE_WINDOW, files.total // self.lanes) // width)
+        window = STREAM_WINDOW if is_stream else SHUFFLE_WINDOW
+        self.steps = max(1, min(window, files.total // self.lanes) // width)
         self.window = self.steps * width
         self.sequences_before = sequences_before
         self._firsts = np.cumsum([0, *files.counts])  # record of each file in the list
@@ -101,7 +115,8 @@ class Order:
 
         epoch, skip = divmod(self.sequences_before // self.lanes + window * self.window, len(own))
         while True:
-            for i in np.random.default_rng([self.seed, lane, 0, epoch]).permutation(len(parts)):
+            order = np.random.default_rng([self.seed, lane, 0, epoch]).permutation(len(parts))
+            for i in range(len(parts)) if self.is_stream else order:
                 file, first, count = parts[i]
                 if skip < count:
                     yield file, first + skip, count - skip
@@ -112,10 +127,17 @@ class Order:
         """Arranges the steps of a window. Its sequences are the group's records, lane by lane in reading order."""
         rng = np.random.default_rng([self.seed, group, 1, window])
         lanes = self.lanes_of(group)
+        if self.is_stream:
+            return packing.in_order(self.window)
         if self.files.lengths is None:
             return packing.shuffled(len(lanes) * self.window, self.group_size, rng)
         lengths = np.concatenate([self._lengths(lane, window) for lane in lanes])
         return packing.arrange(lengths, self.group_size, self.row, rng)
+
+    def goes_on(self, rows: np.ndarray, step: int) -> np.ndarray:
+        """Returns whether some rows of a stream go on from the step before, and do not begin at their ranges' start."""
+        sizes = np.array([len(self.lane_range(row)) for row in rows])
+        return (step > 0) & ((self.sequences_before // self.lanes + step) % sizes > 0)
 
     def _lengths(self, lane: int, window: int) -> np.ndarray:
         """The lengths of a lane's records in a window, in reading order."""

@@ -47,6 +47,12 @@ def shuffled(sequences: int, size: int, rng: np.random.Generator) -> Arrangement
     return Arrangement(order, np.broadcast_to(np.arange(size), order.shape), np.zeros_like(order), size)
 
 
+def in_order(sequences: int) -> Arrangement:
+    """Arranges steps of one sequence, as they come."""
+    order = np.arange(sequences)[:, None]
+    return Arrangement(order, np.zeros_like(order), np.zeros_like(order), 1)
+
+
 def arrange(lengths: np.ndarray, size: int, row: RowSize, rng: np.random.Generator) -> Arrangement:
     """Arranges the steps of a window so that few rows hold its sequences; which of equal length go where is random.
 

@@ -6,13 +6,14 @@ by a sequence without tokens, and the reader starts again at this step, so that 
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from bertjax.config import UserError
-from bertjax.data.batches.additions import Addition, added
+from bertjax.data.batches.additions import FOLLOWING, Addition, added
 from bertjax.data.batches.order import Order, Span
 from bertjax.data.batches.packing import pack_pretraining
 from bertjax.data.records import RecordSet, faults, layouts
@@ -58,10 +59,13 @@ def train_batches(
     `sequence_weights` are `[rows]`; the weights are 1, and 0 for rows whose record cannot be read. Those of words are
     in it only if the records are masked, or if one of the `additions` adds them. Raises `UserError` if a record cannot
     be read.
+
+    Of a stream there is also `goes_on` `[rows]`, int32: 1 where a row goes on from the step before.
     """
     form = _form(order.files, order.row.tokens, max_predictions_per_seq)
     own = rows(order.batch_size)
-    return _batches(order.files, form, _stream(order, form, own), start, additions)
+    goes_on = functools.partial(order.goes_on, own) if order.is_stream else None
+    return _batches(order.files, form, _stream(order, form, own), start, additions, goes_on)
 
 
 def packed_batches(
@@ -196,11 +200,12 @@ def heldout_batches(
     rows: Rows = np.arange,
     additions: Sequence[Addition] = (),
     seed: int = 0,
+    is_stream: bool = False,
 ) -> Iterator[Batch]:
     """Yields batches of the first `max_sequences` records, once and in order; of each batch, this host's `rows`.
 
     The last batch is padded with rows of zeros, which have weight 0. Additions are functions of `seed` and the place
-    of a record, whatever the batch size.
+    of a record, whatever the batch size. Of a stream each row has a range of the records, and reads on in it.
     """
     form = _form(files, length, max_predictions_per_seq)
 
@@ -209,6 +214,8 @@ def heldout_batches(
 
     def records(step, lost):
         parts = [part for span in spans(step) for part in _readable(span, lost)]
+        if is_stream:
+            return _side_by_side(parts, form, min(max_sequences, files.total), batch_size).skip(step)
         dataset = _read(lambda: iter(parts), form).take(max_sequences).skip(step * batch_size)
         return dataset.batch(batch_size)
 
@@ -216,18 +223,66 @@ def heldout_batches(
         return step * batch_size + np.arange(batch_size)
 
     stream = Stream(records, spans, places, HELDOUT_DRAWS, [seed, 0, 3])
-    for batch in _batches(files, form, stream, 0, additions):
+    goes_on = (lambda step: np.full(batch_size, step > 0)) if is_stream else None
+    for batch in _batches(files, form, stream, 0, additions, goes_on):
         missing = batch_size - len(batch["input_ids"])
         batch = {name: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
         yield {name: x[rows(batch_size)] for name, x in batch.items()}
+
+
+def _side_by_side(parts: Sequence[tuple[str, int, int, int]], form: Format, total: int, rows: int):
+    """A dataset of batches of the first `total` records of `parts`, see `_readable`: each row reads a range of them.
+    All ranges have as many steps; in the last one of some there is no record."""
+    from bertjax.data.tf import tf
+
+    steps = -(-total // rows)
+
+    def spans(row):
+        first, last = row * total // rows, (row + 1) * total // rows
+        missing, start = steps - (last - first), 0
+        for path, begin, count, empty in parts:
+            here = range(max(first, start), min(last, start + count))
+            if here:
+                yield path, begin + here.start - start, len(here), 0
+            start += count
+            if lost := range(max(first, start), min(last, start + empty)):
+                yield path, 0, 0, len(lost)
+            start += empty
+        yield parts[0][0], 0, 0, missing
+
+    found = tf.data.Dataset.range(rows).interleave(functools.partial(_read, spans, form), cycle_length=rows)
+    return found.batch(rows)
 
 
 def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format:
     return Format(length, max_predictions_per_seq, files.layout, files.masking, files.vocab_size)
 
 
-def _batches(files: RecordSet, form: Format, stream: Stream, step: int, additions) -> Iterator[Batch]:
-    """Yields parsed batches with all additions from `step` on; starts again at a step whose records cannot be read."""
+def _batches(
+    files: RecordSet, form: Format, stream: Stream, step: int, additions, goes_on: Callable | None = None
+) -> Iterator[Batch]:
+    """Yields parsed batches with all additions from `step` on; `goes_on` as for `_continued`, if the rows do."""
+    batches = _parsed(files, form, stream, step)
+    for number, batch in enumerate(batches if goes_on is None else _continued(batches, step, goes_on), step):
+        # Not inside tf.data, whose threads would wait for each other here.
+        found = added(batch, additions, stream.places(number)[: len(batch["input_ids"])], stream.block, stream.seed)
+        found.pop(FOLLOWING, None)
+        yield found
+
+
+def _continued(batches: Iterator[Batch], step: int, goes_on: Callable[[int], np.ndarray]) -> Iterator[Batch]:
+    """Adds to batches whether their rows go on from the step before, and for additions the first token of the step
+    after: `FOLLOWING` `[rows]`, -1 where there is none. `goes_on`: step -> `[rows]`."""
+    for number, (batch, after) in enumerate(itertools.pairwise(itertools.chain(batches, [None])), step):
+        following = np.full(len(batch["input_ids"]), -1, np.int32)
+        if after is not None:
+            is_next = goes_on(number + 1) & (after["segments"][:, 0] > 0)
+            following = np.where(is_next, after["input_ids"][:, 0], following)
+        yield {**batch, "goes_on": goes_on(number).astype(np.int32), FOLLOWING: following}
+
+
+def _parsed(files: RecordSet, form: Format, stream: Stream, step: int) -> Iterator[Batch]:
+    """Yields parsed batches from `step` on; starts again at a step whose records cannot be read."""
     from bertjax.data.tf import elements, tf
 
     unreadable = (
@@ -245,8 +300,7 @@ def _batches(files: RecordSet, form: Format, stream: Stream, step: int, addition
                 if impossible(batch, form):
                     problem = "impossible values"
                     break
-                # Not inside tf.data, whose threads would wait for each other here.
-                yield added(batch, additions, stream.places(step)[: len(batch["input_ids"])], stream.block, stream.seed)
+                yield batch
                 step += 1
             else:
                 return

@@ -43,7 +43,7 @@ from bertjax.text.tokenizer import Tokenizer
 
 RECIPE_FIELDS = (
     "seed", "language", "split_sentences", "heldout_fraction", "dupe_factor", "mixture", "short_seq_prob",
-    "next_sentence", "masking", "text_column", "document", "mix_when",
+    "next_sentence", "masking", "text_column", "document", "mix_when", "stream",
 )  # fmt: skip
 MASKING_FIELDS = ("masked_lm_prob", "masked_lm_split", "do_whole_word_mask", "do_span_mask")
 STATISTICS = (

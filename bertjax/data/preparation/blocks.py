@@ -160,6 +160,13 @@ def sequences_of(block: Block, job: Job) -> tuple[dict, list[tuple[np.ndarray, l
             used = np.flatnonzero(copies > copy)
             pieces.append(make_rows(tokens, used, shape, job, tokenizer, [*seed, copy]))
         stats[f"tokens_of_{shape.length}"] = int(sum(piece["size"].sum(dtype=np.int64) for piece in pieces))
-        keys = np.random.default_rng(seed).integers(2**64, size=sum(map(len, pieces)), dtype=np.uint64)
-        rows.append((keys, pieces))
+        rows.append((keys_of(sum(map(len, pieces)), data["stream"], np.random.default_rng(seed)), pieces))
     return stats, rows
+
+
+def keys_of(rows: int, is_stream: bool, rng: np.random.Generator) -> np.ndarray:
+    """Returns random keys of a block's rows `[rows]`; of a stream one key, to which their numbers are added, so that
+    they stay together, in their order."""
+    if is_stream:
+        return (rng.integers(2**32, dtype=np.uint64) << np.uint64(32)) + np.arange(rows, dtype=np.uint64)
+    return rng.integers(2**64, size=rows, dtype=np.uint64)

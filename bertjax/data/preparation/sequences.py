@@ -37,6 +37,8 @@ def make_rows(
     chance, data = random.Random(rng.bytes(16)), job.data
     if data["next_sentence"] == "none":
         tokens = separated(of_documents(tokens, documents), tokenizer.sep_id)
+    if data["stream"]:
+        return _cut(tokens.ids, row_type(shape, job))
     instances = make_instances(
         tokens,
         documents.tolist(),
@@ -55,6 +57,15 @@ def make_rows(
         )
     rows["ids"], rows["size"], rows["first_size"] = ids, sizes, instances[:, 1] + 2
     rows["label"] = instances[:, 4]
+    return rows
+
+
+def _cut(ids: np.ndarray, row: np.dtype) -> np.ndarray:
+    """Cuts tokens into sequences as long as they may be, all of them tokens; leaves out what remains at the end."""
+    length = row["ids"].shape[0]
+    rows = np.zeros(len(ids) // length, row)
+    rows["ids"] = ids[: len(rows) * length].reshape(-1, length)
+    rows["size"] = rows["first_size"] = length
     return rows
 
 

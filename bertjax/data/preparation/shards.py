@@ -44,7 +44,7 @@ def shards_of(job: Job, rows: dict[tuple[str, RecordShape], int]) -> list[Shard]
     shards = []
     for (part, shape), total in sorted(rows.items()):
         size = total * row_type(shape, job).itemsize
-        count = MIN_TRAIN_SHARDS if is_train(part) else 1
+        count = MIN_TRAIN_SHARDS if is_train(part) and not job.data["stream"] else 1  # a stream has few, whole blocks
         while size > count * SHARD_BYTES:
             count *= 2
         shards += [Shard(shape, part, index, count) for index in range(count)] if total else []

@@ -11,6 +11,7 @@ import optax
 from bertjax import families
 from bertjax.config import BertConfig, Compute
 from bertjax.model.dropout import fold_in, random_bits
+from bertjax.model.recurrence import Memory
 from bertjax.objectives import Term
 
 
@@ -62,9 +63,9 @@ class PretrainingModel(nn.Module):
             setattr(self, name, head)
         self.head_names = {name: tuple(each) for name, each in heads.items()}
 
-    def __call__(self, batch: dict, weights: dict, dropout_keys, keys) -> dict[str, tuple[jax.Array, dict]]:
-        """Returns what each objective's `loss`, or `rewrite`, returns, by its name; of auxiliary ones if there is
-        `progress` in the batch.
+    def __call__(self, batch: dict, weights: dict, dropout_keys, keys) -> tuple[dict[str, tuple], Memory | None]:
+        """Returns what each objective's `loss`, or `rewrite`, returns, by its name, of auxiliary ones if there is
+        `progress` in the batch; and what the rows remember, if the batch has a `memory`.
 
         Args:
           weights: by the objectives' names.
@@ -83,14 +84,20 @@ class PretrainingModel(nn.Module):
         read = (batch[name] for name in ("input_ids", "segments", "token_types"))
         learnt = [term for term in self.terms if "progress" in batch or not term.objective.is_auxiliary]
         every_layer = any(term.objective.is_auxiliary for term in learnt)
-        given = dict(dropout_keys=dropout_keys, every_layer=every_layer)
-        states = encoded.encoder.encode(*read, batch.get("positions"), **given)
+        memory, encode = batch.get("memory"), encoded.encoder.encode
+        if memory is None:
+            positions = batch.get("positions")
+            states = encode(*read, positions, dropout_keys=dropout_keys, every_layer=every_layer)
+        else:
+            memory = memory.where(batch["goes_on"] > 0)
+            states, memory = encode(*read, dropout_keys=dropout_keys, memory=memory)
+            memory = memory.where(batch["segments"][:, 0] > 0)  # rows whose record is lost leave nothing
         read = dict(states=states, hidden=states[-1]) if every_layer else dict(hidden=states)
         for name, _, objective in learnt:
             if not objective.rewrite:
                 given = encoded._replace(heads=heads[name], **read)
                 found[name] = objective.loss(given, weights[name], own[name])
-        return found
+        return found, memory
 
 
 def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss: float = 0.0) -> tuple[jax.Array, dict]:

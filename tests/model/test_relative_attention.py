@@ -1,0 +1,103 @@
+"""Attention with relative positions, against the papers' sums, a number at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.config import Compute
+from bertjax.model.relative_attention import (
+    Biases,
+    Read,
+    SegmentTerm,
+    attend,
+    distance_embeddings,
+    distances,
+    probabilities,
+    shift,
+)
+
+ROWS, MEMORY, QUERIES, HEADS, SIZE = 2, 3, 4, 2, 6
+KEYS = MEMORY + QUERIES
+
+
+def sinusoid(distance: int) -> np.ndarray:
+    """Section 3.3 takes Vaswani et al.'s, of the distance."""
+    found = [np.sin(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)]
+    return np.array(found + [np.cos(distance / 10_000 ** (2 * i / SIZE)) for i in range(SIZE // 2)])
+
+
+def by_hand(query, key, value, matrix, u, v, sees, segment=None):
+    """What each query sees. `matrix` `[heads, size, size]` projects sinusoids; places of `sees(i, j)` count memory."""
+    seen = np.zeros(query.shape)
+    for row in range(ROWS):
+        for head in range(HEADS):
+            for i in range(QUERIES):
+                scores = np.full(KEYS, -np.inf)
+                for j in filter(lambda j: sees(MEMORY + i, j), range(KEYS)):
+                    q, k = query[row, i, head], key[row, j, head]
+                    r = sinusoid(MEMORY + i - j) @ matrix[head]
+                    scores[j] = q @ k + q @ r + u[head] @ k + v[head] @ r
+                    if segment is not None:
+                        bias, embedding, is_same = segment
+                        scores[j] += (q + bias[head]) @ embedding[0 if is_same[row, i, j] else 1, head]
+                weights = np.exp((scores - scores.max()) / np.sqrt(SIZE))
+                seen[row, i, head] = weights @ value[row, :, head] / weights.sum()
+    return seen
+
+
+@pytest.fixture
+def draw():
+    rng = np.random.default_rng(0)
+    return lambda *shape: rng.normal(size=shape)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("has_segments", [True, False])
+def test_each_query_sees_what_the_papers_say(draw, is_causal, has_segments):
+    query, key, value = draw(ROWS, QUERIES, HEADS, SIZE), *draw(2, ROWS, KEYS, HEADS, SIZE)
+    matrix, u, v = draw(HEADS, SIZE, SIZE), *draw(2, HEADS, SIZE)
+    segment = (draw(HEADS, SIZE), draw(2, HEADS, SIZE), draw(ROWS, QUERIES, KEYS) > 0) if has_segments else None
+
+    def sees(i, j):
+        return j > 0 and (j <= i if is_causal else True)  # and the first place of memory is empty
+
+    expected = by_hand(query, key, value, matrix, u, v, sees, segment)
+    embedded = distance_embeddings(distances(QUERIES, KEYS, is_causal), SIZE)
+    positions = np.einsum("rs,hsd->rhd", embedded, matrix)
+    mask = np.array([[sees(MEMORY + i, j) for j in range(KEYS)] for i in range(QUERIES)])[None, None]
+    read, biases = Read(key, value, jnp.array(positions)), Biases(u, v)
+    inputs = (jnp.array(query), jax.tree.map(jnp.array, read), biases, mask)
+    term = SegmentTerm(*map(jnp.array, segment)) if has_segments else None
+    found = attend(*inputs, 0.0, Compute(), segments=term)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    if not has_segments:
+        shown = probabilities(*inputs)
+        np.testing.assert_allclose(jnp.einsum("bhqk,bkhd->bqhd", shown, value), expected, atol=1e-5)
+        np.testing.assert_allclose(np.asarray(shown)[:, :, :, 0], 0, atol=1e-7)
+
+
+def test_shift_reads_each_distance_of_each_query():
+    """Scores that are their distances; those beside the mask have no meaning."""
+    for is_causal in (True, False):
+        found = distances(QUERIES, KEYS, is_causal)
+        moved = shift(jnp.broadcast_to(found, (HEADS, QUERIES, len(found))), KEYS)
+        apart = MEMORY + np.arange(QUERIES)[:, None] - np.arange(KEYS)
+        is_there = apart >= (0 if is_causal else -KEYS)
+        for head in np.asarray(moved):
+            np.testing.assert_array_equal(head[is_there], apart[is_there])
+    assert list(distances(1, 4, True, clamp=2)) == [2, 2, 1, 0] and list(distances(2, 3, False)) == [2, 1, 0, -1]
+
+
+def test_dropout_takes_each_rows_own_key(draw):
+    query, key, value = draw(ROWS, QUERIES, HEADS, SIZE), *draw(2, ROWS, KEYS, HEADS, SIZE)
+    keys = jax.random.split(jax.random.key(0), ROWS)
+    mask, biases = np.ones((1, 1, QUERIES, KEYS), bool), Biases(*jnp.array(draw(2, HEADS, SIZE)))
+
+    def seen(rows, keys):
+        read = Read(jnp.array(key[rows]), jnp.array(value[rows]), jnp.array(draw(KEYS, HEADS, SIZE) * 0))
+        return np.asarray(attend(jnp.array(query[rows]), read, biases, mask, 0.5, Compute(), keys))
+
+    both, none = seen(slice(None), keys), seen(slice(None), None)
+    np.testing.assert_allclose(seen(slice(1, 2), keys[1:])[0], both[1], atol=1e-6)
+    assert np.abs(both - none).max() > 0.1

@@ -1,0 +1,288 @@
+"""A stream of text, whose rows go on in the next step with a memory: its order, the state, resuming, its use."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax import families, tasks
+from bertjax.config import UserError, named_stages, pretraining_config, stage
+from bertjax.data.batches import pipeline
+from bertjax.data.batches.order import Order
+from bertjax.data.batches.packing import RowSize
+from bertjax.data.preparation import prepare
+from bertjax.data.records import find_records
+from bertjax.families.transformer_xl.model import TransformerXLModel
+from bertjax.interop import pretrained
+from bertjax.model.recurrence import new_memory
+from bertjax.objectives import lm
+from bertjax.reporting import insight
+from bertjax.sharding.mesh import make_mesh, put_batch
+from bertjax.tasks.launch import launch
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.text import tokenizer
+from bertjax.training import checkpoint
+from bertjax.training.schedules import make_schedule
+from bertjax.training.step import make_program, put_hyperparameters
+from tests.conftest import launch_and_stop, make_corpus, one_device_mesh, preparing_in_process
+from tests.tasks.test_finetuning import config_for as fine_tuning_config_for
+from tests.tasks.test_finetuning import write_sst2
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+LENGTH, MEMORY, ROWS = 16, 24, 8  # the memory reaches back into the row before the last
+
+
+def stream_config(records="unused", **fields):
+    config = pretraining_config().unlock()
+    sizes = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=48)
+    config.model = families.model_fields("transformer_xl", vocab_size=261, memory_length=MEMORY, **sizes)
+    config.tokenizer.kind = "bytes"
+    config.data.update(records=str(records), next_sentence="none", masking="dynamic", heldout_fraction=0.2)
+    config.data.update(dupe_factor=1, short_seq_prob=0.0, stream=True)
+    config.stages = named_stages(only=stage(6, LENGTH, 3))
+    config.batch_size, config.dtype, config.log_every_steps = ROWS, "float32", 1
+    config.optimizer.update(learning_rate=1e-2, warmup_steps=0, bias_correction=True, schedule="constant")
+    config.eval.update(every_steps=6, max_sequences=30, fill_masks=())
+    config.checkpoint.every_steps = 3
+    config.update_from_flattened_dict(fields)
+    return config.lock()
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stream")
+    (folder / "text.txt").write_text(make_corpus(30))
+    config = stream_config("").unlock()
+    config.data.corpus = str(folder / "text.txt")
+    with preparing_in_process():
+        prepare(config, folder / "records")
+    return folder / "records"
+
+
+@pytest.fixture(scope="module")
+def task(records):
+    config = stream_config(records)
+    return Pretraining(config, one_device_mesh(config), records)
+
+
+def ids_of(records, split):
+    """The tokens of all records, in their order."""
+    files = find_records(records, LENGTH, 3, split)
+    batches = pipeline.heldout_batches(files, LENGTH, 3, batch_size=1, max_sequences=files.total)
+    return np.concatenate([batch["input_ids"] for batch in batches])
+
+
+def test_records_are_the_text_in_its_order(records):
+    """Sentence after sentence, and a [SEP] after each document, whether a sequence ends there or not."""
+    pieces = tokenizer.load("bytes", records / tokenizer.KINDS["bytes"].filename, True)
+    text = "".join(map(chr, ids_of(records, "train").ravel()))
+    documents, place, found = make_corpus(30).split("\n\n"), 0, 0
+    for document in documents:
+        ids = [token for line in document.strip().split("\n") for token in pieces.encode(line).ids]
+        own = "".join(map(chr, [*ids, pieces.sep_id]))
+        if (at := text.find(own, place)) >= 0:
+            assert at == place  # nothing is between it and the document before
+            place, found = at + len(own), found + 1
+    assert found >= 22 and len(text) - place < 1000  # of 24; the last one is cut where no whole sequence is left
+
+
+def batches_of(order, start=0, rows=np.arange):
+    given = dict(start=start, rows=rows, additions=[lm.OBJECTIVE.addition(stream_config(), None, None)])
+    return pipeline.train_batches(order, 3, **given)
+
+
+def test_a_row_goes_on_where_it_ended(records):
+    """Through two epochs, from any step, for any number of hosts."""
+    files, ids = find_records(records, LENGTH, 3, "train"), ids_of(records, "train")
+    order = Order(files, ROWS, 0, RowSize(LENGTH, 1), is_stream=True)
+    starts = [row * len(ids) // ROWS for row in range(ROWS + 1)]
+    steps = 2 * max(np.diff(starts)) + 1
+    whole = list(itertools.islice(batches_of(order), steps))
+    for row in range(ROWS):
+        own = ids[starts[row] : starts[row + 1]]
+        found = np.array([batch["input_ids"][row] for batch in whole])
+        np.testing.assert_array_equal(found, own[np.arange(steps) % len(own)])
+        goes_on = [batch["goes_on"][row] for batch in whole]
+        np.testing.assert_array_equal(goes_on, np.arange(steps) % len(own) > 0)
+        flat = own.ravel()
+        predicted = np.array([batch["word_ids"][row] for batch in whole[: len(own)]]).ravel()
+        weights = np.array([batch["word_weights"][row] for batch in whole[: len(own)]]).ravel()
+        np.testing.assert_array_equal(predicted[:-1], flat[1:])  # also the first token of the step after
+        assert weights[:-1].all() and not weights[-1]
+    entered = next(batches_of(order, steps - 3))
+    halves = [next(batches_of(order, steps - 3, lambda count, half=half: np.arange(4) + 4 * half)) for half in (0, 1)]
+    for name, x in whole[steps - 3].items():
+        np.testing.assert_array_equal(entered[name], x)
+        np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), x)
+
+
+def test_held_out_text_is_read_once_side_by_side(records, task):
+    files, ids = find_records(records, LENGTH, 3, "heldout"), ids_of(records, "heldout")
+    given = dict(additions=[lm.OBJECTIVE.addition(stream_config(), None, None)], is_stream=True)
+    batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=ROWS, max_sequences=21, **given))
+    rows = [np.concatenate([b["input_ids"][row][b["segments"][row] > 0] for b in batches]) for row in range(ROWS)]
+    np.testing.assert_array_equal(np.concatenate(rows), ids[:21].ravel())
+    assert sum(b["word_weights"].sum() for b in batches) == 21 * LENGTH - ROWS  # all but the last of each row
+    assert [b["goes_on"].tolist() for b in batches] == [[0] * ROWS, [1] * ROWS, [1] * ROWS]
+    few = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=ROWS, max_sequences=3, **given))
+    assert len(few) == 1 and few[0]["sequence_weights"].sum() == 3
+
+
+def test_two_steps_with_memory_are_one_of_twice_the_length(task):
+    config, model = task.model.config, TransformerXLModel(task.model.config)
+    ids = np.random.default_rng(0).integers(0, 261, (2, 2 * LENGTH))
+    ones = np.ones_like(ids)
+    params = model.init(jax.random.key(0), ids, ones, ones)
+
+    @jax.jit
+    def both():
+        straight = model.apply(params, ids, ones, ones, method="encode")
+        memory, parts = new_memory(2, 2, MEMORY, 32, jnp.float32), []
+        for part in (slice(LENGTH), slice(LENGTH, None)):
+            inputs = ids[:, part], ones[:, part], ones[:, part]
+            hidden, memory = model.apply(params, *inputs, memory=memory, method="encode")
+            parts.append(hidden)
+        emptied = model.apply(params, *inputs, memory=memory.where(jnp.array([False, True])), method="encode")[0]
+        alone = model.apply(params, *inputs, method="encode")
+        return straight, jnp.concatenate(parts, axis=1), memory, emptied, alone
+
+    straight, parts, memory, emptied, alone = both()
+    np.testing.assert_allclose(parts, straight, atol=1e-5)
+    assert memory.filled.tolist() == [MEMORY, MEMORY] and config.memory_length >= LENGTH
+    np.testing.assert_allclose(emptied[0], alone[0], atol=1e-5)
+    assert np.abs(emptied[1] - alone[1]).max() > 1e-2
+
+
+class Copying(Pretraining):
+    """Rows whose tokens are those of the step before; new ones every eighth step. `remembers`: whether rows go on."""
+
+    remembers = True
+
+    def batches(self, start_step):
+        for step in itertools.count(start_step):
+            ids = np.random.default_rng(step // 8).integers(0, 8, (ROWS, LENGTH)).astype(np.int32)
+            every, zeros = np.ones_like(ids), np.zeros(ROWS, np.int32)
+            yield {
+                "input_ids": ids, "segments": every, "token_types": 0 * ids, "pair_labels": zeros,
+                "word_positions": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
+                "word_ids": np.roll(ids, -1, 1), "word_weights": every.astype(np.float32),
+                "sequence_weights": np.ones(ROWS, np.float32), "goes_on": zeros + (self.remembers and step % 8 > 0),
+            }  # fmt: skip
+
+
+def trained(task_class, config, mesh, steps):
+    """The state after some steps, and the losses."""
+    task = task_class(config, mesh, None)
+    program = make_program(task, config, mesh)
+    state, losses = program.init(jax.random.key(0)), []
+    hyper = put_hyperparameters(0, make_schedule(config.optimizer, steps), mesh)
+    for batch in itertools.islice(task.batches(0), steps):
+        state, metrics = program.train_step(state, put_batch(batch, mesh), hyper)
+        losses.append(float(metrics["loss"]))
+    return state, losses
+
+
+def test_memory_helps_where_text_repeats():
+    """One layer is enough for it. Without memory nothing is known but that there are eight tokens."""
+    sizes = {"model.num_hidden_layers": 1, "model.initializer_range": 0.2, "model.hidden_dropout_prob": 0.0}
+    config = stream_config(**sizes, **{"optimizer.learning_rate": 5e-3})
+    mesh = one_device_mesh(config)
+    _, with_memory = trained(Copying, config, mesh, 160)
+    _, without = trained(type("Forgetful", (Copying,), {"remembers": False}), config, mesh, 160)
+    assert np.mean(with_memory[-16:]) < 1 and 1.8 < np.mean(without[-16:])
+
+
+@pytest.mark.parametrize("fields", [{"microbatches": 2}, {"mesh.data": 4, "mesh.fsdp": 2}])
+def test_any_mesh_and_number_of_microbatches_gives_the_same(one, fields):
+    config = stream_config(**fields)
+    mesh = make_mesh(config) if "mesh.data" in fields else one_device_mesh(config)
+    state, losses = trained(Copying, config, mesh, 3)
+    np.testing.assert_allclose(losses, one[1], rtol=1e-5)
+    for found, expected in zip(jax.tree.leaves(state.memory), jax.tree.leaves(one[0].memory)):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+    rows = state.memory.states.addressable_shards[0].data.shape[0]
+    assert rows == (1 if "mesh.data" in fields else ROWS)  # each device has its own rows only
+
+
+@pytest.fixture(scope="module")
+def one():
+    config = stream_config()
+    return trained(Copying, config, one_device_mesh(config), 3)
+
+
+@pytest.fixture(scope="module")
+def straight(records, tmp_path_factory, on_one_device):
+    folder = tmp_path_factory.mktemp("straight")
+    launch(stream_config(records), folder)
+    return folder
+
+
+def items_of(workdir, step, *names):
+    found = [checkpoint._read(workdir, step, name, None) for name in names]
+    return [np.asarray(x) for x in jax.tree.leaves(found)]
+
+
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(straight, records, tmp_path):
+    launch_and_stop(Pretraining, stream_config(records), tmp_path, 4)
+    assert checkpoint.steps(tmp_path)[-1] < 6
+    launch(stream_config(records), tmp_path)
+    for a, b in zip(items_of(tmp_path, 6, "params", "memory"), items_of(straight, 6, "params", "memory"), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert checkpoint.read_scores(tmp_path, 6).scores == checkpoint.read_scores(straight, 6).scores
+
+
+def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys):
+    """A branch with other rows; one with a longer memory starts, too."""
+    branch = {"branch_from": f"{straight}@3", "data.records": "", "batch_size": 4}
+    launch(stream_config("", **branch), tmp_path / "rows")
+    assert "the checkpoint has no memory of these rows: reads steps 1 to 3 again" in capsys.readouterr().out
+    assert checkpoint.steps(tmp_path / "rows")[-1] == 6
+    launch(stream_config("", **branch | {"batch_size": ROWS}), tmp_path / "same")
+    assert "reads steps" not in capsys.readouterr().out
+    for a, b in zip(items_of(tmp_path / "same", 6, "params", "memory"), items_of(straight, 6, "params", "memory")):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
+    source = pretrained.read_with_tokenizer(straight)
+    pieces, shown = insight.attention(source, "the ship")
+    assert shown.shape == (2, 2, len(pieces), len(pieces))
+    np.testing.assert_allclose(shown.sum(-1), 1, atol=1e-5)
+    assert not np.triu(shown, 1).any() and np.tril(shown, -1).any()  # it sees what comes before, and nothing else
+    write_sst2(tmp_path)
+    launch(fine_tuning_config_for(tmp_path, straight, epochs=1.0, packing=True), tmp_path / "tuned")
+    tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
+    assert tuned.config.memory_length == MEMORY and tuned.config.family == "transformer_xl"
+    (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
+    assert found["label"] in ("0", "1")
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"packing": True}, "config.packing = True: rows that go on in the next step have one text each"),
+        ({"model.memory_length": 0}, "config.model.memory_length = 0: must be at least 1"),
+        ({"model.memory_length": -3}, "config.model.memory_length = -3: must be at least 1"),
+        ({"data.dupe_factor": 2}, "config.data.dupe_factor = 2: a stream of text is cut into whole sequences, once"),
+        ({"data.masking": "static"}, "config.data.masking = 'static': "),
+        ({"objective": "mlm"}, "config.data.stream = True: mlm reads sequences by themselves, not text that goes on"),
+        ({"stages": named_stages(only=stage(6, LENGTH, 3, batch_size=4))}, "config.stages.only.batch_size = 4: rows"),
+        ({"model": pretraining_config().model}, "config.data.stream = True: model.family = 'bert' has no memory"),
+    ],
+)  # fmt: skip
+def test_what_cannot_go_on_is_told(fields, message):
+    config = stream_config().copy_and_resolve_references().unlock()
+    for field, value in fields.items():
+        section, _, name = field.rpartition(".")
+        (config[section] if section else config)[name] = value
+    with pytest.raises(UserError, match="^" + functools.reduce(lambda s, c: s.replace(c, "\\" + c), "().", message)):
+        tasks.validate(config.lock())
+
+
+def test_a_mesh_that_does_not_divide_the_rows_is_told(records):
+    config = stream_config(records, **{"batch_size": 6})
+    with pytest.raises(UserError, match=r"^config.batch_size = 6: .* must be a multiple of the 8 devices"):
+        Pretraining(config, make_mesh(config), records)
