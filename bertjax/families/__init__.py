@@ -41,13 +41,15 @@ class Family:
     Args:
       model: (config, compute) -> the encoder, a `model.encoder_model.EncoderModel` or a module with its methods.
       words: config -> how it can learn words. masked: it fills in those that are hidden; next: each token sees those
-        before it, and predicts the next; neighbours: some states see those before, others those after.
+        before it, and predicts the next; neighbours: some states see those before, others those after; permuted: it
+        predicts words from any others that it is shown, see `EncoderModel.encode_permuted`.
       layer_flops: (config, tokens of a row) -> matrix-multiply FLOPs of its layers for one row, forwards.
+      query_flops: (config, tokens of a row, words) -> those of the states that predict permuted words, besides.
       shown: params of a model -> {field of its config: the values that it may have} as far as the params show it; None
         if they are another family's.
       validate: whole config -> None. Raises `UserError` for what this family cannot do.
-      attention: (config, params of the encoder, token ids `[1, length]`) -> probabilities `[layers, heads, queries,
-        keys]`; None if it has no attention to show.
+      attention: (config, params of the encoder, token ids `[1, length]`, token types) -> probabilities `[layers, heads,
+        queries, keys]`; None if it has no attention to show.
       new_cache: (config, batch, tokens, dtype) -> an empty cache, with which the encoder's `decode` continues a text;
         None if it cannot.
       word_embeddings: path of the word embeddings among the params of the encoder.
@@ -68,8 +70,9 @@ class Family:
     words: Callable[[BertConfig], str]
     layer_flops: Callable[[BertConfig, int], int]
     shown: Callable[[dict], Mapping[str, Sequence] | None]
+    query_flops: Callable[[BertConfig, int, int], int] | None = None
     validate: Callable[[Any], None] = lambda config: None
-    attention: Callable[[BertConfig, dict, np.ndarray], np.ndarray] | None = None
+    attention: Callable[[BertConfig, dict, np.ndarray, np.ndarray], np.ndarray] | None = None
     new_cache: Callable[[BertConfig, int, int, str], Any] | None = None
     word_embeddings: tuple[str, ...] = ("embeddings", "word", "embedding")
     is_cast: Callable[[tuple[str, ...]], bool] = lambda path: path[-1] in ("kernel", "embedding")

@@ -80,9 +80,11 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
 
 
 def split_class(architecture: str, layout: ModuleType) -> tuple[str, str]:
-    """Returns the model that a class of transformers is of, as people write it, and the rest of the class's name."""
+    """Returns the model that a class of transformers is of, as people write it, and the rest of the class's name, or of
+    that of BERT's class with the same output layer, if that has another."""
     prefix = next(prefix for prefix in layout.CLASSES if architecture.startswith(prefix))
-    return layout.CLASSES[prefix], architecture.removeprefix(prefix)
+    kind = architecture.removeprefix(prefix)
+    return layout.CLASSES[prefix], getattr(layout, "KINDS_OF_BERT", {}).get(kind, kind)
 
 
 def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str], str]:

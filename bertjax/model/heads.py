@@ -38,8 +38,8 @@ class MaskedLanguageModelHead(nn.Module):
     """Predicts the words at masked positions.
 
     Dense (to the size of embeddings), activation, LayerNorm, then a decoder tied to the word embeddings, with its own
-    bias; or, if `config.output` is "plain", the tied decoder alone, which has no params. If
-    `config.tie_word_embeddings` is not set, the decoder is a table of its own.
+    bias; or, if `config.output` is "bias", the tied decoder and its bias; or, if it is "plain", the tied decoder alone,
+    which has no params. If `config.tie_word_embeddings` is not set, the decoder is a table of its own.
     """
 
     config: BertConfig
@@ -62,6 +62,7 @@ class MaskedLanguageModelHead(nn.Module):
             dense = ((config.hidden_size,), (size,), ("embed", None), config.bias, config.output_init_scale)
             hidden = ACTIVATIONS[config.hidden_act](Dense(config, self.compute, *dense, name="dense")(hidden))
             hidden = LayerNorm(config, self.compute, config.bias, size, name="norm")(hidden)
+        if config.output != "plain":
             bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
             bias = self.param("bias", bias_init, (config.padded_vocab_size,))
         if not config.tie_word_embeddings:
