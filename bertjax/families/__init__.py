@@ -18,6 +18,7 @@ import numpy as np
 
 from bertjax.config import BertConfig, Compute, UserError
 from bertjax.registry import Registry, own_in
+from bertjax.text.tokenizer import SPECIAL_PIECES
 
 if TYPE_CHECKING:
     import flax.linen as nn
@@ -61,6 +62,7 @@ class Family:
       start: params of a checkpoint -> those that another run starts from.
       projected: (config, size) -> the config of a model like it, whose embeddings have this size and are projected to
         that of hidden states; None: there is none.
+      special_pieces: the names of these in a SentencePiece model that is learnt for it, see `text.learning.learn`.
       packs: whether several sequences can share a row, each as a segment with positions of its own.
       config: a frozen dataclass of `config.field`s, which say their limits. Names are those of `BertConfig` where the
         parts read them.
@@ -81,6 +83,7 @@ class Family:
     layer_numbers: Callable[[Any, tuple[str, ...]], np.ndarray | None] = layers_by_name
     start: Callable[[dict], dict] = lambda params: params
     projected: Callable[[Any, int], Any] | None = None
+    special_pieces: tuple[str, ...] = SPECIAL_PIECES
     packs: bool = False
     config: type = BertConfig
 

@@ -223,7 +223,8 @@ def heldout_batches(
 
 
 def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format:
-    return Format(length, max_predictions_per_seq, files.layout, files.masking, files.vocab_size)
+    form = length, max_predictions_per_seq, files.layout, files.masking, files.vocab_size
+    return Format(*form, files.token_types)
 
 
 def _batches(files: RecordSet, form: Format, stream: Stream, step: int, additions) -> Iterator[Batch]:

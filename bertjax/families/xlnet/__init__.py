@@ -8,6 +8,7 @@ import numpy as np
 
 from bertjax.config import ModelConfig, field, size
 from bertjax.families import Family
+from bertjax.text.tokenizer import XLNET
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,7 @@ FAMILY = Family(
     attention=_attention,
     model_types=("xlnet",),
     huggingface="bertjax.families.xlnet.huggingface",
+    special_pieces=XLNET,
     packs=True,
     config=XlnetConfig,
 )
