@@ -67,10 +67,13 @@ class EncoderModel(nn.Module):
         return self.encode(input_ids, segments, token_types, positions, dropout_keys), places
 
     def encode_permuted(self, input_ids, segments, token_types, places, seen, positions=None, dropout_keys=None):
-        """As `encode_words` of a family whose `words` are permuted; returns the hidden states first.
+        """Of a family whose `words` are permuted: returns the hidden states, and states `[batch, predictions, hidden]`
+        that predict the words at some places.
 
-        `seen`: `[batch, length or 1, length]` booleans: which tokens a place sees. That of a prediction never sees its
-        own.
+        Args:
+          places: `[batch, predictions]`.
+          seen: `[batch, length or 1, length]` booleans: which tokens each place sees. Hidden states see their own
+            tokens as well, those that predict do not.
         """
         raise NotImplementedError
 

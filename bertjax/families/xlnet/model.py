@@ -68,19 +68,14 @@ class XlnetModel(EncoderModel):
     def encode_words(self, input_ids, segments, token_types, places, positions=None, dropout_keys=None):
         """As `EncoderModel.encode_words`: no state has seen the tokens at any of these places."""
         is_hidden = (places[:, :, None] == jnp.arange(input_ids.shape[1])).any(1)
-        return self.encode_permuted(
-            input_ids, segments, token_types, places, ~is_hidden[:, None], positions, dropout_keys
-        )[1:]
+        given = input_ids, segments, token_types, places, ~is_hidden[:, None], positions, dropout_keys
+        return self.encode_permuted(*given)[1], jnp.broadcast_to(jnp.arange(places.shape[1]), places.shape)
 
     def encode_permuted(self, input_ids, segments, token_types, places, seen, positions=None, dropout_keys=None):
         """As `EncoderModel.encode_permuted`."""
         del positions
         hidden, found = self.read(input_ids, segments, token_types, dropout_keys, seen=seen, places=places)
-        return (
-            hidden,
-            self._dropped(found, dropout_keys, 1),
-            jnp.broadcast_to(jnp.arange(places.shape[1]), places.shape),
-        )
+        return hidden, self._dropped(found, dropout_keys, 1)
 
     def read(
         self, input_ids, segments, token_types, dropout_keys=None, *,

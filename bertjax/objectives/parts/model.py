@@ -26,6 +26,7 @@ class EncodedBatch(NamedTuple):
       encoder: a module, bound to its params.
       heads: {name: module} of the objective, bound to their params.
       hidden: `[rows, length, hidden]`; None if it has not been read.
+      of_words: states that predict words `[rows, predictions, hidden]`, if they are others, see `Objective.encode`.
       dropout_keys: `[rows]`; None in evaluation.
       z_loss: weight of what keeps the logits of words small, see `classified`; 0 in evaluation.
     """
@@ -36,6 +37,7 @@ class EncodedBatch(NamedTuple):
     hidden: jax.Array | None
     dropout_keys: jax.Array | None
     z_loss: float = 0.0
+    of_words: jax.Array | None = None
 
     def pooled(self) -> jax.Array:
         """Returns the pooled output `[rows, hidden]`, or if sequences share rows `[rows, sequences, hidden]`."""
@@ -75,14 +77,18 @@ class PretrainingModel(nn.Module):
             if objective.rewrite:
                 given = encoded._replace(heads=heads[name])
                 encoded, found[name] = objective.rewrite(given, weights[name], own[name])
-        batch = encoded.batch
-        read = (batch[name] for name in ("input_ids", "segments", "token_types"))
-        hidden = encoded.encoder.encode(*read, batch.get("positions"), dropout_keys=dropout_keys)
+        encode = next((term.objective.encode for term in self.terms if term.objective.encode), _encode)
+        hidden, of_words = encode(encoded.encoder, encoded.batch, dropout_keys)
         for name, _, objective in self.terms:
             if not objective.rewrite:
-                given = encoded._replace(heads=heads[name], hidden=hidden)
+                given = encoded._replace(heads=heads[name], hidden=hidden, of_words=of_words)
                 found[name] = objective.loss(given, weights[name], own[name])
         return found
+
+
+def _encode(encoder: nn.Module, batch: dict, dropout_keys: jax.Array | None) -> tuple[jax.Array, None]:
+    read = (batch[name] for name in ("input_ids", "segments", "token_types"))
+    return encoder.encode(*read, batch.get("positions"), dropout_keys=dropout_keys), None
 
 
 def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss: float = 0.0) -> tuple[jax.Array, dict]:
