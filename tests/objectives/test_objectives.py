@@ -81,7 +81,10 @@ def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
 @pytest.mark.parametrize(
     "objective, message",
     [
-        ("mln", "config.objective = 'mln': choose one of bilm, generator, lm, mlm, nsp, replaced, sop, count, twin"),
+        (
+            "mln",
+            "config.objective = 'mln': choose one of bilm, generator, lm, mlm, nsp, plm, replaced, sop, count, twin",
+        ),
         ("mlm nsp", "config.objective = 'mlm nsp': write one objective, or a sum such as"),
         ("mlm + ", r"config.objective = 'mlm \+ ': write one objective"),
         ("mlm + 0*nsp", "with weights above 0"),
