@@ -1,18 +1,30 @@
 """XLNet beside transformers': states of both streams, with masks and memory, logits, gradients, every class."""
 
+import dataclasses
 import functools
+import io
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sentencepiece
+from google.protobuf import runtime_version
 
+from bertjax.config import UserError
 from bertjax.families.with_heads import BertForMaskedLM, word_logits
 from bertjax.families.xlnet import FAMILY, XlnetConfig
 from bertjax.families.xlnet.huggingface import to_tensors
 from bertjax.families.xlnet.model import XlnetModel
-from bertjax.interop import conversion, pretrained
+from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
+from bertjax.tasks.pairs import encode_pairs
+from bertjax.text import learning
+from bertjax.text.tokenizer import XLNET
+from tests.conftest import make_corpus
+from tests.families.test_modernbert import random_params
 from tests.interop.test_modernbert_parity import MODELS
+from tests.text.test_tokenizer import HARD
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -137,3 +149,68 @@ def test_every_class_is_read_and_written(head, ours, tmp_path):
     assert before.keys() == after.state_dict().keys()
     assert all(torch.equal(tensor, after.state_dict()[name]) for name, tensor in before.items())
     assert after.config.d_inner == 48 and after.config.ff_activation == "gelu" and after.config.mem_len is None
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A SentencePiece model with the special pieces of XLNet's, in their order, learnt from hard text."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*HARD * 5, *make_corpus(40).split("\n")]), model_writer=model, vocab_size=400,
+        hard_vocab_limit=False, control_symbols=["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
+        minloglevel=2,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("xlnet")
+    (folder / "spiece.model").write_bytes(model.getvalue())
+    return folder
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_both_forms_of_its_tokenizer_give_the_same_ids_and_types(lowercase, released, tmp_path, monkeypatch):
+    # The module of the sentencepiece package that transformers reads a model with wants the newest protobuf.
+    monkeypatch.setattr(runtime_version, "ValidateProtobufRuntimeVersion", lambda *_: None)
+    (tmp_path / "spiece.model").write_bytes((released / "spiece.model").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(dict(tokenizer_class="XLNetTokenizer", do_lower_case=lowercase))
+    )
+    theirs = transformers.XLNetTokenizer.from_pretrained(tmp_path, do_lower_case=lowercase)
+    theirs.save_pretrained(tmp_path / "written")
+    ours, again = tokenizer_files.read(tmp_path), tokenizer_files.read(tmp_path / "written")
+    names = ("pad", "unk", "cls", "sep", "mask")
+    assert ours.special_ids == tuple(getattr(theirs, f"{name}_token_id") for name in names)
+    texts = [text for text in (*HARD, "``He said'' 1,000 caf\u00e9s") if text.strip()]
+    for found in (ours, again):
+        ids, types, _ = encode_pairs(found, texts, texts[::-1], 2000)
+        for a, b, own, kinds in zip(texts, texts[::-1], ids, types, strict=True):
+            expected = theirs(a, b, return_token_type_ids=True)
+            assert own.tolist() == expected.input_ids and kinds.tolist() == expected.token_type_ids, (a, b)
+        assert encode_pairs(found, texts[:1], None, 500)[1][0].tolist() == [0] * (
+            len(theirs(texts[0]).input_ids) - 1
+        ) + [2]
+    with pytest.raises(UserError, match="lacks <pad>, <cls>, <sep>, <mask>, which XLNet has"):
+        _of_others(tmp_path)
+
+
+def _of_others(folder):
+    """Reads a spiece.model that is not XLNet's."""
+    model = io.BytesIO()
+    text = iter(make_corpus(10).split("\n"))
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=text, model_writer=model, vocab_size=60, minloglevel=2)
+    (folder / "spiece.model").write_bytes(model.getvalue())
+    tokenizer_files.read(folder)
+
+
+def test_a_tokenizer_that_is_learnt_is_the_same_in_transformers(tmp_path):
+    words = learning.count_words("sentencepiece", make_corpus(40).split("\n"))
+    ours = learning.learn("sentencepiece", words, 80, special=XLNET)
+    config = dataclasses.replace(TINY, vocab_size=80)
+    huggingface.write(tmp_path, config, random_params(BertForMaskedLM(config), config), ours)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model = transformers.XLNetLMHeadModel.from_pretrained(tmp_path)
+    assert model.config.pad_token_id == theirs.pad_token_id == ours.pad_id
+    ids, types, _ = encode_pairs(ours, ["the ship", "a whale"], ["near the harbour", "the net"], 40)
+    for a, b, own, kinds in zip(["the ship", "a whale"], ["near the harbour", "the net"], ids, types):
+        expected = theirs(a, b)
+        assert own.tolist() == expected.input_ids and kinds.tolist() == expected.token_type_ids
+    padded = theirs(["the ship", "a whale near the harbour"], padding=True, return_tensors="pt")
+    assert (padded.input_ids[:, -1] == ours.cls_id).all()  # so that theirs finds it

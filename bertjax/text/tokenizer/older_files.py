@@ -1,5 +1,7 @@
 """The files of a tokenizer in folders that have no tokenizer.json, as the content of one."""
 
+import re
+
 from etils import epath
 
 from bertjax.config import UserError
@@ -61,7 +63,8 @@ def unigram_json(path: epath.Path) -> bytes:
 
 def _xlnet_json(path: epath.Path, scored: list[tuple[str, float]], charsmap: bytes) -> bytes:
     """Returns the tokenizer.json of XLNet's pieces, as transformers' XLNetTokenizer: quotation marks are unified, and
-    accents are stripped; case is folded if tokenizer_config.json says so."""
+    accents are stripped; case is folded if tokenizer_config.json says so. No piece is a digit and a comma, if others
+    can be had: XLNet's code divides these, and transformers' converter makes them unlikely by so much."""
     from tokenizers import AddedToken, Regex, normalizers, processors
 
     names = [piece for piece, _ in scored]
@@ -69,6 +72,7 @@ def _xlnet_json(path: epath.Path, scored: list[tuple[str, float]], charsmap: byt
         raise UserError(
             f"tokenizer.path: {path} lacks {', '.join(missing)}, which XLNet has; no other {path.name} is read"
         )
+    scored = [(piece, score - 100 * bool(re.search(r"\d,$", piece))) for piece, score in scored]
     tokenizer, settings = _of_words(scored, names.index("<unk>")), _settings_beside(path)
     steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     steps += [] if settings.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
