@@ -27,7 +27,7 @@ GOLDEN = ROOT / "tests" / "golden" / "configs"
 PRETRAINING = [
     "base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart", "bytes",
     "gpt:gpt2", "elmo", "modern:base", "adapt",
-    "electra:small", "electra:base",
+    "electra:small", "electra:base", "xlnet:base", "xlnet:large", "xlnet:cores",
     "ablations/objective:ltr", "ablations/size:6-768-3", "ablations/masking:80-20-0", "ablations/positions:none",
 ]  # fmt: skip
 FINE_TUNING = ["glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "tag", "swag", "features:last", "embed"]

@@ -189,10 +189,10 @@ def addition_of(predicted: Callable) -> Callable:
 
 def validate_unmasked(title: str, config) -> None:
     """Raises `UserError` unless nothing in the data is masked, and there are no pairs."""
+    validate_not_masked(title, config)
     for field, needed in (("data.next_sentence", "none"), ("eval.fill_masks", ())):
         why = f"nothing is masked where {title} are learnt, and there are no pairs; set {needed}"
         require(value_of(config, field) == needed, field, value_of(config, field), why)
-    validate_not_masked(title, config)
 
 
 def validate_not_masked(title: str, config) -> None:
