@@ -1,14 +1,14 @@
 """XLNet (Yang et al. 2019): base, large; and cores.
 
-large as in its table 8: 512 TPU v3 chips, 500,000 steps of 8,192 sequences. base, of its section 3.6, has the size, the
-data and the recipe of BERT-base. Both read two segments, as BERT, and learn 32,000 pieces with SentencePiece. Theirs
-also remembers the first half of a sequence when it reads the next one, which this does not do yet; its corpus for large
+large as in its appendix A.4: 500,000 steps of 8,192 sequences, on 512 TPU v3 chips. base, of its ablations, has
+BERT-base's size, and here its recipe. Both read two segments, as BERT, and learn 32,000 pieces with SentencePiece.
+Theirs also remembers the first half of a sequence when it reads the next one, which this does not; its corpus for large
 has 33 B pieces.
 
 cores is what two CPU cores train in an hour.
 
 Command:  bertjax train --config=xlnet:base --config.data.corpus=texts/ --workdir=runs/xlnet
-Hardware: not run at any of these sizes; of cores, some steps on two CPU cores
+Hardware: not run at any of these sizes
 Paper:    not comparable: other data and vocabularies
 """
 

@@ -5,6 +5,7 @@ projected from sinusoids of the distance i - j, and u and v are learnt. XLNet ad
 vectors, for keys of the query's own segment and for those of another (Yang et al. 2019, section 2.5).
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -77,11 +78,32 @@ def shift_to(scores: jax.Array, keys: int, places: jax.Array) -> jax.Array:
 
     `places`: `[batch, queries]` theirs among the keys.
     """
+    return _slices(scores, keys - 1 - places, keys, scores.shape[-1])
 
-    def of_query(scores, place):
-        return jax.lax.dynamic_slice_in_dim(scores, keys - 1 - place, keys, axis=-1)
 
-    return jax.vmap(jax.vmap(of_query))(scores, places)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _slices(x, starts, size: int, whole: int):
+    """Returns a part of the last axis, `[batch, queries, ..., whole]` -> `[batch, queries, ..., size]`, which begins at
+    another start `[batch, queries]` for each query. Its gradient is a part as well, where a derived one adds numbers
+    up one by one."""
+
+    def of_query(x, start):
+        return jax.lax.dynamic_slice_in_dim(x, start, size, axis=-1)
+
+    return jax.vmap(jax.vmap(of_query))(x, starts)
+
+
+def _slices_forward(x, starts, size, whole):
+    return _slices(x, starts, size, whole), starts
+
+
+def _slices_backward(size, whole, starts, grad):
+    around = whole - size
+    grad = jnp.pad(grad, [(0, 0)] * (grad.ndim - 1) + [(around, around)])
+    return _slices(grad, around - starts, whole, grad.shape[-1]), None
+
+
+_slices.defvjp(_slices_forward, _slices_backward)
 
 
 def attend(

@@ -111,10 +111,8 @@ def _arrays(batch: list[PredictedRow], tokenizer: Tokenizer, longest: int):
     length = _padded(len(batch[0].ids), longest)
     rows, most = _rows_for(length), 1 if all(len(row.positions) == 1 for row in batch) else length
     ids = np.full((rows, length), tokenizer.pad_id, np.int32)
-    (segments, types), (positions, words, used) = (
-        np.zeros((2, *ids.shape), np.int32),
-        np.zeros((3, rows, most), np.int32),
-    )
+    segments, types = np.zeros((2, *ids.shape), np.int32)
+    positions, words, used = np.zeros((3, rows, most), np.int32)
     segments[:, 0] = 1  # rows that are filled up
     for i, row in enumerate(batch):
         size, count = len(row.ids), len(row.words)

@@ -80,5 +80,5 @@ def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Toke
     ids[place > end] = tokenizer.pad_id
     ids[(place == first_end) | (place == end)] = tokenizer.sep_id
     sizes = end[:, 0] + 1 + tokenizer.ends_with_cls
-    ids[np.arange(len(ids)), tokenizer.cls_place(sizes) if len(ids) else 0] = tokenizer.cls_id
+    ids[np.arange(len(ids)), tokenizer.cls_place(sizes)] = tokenizer.cls_id
     return ids, sizes
