@@ -63,7 +63,7 @@ def test_published_sizes_and_their_flops(name, encoder):
 
 def test_a_sharded_step_is_that_of_one_device(records, pieces):  # noqa: F811
     losses = []
-    for devices, axes in ((1, dict(data=1, fsdp=1, tensor=1)), (8, dict(data=2, fsdp=2, tensor=2))):
+    for devices, axes in ((1, dict(data=1, fsdp=1, tensor=1)), (4, dict(data=1, fsdp=2, tensor=2))):
         config = config_for(records=records)
         config.model.update(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
         config.mesh.update(axes)
@@ -133,7 +133,7 @@ def test_words_are_predicted_from_all_others_and_never_from_themselves(pieces):
 
 def test_it_is_trained_and_fine_tuned_and_its_folder_reads_texts_as_it_does(records, tmp_path):  # noqa: F811
     config = config_for(records=records)
-    config.eval.fill_masks, config.unroll = (), "no"
+    config.eval.fill_masks = ()
     launch(config, tmp_path / "run")
     lines = [line["train/loss"] for line in read_metrics(tmp_path / "run") if "train/loss" in line]
     assert lines[-1] < lines[0]

@@ -36,7 +36,7 @@ def config_for(corpus="", records="", **settings):
     config.tokenizer.kind = "sentencepiece"
     config.data.masking = "dynamic"
     objectives.learn(config, "plm", plm=settings)
-    config.stages = named_stages(only=stage(6, 32, 8))
+    config.stages, config.unroll = named_stages(only=stage(6, 32, 8)), "no"
     return config
 
 
