@@ -280,9 +280,9 @@ def pretraining_config() -> ml_collections.ConfigDict:
     """BERT-base pre-training as published (Devlin et al. 2019, appendix A.2), without a corpus."""
     config = common_config()
     config.task = "pretraining"
-    # What is learnt: one of mlm (masked words), lm (next words), bilm (both neighbours), nsp (next sentence) and sop
-    # (sentence order), or a sum such as "mlm + 0.5*sop" or "50*replaced + generator" (ELECTRA). Empty: the words that
-    # the model's family learns, and what the pairs of data.next_sentence teach.
+    # What is learnt: one of mlm (masked words), lm (next words), bilm (both neighbours), plm (words in any order), nsp
+    # (next sentence) and sop (sentence order), or a sum such as "mlm + 0.5*sop" or "50*replaced + generator" (ELECTRA).
+    # Empty: the words that the model's family learns, and what the pairs of data.next_sentence teach.
     config.objective = ""
     config.z_loss = 0.0  # in training, adds so many times the mean of log(Z)^2 of the softmax over words, such as 1e-4
     config.tokenizer.extend = 0  # new pieces that are learnt from data.corpus, after those of tokenizer.path

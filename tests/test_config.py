@@ -29,6 +29,7 @@ PRETRAINING = [
     "gpt:gpt2", "elmo", "modern:base", "adapt",
     "transformer_xl:wikitext", "transformer_xl:enwik8", "transformer_xl:cores",
     "electra:small", "electra:base", "characters:t64", "characters:cores", "transformer:base", "transformer:big",
+    "xlnet:base", "xlnet:large", "xlnet:cores",
     "ablations/objective:ltr", "ablations/size:6-768-3", "ablations/masking:80-20-0", "ablations/positions:none",
 ]  # fmt: skip
 FINE_TUNING = ["glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "tag", "swag", "features:last", "embed"]

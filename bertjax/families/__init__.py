@@ -18,6 +18,7 @@ import numpy as np
 
 from bertjax.config import BertConfig, Compute, UserError
 from bertjax.registry import Registry, own_in
+from bertjax.text.tokenizer import SPECIAL_PIECES
 
 if TYPE_CHECKING:
     import flax.linen as nn
@@ -41,13 +42,15 @@ class Family:
     Args:
       model: (config, compute) -> the encoder, a `model.encoder_model.EncoderModel` or a module with its methods.
       words: config -> how it can learn words. masked: it fills in those that are hidden; next: each token sees those
-        before it, and predicts the next; neighbours: some states see those before, others those after.
+        before it, and predicts the next; neighbours: some states see those before, others those after; permuted: it
+        predicts words from any others that it is shown, see `EncoderModel.encode_permuted`.
       layer_flops: (config, tokens of a row) -> matrix-multiply FLOPs of its layers for one row, forwards.
+      query_flops: (config, tokens of a row, words) -> those of the states that predict permuted words, besides.
       shown: params of a model -> {field of its config: the values that it may have} as far as the params show it; None
         if they are another family's.
       validate: whole config -> None. Raises `UserError` for what this family cannot do.
-      attention: (config, params of the encoder, token ids `[1, length]`) -> probabilities `[layers, heads, queries,
-        keys]`; None if it has no attention to show.
+      attention: (config, params of the encoder, token ids `[1, length]`, token types) -> probabilities `[layers, heads,
+        queries, keys]`; None if it has no attention to show.
       new_cache: (config, batch, tokens, dtype) -> an empty cache, with which the encoder's `decode` continues a text;
         None if it cannot.
       new_memory: (config, rows, dtype) -> what rows remember that have read nothing, a `model.recurrence.Memory`, with
@@ -63,6 +66,7 @@ class Family:
       start: params of a checkpoint -> those that another run starts from.
       projected: (config, size) -> the config of a model like it, whose embeddings have this size and are projected to
         that of hidden states; None: there is none.
+      special_pieces: the names of these in a SentencePiece model that is learnt for it, see `text.learning.learn`.
       packs: whether several sequences can share a row, each as a segment with positions of its own.
       config: a frozen dataclass of `config.field`s, which say their limits. Names are those of `BertConfig` where the
         parts read them.
@@ -72,8 +76,9 @@ class Family:
     words: Callable[[BertConfig], str]
     layer_flops: Callable[[BertConfig, int], int]
     shown: Callable[[dict], Mapping[str, Sequence] | None]
+    query_flops: Callable[[BertConfig, int, int], int] | None = None
     validate: Callable[[Any], None] = lambda config: None
-    attention: Callable[[BertConfig, dict, np.ndarray], np.ndarray] | None = None
+    attention: Callable[[BertConfig, dict, np.ndarray, np.ndarray], np.ndarray] | None = None
     new_cache: Callable[[BertConfig, int, int, str], Any] | None = None
     new_memory: Callable[[BertConfig, int, str], Any] | None = None
     memory_flops: Callable[[BertConfig, int], int] = lambda config, length: 0
@@ -84,6 +89,7 @@ class Family:
     layer_numbers: Callable[[Any, tuple[str, ...]], np.ndarray | None] = layers_by_name
     start: Callable[[dict], dict] = lambda params: params
     projected: Callable[[Any, int], Any] | None = None
+    special_pieces: tuple[str, ...] = SPECIAL_PIECES
     packs: bool = False
     config: type = BertConfig
 

@@ -21,11 +21,17 @@ class Tensor(NamedTuple):
       names: theirs.
       ours: the shape of the param, or of its part that is one tensor.
       theirs: the shape of each tensor.
+      inputs_first: whether a matrix is as ours; as a rule it is the other way round, outputs first.
     """
 
     names: tuple[str, ...]
     ours: tuple[int, ...]
     theirs: tuple[int, ...]
+    inputs_first: bool = False
+
+    def turns(self, path: tuple) -> bool:
+        """Whether it is a matrix, of the param at this path, that is the other way round."""
+        return path[-1] == "kernel" and not self.inputs_first
 
 
 class TensorTable(dict[tuple, Tensor]):
@@ -76,9 +82,10 @@ def to_params(table: TensorTable, named: Mapping[str, np.ndarray], padding: int,
     Raises `UserError` as `take` does.
     """
     found: dict = {}
-    for path, (names, ours, theirs) in table.items():
-        parts = [take(named, name, theirs, source, kind) for name in names]
-        parts = [(part.T if path[-1] == "kernel" else part).reshape(ours) for part in parts]
+    for path, tensor in table.items():
+        parts = [take(named, name, tensor.theirs, source, kind) for name in tensor.names]
+        parts = [part.reshape(len(part), -1).T if tensor.turns(path) else part for part in parts]
+        parts = [part.reshape(tensor.ours) for part in parts]
         array = np.stack(parts, axis=1) if len(parts) > 1 else parts[0]
         tree = found
         for step in path[:-1]:
@@ -91,13 +98,30 @@ def to_params(table: TensorTable, named: Mapping[str, np.ndarray], padding: int,
 def to_named(table: TensorTable, params: Mapping) -> dict[str, np.ndarray]:
     """The inverse of `to_params`."""
     found = {}
-    for path, (names, _, theirs) in table.items():
-        array = np.asarray(value_at(params, path))
+    for path, tensor in table.items():
+        names, theirs, array = tensor.names, tensor.theirs, np.asarray(value_at(params, path))
         array = array[: theirs[0]] if _has_rows(path) else array
         for name, part in zip(names, np.moveaxis(array, 1, 0) if len(names) > 1 else [array], strict=True):
-            part = part.reshape(theirs[::-1]).T if path[-1] == "kernel" else part.reshape(theirs)
-            found[name] = np.ascontiguousarray(part)
+            part = part.reshape(-1, theirs[0]).T if tensor.turns(path) else part
+            found[name] = np.ascontiguousarray(part.reshape(theirs))
     return found
+
+
+def stacked(params: dict) -> dict:
+    """Stacks the layers of a table, as an encoder of equal ones has them."""
+    import jax
+
+    layers = jax.tree.map(lambda *x: np.stack(x), *params["bert"].pop("layers").values())
+    return params | {"bert": params["bert"] | {"encoder": params["bert"].get("encoder", {}) | {"layers": layers}}}
+
+
+def layer_by_layer(params: Mapping, count: int) -> dict:
+    """The inverse of `stacked`, of so many layers."""
+    import jax
+
+    arrays = jax.tree.map(np.asarray, params["bert"]["encoder"]["layers"])
+    layers = {i: jax.tree.map(lambda x, i=i: x[i], arrays) for i in range(count)}
+    return {**params, "bert": params["bert"] | {"layers": layers}}
 
 
 def _has_rows(path: tuple) -> bool:

@@ -19,7 +19,8 @@ from bertjax.model.segments import join_ends, pool_states
 class BertForMaskedLM(nn.Module):
     """An encoder with the masked-LM head, at the masked positions only; without pooler.
 
-    There are next words at these positions if the family says so, or neighbours.
+    There are next words at these positions if the family says so, or neighbours. One that learns permuted words sees
+    none of the tokens at these positions.
     """
 
     config: BertConfig
@@ -31,8 +32,8 @@ class BertForMaskedLM(nn.Module):
 
     def __call__(self, input_ids, segments, token_types, masked_positions, dropout_keys=None, positions=None):
         """`masked_positions` `[batch, predictions]` -> logits `[batch, predictions, padded vocab]`."""
-        hidden = self.bert.encode(input_ids, segments, token_types, positions, dropout_keys=dropout_keys)
-        return word_logits(self.bert, self.masked_lm, hidden, masked_positions)
+        given = input_ids, segments, token_types, masked_positions, positions, dropout_keys
+        return word_logits(self.bert, self.masked_lm, *self.bert.encode_words(*given))
 
     def remember(self, input_ids, segments, token_types, masked_positions, memory):
         """As `__call__` of rows that go on after those of a memory; also returns what this then is."""

@@ -174,17 +174,19 @@ def _model_card(
     makes_vectors: bool = False,
     part: str = "",
 ) -> str:
-    pieces, has_head = pretrained.tokenizer, makes_vectors or not architecture.endswith("Model")
+    pieces, config = pretrained.tokenizer, pretrained.config
+    kind = huggingface.split_class(architecture, families.module_of(families.of(config)))[1]
+    fills = pretrained.predicts_words and families.of(config).words(config) == "masked"
     return model_card(
         name,
         architecture,
-        pretrained.config,
-        params=count_parameters(kept, pretrained.config),
+        config,
+        params=count_parameters(kept, config),
         settings=settings,
         step=pretrained.step,
-        scores=pretrained.scores | pretrained.decided if has_head else {},
+        scores=pretrained.scores | pretrained.decided if makes_vectors or kind != "Model" else {},
         manifest=manifest,
-        mask="" if not pretrained.predicts_words else pieces.pieces[pieces.mask_id] if pieces else "[MASK]",
+        mask="" if not fills else pieces.pieces[pieces.mask_id] if pieces else "[MASK]",
         license_name=license_name,
         makes_vectors=makes_vectors,
         part=part,

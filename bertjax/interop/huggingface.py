@@ -80,9 +80,11 @@ def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:
 
 
 def split_class(architecture: str, layout: ModuleType) -> tuple[str, str]:
-    """Returns the model that a class of transformers is of, as people write it, and the rest of the class's name."""
+    """Returns the model that a class of transformers is of, as people write it, and the rest of the class's name, or of
+    that of BERT's class with the same output layer, if that has another."""
     prefix = next(prefix for prefix in layout.CLASSES if architecture.startswith(prefix))
-    return layout.CLASSES[prefix], architecture.removeprefix(prefix)
+    kind = architecture.removeprefix(prefix)
+    return layout.CLASSES[prefix], getattr(layout, "KINDS_OF_BERT", {}).get(kind, kind)
 
 
 def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str], str]:
@@ -248,6 +250,8 @@ def _tokenizer_config(config: BertConfig, inputs: Sequence[str], tokenizer: Toke
         "model_input_names": list(inputs),
         **special,
     }
+    if tokenizer.ends_with_cls:  # which theirs finds at the end of a row
+        settings["padding_side"] = "left"
     if is_wordpiece:
         settings |= {"do_lower_case": tokenizer.lowercase, "strip_accents": None, "tokenize_chinese_chars": True}
     return json.dumps(settings, indent=2) + "\n"

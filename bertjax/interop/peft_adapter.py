@@ -37,6 +37,11 @@ def write(folder: epath.PathLike, source: Pretrained, architecture: str) -> int:
     layout = families.module_of(families.of(source.config))
     zeros = {path: np.zeros_like(x) for path, x in flatten_dict(source.params).items()}
     updates, _ = layout.to_tensors(unflatten_dict(zeros | source.updates), source.config, architecture)
+    if alone := [name for name, x in updates.items() if x.any() and not name.endswith(".weight")]:
+        raise UserError(
+            f"{source.path}: {alone[0]} is in no layer of its own in transformers, and PEFT adds to layers only; write "
+            f"it with --format=huggingface"
+        )
     is_saved = {path: x + (path[0] != "bert" or path[1] == "pooler") for path, x in zeros.items()}
     saved, _ = layout.to_tensors(unflatten_dict(is_saved), source.config, architecture)
     whole, _ = layout.to_tensors(source.params, source.config, architecture)

@@ -19,7 +19,7 @@ CLASSES = {
     WordPiece.kind: ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", *GENERAL),
     BPE.kind: ("GPT2Tokenizer", "RobertaTokenizer", *GENERAL),
     SentencePiece.kind: GENERAL,
-    Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", *GENERAL),
+    Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", *GENERAL),
     Bytes.kind: GENERAL,
 }
 # Settings of BERT's tokenizer in transformers that change its pieces, as we have them.
@@ -57,7 +57,7 @@ class _Settings(TypedDict, total=False):
 
 def file_in(folder: epath.Path) -> epath.Path | None:
     """Returns the file that the pieces of a checkpoint are read from."""
-    names = (SentencePiece.filename, Bytes.filename, JSON, WordPiece.filename, BPE.older, Unigram.older)
+    names = (SentencePiece.filename, Bytes.filename, JSON, WordPiece.filename, *BPE.older, *Unigram.older)
     return next((folder / name for name in names if (folder / name).exists()), None)
 
 

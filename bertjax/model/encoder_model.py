@@ -65,6 +65,24 @@ class EncoderModel(nn.Module):
         hidden = self.through_layers(x, positions, segments, dropout_keys, every_layer)
         return jnp.concatenate([x[None], hidden]) if every_layer else hidden
 
+    def encode_words(self, input_ids, segments, token_types, places, positions=None, dropout_keys=None):
+        """Returns states from which the words at some places can be predicted, and where these are among the states.
+
+        `places`: `[batch, predictions]`. As a rule they are the hidden states, which have seen the [MASK]s there.
+        """
+        return self.encode(input_ids, segments, token_types, positions, dropout_keys), places
+
+    def encode_permuted(self, input_ids, segments, token_types, places, seen, positions=None, dropout_keys=None):
+        """Of a family whose `words` are permuted: returns the hidden states, and states `[batch, predictions, hidden]`
+        that predict the words at some places.
+
+        Args:
+          places: `[batch, predictions]`.
+          seen: `[batch, length or 1, length]` booleans: which tokens each place sees. Hidden states see their own
+            tokens as well, those that predict do not.
+        """
+        raise NotImplementedError
+
     def word_embeddings(self):
         """Returns the table that the output layer for words shares, `[padded vocab, embedding_size]`."""
         return self.embeddings.word.embedding

@@ -20,7 +20,7 @@ def fused_add_norm(x, update, update_bias, scale, bias, dropout_keys, rate: floa
 
     Args:
       x, update: `[batch, length, hidden]`; length is a multiple of 16, hidden of 128.
-      update_bias: `[hidden]`.
+      update_bias: `[hidden]`, or None.
       scale, bias: `[hidden]` float32.
       dropout_keys: `[batch]`; None: no dropout.
       rate: the dropout rate.
@@ -28,6 +28,7 @@ def fused_add_norm(x, update, update_bias, scale, bias, dropout_keys, rate: floa
       chip: `device_kind`.
     """
     norm = _Norm(0.0 if dropout_keys is None else rate, epsilon, chip)
+    update_bias = jnp.zeros_like(bias) if update_bias is None else update_bias
     words = key_words(dropout_keys, len(x))[:, None]
     return _add_norm(x, update, update_bias[None], scale[None], bias[None], words, norm)
 

@@ -5,6 +5,7 @@ projected from sinusoids of the distance i - j, and u and v are learnt. XLNet ad
 vectors, for keys of the query's own segment and for those of another (Yang et al. 2019, section 2.5).
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -79,6 +80,39 @@ def shift(scores: jax.Array, keys: int) -> jax.Array:
     return moved.reshape(*batch, queries, count)[..., :keys]
 
 
+def shift_to(scores: jax.Array, keys: int, places: jax.Array) -> jax.Array:
+    """As `shift`, `[batch, queries, heads, distances]` -> `[batch, queries, heads, keys]`, of queries at any places.
+
+    `places`: `[batch, queries]` theirs among the keys.
+    """
+    return _slices(scores, keys - 1 - places, keys, scores.shape[-1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _slices(x, starts, size: int, whole: int):
+    """Returns a part of the last axis, `[batch, queries, ..., whole]` -> `[batch, queries, ..., size]`, which begins at
+    another start `[batch, queries]` for each query. Its gradient is a part as well, where a derived one adds numbers
+    up one by one."""
+
+    def of_query(x, start):
+        return jax.lax.dynamic_slice_in_dim(x, start, size, axis=-1)
+
+    return jax.vmap(jax.vmap(of_query))(x, starts)
+
+
+def _slices_forward(x, starts, size, whole):
+    return _slices(x, starts, size, whole), starts
+
+
+def _slices_backward(size, whole, starts, grad):
+    around = whole - size
+    grad = jnp.pad(grad, [(0, 0)] * (grad.ndim - 1) + [(around, around)])
+    return _slices(grad, around - starts, whole, grad.shape[-1]), None
+
+
+_slices.defvjp(_slices_forward, _slices_backward)
+
+
 def attend(
     query: jax.Array,
     read: Read,
@@ -88,6 +122,7 @@ def attend(
     compute: Compute,
     dropout_keys: jax.Array | None = None,
     segments: SegmentTerm | None = None,
+    places: jax.Array | None = None,
 ) -> jax.Array:
     """Returns what each query sees of the values, `[batch, queries, heads, size]`, as the query is.
 
@@ -96,20 +131,25 @@ def attend(
     Args:
       mask: `[batch or 1, 1, queries, keys]`: which keys a query sees. One that sees none sees the mean of all.
       dropout_keys: `[batch]`; None: no dropout of probabilities.
+      places: `[batch, queries]` the places of the queries among the keys; None: they are the last ones.
     """
     attend = jax.checkpoint(_attend, static_argnums=(4, 5), prevent_cse=compute.unroll)
-    return attend(query, read, biases, mask, rate, compute, dropout_keys, segments)
+    return attend(query, read, biases, mask, rate, compute, dropout_keys, segments, places)
 
 
-def _attend(query, read, biases, mask, rate, compute, dropout_keys, segments):
+def _attend(query, read, biases, mask, rate, compute, dropout_keys, segments, places):
     dtype, product = compute.dtype, dict(preferred_element_type=jnp.float32)
 
     def of(bias):
         return query + bias.astype(dtype)
 
     scores = jnp.einsum("bqhd,bkhd->bhqk", of(biases.content), read.keys, **product)
-    by_distance = jnp.einsum("bqhd,rhd->bhqr", of(biases.position), read.positions, **product)
-    scores += shift(by_distance, read.keys.shape[1])
+    if places is None:
+        by_distance = jnp.einsum("bqhd,rhd->bhqr", of(biases.position), read.positions, **product)
+        scores += shift(by_distance, read.keys.shape[1])
+    else:
+        by_distance = jnp.einsum("bqhd,rhd->bqhr", of(biases.position), read.positions, **product)
+        scores += jnp.swapaxes(shift_to(by_distance, read.keys.shape[1], places), 1, 2)
     if segments is not None:
         by_segment = jnp.einsum("bqhd,shd->sbhq", of(segments.bias), segments.embedding.astype(dtype), **product)
         own, other = by_segment[..., None]
@@ -162,22 +202,25 @@ class RelativeAttention(nn.Module):
         key, value = jnp.moveaxis(self.key_value(x, keys), 2, 0)
         return Read(key, value, self.position(embedded[None].astype(x.dtype))[0])
 
-    def __call__(self, x, read: Read, biases: Biases, mask, keys=None, segments: SegmentTerm | None = None):
+    def __call__(
+        self, x, read: Read, biases: Biases, mask, keys=None, segments: SegmentTerm | None = None, places=None
+    ):
         """Returns what the queries of x see, projected: `[batch, queries, hidden]` -> the same.
 
         Args:
           mask: `[batch or 1, 1, queries, keys]` booleans.
           keys: `[batch]` for dropout; None: there is none.
+          segments, places: see `attend`.
         """
         query = nn.with_logical_constraint(self.query(x, keys), ("batch", "length", "heads", "kv"))
         rate = self.config.attention_probs_dropout_prob
-        context = attend(query, read, biases, mask, rate, self.compute, keys, segments)
+        context = attend(query, read, biases, mask, rate, self.compute, keys, segments, places)
         return self.output(context.reshape(*context.shape[:2], -1), keys)
 
 
-def probabilities(query, read: Read, biases: Biases, mask) -> jax.Array:
+def probabilities(query, read: Read, biases: Biases, mask, segments: SegmentTerm | None = None) -> jax.Array:
     """Returns what each head attends to, `[batch, heads, queries, keys]`, for pictures; as `attend`, in float32."""
     seen = jnp.eye(read.keys.shape[1])[None, :, None, :]
     seen = jnp.broadcast_to(seen, (*read.keys.shape[:3], read.keys.shape[1]))
-    found = attend(query, read._replace(values=seen), biases, mask, 0.0, Compute())
+    found = attend(query, read._replace(values=seen), biases, mask, 0.0, Compute(), segments=segments)
     return jnp.swapaxes(found, 1, 2)

@@ -92,6 +92,8 @@ class Objective:
       validate: whole config -> None. Raises `UserError` if it cannot be learnt with it.
       plots: what the report draws.
       fills_masks: whether the model can fill a [MASK] afterwards.
+      encode: (encoder, batch, dropout keys `[rows]`) -> (hidden states, states that predict words `[rows, predictions,
+        hidden]`): how a batch is read, if not by the encoder's `encode`. One objective of a sum may say it.
       rewrite: (batch that the encoder has not read, weights, keys) -> (batch as it reads it, what `loss` returns). It
         changes `input_ids`, and keeps those of the text as `original_ids`; or the params of the encoder. One objective
         of a sum may.
@@ -125,6 +127,7 @@ class Objective:
     validate: Callable[[Any], None] = lambda config: None
     plots: Sequence[Plot] = ()
     fills_masks: bool = False
+    encode: Callable[["nn.Module", dict, "jax.Array"], tuple["jax.Array", "jax.Array"]] | None = None
     rewrite: Callable[["EncodedBatch", "jax.Array", "jax.Array"], tuple["EncodedBatch", tuple]] | None = None
     models: Callable[[BertConfig], dict[str, BertConfig]] = lambda config: {}
     goes_on: bool = False
@@ -151,7 +154,7 @@ OBJECTIVES: Registry[Objective] = Registry(
 register = OBJECTIVES.register
 # What is learnt if `config.objective` does not say: from words, by `families.words`, and from pairs of segments, by
 # `data.next_sentence`.
-OF_WORDS = {"masked": "mlm", "next": "lm", "neighbours": "bilm"}
+OF_WORDS = {"masked": "mlm", "next": "lm", "neighbours": "bilm", "permuted": "plm"}
 OF_PAIRS = {"pairs": "nsp", "order": "sop"}
 # The arrays that batches have.
 RESERVED = (
@@ -317,10 +320,11 @@ def _validate(config: ml_collections.ConfigDict, with_model: bool) -> None:
             f"config.objective = {config.objective!r}: {terms[0].name} only helps others to be learnt; put one of them "
             f"first, such as 'lm + {terms[0].name}'"
         )
-    rewriting = [term.name for term in terms if term.objective.rewrite]
-    if len(rewriting) > 1:
-        both = " and ".join(rewriting)
-        raise UserError(f"config.objective = {config.objective!r}: {both} both change what is read; leave one out")
+    for field, what in (("rewrite", "change what is read"), ("encode", "say how it is read")):
+        names = [term.name for term in terms if getattr(term.objective, field)]
+        if len(names) > 1:
+            both = " and ".join(names)
+            raise UserError(f"config.objective = {config.objective!r}: {both} both {what}; leave one out")
     taken = set(RESERVED)
     for term in terms:
         if clashing := taken & term.objective.adds.keys():

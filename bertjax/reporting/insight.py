@@ -25,7 +25,8 @@ def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
     ids = np.array([pieces.framed(pieces.encode_with_masks(text))])
     if ids.shape[1] > config.max_position_embeddings:
         raise UserError(f"{text[:60]!r}... has {ids.shape[1]} tokens, more than the model's positions")
-    return [pieces.shown(int(i)) for i in ids[0]], attention_of(config, source.params["bert"], ids)
+    types = pieces.token_types(ids.shape[1])[None]
+    return [pieces.shown(int(i)) for i in ids[0]], attention_of(config, source.params["bert"], ids, types)
 
 
 def piece_of(source: Pretrained, word: str) -> int:

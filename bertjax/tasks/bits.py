@@ -68,7 +68,7 @@ def masked(text: str, hidden: Sequence[bool], tokenizer: Tokenizer) -> Iterator[
     word_at = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]  # with the space after it
     owners = [word_at[end - 1] for _, end in encoded.offsets]
     ids = tokenizer.framed(encoded.ids)
-    positions = [place for place, owner in enumerate(owners, 1) if hidden[owner]]
+    positions = [place for place, owner in enumerate(owners, len(tokenizer.begin)) if hidden[owner]]
     pieces = [ids[place] for place in positions]
     if tokenizer.unk_id in pieces:
         raise UserError(f"{text!r}: the vocabulary has no pieces for one of its words")

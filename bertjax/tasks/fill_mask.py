@@ -39,7 +39,7 @@ def fill_masks(
     texts, top_k = list(texts), min(top_k, tokenizer.vocab_size)
     longest = model.config.max_position_embeddings
     learnt = families.of(model.config).words(model.config)
-    if texts and learnt != "masked":
+    if texts and learnt not in ("masked", "permuted"):
         instead = "; --generate=N continues a text with them" if learnt == "next" else ""
         raise UserError(
             f"only a model that was trained with masks fills a [MASK]; this one predicts next words{instead}"
@@ -51,12 +51,13 @@ def fill_masks(
         length = min(longest, max(16, 1 << (len(ids) - 1).bit_length()))
         width = 1 << (len(positions) - 1).bit_length()
         row = np.pad(ids, (0, length - len(ids)), constant_values=tokenizer.pad_id)[None]
+        types = np.pad(tokenizer.token_types(len(ids)), (0, length - len(ids)))[None]
         batch = {
             "input_ids": row.astype(np.int32),
             "segments": (np.arange(length)[None] < len(ids)).astype(np.int32),
-            "token_types": np.zeros((1, length), np.int32),
+            "token_types": types,
         }
-        masked_positions = np.pad(positions, (0, width - len(positions)))[None].astype(np.int32)
+        masked_positions = np.pad(positions, (0, width - len(positions)), "edge")[None].astype(np.int32)
         probabilities, words = jax.device_get(
             _most_likely(model, params, batch, masked_positions, tokenizer.vocab_size, top_k)
         )

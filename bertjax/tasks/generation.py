@@ -42,7 +42,7 @@ def generate(
     config = model.config
     family = families.of(config)
     if (learnt := family.words(config)) != "next" or family.new_cache is None:
-        does = {"masked": "fills a [MASK]", "neighbours": "reads in both directions", "next": "cannot"}[learnt]
+        does = {"neighbours": "reads in both directions", "next": "cannot"}.get(learnt, "fills a [MASK]")
         raise UserError(f"only a left-to-right model (model.causal) continues a text; this one {does}")
     ids = [tokenizer.cls_id, *tokenizer.encode(text).ids]
     if len(ids) >= (most := config.max_position_embeddings):

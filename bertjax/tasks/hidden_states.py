@@ -48,10 +48,11 @@ def extract(
             rows = order[first : first + BATCH_SIZE]
             length = min(longest, max(16, 1 << (len(ids[rows[-1]]) - 1).bit_length()))
             input_ids = np.full((BATCH_SIZE, length), tokenizer.pad_id, np.int32)
-            segments = np.zeros((BATCH_SIZE, length), np.int32)
+            segments, types = np.zeros((2, BATCH_SIZE, length), np.int32)
             for row, i in enumerate(rows):
-                input_ids[row, : len(ids[i])], segments[row, : len(ids[i])] = ids[i], 1
-            batch = {"input_ids": input_ids, "segments": segments, "token_types": np.zeros_like(segments)}
+                size = len(ids[i])
+                input_ids[row, :size], segments[row, :size], types[row, :size] = ids[i], 1, tokenizer.token_types(size)
+            batch = {"input_ids": input_ids, "segments": segments, "token_types": types}
             features = np.asarray(_features(model, params, batch, layers))
             for row, i in enumerate(rows):
                 found[i] = features[row, : len(ids[i])]
@@ -102,8 +103,8 @@ def write(
 
     Raises `UserError` if they differ the second time, or if the file cannot be written.
     """
-    longest = model.config.max_position_embeddings
-    counts = np.fromiter((len(ids) + 2 for ids in _encode(tokenizer, texts())), np.int64)
+    longest, around = model.config.max_position_embeddings, len(tokenizer.framed(()))
+    counts = np.fromiter((len(ids) + around for ids in _encode(tokenizer, texts())), np.int64)
     offsets = np.concatenate([[0], np.minimum(counts, longest).cumsum()])
     rows, path = int(offsets[-1]), epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ def log_likelihoods(model: BertForMaskedLM, params, tokenizer: Tokenizer, texts:
     Raises `UserError` for a model that predicts both neighbours, and for a text that it has no room for.
     """
     learnt = families.of(model.config).words(model.config)
-    if learnt not in ("masked", "next"):
+    if learnt not in ("masked", "next", "permuted"):
         raise UserError("likelihoods need a model that fills masks, or that predicts next words; this one does neither")
     numbered = iter(texts)
     while some := list(itertools.islice(numbered, TOGETHER)):
@@ -81,7 +81,7 @@ def _rows_of(number: int, text: str, tokenizer: Tokenizer, config, learnt: str) 
     ids = tokenizer.framed(tokenizer.encode(text).ids)
     if len(ids) > (most := longest_of(config)):
         raise UserError(f"{text[:60]!r}... has {len(ids)} tokens, more than the model's {most} positions")
-    places = range(1, len(ids) - len(tokenizer.end))
+    places = range(len(tokenizer.begin), len(ids) - len(tokenizer.end))
     if learnt == "next":
         yield PredictedRow(number, ids[:-1], [place - 1 for place in places], [ids[place] for place in places])
         return
@@ -115,13 +115,15 @@ def _arrays(batch: list[PredictedRow], tokenizer: Tokenizer, longest: int):
     length = _padded(len(batch[0].ids), longest)
     rows, most = _rows_for(length), 1 if all(len(row.positions) == 1 for row in batch) else length
     ids = np.full((rows, length), tokenizer.pad_id, np.int32)
-    segments, (positions, words, used) = np.zeros_like(ids), np.zeros((3, rows, most), np.int32)
+    segments, types = np.zeros((2, *ids.shape), np.int32)
+    positions, words, used = np.zeros((3, rows, most), np.int32)
     segments[:, 0] = 1  # rows that are filled up
     for i, row in enumerate(batch):
-        ids[i, : len(row.ids)], segments[i, : len(row.ids)] = row.ids, 1
-        count = len(row.words)
-        positions[i, :count], words[i, :count], used[i, :count] = row.positions, row.words, 1
-    return dict(input_ids=ids, segments=segments, token_types=np.zeros_like(ids)), positions, words, used
+        size, count = len(row.ids), len(row.words)
+        ids[i, :size], segments[i, :size], types[i, :size] = row.ids, 1, tokenizer.token_types(size)
+        positions[i], words[i, :count], used[i, :count] = row.positions[-1], row.words, 1
+        positions[i, :count] = row.positions
+    return dict(input_ids=ids, segments=segments, token_types=types), positions, words, used
 
 
 def longest_of(config) -> float:

@@ -251,7 +251,8 @@ def encode(
     def close():
         if ids:
             input_ids.append(np.array(tokenizer.framed(ids), np.int32))
-            all_labels.append(np.array([-1, *marks, *[-1] * len(tokenizer.end)], np.int32))
+            around = [[-1] * len(pieces) for pieces in (tokenizer.begin, tokenizer.end)]
+            all_labels.append(np.array([*around[0], *marks, *around[1]], np.int32))
         ids.clear()
         marks.clear()
 
@@ -270,7 +271,8 @@ def encode(
             ids.extend(word)
             marks.extend([indices[tag], *[-1] * (len(word) - 1)])
     close()
-    return Examples(input_ids, [np.zeros_like(x) for x in input_ids], all_labels, per_token=True)
+    types = [tokenizer.token_types(len(each)) for each in input_ids]
+    return Examples(input_ids, types, all_labels, per_token=True)
 
 
 def _pieces(words: Sequence[str], tokenizer: Tokenizer, limit: int) -> list[list[int]]:

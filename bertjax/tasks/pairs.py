@@ -22,7 +22,7 @@ def encode_pairs(tokenizer, firsts: list[str], seconds: list[str] | None, max_se
         ids = tokenizer.framed(a, b if is_pair else None)
         of_second = len(b) + len(tokenizer.end) if is_pair else 0
         input_ids.append(np.array(ids, np.int32))
-        token_types.append(np.repeat(np.array([0, 1], np.int32), [len(ids) - of_second, of_second]))
+        token_types.append(tokenizer.token_types(len(ids), of_second))
     return input_ids, token_types, cut
 
 
@@ -47,7 +47,7 @@ def encode_windows(tokenizer, firsts: list[str], seconds: list[str] | None, max_
             framed = tokenizer.framed(kept, window) if is_pair else tokenizer.framed(window)
             of_second = len(window) + len(tokenizer.end) if is_pair else 0
             input_ids.append(np.array(framed, np.int32))
-            token_types.append(np.repeat(np.array([0, 1], np.int32), [len(framed) - of_second, of_second]))
+            token_types.append(tokenizer.token_types(len(framed), of_second))
             owners.append(number)
     return input_ids, token_types, np.array(owners), cut
 

@@ -96,6 +96,7 @@ class Pretraining:
         self.rows = rows or [stage.batch_size for stage in self._stages]
         if records is not None:
             given = dict(vocab_size=config.model.vocab_size, cache=cache)
+            given["token_types"] = max(2, families.config_of(config).type_vocab_size)
             given |= dict(on_corrupt=config.data.on_corrupt, checksums=config.data.checksums)
             find = functools.cache(functools.partial(find_records, records, **given))
             shapes = [(s.length, s.max_predictions_per_seq) for s in self._stages]

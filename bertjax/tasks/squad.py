@@ -52,12 +52,14 @@ class Window:
     Args:
       question: index of the question.
       first: index in the sequence of the first token of the part.
+      none: index of [CLS], which stands for "no answer".
       offsets: `[tokens, 2]`: start and end characters in the paragraph of each token of the part.
       is_best: `[tokens]` booleans: whether this window shows the token with the most context (see `best_windows`).
     """
 
     question: int
     first: int
+    none: int
     offsets: np.ndarray
     is_best: np.ndarray
 
@@ -303,13 +305,13 @@ def encode(
 ) -> EncodedQuestions:
     """Encodes the windows of all questions.
 
-    Labels `[2]` are the first and last token of the first answer; both are 0 ([CLS]) if the window does not contain it.
+    Labels `[2]` are the first and last token of the first answer; both are [CLS] if the window does not contain it.
     """
     asked = tokenizer.encode_ids([question.text for question in questions])
     input_ids, token_types, labels, windows, exact, apart = [], [], [], [], 0, 0
     for index, (question, query, paragraph) in enumerate(zip(questions, asked, _paragraphs(questions, tokenizer))):
         query = query[:max_query_length]
-        first = 1 + len(query) + len(tokenizer.between)
+        first = len(tokenizer.begin) + len(query) + len(tokenizer.between)
         room = max_seq_length - first - len(tokenizer.end)
         offsets = np.array(paragraph.offsets, np.int32).reshape(-1, 2)
         starts = window_starts(len(paragraph.ids), room, doc_stride)
@@ -322,12 +324,13 @@ def encode(
         for which, start in enumerate(starts):
             ids = paragraph.ids[start : start + room]
             input_ids.append(np.array(tokenizer.framed(query, ids), np.int32))
-            token_types.append(np.repeat(np.array([0, 1], np.int32), [first, len(input_ids[-1]) - first]))
-            part = slice(start, start + len(ids))
-            windows.append(Window(index, first, offsets[part], best[part] == which))
+            size = len(input_ids[-1])
+            token_types.append(tokenizer.token_types(size, size - first))
+            part, none = slice(start, start + len(ids)), tokenizer.cls_place(size)
+            windows.append(Window(index, first, none, offsets[part], best[part] == which))
             inside = answer is not None and start <= answer[0] and answer[1] < start + len(ids)
             held = held or inside
-            labels.append([answer[0] - start + first, answer[1] - start + first] if inside else [0, 0])
+            labels.append([answer[0] - start + first, answer[1] - start + first] if inside else [none, none])
         apart += bool(question.answers) and not held
     cut = sum(len(query) > max_query_length for query in asked)
     examples = Examples(input_ids, token_types, np.array(labels, np.int32) if with_labels else None)
@@ -375,7 +378,7 @@ def answers(
     found: dict[int, list] = collections.defaultdict(list)
     null: dict[int, float] = {}
     for window, scores in zip(windows, logits):
-        null[window.question] = min(null.get(window.question, np.inf), float(scores[0].sum()))
+        null[window.question] = min(null.get(window.question, np.inf), float(scores[window.none].sum()))
         found[window.question] += _spans(window, scores)
     result = {}
     for index, question in enumerate(questions):

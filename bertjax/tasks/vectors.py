@@ -94,7 +94,8 @@ def pooled(source: Pretrained, layers: str, pool: str) -> Vectors:
         found = [source.tokenizer.encode_with_masks(text) for text in texts]
         room -= len(framed(()))
         ids = [np.array(framed(each[:room]), np.int32) for each in found]
-        return ids, [np.zeros_like(each) for each in ids], [len(each) > room for each in found]
+        types = [source.tokenizer.token_types(len(each)) for each in ids]
+        return ids, types, [len(each) > room for each in found]
 
     make_model = functools.partial(PooledStates, layers=layers, pooling=pool)
     layer = OutputLayer("", make_model, loss=None, packs=True, pooled=True)

@@ -4,7 +4,7 @@ import collections
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -32,14 +32,22 @@ def count_words(kind: str, texts: Iterable[str], lowercase: bool = True) -> coll
     return _COUNT[kind](texts, lowercase)
 
 
-def learn(kind: str, words: Mapping[str, int], vocab_size: int, lowercase: bool = True) -> Tokenizer:
+def learn(
+    kind: str,
+    words: Mapping[str, int],
+    vocab_size: int,
+    lowercase: bool = True,
+    special: Sequence[str] = SPECIAL_PIECES,
+) -> Tokenizer:
     """Learns exactly `vocab_size` pieces from the result of `count_words`, whose order does not matter.
 
-    Raises `UserError` if the words do not yield that many pieces.
+    `special`: names of the special pieces of a SentencePiece model, which say where [CLS] comes; other kinds have
+    BERT's. Raises `UserError` if the words do not yield that many pieces.
     """
     if not words:
         raise UserError("data.corpus: there are no words to learn a vocabulary from")
-    tokenizer = _LEARN[kind](words, vocab_size, lowercase)
+    more = (special,) if kind == SentencePiece.kind else ()
+    tokenizer = _LEARN[kind](words, vocab_size, lowercase, *more)
     if tokenizer.vocab_size != vocab_size:
         raise UserError(_wrong_size(vocab_size, tokenizer.vocab_size))
     return tokenizer
@@ -99,10 +107,12 @@ def _learn_wordpiece(words: Mapping[str, int], vocab_size: int, lowercase: bool)
     return WordPiece(sorted(vocabulary, key=vocabulary.get), lowercase)
 
 
-def _learn_sentencepiece(words: Mapping[str, int], vocab_size: int, lowercase: bool) -> SentencePiece:
+def _learn_sentencepiece(
+    words: Mapping[str, int], vocab_size: int, lowercase: bool, special: Sequence[str]
+) -> SentencePiece:
     import sentencepiece
 
-    model = io.BytesIO()
+    model, (pad, unk, *others) = io.BytesIO(), special
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(
@@ -120,9 +130,9 @@ def _learn_sentencepiece(words: Mapping[str, int], vocab_size: int, lowercase: b
             unk_id=1,
             bos_id=-1,
             eos_id=-1,
-            pad_piece="[PAD]",
-            unk_piece="[UNK]",
-            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+            pad_piece=pad,
+            unk_piece=unk,
+            control_symbols=others,
             num_threads=16,  # fixed: the floating-point sums, and so the pieces, depend on it
             minloglevel=2,
         )

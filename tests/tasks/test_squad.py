@@ -123,7 +123,7 @@ def test_where_nothing_can_be_an_answer(pieces, context):
 
 def test_an_answer_is_neither_too_long_nor_backwards_nor_in_the_question():
     offsets = np.array([[i, i + 1] for i in range(50)])
-    window = squad.Window(0, 3, offsets, np.ones(50, bool))
+    window = squad.Window(0, 3, 0, offsets, np.ones(50, bool))
     rng = np.random.default_rng(0)
     for _ in range(20):
         for score, start, end in squad._spans(window, rng.normal(size=(54, 2))):

@@ -255,7 +255,8 @@ def _side_by_side(parts: Sequence[tuple[str, int, int, int]], form: Format, tota
 
 
 def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format:
-    return Format(length, max_predictions_per_seq, files.layout, files.masking, files.vocab_size)
+    form = length, max_predictions_per_seq, files.layout, files.masking, files.vocab_size
+    return Format(*form, files.token_types)
 
 
 def _batches(

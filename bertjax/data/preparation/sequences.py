@@ -17,7 +17,7 @@ def row_type(shape: RecordShape, job: Job) -> np.dtype:
     fields = [
         ("ids", number, (shape.length,)),
         ("size", number),  # number of tokens
-        ("first_size", number),  # tokens in [CLS] A [SEP]
+        ("first_size", number),  # tokens in [CLS] A [SEP], or in A [SEP]
         ("label", number),  # see `instances.Instance`
     ]
     if job.data["masking"] == "static":
@@ -55,7 +55,8 @@ def make_rows(
         ids, rows["positions"], rows["labels"], rows["masked"] = mask_tokens(
             ids, sizes, draw(rng, len(ids), shape.length, rules), rules
         )
-    rows["ids"], rows["size"], rows["first_size"] = ids, sizes, instances[:, 1] + 2
+    rows["ids"], rows["size"] = ids, sizes
+    rows["first_size"] = len(tokenizer.begin) + instances[:, 1] + 1
     rows["label"] = instances[:, 4]
     return rows
 
@@ -70,7 +71,8 @@ def _cut(ids: np.ndarray, row: np.dtype) -> np.ndarray:
 
 
 def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Tokenizer):
-    """Copies segments A and B out of `tokens`, as [CLS] A [SEP] B [SEP] and padding; without a B, as [CLS] A [SEP].
+    """Copies segments A and B out of `tokens`, as [CLS] A [SEP] B [SEP] and padding; without a B, as [CLS] A [SEP]. The
+    [CLS] comes last if that is where the tokenizer has it.
 
     Args:
       tokens: `[tokens]`.
@@ -81,11 +83,13 @@ def assemble(tokens: np.ndarray, spans: np.ndarray, length: int, tokenizer: Toke
     """
     first_start, first_size, second_start, second_size = spans.T[..., None]  # [rows, 1] each
     place = np.arange(length, dtype=np.int32)
-    first_end = first_size + 1  # `first_end` and `end` are the places of the [SEP]s
+    begin = len(tokenizer.begin)
+    first_end = begin + first_size  # `first_end` and `end` are the places of the [SEP]s
     end = np.where(second_size, first_end + second_size + 1, first_end)
-    source = np.where(place < first_end, first_start + place - 1, second_start + place - first_end - 1)
+    source = np.where(place < first_end, first_start + place - begin, second_start + place - first_end - 1)
     ids = tokens[np.clip(source, 0, len(tokens) - 1)]
     ids[place > end] = tokenizer.pad_id
     ids[(place == first_end) | (place == end)] = tokenizer.sep_id
-    ids[:, 0] = tokenizer.cls_id
-    return ids, end[:, 0] + 1
+    sizes = end[:, 0] + 1 + tokenizer.ends_with_cls
+    ids[np.arange(len(ids)), tokenizer.cls_place(sizes)] = tokenizer.cls_id
+    return ids, sizes

@@ -12,7 +12,7 @@ from etils import epath
 
 from bertjax.data import records
 from bertjax.data.documents.selection import SPLITS, is_train, split_of
-from bertjax.data.preparation.job import Job, RecordShape
+from bertjax.data.preparation.job import Job, RecordShape, tokenizer_of
 from bertjax.data.preparation.sequences import row_type
 from bertjax.data.records import lengths
 from bertjax.data.records.layouts import features_of
@@ -72,7 +72,8 @@ def write(wanted: tuple[Shard, Sequence[str]], job: Job) -> dict[str, int]:
 @persistently
 def write_rows(shard: Shard, job: Job, rows: np.ndarray) -> dict[str, int]:
     path = epath.Path(job.output) / shard.path
-    parts = (features_of(rows[first : first + ROWS], job.data["layout"]) for first in range(0, len(rows), ROWS))
+    how = job.data["layout"], tokenizer_of(job).ends_with_cls
+    parts = (features_of(rows[first : first + ROWS], *how) for first in range(0, len(rows), ROWS))
     return {**lengths.write(path, rows["size"]), **records.write_records(path, parts)}
 
 

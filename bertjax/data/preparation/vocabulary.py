@@ -98,7 +98,8 @@ def learn_from(config, counts: Sample) -> Tokenizer:
     if config.tokenizer.extend:
         base = tokenizer.load(kind, config.tokenizer.path, lowercase)
         return extension.extended(base, counts.words, config.tokenizer.extend)
-    return learning.learn(kind, counts.words, config.model.vocab_size, lowercase)
+    special = families.FAMILIES.get(config.model.family).special_pieces
+    return learning.learn(kind, counts.words, config.model.vocab_size, lowercase, special)
 
 
 class Words(NamedTuple):

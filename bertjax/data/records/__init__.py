@@ -31,6 +31,7 @@ class RecordSet:
     Attributes:
       layout, masking: those of `config.data`; the defaults are what records from elsewhere have.
       vocab_size: the vocabulary size of the tokenizer that made the records; None if it is unknown.
+      token_types: those of the model that reads them.
       on_corrupt: what a reader does at a record that cannot be read: stop, or skip it.
       lost: {path: numbers of records} that are skipped unread.
       lengths: tokens of each record `[total]`; None if they are unknown.
@@ -46,6 +47,7 @@ class RecordSet:
     lost: Mapping[str, tuple[range, ...]] = dataclasses.field(default_factory=dict)
     lengths: np.ndarray | None = dataclasses.field(default=None, compare=False)
     sources: tuple[str, ...] = ()
+    token_types: int = 2
 
     @property
     def total(self) -> int:
@@ -132,6 +134,7 @@ def find_records(
     split: str,
     vocab_size: int | None = None,
     *,
+    token_types: int = 2,
     on_corrupt: str = "stop",
     checksums: bool = False,
     cache: epath.PathLike | None = None,
@@ -175,6 +178,7 @@ def find_records(
             lost={path: (range(files[path]["records"]),) for path in _damaged_files(files, on_corrupt, checksums)},
             lengths=lengths.read(files) if split == "train" else None,
             sources=tuple(entry.get("source", "") for entry in files.values()),
+            token_types=token_types,
         )
     else:
         paths = _find_files(folder, length, split)
@@ -184,7 +188,7 @@ def find_records(
             return None
         check_record(paths[0], length, max_predictions_per_seq, vocab_size)
         counts = _count_all(paths, None if cache is None else epath.Path(cache) / COUNTS)
-        found = RecordSet(tuple(paths), counts, vocab_size=vocab_size, on_corrupt=on_corrupt)
+        found = RecordSet(tuple(paths), counts, vocab_size=vocab_size, on_corrupt=on_corrupt, token_types=token_types)
     if measures and found.lengths is None:
         form = Format(length, max_predictions_per_seq, found.layout, found.masking, found.vocab_size)
         kept = None if cache is None else epath.Path(cache) / LENGTHS

@@ -129,7 +129,7 @@ def impossible(batch: Mapping[str, np.ndarray], form: Format) -> dict[int, str]:
         "masked_lm_positions": form.length,
         "next_sentence_labels": 2,
         "input_mask": 2,
-        "segment_ids": 2,
+        "segment_ids": form.token_types,
     }
     found = {}
     for name, limit in limits.items():

@@ -1,7 +1,8 @@
 """What a record holds, in each layout.
 
 google: the features of Google's create_pretraining_data.py, padded. compact: each feature is a string of numbers,
-little-endian and without padding, which the reader pads. With dynamic masking, records lack what is masked.
+little-endian and without padding, which the reader pads; in place of token types it has the sizes at which they
+change. With dynamic masking, records lack what is masked.
 """
 
 import io
@@ -17,6 +18,7 @@ class Format(NamedTuple):
 
     Attributes:
       vocab_size: the vocabulary size of the tokenizer that made the records; None if it is unknown.
+      token_types: how many the model has; at least two.
     """
 
     length: int
@@ -24,6 +26,7 @@ class Format(NamedTuple):
     layout: str = "google"
     masking: str = "static"
     vocab_size: int | None = None
+    token_types: int = 2
 
 
 def features(length: int, max_predictions_per_seq: int, masking: str = "static") -> dict[str, tuple[int, type]]:
@@ -57,22 +60,25 @@ def number_type(length: int, vocab_size: int) -> type:
     return np.uint16 if max(length, vocab_size) <= 1 << 16 else np.int32
 
 
-def features_of(rows: np.ndarray, layout: str) -> dict[str, np.ndarray | Numbers]:
-    """Returns the features of sequences `[rows]` of `sequences.row_type`, for `records.write_records`."""
+def features_of(rows: np.ndarray, layout: str, ends_with_cls: bool = False) -> dict[str, np.ndarray | Numbers]:
+    """Returns the features of sequences `[rows]` of `sequences.row_type`, for `records.write_records`.
+
+    `ends_with_cls`: their last token is [CLS], and of type 2.
+    """
     is_masked = "masked" in rows.dtype.names
+    ends = [rows["first_size"], *([rows["size"] - 1] if ends_with_cls else [])]  # of the token types but the last
+    ends = np.stack(ends, axis=1).astype(rows["first_size"].dtype)
     if layout == "compact":
-        sizes = {"ids": rows["size"], "first_size": 1, "label": 1}
+        sizes = {"ids": rows["size"], "first_size": ends.shape[1], "label": 1}
         sizes |= dict(positions=rows["masked"], labels=rows["masked"]) if is_masked else {}
-        return {
-            name: Numbers(rows[name].reshape(len(rows), -1), np.broadcast_to(size, len(rows)))
-            for name, size in sizes.items()
-        }
+        arrays = {name: rows[name].reshape(len(rows), -1) for name in sizes} | {"first_size": ends}
+        return {name: Numbers(arrays[name], np.broadcast_to(size, len(rows))) for name, size in sizes.items()}
     token = np.arange(rows["ids"].shape[1])
     inside = token < rows["size"][:, None]
     found = {
         "input_ids": rows["ids"],
         "input_mask": inside,
-        "segment_ids": inside & (token >= rows["first_size"][:, None]),
+        "segment_ids": inside * (token >= ends[..., None]).sum(1),
         "next_sentence_labels": rows["label"][:, None],
     }
     if is_masked:
@@ -141,7 +147,7 @@ def _parse_compact(serialized, form: Format):
     batch = {
         "input_ids": padded("ids", form.length),
         "input_mask": tf.cast(inside, tf.int32),
-        "segment_ids": tf.cast(inside & (place >= padded("first_size", 1)), tf.int32),
+        "segment_ids": tf.where(inside, _types(padded("first_size", 2), sizes("first_size"), place), 0),
         "next_sentence_labels": padded("label", 1)[:, 0],
     }
     if form.masking == "static":
@@ -152,3 +158,11 @@ def _parse_compact(serialized, form: Format):
             "masked_lm_weights": tf.cast(used, tf.float32),
         }
     return batch
+
+
+def _types(ends, count, place):
+    """Returns the token types of places `[length]`, which change at `count` `[batch, 1]` of the ends `[batch, 2]`."""
+    from bertjax.data.tf import tf
+
+    is_past = (place >= ends[..., None]) & (tf.range(2)[:, None] < count[..., None])
+    return tf.reduce_sum(tf.cast(is_past, tf.int32), 1)

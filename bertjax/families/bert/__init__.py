@@ -34,13 +34,13 @@ def _shown(params: dict) -> dict | None:
     return shown_by_embeddings(params) | sizes
 
 
-def _attention(config: BertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
+def _attention(config: BertConfig, params: dict, ids: np.ndarray, token_types: np.ndarray) -> np.ndarray:
     import jax
 
     from bertjax.families.bert.model import BertModel
     from bertjax.model.attention import standardize
 
-    inputs = (ids, np.ones_like(ids), np.zeros_like(ids))
+    inputs = (ids, np.ones_like(ids), token_types)
     states = BertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
     layers = params["encoder"]["layers"]
     x = np.asarray(states[:-1, 0])  # what each layer reads

@@ -79,9 +79,10 @@ def _shown(params: dict) -> dict | None:
     return found | ({"tie_word_embeddings": (False,)} if "masked_lm" in params else {})
 
 
-def _attention(config: EuroBertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
+def _attention(config: EuroBertConfig, params: dict, ids: np.ndarray, token_types: np.ndarray) -> np.ndarray:
     from bertjax.families.eurobert.model import attention_probabilities
 
+    del token_types
     return attention_probabilities(config, params, ids)
 
 

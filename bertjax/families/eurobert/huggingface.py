@@ -66,7 +66,7 @@ def read_params(
     parts = [part for part, name in has.items() if name in named]
     rows = named["classifier.weight"].shape[0] if "classifier" in parts else 0
     table, padding = _table(config, parts, rows), config.padded_vocab_size - config.vocab_size
-    params = _stacked(tensors.to_params(table, named, padding, source, "a EuroBERT"))
+    params = tensors.stacked(tensors.to_params(table, named, padding, source, "a EuroBERT"))
     if config.tie_word_embeddings and not np.array_equal(named.get(DECODER, named[WORDS]), named[WORDS]):
         raise UserError(f"{source}: {DECODER} is not {WORDS}, although config.json has tie_word_embeddings true")
     return params, sorted(named.keys() - table.names() - {DECODER}), ""
@@ -103,23 +103,6 @@ def _table(config: EuroBertConfig, parts: Iterable[str], rows: int) -> tensors.T
     return found
 
 
-def _stacked(params: dict) -> dict:
-    """Stacks the layers, as the encoder has them."""
-    import jax
-
-    layers = jax.tree.map(lambda *x: np.stack(x), *params["bert"].pop("layers").values())
-    return params | {"bert": params["bert"] | {"encoder": params["bert"]["encoder"] | {"layers": layers}}}
-
-
-def _layer_by_layer(params: dict, config: EuroBertConfig) -> dict:
-    """The inverse of `_stacked`."""
-    import jax
-
-    stacked = jax.tree.map(np.asarray, params["bert"]["encoder"]["layers"])
-    layers = {i: jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(config.num_hidden_layers)}
-    return params | {"bert": params["bert"] | {"layers": layers}}
-
-
 def choose_architecture(params: dict, config: EuroBertConfig, stated: str = "") -> str:
     """As `bert.huggingface.choose_architecture`."""
     return tensors.choose_class(ARCHITECTURES, PREFIX, _parts_of(params, config), stated)
@@ -136,7 +119,7 @@ def to_tensors(params: dict, config: EuroBertConfig, architecture: str) -> tuple
     present, wanted = _parts_of(params, config), ARCHITECTURES[architecture]
     tensors.check_parts(architecture, wanted, present, choose_architecture(params, config))
     rows = params["classifier"]["dense"]["bias"].shape[0] if "classifier" in wanted else 0
-    found = tensors.to_named(_table(config, wanted, rows), _layer_by_layer(params, config))
+    found = tensors.to_named(_table(config, wanted, rows), tensors.layer_by_layer(params, config.num_hidden_layers))
     if architecture == "EuroBertModel":
         found = {name.removeprefix("model."): tensor for name, tensor in found.items()}
     return found, sorted(tensors.parts_of(params) - set(wanted))

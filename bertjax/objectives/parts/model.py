@@ -1,6 +1,6 @@
 """The model that is pre-trained: an encoder of any family, and the output layers of the objectives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -28,6 +28,7 @@ class EncodedBatch(NamedTuple):
       encoder: a module, bound to its params.
       heads: {name: module} of the objective, bound to their params.
       hidden: `[rows, length, hidden]`; None if it has not been read.
+      of_words: states that predict words `[rows, predictions, hidden]`, if they are others, see `Objective.encode`.
       dropout_keys: `[rows]`; None in evaluation.
       z_loss: weight of what keeps the logits of words small, see `classified`; 0 in evaluation.
       states: `[layers + 1, rows, length, hidden]`, the embeddings first; None unless there is `progress`.
@@ -40,6 +41,7 @@ class EncodedBatch(NamedTuple):
     dropout_keys: jax.Array | None
     z_loss: float = 0.0
     states: jax.Array | None = None
+    of_words: jax.Array | None = None
 
     def pooled(self) -> jax.Array:
         """Returns the pooled output `[rows, hidden]`, or if sequences share rows `[rows, sequences, hidden]`."""
@@ -80,24 +82,30 @@ class PretrainingModel(nn.Module):
             if objective.rewrite:
                 given = encoded._replace(heads=heads[name])
                 encoded, found[name] = objective.rewrite(given, weights[name], own[name])
-        batch = encoded.batch
-        read = (batch[name] for name in ("input_ids", "segments", "token_types"))
-        learnt = [term for term in self.terms if "progress" in batch or not term.objective.is_auxiliary]
-        every_layer = any(term.objective.is_auxiliary for term in learnt)
-        memory, encode = batch.get("memory"), encoded.encoder.encode
-        if memory is None:
-            positions = batch.get("positions")
-            states = encode(*read, positions, dropout_keys=dropout_keys, every_layer=every_layer)
-        else:
-            memory = memory.where(batch["goes_on"] > 0)
-            states, memory = encode(*read, dropout_keys=dropout_keys, memory=memory)
-            memory = memory.where(batch["segments"][:, 0] > 0)  # rows whose record is lost leave nothing
-        read = dict(states=states, hidden=states[-1]) if every_layer else dict(hidden=states)
+        learnt = [term for term in self.terms if "progress" in encoded.batch or not term.objective.is_auxiliary]
+        encoded, memory = _read(encoded, learnt)
         for name, _, objective in learnt:
             if not objective.rewrite:
-                given = encoded._replace(heads=heads[name], **read)
+                given = encoded._replace(heads=heads[name])
                 found[name] = objective.loss(given, weights[name], own[name])
         return found, memory
+
+
+def _read(encoded: EncodedBatch, terms: Sequence[Term]) -> tuple[EncodedBatch, Memory | None]:
+    """Has the encoder read the batch as what is learnt says; also returns what rows that go on remember then."""
+    batch, encode, keys = encoded.batch, encoded.encoder.encode, dict(dropout_keys=encoded.dropout_keys)
+    if own := next((term.objective.encode for term in terms if term.objective.encode), None):
+        hidden, of_words = own(encoded.encoder, batch, encoded.dropout_keys)
+        return encoded._replace(hidden=hidden, of_words=of_words), None
+    arrays = [batch[name] for name in ("input_ids", "segments", "token_types")]
+    if "memory" in batch:
+        hidden, memory = encode(*arrays, memory=batch["memory"].where(batch["goes_on"] > 0), **keys)
+        # Rows whose record is lost leave nothing.
+        return encoded._replace(hidden=hidden), memory.where(batch["segments"][:, 0] > 0)
+    if any(term.objective.is_auxiliary for term in terms):
+        states = encode(*arrays, batch.get("positions"), every_layer=True, **keys)
+        return encoded._replace(states=states, hidden=states[-1]), None
+    return encoded._replace(hidden=encode(*arrays, batch.get("positions"), **keys)), None
 
 
 def classified(logits: jax.Array, labels: jax.Array, weights: jax.Array, z_loss: float = 0.0) -> tuple[jax.Array, dict]:

@@ -1,6 +1,7 @@
 """What the objectives that predict words have in common: the loss at `word_positions`, and the unigram baseline."""
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -94,6 +95,15 @@ def loss_of_words(encoded, weights, keys=None):
     return summed_in_parts(read_part, (positions, words, weights, columns), part)
 
 
+def words_of_rows(share: float, stage, sequences: int) -> int:
+    """Returns the words that are predicted, at most, in a row of so many sequences, of each of which it is a share."""
+    # Their number is rounded, and at least one; the shortest sequence has three tokens.
+    wanted = share * stage.length
+    rounded = math.ceil(wanted + sequences / 2)
+    at_least_one = math.floor(wanted + sequences * (1 - 3 * share))
+    return min(max(rounded, at_least_one), sequences * stage.max_predictions_per_seq)
+
+
 def _baselines(batch, weights, unigram):
     """Predicting the frequencies of words in the training data, and always the most frequent word."""
     words = batch["word_ids"]
@@ -179,8 +189,18 @@ def addition_of(predicted: Callable) -> Callable:
 
 def validate_unmasked(title: str, config) -> None:
     """Raises `UserError` unless nothing in the data is masked, and there are no pairs."""
-    for field, needed in (("data.masking", "dynamic"), ("data.next_sentence", "none"), ("eval.fill_masks", ())):
+    validate_not_masked(title, config)
+    for field, needed in (("data.next_sentence", "none"), ("eval.fill_masks", ())):
         why = f"nothing is masked where {title} are learnt, and there are no pairs; set {needed}"
         require(value_of(config, field) == needed, field, value_of(config, field), why)
-    for field in ("data.do_whole_word_mask", "data.do_span_mask"):
-        require(not value_of(config, field), field, True, f"nothing is masked where {title} are learnt; set False")
+
+
+def validate_not_masked(title: str, config) -> None:
+    """Raises `UserError` unless nothing in the data is masked."""
+    for field, needed in (
+        ("data.masking", "dynamic"),
+        ("data.do_whole_word_mask", False),
+        ("data.do_span_mask", False),
+    ):
+        why = f"nothing is masked where {title} are learnt; set {needed}"
+        require(value_of(config, field) == needed, field, value_of(config, field), why)

@@ -7,7 +7,7 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.files import parse_json
 from bertjax.text.tokenizer.byte_level import BPE, Bytes
-from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Encoding, Tokenizer, read_file
+from bertjax.text.tokenizer.interface import SPECIAL_PIECES, XLNET, Encoding, Tokenizer, read_file
 from bertjax.text.tokenizer.json_file import TokenizerJson, check_added
 from bertjax.text.tokenizer.sentencepiece import SentencePiece
 from bertjax.text.tokenizer.unigram import Unigram
@@ -26,7 +26,8 @@ def kind_of(path: epath.PathLike) -> str:
         except ValueError as error:
             raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
         return {"BPE": BPE.kind, "Unigram": Unigram.kind}.get(kind, WordPiece.kind)
-    names = {SentencePiece.filename: SentencePiece, Bytes.filename: Bytes, BPE.older: BPE, Unigram.older: Unigram}
+    names = {SentencePiece.filename: SentencePiece, Bytes.filename: Bytes}
+    names |= {name: cls for cls in (BPE, Unigram) for name in cls.older}
     return names.get(path.name, WordPiece).kind
 
 
@@ -42,6 +43,7 @@ __all__ = [
     "BPE",
     "KINDS",
     "SPECIAL_PIECES",
+    "XLNET",
     "Bytes",
     "Encoding",
     "Kind",

@@ -97,7 +97,7 @@ class BPE(FromJson, ByteLevel):
     """
 
     kind = "bpe"
-    older = "vocab.json"  # with merges.txt
+    older = ("vocab.json",)  # with merges.txt
     keeps_parts = True
 
     def __init__(self, content: bytes, path: str = "(given)"):

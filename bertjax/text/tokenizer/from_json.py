@@ -10,15 +10,15 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.files import parse_json, write_whole
 from bertjax.text.tokenizer import json_file
-from bertjax.text.tokenizer.interface import SPECIAL_PIECES, Tokenizer, read_file
+from bertjax.text.tokenizer.interface import SPECIAL_PIECES, XLNET, Tokenizer, read_file
 
 if TYPE_CHECKING:
     from bertjax.text.extension import Joined
 
 END_OF_TEXT = "<|endoftext|>"  # all special pieces of GPT-2
-FAIRSEQ = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")  # those of RoBERTa, XLM-R and CamemBERT
+FAIRSEQ = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")  # those of RoBERTa, XLM-R and CamemBERT; XLNet has them as well
 EUROBERT = ("<|pad|>", "<|end_of_text|>", "<|begin_of_text|>", "<|end_of_text|>", "<|mask|>")  # knows all bytes
-ALIASES = {name: (*theirs, END_OF_TEXT) for name, *theirs in zip(SPECIAL_PIECES, FAIRSEQ, EUROBERT)}
+ALIASES = {name: (*theirs, END_OF_TEXT) for name, *theirs in zip(SPECIAL_PIECES, XLNET, FAIRSEQ, EUROBERT)}
 ALIASES["[PAD]"] += ("<|end_of_text|>",)
 
 
@@ -27,7 +27,7 @@ class FromJson(Tokenizer):
     ones are not."""
 
     filename = "tokenizer.json"
-    older: str  # the file that folders without a tokenizer.json have
+    older: tuple[str, ...]  # the files of which folders without a tokenizer.json have one
 
     def __init__(self, content: bytes, path: str = "(given)"):
         from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -47,7 +47,7 @@ class FromJson(Tokenizer):
         if self.cls_id != self.sep_id:  # GPT-2's surround nothing
             names = self.pieces[self.cls_id], self.pieces[self.sep_id]
             template = json_file.read_template(path, found.get("post_processor"), *names)
-            self.between, self.end = (tuple(map(self.pieces.index, part)) for part in template)
+            self.begin, self.between, self.end = (tuple(map(self.pieces.index, part)) for part in template)
         self.lowercase = any(
             step.get("type") == "Lowercase" for step in json_file.steps_of(found.get("normalizer"), "normalizers")
         )
@@ -59,7 +59,7 @@ class FromJson(Tokenizer):
     @classmethod
     def load(cls, path: epath.PathLike) -> "FromJson":
         path = epath.Path(path)
-        return cls(cls._of_older(path) if path.name == cls.older else read_file(path), str(path))
+        return cls(cls._of_older(path) if path.name in cls.older else read_file(path), str(path))
 
     @staticmethod
     @abc.abstractmethod

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bertjax.text.extension import Joined
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+XLNET = ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>")  # the same in XLNet's vocabularies
 
 
 class Encoding(NamedTuple):
@@ -50,7 +51,8 @@ class Tokenizer(abc.ABC):
         if missing:
             raise UserError(f"tokenizer.path: the vocabulary {path} lacks {', '.join(missing)}, which BERT needs")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = found
-        # The special pieces between the texts of a pair, and after the last text; before the first comes [CLS].
+        # The special pieces before a text, between the texts of a pair, and after the last text.
+        self.begin: tuple[int, ...] = (self.cls_id,)
         self.between: tuple[int, ...] = (self.sep_id,)
         self.end: tuple[int, ...] = (self.sep_id,)
 
@@ -61,7 +63,24 @@ class Tokenizer(abc.ABC):
 
     def framed(self, first: Sequence[int], second: Sequence[int] | None = None) -> list[int]:
         """Returns the ids of a text, or of a pair of texts, and the special pieces before, between and after them."""
-        return [self.cls_id, *first, *((*self.between, *second) if second is not None else ()), *self.end]
+        return [*self.begin, *first, *((*self.between, *second) if second is not None else ()), *self.end]
+
+    def token_types(self, size: int, second: int = 0) -> np.ndarray:
+        """Returns the types of the tokens of a `framed` text or pair, `size` in all: int32, 0, and 1 of the last
+        `second` tokens: those of a second text, and of the special pieces after it. A [CLS] at the end has type 2."""
+        types = np.repeat(np.array([0, 1], np.int32), [size - second, second])
+        if self.ends_with_cls:
+            types[-1:] = 2
+        return types
+
+    @property
+    def ends_with_cls(self) -> bool:
+        """Whether [CLS] comes last, as in XLNet, and not first."""
+        return not self.begin
+
+    def cls_place(self, size: int) -> int:
+        """Returns the place of [CLS] among the `size` tokens of a `framed` text or pair."""
+        return size - 1 if self.ends_with_cls else 0
 
     @property
     def vocab_size(self) -> int:

@@ -44,28 +44,31 @@ def check_added(path, tokens: Sequence[str], known: Collection[str] = SPECIAL_PI
 
 
 class Template(NamedTuple):
-    """The names of the special pieces between the texts of a pair, and after the last text."""
+    """The names of the special pieces before a text, between the texts of a pair, and after the last text."""
 
+    begin: list[str]
     between: list[str]
     end: list[str]
 
 
 def read_template(path, processor: dict[str, Any] | None, cls: str = "[CLS]", sep: str = "[SEP]") -> Template:
-    """Returns what a tokenizer.json puts between two texts, and after the last one.
+    """Returns what a tokenizer.json puts before a text, between two, and after the last one.
 
-    Raises `UserError` if it does not begin with [CLS], or surrounds a text by others than [CLS] and [SEP], whose names
-    in it are given.
+    Raises `UserError` if it neither begins nor ends with [CLS], or surrounds a text by others than [CLS] and [SEP],
+    whose names in it are given.
     """
     steps = [step for step in steps_of(processor, "processors") if step.get("type") != "ByteLevel"]  # moves offsets
     kind, step = (steps[0].get("type"), steps[0]) if steps else (None, {})
-    found = Template([sep], [sep])
+    found = Template([cls], [sep], [sep])
     if kind == "TemplateProcessing":
         single, pair = _ids(step.get("single")), _ids(step.get("pair"))
-        found = found._replace(end=single[2:])
-        is_ours = single in ([cls, "A"], [cls, "A", sep])
+        is_ours = single in ([cls, "A"], [cls, "A", sep], ["A", sep, cls])
+        if is_ours:
+            text = single.index("A")
+            found = found._replace(begin=single[:text], end=single[text + 1 :])
         if is_ours and "B" in pair:
-            found = found._replace(between=pair[2 : pair.index("B")])
-            is_ours = pair == [cls, "A", *found.between, "B", *found.end] and {*found.between} <= {cls, sep}
+            found = found._replace(between=pair[text + 1 : pair.index("B")])
+            is_ours = pair == [*found.begin, "A", *found.between, "B", *found.end] and {*found.between} <= {cls, sep}
     elif kind == "RobertaProcessing":
         found = found._replace(between=[sep, sep])
         given = [step.get(name) for name in ("cls", "sep")]  # pairs of a name and an id
@@ -120,10 +123,14 @@ def known_runs(pieces: Iterable[tuple[int, str]], unknown: int) -> list[list[str
     return [[piece for _, piece in run] for is_known, run in runs if is_known]
 
 
-def with_special_pieces(tokenizer, special: Sequence[str] = SPECIAL_PIECES, mask_takes_space: bool = False) -> str:
+def with_special_pieces(
+    tokenizer, special: Sequence[str] = SPECIAL_PIECES, mask_takes_space: bool = False, ends_with_cls: bool = False
+) -> str:
     """Returns the JSON of a tokenizers-library tokenizer with BERT's template; `special` names its special pieces.
 
-    `mask_takes_space`: the space before [MASK] is a part of it, since the words of byte-level pieces begin with theirs.
+    Args:
+      mask_takes_space: the space before [MASK] is a part of it, since the words of byte-level pieces begin with theirs.
+      ends_with_cls: the template is XLNet's.
     """
     from tokenizers import AddedToken as HuggingFaceToken
     from tokenizers import processors
@@ -132,9 +139,10 @@ def with_special_pieces(tokenizer, special: Sequence[str] = SPECIAL_PIECES, mask
     tokenizer.add_special_tokens(others)
     tokenizer.add_special_tokens([HuggingFaceToken(mask, lstrip=mask_takes_space, normalized=False)])
     _, _, cls, sep = others
+    begin, end = ("", f" {cls}:2") if ends_with_cls else (f"{cls}:0 ", "")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        single=f"{begin}$A:0 {sep}:0{end}",
+        pair=f"{begin}$A:0 {sep}:0 $B:1 {sep}:1{end}",
         special_tokens=[(name, tokenizer.token_to_id(name)) for name in (cls, sep)],
     )
     return tokenizer.to_str()

@@ -1,16 +1,19 @@
 """The files of a tokenizer in folders that have no tokenizer.json, as the content of one."""
 
+import re
+
 from etils import epath
 
 from bertjax.config import UserError
 from bertjax.files import parse_json, read_json
 from bertjax.text.tokenizer.from_json import END_OF_TEXT, FAIRSEQ
-from bertjax.text.tokenizer.interface import read_file
+from bertjax.text.tokenizer.interface import XLNET, read_file
 from bertjax.text.tokenizer.sentencepiece import read_unigrams
 
 # The pieces that fairseq has before those of a SentencePiece model, and how many of these it leaves out: <unk>, <s>
 # and </s>, or <unk> alone, so that CamemBERT has the others twice.
 XLM_R = ("<s>", "<pad>", "</s>", "<unk>"), 3
+XLNET_MODEL = "spiece.model"
 CAMEMBERT = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1
 
 
@@ -39,22 +42,66 @@ def bpe_json(path: epath.Path) -> bytes:
 
 
 def unigram_json(path: epath.Path) -> bytes:
-    """Returns the tokenizer.json of a sentencepiece.bpe.model: CamemBERT's if a file beside it says so, else XLM-R's.
+    """Returns the tokenizer.json of a spiece.model, XLNet's, or of a sentencepiece.bpe.model: CamemBERT's if a file
+    beside it says so, else XLM-R's.
 
-    Raises `UserError` if it is no SentencePiece model of unigrams.
+    Raises `UserError` if it is no SentencePiece model of unigrams, or lacks special pieces.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import normalizers
 
-    (scored, charsmap), (first, left_out) = read_unigrams(path), CAMEMBERT if _is_camembert(path.parent) else XLM_R
+    scored, charsmap = read_unigrams(path)
+    if path.name == XLNET_MODEL:
+        return _xlnet_json(path, scored, charsmap)
+    first, left_out = CAMEMBERT if _is_camembert(path.parent) else XLM_R
     pieces = [*((piece, 0.0) for piece in first), *scored[left_out:], ("<mask>", 0.0)]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=first.index("<unk>"), byte_fallback=False))
+    tokenizer = _of_words(pieces, first.index("<unk>"))
     tokenizer.normalizer = normalizers.Precompiled(charsmap)
-    metaspace = dict(replacement="\u2581", prepend_scheme="always")
-    words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**metaspace)]
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(words), decoders.Metaspace(**metaspace)
     tokenizer.add_special_tokens([piece for piece in first if piece not in FAIRSEQ])
     _surround(tokenizer, path)
     return tokenizer.to_str().encode()
+
+
+def _xlnet_json(path: epath.Path, scored: list[tuple[str, float]], charsmap: bytes) -> bytes:
+    """Returns the tokenizer.json of XLNet's pieces, as transformers' XLNetTokenizer: quotation marks are unified, and
+    accents are stripped; case is folded if tokenizer_config.json says so. No piece is a digit and a comma, if others
+    can be had: XLNet's code divides these, and transformers' converter makes them unlikely by so much."""
+    from tokenizers import AddedToken, Regex, normalizers, processors
+
+    names = [piece for piece, _ in scored]
+    if missing := [piece for piece in XLNET if piece not in names]:
+        raise UserError(
+            f"tokenizer.path: {path} lacks {', '.join(missing)}, which XLNet has; no other {path.name} is read"
+        )
+    scored = [(piece, score - 100 * bool(re.search(r"\d,$", piece))) for piece, score in scored]
+    tokenizer, settings = _of_words(scored, names.index("<unk>")), _settings_beside(path)
+    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps += [] if settings.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
+    steps += [normalizers.Lowercase()] if settings.get("do_lower_case") else []
+    steps += [normalizers.Precompiled(charsmap)] if charsmap else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
+    others = [piece for piece in ("<s>", "</s>", "<eop>", "<eod>") if piece in names]
+    tokenizer.add_special_tokens([AddedToken(piece, lstrip=piece == "<mask>") for piece in (*others, *XLNET)])
+    single, pair = "$A:0 <sep>:0 <cls>:2", "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2"
+    ends = [(piece, names.index(piece)) for piece in ("<sep>", "<cls>")]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ends)
+    return tokenizer.to_str().encode()
+
+
+def _of_words(pieces: list[tuple[str, float]], unk_id: int):
+    """Makes a tokenizer of the tokenizers library that has unigrams of the words between spaces."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=unk_id, byte_fallback=False))
+    metaspace = dict(replacement="\u2581", prepend_scheme="always")
+    words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**metaspace)]
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(words), decoders.Metaspace(**metaspace)
+    return tokenizer
+
+
+def _settings_beside(path: epath.Path) -> dict:
+    """Returns the content of the tokenizer_config.json beside a file; empty if there is none."""
+    settings = path.parent / "tokenizer_config.json"
+    return read_json(settings) if settings.exists() else {}
 
 
 def _is_camembert(folder: epath.Path) -> bool:

@@ -10,14 +10,17 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.files import write_whole
 from bertjax.text.tokenizer import json_file
-from bertjax.text.tokenizer.interface import Encoding, Tokenizer, read_file
+from bertjax.text.tokenizer.interface import SPECIAL_PIECES, XLNET, Encoding, Tokenizer, read_file
 
 if TYPE_CHECKING:
     from bertjax.text.extension import Joined
 
 
 class SentencePiece(Tokenizer):
-    """A unigram (or BPE) model over raw text; lower-casing and normalization are part of the model."""
+    """A unigram (or BPE) model over raw text; lower-casing and normalization are part of the model.
+
+    One with the special pieces of `XLNET` ends with <cls>.
+    """
 
     kind = "sentencepiece"
     filename = "tokenizer.model"
@@ -25,7 +28,9 @@ class SentencePiece(Tokenizer):
     def __init__(self, model: bytes, path: str = "(given)"):
         self._model, self._processor = model, _processor(model, path)
         pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
-        super().__init__(pieces, path, aliases={"[PAD]": ("<pad>",), "[UNK]": ("<unk>",)})
+        super().__init__(pieces, path, aliases={name: (theirs,) for name, theirs in zip(SPECIAL_PIECES, XLNET)})
+        if pieces[self.cls_id] == XLNET[2]:
+            self.begin, self.end = (), (self.sep_id, self.cls_id)
         self.lowercase = _message(model).normalizer_spec.name.endswith("_cf")  # folds case
 
     @classmethod
@@ -102,7 +107,8 @@ class SentencePiece(Tokenizer):
         tokenizer.normalizer = normalizers.Sequence(normalization)
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="always")
         tokenizer.decoder = decoders.Metaspace(replacement="\u2581", prepend_scheme="always")
-        return json_file.with_special_pieces(tokenizer, [self.pieces[i] for i in self.special_ids])
+        special = [self.pieces[i] for i in self.special_ids]
+        return json_file.with_special_pieces(tokenizer, special, ends_with_cls=self.ends_with_cls)
 
     def _definition(self) -> bytes:
         return self._model

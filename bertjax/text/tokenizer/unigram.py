@@ -1,4 +1,4 @@
-"""Unigram pieces of the words between spaces: the tokenizer.json of XLM-R and CamemBERT."""
+"""Unigram pieces of the words between spaces: the tokenizer.json of XLM-R, CamemBERT and XLNet."""
 
 import functools
 import json
@@ -21,10 +21,11 @@ SPACE = "\u2581"  # how a space is written in a piece
 
 
 class Unigram(FromJson):
-    """A SentencePiece model whose pieces have other ids. It is read only: those that are learnt are `SentencePiece`."""
+    """A SentencePiece model whose pieces have other ids, or whose text is changed before it sees it. It is read only:
+    those that are learnt are `SentencePiece`."""
 
     kind = "unigram"
-    older = "sentencepiece.bpe.model"
+    older = ("sentencepiece.bpe.model", older_files.XLNET_MODEL)
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:

@@ -162,7 +162,7 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
         raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
     json_file.check_parts(path, content, PARTS)
     template = json_file.read_template(path, content.get("post_processor"))
-    if template != (["[SEP]"], ["[SEP]"]):
+    if template != (["[CLS]"], ["[SEP]"], ["[SEP]"]):
         raise UserError(f"tokenizer.path: {path}: post_processor is not supported; supported: [CLS] A [SEP] B [SEP]")
     lowercase, strips = (content["normalizer"].get(name) for name in ("lowercase", "strip_accents"))
     lowercase = True if lowercase is None else lowercase

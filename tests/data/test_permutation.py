@@ -1,0 +1,78 @@
+"""Orders of tokens for permutation language modelling: which are predicted, and in which order."""
+
+import numpy as np
+import pytest
+
+from bertjax.data.batches.permutation import Rules, draw, permute
+
+CLS, SEP, LENGTH, VOCABULARY = 2, 3, 120, 50
+CONTINUES = np.arange(VOCABULARY) % 3 == 1  # of random pieces, one in three continues a word
+
+
+def rules(**fields) -> Rules:
+    return Rules(**dict(k=6, max_span_words=5, max_predictions_per_seq=30, cls_id=CLS, sep_id=SEP) | fields,
+                 continues_word=CONTINUES)  # fmt: skip
+
+
+def rows_of(count: int):
+    """Ids of A [SEP] B [SEP] [CLS], and the sizes of the rows."""
+    rng = np.random.default_rng(0)
+    ids, sizes = rng.integers(4, VOCABULARY, (count, LENGTH)), rng.integers(6, LENGTH + 1, count)
+    ids[np.arange(LENGTH) >= sizes[:, None]] = 0
+    ids[np.arange(count), sizes // 2], ids[np.arange(count), sizes - 2], ids[np.arange(count), sizes - 1] = (
+        SEP,
+        SEP,
+        CLS,
+    )
+    return ids, sizes
+
+
+@pytest.mark.parametrize("fields", [{}, dict(max_span_words=0), dict(max_span_words=1), dict(k=1), dict(k=40)])
+def test_one_in_k_tokens_is_predicted_in_a_random_order(fields):
+    given, (ids, sizes) = rules(**fields), rows_of(400)
+    ranks, selected = permute(ids, sizes, draw(np.random.default_rng(1), *ids.shape, given), given)
+    wanted = np.minimum(np.clip(np.rint(sizes / given.k), 1, 30), sizes - 3)
+    assert (selected.sum(1) == wanted).all() and ((ranks > 0) == selected).all()
+    assert not selected[(ids == CLS) | (ids == SEP) | (np.arange(LENGTH) >= sizes[:, None])].any()
+    for row, chosen in zip(ranks, selected):
+        assert sorted(row[chosen]) == list(range(1, chosen.sum() + 1))
+    firsts = [np.flatnonzero(chosen).tolist().index(row.argmax()) / (chosen.sum() - 1)
+              for row, chosen in zip(ranks, selected) if chosen.sum() > 1]  # fmt: skip
+    assert not firsts or abs(np.mean(firsts) - 0.5) < 0.06  # the last of the order is anywhere
+
+
+def test_spans_are_words_of_harmonic_lengths_in_their_context():
+    given, count = rules(max_predictions_per_seq=LENGTH, k=6), 4000
+    ids, sizes = rows_of(1)
+    ids, sizes = np.repeat(ids, count, 0), np.full(count, LENGTH)
+    ids[:] = np.random.default_rng(2).integers(4, VOCABULARY, LENGTH)
+    ids[:, -1], ids[:, -2], ids[:, 60] = CLS, SEP, SEP
+    draws = draw(np.random.default_rng(1), *ids.shape, given)
+    _, selected = permute(ids, sizes, draws, given)
+    begins = ~CONTINUES[ids[0]] | (ids[0] == SEP) | np.roll(ids[0] == SEP, 1)
+    begins[[0, -1]] = True
+    # The first span of a row: its words are those drawn, and it begins after a share of its context.
+    for row in range(50):
+        words, start = int(draws.words[row, 0]), int(draws.before[row, 0] * given.k * draws.words[row, 0])
+        begin = start + int(np.flatnonzero(begins[start:])[0])
+        end = begin + 1 + int(np.flatnonzero(np.cumsum(begins[begin + 1 :]) == words)[0])
+        assert selected[row, begin:end].all()
+    drawn = np.bincount(draws.words.ravel(), minlength=6)[1:] / draws.words.size
+    np.testing.assert_allclose(drawn, 1 / np.arange(1, 6) / sum(1 / np.arange(1, 6)), atol=0.01)
+    # Whole words are predicted much more often than single tokens would give.
+    inner = ~begins & (ids[0] != SEP) & (ids[0] != CLS)
+    together = (selected[:, 1:] == selected[:, :-1])[:, inner[1:]].mean()
+    assert together > 0.93
+    alone = rules(max_predictions_per_seq=LENGTH, max_span_words=0)
+    _, single = permute(ids, sizes, draw(np.random.default_rng(1), *ids.shape, alone), alone)
+    assert (single[:, 1:] == single[:, :-1])[:, inner[1:]].mean() < 0.8
+
+
+def test_a_row_does_not_depend_on_those_beside_it():
+    given, (ids, sizes) = rules(), rows_of(64)
+    draws = draw(np.random.default_rng(1), *ids.shape, given)
+    together = permute(ids, sizes, draws, given)
+    for some in (slice(0, 1), slice(5, 9), slice(60, 64)):
+        apart = permute(ids[some], sizes[some], type(draws)(*(x[some] for x in draws)), given)
+        np.testing.assert_array_equal(apart.ranks, together.ranks[some])
+    assert permute(ids[:0], sizes[:0], type(draws)(*(x[:0] for x in draws)), given).ranks.shape == (0, LENGTH)

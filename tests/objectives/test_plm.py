@@ -1,0 +1,167 @@
+"""Permuted words: what a prediction sees, the records that they are drawn from, packing, and mistakes."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax import families, objectives, tasks
+from bertjax.config import UserError, named_stages, stage
+from bertjax.data.batches import pipeline
+from bertjax.data.batches.permutation import permutes
+from bertjax.data.preparation import prepare
+from bertjax.data.records import find_records
+from bertjax.families.xlnet import XlnetConfig
+from bertjax.families.xlnet.model import XlnetModel
+from bertjax.tasks.pretraining import Pretraining
+from bertjax.text import learning, tokenizer
+from bertjax.text.tokenizer import XLNET
+from tests.conftest import make_corpus, one_device_mesh, preparing_in_process, tiny_config
+
+pytestmark = pytest.mark.usefixtures("on_one_device")
+PIECES = 83  # that the corpus gives
+SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+TINY = XlnetConfig(vocab_size=PIECES, max_position_embeddings=64, **SIZES)
+
+
+def config_for(corpus="", records="", **settings):
+    """One stage of a tiny XLNet without dropout, on pairs of segments."""
+    config = tiny_config(corpus, records)
+    config.model = families.model_fields(**dataclasses.asdict(TINY))
+    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config.tokenizer.kind = "sentencepiece"
+    config.data.masking = "dynamic"
+    objectives.learn(config, "plm", plm=settings)
+    config.stages, config.unroll = named_stages(only=stage(6, 32, 8)), "no"
+    return config
+
+
+@pytest.fixture(scope="module")
+def records(corpus_file, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plm") / "records"
+    with preparing_in_process():
+        prepare(config_for(corpus_file), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pieces(records):
+    return tokenizer.load("sentencepiece", records / "tokenizer.model")
+
+
+def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces):
+    """Of a row that two sequences share: each token is changed in turn, and the predictions that change are those of
+    the same sequence that come after it in the order."""
+    rng, first, length = np.random.default_rng(0), 12, 30
+    ids = rng.integers(5, PIECES, (2, length))
+    ids[0, 10:12], ids[1, 16:18] = [pieces.sep_id, pieces.cls_id], [pieces.sep_id, pieces.cls_id]
+    sizes = np.array([first, length - first])
+    segments = (np.arange(length) < sizes[:, None]).astype(np.int32)
+    addition = permutes(3, 5, 8, pieces)
+    added = addition.add(dict(input_ids=ids, segments=segments), addition.draw(rng, 2, length))
+    joined = {name: np.concatenate([x[0, :first], x[1, : length - first]])
+              for name, x in dict(ids=ids, ranks=added["ranks"]).items()}  # fmt: skip
+    used = added["word_weights"] > 0
+    places = np.concatenate([added["word_positions"][i][used[i]] + start for i, start in enumerate((0, first))])
+    segments, types = np.repeat([1, 2], sizes), np.zeros(length, np.int32)
+    model = XlnetModel(TINY)
+
+    @jax.jit
+    def predict(params, ids):
+        batch = dict(input_ids=ids, segments=segments, token_types=types, ranks=joined["ranks"], word_positions=places)
+        batch = {name: jnp.asarray(x)[None] for name, x in batch.items()}
+        encode = objectives.OBJECTIVES.get("plm").encode
+        return nn.apply(lambda encoder: encode(encoder, batch, None)[1][0], model)(params)
+
+    make = functools.partial(model.init, method="encode")
+    params = jax.jit(make)(jax.random.key(0), ids[:1], *[np.ones_like(ids[:1])] * 2)
+    params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), nn.meta.unbox(params))
+    changed = np.where(np.eye(length, dtype=bool), 5 + (joined["ids"] - 4) % (PIECES - 5), joined["ids"])
+    before, after = predict(params, joined["ids"]), jax.lax.map(functools.partial(predict, params), changed)
+    differs = (np.asarray(after) != np.asarray(before)).any(-1)  # [changed token, prediction]
+    ranks = joined["ranks"]
+    expected = (segments[:, None] == segments[places]) & (ranks[:, None] < ranks[places])
+    assert len(places) == 10 and (ranks[places] > 0).all()
+    np.testing.assert_array_equal(differs, expected)
+
+
+def test_records_end_with_cls_which_has_a_type_of_its_own(records, pieces, corpus_file, tmp_path, in_process):
+    def batches(folder, **given):
+        files = find_records(folder, 32, 8, "train", **given)
+        return list(pipeline.heldout_batches(files, 32, 8, batch_size=64, max_sequences=256))
+
+    assert pieces.special_ids == tuple(map(pieces.pieces.index, XLNET))
+    google = batches(records, token_types=3)
+    for batch in google:
+        for ids, types, size in zip(batch["input_ids"], batch["token_types"], batch["segments"].sum(1)):
+            kinds = types[:size].tolist()
+            assert ids[size - 1] == pieces.cls_id and kinds == sorted(kinds) and kinds.count(2) == 1
+            ends = np.flatnonzero(ids[:size] == pieces.sep_id)
+            assert len(ends) == 2 and ends[1] == size - 2 and kinds.count(0) == ends[0] + 1
+    config = config_for(corpus_file)
+    config.tokenizer.path, config.data.layout = str(records / "tokenizer.model"), "compact"
+    prepare(config, tmp_path / "compact")
+    for ours, theirs in zip(batches(tmp_path / "compact", token_types=3), google, strict=True):
+        assert all((ours[name] == theirs[name]).all() for name in theirs)
+    with pytest.raises(UserError, match="has 2 in segment_ids, which must be from 0 to 1"):
+        batches(records)
+
+
+def test_packed_sequences_learn_what_padded_ones_do(records, pieces):
+    found, counts = [], []
+    for packing in (False, True):
+        config = config_for(records=records, k=4)
+        config.packing = packing
+        tasks.validate(config)
+        task = Pretraining(config, one_device_mesh(config), records, tokenizer=pieces)
+        if not packing:
+            params = nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
+        batch = next(task.batches(3))
+        assert batch["ranks"].shape == batch["input_ids"].shape and task.flops(0, 1) > 0
+        counts.append(int(batch["word_weights"].sum()))
+        run = jax.jit(jax.value_and_grad(lambda p, b, task=task: task.loss(p, task.normalize(b))[0]))
+        found.append(run(params, batch))
+    assert counts[0] == counts[1] > 16
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("objectives.plm.k", 0, "config.objectives.plm.k = 0: must be at least 1"),
+        ("objectives.plm.max_span_words", -1, "config.objectives.plm.max_span_words = -1: must be at least 0"),
+        ("objective", "mlm", "config.objective = 'mlm': a model with these fields of config.model learns words as plm"),
+        ("objective", "plm + lm", "plm and lm both predict words; leave one out"),
+        ("data.masking", "static", "config.data.masking = 'static': nothing is masked where permuted words are learnt"),
+        ("data.do_span_mask", True, "config.data.do_span_mask = True: nothing is masked where permuted words are"),
+    ],
+)
+def test_mistakes_are_named(field, value, message):
+    config = config_for("corpus")
+    with config.unlocked():
+        config.update_from_flattened_dict({field: value})
+    with pytest.raises(UserError, match=message) as error:
+        tasks.validate(config)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_without_a_second_stream_cannot_learn_it():
+    config = tiny_config("corpus")
+    config.objective, config.data.masking = "plm", "dynamic"
+    with pytest.raises(UserError, match=r"config.objective = 'plm': a model .* learns words as mlm, not as plm"):
+        tasks.validate(config)
+
+
+def test_special_pieces_that_are_learnt_say_where_cls_comes():
+    words = learning.count_words("sentencepiece", make_corpus(20).split("\n"))
+    found = learning.learn("sentencepiece", words, 80, special=XLNET)
+    (a,), (b,) = found.encode_ids(["the ship"]), found.encode_ids(["a whale"])
+    assert found.framed(a, b) == [*a, found.sep_id, *b, found.sep_id, found.cls_id]
+    assert found.token_types(len(a) + len(b) + 3, len(b) + 2).tolist() == [0] * (len(a) + 1) + [1] * (len(b) + 1) + [2]
+    usual = learning.learn("sentencepiece", words, 80)
+    assert usual.framed(a) == [usual.cls_id, *a, usual.sep_id] and not usual.token_types(9, 4)[:5].any()
