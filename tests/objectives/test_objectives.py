@@ -83,8 +83,8 @@ def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
     [
         (
             "mln",
-            "config.objective = 'mln': choose one of auxiliary, bilm, generator, lm, mlm, nsp, plm, replaced, sop, count, "
-            "twin",
+            "config.objective = 'mln': choose one of auxiliary, bilm, generator, lm, mlm, nsp, plm, replaced, sop, "
+            "count, twin",
         ),
         ("mlm nsp", "config.objective = 'mlm nsp': write one objective, or a sum such as"),
         ("mlm + ", r"config.objective = 'mlm \+ ': write one objective"),
