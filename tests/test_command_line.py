@@ -164,7 +164,7 @@ def test_a_file_that_gives_no_config_is_told_by_name_and_line(name, tmp_path, mo
 @pytest.mark.parametrize("arguments", [[], ["--config="], ["--config"], ["--config", "--workdir=x"], ["--config.x=3"]])
 def test_without_an_experiment_those_that_there_are_are_named(arguments):
     with pytest.raises(
-        UserError, match=r"^--config: name an experiment \(adapt, base, .*, xlnet\) or the path of a Python file"
+        UserError, match=r"^--config: name an experiment \(adapt, base, .*, tag, .*\) or the path of a Python file"
     ):
         parse(*arguments)
 
