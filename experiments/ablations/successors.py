@@ -1,4 +1,6 @@
-"""What came after BERT's masked words: left to right, replaced words. SCALE/ROW/STEPS, such as cores/replaced/3000.
+"""What came after BERT's masked words: left to right, permuted, with a memory, and replaced words.
+
+SCALE/ROW/STEPS, such as cores/replaced/3000.
 
 All rows have one size, one vocabulary, the same text in full sentences, no dropout, and one recipe: Adam with a rate of
 2e-3, as BERT's row of `today.py`, which falls to 0. They differ in what is learnt, and in the form of the model that
@@ -16,7 +18,7 @@ Paper:    none compares these at equal time of two cores; ELECTRA against BERT a
 """
 
 from bertjax import objectives
-from experiments.ablations.equal_time import Row, steps_of, table
+from experiments.ablations.equal_time import Row, become, length_of, steps_of, table
 from experiments.ablations.scaled import Scale
 
 
@@ -39,11 +41,28 @@ def _replaced(config, scale: Scale) -> None:
     objectives.learn(config, "50*replaced + generator", generator=dict(width=0.5))
 
 
+def _permuted(config, scale: Scale) -> None:
+    """XLNet's objective and form; masks have no part in it."""
+    _masked(config, scale)
+    become(config, "xlnet")
+    objectives.learn(config, "plm", plm=dict(k=6, max_span_words=5))
+
+
+def _recurrent(config, scale: Scale) -> None:
+    """Transformer-XL: next words, after a memory of one length. Rows go on in the next step, so that none is packed."""
+    _masked(config, scale)
+    become(config, "transformer_xl", memory_length=length_of(scale))
+    config.data.update(stream=True, short_seq_prob=0.0)
+    config.packing = False
+
+
 TABLE = table(
     "successors",
     (
         Row("masked", "masked words (BERT)", "sentences", _masked),
         Row("next", "left to right (GPT-2)", "sentences", _next),
+        Row("permuted", "permuted (XLNet)", "sentences", _permuted),
+        Row("recurrent", "left to right, with a memory (Transformer-XL)", "stream", _recurrent),
         Row("replaced", "replaced words (ELECTRA)", "sentences", _replaced, predicts_words=False),
     ),
     scores=("bits_per_byte", "blimp", "conll", "sst2", "mrpc"),
