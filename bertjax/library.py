@@ -8,12 +8,13 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypedDict, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
@@ -305,8 +306,20 @@ def load(path: Path, dtype: str | None = None) -> Model:
 
     Raises `UserError` if there is none, or if it is damaged.
     """
-    source = pretrained.read_with_tokenizer(path, dtype)
+    with _silence():
+        source = pretrained.read_with_tokenizer(path, dtype)
     return Model(dataclasses.replace(source, params=jax.device_put(source.params)))
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Silences what libraries log through absl, as the commands do: they also raise what they log."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def train(config: Config, workdir: Path | None = None, overrides: Mapping[str, Any] = {}) -> epath.Path:

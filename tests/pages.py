@@ -12,6 +12,7 @@ What only a test needs to know stands in comments of the Markdown, which no read
 """
 
 import dataclasses
+import itertools
 import pathlib
 import re
 import shlex
@@ -45,9 +46,14 @@ class Block:
             for word in [*shlex.split(line, comments=True), "&&"]:
                 if word != "&&":
                     words.append(word)
-                elif words:
+                elif words := list(itertools.dropwhile(_is_variable, words)):
                     yield words
                     words = []
+
+
+def _is_variable(word: str) -> bool:
+    """Whether it sets a variable of the environment for the command after it."""
+    return re.match(r"[A-Z_]+=", word) is not None
 
 
 def blocks_of(page: pathlib.Path) -> Iterator[Block]:

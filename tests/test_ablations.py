@@ -400,7 +400,7 @@ class _Pieces:
     """A tokenizer with pieces of some letters, which begin with the space before a word or leave it out."""
 
     pad_id, unk_id, cls_id, sep_id, mask_id = range(5)
-    end, framed = (sep_id,), WordPiece.framed
+    begin, end, framed = (cls_id,), (sep_id,), WordPiece.framed
 
     def __init__(self, letters: int, takes_space: bool):
         self.pattern = re.compile(rf"\s?\S{{1,{letters}}}" if takes_space else rf"\S{{1,{letters}}}")

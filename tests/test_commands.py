@@ -229,7 +229,7 @@ def test_report_looks_into_a_run(trained, tmp_path):
             "error: --text: of one run only; of 2 runs, their curves are drawn",
         ),
         (("nowhere",), "error: no checkpoint in 'nowhere': give the workdir of a run, a Hugging Face folder "
-         "(config.json and model.safetensors), or Google's bert_model.ckpt"),
+         "(config.json and model.safetensors), hub:NAME for one of the hub, or Google's bert_model.ckpt"),
         (("run", "nowhere", f"--output={tmp_path}"),
          "error: no nowhere/config.json: 'nowhere' is not the workdir of a run"),
         (("run@7",), "error: run@7: no such checkpoint; there are 10"),

@@ -121,8 +121,8 @@ def _arrays(batch: list[PredictedRow], tokenizer: Tokenizer, longest: int):
     for i, row in enumerate(batch):
         size, count = len(row.ids), len(row.words)
         ids[i, :size], segments[i, :size], types[i, :size] = row.ids, 1, tokenizer.token_types(size)
-        positions[i], words[i, :count], used[i, :count] = row.positions[-1], row.words, 1
-        positions[i, :count] = row.positions
+        words[i, :count], used[i, :count] = row.words, 1
+        positions[i, :count], positions[i, count:] = row.positions, max(row.positions, default=0)
     return dict(input_ids=ids, segments=segments, token_types=types), positions, words, used
 
 

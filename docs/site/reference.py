@@ -37,6 +37,9 @@ def pages() -> dict[str, str]:
 
 def flags_of(module: str) -> tuple[str, list[flags.Flag]]:
     """Returns the docstring of a command's module, and its flags in the order of their definition, without aliases."""
+    others = {name: flag for scripts in _scripts() for name, flag in scripts}
+    for name in others:
+        delattr(flags.FLAGS, name)
     before = set(flags.FLAGS)
     try:
         names = runpy.run_module(f"bertjax.{module}")
@@ -44,7 +47,16 @@ def flags_of(module: str) -> tuple[str, list[flags.Flag]]:
     finally:
         for name in set(flags.FLAGS) - before:
             delattr(flags.FLAGS, name)
+        for name, flag in others.items():
+            flags.FLAGS[name] = flag
     return names["__doc__"], own
+
+
+def _scripts():
+    """Yields the flags of the scripts that have been imported, whose names may be those of a command's."""
+    for module, found in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("experiments."):
+            yield [(flag.name, flag) for flag in found]
 
 
 def commands_page() -> str:

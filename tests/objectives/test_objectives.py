@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertjax import objectives, tasks
-from bertjax.config import UserError
+from bertjax.config import UserError, pretraining_config
 from bertjax.data.batches import additions as additions_module
 from bertjax.interop import conversion, pretrained
 from bertjax.objectives.parts import words
@@ -42,7 +42,7 @@ def registered():
 
 def added(name, ids, sizes):
     segments = (np.arange(ids.shape[1]) < sizes[:, None]).astype(np.int32)
-    addition = objectives.OBJECTIVES.get(name).addition(None, None, None)
+    addition = objectives.OBJECTIVES.get(name).addition(pretraining_config(), None, None)
     return addition.add({"input_ids": ids, "segments": segments}, {})
 
 

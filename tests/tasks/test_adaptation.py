@@ -177,7 +177,7 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
     assert (batch["word_weights"].sum(1) == batch["segments"].sum(1) - 2).all()  # all but [CLS] and the last [SEP]
     with pytest.raises(UserError, match=r"config.objective = 'lm': a model with these fields .* learns words as"):
         config.stages.first.model.causal = False
-        tasks.validate(config)
+        tasks.validate(config, is_adopted=True)
     assert own.model.config.causal
 
 
