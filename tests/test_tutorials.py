@@ -46,6 +46,7 @@ def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypat
     """With flags that it has, and a config that is valid but for data that is not here."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bertjax.training.sinks.validate", lambda config: None)  # packages of trackers may be missing
     for block in blocks_of(page):
         if "file" in block.notes:
             (tmp_path / block.notes["file"]).write_text(block.text)

@@ -37,7 +37,7 @@ def pages() -> dict[str, str]:
 
 def flags_of(module: str) -> tuple[str, list[flags.Flag]]:
     """Returns the docstring of a command's module, and its flags in the order of their definition, without aliases."""
-    others = {name: flag for scripts in _scripts() for name, flag in scripts}
+    others = _flags_of_others()
     for name in others:
         delattr(flags.FLAGS, name)
     before = set(flags.FLAGS)
@@ -52,11 +52,11 @@ def flags_of(module: str) -> tuple[str, list[flags.Flag]]:
     return names["__doc__"], own
 
 
-def _scripts():
-    """Yields the flags of the scripts that have been imported, whose names may be those of a command's."""
-    for module, found in flags.FLAGS.flags_by_module_dict().items():
-        if module.startswith("experiments."):
-            yield [(flag.name, flag) for flag in found]
+def _flags_of_others() -> dict[str, flags.Flag]:
+    """Returns the flags by name that scripts have defined when they were imported, which a command may name as well."""
+    by_module = flags.FLAGS.flags_by_module_dict()
+    absl = {flag.name for module, found in by_module.items() if module.startswith("absl") for flag in found}
+    return {name: flags.FLAGS[name] for name in flags.FLAGS if flags.FLAGS[name].name not in absl}
 
 
 def commands_page() -> str:
