@@ -22,7 +22,7 @@ def get_config(size="base"):
     name, dropout, steps = SIZES[size]
     config = pretraining_config()
     config.model.update(model_size(name), positions="sinusoidal", norm="post", hidden_act="relu", type_vocab_size=1)
-    config.model.update(hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0)  # of sums only (section 5.4)
+    config.model.update(hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0)  # sums only (section 5.4)
     config.data.update(next_sentence="none", masking="dynamic", dupe_factor=1)
     config.stages, config.batch_size = named_stages(only=stage(steps, 128, 20)), 192
     peak = (config.model.hidden_size * WARM_UP) ** -0.5

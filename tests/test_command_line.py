@@ -246,7 +246,7 @@ def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch
 
 
 def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
-    """Of what the Dockerfile copies."""
+    """It is built from what the Dockerfile copies."""
     source = tmp_path / "source"
     source.mkdir()
     for names in re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M):

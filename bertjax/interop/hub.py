@@ -126,7 +126,7 @@ def _told(hub: ModuleType, shown: str, remedy: str = "") -> Iterator[None]:
         cache = hub.constants.HF_HUB_CACHE
         why = "HF_HUB_OFFLINE is set" if hub.constants.HF_HUB_OFFLINE else f"{place} cannot be reached"
         reason = f"not whole in {cache}, and {why}"
-    except Exception as error:  # of the network, or of the hub
+    except Exception as error:  # the network's, or the hub's
         reason = f"{type(error).__name__}: {error}"
     else:
         return

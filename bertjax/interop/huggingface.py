@@ -250,7 +250,7 @@ def _tokenizer_config(config: BertConfig, inputs: Sequence[str], tokenizer: Toke
         "model_input_names": list(inputs),
         **special,
     }
-    if tokenizer.ends_with_cls:  # which theirs finds at the end of a row
+    if tokenizer.ends_with_cls:  # theirs looks for [CLS] at the end of a row
         settings["padding_side"] = "left"
     if is_wordpiece:
         settings |= {"do_lower_case": tokenizer.lowercase, "strip_accents": None, "tokenize_chinese_chars": True}

@@ -73,7 +73,7 @@ class EncoderModel(nn.Module):
         return self.encode(input_ids, segments, token_types, positions, dropout_keys), places
 
     def encode_permuted(self, input_ids, segments, token_types, places, seen, positions=None, dropout_keys=None):
-        """Of a family whose `words` are permuted: returns the hidden states, and states `[batch, predictions, hidden]`
+        """Returns, if the family's `words` are permuted, the hidden states, and states `[batch, predictions, hidden]`
         that predict the words at some places.
 
         Args:

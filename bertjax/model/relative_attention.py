@@ -44,7 +44,7 @@ class SegmentTerm(NamedTuple):
     """XLNet's part of scores that depends on segments."""
 
     bias: jax.Array  # [heads, size]
-    embedding: jax.Array  # [2, heads, size]: of keys in the query's own segment, of keys in another
+    embedding: jax.Array  # [2, heads, size]: for keys in the query's own segment, and in another
     is_same: jax.Array  # [batch, queries, keys] booleans
 
 

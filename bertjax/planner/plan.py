@@ -49,7 +49,7 @@ class StagePlan:
     length: int
     params_bytes: int  # at rest
     optimizer_bytes: int
-    memory_bytes: int  # of rows that go on in the next step
+    memory_bytes: int  # what rows remember that go on in the next step
     hbm_used_bytes: int | None  # maximum of train and evaluation step; None: out of memory, amount unknown
     hbm_available_bytes: int
     flops_per_step: int

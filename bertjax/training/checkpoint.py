@@ -30,7 +30,7 @@ from bertjax.training.state import TrainState
 FOLDER, DAMAGED_FOLDER, SCORES = "checkpoints", "checkpoints-damaged", "scores.json"
 CHECKSUMS_FILE = "checksums/metadata"  # path in a step's folder; the name is Orbax's
 AVERAGE = "average"  # the item of a checkpoint that has the moving average of the params
-MEMORY = "memory"  # that which has what the rows of a batch remember
+MEMORY = "memory"  # the item that has what the rows of a batch remember
 NO_STEP, ALL_DAMAGED = -1, -2
 # In the messages of TensorStore and of systems, whatever the type of the error: these say nothing of the content.
 MAY_PASS = re.compile(

@@ -18,7 +18,7 @@ from bertjax.validation import REMAT_POLICIES
 def settings_that_save(config) -> Iterator[dict]:
     """Yields settings that save memory, the one that costs least time first; with remat "auto", all policies have been
     tried."""
-    rolled = {"unroll": "no"} if config.unroll == "yes" else {}  # as layers must be that are recomputed
+    rolled = {"unroll": "no"} if config.unroll == "yes" else {}  # layers that are recomputed must not be unrolled
     if rolled:
         yield rolled
     weaker = REMAT_POLICIES if config.remat == "auto" else (config.remat,)
@@ -58,7 +58,7 @@ def require_memory(error: Exception, config, task: Task, mesh: Mesh, planning: P
     ]
     remedy = f"try {as_flags(possible[0])}" if possible else ""
     if limit is not None and jax.process_count() == 1 and not config.packing:
-        with contextlib.suppress(UserError):  # of a task that only its data describes
+        with contextlib.suppress(UserError):  # only its data describes the task
             fitting = next((each for each in possible if _fits(config, each, mesh, limit, planning)), None)
             remedy = f"it fits with {as_flags(fitting)}" if fitting else ""
     kind = mesh.devices.flat[0].device_kind

@@ -1,4 +1,4 @@
-"""The pages of the reference, as Markdown, made of the code: of the flags of the commands, and of what the sources of
+"""The pages of the reference, as Markdown, made of the code: the flags of the commands, and what the sources of
 the configs say, with their comments."""
 
 import ast
@@ -84,7 +84,7 @@ def is_required(flag: flags.Flag) -> bool:
 def _default(flag: flags.Flag) -> str:
     if is_required(flag):
         return "required"
-    unsaid = flag.default in (None, "", []) or "default" in flag.help  # which the help says
+    unsaid = flag.default in (None, "", []) or "default" in flag.help  # the help says it
     return "" if unsaid else f"`{flag.default}`"
 
 

@@ -87,7 +87,7 @@ def measured(function, arrays, argnums, target, least_flops: int = 0) -> list[st
     """Returns MiB of temporaries, MiB read and written, and least milliseconds, of a function and its gradient.
 
     Args:
-      least_flops: of its matrix products, which are those of calls that the compiler knows nothing about.
+      least_flops: FLOPs of its matrix products, if they are in calls that the compiler knows nothing about.
     """
 
     def loss(*arrays):

@@ -6,7 +6,7 @@ import pytest
 from bertjax.data.batches.permutation import Rules, draw, permute
 
 CLS, SEP, LENGTH, VOCABULARY = 2, 3, 120, 50
-CONTINUES = np.arange(VOCABULARY) % 3 == 1  # of random pieces, one in three continues a word
+CONTINUES = np.arange(VOCABULARY) % 3 == 1  # one random piece in three continues a word
 
 
 def rules(**fields) -> Rules:

@@ -49,8 +49,8 @@ def test_published_sizes_and_their_flops(name, encoder):
     assert count_parameters(params, config) == encoder + 32_000  # and the output layer's bias
     products = {path: leaf.size for path, leaf in jax.tree_util.tree_leaves_with_path(params["bert"]["encoder"])}
     matrices = sum(size for path, size in products.items() if path[-1].key == "kernel")
-    position = config.num_hidden_layers * config.hidden_size**2  # of distances, which no row has for itself
-    of_scores = 4 * 512 * 512 * config.hidden_size * config.num_hidden_layers  # of keys, of twice as many distances
+    position = config.num_hidden_layers * config.hidden_size**2  # distances are not each row's own
+    of_scores = 4 * 512 * 512 * config.hidden_size * config.num_hidden_layers  # keys, and twice as many distances
     head, pooled = 85 * config.hidden_size * 32_000, config.hidden_size**2 + 2 * config.hidden_size
     plain = 2 * (512 * (matrices - position) + of_scores + head + pooled)
     assert forward_flops(config, 3, 512, 85) == 3 * plain
@@ -96,7 +96,7 @@ def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
     null = {"q0": np.zeros((len(windows[0].offsets) + windows[0].first + 2, 2))}["q0"]
     null[windows[0].none] = 3.0
     ((_, odds),) = squad.answers(questions[:1], windows[:1], [null]).values()
-    assert odds == 6.0  # of "no answer", at <cls>
+    assert odds == 6.0  # those of "no answer", at <cls>
 
     sentences = [ner.Sentence(("ship", "saw"), ("B-SHIP", "O"), 0)]
     tagged = ner.encode(sentences, ["O", "B-SHIP"], pieces, 32, with_context=False)
@@ -143,7 +143,7 @@ def test_it_is_trained_and_fine_tuned_and_its_folder_reads_texts_as_it_does(reco
     settings = json.loads((tmp_path / "folder/tokenizer_config.json").read_text())
     assert settings["padding_side"] == "left"  # or transformers would pool padding
     (tmp_path / "folder/tokenizer.model").unlink()
-    again = tokenizer_files.read(tmp_path / "folder")  # of its tokenizer.json
+    again = tokenizer_files.read(tmp_path / "folder")  # read from its tokenizer.json
     assert again.kind == "unigram" and again.special_ids == source.tokenizer.special_ids
     for text in ("the ship", "An anchor near the harbour."):
         (ids,), (others,) = again.encode_ids([text]), source.tokenizer.encode_ids([text])

@@ -23,7 +23,7 @@ from bertjax.text.tokenizer import XLNET
 from tests.conftest import make_corpus, one_device_mesh, preparing_in_process, tiny_config
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
-PIECES = 83  # that the corpus gives
+PIECES = 83  # the corpus gives as many
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 TINY = XlnetConfig(vocab_size=PIECES, max_position_embeddings=64, **SIZES)
 
@@ -54,7 +54,7 @@ def pieces(records):
 
 
 def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces):
-    """Of a row that two sequences share: each token is changed in turn, and the predictions that change are those of
+    """Two sequences share a row: each token is changed in turn, and the predictions that change are those of
     the same sequence that come after it in the order."""
     rng, first, length = np.random.default_rng(0), 12, 30
     ids = rng.integers(5, PIECES, (2, length))

@@ -220,7 +220,7 @@ def test_the_difference_belongs_to_the_embeddings():
 
 @dataclasses.dataclass(frozen=True)
 class BareConfig(ModelConfig):
-    """Of a model without heads."""
+    """The model has no heads."""
 
     vocab_size: int = size(150)
     hidden_size: int = size(32)
@@ -267,7 +267,7 @@ def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
     with pytest.raises(UserError, match=r"makes 0.25 of model.num_attention_heads = 2; choose one that gives a whole"):
         adapting(1 / 8)
     config = adapting(0.5)
-    config.objective = "lm"  # as of a checkpoint that sees earlier tokens only
+    config.objective = "lm"  # for a checkpoint that sees earlier tokens only
     config.data.update(next_sentence="none", masking="dynamic")
     del config.unlock()["objectives"]
     tasks.validate(config)

@@ -86,7 +86,7 @@ def test_records_are_the_text_in_its_order(records):
         if (at := text.find(own, place)) >= 0:
             assert at == place  # nothing is between it and the document before
             place, found = at + len(own), found + 1
-    assert found >= 22 and len(text) - place < 1000  # of 24; the last one is cut where no whole sequence is left
+    assert found >= 22 and len(text) - place < 1000  # there are 24; the last one is cut where no whole sequence is left
 
 
 def batches_of(order, start=0, rows=np.arange):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-FOLLOWING = "following"  # of a stream, the token after a row: `[rows]`, -1: none. Additions see it, the model does not.
+FOLLOWING = "following"  # the token after a row of a stream, `[rows]`, -1: none; additions see it, the model does not
 Arrays = dict[str, np.ndarray]  # the first axis of each is rows
 
 

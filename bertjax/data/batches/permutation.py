@@ -83,7 +83,10 @@ def permutes(k: int, max_span_words: int, max_predictions_per_seq: int, tokenize
 
 def draw(rng: np.random.Generator, rows: int, length: int, rules: Rules) -> Draws:
     """Draws what `permute` needs for `[rows, length]` ids."""
-    spans = (rows, 1 + length // (rules.k + 1) if rules.max_span_words else 0)  # of one word and its context at least
+    spans = (
+        rows,
+        1 + length // (rules.k + 1) if rules.max_span_words else 0,
+    )  # a span has one word and its context at least
     chances = 1 / np.arange(1, rules.max_span_words + 1)
     chances = np.cumsum(chances[:-1] / chances.sum())
     return Draws(

@@ -66,7 +66,10 @@ def features_of(rows: np.ndarray, layout: str, ends_with_cls: bool = False) -> d
     `ends_with_cls`: their last token is [CLS], and of type 2.
     """
     is_masked = "masked" in rows.dtype.names
-    ends = [rows["first_size"], *([rows["size"] - 1] if ends_with_cls else [])]  # of the token types but the last
+    ends = [
+        rows["first_size"],
+        *([rows["size"] - 1] if ends_with_cls else []),
+    ]  # where types but the last end
     ends = np.stack(ends, axis=1).astype(rows["first_size"].dtype)
     if layout == "compact":
         sizes = {"ids": rows["size"], "first_size": ends.shape[1], "label": 1}

@@ -23,7 +23,7 @@ from bertjax.model.relative_attention import (
 )
 from bertjax.model.segments import last_tokens
 
-SITES = 4  # of dropout in a layer
+SITES = 4  # places in a layer that have dropout
 
 
 class TransformerXLModel(EncoderModel):
@@ -107,7 +107,7 @@ class TransformerXLEncoder(nn.Module):
         count, places, remembered = config.num_hidden_layers, None, None
         if cache is not None:
             places, keys = segments, cache.keys.shape[2]
-            apart = places[-1] - jnp.arange(keys)  # as `distances`, of tokens that need not be the cache's last
+            apart = places[-1] - jnp.arange(keys)  # like `distances`; the tokens need not be the cache's last
             before = places[:, None] - jnp.arange(keys)
             mask = ((before >= 0) & (before <= config.memory_length))[None, None]
         else:

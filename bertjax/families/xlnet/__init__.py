@@ -34,7 +34,7 @@ class XlnetConfig(ModelConfig):
 
     @property
     def spans_dropout_prob(self) -> float:
-        """What output layers read has dropout: that of texts in `XlnetModel`, those of tokens have it themselves."""
+        """What output layers read has dropout: `XlnetModel` drops that of texts, output layers of tokens their own."""
         return self.hidden_dropout_prob
 
 
@@ -57,7 +57,7 @@ def _query_flops(config: XlnetConfig, length: int, queries: int) -> int:
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     per_token = 2 * hidden * hidden + 2 * hidden * inner  # query, output; two feed-forward matrices
-    scores = (length + 2 * length + length) * hidden  # of keys, and of distances to either side; weighted values
+    scores = (length + 2 * length + length) * hidden  # keys, distances to either side; weighted values
     return 2 * config.num_hidden_layers * queries * (per_token + scores)
 
 

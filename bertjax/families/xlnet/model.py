@@ -32,7 +32,7 @@ class View(NamedTuple):
     Attributes:
       mask: `[batch, 1, states, keys]` booleans.
       is_same: `[batch, states, keys]` booleans: whether the key's token is of the state's own type.
-      places: `[batch, states]` the places among the keys that the states are of; None: of the last ones.
+      places: `[batch, states]` where the states stand among the keys; None: they are the last ones.
     """
 
     mask: jax.Array

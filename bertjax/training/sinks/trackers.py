@@ -46,10 +46,10 @@ class Tracker(abc.ABC):
         self._sent: _Sent = {"run": "", "step": -1, "names": []}
         if start_step and self._path.exists():
             self._sent = read_json(self._path, _Sent, remedy="delete it to begin another run")
-        self._there = self._sent["step"], frozenset(self._sent["names"])  # of earlier processes
+        self._there = self._sent["step"], frozenset(self._sent["names"])  # what earlier processes sent
         try:
             self._sent["run"] = self.open(known := self._sent["run"], workdir, config)
-        except Exception as error:  # of the network, or of the tracker
+        except Exception as error:  # the network's, or the tracker's
             remedy = f"; to begin another run than {known}, delete {self._path}" if known else ""
             raise UserError(f"config.sinks = {self.name!r}: {_line(error)}{remedy}") from None
         for line in read_metrics(workdir):
@@ -99,7 +99,7 @@ class Tracker(abc.ABC):
                 self._sent.update(step=step, names=sorted({*metrics, *there}))
                 write_whole(self._path, json.dumps(self._sent) + "\n")
             self._fails = False
-        except Exception as error:  # of the network, or of the tracker
+        except Exception as error:  # the network's, or the tracker's
             self._tell(error, later)
 
     def _tell(self, error: Exception, later: str) -> None:
