@@ -19,7 +19,7 @@ LAYERS, LAST = "words_of_layers", "further_words"
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class AuxiliarySettings:
     """What is predicted besides the last layer's next words.
 
     Of n layers, the l-th stops to predict after `layers_until` * l / n of the training; 0: none does but the last.
@@ -32,20 +32,20 @@ class Settings:
     target_weight: float = field(0.5, above=0, most=1)
 
 
-def _predicted(config: BertConfig, settings: Settings) -> dict[str, tuple[int, int]]:
+def _predicted(config: BertConfig, settings: AuxiliarySettings) -> dict[str, tuple[int, int]]:
     """Returns {output layer: (layers of the model that it is of, words that each position predicts)}."""
     before = config.num_hidden_layers - 1 if settings.layers_until else 0
     found = {LAYERS: (before, settings.targets), LAST: (1, settings.targets - 1)}
     return {name: sizes for name, sizes in found.items() if all(sizes)}
 
 
-def _heads(settings: Settings, config, compute) -> dict:
+def _heads(settings: AuxiliarySettings, config, compute) -> dict:
     from bertjax.objectives.parts.words_of_layers import WordsOfLayers
 
     return {name: WordsOfLayers(config, compute, *sizes) for name, sizes in _predicted(config, settings).items()}
 
 
-def _loss(settings: Settings, encoded, weights, keys):
+def _loss(settings: AuxiliarySettings, encoded, weights, keys):
     import jax.numpy as jnp
 
     from bertjax.objectives.parts.words_of_layers import words_ahead
@@ -66,12 +66,12 @@ def _loss(settings: Settings, encoded, weights, keys):
     return total, {}
 
 
-def _flops(settings: Settings, config: BertConfig, row) -> int:
+def _flops(settings: AuxiliarySettings, config: BertConfig, row) -> int:
     predicted = sum(layers * targets for layers, targets in _predicted(config, settings).values())
     return 2 * row.predictions * config.hidden_size * config.padded_vocab_size * predicted
 
 
-def _validate(settings: Settings, config) -> None:
+def _validate(settings: AuxiliarySettings, config) -> None:
     names = [term.name for term in objectives.of(config)]
     remedy = "what the last layer predicts is missing: write 'lm + auxiliary'"
     require("lm" in names, "objective", config.objective, remedy)
@@ -80,7 +80,7 @@ def _validate(settings: Settings, config) -> None:
     require(is_something, "objectives.auxiliary.layers_until", settings.layers_until, nothing)
 
 
-def _make(settings: Settings) -> Objective:
+def _make(settings: AuxiliarySettings) -> Objective:
     return Objective(
         loss=functools.partial(_loss, settings),
         scores=lambda name, means: {},
@@ -95,4 +95,4 @@ def _make(settings: Settings) -> Objective:
     )
 
 
-OBJECTIVE = dataclasses.replace(_make(Settings()), settings=Settings, made=_make)
+OBJECTIVE = dataclasses.replace(_make(AuxiliarySettings()), settings=AuxiliarySettings, made=_make)

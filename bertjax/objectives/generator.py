@@ -18,7 +18,7 @@ OF_WIDTH = ("num_attention_heads", "hidden_size", "intermediate_size")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class GeneratorSettings:
     """What a generator has of the model beside which it learns: its share of the width (heads, hidden size,
     intermediate size) and of the layers, and whose embeddings, see `parts.generator.Generator`."""
 
@@ -27,7 +27,7 @@ class Settings:
     embeddings: str = field("shared", choices=("shared", "apart", "disentangled"))
 
 
-def config_of(config: BertConfig, settings: Settings) -> BertConfig:
+def config_of(config: BertConfig, settings: GeneratorSettings) -> BertConfig:
     """Returns the config of the generator of a model. Raises `UserError` if a size would be no whole number, or if the
     model's family cannot share its embeddings with a narrower one."""
     shares = dict.fromkeys(OF_WIDTH, "width") | {"num_hidden_layers": "layers"}
@@ -44,7 +44,7 @@ def config_of(config: BertConfig, settings: Settings) -> BertConfig:
     return project(found, size)
 
 
-def _part(config: BertConfig, name: str, setting: str, settings: Settings) -> int:
+def _part(config: BertConfig, name: str, setting: str, settings: GeneratorSettings) -> int:
     share = getattr(settings, setting)
     exact = share * getattr(config, name)
     found = round(exact)
@@ -53,7 +53,7 @@ def _part(config: BertConfig, name: str, setting: str, settings: Settings) -> in
     return found
 
 
-def _heads(settings: Settings, config, compute) -> dict:
+def _heads(settings: GeneratorSettings, config, compute) -> dict:
     from bertjax.objectives.parts.generator import Generator
 
     return {NAME: Generator(config_of(config, settings), compute, settings.embeddings)}
@@ -75,7 +75,7 @@ def _finished(params: dict) -> dict:
     return params | {"bert": encoder, NAME: generator}
 
 
-def _start(settings: Settings, params: dict) -> dict:
+def _start(settings: GeneratorSettings, params: dict) -> dict:
     """The inverse of `_finished`. Raises `UserError` if they do not share embeddings that they are to share."""
     from bertjax.objectives.parts.generator import parted
 
@@ -95,14 +95,14 @@ def _moves(path: tuple[str, ...]) -> tuple[str, ...] | None:
     return ("bert", "embeddings", *path[2:]) if path[:2] == (NAME, "difference") else None
 
 
-def _flops(settings: Settings, config, row) -> int:
+def _flops(settings: GeneratorSettings, config, row) -> int:
     from bertjax.model.heads import word_flops
 
     own = config_of(config, settings)
     return families.of(own).layer_flops(own, row.tokens) + word_flops(own, row.predictions)
 
 
-def _validate(settings: Settings, config) -> None:
+def _validate(settings: GeneratorSettings, config) -> None:
     MASKED_WORDS.validate(config)
     names = [term.name for term in objectives.of(config)]
     remedy = "nothing would read the words of the generator: write '50*replaced + generator'"
@@ -113,7 +113,7 @@ def _validate(settings: Settings, config) -> None:
     require(not windows, "eval.bits_windows", windows, "a model that tells replaced words predicts none; set 0")
 
 
-def _validate_model(config, settings: Settings, own: BertConfig) -> None:
+def _validate_model(config, settings: GeneratorSettings, own: BertConfig) -> None:
     """Raises `UserError` for a generator that its family does not allow."""
     narrow = config.copy_and_resolve_references().unlock()
     narrow.model.update({name: value for name, value in vars(own).items() if name in narrow.model and name != "family"})
@@ -131,7 +131,7 @@ DISENTANGLED = (
 )
 
 
-def _make(settings: Settings) -> Objective:
+def _make(settings: GeneratorSettings) -> Objective:
     return dataclasses.replace(
         MASKED_WORDS,
         loss=None,
@@ -149,4 +149,4 @@ def _make(settings: Settings) -> Objective:
     )
 
 
-OBJECTIVE = dataclasses.replace(_make(Settings()), settings=Settings, made=_make)
+OBJECTIVE = dataclasses.replace(_make(GeneratorSettings()), settings=GeneratorSettings, made=_make)

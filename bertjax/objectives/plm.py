@@ -19,7 +19,7 @@ TITLE = "permuted words"
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class PermutationSettings:
     """One in `k` tokens is predicted (K in section 2.3): spans of 1 to `max_span_words` words, or single tokens if that
     is 0."""
 
@@ -27,7 +27,7 @@ class Settings:
     max_span_words: int = field(5, least=0, most=100)
 
 
-def _addition(settings: Settings, config, stage, tokenizer):
+def _addition(settings: PermutationSettings, config, stage, tokenizer):
     from bertjax.data.batches.permutation import permutes
 
     if tokenizer is None:
@@ -58,7 +58,7 @@ def _flops(config, row) -> int:
     return word_flops(config, row.predictions) + families.of(config).query_flops(config, row.tokens, row.predictions)
 
 
-def _make(settings: Settings) -> Objective:
+def _make(settings: PermutationSettings) -> Objective:
     own = predicting(
         TITLE,
         "permuted",
@@ -73,4 +73,4 @@ def _make(settings: Settings) -> Objective:
     return dataclasses.replace(own, loss=_loss, flops=_flops)
 
 
-OBJECTIVE = dataclasses.replace(_make(Settings()), settings=Settings, made=_make)
+OBJECTIVE = dataclasses.replace(_make(PermutationSettings()), settings=PermutationSettings, made=_make)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from bertjax.data.batches.permutation import Rules, draw, permute
+from bertjax.data.batches.permutation import PermutationRules, draw, permute
 
 CLS, SEP, LENGTH, VOCABULARY = 2, 3, 120, 50
 CONTINUES = np.arange(VOCABULARY) % 3 == 1  # one random piece in three continues a word
 
 
-def rules(**fields) -> Rules:
-    return Rules(**dict(k=6, max_span_words=5, max_predictions_per_seq=30, cls_id=CLS, sep_id=SEP) | fields,
+def rules(**fields) -> PermutationRules:
+    return PermutationRules(**dict(k=6, max_span_words=5, max_predictions_per_seq=30, cls_id=CLS, sep_id=SEP) | fields,
                  continues_word=CONTINUES)  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def by_definition(task, params, batch, settings):
 )
 def test_losses_and_gradients_while_layers_stop(corpus_file, records, packing, settings):
     """All in one compiled function: the progress is an input."""
-    task, settings = task_for(corpus_file, records, packing, **settings), auxiliary.Settings(**settings)
+    task, settings = task_for(corpus_file, records, packing, **settings), auxiliary.AuxiliarySettings(**settings)
     params = nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
     batch = next(task.batches(5))
     assert (batch["progress"] == np.float32(5 / STEPS)).all()

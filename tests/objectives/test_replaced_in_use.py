@@ -16,7 +16,7 @@ from bertjax import families, objectives, tasks
 from bertjax.config import ModelConfig, UserError, field, named_stages, size, stage
 from bertjax.interop import conversion, pretrained
 from bertjax.interop.pretrained import Pretrained, flattened
-from bertjax.objectives.generator import Settings, config_of
+from bertjax.objectives.generator import GeneratorSettings, config_of
 from bertjax.objectives.parts.model import EncodedBatch
 from bertjax.planner.plan import plan
 from bertjax.sharding.mesh import make_mesh
@@ -236,7 +236,7 @@ def test_a_model_without_heads_has_a_generator(monkeypatch):
     config = config_for(embeddings="apart", layers=0.5)
     config.model = families.model_fields("bare")
     tasks.validate(config)
-    found = config_of(families.config_of(config), Settings(width=0.25, layers=0.5, embeddings="apart"))
+    found = config_of(families.config_of(config), GeneratorSettings(width=0.25, layers=0.5, embeddings="apart"))
     assert (found.hidden_size, found.num_hidden_layers) == (8, 2)
 
 
@@ -278,8 +278,8 @@ def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
 def test_projections_count_as_flops():
     for family in ("bert", "modernbert"):
         config = families.config_of(config_for("unused", family))
-        narrow = config_of(config, Settings(width=0.5))
-        apart = config_of(config, Settings(width=0.5, embeddings="apart"))
+        narrow = config_of(config, GeneratorSettings(width=0.5))
+        apart = config_of(config, GeneratorSettings(width=0.5, embeddings="apart"))
         flops = [families.of(each).layer_flops(each, 8) for each in (narrow, apart)]
         assert flops[0] - flops[1] == 2 * 8 * 32 * 16
 

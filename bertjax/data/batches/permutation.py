@@ -14,7 +14,7 @@ from bertjax.data.batches.masking import first_allowed
 from bertjax.text.tokenizer import Tokenizer
 
 
-class Rules(NamedTuple):
+class PermutationRules(NamedTuple):
     """How orders are drawn.
 
     Attributes:
@@ -32,7 +32,7 @@ class Rules(NamedTuple):
     continues_word: np.ndarray
 
 
-class Draws(NamedTuple):
+class PermutationDraws(NamedTuple):
     """All random numbers that an order takes. The first axis of each array is rows.
 
     Attributes:
@@ -63,11 +63,11 @@ class Permutation(NamedTuple):
 def permutes(k: int, max_span_words: int, max_predictions_per_seq: int, tokenizer: Tokenizer) -> Addition:
     """Returns the addition of `ranks` and predicted words, see `Permutation`; other ones each time a row is read."""
     special = tokenizer.cls_id, tokenizer.sep_id
-    rules = Rules(k, max_span_words, max_predictions_per_seq, *special, tokenizer.continues_word)
+    rules = PermutationRules(k, max_span_words, max_predictions_per_seq, *special, tokenizer.continues_word)
 
     def add(batch: Arrays, drawn: Arrays) -> Arrays:
         ids = batch["input_ids"]
-        ranks, selected = permute(ids, batch["segments"].sum(1), Draws(**drawn), rules)
+        ranks, selected = permute(ids, batch["segments"].sum(1), PermutationDraws(**drawn), rules)
         used = np.arange(max_predictions_per_seq) < selected.sum(1)[:, None]
         positions, words = np.zeros((2, *used.shape), np.int32)
         positions[used], words[used] = np.nonzero(selected)[1], ids[selected]
@@ -81,7 +81,7 @@ def permutes(k: int, max_span_words: int, max_predictions_per_seq: int, tokenize
     return Addition(add, lambda rng, rows, length: draw(rng, rows, length, rules)._asdict())
 
 
-def draw(rng: np.random.Generator, rows: int, length: int, rules: Rules) -> Draws:
+def draw(rng: np.random.Generator, rows: int, length: int, rules: PermutationRules) -> PermutationDraws:
     """Draws what `permute` needs for `[rows, length]` ids."""
     spans = (
         rows,
@@ -89,7 +89,7 @@ def draw(rng: np.random.Generator, rows: int, length: int, rules: Rules) -> Draw
     )  # a span has one word and its context at least
     chances = 1 / np.arange(1, rules.max_span_words + 1)
     chances = np.cumsum(chances[:-1] / chances.sum())
-    return Draws(
+    return PermutationDraws(
         order=rng.integers(2**32, size=(rows, length), dtype=np.uint32),
         single=rng.integers(2**32, size=(rows, length), dtype=np.uint32),
         words=1 + np.searchsorted(chances, rng.random(spans), "right").astype(np.uint8),
@@ -97,7 +97,7 @@ def draw(rng: np.random.Generator, rows: int, length: int, rules: Rules) -> Draw
     )
 
 
-def permute(ids: np.ndarray, sizes: np.ndarray, draws: Draws, rules: Rules) -> Permutation:
+def permute(ids: np.ndarray, sizes: np.ndarray, draws: PermutationDraws, rules: PermutationRules) -> Permutation:
     """Chooses one in `rules.k` of each row's tokens, at least one, and the order in which they are predicted.
 
     [CLS] and [SEP] count as tokens, but are never predicted, and no span reaches across one.
@@ -125,7 +125,7 @@ def _put(array: np.ndarray, columns: np.ndarray, counts: np.ndarray, values) -> 
     array[np.nonzero(used)[0], columns[used].astype(np.intp)] = np.broadcast_to(values, used.shape)[used]
 
 
-def _select_spans(allowed, continues, wanted, draws: Draws, k: int) -> np.ndarray:
+def _select_spans(allowed, continues, wanted, draws: PermutationDraws, k: int) -> np.ndarray:
     """Selects spans of whole words, as many as `wanted` tokens of each row have room for; `[rows, length]` booleans."""
     rows, length = allowed.shape
     inner = np.zeros((rows, length + 1), bool)  # not the first token of its word; a special token ends a word

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from etils import epath
 
-from bertjax.training.sinks.trackers import Numbers, Tracker
+from bertjax.training.sinks.trackers import StepMetrics, Tracker
 
 EXPERIMENT = "bertjax"
 PARAMS_AT_ONCE, LONGEST_PARAM = 100, 500  # MLflow's limits
@@ -37,7 +37,7 @@ class MLflow(Tracker):
             self._client.log_batch(run, params=params[first : first + PARAMS_AT_ONCE])
         return run
 
-    def send(self, run: str, numbers: Numbers) -> None:
+    def send(self, run: str, numbers: StepMetrics) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)

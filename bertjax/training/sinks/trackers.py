@@ -22,7 +22,7 @@ class _Sent(TypedDict):
     names: list[str]
 
 
-class Numbers(NamedTuple):
+class StepMetrics(NamedTuple):
     """The numbers of a step by name; they may be NaN."""
 
     step: int
@@ -61,7 +61,7 @@ class Tracker(abc.ABC):
         """Goes on in a run, or begins one if this is ""; returns its id."""
 
     @abc.abstractmethod
-    def send(self, run: str, numbers: Numbers) -> None:
+    def send(self, run: str, numbers: StepMetrics) -> None:
         """Adds numbers to the run."""
 
     @abc.abstractmethod
@@ -73,7 +73,7 @@ class Tracker(abc.ABC):
         is_new = step > last
         new = {name: float(x) for name, x in metrics.items() if is_new or (step == last and name not in names)}
         if new:
-            self._pending.append(Numbers(step, new))
+            self._pending.append(StepMetrics(step, new))
             if not self._fails:
                 self._send()
 

@@ -4,7 +4,7 @@ import os
 
 from etils import epath
 
-from bertjax.training.sinks.trackers import Numbers, Tracker
+from bertjax.training.sinks.trackers import StepMetrics, Tracker
 
 PROJECT = "bertjax"
 KILLED, FAILED = 255, 1  # exit codes that it shows as such
@@ -29,7 +29,7 @@ class WandB(Tracker):
         )
         return self._wandb_run.id
 
-    def send(self, run: str, numbers: Numbers) -> None:
+    def send(self, run: str, numbers: StepMetrics) -> None:
         del run
         self._wandb_run.log(numbers.metrics, step=numbers.step)
 
