@@ -11,16 +11,20 @@ Paper:    not comparable: other data and vocabularies; GLUE 79.9 and 85.1 on the
 """
 
 from bertjax import objectives
-from bertjax.config import named_stages, pretraining_config, stage
+from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.families import model_fields
 
-SMALL = dict(embedding_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024)
-BASE = dict(embedding_size=768, hidden_size=768, num_attention_heads=12, intermediate_size=3072)
+SIZES = {
+    "small": dict(embedding_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024),
+    "base": dict(embedding_size=768, hidden_size=768, num_attention_heads=12, intermediate_size=3072),
+}
 
 
 def get_config(size="small"):
+    if size not in SIZES:
+        raise UserError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
     config = pretraining_config()
-    config.model = model_fields("electra", **{"small": SMALL, "base": BASE}[size])
+    config.model = model_fields("electra", **SIZES[size])
     width = 1 / 4 if size == "small" else 1 / 3
     objectives.learn(config, "50*replaced + generator", generator=dict(width=width))
     config.data.update(next_sentence="none", masking="dynamic", masked_lm_split=(0.85, 0.0, 0.15), dupe_factor=1)

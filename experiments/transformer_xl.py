@@ -11,7 +11,7 @@ Hardware: 4 GPUs, days, for the base sizes; not run here
 Paper:    24.0 perplexity of words on WikiText-103 (table 1); 1.06 bits per character on enwik8 (table 2)
 """
 
-from bertjax.config import named_stages, pretraining_config, stage
+from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.families import model_fields
 
 # Layers, hidden size, heads, width of the feed-forward network; length, which is the memory's too; rows; steps.
@@ -23,6 +23,8 @@ SIZES = {
 
 
 def get_config(size="wikitext"):
+    if size not in SIZES:
+        raise UserError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
     layers, hidden, heads, inner, length, rows, steps = SIZES[size]
     config = pretraining_config()
     sizes = dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, intermediate_size=inner)
