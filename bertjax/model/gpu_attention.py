@@ -1,9 +1,9 @@
-"""Self-attention as two GPU kernels: scores, mask, softmax and dropout never leave the chip.
+"""Self-attention as GPU kernels: scores, mask, softmax and dropout never leave the chip.
 
 Scores exist a piece at a time (FlashAttention; Dao et al. 2022). What a token sees is an interval of its row: its
-segment, and of it what is within the window, or what is not later. Pieces outside of it are not computed. The backward
-kernel computes probabilities and dropout masks again (a hash of row, head, query and key). It goes through the pieces
-twice, once for keys and once for queries: no two programs add to the same place, so gradients are the same each time.
+segment, and of it what is within the window, or what is not later. Pieces outside of it are not computed. Backwards,
+probabilities and dropout masks (a hash of row, head, query and key) are computed again: by a kernel for keys and
+values, and by one for queries, so that no two programs add to the same place and gradients are the same each time.
 """
 
 import functools
@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from bertjax.config import Compute
-from bertjax.model.gpu_kernels import gpu_call, has_gpu_kernels, kept_at
+from bertjax.model.dropout import folded, hash_folded, hash_index
+from bertjax.model.gpu_kernels import HOPPER, gpu_call, has_gpu_kernels, power_of_two, zero_dropped
 from bertjax.model.kernels import index_along, key_words, on_mesh
 from bertjax.model.segments import bounds_of
 
@@ -39,12 +40,22 @@ class Tiles(NamedTuple):
     stages: int  # pieces that are loaded ahead
 
 
-def tiles_of(size: int) -> tuple[Tiles, Tiles]:
-    """Returns the tiles of the forward and of the backward kernel, for heads of a `size`: the fastest that were tried
-    on an H100 with heads of 64 and rows of 512."""
+class AllTiles(NamedTuple):
+    """The tiles of the forward kernel, and of those of the gradients of keys and values, and of queries."""
+
+    forward: Tiles
+    keys: Tiles
+    queries: Tiles
+
+
+def tiles_of(size: int, chip: str) -> AllTiles:
+    """Returns the tiles for heads of a `size`."""
     if size > 64:  # chosen by the compiler's counts: more would not stay in the registers of an A100 or an L4
-        return Tiles(block=128, piece=32, warps=8, stages=2), Tiles(block=64, piece=32, warps=8, stages=2)
-    return Tiles(block=64, piece=64, warps=4, stages=3), Tiles(block=64, piece=64, warps=4, stages=2)
+        return AllTiles(Tiles(128, 32, warps=8, stages=2), *[Tiles(64, 32, warps=8, stages=2)] * 2)
+    fastest = Tiles(64, 64, warps=4, stages=3)  # of 14 for each kernel that were tried on an H200, with rows of 512
+    if chip.startswith(HOPPER):
+        return AllTiles(fastest, fastest, fastest)
+    return AllTiles(fastest, fastest._replace(piece=32), fastest)  # or registers would be spilt, see above
 
 
 def can_attend_on_gpu(compute: Compute, length: int, size: int) -> bool:
@@ -54,7 +65,7 @@ def can_attend_on_gpu(compute: Compute, length: int, size: int) -> bool:
 
 def gpu_attention(
     query_key_value, segments, dropout_keys=None, rate: float = 0.0, *, chip: str, causal: bool = False,
-    window: int | None = None, tiles: tuple[Tiles, Tiles] | None = None,
+    window: int | None = None, tiles: AllTiles | None = None,
 ):  # fmt: skip
     """softmax(Q K^T / sqrt(size)) V within segments, with dropout on the softmax.
 
@@ -66,14 +77,14 @@ def gpu_attention(
       chip: `device_kind`.
       causal: tokens attend to themselves and to earlier ones only.
       window: tokens attend only to those at most so many places away.
-      tiles: how the forward and the backward kernel divide their work, if not as `tiles_of` says.
+      tiles: how the kernels divide their work, if not as `tiles_of` says.
 
     Returns:
       `[batch, length, heads * size]`.
     """
     batch, length, *_, size = query_key_value.shape
     rate, sees = 0.0 if dropout_keys is None else rate, "causal" if causal else window
-    attention = GpuAttention(length, size, rate, chip, *(tiles or tiles_of(size)), sees)
+    attention = GpuAttention(length, size, rate, chip, tiles or tiles_of(size, chip), sees)
     words = key_words(dropout_keys, batch)
     if attention.padded == length:
         return _attend(query_key_value, intervals(segments, causal, window), words, attention)
@@ -102,24 +113,24 @@ def intervals(segments, causal: bool, window: int | None) -> Intervals:
 
 
 class GpuAttention(NamedTuple):
-    """What both kernels need to know."""
+    """What all kernels need to know."""
 
     length: int  # tokens of a row, without padding to whole blocks
     size: int  # a head's size
     rate: float
     chip: str
-    forward: Tiles
-    backward: Tiles
+    tiles: AllTiles
     sees: int | str | None = None  # a window, or "causal": for the kernels' names, as `intervals` say it to them
 
-    def name(self, direction: str) -> str:
-        """Returns a kernel's name: gpu_attention_forward, gpu_attention_backward_64 (of a window), ..."""
-        return "_".join(["gpu_attention", direction, *([str(self.sees)] if self.sees is not None else [])])
+    def name(self, part: str) -> str:
+        """Returns a kernel's name: gpu_attention_forward, gpu_attention_keys_64 (of a window), ...; `part`: see
+        `AllTiles`."""
+        return "_".join(["gpu_attention", part, *([str(self.sees)] if self.sees is not None else [])])
 
     @property
     def padded(self) -> int:
         """The tokens of a row that the kernels run on: whole blocks, or a power of two that is less."""
-        whole = math.lcm(*(size for tiles in (self.forward, self.backward) for size in (tiles.block, tiles.piece)))
+        whole = math.lcm(*(size for tiles in self.tiles for size in (tiles.block, tiles.piece)))
         if self.length < whole:
             return max(16, pl.next_power_of_2(self.length))  # one block
         return -(-self.length // whole) * whole
@@ -129,12 +140,13 @@ class GpuAttention(NamedTuple):
         """The factor of the scores, for powers of two instead of e."""
         return math.log2(math.e) / math.sqrt(self.size)
 
-    def call(self, kernel, name: str, tiles: Tiles, inputs, outputs):
+    def call(self, kernel, part: str, inputs, outputs, **options):
         """Runs a kernel for each block of tokens of each head of each row.
 
         `inputs`, `outputs`: pairs of a block's form and an array, or its shape and type.
         """
         batch, length, _, heads, size = inputs[0][1].shape
+        tiles = getattr(self.tiles, part)
         block = min(tiles.block, length)
         form = {
             "projections": pl.BlockSpec((None, block, 3, None, size), lambda i, j, k: (k, i, 0, j, 0)),
@@ -156,13 +168,22 @@ class GpuAttention(NamedTuple):
             chip=self.chip,
             warps=tiles.warps,
             stages=tiles.stages,
-            name=name,
+            name=self.name(part),
+            **options,
         )
         return call(*(array for _, array in inputs))
 
 
-def work_of(name: str, shape: tuple[int, ...], rate: float) -> tuple[int, int]:
-    """Returns the FLOPs of a kernel's matrix products, and its operations outside of them, on rows of one segment.
+class KernelWork(NamedTuple):
+    """What a kernel does, beside reading its operands."""
+
+    flops: int  # of its matrix products
+    operations: int  # outside of them
+    written: float  # share of its result; another kernel writes the rest
+
+
+def work_of(name: str, shape: tuple[int, ...], rate: float) -> KernelWork:
+    """Returns what a kernel does on rows of one segment.
 
     Args:
       name: as `GpuAttention.name` says.
@@ -170,16 +191,14 @@ def work_of(name: str, shape: tuple[int, ...], rate: float) -> tuple[int, int]:
       rate: the dropout rate.
     """
     batch, length, _, heads, size = shape
-    direction, _, sees = name.removeprefix("gpu_attention_").partition("_")
+    part, _, sees = name.removeprefix("gpu_attention_").partition("_")
     pairs = length * (length + 1) // 2 if sees == "causal" else length * min(length, 2 * int(sees or length) + 1)
-    # The backward kernel computes scores and the gradients of probabilities twice: for its keys, and for its queries.
-    # Other operations on a score: bounds (4), scale, maximum or difference, sum or product, and a power of two.
-    products, elements, hashes = {"forward": (2, 8, 1), "backward": (7, 16, 2)}[direction]
     pairs *= batch * heads
-    return 2 * products * size * pairs, (elements + hashes * (_HASH if rate else 0)) * pairs
-
-
-_HASH = 14  # operations of `kept_at` on a score, with its index
+    # Scores and the gradients of probabilities are computed for keys, and again for queries.
+    products, written = {"forward": (2, 1.0), "keys": (4, 2 / 3), "queries": (3, 1 / 3)}[part]
+    # Other operations on a score: scale and shift, a power of two, maximum and sum, or difference and product; of
+    # dropout five of the hash, a comparison and a selection.
+    return KernelWork(2 * products * size * pairs, (4 + (7 if rate else 0)) * pairs, written)
 
 
 def _with_heads(words, heads: int):
@@ -200,7 +219,7 @@ def _attend_forward(projected, seen, words, attention):
         log_sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
         inputs = [("whole_projections", projected), ("words", _with_heads(words, heads)), ("row", first), ("row", last)]
         outputs = [("plane", context), ("of_heads", log_sums)]
-        return attention.call(_forward_kernel, attention.name("forward"), attention.forward, inputs, outputs)
+        return attention.call(_forward_kernel, "forward", inputs, outputs)
 
     run = on_mesh(run, (_PROJECTIONS, _WORDS, _ROW, _ROW), (_PLANE, _OF_HEADS))
     context, log_sums = run(projected, words, seen.first, seen.last)
@@ -214,12 +233,15 @@ def _attend_backward(attention, saved, of_context):
         inputs += [("whole_plane", of_context), ("whole_of_heads", log_sums), ("whole_heads", row_sums)]
         inputs += [("row", each) for each in seen]
         outputs = [("projections", jax.ShapeDtypeStruct(projected.shape, projected.dtype))]
-        return attention.call(_backward_kernel, attention.name("backward"), attention.backward, inputs, outputs)
+        (of_projected,) = attention.call(_keys_kernel, "keys", inputs, outputs)
+        inputs.append(("projections", of_projected))
+        return attention.call(_queries_kernel, "queries", inputs, outputs, input_output_aliases={len(inputs) - 1: 0})
 
     projected, seen, words, context, log_sums = saved
     context, of_context = (x.reshape(*x.shape[:2], *projected.shape[3:]) for x in (context, of_context))
-    # Softmax's gradient subtracts the sum over keys of probs * of_probs, which is that of context * of_context.
-    row_sums = (context.astype(jnp.float32) * of_context.astype(jnp.float32)).sum(-1)
+    # Softmax's gradient subtracts the sum over keys of probs * of_probs, which is that of context * of_context. Here
+    # it is times the share that dropout keeps, as are of_probs: what they make is scaled up when it has been summed.
+    row_sums = (1 - attention.rate) * (context.astype(jnp.float32) * of_context.astype(jnp.float32)).sum(-1)
     axes = (_PROJECTIONS, _WORDS, _PLANE, _OF_HEADS, _HEADS, *(_ROW,) * len(seen))
     (of_projected,) = on_mesh(run, axes, (_PROJECTIONS,))(projected, words, of_context, log_sums, row_sums, *seen)
     return of_projected, None, None
@@ -246,8 +268,13 @@ def _meet(first, last, piece: int, step, carry):
 
 def _where_visible(first, last, start, x, otherwise: float):
     """`[block, piece]` x where the piece, which begins at `start`, is within the bounds of each token of the block."""
-    places = start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    return jnp.where((places >= first[:, None]) & (places <= last[:, None]), x, otherwise)
+
+    def bounded(x):
+        places = start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+        return jnp.where((places >= first[:, None]) & (places <= last[:, None]), x, otherwise)
+
+    is_within = (jnp.max(first) <= start) & (start + x.shape[1] - 1 <= jnp.min(last))
+    return jax.lax.cond(is_within, lambda x: x, bounded, x)
 
 
 def _make_dropout(attention: GpuAttention, words_ref):
@@ -259,17 +286,25 @@ def _make_dropout(attention: GpuAttention, words_ref):
     def drop(*pieces, first_query, first_key, queries: int):
         """Zeroes elements of pieces, which begin at a query and at a key; `queries`: their axis."""
         shape = pieces[0].shape
-        query, key = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (queries, 1 - queries))
-        start = start_of_head + jnp.uint32(first_query) * length + jnp.uint32(first_key)
-        mask = kept_at(words, start + query * length + key, attention.rate)
-        return [jnp.where(mask, piece, 0.0) for piece in pieces]
+        query, key = (_along(axis, shape) for axis in (queries, 1 - queries))
+        query = start_of_head + (jnp.uint32(first_query) + query) * length + jnp.uint32(first_key)
+        if attention.length % shape[1 - queries] == 0:  # no bit is of both: half of the first step for each
+            hashes = hash_folded(folded(query ^ words[0]) ^ folded(key), words[1])
+        else:
+            hashes = hash_index(query + key, *words)
+        return [zero_dropped(piece, hashes, attention.rate, attention.chip) for piece in pieces]
 
     return drop if attention.rate else lambda *pieces, **_: pieces
 
 
+def _along(axis: int, shape: tuple[int, int]) -> jax.Array:
+    """0, 1, 2, ... along an axis of a `shape`; the other one is 1."""
+    return jax.lax.broadcasted_iota(jnp.uint32, tuple(n if i == axis else 1 for i, n in enumerate(shape)), axis)
+
+
 def _forward_kernel(attention: GpuAttention, projected_ref, words_ref, first_ref, last_ref, context_ref, log_sums_ref):
     block, size, dtype = len(first_ref), attention.size, projected_ref.dtype
-    piece, scale = min(attention.forward.piece, len(projected_ref)), attention.scale
+    piece, scale = min(attention.tiles.forward.piece, len(projected_ref)), attention.scale
     first_query, drop = pl.program_id(0) * block, _make_dropout(attention, words_ref)
     queries = projected_ref[pl.ds(first_query, block), 0, :]
     first, last = first_ref[...], last_ref[...]
@@ -280,7 +315,7 @@ def _forward_kernel(attention: GpuAttention, projected_ref, words_ref, first_ref
         scores = _dot(queries, projected_ref[at, 1, :], transpose_b=True)
         scores = _where_visible(first, last, first_key, scores, -jnp.inf)
         now = jnp.maximum(most, scores.max(1) * scale)
-        probs, share = jnp.exp2(scores * scale - now[:, None]), jnp.exp2(most - now)
+        probs, share = power_of_two(scores, scale, now[:, None], attention.chip), jnp.exp2(most - now)
         (dropped,) = drop(probs, first_query=first_query, first_key=first_key, queries=0)
         added = _dot(dropped.astype(dtype), projected_ref[at, 2, :])
         return now, sums * share + probs.sum(1), context * share[:, None] + added
@@ -291,45 +326,59 @@ def _forward_kernel(attention: GpuAttention, projected_ref, words_ref, first_ref
     context_ref[...] = (context / (sums * (1 - attention.rate))[:, None]).astype(dtype)
 
 
-def _backward_kernel(
+def _keys_kernel(
     attention: GpuAttention, projected_ref, words_ref, of_context_ref, log_sums_ref, row_sums_ref, first_ref, last_ref,
     first_seen_by_ref, last_seen_by_ref, of_projected_ref,
 ):  # fmt: skip
-    block, size, dtype = len(first_ref), attention.size, projected_ref.dtype
-    piece, scale, keep = min(attention.backward.piece, len(projected_ref)), attention.scale, 1 - attention.rate
-    start, drop = pl.program_id(0) * block, _make_dropout(attention, words_ref)
-    own, zeros = pl.ds(start, block), jnp.zeros((block, size), jnp.float32)
-
+    """The gradients of a block of keys and values; leaves alone that of queries."""
+    del first_ref, last_ref
+    block, size, dtype = len(first_seen_by_ref), attention.size, projected_ref.dtype
+    piece, keep = min(attention.tiles.keys.piece, len(projected_ref)), 1 - attention.rate
+    first_key, drop = pl.program_id(0) * block, _make_dropout(attention, words_ref)
+    own, zeros = pl.ds(first_key, block), jnp.zeros((block, size), jnp.float32)
     keys, values = projected_ref[own, 1, :], projected_ref[own, 2, :]
     first, last = first_seen_by_ref[...], last_seen_by_ref[...]
 
-    def meet_queries(first_query, carry):
+    def meet(first_query, carry):
         of_keys, of_values = carry
         at = pl.ds(first_query, piece)
         queries, of_context = projected_ref[at, 0, :], of_context_ref[at, :]
-        probs = jnp.exp2(_dot(keys, queries, transpose_b=True) * scale - log_sums_ref[at][None])
+        scores = _dot(keys, queries, transpose_b=True)
+        probs = power_of_two(scores, attention.scale, log_sums_ref[at][None], attention.chip)
         probs = _where_visible(first, last, first_query, probs, 0.0)
-        of_probs = _dot(values, of_context, transpose_b=True) * (1 / keep)
-        dropped, of_probs = drop(probs, of_probs, first_query=first_query, first_key=start, queries=1)
+        of_probs = _dot(values, of_context, transpose_b=True)
+        dropped, of_probs = drop(probs, of_probs, first_query=first_query, first_key=first_key, queries=1)
         of_values += _dot(dropped.astype(dtype), of_context)
         of_scores = (probs * (of_probs - row_sums_ref[at][None])).astype(dtype)
         return of_keys + _dot(of_scores, queries), of_values
 
-    of_keys, of_values = _meet(first, last, piece, meet_queries, (zeros, zeros))
-    of_projected_ref[:, 1, :] = (of_keys * (1 / math.sqrt(size))).astype(dtype)
+    of_keys, of_values = _meet(first, last, piece, meet, (zeros, zeros))
+    of_projected_ref[:, 1, :] = (of_keys * (1 / (keep * math.sqrt(size)))).astype(dtype)
     of_projected_ref[:, 2, :] = (of_values * (1 / keep)).astype(dtype)
 
-    queries, of_context = projected_ref[own, 0, :], of_context_ref[own, :]
-    log_sums, row_sums, first_seen, last_seen = log_sums_ref[own], row_sums_ref[own], first_ref[...], last_ref[...]
 
-    def meet_keys(first_key, of_queries):
+def _queries_kernel(
+    attention: GpuAttention, projected_ref, words_ref, of_context_ref, log_sums_ref, row_sums_ref, first_ref, last_ref,
+    first_seen_by_ref, last_seen_by_ref, of_others_ref, of_projected_ref,
+):  # fmt: skip
+    """The gradient of a block of queries, into the array that has those of keys and values."""
+    del first_seen_by_ref, last_seen_by_ref, of_others_ref
+    block, size, dtype = len(first_ref), attention.size, projected_ref.dtype
+    piece, keep = min(attention.tiles.queries.piece, len(projected_ref)), 1 - attention.rate
+    first_query, drop = pl.program_id(0) * block, _make_dropout(attention, words_ref)
+    own = pl.ds(first_query, block)
+    queries, of_context = projected_ref[own, 0, :], of_context_ref[own, :]
+    log_sums, row_sums, first, last = log_sums_ref[own], row_sums_ref[own], first_ref[...], last_ref[...]
+
+    def meet(first_key, of_queries):
         at = pl.ds(first_key, piece)
         keys = projected_ref[at, 1, :]
-        probs = jnp.exp2(_dot(queries, keys, transpose_b=True) * scale - log_sums[:, None])
-        probs = _where_visible(first_seen, last_seen, first_key, probs, 0.0)
-        of_probs = _dot(of_context, projected_ref[at, 2, :], transpose_b=True) * (1 / keep)
-        (of_probs,) = drop(of_probs, first_query=start, first_key=first_key, queries=0)
+        scores = _dot(queries, keys, transpose_b=True)
+        probs = power_of_two(scores, attention.scale, log_sums[:, None], attention.chip)
+        probs = _where_visible(first, last, first_key, probs, 0.0)
+        of_probs = _dot(of_context, projected_ref[at, 2, :], transpose_b=True)
+        (of_probs,) = drop(of_probs, first_query=first_query, first_key=first_key, queries=0)
         return of_queries + _dot((probs * (of_probs - row_sums[:, None])).astype(dtype), keys)
 
-    of_queries = _meet(first_seen, last_seen, piece, meet_keys, zeros)
-    of_projected_ref[:, 0, :] = (of_queries * (1 / math.sqrt(size))).astype(dtype)
+    of_queries = _meet(first, last, piece, meet, jnp.zeros((block, size), jnp.float32))
+    of_projected_ref[:, 0, :] = (of_queries * (1 / (keep * math.sqrt(size)))).astype(dtype)

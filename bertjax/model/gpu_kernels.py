@@ -3,6 +3,8 @@
 What both they and the TPU kernels need is in `kernels`.
 """
 
+import struct
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -12,7 +14,8 @@ from bertjax.config import Compute
 from bertjax.model.dropout import hash_index, threshold
 
 # Chips that have kernels, by the beginning of `device_kind`.
-CHIPS = ("NVIDIA A100", "NVIDIA H100", "NVIDIA H200", "NVIDIA L4")
+HOPPER = ("NVIDIA H100", "NVIDIA H200")
+CHIPS = ("NVIDIA A100", *HOPPER, "NVIDIA L4")
 EMULATED = "emulated GPU"  # any device: slowly, for tests
 
 
@@ -41,3 +44,36 @@ def kept_at(words, index, rate: float) -> jax.Array:
       rate: the dropout rate.
     """
     return hash_index(index, *words) >= jnp.uint32(threshold(rate))
+
+
+def zero_dropped(x, hashes, rate: float, chip: str) -> jax.Array:
+    """Zeroes elements of a float32 array where `dropout` does, by the hashes of their indices.
+
+    A comparison and a selection: left alone, the compiler selects what has been converted to bfloat16, which takes
+    twice the instructions.
+    """
+    least = threshold(rate)
+    if chip == EMULATED:
+        return jnp.where(hashes >= jnp.uint32(least), x, 0.0)
+    asm = f"{{.reg .pred kept; setp.hs.u32 kept, $2, {least}; selp.f32 $0, $1, 0f00000000, kept;}}"
+    return _elementwise(asm, "=f,f,r", x, hashes)
+
+
+def power_of_two(x, factor: float, shift, chip: str) -> jax.Array:
+    """Returns 2 ** (factor * x - shift) of a float32 array in two instructions; results below 2 ** -126 are 0.
+
+    `shift`: of x's shape, or with axes of 1.
+    """
+    if chip == EMULATED:
+        return jnp.exp2(factor * x - shift)
+    (bits,) = struct.unpack("<I", struct.pack("<f", factor))
+    asm = f"{{.reg .f32 y; fma.rn.f32 y, $1, 0f{bits:08X}, $2; ex2.approx.ftz.f32 $0, y;}}"
+    return _elementwise(asm, "=f,f,f", x, jnp.broadcast_to(-shift, x.shape))
+
+
+def _elementwise(asm: str, constraints: str, x, *more):
+    result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    (found,) = triton.elementwise_inline_asm(
+        asm, args=[x, *more], constraints=constraints, pack=1, result_shape_dtypes=[result]
+    )
+    return found

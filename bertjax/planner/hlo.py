@@ -26,6 +26,7 @@ _KERNEL = re.compile(
     r"(\w+)\)*/pallas_call"
 )
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_ALIASED = re.compile(r"output_to_operand_aliasing=\{\{\d*\}: \((\d+), ")
 _ON_CHIP = re.compile(r"\w+\[[\d,]*\]\{[^}]*S\(\d+\)[^}]*\}")  # an array whose layout names another memory than HBM
 _CONTEXT = re.compile(r"\bu32\[\]")  # what a TPU keeps of a transfer that goes on
 _NAMED = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
@@ -119,8 +120,13 @@ def _cut(text: str, separator: str) -> tuple[str, str]:
 
 def kernel_of(line: str) -> Kernel | None:
     """Returns the kernel that an instruction calls; None if it is another instruction."""
-    found = _KERNEL.search(line)
-    return found and Kernel(found[3], sum(_bytes(found[1]).values()) + sum(_bytes(found[2]).values()))
+    if not (found := _KERNEL.search(line)):
+        return None
+    size = sum(_bytes(found[1]).values()) + sum(_bytes(found[2]).values())
+    for place in _ALIASED.findall(line):  # the result is written over it
+        dtype, sizes = _ARRAY.findall(found[2])[int(place)]
+        size -= bytes_of(dtype, [*map(int, sizes.split(","))])
+    return Kernel(found[3], size)
 
 
 def operation_of(line: str) -> str:

@@ -111,7 +111,8 @@ class _Reader:
             products, operations, size = 0, 0, kernel.bytes
             if kernel.name.startswith("gpu_attention"):
                 shape = self._module.computation(computation)[instruction.operands[0]].arrays[0][1]
-                products, operations = work_of(kernel.name, shape, self._dropout)
+                products, operations, written = work_of(kernel.name, shape, self._dropout)
+                size -= round((1 - written) * instruction.bytes)
             seconds = max(products / gpu.peak_flops, operations / gpu.vector_rate, size / gpu.bandwidth)
             category = ATTENTION if products else ELEMENTS
             return Work(category, kernel.name, 1, products, size, seconds)

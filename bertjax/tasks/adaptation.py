@@ -19,7 +19,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax import families
 from bertjax.config import UserError
-from bertjax.data.documents.selection import heldout_documents
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.files import read_json, write_whole
 from bertjax.interop import pretrained
@@ -133,6 +132,7 @@ def begin(config, workdir: epath.Path, used: Tokenizer) -> None:
 
 def _windows_of(config, source: str, base: Tokenizer) -> list[HeldOutWindow]:
     """Returns windows of the first held-out documents of a source. Words that are hidden have known letters only."""
+    from bertjax.data.documents.selection import heldout_documents  # with pyarrow, which training does without
 
     def may_hide(word: str) -> bool:
         ids = base.encode(word).ids

@@ -18,7 +18,6 @@ import numpy as np
 
 from bertjax import families
 from bertjax.config import UserError
-from bertjax.data.documents.reading import Reading, read_lines
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.files import parse_json
 from bertjax.tasks.output_layers import check_numbers
@@ -175,6 +174,8 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
 
     Raises `UserError` with file and line for what is no pair.
     """
+    from bertjax.data.documents.reading import Reading, read_lines  # with pyarrow, which training does without
+
     found, counts = [], collections.Counter()
 
     def stop(fault: str) -> None:

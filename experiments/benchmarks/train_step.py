@@ -6,6 +6,7 @@ the other's memory or threads; while one computes, the other waits. Batches are 
 
 Command:  python -m experiments.benchmarks.train_step
           --cases=pretraining:small:8x128,finetuning:minilm:32x64 (kind:model:sequences x length) --output=steps.jsonl
+          packed:small:8x128 is pre-training on the same sequences, ours in fewer rows
 Needs:    for the comparison, pip install torch transformers; without them ours is timed alone. No TensorFlow.
 Hardware: CPU: float32, and bfloat16 where the processor multiplies it (torch: autocast), torch eager.
           GPU: bfloat16, torch.compile, SDPA, fused AdamW
@@ -44,7 +45,7 @@ VOCABULARY = 30522
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    kind: str  # pretraining | finetuning
+    kind: str  # pretraining | packed | finetuning
     model: str  # minilm, a key of `config.SIZES`, or modern-SIZE of experiments/modern.py
     sequences: int
     length: int
@@ -60,14 +61,14 @@ class Case:
         if self.model.startswith("modern-"):
             return self._modern(configs)
         size = MINILM if self.model == "minilm" else configs.model_size(self.model)
-        if self.kind == "pretraining":
+        if self.kind != "finetuning":
             config = configs.pretraining_config()
             config.stages = configs.named_stages(only=configs.stage(1000, self.length, math.ceil(0.15 * self.length)))
         else:
             config = configs.fine_tuning_config("classify")
             config.epochs = 1000.0
         config.model.update(size)
-        config.batch_size = self.sequences
+        config.update(batch_size=self.sequences, packing=self.kind == "packed")
         return config
 
     def _modern(self, configs):
@@ -81,7 +82,7 @@ class Case:
             config.model = model_fields(**fields)
             config.stages = configs.named_stages(only=configs.stage(1000, self.length, math.ceil(0.15 * self.length)))
             config.data.masking = "static"  # made up
-        config.update(batch_size=self.sequences, packing=False)
+        config.update(batch_size=self.sequences, packing=self.kind == "packed")
         return config
 
     def lengths(self, rng) -> np.ndarray:
@@ -93,6 +94,21 @@ class Case:
     def batches(self) -> list[dict]:
         rng = np.random.default_rng(0)
         return [self._batch(rng, VOCABULARY) for _ in range(BATCHES)]
+
+    def packed(self, config) -> list[dict]:
+        """The same sequences, those of all batches in rows that hold several."""
+        from bertjax.data.batches.packing import arrange, pack_pretraining
+        from bertjax.stages import stages_of
+        from bertjax.tasks.pretraining_rows import row_size
+
+        batches, row = self.batches(), row_size(config, *stages_of(config))
+        every = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+        lengths = (every["segments"] > 0).sum(1)
+        order, rows, starts, count = arrange(lengths, self.sequences, row, np.random.default_rng(0))
+        return [
+            pack_pretraining({name: x[own] for name, x in every.items()}, own, *where, count, row)
+            for own, *where in zip(order, rows, starts)
+        ]
 
     def _batch(self, rng, vocabulary: int) -> dict:
         shape, lengths = (self.sequences, self.length), self.lengths(rng)
@@ -131,19 +147,20 @@ class Ours:
         self.config.update_from_flattened_dict(dict(field.split("=", 1) for field in options.config))
         use_cpu_cores(self.config)
         self.mesh = make_mesh(self.config)
-        self.task = self._task()
+        batches = case.packed(self.config) if case.kind == "packed" else case.batches()
+        self.task = self._task(rows=len(batches[0]["input_ids"]))
         program = make_program(self.task, self.config, self.mesh)
         schedule = make_schedule(self.config.optimizer, self.task.total_steps)
         self._hyperparameters = put_hyperparameters(0, schedule, self.mesh)
         self._state, self._step = program.init(jax.random.key(0)), program.train_step
-        self._batches = itertools.cycle(case.batches())
+        self._batches = itertools.cycle(batches)
         self.device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
 
-    def _task(self):
-        if self.case.kind == "pretraining":
+    def _task(self, rows: int):
+        if self.case.kind != "finetuning":
             from bertjax.tasks.pretraining import Pretraining
 
-            return Pretraining(self.config, self.mesh, records=None)
+            return Pretraining(self.config, self.mesh, records=None, rows=[rows])
         from bertjax.data.batches.examples import Examples
         from bertjax.tasks.finetuning import Dataset, FineTuning
         from bertjax.tasks.output_layers import classification
@@ -228,7 +245,7 @@ class Theirs:
         if model["hidden_act"] == "gelu_new":
             model["hidden_act"] = "gelu_pytorch_tanh"  # the same function, faster
         config = transformers.BertConfig(**model, num_labels=2, attn_implementation="sdpa")
-        head = {"pretraining": "BertForPreTraining", "finetuning": "BertForSequenceClassification"}[case.kind]
+        head = "BertForSequenceClassification" if case.kind == "finetuning" else "BertForPreTraining"
         return getattr(transformers, head)(config)
 
     def _translate(self, batch: dict) -> dict:

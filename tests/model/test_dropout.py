@@ -32,4 +32,14 @@ def test_masks_of_raw_neighbouring_keys_are_not():
     numbers = jnp.arange(32, dtype=jnp.uint32)
     for words in (jnp.stack([0 * numbers, numbers], 1), jnp.stack([numbers, 0 * numbers], 1)):
         found = correlations(jax.random.wrap_key_data(words, impl="threefry2x32"))
-        assert np.sqrt(np.mean(found**2)) > 5 and np.abs(found).max() > 10
+        assert np.sqrt(np.mean(found**2)) > 1.3  # 1 with a standard error of .03 if they were independent
+
+
+def test_masks_are_independent_along_a_row():
+    """At the distances of neighbours, of the blocks of kernels and of queries."""
+    keys = row_keys(jax.random.key(0, impl="threefry2x32"), jnp.arange(64))
+    masks = np.asarray(dropout(jnp.ones((64, 1 << 16)), 0.1, keys) == 0) - 0.1
+    for distance in (1, 2, 3, 4, 8, 16, 32, 63, 64, 65, 128, 256, 512, 513, 1024, 4096):
+        products = masks[:, distance:] * masks[:, :-distance]
+        found = products.sum(1) / (0.09 * np.sqrt(products.shape[1]))  # in standard errors
+        assert np.sqrt(np.mean(found**2)) < 1.35, (distance, found)

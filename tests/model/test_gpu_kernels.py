@@ -1,4 +1,8 @@
-"""The GPU kernels, emulated on a CPU, beside their definitions."""
+"""The GPU kernels, emulated on a CPU, beside their definitions.
+
+On a GPU, without the settings of the other tests, the same tests run on its kernels:
+  pytest --noconftest -n 0 tests/model/test_gpu_kernels.py -k "definition or drops"
+"""
 
 import dataclasses
 import functools
@@ -15,7 +19,7 @@ from bertjax.model import gpu_kernels
 from bertjax.model.dropout import dropout, row_keys
 from bertjax.model.encoder import ACTIVATIONS
 from bertjax.model.gpu_activation import can_activate_on_gpu, gpu_activate
-from bertjax.model.gpu_attention import Tiles, can_attend_on_gpu, gpu_attention
+from bertjax.model.gpu_attention import AllTiles, Tiles, can_attend_on_gpu, gpu_attention
 from bertjax.model.gpu_norm import can_norm_on_gpu, gpu_add_norm, gpu_norm, gpu_sum_and_norm
 from bertjax.model.plain_attention import visible
 from bertjax.sharding.mesh import make_mesh, put_batch
@@ -24,6 +28,10 @@ from bertjax.training.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 
 EMULATED, H100 = gpu_kernels.EMULATED, "NVIDIA H100 80GB HBM3"
+CHIP = EMULATED if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
+
+
+DIFFERENT = AllTiles(Tiles(32, 64, 4, 1), Tiles(64, 16, 4, 1), Tiles(16, 32, 4, 1))
 
 
 def keys_of(rows: int, rate: float):
@@ -74,8 +82,19 @@ def assert_same(definition, kernels, inputs, gradients, bound: float) -> None:
         (2, 700, 1, 64, 0.0, False, 64, None, "float32", 1e-6),  # pieces outside of the window
         (2, 300, 1, 16, 0.1, True, 30, None, "float32", 1e-6),
         (2, 256, 1, 128, 0.1, False, None, None, "float32", 1e-6),
-        (2, 256, 2, 16, 0.1, False, None, (Tiles(32, 64, 4, 1), Tiles(64, 16, 4, 1)), "float32", 1e-6),
-        (2, 90, 2, 16, 0.1, False, None, (Tiles(32, 64, 4, 1), Tiles(32, 32, 4, 1)), "float32", 1e-6),  # padded to 128
+        (
+            2,
+            256,
+            2,
+            16,
+            0.1,
+            False,
+            None,
+            DIFFERENT,
+            "float32",
+            1e-6,
+        ),
+        (2, 90, 2, 16, 0.1, False, None, AllTiles(*[Tiles(32, 64, 4, 1)] * 3), "float32", 1e-6),  # padded to 128
         (2, 256, 2, 64, 0.1, False, None, None, "bfloat16", 4e-3),  # a rounding is 2e-3 of a norm
         (2, 256, 2, 64, 0.1, False, None, None, "float16", 6e-4),
     ],
@@ -88,12 +107,12 @@ def test_attention_and_its_gradient_are_those_of_the_definition(
 
     def definition(x):
         query, key, value = jnp.moveaxis(x, 2, 0)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(size)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, precision="highest") / math.sqrt(size)
         probs = dropout(jax.nn.softmax(scores, where=visible(segments, causal, window)), rate, keys)
-        return jnp.einsum("bhqk,bkhd->bqhd", probs, value).reshape(rows, length, -1)
+        return jnp.einsum("bhqk,bkhd->bqhd", probs, value, precision="highest").reshape(rows, length, -1)
 
     def kernels(x):
-        return gpu_attention(x, segments, keys, rate, chip=EMULATED, causal=causal, window=window, tiles=tiles)
+        return gpu_attention(x, segments, keys, rate, chip=CHIP, causal=causal, window=window, tiles=tiles)
 
     assert_same(definition, kernels, [inputs], gradients, bound)
 
@@ -106,7 +125,7 @@ def test_attention_drops_what_dropout_drops():
     for first in (0, 64, 128):
         value = jnp.zeros((length, size)).at[first : first + size].set(jnp.eye(size))
         x = jnp.zeros((rows, length, 3, heads, size)).at[:, :, 2].set(value[:, None])
-        context = gpu_attention(x, segments, keys, rate, chip=EMULATED).reshape(rows, length, heads, size)
+        context = gpu_attention(x, segments, keys, rate, chip=CHIP).reshape(rows, length, heads, size)
         np.testing.assert_array_equal(jnp.swapaxes(context, 1, 2) > 0, expected[..., first : first + size])
 
 
@@ -131,14 +150,14 @@ def test_the_norm_of_a_sum_and_its_gradient_are_those_of_the_definition(
         return normalize(total, scale, bias), total
 
     def kernels(*inputs):
-        total, normalized = gpu_sum_and_norm(*inputs, keys, rate, 1e-5, EMULATED)
+        total, normalized = gpu_sum_and_norm(*inputs, keys, rate, 1e-5, CHIP)
         return normalized, total
 
     inputs = [x, update, update_bias, scale, bias]
     assert_same(definition, kernels, inputs, (of_norm, of_sum), bound)
-    only_norm = functools.partial(gpu_add_norm, dropout_keys=keys, rate=rate, epsilon=1e-5, chip=EMULATED)
+    only_norm = functools.partial(gpu_add_norm, dropout_keys=keys, rate=rate, epsilon=1e-5, chip=CHIP)
     assert_same(lambda *inputs: definition(*inputs)[0], only_norm, inputs, of_norm, bound)
-    assert_same(normalize, lambda *inputs: gpu_norm(*inputs, 1e-5, EMULATED), [x, scale, bias], of_norm, bound)
+    assert_same(normalize, lambda *inputs: gpu_norm(*inputs, 1e-5, CHIP), [x, scale, bias], of_norm, bound)
 
 
 @pytest.mark.parametrize("dtype, bound", [("float32", 1e-6), ("bfloat16", 4e-3)])
@@ -156,12 +175,13 @@ def test_an_activation_and_its_gradient_are_those_of_the_definition(shape, activ
         return ACTIVATIONS[activation](inner[:, :, 0]) * inner[:, :, 1] if gated else ACTIVATIONS[activation](inner)
 
     def kernels(product, bias):
-        return gpu_activate(product, bias, activation, EMULATED)
+        return gpu_activate(product, bias, activation, CHIP)
 
     assert_same(definition, kernels, [3 * product, bias], gradient, bound)
 
 
-KERNELS = [f"gpu_{part}_{way}" for part in ("attention", "norm", "activation") for way in ("forward", "backward")]
+KERNELS = [f"gpu_attention_{part}" for part in AllTiles._fields]
+KERNELS += ["gpu_norm_forward", "gpu_norm_backward", "gpu_activation_backward"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +222,7 @@ def test_a_step_with_kernels_is_the_same_on_any_mesh(model, remat, unroll, monke
     expected, without = step((1, 1, 1), 1)
     monkeypatch.setattr(gpu_kernels, "EMULATED", "cpu")
     found, names = step((2, 2, 2), 2)
-    assert not without and names == [name for name in KERNELS if name != "gpu_activation_forward"]
+    assert not without and names == KERNELS
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
@@ -223,9 +243,7 @@ def test_the_kernels_are_in_the_language_of_a_gpu(size, length, causal, window):
     shapes = (2, length, 3, 2, size), (2, 20, 3 * size), (2, 16, 2, 128)
     lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays(half, *shapes)).lower(lowering_platforms=("cuda",))
     text = lowered.as_text()
-    assert text.count("xla.gpu.triton") == 5 and all(
-        name in text for name in KERNELS if name != "gpu_activation_forward"
-    )
+    assert text.count("xla.gpu.triton") == len(KERNELS) and all(name in text for name in KERNELS)
 
 
 def test_what_the_kernels_cannot_do_has_the_plain_path():

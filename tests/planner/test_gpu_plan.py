@@ -53,7 +53,7 @@ def test_the_least_time_has_all_of_the_steps_products(data_parallel):
     flops = sum(work.flops for work in works)  # with those of attention's gradient that are computed again
     assert 0.9 * result.flops_per_step / 8 < flops < 1.6 * result.flops_per_step / 8
     ours = {work.name: work.calls for work in works if work.name.startswith("gpu_attention")}
-    assert ours == {"gpu_attention_forward": 2, "gpu_attention_backward": 2}
+    assert ours == dict.fromkeys(["gpu_attention_forward", "gpu_attention_keys", "gpu_attention_queries"], 2)
     shares = result.roofline.by_category()
     assert shares.keys() >= {PRODUCTS, ATTENTION, COLLECTIVES}
     assert 0 < result.estimated_mfu < 1

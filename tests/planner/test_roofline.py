@@ -1,5 +1,6 @@
 """The least time of a step, of a program as XLA writes it for a GPU, shortened."""
 
+import re
 import types
 
 import numpy as np
@@ -118,17 +119,28 @@ def test_the_optimizer_is_what_lies_outside_of_the_model():
     "name, pairs, products",
     [
         ("gpu_attention_forward", 512 * 512, 2),
-        ("gpu_attention_backward", 512 * 512, 7),
-        ("gpu_attention_forward_64", 512 * 129, 2),
-        ("gpu_attention_backward_causal", 512 * 513 // 2, 7),
+        ("gpu_attention_keys", 512 * 512, 4),
+        ("gpu_attention_queries_64", 512 * 129, 3),
+        ("gpu_attention_keys_causal", 512 * 513 // 2, 4),
     ],
 )
 def test_our_kernels_are_counted_by_what_they_compute(name, pairs, products):
     work = works_of(TEXT.replace("gpu_attention_forward", name))[ATTENTION, name]
     assert work.calls == 1 and work.flops == 2 * products * 64 * 2 * 4 * pairs
-    assert work.bytes == 2 * 2 * 512 * 4 * 64 * 4 + 4 * 2 * 4 * 512
-    without, dropout = (work_of(name, (2, 512, 3, 4, 64), rate)[1] for rate in (0.0, 0.1))
-    assert 5 * 8 * pairs < without < dropout
+    without, dropout = (work_of(name, (2, 512, 3, 4, 64), rate).operations for rate in (0.0, 0.1))
+    assert 8 * pairs <= without < dropout
+
+
+def test_a_kernel_reads_what_it_is_given_and_writes_its_share():
+    projected, context, log_sums = 2 * 2 * 512 * 3 * 4 * 64, 2 * 2 * 512 * 4 * 64, 4 * 2 * 4 * 512
+    assert works_of()[ATTENTION, "gpu_attention_forward"].bytes == projected + context + log_sums
+    given = "{bf16[2,512,3,4,64]{4,3,2,1,0}, bf16[2,512,3,4,64]{4,3,2,1,0}}, output_to_operand_aliasing={{}: (1, {})}"
+    text = re.sub(r"\(bf16\[2,512,4,64\].*?\) custom-call", "bf16[2,512,3,4,64]{4,3,2,1,0} custom-call", TEXT).replace(
+        "{bf16[2,512,3,4,64]{4,3,2,1,0}}", given
+    )
+    for name, share in (("gpu_attention_keys", 2 / 3), ("gpu_attention_queries", 1 / 3)):
+        work = works_of(text.replace("gpu_attention_forward", name))[ATTENTION, name]
+        assert work.bytes == pytest.approx(projected + share * projected)
 
 
 def test_collectives_take_the_time_of_links_and_of_the_network():

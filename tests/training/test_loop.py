@@ -226,7 +226,7 @@ class NumpyTask(Pretraining):
 import jax
 mesh = make_mesh(config, jax.devices()[:1])
 state, *_ = train(NumpyTask(config, mesh, None), config, {str(tmp_path)!r}, mesh)
-assert int(state.step) == 4 and "tensorflow" not in sys.modules
+assert int(state.step) == 4 and not {{"tensorflow", "pyarrow"}} & set(sys.modules)
 print("trained")
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
