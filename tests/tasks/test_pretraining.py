@@ -446,7 +446,8 @@ def test_long_runs_on_chips_with_kernels_unroll_their_layers_if_that_fits():
     assert ways("tpu", "TPU v4", remat="auto")[:3] == [("none", "yes"), ("none", "auto"), ("dots", "auto")]
     assert ways("tpu", "TPU v4", remat="auto", unroll="no") == [("none", "no"), ("dots", "no"), ("full", "no")]
     assert ways("tpu", "TPU v4", remat="full") == [("full", "auto")]
-    assert ways("gpu", "NVIDIA H100 80GB HBM3") == [("none", "yes"), ("none", "auto")]
+    assert ways("gpu", "NVIDIA H100 80GB HBM3", steps=5_000) == [("none", "yes"), ("none", "auto")]
+    assert ways("tpu", "TPU v4", steps=5_000) == [("none", "auto")]
     assert ways("tpu", "TPU v4", steps=1000) == ways("gpu", "Tesla V100") == ways("cpu", "cpu") == [("none", "auto")]
     assert ways("tpu", "TPU v3", remat="auto") == [("full", "auto")]  # has no kernels
 
