@@ -4,9 +4,11 @@ import pathlib
 
 import setuptools
 
-# tensorflow-cpu, which is smaller and leaves accelerators alone, is built for x86-64 Linux only.
+# tensorflow-cpu, which is smaller and leaves accelerators alone, is built for x86-64 Linux only. Where TensorFlow has
+# no wheels, records are read without it.
 X86_LINUX = 'platform_machine == "x86_64" and sys_platform == "linux"'
-ELSEWHERE = 'platform_machine != "x86_64" or sys_platform != "linux"'
+ELSEWHERE = '(platform_machine != "x86_64" or sys_platform != "linux")'
+HAS_TENSORFLOW = 'python_version < "3.14"'
 
 setuptools.setup(
     name="bertjax",
@@ -49,9 +51,9 @@ setuptools.setup(
         "sentencex>=1.0.10",
         "tenacity>=9",
         "tensorboard>=2.19",
-        "tensorflow-datasets>=4.9.9",
-        f"tensorflow-cpu>=2.20; {X86_LINUX}",
-        f"tensorflow>=2.20; {ELSEWHERE}",
+        f"tensorflow-datasets>=4.9.9; {HAS_TENSORFLOW}",
+        f"tensorflow-cpu>=2.20; {X86_LINUX} and {HAS_TENSORFLOW}",
+        f"tensorflow>=2.20; {ELSEWHERE} and {HAS_TENSORFLOW}",
         "tokenizers>=0.22",
         "tqdm>=4.66",
         "zstandard>=0.23",

@@ -16,6 +16,7 @@ COMMANDS = {  # name: (module, what it does)
     "mine": ("mine", "finds hard negatives for the training of vectors of texts"),
     "extract": ("extract", "writes vectors, or hidden states, of texts"),
     "submit": ("submit", "writes a benchmark's submission file"),
+    "runs": ("runs", "lists the runs in folders: how far they are, their loss, whether they run"),
     "report": ("report", "draws runs over each other, and what a checkpoint has learnt"),
     "convert": ("convert", "converts a checkpoint to or from Hugging Face's or Google's format"),
 }

@@ -7,7 +7,6 @@ it changes, and takes over after `SILENCE` seconds; no clock needs to agree with
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import secrets
@@ -21,6 +20,11 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.files import read_json, write_whole
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # on Windows
+    fcntl = None
 
 FILE = ".lock"
 BEAT, SILENCE = 20, 50  # seconds
@@ -36,12 +40,40 @@ def held(folder: epath.PathLike, flag: str) -> Iterator[None]:
     path = epath.Path(folder) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     owner = dict(host=socket.gethostname(), process=os.getpid(), start=f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}")
-    hold = _held_in_store if "://" in str(path) else _held_by_kernel
+    if fcntl is None:
+        hold = _not_held
+    else:
+        hold = _held_in_store if "://" in str(path) else _held_by_kernel
     with hold(path, owner) as other:
         if other is not None:
             described = "host {host}, process {process}, since {start}".format(**other) if other else "another process"
             raise UserError(f"{flag}={folder}: in use by {described}; wait for it, or name another folder")
         yield
+
+
+def is_held(folder: epath.PathLike) -> bool:
+    """Returns whether a process holds a folder; in an object store, whether its file is not older than `SILENCE`."""
+    path = epath.Path(folder) / FILE
+    if not path.exists():
+        return False
+    if "://" in str(path):
+        return time.time() - _read(path).get("time", 0.0) < SILENCE
+    if fcntl is None:
+        return False
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it has been deleted since, or there are no locks
+        pass
+    return False
+
+
+@contextlib.contextmanager
+def _not_held(path: epath.Path, owner: dict) -> Iterator[None]:
+    print(f"{path.parent}: cannot be locked here; do not start a second command in this folder", flush=True)
+    yield None
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ Loss and accuracy against steps, tokens and hours, learning rate, gradient norm 
 other; of searches, means and standard deviations. Of a single run also what its checkpoint has learnt: the attention of
 --text, head by head, and the neighbours of word embeddings. Writes report.html, with its pictures, and report.png.
 WORKDIR@STEP looks into that checkpoint; a Hugging Face folder or Google's bert_model.ckpt has no curves, but this.
+
+--watch=30 draws the curves again every 30 seconds until no run goes on any more; a browser that shows them follows.
 """
 
 from absl import flags
@@ -13,6 +15,7 @@ from bertjax import command
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write to; by default the workdir, if there is only one.")
 _TEXT = flags.DEFINE_string("text", "the man went to the store to buy a bottle of milk .", "To draw the attention of.")
 _WORDS = flags.DEFINE_list("words", [], "To list the neighbours of; by default the words of the text.")
+_WATCH = flags.DEFINE_float("watch", 0.0, "Seconds after which the page is written again while runs go on; 0: once.")
 
 
 def main(workdirs: list[str]) -> None:
@@ -28,6 +31,11 @@ def main(workdirs: list[str]) -> None:
     for flag in (_TEXT, _WORDS):
         if flag.present and len(workdirs) > 1:
             raise UserError(f"--{flag.name}: of one run only; of {len(workdirs)} runs, their curves are drawn")
+    if _WATCH.value < 0:
+        raise UserError(f"--watch={_WATCH.value:g}: must be a number of seconds")
+    if _WATCH.value:
+        _watch(_OUTPUT.value or workdirs[0], workdirs, _WATCH.value)
+        return
     source, runs = None, workdirs
     if len(workdirs) == 1 and (place := _checkpoint(workdirs[0])):
         source = pretrained.read_with_tokenizer(workdirs[0])
@@ -40,6 +48,30 @@ def main(workdirs: list[str]) -> None:
     if not (_OUTPUT.value or runs):
         raise UserError(f"--output: say in which folder to write about {workdirs[0]}")
     print(page.write(_OUTPUT.value or runs[0], runs, source, _TEXT.value, _WORDS.value))
+
+
+def _watch(folder: str, workdirs: list[str], seconds: float) -> None:
+    """Draws the curves of runs again and again, the last time once none goes on."""
+    import time
+
+    from bertjax import lock
+    from bertjax.config import UserError
+    from bertjax.reporting import page
+
+    said, going_on = "", True
+    while going_on:
+        going_on = any(map(lock.is_held, workdirs))
+        try:
+            path = str(page.write(folder, workdirs, refreshed=seconds if going_on else 0))
+        except UserError as error:  # no metrics yet
+            if not going_on:
+                raise
+            path = str(error)
+        if path != said:
+            print(path, flush=True)
+            said = path
+        if going_on:
+            time.sleep(seconds)
 
 
 def _checkpoint(path: str):

@@ -1,9 +1,15 @@
-"""TensorFlow for tf.data and TFRecords: without log output, Keras, access to accelerators, or autotuning."""
+"""TensorFlow for tf.data and its checkpoints: without log output, Keras, access to accelerators, or autotuning.
+
+Importing this raises `UserError` where TensorFlow is not installed: records are read without it, data sets of
+TensorFlow Datasets and Google's checkpoints are not.
+"""
 
 import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
+
+from bertjax.config import UserError
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("ABSL_MIN_LOG_LEVEL", "3")
@@ -16,6 +22,10 @@ _keras_setting = os.environ.get("TF_USE_LEGACY_KERAS")
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 try:
     import tensorflow as tf
+except ModuleNotFoundError as error:
+    if error.name != "tensorflow":
+        raise
+    raise UserError("this needs TensorFlow, which is not installed: pip install tensorflow") from None
 finally:
     if _keras_setting is None:
         del os.environ["TF_USE_LEGACY_KERAS"]

@@ -32,13 +32,14 @@ img { max-width: 100% } .note { color: #666 }
 
 
 def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pretrained | None = None, text: str = "",
-          words: Sequence[str] = ()) -> epath.Path:  # fmt: skip
+          words: Sequence[str] = (), refreshed: float = 0) -> epath.Path:  # fmt: skip
     """Writes the page and its pictures to a folder; returns the path of the page.
 
     Args:
       workdirs: the folders of runs, or of searches, whose trials are drawn over each other. None is needed where there
         is a source.
       source: a checkpoint to look into, with the attention of `text` and the neighbours of `words`.
+      refreshed: seconds after which a browser loads the page again; 0: not.
 
     Raises `UserError` if a workdir is not one, or if there is nothing to show.
     """
@@ -69,6 +70,7 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
     if source is not None:
         parts.append(_of_checkpoint(folder, source, text, words))
     page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+    page += f'<meta http-equiv="refresh" content="{refreshed:g}">' if refreshed else ""
     write_whole(folder / PAGE, f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n")
     return folder / PAGE
 

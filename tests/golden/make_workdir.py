@@ -3,7 +3,9 @@
     git worktree add /tmp/then f00deda && cp tests/golden/make_workdir.py /tmp/then/tests/golden/ && cd /tmp/then
     PYTHONPATH=. python -m tests.golden.make_workdir FILE
 
-In it: `run`, the workdir, and `end.npz`, the params that the same code had after step 8, by their paths.
+In it: `run`, the workdir, and `end.npz`, the params that the same code had after step 8, by their paths. Where a
+change means to have other dropout masks, `python -m tests.golden.make_workdir FILE end` writes the `end.npz` that they
+lead to into the archive, as on 2026-11-26, when dropout's hash became shorter.
 """
 
 import contextlib
@@ -34,12 +36,29 @@ def config_of(corpus):
     return config
 
 
+def save_end() -> None:
+    end = flax.traverse_util.flatten_dict(checkpoint.read_params("run", 8), sep="/")
+    np.savez("end.npz", **end)
+
+
+def renew_end(target: str) -> None:
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+        for folder in ("old", "."):  # the first stays as it is
+            with tarfile.open(target) as archive:
+                archive.extractall(folder, filter="data")
+        pathlib.Path("text.txt").write_text(make_corpus(30))
+        launch(config_of("text.txt"), "run")
+        save_end()
+        with tarfile.open(target, "w:gz") as archive:
+            archive.add("old/run", "run")
+            archive.add("end.npz")
+
+
 def main(target: str) -> None:
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         pathlib.Path("text.txt").write_text(make_corpus(30))
         launch(config_of("text.txt"), "run")
-        end = flax.traverse_util.flatten_dict(checkpoint.read_params("run", 8), sep="/")
-        np.savez("end.npz", **end)
+        save_end()
         shutil.rmtree("run/checkpoints/8")
         for left in ("tensorboard", "report.txt", "report.html", "report.png"):
             path = pathlib.Path("run", left)
@@ -52,4 +71,5 @@ def main(target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(str(pathlib.Path(sys.argv[1]).absolute()))
+    make = renew_end if sys.argv[2:] == ["end"] else main
+    make(str(pathlib.Path(sys.argv[1]).absolute()))

@@ -202,7 +202,7 @@ def test_any_mesh_and_number_of_microbatches_gives_the_same(one, fields):
     state, losses = trained(Copying, config, mesh, 3)
     np.testing.assert_allclose(losses, one[1], rtol=1e-5)
     for found, expected in zip(jax.tree.leaves(state.memory), jax.tree.leaves(one[0].memory)):
-        np.testing.assert_allclose(found, expected, atol=1e-4)
+        np.testing.assert_allclose(found, expected, atol=1e-3)  # Adam's first steps have the size of a gradient's sign
     rows = state.memory.states.addressable_shards[0].data.shape[0]
     assert rows == (1 if "mesh.data" in fields else ROWS)  # each device has its own rows only
 

@@ -16,22 +16,20 @@ from bertjax.config import UserError
 from bertjax.data.batches.additions import FOLLOWING, Addition, added
 from bertjax.data.batches.order import Order, Span
 from bertjax.data.batches.packing import pack_pretraining
-from bertjax.data.records import RecordSet, faults, layouts
+from bertjax.data.batches.readers import Unreadable, readable, reader
+from bertjax.data.records import RecordSet, faults
 from bertjax.data.records.faults import impossible
 from bertjax.data.records.layouts import Format
 from bertjax.sharding.mesh import Batch, Rows
-from bertjax.sharding.topology import available_cores
 
 HELDOUT_DRAWS = 256  # rows whose random numbers are drawn together, whatever the batch size
-READ_BUFFER = 1 << 20  # bytes
-PREFETCH = 4  # batches
 
 
 class Stream(NamedTuple):
     """The records of one split, in the order of their rows.
 
     Attributes:
-      records: (step, lost) -> a dataset of the serialized records of each step from this one on, `[rows]`; `lost` has
+      records: (step, lost) -> the reader's source of the records of each step from this one on, `[rows]`; `lost` has
         the records of each path that are replaced by empty ones.
       spans: step -> what is read for this step, and perhaps ahead of it.
       places: step -> the place of each row in the stream of all hosts `[rows]`, by which its random numbers are drawn.
@@ -106,7 +104,7 @@ def _stream(order: Order, form: Format, rows: np.ndarray) -> Stream:
     own = [lane for group in groups.tolist() for lane in order.lanes_of(group)]
 
     def records(step, lost):
-        return _groups(order, form, rows, groups, step, lost)
+        return reader().grouped(order, form, rows, groups, step, lost)
 
     def spans(step):
         for lane in own:
@@ -122,72 +120,6 @@ def _stream(order: Order, form: Format, rows: np.ndarray) -> Stream:
 
     # In the third place of its seeds, file order has 0, and arrangements have 1.
     return Stream(records, spans, places, order.batch_size, [order.seed, 0, 2])
-
-
-def _groups(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, step: int, lost):
-    """A dataset of the serialized sequences `rows` of each batch from `step` on, which these groups have."""
-    from bertjax.data.tf import tf
-
-    size = order.group_size
-    wanted = np.searchsorted(groups, rows // size) * size + rows % size  # other hosts use other rows of a group
-    is_all = len(rows) == len(groups) * size
-    together = len(order.lanes_of(0))
-
-    def spans(lane):
-        for span in order.spans(int(lane), step):
-            yield from _readable(span, lost)
-
-    def orders(group):
-        window, offset = divmod(step, order.steps)
-        while True:
-            yield order.arrangement(int(group), window).order[offset:].ravel()
-            window, offset = window + 1, 0
-
-    def lane_windows(lane):
-        return _read(spans, form, lane).batch(order.window)
-
-    def group_records(group):
-        lanes = tf.data.Dataset.range(group, order.lanes, order.groups)
-        windows = lanes.interleave(lane_windows, cycle_length=together)  # not in parallel: it would read windows ahead
-        windows = windows.batch(together).map(lambda lanes: tf.reshape(lanes, [-1]))
-        places = tf.data.Dataset.from_generator(orders, output_signature=tf.TensorSpec([None], tf.int64), args=(group,))
-        return tf.data.Dataset.zip((windows, places)).map(tf.gather).rebatch(size)
-
-    found = tf.data.Dataset.from_tensor_slices(groups.astype(np.int64))
-    parallel = min(len(groups), available_cores())
-    found = found.interleave(group_records, cycle_length=len(groups), num_parallel_calls=parallel)
-    found = found.batch(len(groups), drop_remainder=True).map(lambda groups: tf.reshape(groups, [-1]))
-    return found if is_all else found.map(lambda records: tf.gather(records, wanted))
-
-
-def _read(spans: Callable[..., Iterator[tuple[str, int, int, int]]], form: Format, *arguments):
-    """A dataset of the serialized records of `spans(*arguments)`, see `_readable`."""
-    from bertjax.data.tf import tf
-
-    number = tf.TensorSpec([], tf.int64)
-    spans = tf.data.Dataset.from_generator(
-        spans, output_signature=(tf.TensorSpec([], tf.string), number, number, number), args=arguments
-    )
-
-    def read(path, first, count, missing):
-        found = tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER).skip(first).take(count)
-        found = found.apply(tf.data.experimental.assert_cardinality(count))  # a shorter file would shift all rows
-        return found.concatenate(tf.data.Dataset.from_tensors(tf.constant(layouts.empty_record(form))).repeat(missing))
-
-    return spans.flat_map(read)
-
-
-def _readable(span: Span, lost: Mapping[str, tuple[range, ...]]) -> Iterator[tuple[str, int, int, int]]:
-    """Divides a span into parts: path, first record, number of records, number of empty rows that follow."""
-    path, first, count = span
-    end = first + count
-    for gap in lost.get(path, ()):
-        gap = range(max(first, gap.start), min(end, gap.stop))
-        if gap:
-            yield path, first, gap.start - first, len(gap)
-            first = gap.stop
-    if first < end:
-        yield path, first, end - first, 0
 
 
 def heldout_batches(
@@ -213,11 +145,10 @@ def heldout_batches(
         yield from ((path, 0, count) for path, count in zip(files.paths, files.counts))
 
     def records(step, lost):
-        parts = [part for span in spans(step) for part in _readable(span, lost)]
+        parts = [part for span in spans(step) for part in readable(span, lost)]
         if is_stream:
-            return _side_by_side(parts, form, min(max_sequences, files.total), batch_size).skip(step)
-        dataset = _read(lambda: iter(parts), form).take(max_sequences).skip(step * batch_size)
-        return dataset.batch(batch_size)
+            return reader().side_by_side(parts, form, min(max_sequences, files.total), batch_size, step)
+        return reader().in_order(parts, form, max_sequences, step, batch_size)
 
     def places(step):
         return step * batch_size + np.arange(batch_size)
@@ -228,30 +159,6 @@ def heldout_batches(
         missing = batch_size - len(batch["input_ids"])
         batch = {name: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
         yield {name: x[rows(batch_size)] for name, x in batch.items()}
-
-
-def _side_by_side(parts: Sequence[tuple[str, int, int, int]], form: Format, total: int, rows: int):
-    """A dataset of batches of the first `total` records of `parts`, see `_readable`: each row reads a range of them.
-    All ranges have as many steps; in the last one of some there is no record."""
-    from bertjax.data.tf import tf
-
-    steps = -(-total // rows)
-
-    def spans(row):
-        first, last = row * total // rows, (row + 1) * total // rows
-        missing, start = steps - (last - first), 0
-        for path, begin, count, empty in parts:
-            here = range(max(first, start), min(last, start + count))
-            if here:
-                yield path, begin + here.start - start, len(here), 0
-            start += count
-            if lost := range(max(first, start), min(last, start + empty)):
-                yield path, 0, 0, len(lost)
-            start += empty
-        yield parts[0][0], 0, 0, missing
-
-    found = tf.data.Dataset.range(rows).interleave(functools.partial(_read, spans, form), cycle_length=rows)
-    return found.batch(rows)
 
 
 def _form(files: RecordSet, length: int, max_predictions_per_seq: int) -> Format:
@@ -265,7 +172,7 @@ def _batches(
     """Yields parsed batches with all additions from `step` on; `goes_on` as for `_continued`, if the rows do."""
     batches = _parsed(files, form, stream, step)
     for number, batch in enumerate(batches if goes_on is None else _continued(batches, step, goes_on), step):
-        # Not inside tf.data, whose threads would wait for each other here.
+        # Not in the reader's threads, which would wait for each other here.
         found = added(batch, additions, stream.places(number)[: len(batch["input_ids"])], stream.block, stream.seed)
         found.pop(FOLLOWING, None)
         yield found
@@ -284,20 +191,10 @@ def _continued(batches: Iterator[Batch], step: int, goes_on: Callable[[int], np.
 
 def _parsed(files: RecordSet, form: Format, stream: Stream, step: int) -> Iterator[Batch]:
     """Yields parsed batches from `step` on; starts again at a step whose records cannot be read."""
-    from bertjax.data.tf import elements, tf
-
-    unreadable = (
-        tf.errors.DataLossError,
-        tf.errors.FailedPreconditionError,  # too few records
-        tf.errors.InvalidArgumentError,  # not of this layout
-        tf.errors.NotFoundError,
-    )
     lost = dict(files.lost)
     while True:
-        dataset = stream.records(step, lost)
-        dataset = dataset.map(functools.partial(layouts.parse, form=form), num_parallel_calls=available_cores())
         try:
-            for batch in elements(dataset.prefetch(PREFETCH)):
+            for batch in reader().batches(stream.records(step, lost), form):
                 if impossible(batch, form):
                     problem = "impossible values"
                     break
@@ -305,8 +202,8 @@ def _parsed(files: RecordSet, form: Format, stream: Stream, step: int) -> Iterat
                 step += 1
             else:
                 return
-        except unreadable as error:
-            problem = error.message.splitlines()[0][:300]
+        except Unreadable as error:
+            problem = error
         if not _find_lost(files, form, stream.spans(step), lost):
             raise UserError(f"a record cannot be read: {problem}")
 

@@ -200,9 +200,9 @@ def _python_identity() -> str:
 
 def _load_tfds(source: str):
     """Returns the builder of a dataset that is on disk."""
-    import tensorflow_datasets as tfds
+    import bertjax.data.tf  # noqa: F401  first: says if TensorFlow is not installed, keeps it off accelerators
 
-    import bertjax.data.tf  # noqa: F401  keeps TensorFlow off accelerators
+    import tensorflow_datasets as tfds  # isort: skip
 
     name = source.removeprefix("tfds:")
     try:

@@ -328,9 +328,9 @@ def read_tfds(path: str, split: str) -> list[Row]:
 
     Raises `UserError` if the dataset cannot be loaded.
     """
-    import tensorflow_datasets as tfds
+    from bertjax.data.tf import untuned  # first: says if TensorFlow is not installed
 
-    from bertjax.data.tf import untuned
+    import tensorflow_datasets as tfds  # isort: skip
 
     name = path.removeprefix(TFDS)
     try:

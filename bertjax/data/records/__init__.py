@@ -16,7 +16,8 @@ from bertjax.data.records import lengths
 from bertjax.data.records.faults import HEAD_BYTES, check_files, crc32c_of
 from bertjax.data.records.layouts import Format, features
 from bertjax.data.records.manifest import MANIFEST, Count, read_manifest
-from bertjax.data.records.serialization import Numbers, count_of, tfrecords
+from bertjax.data.records.parsing import Records, Unfit
+from bertjax.data.records.serialization import Damaged, Numbers, count_of, read_range, tfrecords
 from bertjax.files import inside, parse_json, read_whole, replacing, write_whole
 
 COUNTS, LENGTHS = "record_counts.json", "record_lengths"  # in the cache
@@ -223,29 +224,24 @@ def _damaged_files(files: dict[str, dict[str, int]], on_corrupt: str, checksums:
 
 def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_size: int | None = None) -> None:
     """Raises `UserError` if the first record of a file does not match the config."""
-    import google.protobuf.message
-
-    from bertjax.data.tf import elements, tf
-
     try:
-        first = next(elements(tf.data.TFRecordDataset(path).take(1)), None)
-    except tf.errors.DataLossError:
+        first = next(read_range(path, 0, None), None)
+    except Damaged:
         raise UserError(f"{path}: not a TFRecord file, or damaged") from None
     if first is None:
         raise UserError(f"{path}: contains no records")
     try:
-        found = tf.train.Example.FromString(first).features.feature
-    except google.protobuf.message.DecodeError:
+        found = Records([first])
+    except Unfit:
         raise UserError(f"{path}: its records are not tf.train.Examples") from None
     for name, (size, _) in features(length, max_predictions_per_seq).items():
-        values = found[name].float_list.value or found[name].int64_list.value
-        if len(values) != size:
+        if (count := found.count(name)) != size:
             field = "max_predictions_per_seq" if name.startswith("masked") else "length"
             raise UserError(
-                f"config.stages: {field} = {size}, but {name} in {path} has {len(values)} values; "
+                f"config.stages: {field} = {size}, but {name} in {path} has {count} values; "
                 f"set it to that value, or prepare the records again"
             )
-    if vocab_size and (largest := max(found["input_ids"].int64_list.value)) >= vocab_size:
+    if vocab_size and (largest := found.numbers("input_ids", length, np.int64).max()) >= vocab_size:
         raise UserError(
             f"config.model.vocab_size = {vocab_size}: the records in {path} contain token id {largest}; they were made "
             f"with another vocabulary"
@@ -254,13 +250,10 @@ def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_siz
 
 def count_records(path: str) -> int:
     """Counts the records of a file. Raises `UserError` if it is damaged."""
-    from bertjax.data.tf import tf, untuned
-
     try:
-        sizes = untuned(tf.data.TFRecordDataset(path, buffer_size=1 << 22).batch(4096).map(tf.size))
-        return int(sizes.reduce(0, lambda total, size: total + size).numpy())
-    except tf.errors.DataLossError as error:
-        raise UserError(f"{path}: damaged ({error.message.split(';')[0]}); copy or prepare it again") from None
+        return sum(1 for _ in read_range(path))
+    except Damaged as error:
+        raise UserError(f"{path}: damaged ({error}); copy or prepare it again") from None
 
 
 def _count_all(paths: list[str], counts: epath.PathLike | None) -> tuple[int, ...]:

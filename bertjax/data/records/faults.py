@@ -12,6 +12,7 @@ from etils import epath
 from bertjax.config import UserError
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
+from bertjax.data.records.parsing import Unfit
 from bertjax.data.records.serialization import read_tfrecords
 from bertjax.files import persistently
 
@@ -98,16 +99,13 @@ def _find(path: str, count: int, form: Format) -> tuple[tuple[range, ...], str]:
 
 def _unfit(records: dict[int, bytes], form: Format) -> dict[int, str]:
     """The records that cannot be parsed, or have impossible values, and what is wrong with them."""
-    from bertjax.data.tf import tf
-
     items = list(records.items())
     if not items:
         return {}
     try:
-        batch = layouts.parse([record for _, record in items], form)
-        found = impossible({name: x.numpy() for name, x in batch.items()}, form)
+        found = impossible(layouts.parse([record for _, record in items], form), form)
         return {items[row][0]: fault for row, fault in found.items()}
-    except tf.errors.InvalidArgumentError:
+    except Unfit:
         if len(items) == 1:
             return {items[0][0]: "lacks features, or has them in other sizes"}
         half = len(items) // 2

@@ -6,10 +6,12 @@ change. With dynamic masking, records lack what is masked.
 """
 
 import io
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from bertjax.data.records.parsing import Records, Unfit
 from bertjax.data.records.serialization import Numbers, read_tfrecords, tfrecords
 
 
@@ -96,76 +98,61 @@ def features_of(rows: np.ndarray, layout: str, ends_with_cls: bool = False) -> d
 
 def empty_record(form: Format) -> bytes:
     """Returns a record without tokens, as its rows would be."""
-    number, fields = _number(form), ["ids", "first_size", "label"]
+    number, fields = number_of(form), ["ids", "first_size", "label"]
     fields += ["positions", "labels", "masked", "size"] if form.masking == "static" else ["size"]
     sizes = dict(ids=form.length, positions=form.max_predictions_per_seq, labels=form.max_predictions_per_seq)
     row = np.zeros(1, [(name, number, sizes.get(name, ())) for name in fields])
     return next(read_tfrecords(io.BytesIO(tfrecords(features_of(row, form.layout)))))
 
 
-def _number(form: Format) -> np.dtype:
+def number_of(form: Format) -> np.dtype:
+    """Returns the type of the numbers in compact records."""
     return np.dtype(number_type(form.length, form.vocab_size or 1)).newbyteorder("<")
 
 
-def parse(serialized, form: Format):
-    """Parses `[batch]` serialized examples into the arrays of a batch, integers as int32. Runs inside tf.data.
+def parse(serialized: Sequence[bytes], form: Format) -> dict[str, np.ndarray]:
+    """Parses serialized examples into the arrays of a batch, `[records, ...]`, integers as int32.
 
-    Their names are those of `NAMES_IN_BATCH`. Labels are `[batch]`, and so are the added `sequence_weights`: 0 for rows
-    without tokens, else 1.
+    Their names are those of `NAMES_IN_BATCH`. Labels are `[records]`, and so are the added `sequence_weights`: 0 for
+    rows without tokens, else 1. Raises `Unfit` if a record is not of this form.
     """
-    found = (_parse_compact if form.layout == "compact" else _parse_google)(serialized, form)
-    from bertjax.data.tf import tf
-
+    try:
+        records = Records(serialized)
+        found = (_parse_compact if form.layout == "compact" else _parse_google)(records, form)
+    except Unfit:  # all of them, one of them, or they only differ from each other
+        if len(serialized) < 2:
+            raise
+        half = len(serialized) // 2
+        parts = parse(serialized[:half], form), parse(serialized[half:], form)
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     batch = {NAMES_IN_BATCH[name]: values for name, values in found.items()}
-    return {**batch, "sequence_weights": tf.cast(batch["segments"][:, 0], tf.float32)}
+    return {**batch, "sequence_weights": batch["segments"][:, 0].astype(np.float32)}
 
 
-def _parse_google(serialized, form: Format):
-    from bertjax.data.tf import tf
-
+def _parse_google(records: Records, form: Format) -> dict[str, np.ndarray]:
     sizes = features(form.length, form.max_predictions_per_seq, form.masking)
-    spec = {name: tf.io.FixedLenFeature([size], tf.as_dtype(dtype)) for name, (size, dtype) in sizes.items()}
-    batch = tf.io.parse_example(serialized, spec)
-    batch = {name: tf.cast(x, tf.int32) if x.dtype == tf.int64 else x for name, x in batch.items()}
+    batch = {name: records.numbers(name, size, dtype) for name, (size, dtype) in sizes.items()}
     batch["next_sentence_labels"] = batch["next_sentence_labels"][:, 0]
     return batch
 
 
-def _parse_compact(serialized, form: Format):
-    from bertjax.data.tf import tf
-
-    number = _number(form)
-    names = ["ids", "first_size", "label"] + (["positions", "labels"] if form.masking == "static" else [])
-    found = tf.io.parse_example(serialized, {name: tf.io.FixedLenFeature([], tf.string) for name in names})
-
-    def padded(name, size):
-        dtype = tf.as_dtype(number.newbyteorder("="))
-        return tf.cast(tf.io.decode_raw(found[name], dtype, fixed_length=size * number.itemsize), tf.int32)
-
-    def sizes(name):
-        return tf.strings.length(found[name])[:, None] // number.itemsize
-
-    place = tf.range(form.length)
-    inside = place < sizes("ids")
+def _parse_compact(records: Records, form: Format) -> dict[str, np.ndarray]:
+    number, most, place = number_of(form), form.max_predictions_per_seq, np.arange(form.length)
+    ids, size = records.strings("ids", number, form.length)
+    ends, count = records.strings("first_size", number, 2)
+    inside = place < size[:, None]
+    is_past = (place >= ends[..., None]) & (np.arange(2)[:, None] < count[:, None, None])
     batch = {
-        "input_ids": padded("ids", form.length),
-        "input_mask": tf.cast(inside, tf.int32),
-        "segment_ids": tf.where(inside, _types(padded("first_size", 2), sizes("first_size"), place), 0),
-        "next_sentence_labels": padded("label", 1)[:, 0],
+        "input_ids": ids,
+        "input_mask": inside.astype(np.int32),
+        "segment_ids": np.where(inside, is_past.sum(1, dtype=np.int32), 0),
+        "next_sentence_labels": records.strings("label", number, 1)[0][:, 0],
     }
     if form.masking == "static":
-        used = tf.range(form.max_predictions_per_seq) < sizes("labels")
+        labels, used = records.strings("labels", number, most)
         batch |= {
-            "masked_lm_positions": padded("positions", form.max_predictions_per_seq),
-            "masked_lm_ids": padded("labels", form.max_predictions_per_seq),
-            "masked_lm_weights": tf.cast(used, tf.float32),
+            "masked_lm_positions": records.strings("positions", number, most)[0],
+            "masked_lm_ids": labels,
+            "masked_lm_weights": (np.arange(most) < used[:, None]).astype(np.float32),
         }
     return batch
-
-
-def _types(ends, count, place):
-    """Returns the token types of places `[length]`, which change at `count` `[batch, 1]` of the ends `[batch, 2]`."""
-    from bertjax.data.tf import tf
-
-    is_past = (place >= ends[..., None]) & (tf.range(2)[:, None] < count[..., None])
-    return tf.reduce_sum(tf.cast(is_past, tf.int32), 1)

@@ -14,6 +14,7 @@ from bertjax.config import UserError
 from bertjax.data.records import layouts
 from bertjax.data.records.faults import BLOCK, IO_THREADS
 from bertjax.data.records.layouts import Format
+from bertjax.data.records.parsing import Unfit
 from bertjax.data.records.serialization import read_tfrecords
 from bertjax.files import read_whole, write_whole
 
@@ -84,10 +85,8 @@ def _measure(path: str, count: int, form: Format) -> np.ndarray:
 
 
 def _lengths(records: list[bytes], form: Format) -> list[int]:
-    from bertjax.data.tf import tf
-
     try:
-        return layouts.parse(records, form)["segments"].numpy().sum(1).tolist() if records else []
-    except tf.errors.InvalidArgumentError:
+        return layouts.parse(records, form)["segments"].sum(1).tolist() if records else []
+    except Unfit:
         half = len(records) // 2
         return _lengths(records[:half], form) + _lengths(records[half:], form) if half else [0]

@@ -5,12 +5,14 @@ where `used` is True. Numbers and lengths take more bytes in some records than i
 """
 
 import itertools
+import math
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 import numpy as np
+from etils import epath
 
 # Field numbers and wire types (2: with a length) of tensorflow/core/example/{example,feature}.proto.
 _WITH_LENGTH = 2
@@ -68,6 +70,82 @@ def read_tfrecords(file: BinaryIO) -> Iterator[bytes | None]:
         yield record if _checksum(record) == checksum else None
 
 
+_START, _END = struct.Struct("<QI"), struct.Struct("<I")  # length and checksum of the length; checksum of the record
+_SHORT = 1 << 20  # bytes
+
+
+class Damaged(ValueError):
+    """A file does not have the records that it should have; says which."""
+
+
+class Places:
+    """Where some records of files begin, so that what lies before them need not be gone through again."""
+
+    _EVERY = 256  # records
+
+    def __init__(self):
+        self._known: dict[str, list[int]] = {}
+
+    def before(self, path: str, number: int) -> tuple[int, int]:
+        """Returns the last known record up to record `number`, and its place in bytes."""
+        known = self._known.setdefault(path, [0])
+        index = min(number // self._EVERY, len(known) - 1)
+        return index * self._EVERY, known[index]
+
+    def add(self, path: str, number: int, place: int) -> None:
+        if number % self._EVERY == 0 and number // self._EVERY == len(self._known.setdefault(path, [0])):
+            self._known[path].append(place)
+
+
+def read_range(
+    path: str, first: int = 0, count: int | None = None, buffer: int = 1 << 20, places: Places | None = None
+) -> Iterator[bytes]:
+    """Yields `count` records of a file from record `first` on, or all.
+
+    Args:
+      buffer: bytes that are read at a time.
+      places: what is known of where records begin, which this adds to.
+
+    Raises `Damaged` at the first that is not there or has another checksum.
+    """
+    last, places = math.inf if count is None else first + count, places or Places()
+    number, before = places.before(path, first)
+    data, place = b"", 0  # `before`: of the file, what lies before data
+    with _opened(path, buffer) as file:
+        file.seek(before)
+        while number < last:
+            needed = _START.size + _END.size
+            if (rest := len(data) - place) >= _START.size:
+                length, checksum = _START.unpack_from(data, place)
+                # A short length that is wrong makes the record wrong.
+                if length > _SHORT and _masked(data[place : place + 8]) != checksum:
+                    break
+                needed += length
+            if rest < needed:
+                if not (more := file.read(max(buffer, needed - rest))):
+                    if count is None and not rest:
+                        return
+                    break
+                data, before, place = data[place:] + more, before + place, 0
+                continue
+            end = place + needed
+            if number >= first:
+                record = data[place + _START.size : end - _END.size]
+                if (_masked(record),) != _END.unpack_from(data, end - _END.size):
+                    break
+                yield record
+            place, number = end, number + 1
+            if not number & 0xFF:
+                places.add(path, number, before + place)
+        else:
+            return
+    raise Damaged(f"record {number:,} is damaged or missing")
+
+
+def _opened(path: str, buffer: int) -> BinaryIO:
+    return open(path, "rb", buffer) if "://" not in path else epath.Path(path).open("rb")
+
+
 def _framed(record: bytes) -> tuple[bytes, ...]:
     """tensorflow/core/lib/io/record_writer.h: length, its checksum, the record, its checksum."""
     length = struct.pack("<Q", len(record))
@@ -75,9 +153,13 @@ def _framed(record: bytes) -> tuple[bytes, ...]:
 
 
 def _checksum(data: bytes) -> bytes:
+    return _END.pack(_masked(data))
+
+
+def _masked(data: bytes) -> int:
     """A masked CRC-32C: rotated and shifted by a constant, as in tensorflow/core/lib/hash/crc32c.h."""
     crc = google_crc32c.value(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _joined(*parts: _Columns) -> _Columns:

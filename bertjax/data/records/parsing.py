@@ -1,0 +1,170 @@
+"""Arrays from serialized `tf.train.Example`s without TensorFlow: many records at once, without an object per number.
+
+Records of one writer have the same features in the same order and differ in sizes only. So all of them are gone through
+side by side, an array holding the place in each. A record that is otherwise is parsed by itself.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+# Field numbers and wire types of tensorflow/core/example/{example,feature}.proto, see `serialization`.
+_FIRST, _SECOND = 0x0A, 0x12  # tags of the fields 1 and 2, which have lengths
+_BEYOND = 16  # bytes after the last record, in which it may be looked for a tag and a length
+_FEW = 32  # bytes of a record that are faster to gather one by one than as a slice
+_KINDS = {0x0A: "bytes", 0x12: "float", 0x1A: "int64"}
+
+
+class Unfit(ValueError):
+    """A record is not what it should be."""
+
+
+class Feature(NamedTuple):
+    """Where a list of values is, of each record: `[records]` bytes before it, and its size in bytes."""
+
+    kind: str  # bytes | float | int64
+    starts: np.ndarray
+    sizes: np.ndarray
+
+
+class Records:
+    """Serialized examples.
+
+    Attributes:
+      features: those that all have, by their names.
+    """
+
+    def __init__(self, records: Sequence[bytes]):
+        self._raw = b"".join([*records, bytes(_BEYOND)])
+        self._data = np.frombuffer(self._raw, np.uint8)
+        ends = np.cumsum([len(record) for record in records])
+        place = ends - [len(record) for record in records]
+        self.features: dict[str, Feature] = {}
+        place = self._enter(place, _FIRST, ends)
+        while (place < ends).any():
+            if (place >= ends).any():
+                raise Unfit("has other features than the first")
+            entry, size = self._size(self._after(place, _FIRST))
+            last = entry + size
+            key, size = self._size(self._after(entry, _FIRST))
+            name = self._same(key, size)
+            value = self._enter(key + size, _SECOND, last)
+            tag = self._byte(value)
+            if tag not in _KINDS:
+                raise Unfit("has a feature of an unknown type")
+            start = self._enter(value, tag, last)
+            self.features[name] = Feature(_KINDS[tag], start, last - start)
+            place = last
+
+    def _byte(self, place: np.ndarray) -> int:
+        """The byte that all records have at their place."""
+        found = self._data[place]
+        if (found != found[0]).any():
+            raise Unfit("has other features than the first")
+        return int(found[0])
+
+    def _after(self, place: np.ndarray, tag: int) -> np.ndarray:
+        if self._byte(place) != tag:
+            raise Unfit("is no tf.train.Example")
+        return place + 1
+
+    def _enter(self, place: np.ndarray, tag: int, last: np.ndarray) -> np.ndarray:
+        """Returns where the field `tag` begins, which must end at `last`."""
+        start, size = self._size(self._after(place, tag))
+        if (start + size != last).any():
+            raise Unfit("has other features than the first")
+        return start
+
+    def _size(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Reads a length: returns the places after it, and the length."""
+        byte = self._data[place]
+        size, more, shift = (byte & 0x7F).astype(np.int64), byte > 0x7F, 7
+        place = place + 1
+        while more.any():
+            if shift > 28:
+                raise Unfit("is no tf.train.Example")
+            byte = np.where(more, self._data[place], 0)
+            size |= (byte & 0x7F).astype(np.int64) << shift
+            place, more, shift = place + more, byte > 0x7F, shift + 7
+        if (place + size > len(self._data) - _BEYOND).any():
+            raise Unfit("is no tf.train.Example")
+        return place, size
+
+    def _same(self, start: np.ndarray, size: np.ndarray) -> str:
+        """The text that all records have at their place."""
+        if (size != size[0]).any():
+            raise Unfit("has other features than the first")
+        found = self._data[start[:, None] + np.arange(size[0])]
+        if (found != found[0]).any():
+            raise Unfit("has other features than the first")
+        return found[0].tobytes().decode("utf-8", "replace")
+
+    def count(self, name: str) -> int:
+        """Returns how many numbers the first record has in a feature; 0 if it lacks it."""
+        if name not in self.features:
+            return 0
+        kind, starts, sizes = self._values(name, self.features[name].kind)
+        found = self._data[starts[0] : starts[0] + sizes[0]]
+        return int(sizes[0]) // 4 if kind == "float" else int((found < 0x80).sum())
+
+    def numbers(self, name: str, size: int, dtype: type) -> np.ndarray:
+        """Returns a feature of `size` numbers: `[records, size]` int32, or float32 if that is the `dtype`."""
+        feature = self._values(name, "float" if dtype == np.float32 else "int64")
+        if dtype == np.float32:
+            return self._rows(feature, 4 * size).view("<f4").astype(np.float32, copy=False)
+        return self._integers(feature, size)
+
+    def strings(self, name: str, dtype: np.dtype, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a feature of one string of numbers: `[records, most]` int32, the rest zeros, and the sizes
+        `[records]`."""
+        feature = self._values(name, "bytes")
+        # The list's only string is a field of its own.
+        count = feature.sizes // dtype.itemsize
+        if (count > most).any() or (feature.sizes % dtype.itemsize).any():
+            raise Unfit(f"has another size in {name}")
+        found = np.zeros((len(count), most), np.int32)
+        found[np.arange(most) < count[:, None]] = np.frombuffer(self._joined(feature), dtype)
+        return found, count
+
+    def _values(self, name: str, kind: str) -> Feature:
+        """Where the numbers of a feature are, or its one string."""
+        if name not in self.features or self.features[name].kind != kind:
+            raise Unfit(f"lacks {name}")
+        _, place, size = self.features[name]
+        if not size.any():  # of an empty list nothing is written
+            return self.features[name]
+        return Feature(kind, start := self._enter(place, _FIRST, place + size), place + size - start)
+
+    def _rows(self, feature: Feature, size: int) -> np.ndarray:
+        """The bytes of a feature, of which each record has `size`."""
+        if (feature.sizes != size).any():
+            raise Unfit("has features of other sizes")
+        if size > _FEW:
+            return np.frombuffer(self._joined(feature), np.uint8).reshape(-1, size)
+        return self._data[feature.starts[:, None] + np.arange(size)]
+
+    def _joined(self, feature: Feature) -> bytes:
+        ends = feature.starts + feature.sizes
+        return b"".join([self._raw[a:b] for a, b in zip(feature.starts.tolist(), ends.tolist())])
+
+    def _integers(self, feature: Feature, size: int) -> np.ndarray:
+        """Base 128, the lowest seven bits first; all bytes of a number but its last have their highest bit set."""
+        if (feature.sizes == size).all():
+            found = self._rows(feature, size)
+            if (found < 0x80).all():
+                return found.astype(np.int32)
+        found = np.frombuffer(bytes(_BEYOND) + self._joined(feature), np.uint8)
+        last = np.flatnonzero(found[_BEYOND:] < 0x80) + _BEYOND
+        whole = np.cumsum(feature.sizes) + _BEYOND - 1
+        if len(last) != size * len(whole) or (last[size - 1 :: size] != whole).any():
+            raise Unfit("has features of other sizes")
+        values, place = found[last].astype(np.int32), last - 1
+        byte = found[place]
+        more = byte > 0x7F
+        while more.any():  # what is beyond 32 bits is shifted out of them
+            values = np.where(more, values << 7 | byte & 0x7F, values)
+            place -= 1
+            byte = found[place]
+            more &= byte > 0x7F
+        return values.reshape(-1, size)

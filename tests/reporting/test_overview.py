@@ -1,0 +1,72 @@
+"""The list of runs, and the page that is drawn again while a run goes on."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bertjax import lock
+from bertjax.config import UserError
+from bertjax.reporting import overview
+from tests.reporting.test_report import made_run, made_trial
+
+
+def test_runs_are_listed_with_their_state(tmp_path):
+    finished, going_on = made_run(tmp_path / "finished", [5.0, 4.0]), made_run(tmp_path / "b/going on", [6.0])
+    with (finished / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 30, "train/loss": 3.25}) + "\n")
+    (finished / "report.txt").write_text("done\n")
+    for seed in range(2):
+        (tmp_path / "search/runs").mkdir(parents=True, exist_ok=True)
+        made_trial(tmp_path / f"search/runs/seed={seed}", 0.5)
+    (tmp_path / "search/runs/seed=0/report.txt").write_text("done\n")
+    made_run(tmp_path / "torn", [1.0])
+    (tmp_path / "torn/config.json").write_text('{"task": ')
+    with lock.held(going_on, "--workdir"):
+        assert lock.is_held(going_on) and not lock.is_held(finished)
+        rows = {row.run: row for row in overview.rows([str(tmp_path)])}
+    assert set(rows) == {"finished", "b/going on", "search", "torn"}
+    assert (rows["finished"].state, rows["b/going on"].state, rows["search"].state) == (
+        "finished",
+        "running",
+        "stopped",
+    )
+    assert rows["finished"].step == "30 of 1,000,000" and rows["finished"].loss == "3.250"
+    assert rows["finished"].evaluation == "mlm_loss 4.500"
+    assert rows["finished"].trains == "pretraining, bert 12 x 768" and rows["finished"].changed == "now"
+    assert rows["search"].trains == "search, 2 trials" and rows["search"].step == "1 ended"
+    assert "torn" in rows["torn"].state
+    assert [row.run for row in overview.rows([str(tmp_path / "search")])] == ["runs/seed=0", "runs/seed=1"]
+    lines = overview.table(list(rows.values())).splitlines()
+    assert lines[0].split() == ["run", "trains", "step", "loss", "evaluation", "state", "changed"]
+    column = lines[0].index("state")
+    assert {line[column:].split()[0] for line in lines[1:]} == {"finished", "running", "stopped", "unreadable:"}
+
+
+def test_what_is_no_folder_of_runs_is_said_in_one_line(tmp_path):
+    with pytest.raises(UserError, match="no folder"):
+        overview.rows([str(tmp_path / "missing")])
+    done = subprocess.run([sys.executable, "-m", "bertjax.runs", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.strip() == f"error: no runs in {tmp_path}"
+
+
+def test_the_page_follows_a_run_until_it_ends(tmp_path):
+    run, page = made_run(tmp_path / "run", [5.0]), tmp_path / "run/report.html"
+    with lock.held(run, "--workdir"):
+        command = [sys.executable, "-m", "bertjax.report", str(run), "--watch=0.2"]
+        watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert watching.stdout.readline().strip() == str(page)
+            assert re.search(r'http-equiv="refresh" content="0.2"', page.read_text())
+            before = page.stat().st_mtime_ns
+            deadline = time.monotonic() + 60
+            while page.stat().st_mtime_ns == before:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        except BaseException:
+            watching.kill()
+            raise
+    assert watching.wait(60) == 0 and "refresh" not in page.read_text()
