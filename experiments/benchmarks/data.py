@@ -5,7 +5,8 @@ Measures: --measure=NAME,... of
           preparation  python -m bertjax.prepare, and the size of the records
           memory       the same once for each of --megabytes: does its memory grow with the text?
           google       the same beside create_pretraining_data.py of --google=FOLDER, a checkout of google-research/bert
-          reader       sequences/s of lengths 128 and 512: masked when prepared, masked when read, without padding
+          reader       sequences/s of lengths 128 and 512: masked when prepared, masked when read, without padding; by
+                       the reader with tf.data and by that without TensorFlow
           jump         the first batch at steps 0 and 500,000 of a set of real size
           vocabulary   python -m bertjax.vocabulary beside the tokenizers library's own trainer
 Results:  RESULTS.md
@@ -30,6 +31,7 @@ from bertjax.data.batches import pipeline
 from bertjax.data.batches.masking import masks, rules_of
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
+from bertjax.data.batches.readers import plain, tf_data
 from bertjax.data.documents import sentences
 from bertjax.data.documents.corpus import read_documents
 from bertjax.data.records import RecordSet, count_records, find_records, write_records
@@ -220,13 +222,16 @@ def measure_reader(folder: pathlib.Path) -> None:
         for name, data in READERS.items():
             _, files = prepare(folder, text, length, **data)
             print(f"{name}, length {length}: {size_of(files) / files.total:.0f} bytes a record", flush=True)
-            sides[name] = lambda files=files, length=length, data=data: throughput(files, length, data)
+            for with_what, module in (("tf.data", tf_data), ("no TensorFlow", plain)):
+                given = files, length, data, module
+                sides[f"{name}, {with_what}"] = lambda given=given: throughput(*given)
         for name, rates in in_turns(sides).items():
             report(f"reader, {name}, length {length}, batches of {BATCH_SIZE}", rates, "sequences/s")
 
 
-def throughput(files: RecordSet, length: int, data: dict) -> float:
-    """Sequences/s over three whole shuffle windows, from the second batch on."""
+def throughput(files: RecordSet, length: int, data: dict, module) -> float:
+    """Sequences/s of a reader over three whole shuffle windows, from the second batch on."""
+    pipeline.reader = lambda: module
     order = Order(files, BATCH_SIZE, 0, RowSize(length, 8))
     stream = batches(order, data)
     next(stream)
