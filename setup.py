@@ -69,9 +69,11 @@ setuptools.setup(
         "hub": ["huggingface_hub>=0.30"],  # init_checkpoint=hub:NAME, convert --push
         "mlflow": ["mlflow-skinny>=2.16"],  # config.sinks=mlflow
         "wandb": ["wandb>=0.18"],  # config.sinks=wandb
+        "serve": ["aiohttp>=3.10", "prometheus-client>=0.20"],
         "near": ["rensa>=0.5"],  # data.cleaning.near_duplicates
         "test": [
             f"jax[tpu]; {X86_LINUX}",  # libtpu, for the tests that compile for TPUs
+            "aiohttp>=3.10",
             "apache-beam>=2.60",
             "datasets>=3",
             "hypothesis>=6",
@@ -79,6 +81,7 @@ setuptools.setup(
             "mypy>=1.18",
             "nbclient>=0.10",
             "nbformat>=5.10",
+            "prometheus-client>=0.20",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "rensa>=0.5",

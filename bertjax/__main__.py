@@ -13,6 +13,7 @@ COMMANDS = {  # name: (module, what it does)
     "compile": ("compile", "compiles an experiment for TPUs or GPUs that are not there: memory, time, cost"),
     "predict": ("predict", "fills masks, or applies a fine-tuned model to texts"),
     "evaluate": ("evaluate", "scores a checkpoint on labelled data, or by minimal pairs of sentences"),
+    "serve": ("serve", "serves a checkpoint over HTTP, with a page to try it"),
     "mine": ("mine", "finds hard negatives for the training of vectors of texts"),
     "extract": ("extract", "writes vectors, or hidden states, of texts"),
     "submit": ("submit", "writes a benchmark's submission file"),

@@ -261,16 +261,28 @@ class Model:
             task.check_weights(self.source)
         return task
 
+    @property
+    def methods(self) -> list[str]:
+        """The names of those methods that need something learnt, as far as the checkpoint has learnt it."""
+        if self._task is not None:
+            return [*filter(None, [self._task.method]), "predict"]
+        if not self.source.predicts_words:
+            return []
+        family = families.of(self.config)
+        learnt = family.words(self.config)
+        return ["fill_mask"] * (learnt == "masked") + ["generate"] * (learnt == "next" and bool(family.new_cache))
+
+    @property
+    def makes_vectors(self) -> bool:
+        """Whether it has learnt to make vectors of texts, so that `embed` needs no `pool`."""
+        with contextlib.suppress(UserError):  # a task that is not registered here
+            return self._task is not None and self._task.vectors is not None
+        return False
+
     def _require(self, method: str) -> None:
         """Raises `UserError` if the checkpoint has not learnt what a method needs."""
-        there, family = [], families.of(self.config)
-        if self._task is not None:
-            there += [*filter(None, [self._task.method]), "predict"]
-        elif self.source.predicts_words:
-            learnt = family.words(self.config)
-            there += ["fill_mask"] * (learnt == "masked") + ["generate"] * (learnt == "next" and bool(family.new_cache))
-        if method not in there:
-            can = ", ".join([*there, "embed", "encode and apply"])
+        if method not in self.methods:
+            can = ", ".join([*self.methods, "embed", "encode and apply"])
             raise UserError(f"{self.path}: has not learnt what {method} needs; there are {can}")
 
     def _vectors(self, prompt: str | None, width: int, pool: str, layers: str) -> vectors.Vectors:
@@ -286,14 +298,11 @@ class Model:
                 raise UserError(f"layers = {layers!r}: choose one of {', '.join(WITHOUT_WEIGHTS)}")
             check_layers(layers or "concat_last_four", self.config, "layers")
             return vectors.pooled(self.source, layers or "concat_last_four", pool)
-        task = None
-        with contextlib.suppress(UserError):  # a task that is not registered here
-            task = self._task
-        if task is None or task.vectors is None:
+        if not self.makes_vectors:
             raise UserError(f"{self.path}: has not learnt to make vectors; pool='mean' makes some of hidden states")
         if layers:
             raise UserError(f"layers = {layers!r}: is for vectors of hidden states; give pool='mean' as well")
-        return task.vectors(self.source, prompt, width)
+        return cast(FineTuningTask, self._task).vectors(self.source, prompt, width)
 
 
 def load(path: Path, dtype: str | None = None) -> Model:

@@ -14,6 +14,8 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks.output_layers import check_numbers, words_model
 from bertjax.text.tokenizer import Tokenizer
 
+BATCH = 32  # texts that are computed together
+
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
@@ -44,31 +46,39 @@ def fill_masks(
         raise UserError(
             f"only a model that was trained with masks fills a [MASK]; this one predicts next words{instead}"
         )
-    encoded = [(text, _encode(text, tokenizer, longest)) for text in texts]
-    for text, ids in encoded:
-        positions = np.flatnonzero(np.array(ids) == tokenizer.mask_id)
-        # Pads to powers of two to limit compilations.
-        length = min(longest, max(16, 1 << (len(ids) - 1).bit_length()))
-        width = 1 << (len(positions) - 1).bit_length()
-        row = np.pad(ids, (0, length - len(ids)), constant_values=tokenizer.pad_id)[None]
-        types = np.pad(tokenizer.token_types(len(ids)), (0, length - len(ids)))[None]
-        batch = {
-            "input_ids": row.astype(np.int32),
-            "segments": (np.arange(length)[None] < len(ids)).astype(np.int32),
-            "token_types": types,
-        }
-        masked_positions = np.pad(positions, (0, width - len(positions)), "edge")[None].astype(np.int32)
-        probabilities, words = jax.device_get(
-            _most_likely(model, params, batch, masked_positions, tokenizer.vocab_size, top_k)
-        )
-        check_numbers(probabilities)
-        yield Filled(
-            text,
-            [
-                [(tokenizer.shown(int(w)), float(p)) for w, p in zip(words[0, i], probabilities[0, i])]
-                for i in range(len(positions))
-            ],
-        )
+    encoded = [_encode(text, tokenizer, longest) for text in texts]
+    for start in range(0, len(texts), BATCH):
+        some = encoded[start : start + BATCH]
+        found = _fill(model, params, tokenizer, some, top_k)
+        for text, masks in zip(texts[start : start + BATCH], found):
+            yield Filled(text, masks)
+
+
+def _fill(model, params, tokenizer: Tokenizer, encoded: list[list[int]], top_k: int) -> list[list]:
+    """The masks of texts that are computed together."""
+    positions = [np.flatnonzero(np.array(ids) == tokenizer.mask_id) for ids in encoded]
+    # Pads to powers of two to limit compilations.
+    longest, most = max(map(len, encoded)), max(map(len, positions))
+    length = min(model.config.max_position_embeddings, max(16, 1 << (longest - 1).bit_length()))
+    width, rows = (1 << (count - 1).bit_length() for count in (most, len(encoded)))
+    ids = np.full((rows, length), tokenizer.pad_id, np.int32)
+    segments, types = np.zeros((2, rows, length), np.int32)
+    masked = np.zeros((rows, width), np.int32)
+    for row, (own, places) in enumerate(zip(encoded, positions)):
+        ids[row, : len(own)], segments[row, : len(own)] = own, 1
+        types[row, : len(own)] = tokenizer.token_types(len(own))
+        masked[row, : len(places)] = places
+    segments[len(encoded) :, 0] = 1  # rows that are left over: an attention to nothing has no numbers
+    batch = {"input_ids": ids, "segments": segments, "token_types": types}
+    probabilities, words = jax.device_get(_most_likely(model, params, batch, masked, tokenizer.vocab_size, top_k))
+    check_numbers(probabilities[: len(encoded)])
+    return [
+        [
+            [(tokenizer.shown(int(w)), float(p)) for w, p in zip(words[row, i], probabilities[row, i])]
+            for i in range(len(places))
+        ]
+        for row, places in enumerate(positions)
+    ]
 
 
 def of_checkpoint(source: Pretrained, texts: Iterable[str], top_k: int = 5) -> Iterator[Filled]:

@@ -1,0 +1,293 @@
+"""The server: what each path takes and gives, and how it refuses."""
+
+import asyncio
+import json
+import math
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import prometheus_client
+from aiohttp import web
+
+from bertjax.config import UserError
+from bertjax.library import Model
+from bertjax.serving import page
+from bertjax.serving.batches import Batches, Full
+
+LEAVING = 60.0  # seconds that accepted requests have when the server is stopped
+
+
+class Limits(NamedTuple):
+    """What a request may have."""
+
+    texts: int = 256
+    characters: int = 100_000  # of all texts of a request
+    batch: int = 32  # texts that are computed together
+    waiting: int = 4096  # texts that may wait for others
+
+
+class Asked(NamedTuple):
+    """What a request asks for: inputs, their lengths in characters, and the options that all of them have."""
+
+    inputs: list
+    sizes: list[int]
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+class Method(NamedTuple):
+    """What a path does.
+
+    Attributes:
+      options: the fields beside the inputs, with their types.
+      field: that of the inputs.
+      read: one of them, as it stands in the request -> the input, or None for what is none.
+      compute: (inputs, options) -> a result for each, which JSON can hold.
+    """
+
+    field: str
+    read: Callable[[Any], Any]
+    options: dict[str, type]
+    compute: Callable[..., list]
+
+
+def methods_of(model: Model) -> dict[str, Method]:
+    """Returns what a checkpoint can do, by the names of the paths."""
+
+    def filled(texts, top_k: int = 5):
+        return [
+            {"text": f.text, "masks": [[{"word": w, "probability": p} for w, p in mask] for mask in f.masks]}
+            for f in model.fill_mask(texts, top_k)
+        ]
+
+    def embedded(texts, **options):
+        return [row.tolist() for row in model.embed(texts, **options)]
+
+    pooled = {"prompt": str, "width": int, "pool": str, "layers": str}
+    every = {
+        "fill_mask": Method("texts", _text, {"top_k": int}, filled),
+        "classify": Method("texts", _text_or_pair, {}, model.classify),
+        "tag": Method("texts", _text, {}, model.tag),
+        "answer": Method("questions", _question, {}, model.predict),
+        "embed": Method("texts", _text, pooled, embedded),
+    }
+    can = {*model.methods, "embed"}
+    return {name: method for name, method in every.items() if name in can}
+
+
+def _text(given):
+    return given if isinstance(given, str) else None
+
+
+def _text_or_pair(given):
+    if isinstance(given, list) and given and all(isinstance(part, str) for part in given):
+        return tuple(given)
+    return _text(given)
+
+
+def _question(given):
+    found = (given.get("question"), given.get("context")) if isinstance(given, dict) else ()
+    return found if len(found) == 2 and all(isinstance(part, str) for part in found) else None
+
+
+class Refused(Exception):
+    """A request that is answered with an error: its status, and what is wrong."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+class Server:
+    """Answers requests about a checkpoint."""
+
+    def __init__(self, model: Model, limits: Limits):
+        self._model, self._limits, self._methods = model, limits, methods_of(model)
+        self._batches = Batches(self._compute, limits.batch, limits.waiting)
+        self._registry = registry = prometheus_client.CollectorRegistry()
+        self._requests = prometheus_client.Counter(
+            "bertjax_requests", "Requests, by path and status.", ["path", "status"], registry=registry
+        )
+        self._seconds = prometheus_client.Histogram(
+            "bertjax_request_seconds", "Seconds until an answer.", ["path"], registry=registry
+        )
+        self._texts = prometheus_client.Counter(
+            "bertjax_texts", "Texts that were computed.", ["path"], registry=registry
+        )
+        self._together = prometheus_client.Histogram(
+            "bertjax_batch_texts", "Texts computed together.", buckets=[1, 2, 4, 8, 16, 32, 64, 128], registry=registry
+        )
+        waiting = prometheus_client.Gauge("bertjax_texts_waiting", "Texts that wait.", registry=registry)
+        waiting.set_function(lambda: self._batches.count)
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=16 * self._limits.characters + (1 << 16), middlewares=[self._guarded])
+        app.router.add_get("/", self._page)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/attention", self._attention)
+        for name in self._methods:
+            app.router.add_post(f"/{name}", self._answer)
+
+        async def close(app):
+            await asyncio.to_thread(self._batches.close)
+
+        app.on_cleanup.append(close)
+        return app
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler):
+        """Answers mistakes in JSON, and counts."""
+        began, path = time.perf_counter(), request.path
+        try:
+            response = await handler(request)
+        except Refused as refused:
+            response = _error(refused.status, str(refused))
+        except web.HTTPException as error:
+            if error.status == 404:
+                paths = ", ".join(f"POST /{name}" for name in self._methods)
+                response = _error(404, f"there is no {path}; there are {paths}, GET /, /health and /metrics")
+                path = "other"
+            elif error.status == 413:
+                response = _error(413, f"a request may have {self._limits.characters:,} characters of text")
+            else:
+                response = _error(error.status, error.reason)
+        except Exception as error:
+            print(f"error: {path}: {type(error).__name__}: {error}", flush=True)
+            response = _error(500, "the server failed; its output says where")
+        self._requests.labels(path, response.status).inc()
+        self._seconds.labels(path).observe(time.perf_counter() - began)
+        return response
+
+    async def _page(self, request: web.Request) -> web.Response:
+        del request
+        content = page.of(self._model, list(self._methods), self._has_attention)
+        return web.Response(text=content, content_type="text/html")
+
+    async def _health(self, request: web.Request) -> web.Response:
+        del request
+        about = {"status": "ok", "checkpoint": self._model.path, "methods": list(self._methods)}
+        return web.json_response(about | {"limits": self._limits._asdict()})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        del request
+        return web.Response(body=prometheus_client.generate_latest(self._registry), content_type="text/plain")
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        name = request.path.removeprefix("/")
+        asked = await self._read(request, self._methods[name])
+        try:
+            parts = self._batches.submit((name, asked.options), asked.inputs, asked.sizes)
+        except Full:
+            raise Refused(503, "too many texts wait; try again") from None
+        results = [None] * len(asked.inputs)
+        try:
+            for places, future in parts:
+                for place, result in zip(places, await asyncio.wrap_future(future)):
+                    results[place] = result
+        except UserError as error:
+            raise Refused(400, str(error)) from None
+        finally:
+            for _, future in parts:
+                future.cancel()  # what has not begun, if one of them failed or the client is gone
+        self._texts.labels(request.path).inc(len(results))
+        return web.json_response({"results": results}, dumps=_dumps)
+
+    async def _attention(self, request: web.Request) -> web.Response:
+        if not self._has_attention:
+            raise Refused(400, f"{self._model.path} has no attention to show")
+        asked = await self._read(request, Method("texts", _text, {}, list))
+        if len(asked.inputs) != 1:
+            raise Refused(400, "texts: one text, please")
+        try:
+            ((_, future),) = self._batches.submit(("attention", ()), asked.inputs, asked.sizes)
+            (found,) = await asyncio.wrap_future(future)
+        except Full:
+            raise Refused(503, "too many texts wait; try again") from None
+        except UserError as error:
+            raise Refused(400, str(error)) from None
+        return web.json_response(found, dumps=_dumps)
+
+    @property
+    def _has_attention(self) -> bool:
+        from bertjax import families
+
+        return bool(families.of(self._model.config).attention)
+
+    async def _read(self, request: web.Request, method: Method) -> Asked:
+        """Reads a request. Raises `Refused`."""
+        try:
+            content = json.loads(await request.text())
+        except (ValueError, UnicodeDecodeError, RecursionError):
+            raise Refused(400, f'the body must be JSON, such as {{"{method.field}": ["..."]}}') from None
+        if not isinstance(content, dict) or method.field not in content:
+            raise Refused(400, f'the body must be a JSON object with "{method.field}"')
+        if unknown := [name for name in content if name != method.field and name not in method.options]:
+            known = ", ".join([method.field, *method.options])
+            raise Refused(400, f"{unknown[0]!r}: there is no such field; there are {known}")
+        for name, kind in method.options.items():
+            if name in content and (not isinstance(content[name], kind) or isinstance(content[name], bool)):
+                raise Refused(400, f"{name} = {content[name]!r}: must be of type {kind.__name__}")
+            if kind is int and content.get(name, 1) < 1:
+                raise Refused(400, f"{name} = {content[name]}: must be at least 1")
+        given = content[method.field]
+        given = given if isinstance(given, list) else [given]
+        if len(given) > self._limits.texts:
+            raise Refused(413, f"{len(given)} {method.field}: a request may have {self._limits.texts}")
+        inputs = [method.read(each) for each in given]
+        if None in inputs:
+            raise Refused(400, f"{method.field}[{inputs.index(None)}]: is not of the right form")
+        sizes = [len(each) if isinstance(each, str) else sum(map(len, each)) for each in inputs]
+        if sum(sizes) > self._limits.characters:
+            raise Refused(413, f"{sum(sizes):,} characters: a request may have {self._limits.characters:,}")
+        return Asked(inputs, sizes, tuple((name, content[name]) for name in method.options if name in content))
+
+    def _compute(self, what, inputs: list) -> list:
+        name, options = what
+        self._together.observe(len(inputs))
+        if name == "attention":
+            return [page.attention(self._model, text) for text in inputs[:1]] * len(inputs)
+        return self._methods[name].compute(inputs, **dict(options))
+
+
+def _error(status: int, message: str) -> web.Response:
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    return web.json_response({"error": message}, status=status, headers=headers)
+
+
+def _dumps(found) -> str:
+    return json.dumps(_finite(found), ensure_ascii=False)
+
+
+def _finite(found):
+    """Replaces numbers that JSON does not have by null."""
+    if isinstance(found, dict):
+        return {name: _finite(value) for name, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
+
+
+def run(server: Server, host: str, port: int) -> None:
+    """Serves until SIGINT or SIGTERM, and then answers what it has accepted."""
+    asyncio.run(_run(server.app(), host, port))
+
+
+async def _run(app: web.Application, host: str, port: int) -> None:
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=LEAVING)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise UserError(f"--port={port}: {error.strerror or error}; choose another") from None
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    (socket,) = site._server.sockets
+    print(f"serving on http://{host}:{socket.getsockname()[1]}", flush=True)
+    await stopped.wait()
+    print("stopping: answering what has been accepted", flush=True)
+    await runner.cleanup()

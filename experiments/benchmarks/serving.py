@@ -1,0 +1,130 @@
+"""A server under load: requests a second beside other ways, and ten thousand good and bad requests.
+
+Command:  python -m experiments.benchmarks.serving --model=FOLDER     (a Hugging Face folder that fills masks)
+Measures: texts/s of 16 and of 128 tokens: of --clients that send a text a request to `bertjax serve`, of the library
+          with a list and with one text a call, of transformers' pipeline in batches of 32 and with one text a call;
+          then --requests mixed ones: how many are answered as they should be, and the server's memory before and after
+Needs:    for the comparison, pip install torch transformers
+Results:  RESULTS.md
+"""
+
+import argparse
+import concurrent.futures
+import http.client
+import importlib.util
+import json
+import pathlib
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+TEXTS, BATCH = 512, 32
+BAD = ("fill_mask", {"texts": "no mask"}, 400), ("fill_mask", {"text": 1}, 400), ("nothing", {}, 404)
+BAD += (("fill_mask", {"texts": ["a [MASK]"] * 300}, 413),)
+
+
+def texts_of(tokens: int) -> list[str]:
+    """Texts of about so many tokens with [CLS] and [SEP], of common words and one mask."""
+    words, draw = "the man went to a house and it was there for you in all of his years".split(), random.Random(0)
+    return [" ".join(["[MASK]", *draw.choices(words, k=tokens - 3)]) for _ in range(TEXTS)]
+
+
+class Client:
+    """Sends requests over one connection."""
+
+    def __init__(self, port: int):
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+
+    def __call__(self, path: str, content) -> tuple[int, dict]:
+        self._connection.request("POST", f"/{path}", json.dumps(content))
+        answer = self._connection.getresponse()
+        return answer.status, json.load(answer)
+
+
+def in_parallel(port: int, clients: int, requests: list) -> list:
+    """What `clients` get for requests that they share."""
+
+    def work(number: int) -> list:
+        client = Client(port)
+        return [client(*request[:2]) for request in requests[number::clients]]
+
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        parts = list(pool.map(work, range(clients)))
+    return [parts[number % clients][number // clients] for number in range(len(requests))]
+
+
+def resident(process: int) -> float:
+    """MiB that a process has in memory."""
+    return int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{process}/status").read_text())[1]) / 1024
+
+
+def ways(folder: str, port: int, clients: int):
+    """Yields names and functions that fill the masks of texts."""
+    import bertjax
+
+    model = bertjax.load(folder, dtype="float32")
+    yield (
+        f"server, {clients} clients",
+        lambda texts: in_parallel(port, clients, [("fill_mask", {"texts": t}) for t in texts]),
+    )
+    yield "library, a list", lambda texts: model.fill_mask(texts)
+    yield "library, one text a call", lambda texts: [model.fill_mask(text) for text in texts]
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        import transformers
+
+        pipeline = transformers.pipeline("fill-mask", model=folder, tokenizer=folder)
+        yield "transformers, batches", lambda texts: pipeline(texts, batch_size=BATCH)
+        yield "transformers, one text a call", lambda texts: [pipeline(text) for text in texts]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    command = [sys.executable, "-m", "bertjax.serve", f"--checkpoint={options.model}", "--port=0", "--dtype=float32"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        port = int(server.stdout.readline().rsplit(":", 1)[1])
+        sides = dict(ways(options.model, port, options.clients))
+        for tokens in (16, 128):
+            texts, rates = texts_of(tokens), {name: [] for name in sides}
+            for way in sides.values():
+                way(texts)  # compiles
+            for _ in range(options.rounds):
+                for name, way in sides.items():
+                    began = time.perf_counter()
+                    way(texts)
+                    rates[name].append(len(texts) / (time.perf_counter() - began))
+            for name, found in rates.items():
+                spread = f"{statistics.median(found):.0f} ({min(found):.0f} - {max(found):.0f})"
+                print(f"| {tokens} tokens | {name} | {spread} |", flush=True)
+        draw = random.Random(1)
+        good = [*texts_of(16), *texts_of(128)[:64]]
+        some = [
+            ("fill_mask", {"texts": draw.choices(good, k=draw.randint(1, 4))}, 200) for _ in range(options.requests)
+        ]
+        requests = [draw.choice(BAD) if draw.random() < 0.2 else each for each in some]
+        in_parallel(port, options.clients, requests[: len(requests) // 10])  # compiles
+        before = resident(server.pid)
+        began = time.perf_counter()
+        answers = in_parallel(port, options.clients, requests)
+        seconds = time.perf_counter() - began
+        right = sum(
+            status == wanted and (status != 200 or len(found["results"]) == len(content["texts"]))
+            for (_, content, wanted), (status, found) in zip(requests, answers)
+        )
+        print(f"{len(requests):,} requests in {seconds:.0f} s, {right:,} answered as they should be")
+        print(f"memory of the server: {before:.0f} MiB before, {resident(server.pid):.0f} MiB after")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

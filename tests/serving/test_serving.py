@@ -1,0 +1,206 @@
+"""The server: answers as the library, refuses in a line, loses nothing, and leaves when it is told to."""
+
+import concurrent.futures
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+import bertjax
+from bertjax.serving.batches import Batches, Full
+from tests.conftest import FOLDER
+from tests.serving import browser
+
+TEXTS = [f"the [MASK] {'of a list ' * (number % 4)}{'[MASK] ' * (number % 2)}." for number in range(24)]
+
+
+def post(url, content, timeout=60):
+    """Returns status and answer."""
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=timeout) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    with tarfile.open(FOLDER / "golden/workdir.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "run"
+
+
+@contextlib.contextmanager
+def serving(checkpoint, *flags):
+    """The process of a server, and its address."""
+    command = [sys.executable, "-m", "bertjax.serve", f"--checkpoint={checkpoint}", "--port=0", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process, process.stdout.readline().split()[-1]
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint):
+    with serving(checkpoint, "--max_texts=40", "--max_characters=3000", "--batch=8") as (_, url):
+        yield url
+
+
+def test_many_requests_at_once_are_answered_as_the_library_does(server, checkpoint):
+    model = bertjax.load(checkpoint)
+    expected = {filled.text: filled.masks for filled in model.fill_mask(TEXTS, top_k=3)}
+
+    def ask(number):
+        some = [TEXTS[(number + 5 * i) % len(TEXTS)] for i in range(1 + number % 5)]
+        if number % 4 == 3:  # one that cannot be answered does not spoil the others
+            status, found = post(f"{server}/fill_mask", {"texts": [*some, "no mask"], "top_k": 3})
+            return status == 400 and "no [MASK]" in found["error"]
+        status, found = post(f"{server}/fill_mask", {"texts": some, "top_k": 3})
+        assert status == 200 and [each["text"] for each in found["results"]] == some
+        for result in found["results"]:
+            for mask, words in zip(result["masks"], expected[result["text"]], strict=True):
+                assert [each["word"] for each in mask] == [word for word, _ in words]
+                np.testing.assert_allclose([each["probability"] for each in mask], [p for _, p in words], rtol=1e-4)
+        return True
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(ask, range(200)))
+    status, found = post(f"{server}/embed", {"texts": TEXTS[:5], "pool": "mean", "layers": "last"})
+    assert status == 200
+    np.testing.assert_allclose(
+        found["results"], model.embed(TEXTS[:5], pool="mean", layers="last"), rtol=1e-4, atol=1e-5
+    )
+    with urllib.request.urlopen(f"{server}/metrics") as answer:
+        counts = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if not line.startswith("#"))
+    assert float(counts['bertjax_requests_total{path="/fill_mask",status="200"}']) == 150
+    assert float(counts["bertjax_texts_waiting"]) == 0
+    assert float(counts["bertjax_batch_texts_sum"]) > 1.5 * float(counts["bertjax_batch_texts_count"])  # together
+
+
+@pytest.mark.parametrize(
+    "path, content, status, said",
+    [
+        ("fill_mask", b"\xff", 400, "must be JSON"),
+        ("fill_mask", b"[" * 200_000, 413, "3,000 characters"),
+        ("fill_mask", b"[" * 2000, 400, "must be JSON"),
+        ("fill_mask", [], 400, 'a JSON object with "texts"'),
+        ("fill_mask", {"text": "a"}, 400, 'a JSON object with "texts"'),
+        ("fill_mask", {"texts": "a [MASK]", "topk": 3}, 400, "'topk': there is no such field; there are texts, top_k"),
+        ("fill_mask", {"texts": "a [MASK]", "top_k": "3"}, 400, "must be of type int"),
+        ("fill_mask", {"texts": "a [MASK]", "top_k": True}, 400, "must be of type int"),
+        ("fill_mask", {"texts": "a [MASK]", "top_k": 0}, 400, "must be at least 1"),
+        ("fill_mask", {"texts": ["a [MASK]", None]}, 400, "texts[1]: is not of the right form"),
+        ("fill_mask", {"texts": ["a [MASK]"] * 41}, 413, "a request may have 40"),
+        ("fill_mask", {"texts": "[MASK] " * 500}, 413, "a request may have 3,000"),
+        ("fill_mask", {"texts": "[MASK] " * 300}, 400, "more than the model's"),
+        ("embed", {"texts": "a"}, 400, "has not learnt to make vectors"),
+        ("embed", {"texts": "a", "pool": "most"}, 400, "choose one of"),
+        ("classify", {"texts": "a"}, 404, "there is no /classify; there are POST /fill_mask, POST /embed"),
+        ("attention", {"texts": ["a", "b"]}, 400, "one text, please"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_answered_in_a_line(server, path, content, status, said):
+    found, answer = post(f"{server}/{path}", content)
+    assert found == status and said in answer["error"] and "\n" not in answer["error"]
+
+
+def test_no_texts_have_no_results(server):
+    assert post(f"{server}/fill_mask", {"texts": []}) == (200, {"results": []})
+
+
+def test_what_was_accepted_is_answered_after_sigterm(checkpoint):
+    with serving(checkpoint) as (process, url), concurrent.futures.ThreadPoolExecutor(12) as pool:
+        post(f"{url}/fill_mask", {"texts": TEXTS[:1]})
+        asked = [pool.submit(post, f"{url}/fill_mask", {"texts": TEXTS * 8}) for _ in range(12)]
+        deadline = time.monotonic() + 60
+        while not any(each.done() for each in asked):  # in the middle: some are answered, others wait
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        found = [each.result() for each in asked]
+        assert all(status == 200 and len(answer["results"]) == 8 * len(TEXTS) for status, answer in found)
+        assert process.wait(60) == 0 and "stopping" in process.stdout.read()
+        with pytest.raises(urllib.error.URLError):
+            post(url, {})
+
+
+def test_the_command_says_mistakes_in_one_line(checkpoint, server):
+    for flags, said in (
+        (["--checkpoint=missing"], "missing"),
+        (["--port=70000"], "--port=70000"),
+        (["--batch=0"], "--batch=0: must be at least 1"),
+        ([f"--port={server.rsplit(':', 1)[1]}"], "choose another"),
+    ):
+        command = [sys.executable, "-m", "bertjax.serve", f"--checkpoint={checkpoint}", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 1 and line.startswith("error: ") and said in line
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
+def test_the_page_shows_words_probabilities_and_attention(server):
+    with browser.shown(f"{server}/") as page:
+        text = "document.getElementById('result').innerText"
+        filled, failed, pieces, dark = page.evaluate(
+            f"text.value = 'the [MASK] of <b>a</b> list .'; run('fill_mask').then(() => {text})",
+            f"text.value = 'no mask'; run('fill_mask').then(() => {text})",
+            "text.value = 'the list of it .'; run('attention').then(() => "
+            "[...document.querySelectorAll('#pieces .piece')].map(x => x.textContent))",
+            "document.querySelector('#pieces .piece').style.background",
+        )
+        assert "[MASK] 1" in filled and filled.count("%") == 5 and "<b>a</b>" in filled
+        assert "no [MASK]" in failed
+        assert pieces[0] == "[CLS]" and pieces[-1] == "[SEP]" and len(pieces) >= 7
+        assert dark.startswith("rgba(76, 114, 176")
+        assert page.screenshot().startswith(b"\x89PNG")
+
+
+def test_inputs_of_a_like_length_are_computed_together_and_each_gets_its_own():
+    seen, hold = [], threading.Event()
+
+    def compute(what, inputs):
+        hold.wait(10)
+        seen.append((what, list(inputs)))
+        if "bad" in inputs:
+            raise ValueError("bad")
+        return [f"{what} {each}" for each in inputs]
+
+    batches = Batches(compute, most=4, waiting=12)
+    first = batches.submit("a", ["now"], [3])  # keeps it busy
+    time.sleep(0.1)
+    wanted = batches.submit("a", ["x" * 200, "y", "z" * 199, "w"], [200, 1, 199, 1])
+    others = [batches.submit("a", [each], [len(each)]) for each in ("v", "bad", "u")]
+    left = batches.submit("b", ["y"], [1])
+    with pytest.raises(Full):
+        batches.submit("a", ["t"] * 5, [1] * 5)
+    hold.set()
+    results = [None] * 4
+    for places, future in wanted:
+        for place, result in zip(places, future.result(10)):
+            results[place] = result
+    assert results == ["a " + "x" * 200, "a y", "a " + "z" * 199, "a w"]
+    assert [parts[0][1].result(10) for parts in (first, others[0], others[2], left)] == [
+        ["a now"], ["a v"], ["a u"], ["b y"],
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="bad"):
+        others[1][0][1].result(10)
+    batches.close()
+    assert batches.count == 0 and not batches._thread.is_alive()
+    sizes = [len(inputs) for _, inputs in seen]
+    assert all(size & (size - 1) == 0 and size <= 4 for size in sizes)
+    assert ("a", ["z" * 199, "x" * 200]) in seen  # apart from the short ones
+    with pytest.raises(Full):
+        batches.submit("a", ["late"], [4])
