@@ -47,6 +47,11 @@ def load(name: str):
     experiment, _, argument = experiment.partition(":")
     config = importlib.import_module(f"experiments.{experiment}").get_config(*filter(None, [argument]))
     config.packing = packed == ["packed"]
+    if experiment == "modern":  # 32,768 tokens of a GPU at a time
+        gpus = target(name).chips
+        for stage in config.stages.values():
+            if stage is not None:
+                stage.microbatches = 144 // gpus * round(stage.length / 1024)
     if argument == "tiny":
         config.model.vocab_size = 2048  # which halves the time to compile
     return config

@@ -167,8 +167,9 @@ def test_the_stored_measurements_are_those_of_todays_configs(name):
     task = Pretraining(config, one_device, None, rows=rows)
     params, optimizer = at_rest(config, task, target)
     steps = np.cumsum([0, *(stage.steps for stage in stages_of(config))])
-    assert [row["stage"] for row in GOLDEN[name]] == list(range(len(stages_of(config))))
-    for first, row in zip(steps, GOLDEN[name]):
+    grown = [number for number, stage in enumerate(stages_of(config)) if not stage.grows]  # others are parts of these
+    assert [row["stage"] for row in GOLDEN[name]] == grown
+    for first, row in zip(steps[grown], GOLDEN[name]):
         assert row["config"] == make_hbm.fingerprint(name)
         assert (row["params_mib"], row["optimizer_mib"]) == (params >> 20, optimizer >> 20)
         assert row["gflops_per_step"] == task.flops(first, first + 1) // 10**9
