@@ -3,6 +3,8 @@
 Source and output are a run's workdir, a Hugging Face folder, one of sentence-transformers (of what makes vectors), or
 Google's bert_model.ckpt. A folder of Hugging Face or sentence-transformers that is made of a run gets a model card,
 README.md, with data, recipe and scores. --push=USER/NAME pushes the folder to the hub as well.
+
+--format=stablehlo writes what the model computes as programs that need jax and numpy only, with a loader, load.py.
 """
 
 from absl import flags
@@ -16,7 +18,10 @@ _SOURCE = flags.DEFINE_string(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write; must be new or empty.")
 _FORMAT = flags.DEFINE_enum(
-    "format", None, ["bertjax", "huggingface", "sentence-transformers", "tf1", "peft"], "Format to write."
+    "format",
+    None,
+    ["bertjax", "huggingface", "sentence-transformers", "tf1", "peft", "stablehlo"],
+    "Format to write.",
 )
 _ARCHITECTURE = flags.DEFINE_string(
     "architecture", "", "For huggingface: the transformers class; by default the one that keeps the most weights."
@@ -33,6 +38,16 @@ def main(arguments: list[str]) -> None:
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; use --source=, --output= and --format=")
+
+    if _FORMAT.value == "stablehlo":
+        for flag in (_ARCHITECTURE, _LICENSE, _PART, _PUSH, _PRIVATE):
+            if flag.value:
+                raise UserError(f"--{flag.name}: not for --format=stablehlo")
+        from bertjax.interop import pretrained
+        from bertjax.tasks import exported
+
+        print(exported.write(_OUTPUT.value, pretrained.read_with_tokenizer(_SOURCE.value)), flush=True)
+        return
 
     from bertjax.interop import conversion
 

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypedDict, cast
 
 import jax
@@ -26,7 +26,7 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.model.layer_choice import WITHOUT_WEIGHTS, check_layers
 from bertjax.sharding.mesh import compute_for
 from bertjax.sharding.topology import available_cores
-from bertjax.tasks import fill_mask, generation, output_layers, vectors
+from bertjax.tasks import fill_mask, generation, network, vectors
 from bertjax.tasks.fill_mask import Filled
 from bertjax.tasks.finetuning import FineTuningTask
 from bertjax.text.tokenizer import Tokenizer
@@ -218,38 +218,12 @@ class Model:
         return {name: jnp.asarray(x, jnp.int32) for name, x in given.items()}
 
     @functools.cached_property
-    def _outputs(self) -> Callable[..., jax.Array]:
-        """The function (params, batch, dropout_keys) -> outputs."""
-        if (task := self._task) is not None:
-            if task.output_layer is None:
-                name = self.source.settings.get("task")
-                raise UserError(f"{self.path}: its task {name!r} says no output_layer; encode gives hidden states")
-            layer = task.output_layer(self.source)
-            model = layer.model(self.config, self.source.head, compute=compute_for(self.source.dtype))
-            return functools.partial(output_layers.apply, model, layer.pooled)
-        if not self.source.predicts_words:
-            return self._states
-        words, _ = output_layers.words_model(self.source)
-        readers = 2 if families.of(self.config).words(self.config) == "neighbours" else 1
-
-        def logits(params: Params, batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:
-            rows, length = batch["input_ids"].shape
-            positions = jnp.tile(jnp.arange(length), (rows, readers))
-            found = words.apply({"params": params}, **batch, masked_positions=positions, dropout_keys=dropout_keys)
-            return cast(jax.Array, found)[..., : self.config.vocab_size]
-
-        return logits
+    def _outputs(self) -> network.Function:
+        return network.outputs(self.source, self._task, compute_for(self.source.dtype))
 
     @functools.cached_property
-    def _states(self) -> Callable[..., jax.Array]:
-        """The function (params, batch, dropout_keys) -> hidden states."""
-        encoder = families.of(self.config).model(self.config, compute_for(self.source.dtype))
-
-        def states(params: Params, batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:
-            given = {"params": params["bert"]}
-            return cast(jax.Array, encoder.apply(given, **batch, dropout_keys=dropout_keys, method="encode"))
-
-        return states
+    def _states(self) -> network.Function:
+        return network.states(self.source, compute_for(self.source.dtype))
 
     # What there is.
 
@@ -270,7 +244,9 @@ class Model:
             return []
         family = families.of(self.config)
         learnt = family.words(self.config)
-        return ["fill_mask"] * (learnt == "masked") + ["generate"] * (learnt == "next" and bool(family.new_cache))
+        if learnt in ("masked", "permuted"):
+            return ["fill_mask"]
+        return ["generate"] if learnt == "next" and family.new_cache else []
 
     @property
     def makes_vectors(self) -> bool:

@@ -100,10 +100,18 @@ def _held_by_kernel(path: epath.Path, owner: dict) -> Iterator[dict | None]:
 
 def _locked(path: epath.Path):
     """Opens and locks the file. Raises `OSError` if that fails, `BlockingIOError` if another process has locked it."""
+    tries = 3  # `is_held` locks it for a moment
     while True:
         file = open(path, "a+")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not (tries := tries - 1):
+                        raise
+                    time.sleep(0.05)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     return file

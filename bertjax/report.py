@@ -31,8 +31,11 @@ def main(workdirs: list[str]) -> None:
     for flag in (_TEXT, _WORDS):
         if flag.present and len(workdirs) > 1:
             raise UserError(f"--{flag.name}: of one run only; of {len(workdirs)} runs, their curves are drawn")
-    if _WATCH.value < 0:
+    if not 0 <= _WATCH.value < 1e6:
         raise UserError(f"--watch={_WATCH.value:g}: must be a number of seconds")
+    for flag in (_TEXT, _WORDS):
+        if flag.present and _WATCH.value:
+            raise UserError(f"--{flag.name}: --watch draws curves only; leave one of them out")
     if _WATCH.value:
         _watch(_OUTPUT.value or workdirs[0], workdirs, _WATCH.value)
         return

@@ -1,8 +1,8 @@
 """Serves a checkpoint over HTTP: python -m bertjax.serve --checkpoint=runs/mine
 
-POST /fill_mask, /classify, /tag, /answer or /embed, as far as the checkpoint has learnt it, with {"texts": [...]} (for
-/answer {"questions": [{"question": ..., "context": ...}]}) gives {"results": [...]}. GET / is a page to try it, /health
-says what there is, /metrics is for Prometheus. Requests that wait are computed together. SIGTERM and Ctrl-C end the
+POST /METHOD with {"texts": [...]} (/answer with {"questions": [{"question": ..., "context": ...}]}) gives
+{"results": [...]}. GET / is a page to try it, /health says which methods the checkpoint has learnt, /metrics is for
+Prometheus. Requests that wait are computed together. SIGTERM and Ctrl-C end the
 server once it has answered what it has accepted. Anyone who reaches the port may ask: put it behind a proxy that knows
 who may. Needs the extra serve.
 """
@@ -30,6 +30,10 @@ def main(arguments: list[str]) -> None:
     for flag in (_BATCH, _MOST_TEXTS, _MOST_CHARACTERS, _MOST_WAITING):
         if flag.value < 1:
             raise UserError(f"--{flag.name}={flag.value}: must be at least 1")
+    if _BATCH.value & (_BATCH.value - 1):
+        raise UserError(f"--batch={_BATCH.value}: must be a power of two, as what is computed together is")
+    if _MOST_WAITING.value < _MOST_TEXTS.value:
+        raise UserError(f"--max_waiting={_MOST_WAITING.value}: a request may have {_MOST_TEXTS.value}; increase it")
     if not 0 <= _PORT.value < 1 << 16:
         raise UserError(f"--port={_PORT.value}: must be from 0 to 65535")
     try:

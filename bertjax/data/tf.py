@@ -25,7 +25,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "tensorflow":
         raise
-    raise UserError("this needs TensorFlow, which is not installed: pip install tensorflow") from None
+    raise UserError(
+        "this needs TensorFlow, which is not installed: pip install tensorflow tensorflow-datasets"
+    ) from None
 finally:
     if _keras_setting is None:
         del os.environ["TF_USE_LEGACY_KERAS"]

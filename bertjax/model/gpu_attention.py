@@ -52,7 +52,7 @@ def tiles_of(size: int, chip: str) -> AllTiles:
     """Returns the tiles for heads of a `size`."""
     if size > 64:  # chosen by the compiler's counts: more would not stay in the registers of an A100 or an L4
         return AllTiles(Tiles(128, 32, warps=8, stages=2), *[Tiles(64, 32, warps=8, stages=2)] * 2)
-    fastest = Tiles(64, 64, warps=4, stages=3)  # of 14 for each kernel that were tried on an H200, with rows of 512
+    fastest = Tiles(64, 64, warps=4, stages=3)  # 14 were tried for each kernel on an H200, with rows of 512
     if chip.startswith(HOPPER):
         return AllTiles(fastest, fastest, fastest)
     return AllTiles(fastest, fastest._replace(piece=32), fastest)  # or registers would be spilt, see above
@@ -132,7 +132,7 @@ class GpuAttention(NamedTuple):
         """The tokens of a row that the kernels run on: whole blocks, or a power of two that is less."""
         whole = math.lcm(*(size for tiles in self.tiles for size in (tiles.block, tiles.piece)))
         if self.length < whole:
-            return max(16, pl.next_power_of_2(self.length))  # one block
+            return max(16, pl.next_power_of_2(self.length))  # which blocks and pieces divide
         return -(-self.length // whole) * whole
 
     @property
@@ -177,8 +177,8 @@ class GpuAttention(NamedTuple):
 class KernelWork(NamedTuple):
     """What a kernel does, beside reading its operands."""
 
-    flops: int  # of its matrix products
-    operations: int  # outside of them
+    flops: int  # its matrix products
+    operations: int  # all other operations
     written: float  # share of its result; another kernel writes the rest
 
 

@@ -8,11 +8,13 @@ from etils import epath
 
 from bertjax import families, lock
 from bertjax.config import UserError
+from bertjax.files import absolute
 from bertjax.training.sinks.jsonl import METRICS, read_metrics
-from bertjax.training.workdir import CONFIG, REPORT, RUNS, RunInfo, read_info
+from bertjax.training.workdir import CONFIG, REPORT, RESULT, RUNS, RunInfo, read_info
 
 DEPTH = 4  # folders below the given one that are looked through
-UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))  # of an age in seconds
+UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))  # seconds
+SUMMARY = "sweep.md"  # a search writes it at its end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,8 @@ def rows(folders: Sequence[str]) -> list[Row]:
     for folder in folders:
         if not (path := epath.Path(folder)).is_dir():
             raise UserError(f"no folder {folder!r}; name one with runs")
-        found += [_row(workdir, path) for workdir in _workdirs(path, DEPTH)]
+        rows = [_row(workdir, path) for workdir in _workdirs(path, DEPTH)]
+        found += [dataclasses.replace(row, run=f"{folder}: {row.run}") for row in rows] if len(folders) > 1 else rows
     return found
 
 
@@ -58,11 +61,13 @@ def _workdirs(folder: epath.Path, depth: int) -> Iterator[epath.Path]:
 
 
 def _is_search(folder: epath.Path) -> bool:
-    return (folder / RUNS).is_dir() and any((each / CONFIG).exists() for each in (folder / RUNS).iterdir())
+    if not (folder / RUNS).is_dir():
+        return False
+    return (folder / SUMMARY).exists() or any((each / RESULT).exists() for each in (folder / RUNS).iterdir())
 
 
 def _row(workdir: epath.Path, within: epath.Path) -> Row:
-    name = str(workdir.relative_to(within)) if workdir != within else workdir.name
+    name = str(workdir.relative_to(within)) if workdir != within else absolute(workdir).name
     if _is_search(workdir):
         trials = [each for each in (workdir / RUNS).iterdir() if (each / CONFIG).exists()]
         ended = sum(_state(each) == "finished" for each in trials)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-SHORTEST = 64  # characters; texts below are of a like length
+SHORTEST = 127  # characters; texts of up to so many are of a like length
 
 
 class Full(Exception):
@@ -27,10 +27,17 @@ class Batches:
         for those of each caller alone.
       most: inputs that are computed together.
       waiting: inputs that may wait.
+      seen: is told how many inputs are computed together.
     """
 
-    def __init__(self, compute: Callable[[Hashable, list], Sequence], most: int = 32, waiting: int = 4096):
-        self._compute, self._most, self._waiting = compute, most, waiting
+    def __init__(
+        self,
+        compute: Callable[[Hashable, list], Sequence],
+        most: int = 32,
+        waiting: int = 4096,
+        seen: Callable[[int], object] = lambda count: None,
+    ):
+        self._compute, self._most, self._waiting, self._seen = compute, most, waiting, seen
         self._works: collections.deque[_Work] = collections.deque()
         self._count = 0  # inputs that wait
         self._changed = threading.Condition()
@@ -49,7 +56,7 @@ class Batches:
         order = sorted(range(len(inputs)), key=sizes.__getitem__)
         groups: dict[int, list[int]] = collections.defaultdict(list)
         for place in order:
-            groups[max(SHORTEST, sizes[place] - 1).bit_length()].append(place)
+            groups[max(SHORTEST, sizes[place]).bit_length()].append(place)
         parts = [
             (like, found[start : start + self._most])
             for like, found in groups.items()
@@ -97,6 +104,7 @@ class Batches:
 
     def _results(self, key, inputs: list) -> list:
         """Computes a power of two of inputs, so that few shapes are compiled."""
+        self._seen(len(inputs))
         missing = (1 << (len(inputs) - 1).bit_length()) - len(inputs)
         return list(self._compute(key[0], inputs + inputs[-1:] * missing))[: len(inputs)]
 

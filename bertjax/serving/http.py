@@ -5,6 +5,7 @@ import json
 import math
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,14 +18,16 @@ from bertjax.serving import page
 from bertjax.serving.batches import Batches, Full
 
 LEAVING = 60.0  # seconds that accepted requests have when the server is stopped
+MOST = 10_000  # the largest value of an option
+MOST_WORDS = 100  # the largest top_k
 
 
 class Limits(NamedTuple):
     """What a request may have."""
 
     texts: int = 256
-    characters: int = 100_000  # of all texts of a request
-    batch: int = 32  # texts that are computed together
+    characters: int = 100_000  # in all texts together
+    batch: int = 32  # texts that are computed together, with those of other requests
     waiting: int = 4096  # texts that may wait for others
 
 
@@ -56,6 +59,8 @@ def methods_of(model: Model) -> dict[str, Method]:
     """Returns what a checkpoint can do, by the names of the paths."""
 
     def filled(texts, top_k: int = 5):
+        if top_k > MOST_WORDS:
+            raise UserError(f"top_k = {top_k}: must be at most {MOST_WORDS}")
         return [
             {"text": f.text, "masks": [[{"word": w, "probability": p} for w, p in mask] for mask in f.masks]}
             for f in model.fill_mask(texts, top_k)
@@ -77,18 +82,21 @@ def methods_of(model: Model) -> dict[str, Method]:
 
 
 def _text(given):
-    return given if isinstance(given, str) else None
+    try:
+        return given if isinstance(given, str) and given.encode() is not None else None
+    except UnicodeEncodeError:  # half of a character
+        return None
 
 
 def _text_or_pair(given):
-    if isinstance(given, list) and given and all(isinstance(part, str) for part in given):
+    if isinstance(given, list) and given and all(_text(part) is not None for part in given):
         return tuple(given)
     return _text(given)
 
 
 def _question(given):
     found = (given.get("question"), given.get("context")) if isinstance(given, dict) else ()
-    return found if len(found) == 2 and all(isinstance(part, str) for part in found) else None
+    return found if len(found) == 2 and all(_text(part) is not None for part in found) else None
 
 
 class Refused(Exception):
@@ -104,7 +112,6 @@ class Server:
 
     def __init__(self, model: Model, limits: Limits):
         self._model, self._limits, self._methods = model, limits, methods_of(model)
-        self._batches = Batches(self._compute, limits.batch, limits.waiting)
         self._registry = registry = prometheus_client.CollectorRegistry()
         self._requests = prometheus_client.Counter(
             "bertjax_requests", "Requests, by path and status.", ["path", "status"], registry=registry
@@ -118,6 +125,7 @@ class Server:
         self._together = prometheus_client.Histogram(
             "bertjax_batch_texts", "Texts computed together.", buckets=[1, 2, 4, 8, 16, 32, 64, 128], registry=registry
         )
+        self._batches = Batches(self._compute, limits.batch, limits.waiting, self._together.observe)
         waiting = prometheus_client.Gauge("bertjax_texts_waiting", "Texts that wait.", registry=registry)
         waiting.set_function(lambda: self._batches.count)
 
@@ -146,15 +154,15 @@ class Server:
             response = _error(refused.status, str(refused))
         except web.HTTPException as error:
             if error.status == 404:
-                paths = ", ".join(f"POST /{name}" for name in self._methods)
+                paths = ", ".join(f"POST /{name}" for name in [*self._methods, *["attention"] * self._has_attention])
                 response = _error(404, f"there is no {path}; there are {paths}, GET /, /health and /metrics")
                 path = "other"
             elif error.status == 413:
                 response = _error(413, f"a request may have {self._limits.characters:,} characters of text")
             else:
                 response = _error(error.status, error.reason)
-        except Exception as error:
-            print(f"error: {path}: {type(error).__name__}: {error}", flush=True)
+        except Exception:
+            traceback.print_exc()
             response = _error(500, "the server failed; its output says where")
         self._requests.labels(path, response.status).inc()
         self._seconds.labels(path).observe(time.perf_counter() - began)
@@ -192,7 +200,7 @@ class Server:
             for _, future in parts:
                 future.cancel()  # what has not begun, if one of them failed or the client is gone
         self._texts.labels(request.path).inc(len(results))
-        return web.json_response({"results": results}, dumps=_dumps)
+        return await _json({"results": results})
 
     async def _attention(self, request: web.Request) -> web.Response:
         if not self._has_attention:
@@ -201,13 +209,14 @@ class Server:
         if len(asked.inputs) != 1:
             raise Refused(400, "texts: one text, please")
         try:
-            ((_, future),) = self._batches.submit(("attention", ()), asked.inputs, asked.sizes)
+            # Its text is a part of what is asked for, so that no other is computed with it.
+            ((_, future),) = self._batches.submit(("attention", tuple(asked.inputs)), asked.inputs, asked.sizes)
             (found,) = await asyncio.wrap_future(future)
         except Full:
             raise Refused(503, "too many texts wait; try again") from None
         except UserError as error:
             raise Refused(400, str(error)) from None
-        return web.json_response(found, dumps=_dumps)
+        return await _json(found)
 
     @property
     def _has_attention(self) -> bool:
@@ -219,7 +228,7 @@ class Server:
         """Reads a request. Raises `Refused`."""
         try:
             content = json.loads(await request.text())
-        except (ValueError, UnicodeDecodeError, RecursionError):
+        except (ValueError, LookupError, RecursionError):
             raise Refused(400, f'the body must be JSON, such as {{"{method.field}": ["..."]}}') from None
         if not isinstance(content, dict) or method.field not in content:
             raise Refused(400, f'the body must be a JSON object with "{method.field}"')
@@ -229,8 +238,8 @@ class Server:
         for name, kind in method.options.items():
             if name in content and (not isinstance(content[name], kind) or isinstance(content[name], bool)):
                 raise Refused(400, f"{name} = {content[name]!r}: must be of type {kind.__name__}")
-            if kind is int and content.get(name, 1) < 1:
-                raise Refused(400, f"{name} = {content[name]}: must be at least 1")
+            if kind is int and not 1 <= content.get(name, 1) <= MOST:
+                raise Refused(400, f"{name} = {content[name]}: must be from 1 to {MOST:,}")
         given = content[method.field]
         given = given if isinstance(given, list) else [given]
         if len(given) > self._limits.texts:
@@ -238,16 +247,16 @@ class Server:
         inputs = [method.read(each) for each in given]
         if None in inputs:
             raise Refused(400, f"{method.field}[{inputs.index(None)}]: is not of the right form")
-        sizes = [len(each) if isinstance(each, str) else sum(map(len, each)) for each in inputs]
+        before = len(content.get("prompt", ""))  # every text
+        sizes = [before + (len(each) if isinstance(each, str) else sum(map(len, each))) for each in inputs]
         if sum(sizes) > self._limits.characters:
             raise Refused(413, f"{sum(sizes):,} characters: a request may have {self._limits.characters:,}")
         return Asked(inputs, sizes, tuple((name, content[name]) for name in method.options if name in content))
 
     def _compute(self, what, inputs: list) -> list:
         name, options = what
-        self._together.observe(len(inputs))
         if name == "attention":
-            return [page.attention(self._model, text) for text in inputs[:1]] * len(inputs)
+            return [page.attention(self._model, inputs[0])] * len(inputs)
         return self._methods[name].compute(inputs, **dict(options))
 
 
@@ -256,8 +265,10 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": message}, status=status, headers=headers)
 
 
-def _dumps(found) -> str:
-    return json.dumps(_finite(found), ensure_ascii=False)
+async def _json(found) -> web.Response:
+    """Writes what may be long in a thread, while others are answered."""
+    content = await asyncio.to_thread(lambda: json.dumps(_finite(found), ensure_ascii=False))
+    return web.Response(text=content, content_type="application/json")
 
 
 def _finite(found):
@@ -275,19 +286,18 @@ def run(server: Server, host: str, port: int) -> None:
 
 
 async def _run(app: web.Application, host: str, port: int) -> None:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=LEAVING)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=LEAVING, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     try:
         await site.start()
     except OSError as error:
         await runner.cleanup()
-        raise UserError(f"--port={port}: {error.strerror or error}; choose another") from None
+        raise UserError(f"--host={host} --port={port}: {error.strerror or error}; choose others") from None
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    (socket,) = site._server.sockets
-    print(f"serving on http://{host}:{socket.getsockname()[1]}", flush=True)
+    print(f"serving on http://{host or '0.0.0.0'}:{runner.addresses[0][1]}", flush=True)
     await stopped.wait()
     print("stopping: answering what has been accepted", flush=True)
     await runner.cleanup()

@@ -9,7 +9,7 @@ import numpy as np
 from bertjax.config import UserError
 from bertjax.library import Model
 
-MOST_PIECES = 128  # of a text whose attention is shown
+MOST_PIECES = 128  # longer texts' attention is not shown
 EXAMPLES = {  # by method
     "fill_mask": "the man went to the [MASK] to buy a [MASK] of milk .",
     "classify": "a fine film",
@@ -24,7 +24,7 @@ def of(model: Model, methods: Sequence[str], has_attention: bool) -> str:
     about = {"methods": methods, "examples": EXAMPLES, "attention": has_attention}
     about["embed"] = {} if model.makes_vectors else {"pool": "mean", "layers": "last"}
     given = json.dumps(about).replace("<", "\\u003c")
-    return _PAGE.replace("CHECKPOINT", html.escape(model.path)).replace("ABOUT", given)
+    return _PAGE.replace("ABOUT", given).replace("CHECKPOINT", html.escape(model.path))
 
 
 def attention(model: Model, text: str) -> dict:
@@ -34,9 +34,10 @@ def attention(model: Model, text: str) -> dict:
     """
     from bertjax.reporting import insight
 
+    count = len(model.tokenizer.framed(model.tokenizer.encode_with_masks(text)))
+    if count > MOST_PIECES:
+        raise UserError(f"the text has {count} tokens; attention is shown of up to {MOST_PIECES}")
     pieces, probabilities = insight.attention(model.source, text)
-    if len(pieces) > MOST_PIECES:
-        raise UserError(f"the text has {len(pieces)} tokens; attention is shown of up to {MOST_PIECES}")
     return {"pieces": pieces, "attention": np.rint(1000 * np.asarray(probabilities)).astype(int).tolist()}
 
 

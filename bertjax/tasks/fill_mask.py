@@ -14,7 +14,7 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks.output_layers import check_numbers, words_model
 from bertjax.text.tokenizer import Tokenizer
 
-BATCH = 32  # texts that are computed together
+BATCH, MASKS = 32, 256  # most texts that are computed together, and most masks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,7 @@ def fill_masks(
     Raises `UserError`, before filling any, if the model predicts next words, or if a text has no mask or is too long.
     """
     texts, top_k = list(texts), min(top_k, tokenizer.vocab_size)
+    most_likely = min(1 << (top_k - 1).bit_length(), tokenizer.vocab_size)  # few numbers to compile
     longest = model.config.max_position_embeddings
     learnt = families.of(model.config).words(model.config)
     if texts and learnt not in ("masked", "permuted"):
@@ -47,37 +48,50 @@ def fill_masks(
             f"only a model that was trained with masks fills a [MASK]; this one predicts next words{instead}"
         )
     encoded = [_encode(text, tokenizer, longest) for text in texts]
-    for start in range(0, len(texts), BATCH):
-        some = encoded[start : start + BATCH]
-        found = _fill(model, params, tokenizer, some, top_k)
-        for text, masks in zip(texts[start : start + BATCH], found):
-            yield Filled(text, masks)
+    for some in _together([ids.count(tokenizer.mask_id) for ids in encoded]):
+        found = _fill(model, params, tokenizer, encoded[some.start : some.stop], most_likely)
+        for number, masks in zip(some, found):
+            yield Filled(texts[number], [words[:top_k] for words in masks])
+
+
+def _together(masks: list[int]) -> Iterator[range]:
+    """Yields ranges of texts, given with their numbers of masks, whose logits fit in memory together."""
+    start = 0
+    for number, count in enumerate(masks):
+        most = max([count, *masks[start:number]])
+        if number > start and (number - start == BATCH or (number + 1 - start) * most > MASKS):
+            yield range(start, number)
+            start = number
+    if masks:
+        yield range(start, len(masks))
 
 
 def _fill(model, params, tokenizer: Tokenizer, encoded: list[list[int]], top_k: int) -> list[list]:
     """The masks of texts that are computed together."""
+    texts = len(encoded)
+    encoded = encoded + encoded[-1:] * ((1 << (texts - 1).bit_length()) - texts)
     positions = [np.flatnonzero(np.array(ids) == tokenizer.mask_id) for ids in encoded]
     # Pads to powers of two to limit compilations.
     longest, most = max(map(len, encoded)), max(map(len, positions))
     length = min(model.config.max_position_embeddings, max(16, 1 << (longest - 1).bit_length()))
-    width, rows = (1 << (count - 1).bit_length() for count in (most, len(encoded)))
+    width, rows = 1 << (most - 1).bit_length(), len(encoded)
     ids = np.full((rows, length), tokenizer.pad_id, np.int32)
     segments, types = np.zeros((2, rows, length), np.int32)
     masked = np.zeros((rows, width), np.int32)
     for row, (own, places) in enumerate(zip(encoded, positions)):
         ids[row, : len(own)], segments[row, : len(own)] = own, 1
         types[row, : len(own)] = tokenizer.token_types(len(own))
+        masked[row] = places[-1]  # a model of permuted words hides what is there
         masked[row, : len(places)] = places
-    segments[len(encoded) :, 0] = 1  # rows that are left over: an attention to nothing has no numbers
     batch = {"input_ids": ids, "segments": segments, "token_types": types}
     probabilities, words = jax.device_get(_most_likely(model, params, batch, masked, tokenizer.vocab_size, top_k))
-    check_numbers(probabilities[: len(encoded)])
+    check_numbers(probabilities)
     return [
         [
             [(tokenizer.shown(int(w)), float(p)) for w, p in zip(words[row, i], probabilities[row, i])]
             for i in range(len(places))
         ]
-        for row, places in enumerate(positions)
+        for row, places in enumerate(positions[:texts])
     ]
 
 

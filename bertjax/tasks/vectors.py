@@ -6,7 +6,6 @@ depends on the texts alone, so that a portion is computed as it would have been 
 """
 
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import itertools
@@ -172,6 +171,10 @@ def write(
 
 
 def _lock(file: BinaryIO, path: epath.Path) -> None:
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # on Windows
+        return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -22,7 +22,7 @@ PLATFORMS = {
     "macOS, Intel": "x86_64-apple-darwin",
     "Windows": "x86_64-pc-windows-msvc",
 }
-SOURCES = ("promise",)  # of TensorFlow Datasets: has no wheels, and needs no compiler
+SOURCES = ("promise",)  # TensorFlow Datasets wants it; it has no wheels, and needs no compiler
 
 
 def requirements(extras: list[str]) -> list[str]:

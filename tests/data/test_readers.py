@@ -9,7 +9,7 @@ import pytest
 
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
-from bertjax.data.batches.readers import plain, tf_data
+from bertjax.data.batches.readers import Unreadable, plain, tf_data
 from bertjax.data.records import layouts
 from bertjax.data.records.parsing import Records, Unfit
 from bertjax.data.tf import tf
@@ -63,6 +63,23 @@ def test_examples_are_parsed_in_any_order_of_features_and_with_others():
         layouts.parse(records, layouts.Format(5, 1, masking="dynamic"))
     with pytest.raises(Unfit):
         layouts.parse([*records, b"no example"], form)
+
+
+def test_what_comes_before_a_damaged_record_is_handed_on_first(tmp_path):
+    """As many whole steps as with tf.data, though several are parsed together."""
+    (path,) = write_set(tmp_path / "records", random_rows(40), files=1).paths
+    content = bytearray(open(path, "rb").read())
+    content[len(content) * 5 // 8] ^= 1  # in the 25th record, or one beside it
+    open(path, "wb").write(content)
+    form = layouts.Format(LENGTH, PREDICTIONS, vocab_size=1000)
+    counts = []
+    for reader in (tf_data, plain):
+        taken, batches = 0, reader.batches(reader.in_order([(path, 0, 40, 0)], form, 40, 0, 4), form)
+        with pytest.raises(Unreadable):
+            for _ in batches:
+                taken += 1
+        counts.append(taken)
+    assert counts[1] >= 5 and counts[0] <= counts[1]  # what tf.data has read ahead, it drops
 
 
 def test_torn_examples_are_refused_and_never_read_beyond():

@@ -101,8 +101,11 @@ def test_many_requests_at_once_are_answered_as_the_library_does(server, checkpoi
         ("fill_mask", {"texts": "a [MASK]", "topk": 3}, 400, "'topk': there is no such field; there are texts, top_k"),
         ("fill_mask", {"texts": "a [MASK]", "top_k": "3"}, 400, "must be of type int"),
         ("fill_mask", {"texts": "a [MASK]", "top_k": True}, 400, "must be of type int"),
-        ("fill_mask", {"texts": "a [MASK]", "top_k": 0}, 400, "must be at least 1"),
+        ("fill_mask", {"texts": "a [MASK]", "top_k": 0}, 400, "must be from 1 to"),
+        ("fill_mask", {"texts": "a [MASK]", "top_k": 101}, 400, "must be at most 100"),
         ("fill_mask", {"texts": ["a [MASK]", None]}, 400, "texts[1]: is not of the right form"),
+        ("fill_mask", {"texts": ["a \ud800 [MASK]"]}, 400, "texts[0]: is not of the right form"),
+        ("embed", {"texts": ["a"] * 3, "prompt": "b" * 1000}, 413, "3,003 characters"),
         ("fill_mask", {"texts": ["a [MASK]"] * 41}, 413, "a request may have 40"),
         ("fill_mask", {"texts": "[MASK] " * 500}, 413, "a request may have 3,000"),
         ("fill_mask", {"texts": "[MASK] " * 300}, 400, "more than the model's"),
@@ -115,6 +118,15 @@ def test_many_requests_at_once_are_answered_as_the_library_does(server, checkpoi
 def test_mistakes_are_answered_in_a_line(server, path, content, status, said):
     found, answer = post(f"{server}/{path}", content)
     assert found == status and said in answer["error"] and "\n" not in answer["error"]
+
+
+def test_each_sees_the_attention_of_its_own_text(server):
+    texts = [f"the {'list ' * number}." for number in range(1, 9)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda text: post(f"{server}/attention", {"texts": text}), texts * 3))
+    pieces = [len(answer["pieces"]) for status, answer in found if status == 200]
+    assert pieces == pieces[:8] * 3 and len(set(pieces)) == 8
+    np.testing.assert_allclose(np.sum(found[0][1]["attention"], axis=-1), 1000, atol=pieces[0])
 
 
 def test_no_texts_have_no_results(server):
@@ -142,7 +154,9 @@ def test_the_command_says_mistakes_in_one_line(checkpoint, server):
         (["--checkpoint=missing"], "missing"),
         (["--port=70000"], "--port=70000"),
         (["--batch=0"], "--batch=0: must be at least 1"),
-        ([f"--port={server.rsplit(':', 1)[1]}"], "choose another"),
+        (["--batch=33"], "--batch=33: must be a power of two"),
+        (["--max_waiting=9"], "--max_waiting=9"),
+        ([f"--port={server.rsplit(':', 1)[1]}"], "choose others"),
     ):
         command = [sys.executable, "-m", "bertjax.serve", f"--checkpoint={checkpoint}", *flags]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)

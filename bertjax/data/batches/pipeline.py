@@ -203,7 +203,7 @@ def _parsed(files: RecordSet, form: Format, stream: Stream, step: int) -> Iterat
             else:
                 return
         except Unreadable as error:
-            problem = error
+            problem = str(error)
         if not _find_lost(files, form, stream.spans(step), lost):
             raise UserError(f"a record cannot be read: {problem}")
 

@@ -230,18 +230,22 @@ def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_siz
         raise UserError(f"{path}: not a TFRecord file, or damaged") from None
     if first is None:
         raise UserError(f"{path}: contains no records")
+    sizes = features(length, max_predictions_per_seq)
     try:
         found = Records([first])
+        counts = {name: found.count(name) for name in sizes}
+        fits = all(counts[name] == size for name, (size, _) in sizes.items())
+        largest = found.numbers("input_ids", length, np.int64).max() if fits else 0
     except Unfit:
-        raise UserError(f"{path}: its records are not tf.train.Examples") from None
-    for name, (size, _) in features(length, max_predictions_per_seq).items():
-        if (count := found.count(name)) != size:
+        raise UserError(f"{path}: its records are not tf.train.Examples with packed lists") from None
+    for name, (size, _) in sizes.items():
+        if counts[name] != size:
             field = "max_predictions_per_seq" if name.startswith("masked") else "length"
             raise UserError(
-                f"config.stages: {field} = {size}, but {name} in {path} has {count} values; "
+                f"config.stages: {field} = {size}, but {name} in {path} has {counts[name]} values; "
                 f"set it to that value, or prepare the records again"
             )
-    if vocab_size and (largest := found.numbers("input_ids", length, np.int64).max()) >= vocab_size:
+    if vocab_size and largest >= vocab_size:
         raise UserError(
             f"config.model.vocab_size = {vocab_size}: the records in {path} contain token id {largest}; they were made "
             f"with another vocabulary"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertjax.data.records.parsing import Records, Unfit
+from bertjax.data.records.parsing import Records, Unfit, order_of
 from bertjax.data.records.serialization import Numbers, read_tfrecords, tfrecords
 
 
@@ -122,9 +122,14 @@ def parse(serialized: Sequence[bytes], form: Format) -> dict[str, np.ndarray]:
     except Unfit:  # all of them, one of them, or they only differ from each other
         if len(serialized) < 2:
             raise
-        half = len(serialized) // 2
-        parts = parse(serialized[:half], form), parse(serialized[half:], form)
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        parts: dict[object, list[int]] = {}
+        for number, record in enumerate(serialized):
+            parts.setdefault(order_of(record), []).append(number)
+        if len(parts) == 1:
+            parts = dict(enumerate(np.array_split(np.arange(len(serialized)), 2)))
+        parsed = [parse([serialized[number] for number in numbers], form) for numbers in parts.values()]
+        places = np.argsort(np.concatenate(list(parts.values())))
+        return {name: np.concatenate([part[name] for part in parsed])[places] for name in parsed[0]}
     batch = {NAMES_IN_BATCH[name]: values for name, values in found.items()}
     return {**batch, "sequence_weights": batch["segments"][:, 0].astype(np.float32)}
 

@@ -28,8 +28,30 @@ class Feature(NamedTuple):
     sizes: np.ndarray
 
 
+def order_of(record: bytes) -> tuple[bytes, ...]:
+    """Returns the names of an example's features in their order; () if it is none."""
+
+    def size(place: int) -> tuple[int, int]:
+        found, shift = 0, 0
+        while (byte := record[place]) > 0x7F:
+            found, shift, place = found | (byte & 0x7F) << shift, shift + 7, place + 1
+        return place + 1, found | byte << shift
+
+    names = []
+    try:
+        place, _ = size(1)
+        while place < len(record):
+            entry, length = size(place + 1)
+            key, name = size(entry + 1)
+            names.append(record[key : key + name])
+            place = entry + length
+    except IndexError:
+        return ()
+    return tuple(names)
+
+
 class Records:
-    """Serialized examples.
+    """Serialized examples, which have the same features in the same order.
 
     Attributes:
       features: those that all have, by their names.
@@ -56,6 +78,8 @@ class Records:
             start = self._enter(value, tag, last)
             self.features[name] = Feature(_KINDS[tag], start, last - start)
             place = last
+        if (place != ends).any():
+            raise Unfit("is no tf.train.Example")
 
     def _byte(self, place: np.ndarray) -> int:
         """The byte that all records have at their place."""

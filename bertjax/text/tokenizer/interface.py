@@ -3,7 +3,6 @@
 import abc
 import hashlib
 import itertools
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -156,10 +155,11 @@ class Tokenizer(abc.ABC):
 
     def encode_with_masks(self, text: str) -> list[int]:
         """Returns the ids of a text in which each "[MASK]", with the space before it, becomes the mask token."""
+        *before, last = text.split("[MASK]")
         ids = []
-        for part in re.split(r"(\s*\[MASK\])", text):
-            ids.extend([self.mask_id] if part.endswith("[MASK]") else self.encode(part).ids if part.strip() else [])
-        return ids
+        for part in before:
+            ids += [*(self.encode(part.rstrip()).ids if part.strip() else []), self.mask_id]
+        return ids + (self.encode(last).ids if last.strip() else [])
 
 
 def read_file(path: epath.PathLike) -> bytes:

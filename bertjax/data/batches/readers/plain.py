@@ -83,18 +83,28 @@ def batches(source: Source, form: Format) -> Iterator[Batch]:
                 return ahead.put(item, timeout=0.1)
 
     def read() -> None:
-        try:
-            while not stopped.is_set() and (steps := _some(source)):
-                put(_parse(steps, form))
-                time.sleep(0)  # whoever waits for it may go on at once
-            put(None)
-        except BaseException as error:  # raised where batches are taken
-            put(error)
+        error = None
+        while not stopped.is_set() and error is None:
+            try:
+                steps, error = _some(source)
+                if steps:
+                    put(_parse(steps, form))
+                    time.sleep(0)  # whoever waits for it may go on at once
+            except Unfit:  # one of them: those before it are handed on
+                for step in steps:
+                    try:
+                        put(_parse([step], form))
+                    except Unfit as unfit:
+                        error = unfit
+                        break
+            except BaseException as other:  # raised where batches are taken
+                error = other
+        put(error)
 
     thread = threading.Thread(target=read, name="read records", daemon=True)
     thread.start()
     try:
-        while (item := ahead.get()) is not None:
+        while not isinstance(item := ahead.get(), StopIteration):
             if isinstance(item, (Damaged, OSError, Unfit)):
                 raise Unreadable(str(item))
             if isinstance(item, BaseException):
@@ -105,16 +115,17 @@ def batches(source: Source, form: Format) -> Iterator[Batch]:
         thread.join()
 
 
-def _some(source: Source) -> list[list[bytes]]:
-    """Takes steps that are parsed together, or the last ones."""
+def _some(source: Source) -> tuple[list[list[bytes]], Exception | None]:
+    """Takes steps that are parsed together. Returns them, and why there are no more: an error, or `StopIteration`."""
     steps: list[list[bytes]] = []
     count = 0
-    for records in source:
-        steps.append(records)
-        count += len(records)
-        if count >= PARSED_TOGETHER or len(steps) == STEPS_TOGETHER:
-            break
-    return steps
+    while count < PARSED_TOGETHER and len(steps) < STEPS_TOGETHER:
+        try:
+            steps.append(next(source))
+        except (Damaged, OSError, StopIteration) as error:
+            return steps, error
+        count += len(steps[-1])
+    return steps, None
 
 
 def _parse(steps: list[list[bytes]], form: Format) -> list[Batch]:
