@@ -278,7 +278,9 @@ class Model:
             raise UserError(f"{self.path}: has not learnt to make vectors; pool='mean' makes some of hidden states")
         if layers:
             raise UserError(f"layers = {layers!r}: is for vectors of hidden states; give pool='mean' as well")
-        return cast(FineTuningTask, self._task).vectors(self.source, prompt, width)
+        make = cast(FineTuningTask, self._task).vectors
+        assert make is not None  # as `makes_vectors` says
+        return make(self.source, prompt, width)
 
 
 def load(path: Path, dtype: str | None = None) -> Model:

@@ -60,7 +60,7 @@ def test_programs_compute_what_the_library_does(make, tmp_path):
     model, rng = make(), np.random.default_rng(0)
     print(exported.write(tmp_path / "out", model.source))
     run = loaded(tmp_path / "out")
-    for _ in range(6):
+    for _ in range(2):
         batch = drawn(model, rng)
         expected, found = np.asarray(model.apply(model.params, **batch)), run(**batch)
         assert found.shape == expected.shape and found.dtype == np.float32
