@@ -279,7 +279,7 @@ class Model:
         if layers:
             raise UserError(f"layers = {layers!r}: is for vectors of hidden states; give pool='mean' as well")
         make = cast(FineTuningTask, self._task).vectors
-        assert make is not None  # as `makes_vectors` says
+        assert make is not None  # or it makes no vectors
         return make(self.source, prompt, width)
 
 

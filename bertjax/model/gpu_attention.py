@@ -132,7 +132,7 @@ class GpuAttention(NamedTuple):
         """The tokens of a row that the kernels run on: whole blocks, or a power of two that is less."""
         whole = math.lcm(*(size for tiles in self.tiles for size in (tiles.block, tiles.piece)))
         if self.length < whole:
-            return max(16, pl.next_power_of_2(self.length))  # which blocks and pieces divide
+            return max(16, pl.next_power_of_2(self.length))  # all blocks and pieces divide it
         return -(-self.length // whole) * whole
 
     @property

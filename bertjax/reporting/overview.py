@@ -18,7 +18,7 @@ SUMMARY = "sweep.md"  # a search writes it at its end
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Listed:
     """What is shown of a run."""
 
     run: str
@@ -30,7 +30,7 @@ class Row:
     changed: str = ""  # how long ago
 
 
-def rows(folders: Sequence[str]) -> list[Row]:
+def rows(folders: Sequence[str]) -> list[Listed]:
     """Returns the runs within folders, by their paths. Raises `UserError` if there is no such folder."""
     found = []
     for folder in folders:
@@ -41,9 +41,9 @@ def rows(folders: Sequence[str]) -> list[Row]:
     return found
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Listed]) -> str:
     """Returns the rows as lines in columns, under the names of the columns; columns without values are left out."""
-    names = [field.name for field in dataclasses.fields(Row)]
+    names = [field.name for field in dataclasses.fields(Listed)]
     lines = [names, *([getattr(row, name) for name in names] for row in rows)]
     widths = [max(len(line[column]) for line in lines[1:]) for column in range(len(names))]
     kept = [(column, max(width, len(names[column]))) for column, width in enumerate(widths) if width]
@@ -66,22 +66,22 @@ def _is_search(folder: epath.Path) -> bool:
     return (folder / SUMMARY).exists() or any((each / RESULT).exists() for each in (folder / RUNS).iterdir())
 
 
-def _row(workdir: epath.Path, within: epath.Path) -> Row:
+def _row(workdir: epath.Path, within: epath.Path) -> Listed:
     name = str(workdir.relative_to(within)) if workdir != within else absolute(workdir).name
     if _is_search(workdir):
         trials = [each for each in (workdir / RUNS).iterdir() if (each / CONFIG).exists()]
         ended = sum(_state(each) == "finished" for each in trials)
         state = "running" if lock.is_held(workdir) else "finished" if ended == len(trials) else "stopped"
-        return Row(name, f"search, {len(trials)} trials", f"{ended} ended", state=state)
+        return Listed(name, f"search, {len(trials)} trials", f"{ended} ended", state=state)
     try:
         info = read_info(workdir)
     except UserError as error:  # one that cannot be read does not hide the others
-        return Row(name, "", state=f"unreadable: {error}")
+        return Listed(name, "", state=f"unreadable: {error}")
     lines = read_metrics(workdir)
     step = lines[-1]["step"] if lines else 0
     total = _total_steps(info)
     changed = time.time() - (workdir / METRICS).stat().mtime
-    return Row(
+    return Listed(
         name,
         f"{info.config.task}, {_model(info)}",
         f"{step:,} of {total:,}" if total else f"{step:,}",

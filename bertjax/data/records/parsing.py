@@ -156,7 +156,7 @@ class Records:
         if name not in self.features or self.features[name].kind != kind:
             raise Unfit(f"lacks {name}")
         _, place, size = self.features[name]
-        if not size.any():  # of an empty list nothing is written
+        if not size.any():  # an empty list is written as nothing
             return self.features[name]
         return Feature(kind, start := self._enter(place, _FIRST, place + size), place + size - start)
 
