@@ -9,7 +9,7 @@ import pytest
 
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
-from bertjax.data.batches.readers import Unreadable, plain, tf_data
+from bertjax.data.batches.readers import UnreadableRecord, plain, tf_data
 from bertjax.data.records import layouts
 from bertjax.data.records.parsing import Records, Unfit
 from bertjax.data.tf import tf
@@ -75,7 +75,7 @@ def test_what_comes_before_a_damaged_record_is_handed_on_first(tmp_path):
     counts = []
     for reader in (tf_data, plain):
         taken, batches = 0, reader.batches(reader.in_order([(path, 0, 40, 0)], form, 40, 0, 4), form)
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableRecord):
             for _ in batches:
                 taken += 1
         counts.append(taken)

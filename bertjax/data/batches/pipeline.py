@@ -16,7 +16,7 @@ from bertjax.config import UserError
 from bertjax.data.batches.additions import FOLLOWING, Addition, added
 from bertjax.data.batches.order import Order, Span
 from bertjax.data.batches.packing import pack_pretraining
-from bertjax.data.batches.readers import Unreadable, readable, reader
+from bertjax.data.batches.readers import UnreadableRecord, readable, reader
 from bertjax.data.records import RecordSet, faults
 from bertjax.data.records.faults import impossible
 from bertjax.data.records.layouts import Format
@@ -202,7 +202,7 @@ def _parsed(files: RecordSet, form: Format, stream: Stream, step: int) -> Iterat
                 step += 1
             else:
                 return
-        except Unreadable as error:
+        except UnreadableRecord as error:
             problem = str(error)
         if not _find_lost(files, form, stream.spans(step), lost):
             raise UserError(f"a record cannot be read: {problem}")

@@ -7,7 +7,7 @@ A reader has these functions, of which all but `batches` return a source, the se
   in_order(parts, form, most, step, batch_size): the first `most` records of `parts`, once, from `step` on.
   side_by_side(parts, form, total, rows, step): the first `total` records of `parts` from `step` on: each of the `rows`
     reads a range of them. All ranges have as many steps; in the last one of some there is no record.
-  batches(source, form): yields parsed batches, see `pipeline.train_batches`. Raises `Unreadable`.
+  batches(source, form): yields parsed batches, see `pipeline.train_batches`. Raises `UnreadableRecord`.
 
 `lost` has the records of each path that are replaced by empty ones; for `parts` see `readable`.
 """
@@ -24,7 +24,7 @@ PREFETCH = 4  # batches
 Part = tuple[str, int, int, int]  # path, first record, number of records, number of empty rows that follow
 
 
-class Unreadable(Exception):
+class UnreadableRecord(Exception):
     """A record cannot be read; says why."""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from bertjax.data.batches.order import Order
-from bertjax.data.batches.readers import PREFETCH, READ_BUFFER, Part, Unreadable, ranges, readable
+from bertjax.data.batches.readers import PREFETCH, READ_BUFFER, Part, UnreadableRecord, ranges, readable
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import Unfit
@@ -106,7 +106,7 @@ def batches(source: Source, form: Format) -> Iterator[Batch]:
     try:
         while not isinstance(item := ahead.get(), StopIteration):
             if isinstance(item, (Damaged, OSError, Unfit)):
-                raise Unreadable(str(item))
+                raise UnreadableRecord(str(item))
             if isinstance(item, BaseException):
                 raise item
             yield from item

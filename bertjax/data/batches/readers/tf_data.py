@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from bertjax.data.batches.order import Order
-from bertjax.data.batches.readers import PREFETCH, READ_BUFFER, Part, Unreadable, ranges, readable
+from bertjax.data.batches.readers import PREFETCH, READ_BUFFER, Part, UnreadableRecord, ranges, readable
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import NAMES_IN_BATCH, Format
 from bertjax.data.tf import elements, tf
@@ -68,7 +68,7 @@ def batches(source, form: Format) -> Iterator[Batch]:
     try:
         yield from elements(parsed.prefetch(PREFETCH))
     except _UNREADABLE as error:
-        raise Unreadable(error.message.splitlines()[0][:300]) from None
+        raise UnreadableRecord(error.message.splitlines()[0][:300]) from None
 
 
 def _read(parts: Callable[..., Iterator[Part]], form: Format, *arguments):
