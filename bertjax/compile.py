@@ -57,7 +57,10 @@ def main(arguments: list[str]) -> None:
     kind_of(config).planning.adopt(config)
 
     plans = plan(config, target, real_tokens_share=shares)
-    print(summary.as_json(plans) if _JSON.value else summary.as_table(plans, target, _PRICE.value), flush=True)
+    print(
+        summary.as_json(plans, _PRICE.value) if _JSON.value else summary.as_table(plans, target, _PRICE.value),
+        flush=True,
+    )
     if failing := [result for result in plans if not result.fits]:
         print("searching for settings that fit ...", file=sys.stderr, flush=True)
         found = next(settings_that_fit(config, target, [result.stage for result in failing], shares), None)

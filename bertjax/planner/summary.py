@@ -19,17 +19,23 @@ A real step takes longer. Attention is counted for rows of one segment; padding 
 }
 
 
-def as_json(plans: list[StagePlan]) -> str:
-    """Returns a list with one object per stage, whose sizes are a chip's.
+def as_json(plans: list[StagePlan], price_per_chip_hour: float | None = None) -> str:
+    """Returns a list with one object per stage, whose sizes are a chip's; costs are a stage's, of all chips.
 
     Values that only the data knows, or a stage that fits, are null; so are estimates for a GPU, of which there are
-    bounds instead, and bounds for a TPU.
+    bounds instead, and bounds for a TPU, and costs without a price.
     """
 
     def times(p: StagePlan) -> dict:
-        names = ("least_step_seconds", "most_mfu"), ("estimated_step_seconds", "estimated_mfu")
+        names = (
+            ("least_step_seconds", "most_mfu", "least_cost_dollars"),
+            ("estimated_step_seconds", "estimated_mfu", "estimated_cost_dollars"),
+        )
         ours, others = names if p.roofline else names[::-1]
-        return dict(zip(ours, (p.estimated_step_seconds, p.estimated_mfu))) | dict.fromkeys(others)
+        cost = None
+        if price_per_chip_hour is not None and p.estimated_step_seconds and p.steps:
+            cost = p.steps * p.estimated_step_seconds / 3600 * p.chips * price_per_chip_hour
+        return dict(zip(ours, (p.estimated_step_seconds, p.estimated_mfu, cost))) | dict.fromkeys(others)
 
     return json.dumps(
         [

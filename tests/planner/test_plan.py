@@ -282,7 +282,16 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
         "    config.batch_size, config.optimizer.average = 8, 0.99\n    return config\n"
     )
     packed = ("--config.packing=True", "--real_tokens_share=0.6,0.4")
-    done = run("compile", f"--config={experiment}", "--topology=v6e-4", "--json", *packed, cwd=tmp_path, fresh=True)
+    done = run(
+        "compile",
+        f"--config={experiment}",
+        "--topology=v6e-4",
+        "--json",
+        "--price=2",
+        *packed,
+        cwd=tmp_path,
+        fresh=True,
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [(row["stage"], row["steps"]) for row in rows] == [("short", 10), ("long", 10)]  # 8, and 5 of half a batch
@@ -291,11 +300,14 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
         assert row.keys() == {
             "stage", "steps", "chips", "batch_size", "rows", "length", "remat", "unroll", "params_bytes",
             "optimizer_bytes", "hbm_used_bytes", "hbm_available_bytes", "flops_per_step", "estimated_step_seconds",
-            "estimated_mfu", "least_step_seconds", "most_mfu", "collectives", "roofline",
+            "estimated_mfu", "estimated_cost_dollars", "least_step_seconds", "most_mfu", "least_cost_dollars",
+            "collectives", "roofline",
         }  # fmt: skip
         assert row["chips"] == 4 and row["batch_size"] == 8
         assert row["params_bytes"] + row["optimizer_bytes"] < row["hbm_used_bytes"] < row["hbm_available_bytes"]
         assert 0 < row["estimated_mfu"] < 1 and row["most_mfu"] is None
+        cost = row["steps"] * row["estimated_step_seconds"] / 3600 * 4 * 2
+        assert math.isclose(row["estimated_cost_dollars"], cost) and row["least_cost_dollars"] is None
 
 
 @pytest.mark.parametrize(
