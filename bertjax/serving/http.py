@@ -185,8 +185,14 @@ class Server:
     async def _answer(self, request: web.Request) -> web.Response:
         name = request.path.removeprefix("/")
         asked = await self._read(request, self._methods[name])
+        results = await self._results((name, asked.options), asked)
+        self._texts.labels(request.path).inc(len(results))
+        return await _json({"results": results})
+
+    async def _results(self, what: tuple, asked: Asked) -> list:
+        """Waits for the results of what is asked for. Raises `Refused`."""
         try:
-            parts = self._batches.submit((name, asked.options), asked.inputs, asked.sizes)
+            parts = self._batches.submit(what, asked.inputs, asked.sizes)
         except Full:
             raise Refused(503, "too many texts wait; try again") from None
         results = [None] * len(asked.inputs)
@@ -199,8 +205,7 @@ class Server:
         finally:
             for _, future in parts:
                 future.cancel()  # what has not begun, if one of them failed or the client is gone
-        self._texts.labels(request.path).inc(len(results))
-        return await _json({"results": results})
+        return results
 
     async def _attention(self, request: web.Request) -> web.Response:
         if not self._has_attention:
@@ -208,14 +213,8 @@ class Server:
         asked = await self._read(request, Method("texts", _text, {}, list))
         if len(asked.inputs) != 1:
             raise Refused(400, "texts: one text, please")
-        try:
-            # Its text is a part of what is asked for, so that no other is computed with it.
-            ((_, future),) = self._batches.submit(("attention", tuple(asked.inputs)), asked.inputs, asked.sizes)
-            (found,) = await asyncio.wrap_future(future)
-        except Full:
-            raise Refused(503, "too many texts wait; try again") from None
-        except UserError as error:
-            raise Refused(400, str(error)) from None
+        # Its text is a part of what is asked for, so that no other is computed with it.
+        (found,) = await self._results(("attention", tuple(asked.inputs)), asked)
         return await _json(found)
 
     @property

@@ -46,6 +46,8 @@ def load(folder=pathlib.Path(__file__).parent):
         segments = (ids != about["pad_id"]) if segments is None else segments
         token_types = np.zeros_like(ids) if token_types is None else token_types
         rows, tokens = ids.shape
+        if tokens > about["lengths"][-1]:
+            raise ValueError(f"rows of {tokens} tokens: there are programs for up to {about['lengths'][-1]}")
         length = next(length for length in about["lengths"] if length >= tokens)
         if length not in programs:
             content = (folder / f"length{length}.stablehlo").read_bytes()

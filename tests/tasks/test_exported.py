@@ -66,6 +66,8 @@ def test_programs_compute_what_the_library_does(make, tmp_path):
         assert found.shape == expected.shape and found.dtype == np.float32
         real = batch["segments"] > 0 if expected.ndim == 3 else slice(None)
         np.testing.assert_allclose(found[real], expected[real], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="there are programs for up to"):
+        run(np.ones((1, model.config.max_position_embeddings + 1), np.int32))
     ids = np.array([[2, 9, 3, 0, 0]], np.int32)
     np.testing.assert_allclose(run(ids), run(ids, ids != model.tokenizer.pad_id, 0 * ids))
 

@@ -1,7 +1,7 @@
 """Arrays from serialized `tf.train.Example`s without TensorFlow: many records at once, without an object per number.
 
 Records of one writer have the same features in the same order and differ in sizes only. So all of them are gone through
-side by side, an array holding the place in each. A record that is otherwise is parsed by itself.
+side by side, an array holding the place in each. Records in another order are parsed apart (`layouts.parse`).
 """
 
 from collections.abc import Sequence
@@ -143,7 +143,6 @@ class Records:
         """Returns a feature of one string of numbers: `[records, most]` int32, the rest zeros, and the sizes
         `[records]`."""
         feature = self._values(name, "bytes")
-        # The list's only string is a field of its own.
         count = feature.sizes // dtype.itemsize
         if (count > most).any() or (feature.sizes % dtype.itemsize).any():
             raise Unfit(f"has another size in {name}")
