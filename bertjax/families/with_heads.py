@@ -43,7 +43,7 @@ class BertForMaskedLM(nn.Module):
     def decode(self, input_ids, positions, cache: Cache, last):
         """As `BertModel.decode`: the logits of the word after the token `last` of these `[batch, padded vocab]`."""
         hidden, cache = self.bert.decode(input_ids, positions, cache)
-        last = jnp.full((len(input_ids), 1), last)
+        last = jnp.full((input_ids.shape[0], 1), last)
         return self.masked_lm(hidden, last, self.bert.word_embeddings())[:, 0], cache
 
 

@@ -201,9 +201,30 @@ def write(
     folder, layout = epath.Path(folder), families.module_of(families.of(config))
     architecture = architecture or layout.choose_architecture(params, config)
     tensors, left_out = layout.to_tensors(params, config, architecture)
+    files = definition(config, params, tokenizer, architecture, labels, problem_type)  # before anything is written
+    write_whole(folder / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
+    for name, content in files.items():
+        write_whole(folder / name, content)
+    if tokenizer is not None:
+        tokenizer.save(folder)
+    return left_out
+
+
+def definition(
+    config: BertConfig,
+    params: dict,
+    tokenizer: Tokenizer | None,
+    architecture: str,
+    labels: Sequence[str] = (),
+    problem_type: str = "",
+) -> dict[str, str]:
+    """Returns the files with which transformers knows a class of a model and its tokenizer, by their names.
+
+    The arguments are those of `write`; `params` say how many rows a classifier has.
+    """
+    layout = families.module_of(families.of(config))
     if rows := layout.classifier_rows(params, architecture):
         check_labels(labels, rows)
-    definition = tokenizer.to_huggingface() if tokenizer is not None else ""  # before anything is written
     fields = {
         "architectures": [architecture],
         "tie_word_embeddings": config.tie_word_embeddings,
@@ -222,13 +243,11 @@ def write(
         fields["label2id"] = {name: i for i, name in enumerate(names)}
     if architecture.endswith("ForSequenceClassification") and (problem_type or rows == 1):
         fields["problem_type"] = problem_type or "regression"  # or a pipeline takes the number for a logit
-    write_whole(folder / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
-    write_whole(folder / CONFIG, json.dumps(fields, indent=2) + "\n")
+    files = {CONFIG: json.dumps(fields, indent=2) + "\n"}
     if tokenizer is not None:
-        tokenizer.save(folder)
-        write_whole(folder / "tokenizer.json", definition)
-        write_whole(folder / "tokenizer_config.json", _tokenizer_config(config, layout.INPUTS, tokenizer))
-    return left_out
+        files["tokenizer.json"] = tokenizer.to_huggingface()
+        files["tokenizer_config.json"] = _tokenizer_config(config, layout.INPUTS, tokenizer)
+    return files
 
 
 def _special_ids(names: Mapping[str, str], tokenizer: Tokenizer | None) -> dict[str, int | None]:

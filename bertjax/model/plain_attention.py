@@ -153,6 +153,6 @@ def visible(segments: jax.Array, causal: bool = False, window: int | None = None
     mask, length = (segments[:, :, None] == segments[:, None, :])[:, None], segments.shape[1]
     if causal:
         mask &= jnp.tri(length, dtype=bool)
-    if window is not None and window < length - 1:
+    if window is not None and not (isinstance(length, int) and length <= window + 1):
         mask &= jnp.abs(jnp.arange(length) - jnp.arange(length)[:, None]) <= window
     return mask

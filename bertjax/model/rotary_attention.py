@@ -32,7 +32,8 @@ def attend(turned, segments, compute: Compute, window: int | None = None):
     if can_attend_on_gpu(compute, length, size):
         return gpu_attention(turned, segments, chip=compute.chip, window=window)
     has_cache = compute.chip == "cpu" and on_one_device()  # several would have to fetch each other's tiles
-    if window is None or length < BLOCKS * window:
+    is_symbolic = not isinstance(length, int)  # a program for any length (`jax.export`) cannot choose by it
+    if window is None or is_symbolic or length < BLOCKS * window:
         tile = tile_of(batch, length, heads) if has_cache else None
         return plain_attention(turned, segments, None, 0.0, compute, tile=tile, window=window)
     tile = tile_of(batch, length, heads, 3 * window) if has_cache else None

@@ -44,7 +44,7 @@ def pool_states(hidden, segments, first_tokens, how: str):
     Args:
       how: cls (that of the first token), last (of the last one) or mean (of all).
     """
-    firsts = jnp.zeros((len(hidden), 1), jnp.int32) if first_tokens is None else first_tokens
+    firsts = jnp.zeros((hidden.shape[0], 1), jnp.int32) if first_tokens is None else first_tokens
     if how == "mean":
         found = mean_of_segments(hidden.astype(jnp.float32), segments, firsts)
     else:

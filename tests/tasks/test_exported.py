@@ -13,22 +13,27 @@ import pytest
 
 from bertjax import families, library
 from bertjax.config import Compute, UserError, pretraining_config
-from bertjax.tasks import exported
+from bertjax.tasks.exported import stablehlo
 from tests.test_library import made
 
 
-def modern() -> library.Model:
-    """Hidden states of a random ModernBERT, whose layers are not alike."""
+def states_of(family: str, **fields) -> library.Model:
+    """Hidden states of a random model of a family, with the tokenizer of the golden one."""
     settings = pretraining_config()
     with settings.unlocked():
         size = dict(vocab_size=90, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=48)
-        settings.model = families.model_fields("modernbert", **size, local_attention=16, max_position_embeddings=80)
+        settings.model = families.model_fields(family, **size, **fields)
     config = families.config_of(settings)
     ids = jnp.ones((1, 8), jnp.int32)
     encoder = families.of(config).model(config, Compute())
     params = nn.meta.unbox(encoder.init(jax.random.key(0), ids, ids, ids, None, method="encode")["params"])
     golden = made("BertModel").source
     return library.Model(dataclasses.replace(golden, config=config, params={"bert": params}, architecture=""))
+
+
+def modern() -> library.Model:
+    """Hidden states of a ModernBERT, whose layers are not alike."""
+    return states_of("modernbert", local_attention=16, max_position_embeddings=80)
 
 
 def loaded(folder):
@@ -58,7 +63,7 @@ def drawn(model, rng) -> dict[str, np.ndarray]:
 )
 def test_programs_compute_what_the_library_does(make, tmp_path):
     model, rng = make(), np.random.default_rng(0)
-    print(exported.write(tmp_path / "out", model.source))
+    print(stablehlo.write(tmp_path / "out", model.source))
     run = loaded(tmp_path / "out")
     for _ in range(2):
         batch = drawn(model, rng)
@@ -74,7 +79,7 @@ def test_programs_compute_what_the_library_does(make, tmp_path):
 
 def test_they_need_jax_and_numpy_only(tmp_path):
     model = made("BertForMaskedLM")
-    exported.write(tmp_path / "out", model.source)
+    stablehlo.write(tmp_path / "out", model.source)
     ids = np.array([[2, 9, 11, 3]], np.int32)
     script = f"""
 import importlib.abc, sys
@@ -95,6 +100,6 @@ def test_what_cannot_be_exported_is_said_in_a_line(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     with pytest.raises(UserError, match="exists and is not empty"):
-        exported.write(tmp_path / "full", made("BertForMaskedLM").source)
+        stablehlo.write(tmp_path / "full", made("BertForMaskedLM").source)
     with pytest.raises(UserError, match="several choices"):
-        exported.write(tmp_path / "out", made("BertForMultipleChoice", "classifier", 1).source)
+        stablehlo.write(tmp_path / "out", made("BertForMultipleChoice", "classifier", 1).source)

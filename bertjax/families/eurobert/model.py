@@ -32,7 +32,7 @@ class EuroBertModel(RotaryModel):
 
         The mean of the logits of all tokens, which transformers takes (late), is the logits of the mean.
         """
-        tokens = jnp.zeros((len(hidden), 1), jnp.int32) if first_tokens is None else first_tokens
+        tokens = jnp.zeros((hidden.shape[0], 1), jnp.int32) if first_tokens is None else first_tokens
         if self.config.classifier_pooling == "late":
             pooled = mean_of_segments(self.pooler(hidden), segments, tokens)
         elif self.config.classifier_pooling == "mean":

@@ -33,7 +33,7 @@ class ModernBertModel(RotaryModel):
 
     def pool(self, hidden, segments, first_tokens):
         """The head of the first token's state, or of the mean state of a text (`classifier_pooling`)."""
-        tokens = jnp.zeros((len(hidden), 1), jnp.int32) if first_tokens is None else first_tokens
+        tokens = jnp.zeros((hidden.shape[0], 1), jnp.int32) if first_tokens is None else first_tokens
         if self.config.classifier_pooling == "mean":
             pooled = mean_of_segments(hidden, segments, tokens)
         else:

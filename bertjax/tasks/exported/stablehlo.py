@@ -1,4 +1,4 @@
-"""A checkpoint as programs that need no bertjax: StableHLO by `jax.export`, the params, and a loader of a few lines."""
+"""A checkpoint as programs that need JAX only: StableHLO by `jax.export`, the params, and a loader of a few lines."""
 
 import json
 
@@ -9,11 +9,9 @@ import numpy as np
 from etils import epath
 from jax import export
 
-from bertjax import tasks
-from bertjax.config import Compute, UserError
 from bertjax.files import write_whole
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import network
+from bertjax.tasks import exported
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 SHORTEST, LONGEST = 16, 8192  # tokens of the programs' rows: powers of two, up to the model's positions
@@ -65,15 +63,9 @@ def write(output: epath.PathLike, source: Pretrained) -> str:
     """Writes the programs of a checkpoint to a folder; returns a summary in a line.
 
     They compute in float32, on any device, what `bertjax.Model.apply` does, for any number of rows; each has a length
-    of its own. Raises `UserError` if the folder is not new or empty, and for a checkpoint whose rows are no texts.
+    of its own. Raises `UserError` as `exported.check` does.
     """
-    output = epath.Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"--output={output}: exists and is not empty; name a new folder")
-    task = tasks.of_checkpoint(source.settings.get("task", ""), source.architecture)
-    if source.architecture.endswith("ForMultipleChoice"):
-        raise UserError(f"{source.path}: rows of several choices are not exported")
-    run = network.outputs(source, task, Compute())
+    output, run = exported.check(output, source), exported.outputs(source)
     flat = flax.traverse_util.flatten_dict(jax.tree.map(np.asarray, source.params), sep="/")
 
     def program(params, input_ids, segments, token_types):
