@@ -1,14 +1,16 @@
-# bertjax in a container, by an extra of setup.py: cuda for NVIDIA GPUs (CUDA is in the wheels; the host has the driver
-# and NVIDIA's container toolkit), tpu for a TPU VM, test for neither.
+# bertjax in a container for a device: cpu, cuda for NVIDIA GPUs (CUDA is in the wheels; the host has the driver and
+# NVIDIA's container toolkit), or tpu for a TPU VM. What is installed, docker/DEVICE.txt says, which docker/lock renews.
 #
-#   docker build --build-arg EXTRA=cuda -t bertjax .
+#   docker build --build-arg DEVICE=cuda -t bertjax .
 #   docker run --gpus=all --volume="$PWD:/work" bertjax train --config=experiments/small.py:mini --config.data.corpus=texts/
 FROM python:3.12-slim
-ARG EXTRA=cuda
+ARG DEVICE=cuda
+COPY docker/$DEVICE.txt /bertjax/lock.txt
+RUN pip install --no-cache-dir --no-deps --requirement=/bertjax/lock.txt
 COPY setup.py pyproject.toml README.md LICENSE /bertjax/
 COPY bertjax /bertjax/bertjax
 COPY experiments /bertjax/experiments
-RUN pip install --no-cache-dir "/bertjax[$EXTRA]"
+RUN pip install --no-cache-dir --no-deps /bertjax
 WORKDIR /work
 ENTRYPOINT ["bertjax"]
 CMD ["--help"]

@@ -1,6 +1,7 @@
 """The command line: one command with subcommands, experiments by name, and what a mistaken --config says."""
 
 import gzip
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -10,6 +11,8 @@ import sys
 import sysconfig
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from bertjax import __main__, experiment
 from bertjax.command import lines
@@ -250,7 +253,7 @@ def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     for names in re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M):
-        for name in names.split():
+        for name in names.replace("$DEVICE", "cpu").split():
             if (ROOT / name).is_dir():
                 shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
@@ -280,6 +283,24 @@ def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
     names = {path.stem for path in (packages / "bertjax" / "experiments").iterdir()} - {"__pycache__"}
     assert names == {path.stem for path in (ROOT / "experiments").glob("*.py")}
     assert not list(empty.iterdir())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "tpu"])
+def test_images_install_what_is_required(device):
+    """Or docker/lock is to be run."""
+    lock = dict(line.split("==") for line in (ROOT / "docker" / f"{device}.txt").read_text().splitlines())
+    image = dict(python_version="3.12", python_full_version="3.12.0", sys_platform="linux", platform_machine="x86_64")
+    required = [Requirement(text) for text in importlib.metadata.requires("bertjax")]
+    wanted = [
+        each
+        for each in required
+        if not each.marker or any(each.marker.evaluate(image | {"extra": x}) for x in ("", "hub", "serve", device))
+    ]
+    assert {"aiohttp", "huggingface_hub", "tensorflow-cpu"} < {each.name for each in wanted} and len(wanted) > 25
+    for each in wanted:
+        assert lock[canonicalize_name(each.name)] in each.specifier, each
+    parts = {name for name in lock if name.startswith("jax-cuda12") or name == "libtpu"}
+    assert parts == {"cpu": set(), "cuda": {"jax-cuda12-plugin", "jax-cuda12-pjrt"}, "tpu": {"libtpu"}}[device]
 
 
 def test_lines_of_an_input(tmp_path):

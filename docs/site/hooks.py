@@ -20,6 +20,7 @@ MIRRORED = {
     for folder in ("ablations", "benchmarks")
     for picture in sorted((ROOT / "experiments" / folder).glob("*.png"))
 }
+GITHUB, COLAB = "https://github.com/", "https://colab.research.google.com/github"
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _CELLS, _CODE = re.compile(r"^\|.*$", re.MULTILINE), re.compile(r"`[^`]*`")
 
@@ -58,7 +59,11 @@ def on_page_markdown(markdown, page, config, files):
             return f"[{text}]({posixpath.relpath(place, posixpath.dirname(here) or '.')}{hash}{anchor})"
         if config.repo_url:
             kind = "tree" if (ROOT / source).is_dir() else "blob"
-            return f"[{text}]({config.repo_url.rstrip('/')}/{kind}/main/{source}{hash}{anchor})"
+            link = f"[{text}]({config.repo_url.rstrip('/')}/{kind}/main/{source}{hash}{anchor})"
+            if source.endswith(".ipynb") and config.repo_url.startswith(GITHUB):
+                name = config.repo_url.removeprefix(GITHUB).rstrip("/")
+                link += f" ([open it in Colab]({COLAB}/{name}/blob/main/{source}))"
+            return link
         return text if source in text else f"{text} (`{source}`)"
 
     if not here.startswith("reference/"):
