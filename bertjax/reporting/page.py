@@ -4,7 +4,10 @@ import base64
 import html
 import io
 import itertools
+import os
+import urllib.parse
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -15,10 +18,12 @@ from bertjax.files import absolute, write_whole
 from bertjax.interop.pretrained import Pretrained
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import History, read_history, read_results
+from bertjax.training import checkpoint
 from bertjax.training.clocks import PARTS
 from bertjax.training.workdir import RUNS, Finished
 
 PAGE, PICTURE, ATTENTION = "report.html", "report.png", "report-attention.png"
+SCORES = 6  # of a run, a search or a checkpoint, those that are shown
 DPI, DPI_OF_ATTENTION = 80, 110  # its labels are small
 LINES = (
     "Thin lines: training. Dots: held-out text, or the dev set. Dashes: the unigram baseline, or the commoner class."
@@ -67,6 +72,9 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
         picture = _png(curves.draw(histories))
         parts += [f'<p class="note">{LINES}</p>', _image(picture, "curves")]
         write_whole(folder / PICTURE, picture)
+    if rows := _checkpoints(folder, {name: path for name, path in named.items() if not (path / RUNS).is_dir()}):
+        note = "By these names predict, extract and convert take them, and a run as its init_checkpoint."
+        parts.append(f'<h2>Checkpoints</h2><p class="note">{note}</p>{_table(["", "scores on held-out data"], rows)}')
     if source is not None:
         parts.append(_of_checkpoint(folder, source, text, words))
     page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
@@ -88,10 +96,37 @@ _COLUMNS = ("steps", "tokens", "hours", "in steps", "last scores")
 def _summary(run: History) -> list[str]:
     steps = np.array([run.lines[-1]["step"]]) if run.lines else np.zeros(1, int)
     last = {name.removeprefix("eval/"): value for line in run.lines for name, value in line.items() if "eval/" in name}
-    scores = ", ".join(f"{name} {value:.3f}" for name, value in last.items() if value is not None)
     wall = {part: sum(line.get(f"wall/{part}") or 0.0 for line in run.lines) for part in PARTS}
     share = f"{wall['steps'] / sum(wall.values()):.0%}" if sum(wall.values()) else ""
-    return [run.name, f"{steps[0]:,}", f"{run.tokens(steps)[0]:,.0f}", f"{run.hours(steps)[0]:.2f}", share, scores]
+    return [run.name, f"{steps[0]:,}", f"{run.tokens(steps)[0]:,.0f}", f"{run.hours(steps)[0]:.2f}", share, _said(last)]
+
+
+def _said(scores: Mapping[str, float | None]) -> str:
+    """The first scores, without those of single sources."""
+    found = (f"{name} {value:.3f}" for name, value in scores.items() if value is not None and "(" not in name)
+    return ", ".join(itertools.islice(found, SCORES))
+
+
+class Link(NamedTuple):
+    """A cell that leads to a file or folder."""
+
+    text: str
+    target: str
+
+
+def _checkpoints(folder: epath.Path, workdirs: Mapping[str, epath.Path]) -> list[list[str | Link]]:
+    """Returns a row for each checkpoint of runs, with a link from the page in `folder` to where it lies."""
+    rows = []
+    for workdir in workdirs.values():
+        for step in checkpoint.steps(workdir):
+            name, place = f"{workdir}@{step}", checkpoint.folder_of(workdir) / str(step)
+            target = str(place) if "://" in str(place) else os.path.relpath(place, absolute(folder))
+            try:
+                found = checkpoint.read_scores(workdir, step)
+            except UserError:  # damaged scores do not hide the others
+                found = None
+            rows.append([Link(name, target), _said(found.scores if found else {})])
+    return rows
 
 
 def _grouped(name: str, results: Mapping[epath.Path, Finished]) -> dict[str, dict[epath.Path, Finished]]:
@@ -107,7 +142,7 @@ def _of_groups(groups: Mapping[str, Mapping[epath.Path, Finished]]) -> str:
     """A row for each setting of each search, with mean and standard deviation over its seeds."""
     results = {title: list(found.values()) for title, found in groups.items()}
     metrics = list(dict.fromkeys(name for found in results.values() for result in found for name in result["scores"]))
-    metrics = metrics[:6]
+    metrics = metrics[:SCORES]
     rows = []
     for title, found in results.items():
         cells = [_mean([result["scores"].get(metric) for result in found]) for metric in metrics]
@@ -137,9 +172,15 @@ def _of_checkpoint(folder: epath.Path, source: Pretrained, text: str, words: Seq
     return "".join([*parts, f"<h2>Nearest word embeddings</h2>{_table(['', 'cosine'], rows)}"])
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _cell(cell: str | Link) -> str:
+    if isinstance(cell, Link):
+        return f'<a href="{html.escape(urllib.parse.quote(cell.target, safe="/:"))}">{html.escape(cell.text)}</a>'
+    return html.escape(cell)
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str | Link]]) -> str:
     head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
 
 

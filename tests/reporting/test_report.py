@@ -4,6 +4,8 @@ import base64
 import dataclasses
 import json
 import re
+import shutil
+import urllib.parse
 
 import flax.linen as nn
 import jax
@@ -20,6 +22,8 @@ from bertjax.reporting import curves, insight, page
 from bertjax.reporting.history import read_history
 from bertjax.tasks import launch
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.training import checkpoint
+from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo, write_info
 
 PIECES = [*SPECIAL_PIECES, "ship", "boat", "the", "whale", "saw", "."]
@@ -124,6 +128,26 @@ def test_the_page_has_its_pictures_inside(tmp_path):
     assert (tmp_path / "out/report.png").read_bytes().startswith(b"\x89PNG")
     assert "&lt;two&gt;" in written and "<two>" not in written and "<td>12,000</td>" in written
     assert "http" not in written
+
+
+def test_checkpoints_are_linked_from_where_the_page_is(tmp_path, monkeypatch):
+    runs = [made_run(tmp_path / "runs" / name, [5.0, 4.0]) for name in ("a", "b c")]
+    checkpoint.write_params(runs[1], {"x": np.ones(3, np.float32)})
+    for step, loss in ((20, 4.0), (10, 5.0)):
+        shutil.copytree(runs[1] / "checkpoints/0", runs[1] / f"checkpoints/{step}")
+        checkpoint.write_scores(runs[1], step, Scores({"mlm_loss": loss, "mlm_accuracy": None}))
+    monkeypatch.chdir(tmp_path)
+    written = page.write("pages/out", ["runs/a", "runs/b c"])
+    found = re.findall(r'<td><a href="([^"]+)">([^<]+)</a></td><td>([^<]*)</td>', written.read_text())
+    assert [each[1:] for each in found] == [
+        ("runs/b c@0", ""),
+        ("runs/b c@10", "mlm_loss 5.000"),
+        ("runs/b c@20", "mlm_loss 4.000"),
+    ]
+    for step, (target, *_) in zip((0, 10, 20), found):
+        place = written.parent / urllib.parse.unquote(target)
+        assert place.resolve() == (runs[1] / f"checkpoints/{step}").resolve() and place.is_dir()
+    assert "Checkpoints" not in page.write(tmp_path / "none", [runs[0]]).read_text()
 
 
 def test_a_search_over_settings_has_a_row_for_each(tmp_path):
