@@ -10,7 +10,7 @@ from bertjax.config import BertConfig, dropout_fields, fine_tuning_config, pretr
 from bertjax.interop import hub, huggingface, sentence_transformers
 from bertjax.lists import corpus_sources
 from bertjax.stages import stages_of
-from bertjax.validation import value_of
+from bertjax.validation.checks import value_of
 
 PIPELINE = """
 from transformers import pipeline

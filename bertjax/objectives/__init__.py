@@ -19,7 +19,7 @@ from bertjax import families
 from bertjax.config import BertConfig, Compute, UserError
 from bertjax.registry import Registry, own_in
 from bertjax.stages import config_in, stages_of
-from bertjax.validation import within
+from bertjax.validation.checks import within
 
 if TYPE_CHECKING:
     import flax.linen as nn

@@ -12,7 +12,7 @@ from bertjax import objectives
 from bertjax.config import BertConfig, field
 from bertjax.objectives import Objective, Plot
 from bertjax.objectives.lm import OBJECTIVE as NEXT_WORDS
-from bertjax.validation import require
+from bertjax.validation.checks import require
 
 # Names of its output layers.
 LAYERS, LAST = "words_of_layers", "further_words"

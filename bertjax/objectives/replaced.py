@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from bertjax import objectives
 from bertjax.objectives import Objective, Plot
-from bertjax.validation import require
+from bertjax.validation.checks import require
 
 
 def _heads(config, compute) -> dict:

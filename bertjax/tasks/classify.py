@@ -12,7 +12,7 @@ from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.targets import Target
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation import require
+from bertjax.validation.checks import require
 
 
 def load(config, tokenizer: Tokenizer) -> Dataset:

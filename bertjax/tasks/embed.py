@@ -25,7 +25,7 @@ from bertjax.tasks.searches import Search
 from bertjax.tasks.text_sets import DOCUMENT, FORMS, JUDGES, QUERY, WITH_QUERIES, EncodedTexts, Source, TextSet
 from bertjax.tasks.vectors import Vectors
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation import one_of, require, value_of
+from bertjax.validation.checks import one_of, require, value_of
 
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
 READING = ("form", "texts", "label", "widths")  # flags that say how a set is read that vectors are judged by

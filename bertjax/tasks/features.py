@@ -10,7 +10,7 @@ from bertjax.tasks import ner, output_layers
 from bertjax.tasks.finetuning import Dataset, FineTuningTask
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation import at_least_one, one_of
+from bertjax.validation.checks import at_least_one, one_of
 
 ARCHITECTURE = "BertForFeatureBasedTagging"  # transformers has no such class
 

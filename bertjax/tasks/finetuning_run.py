@@ -27,7 +27,7 @@ from bertjax.training.loop import Trained
 from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Kind, Run
 from bertjax.training.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
-from bertjax.validation import require
+from bertjax.validation.checks import require
 
 
 @dataclasses.dataclass(frozen=True)

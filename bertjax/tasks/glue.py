@@ -14,7 +14,7 @@ from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.targets import Class, Number
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation import one_of
+from bertjax.validation.checks import one_of
 
 ENTAILMENT = ("entailment", "not_entailment")
 

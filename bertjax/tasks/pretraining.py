@@ -4,7 +4,6 @@ import copy
 import functools
 import itertools
 import math
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 import flax.linen as nn
@@ -18,7 +17,6 @@ from jax.sharding import Mesh
 from bertjax import families, objectives
 from bertjax.config import UserError
 from bertjax.data.batches import pipeline
-from bertjax.data.batches.additions import Addition
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
 from bertjax.data.records import find_records, mixed
@@ -26,7 +24,8 @@ from bertjax.data.records.manifest import training_shares
 from bertjax.families.with_heads import BertForMaskedLM, cast_encoder
 from bertjax.lists import mixture_of
 from bertjax.model.dropout import fold_in, row_keys
-from bertjax.objectives import Objective, Term
+from bertjax.objectives import Term
+from bertjax.objectives.parts.additions import additions_of
 from bertjax.objectives.parts.model import PretrainingModel
 from bertjax.sharding.mesh import (
     Batch,
@@ -38,9 +37,10 @@ from bertjax.sharding.mesh import (
 )
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
-from bertjax.stages import Stage, config_in, stages_of, total_steps
+from bertjax.stages import config_in, stages_of, total_steps
 from bertjax.tasks.adaptation import HeldOutText, only_pieces
 from bertjax.tasks.pretraining_rows import most_predictions, row_multiple, row_size
+from bertjax.tasks.pretraining_scores import divided, means_of, normalized, scores_of
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
 from bertjax.training.state import abstract_axes
@@ -123,7 +123,7 @@ class Pretraining:
             self._shares = [{source: x * each.get(source, 1) for source, x in shares.items()} for each in mixtures]
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(c, mesh)) for order, c in zip(self.orders, self._configs)]
-            self._additions = [self.make_additions(stage, tokenizer) for stage in self._stages]
+            self._additions = [additions_of(config, stage, tokenizer) for stage in self._stages]
         # Fits in memory, because a microbatch does.
         self.eval_batch_size = min(
             rows // each.microbatches
@@ -218,32 +218,19 @@ class Pretraining:
         `mlm_accuracy (SOURCE)` are those of one, by the first objective.
         """
         index = self._index(max(0, step - 1))
-        terms = self._computing[index].terms
         statistics, means, total = None, {}, 0
         shares = {source: self._shares[index].get(source, 1.0) for source in self._heldout[index]}
-        shares = _normalized({source: share for source, share in shares.items() if share})
+        shares = normalized({source: share for source, share in shares.items() if share})
         for source, sequences in divided(self.config.eval.max_sequences, shares).items():
             if statistics is None:
                 statistics = jax.device_put(self._measured(after_batch), replicated(self.mesh))
             files = self._heldout[index][source]
             evaluated, found = self._sums(params, index, files, sequences, statistics, after_batch)
-            means[source], total = _means(found), total + round(evaluated)
-        scores, (first, _, learnt) = {}, terms[0]
-        for name, _, objective in terms:
-            given = {source: found[name] for source, found in means.items() if name in found}
-            if given:
-                own = _normalized({source: shares[source] for source in given})
-                means_of_all = {
-                    metric: sum(own[source] * found[metric] for source, found in given.items())
-                    for metric in next(iter(given.values()))
-                }
-                scores |= objective.scores(name, means_of_all)
+            means[source], total = means_of(found), total + round(evaluated)
+        terms = self._computing[index].terms
+        scores, first = scores_of(terms, means, shares), terms[0].name
         if f"{first}_loss" not in scores:  # not if all is in damaged files
             return None
-        for source, found in means.items() if len(means) > 1 else ():
-            own = learnt.scores(first, found[first]) if first in found else {}
-            kept = {f"{first}_{metric}" for metric in ("loss", "accuracy")}
-            scores |= {f"{score} ({source})": value for score, value in own.items() if score in kept}
         if self._heldout_text is not None and families.words(self._configs[index]) == families.words(self.config):
             scores |= self._bits(params, index)
         stage = self._stages[index]
@@ -375,18 +362,6 @@ class Pretraining:
         model, compute = families.config_of(self.config), compute_on(self.mesh, self.config)
         return PretrainingModel(model, terms, compute, self.config.z_loss)
 
-    def make_additions(self, stage: Stage, tokenizer: Tokenizer | None) -> list[Addition]:
-        """Returns what the objectives add to batches of a stage."""
-        found, config = [], config_in(self.config, stage)
-        for name, _, objective in objectives.of(config):
-            if (addition := objective.addition(config, stage, tokenizer)) is not None:
-                # Those of words have the random numbers without a seed, as when there were no others.
-                seed = () if objective.words_per_sequence else (zlib.crc32(name.encode()),)
-                found.append(
-                    addition._replace(seed=seed, add=functools.partial(_declared, name, objective, addition.add))
-                )
-        return found
-
     def _weights(self, batch) -> dict[str, jax.Array]:
         return {term.name: term.objective.weights(batch) for term in self.terms}
 
@@ -482,33 +457,3 @@ class Pretraining:
         for batch in itertools.islice(batches, max(1, sequences // order.batch_size)):
             yield batch
             after_batch()
-
-
-def _declared(name: str, objective: Objective, add: Callable, batch: Batch, drawn: Batch) -> Batch:
-    """Returns what an objective adds. Raises `ValueError` for arrays that it does not declare, or of other types."""
-    types = {each: np.dtype(dtype) for each, (_, dtype) in objective.adds.items()} | {"input_ids": np.dtype(np.int32)}
-    if objective.words_per_sequence:
-        types |= {f"word_{each}": np.dtype(np.int32) for each in ("positions", "ids")}
-        types |= {"word_weights": np.dtype(np.float32)}
-    found = add(batch, drawn)
-    if wrong := {each: x.dtype for each, x in found.items() if types.get(each) != x.dtype}:
-        raise ValueError(f"objective {name}: adds {wrong} to batches; its `adds` must say so")
-    return found
-
-
-def _means(sums: dict) -> dict[str, dict[str, float]]:
-    """Returns the weighted means of an evaluation's sums, by objective and metric, where there is any weight."""
-    found = {name: each for name, each in sums.items() if each["weight"]}
-    return {name: {metric: x / each["weight"] for metric, x in each.items()} for name, each in found.items()}
-
-
-def _normalized(shares: dict[str, float]) -> dict[str, float]:
-    total = sum(shares.values())
-    return {name: share / total for name, share in shares.items()}
-
-
-def divided(sequences: int, shares: dict[str, float]) -> dict[str, int]:
-    """Divides a number of sequences among sources by their shares; each has a fourth of an equal part at least."""
-    return {
-        source: max(1, round(sequences * share), sequences // (4 * len(shares))) for source, share in shares.items()
-    }

@@ -8,41 +8,27 @@ import collections
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
-from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.batches.examples import Examples
-from bertjax.data.documents.tables import TFDS, cell, column, read_text, read_tfds
-from bertjax.files import parse_json
+from bertjax.data.documents.tables import TFDS
 from bertjax.interop.pretrained import Pretrained
-from bertjax.tasks import metrics, output_layers
+from bertjax.tasks import metrics, output_layers, squad_files
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import window_starts
+from bertjax.tasks.squad_files import Question
 from bertjax.text.tokenizer import Encoding, Tokenizer
-from bertjax.validation import at_least_one, one_of, require
+from bertjax.validation.checks import at_least_one, one_of, require
 
 VERSIONS = ("v1.1", "v2.0")
 N_BEST, MAX_ANSWER_TOKENS = 20, 30
-MOST_NAMED = 5  # questions that a message names
 THRESHOLD = "null_threshold"  # null odds above which the answer is empty, tuned on the dev set of v2.0
 NO_SPAN = float(np.finfo(np.float32).max)  # null odds if no span was found; finite, for JSON
-
-
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """A question; `starts` are character offsets in `context`. `answers` is empty if there are none or unknown."""
-
-    name: str
-    text: str
-    context: str
-    answers: tuple[str, ...] = ()
-    starts: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +71,11 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     """
     data = config.data
     if data.path.startswith(TFDS):
-        train, dev = (read_examples(data.path, split) for split in ("train", "validation"))
+        train, dev = (squad_files.read_examples(data.path, split) for split in ("train", "validation"))
     else:
-        train, dev = (read(find_file(data.path, name, data.version)) for name in ("train", "dev"))
-    train, notes = _well_placed(data, train, dev)
+        paths = (squad_files.find_file(data.path, name, data.version) for name in ("train", "dev"))
+        train, dev = map(squad_files.read, paths)
+    train, notes = squad_files.well_placed(data, train, dev)
     if data.version == "v1.1" and not all(question.answers for question in (*train, *dev)):
         raise UserError("config.data.version = 'v1.1': the data has questions without an answer; use squad.py:v2.0")
     sizes = dict(
@@ -148,122 +135,11 @@ def _split(
 
 def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
     """Returns the output layer, and the questions in a file of SQuAD's format with how they are scored."""
-    questions, version = read(path), source.settings.data.version
+    questions, version = squad_files.read(path), source.settings.data.version
     if version == "v1.1" and not all(question.answers for question in questions):
         raise UserError(f"{path}: has questions without an answer; the run is one on v1.1, which has none")
     examples, windows, *_ = encode(questions, source.tokenizer, **_sizes(source), with_labels=False)
     return output_layers.spans(), _split(questions, examples, windows, version, source.decided.get(THRESHOLD, np.inf))
-
-
-def find_file(folder: str, name: str, version: str) -> epath.Path:
-    """Returns the file of a split. Raises `UserError` if there is none."""
-    path = epath.Path(folder) / f"{name}-{version}.json"
-    if not path.exists():
-        raise UserError(f"config.data.path = {folder!r}: no {path.name} in it")
-    return path
-
-
-class _Answer(TypedDict):
-    text: str
-    answer_start: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _Asked(TypedDict):
-    id: str | int
-    question: str
-    answers: NotRequired[list[_Answer]]
-    is_impossible: NotRequired[bool]
-
-
-class _Paragraph(TypedDict):
-    context: str
-    qas: list[_Asked]
-
-
-class _Article(TypedDict):
-    paragraphs: list[_Paragraph]
-
-
-class _File(TypedDict):
-    """A SQuAD file."""
-
-    data: list[_Article]
-
-
-def read(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
-    """Reads a SQuAD file. Raises `UserError` if its format is invalid."""
-    questions = []
-    try:
-        content = parse_json(read_text(path), _File)
-    except ValueError as error:
-        raise UserError(f"{path}: not in SQuAD's format ({error})") from None
-    for paragraph in (paragraph for article in content["data"] for paragraph in article["paragraphs"]):
-        for asked in paragraph["qas"]:
-            is_impossible = asked.get("is_impossible", False)
-            given = asked.get("answers", []) if with_answers and not is_impossible else []
-            if with_answers and not given and not is_impossible:
-                raise UserError(f"{path}: question {asked['id']} has neither an answer nor is_impossible")
-            answers, starts = (tuple(answer[field] for answer in given) for field in ("text", "answer_start"))
-            questions.append(Question(str(asked["id"]), asked["question"], paragraph["context"], answers, starts))
-    return _checked(path, questions)
-
-
-def read_examples(path: str, split: str) -> list[Question]:
-    """Reads a split of "tfds:squad/v1.1" or "tfds:squad/v2.0"."""
-    questions = []
-    for row in read_tfds(path, split):
-        given = cell(row, "answers")
-        question, context = column(row, "question"), column(row, "context")
-        answers = tuple(given["text"]), tuple(given["answer_start"])
-        questions.append(Question(column(row, "id"), question, context, *answers))
-    return _checked(f"{path}, {split}", questions)
-
-
-def _checked(path: epath.PathLike, questions: list[Question]) -> list[Question]:
-    """Returns the questions. Raises `UserError` for no questions or duplicate ids."""
-    if not questions:
-        raise UserError(f"{path}: no question in it")
-    seen = set()
-    for question in questions:
-        if question.name in seen:
-            raise UserError(f"{path}: two questions have the id {question.name}")
-        seen.add(question.name)
-    return questions
-
-
-def _well_placed(data, train: list[Question], dev: list[Question]) -> tuple[list[Question], tuple[str, ...]]:
-    """Returns the questions to train on, and lines to print about answers that are not at their `answer_start`.
-
-    Questions with such an answer are left out of training; scoring needs no places. Raises `UserError` if there is one
-    and `data.on_bad_answer` is not to skip them.
-    """
-    kept, notes = [question for question in train if not _misplaced(question)], []
-    for name, side in (("training", train), ("dev", dev)):
-        if not (bad := [question for question in side if _misplaced(question)]):
-            continue
-        named = ", ".join(question.name for question in bad[:MOST_NAMED])
-        found = f"{len(bad)} {name} questions have an answer that is not at its answer_start: {named}"
-        found += f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
-        if _on_bad_answer(data) == "stop":
-            text, start = _misplaced(bad[0])[0]
-            raise UserError(
-                f"{data.path}: {found} (there, {text[:60]!r} is not at character {start}); mend them, or leave such "
-                f"questions out of training with --config.data.on_bad_answer=skip"
-            )
-        notes.append(f"{found}; {'left out' if side is train else 'scored all the same'}")
-    if not kept:
-        raise UserError(f"{data.path}: no training question has all its answers at their answer_start")
-    return kept, tuple(notes)
-
-
-def _misplaced(question: Question) -> list[tuple[str, int]]:
-    """Returns the answers that the paragraph does not have where they should start."""
-    places = zip(question.answers, question.starts)
-    return [(text, start) for text, start in places if question.context[start : start + len(text)] != text]
-
-
-def _on_bad_answer(data) -> str:
-    return data.get("on_bad_answer", "stop")
 
 
 class EncodedQuestions(NamedTuple):
@@ -434,7 +310,7 @@ def predict(source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[di
 
 def submission(source: Pretrained, path: str) -> tuple[str, str]:
     """Returns SQuAD's predictions.json for the questions in a file of SQuAD's format, and a summary."""
-    questions, threshold = read(path, with_answers=False), source.decided.get(THRESHOLD, np.inf)
+    questions, threshold = squad_files.read(path, with_answers=False), source.decided.get(THRESHOLD, np.inf)
     found = _answers_by(source, questions, _sizes(source))
     texts = {name: best[0]["text"] if best and null <= threshold else "" for name, (best, null) in found.items()}
     empty = sum(not text for text in texts.values())
@@ -464,7 +340,7 @@ def most_query_tokens(longest: int) -> int:
 def validate(config) -> None:
     query, most = config.data.max_query_length, most_query_tokens(config.max_seq_length)
     one_of(config, "data.version", VERSIONS)
-    bad = _on_bad_answer(config.data)
+    bad = squad_files.on_bad_answer(config.data)
     require(bad in ("stop", "skip"), "data.on_bad_answer", bad, "choose one of stop, skip")
     at_least_one(config, "data.doc_stride")
     require(1 <= query <= most, "data.max_query_length", query, f"must be 1 to max_seq_length - 8 = {most}")

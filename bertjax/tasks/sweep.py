@@ -44,7 +44,7 @@ from bertjax.training.workdir import (
     refuse,
     require_info,
 )
-from bertjax.validation import value_of
+from bertjax.validation.checks import value_of
 
 SUMMARY = "sweep.md"
 ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # the table's last columns, in this order

@@ -14,7 +14,7 @@ from bertjax.config import UserError
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import SUFFIXES, Row, column, read_table, read_text
 from bertjax.lists import split_at_commas
-from bertjax.tasks import searches, squad
+from bertjax.tasks import searches, squad, squad_files
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.tasks.searches import Search
 from bertjax.tasks.targets import Number
@@ -169,7 +169,7 @@ def _read_sentences(path: epath.Path, texts: Sequence[str], label: str) -> TextS
 
 def _read_squad(path: epath.Path, texts: Sequence[str], label: str) -> TextSet:
     del texts, label
-    found = [(asked.text, asked.context) for asked in squad.read(path) if asked.answers]
+    found = [(asked.text, asked.context) for asked in squad_files.read(path) if asked.answers]
     if not found:
         raise UserError(f"{path}: no question with an answer in it")
     return TextSet(found)

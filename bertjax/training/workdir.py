@@ -17,7 +17,8 @@ from bertjax.config import UserError, common_config, fields_of, pretraining_conf
 from bertjax.files import read_json, read_whole, write_whole
 from bertjax.text import tokenizer
 from bertjax.text.tokenizer import Tokenizer
-from bertjax.validation import DTYPES, one_of, validate_model
+from bertjax.validation import DTYPES, validate_model
+from bertjax.validation.checks import one_of
 
 CONFIG, REPORT = "config.json", "report.txt"
 RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished one

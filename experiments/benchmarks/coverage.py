@@ -11,13 +11,13 @@ import pathlib
 
 import numpy as np
 
-from bertjax.tasks import ner, squad
+from bertjax.tasks import ner, squad, squad_files
 from bertjax.text import tokenizer
 
 
 def answers(path: pathlib.Path, pieces) -> None:
     """Answers that are the text of the tokens that are learnt, and what is the matter with the others."""
-    questions = squad.read(path)
+    questions = squad_files.read(path)
     encoded = squad.encode(questions, pieces, 384, 128, 64, with_labels=True)
     examples, windows, reasons, learnt = encoded.examples, encoded.windows, collections.Counter(), {}
     for (first, last), window in zip(examples.labels, windows):

@@ -11,7 +11,7 @@ import pytest
 from bertjax import tasks
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.documents.tables import cell, column, read_table, read_tfds
-from bertjax.tasks import ner, squad
+from bertjax.tasks import ner, squad_files
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from tests.conftest import TOPICS
 
@@ -107,13 +107,13 @@ def test_sentences_and_questions(provide, pieces):
         assert dataset.notes[-1].startswith("no -DOCSTART- lines")
     assert sentence.words == ("EU", "rejects", "Britain") and sentence.tags == ("B-ORG", "O", "B-LOC")
     with provide(SQUAD):
-        (question,) = squad.read_examples("tfds:squad/v1.1", "train")
+        (question,) = squad_files.read_examples("tfds:squad/v1.1", "train")
         config = fine_tuning_config("squad", version="v1.1", doc_stride=128, max_query_length=64)
         config.data.path = "tfds:squad/v1.1"
         assert len(tasks.get(config.task).load(config, pieces).train) == 1
     assert question.answers == ("ship", "The ship") and question.starts == (4, 0)
     with provide(SQUAD2):
-        (question,) = squad.read_examples("tfds:squad/v2.0", "train")
+        (question,) = squad_files.read_examples("tfds:squad/v2.0", "train")
         config = fine_tuning_config("squad", version="v2.0", doc_stride=128, max_query_length=64)
         config.data.path = "tfds:squad/v2.0"
         assert tasks.get(config.task).load(config, pieces).baseline == 1

@@ -11,6 +11,7 @@ from bertjax.config import UserError, pretraining_config
 from bertjax.data.batches import additions as additions_module
 from bertjax.interop import conversion, pretrained
 from bertjax.objectives.parts import words
+from bertjax.objectives.parts.additions import additions_of
 from bertjax.planner.plan import plan
 from bertjax.reporting import curves
 from bertjax.reporting.history import read_history
@@ -240,8 +241,7 @@ def test_masks_do_not_depend_on_what_else_is_added(records_folder):
         config = config_for(records_folder, objective=objective)
         config.data.masking = "dynamic"
         batch = {"input_ids": np.arange(5, 69)[None].repeat(4, 0).astype(np.int32), "segments": np.ones((4, 64), int)}
-        task = Pretraining(config, one_device_mesh(config), None)
-        additions = task.make_additions(stages_of(config)[-1], pieces)
+        additions = additions_of(config, stages_of(config)[-1], pieces)
         found.append(added_to(batch, additions))
     assert (found[0]["input_ids"] == pieces.mask_id).any()
     for other in found[1:]:

@@ -19,7 +19,7 @@ from bertjax.data.tf import tf
 from bertjax.families.bert.model import BertModel
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
 from bertjax.interop import conversion, pretrained
-from bertjax.tasks import fill_mask, finetuning_run, generation, pretraining, pretraining_run
+from bertjax.tasks import fill_mask, finetuning_run, generation, pretraining, pretraining_run, pretraining_scores
 from bertjax.tasks.hidden_states import extract
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_run import find_or_prepare, report
@@ -155,7 +155,7 @@ def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, r
     assert abs(much - little) > 0.002
     np.testing.assert_allclose(scores["mlm_loss"], share * much + (1 - share) * little, rtol=1e-6)
     assert f"of {sources[1]}: loss {little:.3f}, accuracy" in report(config, mixed.evaluate(params, step=10))
-    assert pretraining.divided(1000, {"a": 0.99, "b": 0.01}) == {"a": 990, "b": 125}
+    assert pretraining_scores.divided(1000, {"a": 0.99, "b": 0.01}) == {"a": 990, "b": 125}
 
 
 def test_masks_are_filled_best_first(task, params, records_folder):

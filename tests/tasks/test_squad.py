@@ -12,9 +12,9 @@ from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.documents import python_docs
 from bertjax.experiment import load
 from bertjax.interop import conversion, pretrained
-from bertjax.tasks import finetuning_run, metrics, pairs, squad, validate
+from bertjax.tasks import finetuning_run, metrics, pairs, squad, squad_files, validate
 from bertjax.tasks.launch import launch
-from bertjax.tasks.squad import Question
+from bertjax.tasks.squad_files import Question
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS
@@ -230,7 +230,7 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
     path = tmp_path / "train-v1.1.json"
     path.write_text(content)
     with pytest.raises(UserError, match=message):
-        squad.read(path)
+        squad_files.read(path)
 
 
 def test_answers_that_are_not_at_their_place_stop_or_are_left_out(pieces, tmp_path):

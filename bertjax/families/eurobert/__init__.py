@@ -8,7 +8,7 @@ import numpy as np
 
 from bertjax.config import ModelConfig, field, size
 from bertjax.families import Family
-from bertjax.validation import require
+from bertjax.validation.checks import require
 
 
 @dataclasses.dataclass(frozen=True)

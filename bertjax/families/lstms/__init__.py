@@ -2,7 +2,7 @@
 
 from bertjax.config import BertConfig
 from bertjax.families import Family, shown_by_embeddings
-from bertjax.validation import require
+from bertjax.validation.checks import require
 
 
 def _model(config, compute):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from bertjax.config import BertConfig
 from bertjax.objectives import Objective, Plot
-from bertjax.validation import require
+from bertjax.validation.checks import require
 
 
 def telling(title: str, pairs: str) -> Objective:

@@ -10,7 +10,7 @@ import numpy as np
 from bertjax import families
 from bertjax.config import BertConfig
 from bertjax.objectives import OF_WORDS, Objective, Plot, Statistics
-from bertjax.validation import require, value_of
+from bertjax.validation.checks import require, value_of
 
 # Logits of more bytes than this are computed a part at a time, forwards and again backwards, so that they never exist
 # together: at 8,192 tokens of which 30 % are predicted, a sequence's would be half a GiB.

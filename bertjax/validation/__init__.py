@@ -2,36 +2,25 @@
 
 The limits of a field are in the tables below, or for `config.model` with the field itself (`config.field`); what
 depends on several fields is in the functions. A fine-tuning task, an objective, a family and an optimizer check what is
-theirs in their modules, with the helpers below. `tasks.validate` runs all checks.
+theirs in their modules, with the helpers in `checks`. `tasks.validate` runs all checks.
 """
 
 import dataclasses
-import itertools
-import json
 import math
 import re
-from collections.abc import Sequence
 
 import ml_collections
 
 from bertjax import families
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.lists import corpus_sources, mixture_of
-from bertjax.stages import (
-    MOST_BATCH_SIZES,
-    changeable,
-    changes_of,
-    config_in,
-    parts_of,
-    ramp_of,
-    stages_of,
-    total_steps,
-)
+from bertjax.stages import config_in, stages_of
 from bertjax.text.tokenizer import KINDS
+from bertjax.validation.checks import AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE, at_least_one, require, value_of, within
+from bertjax.validation.stages import split_of_masks, validate_stages
 
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 DTYPES = ("auto", "float32", "bfloat16")
-AT_LEAST_ONE, AT_LEAST_ZERO, BELOW_ONE = dict(least=1), dict(least=0), dict(least=0, below=1)
 SEED = dict(least=0, below=2**31)
 LIMITS = {
     "tokenizer.kind": dict(choices=tuple(KINDS)),
@@ -104,38 +93,6 @@ FINE_TUNING_LIMITS = LIMITS | {
     "restarts": AT_LEAST_ZERO,
     "eval.every_steps": AT_LEAST_ZERO,
 }
-STAGE_LIMITS = {
-    "steps": AT_LEAST_ZERO,
-    "tokens": AT_LEAST_ZERO,
-    "length": dict(least=8),
-    "max_predictions_per_seq": AT_LEAST_ZERO,
-    "ramp_from": AT_LEAST_ZERO,
-    "ramp_tokens": AT_LEAST_ZERO,
-}
-
-
-def require(ok: bool, field: str, value, remedy: str) -> None:
-    """Raises `UserError` unless `ok`."""
-    if not ok:
-        raise UserError(f"config.{field} = {value!r}: {remedy}")
-
-
-def one_of(config, field: str, choices: Sequence[str]) -> None:
-    value = value_of(config, field)
-    require(value in choices, field, value, f"choose one of {', '.join(choices)}")
-
-
-def at_least_one(config, *fields: str) -> None:
-    for field in fields:
-        value = value_of(config, field)
-        require(value >= 1, field, value, "must be at least 1")
-
-
-def value_of(config, field: str):
-    """Returns the value of a field such as "optimizer.learning_rate"."""
-    for name in field.split("."):
-        config = config[name]
-    return config
 
 
 def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
@@ -148,11 +105,11 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     language = config.data.language
     code = re.fullmatch("[a-z]{2,3}(-[a-z]+)*", language)
     require(bool(code), "data.language", language, "must be an ISO 639 code, such as 'en' or 'de'")
-    _split("data.masked_lm_split", config.data.masked_lm_split)
+    split_of_masks("data.masked_lm_split", config.data.masked_lm_split)
     _validate_adaptation(config, with_data)
     random = "would be random as well: set init_checkpoint, or 0"
     require(bool(config.init_checkpoint) or not config.freeze_layers, "freeze_layers", config.freeze_layers, random)
-    _validate_stages(config)
+    validate_stages(config, PRETRAINING_LIMITS)
     if config.data.stream:
         _validate_stream(config)
     for each in stages_of(config):
@@ -307,22 +264,6 @@ def validate_model(config) -> None:
     require("head_dim" in config.model or hidden % heads == 0, "model.hidden_size", hidden, remedy)
 
 
-def within(field: str, value, role="", choices=(), least=None, most=None, above=None, below=None) -> None:
-    """Raises `UserError` for a value outside the limits of `config.field`."""
-    del role
-    if choices:
-        require(value in choices, field, value, f"choose one of {', '.join(choices)}")
-    limits = [
-        (least, f"at least {least}", lambda: value >= least),
-        (above, f"above {above}", lambda: value > above),
-        (most, f"at most {most}", lambda: value <= most),
-        (below, f"below {below}", lambda: value < below),
-    ]
-    given = [(said, holds()) for limit, said, holds in limits if limit is not None]
-    said = " and ".join(said for said, _ in given)
-    require(all(holds for _, holds in given), field, value, f"must be {said}")
-
-
 def _validate_numbers(config, prefix: str = "") -> None:
     """Checks that all numbers are finite, and that whole numbers fit the 32 bits that devices have for them."""
     for name, value in config.items():
@@ -340,118 +281,3 @@ def _profile(steps: str) -> None:
     is_valid = start.isdecimal() and stop.isdecimal() and 1 <= int(start) <= int(stop)
     remedy = "write START:STOP, such as 20:24 for steps 20 to 24; the first step is 1, and STOP is not before START"
     require(not steps or is_valid, "profile", steps, remedy)
-
-
-def _validate_stages(config) -> None:
-    # With adapt.model, the number of positions becomes known with the checkpoint.
-    stages, limit = config.stages, math.inf if config.adapt.model else config.model.max_position_embeddings
-    remedy = "must be one or more named stages: named_stages(short=stage(steps, length, max_predictions_per_seq))"
-    is_named = isinstance(stages, ml_collections.ConfigDict) and len(stages) > 0
-    is_valid = is_named and all(isinstance(stage, ml_collections.ConfigDict) for stage in stages.values())
-    require(is_valid, "stages", stages.to_dict() if hasattr(stages, "to_dict") else stages, remedy)
-    for name, given in stages.items():
-        for field, limits in STAGE_LIMITS.items():
-            kinds = (int, float) if field.endswith("tokens") else int
-            is_number = isinstance(given.get(field, 0), kinds)
-            require(is_number, f"stages.{name}.{field}", given.get(field), "must be a whole number")
-            within(f"stages.{name}.{field}", given.get(field, 0), **limits)
-        has_tokens = given.get("tokens", 0) > 0
-        both = "a stage has steps or tokens, not both: set one of them to 0"
-        require(not (has_tokens and given.steps), f"stages.{name}.tokens", given.get("tokens"), both)
-        neither = "must be at least 1, or tokens above 0 in its place: stage(0, length, ..., tokens=1e9)"
-        require(has_tokens or given.steps >= 1, f"stages.{name}.steps", given.steps, neither)
-        _validate_changes(config, name, given)
-        _validate_ramp(config, name, given)
-        _validate_predictions(config, name, given, limit)
-    if config.data.masking == "static":
-        most = {given.length: given.max_predictions_per_seq for given in stages.values()}
-        for name, given in stages.items():
-            one = f"stages of one length share records, whose max_predictions_per_seq is {most[given.length]}"
-            field = f"stages.{name}.max_predictions_per_seq"
-            require(given.max_predictions_per_seq == most[given.length], field, given.max_predictions_per_seq, one)
-    _validate_order(stages)
-    require(total_steps(config) < 2**31, "stages", total_steps(config), "must have fewer than 2 ** 31 steps in all")
-
-
-def _validate_order(stages) -> None:
-    """Checks that stages of one length are written in the order of training: that of their names."""
-    for length in {given.length for given in stages.values()}:
-        written = [name for name in json.loads(stages.to_json_best_effort()) if stages[name].length == length]
-        for one, other in itertools.pairwise(written):
-            order = "stages of one length are trained in the order of their names; rename one of them"
-            remedy = f"would be trained before {one!r}, though it is written after it: {order}"
-            require(one < other, "stages", other, remedy)
-
-
-def _validate_changes(config, name: str, given) -> None:
-    """Checks what a stage changes, as if the whole config had it."""
-    known, limits = changeable(config), dict(PRETRAINING_LIMITS)
-    for model in families.configs_that_may_be(config):
-        limits |= {f"model.{field.name}": field.metadata for field in dataclasses.fields(model)}
-    copy = config.copy_and_resolve_references().unlock()
-    for field, value in changes_of(given).items():
-        what = f"is nothing that a stage may change; choose among {', '.join(known)}"
-        require(field in known, f"stages.{name}.{field}", value, what)
-        section, _, last = field.rpartition(".")
-        if section == "model" and last not in copy.model:  # the family becomes known with the checkpoint
-            families.add_field(copy, last)
-        try:
-            if value is None:
-                raise TypeError
-            (copy[section] if section else copy)[last] = value
-        except TypeError:
-            example = f"must be such as {value_of(copy, field)!r}"
-            require(False, f"stages.{name}.{field}", value, example)
-        within(f"stages.{name}.{field}", value, **limits.get(field, {}))
-        dynamic = "masks of records stay what they are; set data.masking=dynamic, or leave it out"
-        is_mask = field.startswith("data.masked") and config.data.masking == "static"
-        require(not is_mask, f"stages.{name}.{field}", value, dynamic)
-        apart = "records that are mixed when they are prepared stay what they are; set data.mix_when=read"
-        is_mixed = field == "data.mixture" and config.data.mix_when == "prepared"
-        require(not is_mixed, f"stages.{name}.{field}", value, apart)
-    _split(f"stages.{name}.data.masked_lm_split", given.get("data", {}).get("masked_lm_split"))
-
-
-def _validate_ramp(config, name: str, given) -> None:
-    """Checks the batch sizes of a stage."""
-    batch_size = given.get("batch_size", config.batch_size)
-    microbatches = given.get("microbatches", config.microbatches)
-    first, tokens = given.get("ramp_from", 0), given.get("ramp_tokens", 0.0)
-    for size in {batch_size, first} - {0}:
-        field = "batch_size" if size == batch_size else "ramp_from"
-        remedy = f"must be a multiple of microbatches = {microbatches}"
-        require(size % microbatches == 0, f"stages.{name}.{field}", size, remedy)
-    both = "a batch that grows needs both: ramp_from, its first size, and ramp_tokens above 0"
-    require(bool(first) == bool(tokens), f"stages.{name}.ramp_from", first, both)
-    require(first < batch_size, f"stages.{name}.ramp_from", first, f"must be below batch_size = {batch_size}")
-    sizes = -(-batch_size // first) if first else 1
-    many = f"makes {sizes} batch sizes, each of which compiles the step again; choose one that makes {MOST_BATCH_SIZES}"
-    require(sizes <= MOST_BATCH_SIZES, f"stages.{name}.ramp_from", first, f"{many} at most")
-    growing = ramp_of(given, batch_size)
-    none = "too few: no batch size gets a whole step"
-    require(all(steps for steps, _ in growing), f"stages.{name}.ramp_tokens", tokens, none)
-    parts = parts_of(given, batch_size)
-    few = f"too few for one step of {batch_size} sequences of {given.length}"
-    require(bool(parts), f"stages.{name}.tokens", given.get("tokens", 0.0), few)
-    longer = "the stage ends before its batch is whole: choose fewer, or make it longer"
-    require(not growing or not parts[-1][2], f"stages.{name}.ramp_tokens", tokens, longer)
-
-
-def _validate_predictions(config, name: str, given, limit: int) -> None:
-    length, predictions = (f"stages.{name}.{x}" for x in ("length", "max_predictions_per_seq"))
-    longer = f"longer than the position table, model.max_position_embeddings = {limit}"
-    require(given.length <= limit, length, given.length, longer)
-    share = given.get("data", {}).get("masked_lm_prob", config.data.masked_lm_prob)
-    # Rounded down: 19 predictions of 128 tokens (19.2) are enough; the paper has 20, which are 15.6 %.
-    needed = int(share * given.length)
-    few = f"too small for data.masked_lm_prob = {share} of {given.length} tokens: use at least {needed}"
-    require(given.max_predictions_per_seq >= needed, predictions, given.max_predictions_per_seq, few)
-    more = f"more than the sequence's {given.length} tokens"
-    require(given.max_predictions_per_seq <= given.length, predictions, given.max_predictions_per_seq, more)
-
-
-def _split(field: str, split) -> None:
-    """Checks shares of masked tokens; None: there are none."""
-    is_split = split is None or (len(split) == 3 and min(split) >= 0 and math.isclose(sum(split), 1))
-    remedy = "must be three shares that add up to 1: replaced by [MASK], by a random piece, left as they are"
-    require(is_split, field, split, remedy)
