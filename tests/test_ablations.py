@@ -371,21 +371,21 @@ def test_rows_of_successors_differ_in_what_is_learnt_and_by_which_form(scale):
         assert all(own[f"model.{size}"] == first[f"model.{size}"] for size in sizes)
 
 
-def test_a_row_without_words_has_no_scores_of_them(data, tmp_path):
+def test_a_row_without_words_has_no_scores_of_them_and_is_trained_once(data, tmp_path):
     (data / "corpora/books-001.txt").write_text("any")
     (data / "corpora/books.txt").rename(data / "corpora/books-000.txt")
     (data / "corpora/wiki-simple-000.txt").unlink()
     runs = RecordedRace("trial", tmp_path / "race", data, table=successors.TABLE)
     object.__setattr__(runs, "started", [])
-    for name in ("masked", "replaced"):
-        runs.compete(successors.TABLE.rows[name], 0, 9, 1.0)
-    assert [each for each in runs.started if "replaced" in each] == [
-        "bertjax.main replaced-0", "bertjax.main replaced-0-conll", "bertjax.main replaced-0-sst2",
-        "bertjax.main replaced-0-mrpc",
-    ]  # fmt: skip
+    for seed in (0, 1):
+        for name in ("masked", "replaced"):
+            runs.compete(successors.TABLE.rows[name], seed, 9, 1.0)
+    tuned = [f"bertjax.main replaced-0-{task}-{seed}" for seed in (0, 1) for task in ("conll", "sst2", "mrpc")]
+    assert [each for each in runs.started if "replaced" in each] == ["bertjax.main replaced-0", *tuned]
+    assert runs.started.count("bertjax.evaluate masked-0-9-blimp") == 1  # once, as its pre-training
     assert runs.results.name == "successors.jsonl"
     *_, masked, replaced = race.formatted(successors.TABLE, runs.finished()).splitlines()
-    scores = "| 2.000 | 60.0 | 70.0 | 80.0 | 80.0 |"
+    scores = "| 2 | 9 | 0.0 | 1.0 | 2.000 | 60.0 | 70.0 | 80.0 | 80.0 |"
     assert masked.endswith(scores) and replaced.endswith("|  |  | 70.0 (+0.0) | 80.0 (+0.0) | 80.0 (+0.0) |")
 
 

@@ -43,12 +43,14 @@ class Table:
       scores: its columns, names of `race.COLUMNS`.
       adds_up: whether a row has all that the rows before it have; its scores are compared with those of the row before
         then, else with those of the first row.
+      trains_once: whether the seeds are those of fine-tuning, and all start from one pre-trained model.
     """
 
     name: str
     rows: Mapping[str, Row]
     scores: tuple[str, ...]
     adds_up: bool
+    trains_once: bool = False
 
     def config(self, which: str):
         """Returns the config of SCALE/ROW/STEPS. Raises `UserError` if there is none."""
@@ -63,8 +65,8 @@ class Table:
         return config.lock()
 
 
-def table(name: str, rows: tuple[Row, ...], scores: tuple[str, ...], adds_up: bool) -> Table:
-    return Table(name, {row.name: row for row in rows}, scores, adds_up)
+def table(name: str, rows: tuple[Row, ...], scores: tuple[str, ...], **how: bool) -> Table:
+    return Table(name, {row.name: row for row in rows}, scores, **how)
 
 
 def _base(scale: Scale, steps: int):

@@ -4,7 +4,8 @@ to RESULTS.md.
 Command:  python -m experiments.ablations.race calibrate --data=DATA --workdir=runs/race
           times all rows in turn, on a machine that does nothing else, and writes steps.json: a row's steps a second
           python -m experiments.ablations.race --minutes=10 --data=DATA --workdir=runs/race
-          trains each for as many steps as that makes, all rows with the first seed, then with the second, ...
+          trains each for as many steps as that makes, all rows with the first seed, then with the second, ... (or once,
+          if the table says so, and fine-tunes it with all seeds)
           DATA has corpora/*.txt.xz (or .txt; of each corpus the last file is held out), glue/, conll2003/ and
           blimp/blimp.jsonl.xz as those are distributed. A finished run is a line of TABLE.jsonl and is not repeated;
           what was stopped goes on where it was. --rows=bert,all and --seeds=0,1 choose; --table=successors is another
@@ -105,19 +106,20 @@ class Race(Suite):
             print(f"{name}: {rates[name]:.2f} steps/s ({', '.join(f'{one:.2f}' for one in each)})")
 
     def compete(self, row: Row, seed: int, steps: int, budget: float) -> None:
-        """Pre-trains a row with a seed, scores it, and adds a line to the results."""
-        name = f"{row.name}-{seed}"
+        """Pre-trains a row with a seed, or once, scores it, and adds a line to the results."""
+        first = 0 if self.table.trains_once else seed
+        name = f"{row.name}-{first}"
         folder = self.workdir / name
         self.prepare(row)
         if not (folder / "report.txt").exists():
-            self._train(row, steps, folder, {"seed": seed})
+            self._train(row, steps, folder, {"seed": first})
         history, checkpoint = read_history(folder), f"--checkpoint={folder}@latest"
         steps = max(
             line["step"] for line in history.lines
         )  # of the run that there is, whatever has been calibrated since
         scores = self._of_words(f"{name}-{steps}", checkpoint) if row.predicts_words else dict.fromkeys(OF_WORDS)
         tasks = [score for score in self.table.scores if score in TUNED]
-        scores |= {task: self._tuned(row, seed, task) for task in tasks}
+        scores |= {task: self._tuned(row, name, seed, task) for task in tasks}
         line = {
             "row": row.name,
             "seed": seed,
@@ -182,10 +184,10 @@ class Race(Suite):
             partial.rename(path)
         return read_json(path)
 
-    def _tuned(self, row: Row, seed: int, task: str) -> float:
-        """Fine-tunes a row with the seed that it was pre-trained with; returns the score in percent."""
-        cell = Cell(Model(f"{row.name}-{seed}", ""), task)
-        folder, its = self.workdir / cell.name, TASKS[task]
+    def _tuned(self, row: Row, name: str, seed: int, task: str) -> float:
+        """Fine-tunes a pre-trained row, `name`, with a seed; returns the score in percent."""
+        cell, its = Cell(Model(name, ""), task), TASKS[task]
+        folder = self.workdir / (f"{cell.name}-{seed}" if self.table.trains_once else cell.name)
         if not tables.scores(folder, its.metric):
             model = self._read_config(row).model
             fields = cell.settings(self.scale) | {"max_seq_length": length_of(self.scale)}
@@ -244,7 +246,7 @@ def _cell(score: str, own: Sequence[dict], before: Sequence[dict] | None) -> str
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
-    return f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f" ± {np.std(values, ddof=1):.{digits}f}" if len(set(values)) > 1 else ""  # one model has one score
 
 
 def main(arguments: list[str]) -> None:
