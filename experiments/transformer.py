@@ -2,7 +2,8 @@
 
 6 layers of 512 or 1,024, with 8 or 16 heads: sinusoidal positions, a LayerNorm after each sum, ReLU. Its decoder is
 there for translation, which is not done here. Adam has the paper's numbers and its highest rate (section 5.3), from
-which the rate falls linearly, not by the root of the step; a step has as many pieces as one language there (5.1).
+which the rate falls linearly, not by the root of the step; a step has as many pieces as one language there (5.1). There
+is no weight decay, and no gradient is clipped.
 
 Command:  bertjax train --config=transformer:base --config.data.corpus=texts/ --workdir=runs/transformer
 Hardware: not run at these sizes; theirs, with the decoder: 8 P100, 12 hours and 3.5 days
@@ -27,4 +28,5 @@ def get_config(size="base"):
     config.stages, config.batch_size = named_stages(only=stage(steps, 128, 20)), 192
     peak = (config.model.hidden_size * WARM_UP) ** -0.5
     config.optimizer.update(learning_rate=peak, warmup_steps=WARM_UP, beta2=0.98, epsilon=1e-9, bias_correction=True)
+    config.optimizer.update(weight_decay=0.0, max_grad_norm=1e9)  # the paper has neither
     return config

@@ -385,8 +385,8 @@ def test_a_row_without_words_has_no_scores_of_them_and_is_trained_once(data, tmp
     assert runs.started.count("bertjax.evaluate masked-0-9-blimp") == 1  # once, as its pre-training
     assert runs.results.name == "successors.jsonl"
     *_, masked, replaced = race.formatted(successors.TABLE, runs.finished()).splitlines()
-    scores = "| 2 | 9 | 0.0 | 1.0 | 2.000 | 60.0 | 70.0 | 80.0 | 80.0 |"
-    assert masked.endswith(scores) and replaced.endswith("|  |  | 70.0 (+0.0) | 80.0 (+0.0) | 80.0 (+0.0) |")
+    scores = "| 2 | 9 | 0.0 | 1.0 |  | 2.000 | 60.0 | 70.0 ± 0.0 | 80.0 ± 0.0 | 80.0 ± 0.0 |"
+    assert masked.endswith(scores) and "| 1.0 |  |  |  | 70.0 ± 0.0 (+0.0 ± 0.0) |" in replaced
 
 
 def test_text_that_is_held_out_is_not_trained_on(data):

@@ -47,6 +47,7 @@ from bertjax.training.state import abstract_axes
 from bertjax.training.task import Recurrence
 
 MEASURED_SEQUENCES = 65_536  # training sequences that the statistics of baselines are estimated from
+STREAM_ROWS = 8  # rows in which held-out text is read that goes on, or more devices: few, so that each is long
 OBJECTIVES_KEY = 1 << 16  # derives the objectives' keys from a row's; lower numbers are the layers'
 
 
@@ -130,6 +131,8 @@ class Pretraining:
             for rows, each, stage in zip(self.rows, self._configs, self._stages)
             if not stage.grows
         )
+        if config.data.stream:  # how much of the text a row reads, and so its memory, must not depend on microbatches
+            self.eval_batch_size = ways * -(-STREAM_ROWS // ways)
         self._statistics: dict | None = None  # measured at the first evaluation
         self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
 

@@ -142,7 +142,7 @@ def require_memory(config) -> None:
 def _validate_stream(config) -> None:
     if not config.adapt.model:  # the model is not known yet
         require_memory(config)
-    apart = "rows that go on in the next step have one text each; set False"
+    apart = "rows that go on in the next step (data.stream) are full, and their memory is of one text; set False"
     require(not config.packing, "packing", True, apart)
     why = "a stream of text is cut into whole sequences, once"
     for field, needed in (("next_sentence", "none"), ("masking", "dynamic"), ("dupe_factor", 1), ("short_seq_prob", 0)):

@@ -1,4 +1,4 @@
-"""Bits per byte of masked words: python -m experiments.ablations.bits --checkpoint=PATH --texts=A.txt.xz,B.txt.xz
+"""Bits per byte: python -m experiments.ablations.bits --checkpoint=PATH --texts=A.txt.xz,B.txt.xz
 
 See `bertjax.tasks.bits`; the windows are so short that most have fewer than 30 pieces of a vocabulary of 8,192. Prints
 one JSON object.

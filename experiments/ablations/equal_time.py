@@ -24,14 +24,15 @@ class Row:
       title: what it has that the row before it, or the first one, has not.
       records: which ones, of a name of their own: pairs | sentences | bpe.
       change: (config, scale) -> None. Changes the config of the row before, or what all rows have.
-      predicts_words: whether bits per byte and BLiMP are defined.
+      bits: the column of its bits per byte, which are comparable within a column; empty: it predicts no words, and
+        has no score of BLiMP either.
     """
 
     name: str
     title: str
     records: str
     change: Callable
-    predicts_words: bool = True
+    bits: str = "bits_per_byte"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,9 +48,10 @@ RESULTS = flags.DEFINE_string("results", None, "The file with the table: beside 
 ROUNDS, TIMED_STEPS, LOGGED_STEPS = 5, 300, 50
 PAIRS = 150  # from each of BLiMP's 67 paradigms
 BLIMP = "blimp/blimp.jsonl.xz"
-OF_WORDS, TUNED = ("bits_per_byte", "blimp"), ("conll", "sst2", "mrpc")  # scores; TUNED are also names of tasks
+TUNED = ("conll", "sst2", "mrpc")  # scores that are also names of tasks
 COLUMNS = {  # scores: title, factor, digits
     "bits_per_byte": ("bits per byte", 1, 3),
+    "hidden_bits": ("bits per byte of hidden words", 1, 3),  # with all the others seen: of no use beside those of text
     "blimp": ("BLiMP", 100, 1),
     "conll": ("CoNLL", 1, 1),
     "sst2": ("SST-2", 1, 1),
@@ -117,7 +118,9 @@ class Race(Suite):
         steps = max(
             line["step"] for line in history.lines
         )  # of the run that there is, whatever has been calibrated since
-        scores = self._of_words(f"{name}-{steps}", checkpoint) if row.predicts_words else dict.fromkeys(OF_WORDS)
+        scores = dict.fromkeys(self.table.scores)
+        if row.bits:
+            scores |= self._of_words(row, f"{name}-{steps}", checkpoint)
         tasks = [score for score in self.table.scores if score in TUNED]
         scores |= {task: self._tuned(row, name, seed, task) for task in tasks}
         line = {
@@ -134,7 +137,7 @@ class Race(Suite):
         whole = "".join(json.dumps(each) + "\n" for each in [*self.finished(), line])
         write_whole(self.results, whole)
 
-    def _of_words(self, name: str, checkpoint: str) -> dict[str, float]:
+    def _of_words(self, row: Row, name: str, checkpoint: str) -> dict[str, float]:
         """Returns the scores of a checkpoint that predicts words."""
         pairs, texts = self.data / BLIMP, self.scale.heldout(self.data / "corpora")
         blimp = self._printed(
@@ -147,7 +150,7 @@ class Race(Suite):
             f"--texts={','.join(map(str, texts))}",
             f"--length={length_of(self.scale)}",
         )
-        return {"bits_per_byte": bits["bits_per_byte"], "blimp": blimp["share"]}
+        return {row.bits: bits["bits_per_byte"], "blimp": blimp["share"]}
 
     def prepare(self, row: Row) -> None:
         """Makes the vocabulary and the records of a row, which all seeds share."""
@@ -226,7 +229,8 @@ def formatted(table: Table, lines: Sequence[dict]) -> str:
     for name, row in table.rows.items():
         if own := [line for line in lines if line["row"] == name]:
             steps, tokens, minutes = (np.mean([line[each] for line in own]) for each in ("steps", "tokens", "minutes"))
-            cells = [_cell(score, own, before) for score in table.scores]
+            trained = own[:1] if table.trains_once else own  # all others have the scores of one model
+            cells = [_cell(score, own if score in TUNED else trained, before) for score in table.scores]
             rows.append([row.title, str(len(own)), f"{steps:,.0f}", f"{tokens / 1e6:.1f}", f"{minutes:.1f}", *cells])
             before = own if before is None or table.adds_up else before
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
@@ -246,7 +250,7 @@ def _cell(score: str, own: Sequence[dict], before: Sequence[dict] | None) -> str
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
-    return f" ± {np.std(values, ddof=1):.{digits}f}" if len(set(values)) > 1 else ""  # one model has one score
+    return f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
 
 
 def main(arguments: list[str]) -> None:

@@ -59,13 +59,13 @@ def _recurrent(config, scale: Scale) -> None:
 TABLE = table(
     "successors",
     (
-        Row("masked", "masked words (BERT)", "sentences", _masked),
+        Row("masked", "masked words (BERT)", "sentences", _masked, bits="hidden_bits"),
         Row("next", "left to right (GPT-2)", "sentences", _next),
-        Row("permuted", "permuted (XLNet)", "sentences", _permuted),
+        Row("permuted", "permuted (XLNet)", "sentences", _permuted, bits="hidden_bits"),
         Row("recurrent", "left to right, with a memory (Transformer-XL)", "stream", _recurrent),
-        Row("replaced", "replaced words (ELECTRA)", "sentences", _replaced, predicts_words=False),
+        Row("replaced", "replaced words (ELECTRA)", "sentences", _replaced, bits=""),
     ),
-    scores=("bits_per_byte", "blimp", "conll", "sst2", "mrpc"),
+    scores=("bits_per_byte", "hidden_bits", "blimp", "conll", "sst2", "mrpc"),
     adds_up=False,
     trains_once=True,
 )

@@ -1,5 +1,7 @@
 """Transformer-XL's published sizes, and their FLOPs with a memory."""
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,9 @@ import pytest
 
 from bertjax.families import transformer_xl
 from bertjax.families.transformer_xl import TransformerXLConfig
+from bertjax.families.transformer_xl.model import TransformerXLModel
 from bertjax.families.with_heads import BertForMaskedLM, count_parameters
+from bertjax.tasks.exported.straight import straight
 
 ENWIK8 = dict(
     vocab_size=204, hidden_size=512, num_hidden_layers=12, num_attention_heads=8, intermediate_size=2048,
@@ -22,19 +26,40 @@ def params_of(config):
     return nn.meta.unbox(shapes["params"])
 
 
+def products(config, rows, length, has_memory) -> int:
+    """The FLOPs of all matrix products of the layers, by what they are traced to."""
+    model = TransformerXLModel(config)
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids)
+    memory = jax.eval_shape(lambda: transformer_xl.FAMILY.new_memory(config, rows, jnp.float32))
+    leaves, tree = jax.tree.flatten((params, ids, memory if has_memory else None))
+
+    def encode(*leaves):
+        params, ids, memory = jax.tree.unflatten(tree, leaves)
+        found = model.apply(params, ids, jnp.ones_like(ids), ids, memory=memory, method="encode")
+        return jax.tree.leaves(found)
+
+    found = 0
+    for equation in straight(encode, *leaves).jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            sizes = [equation.invars[0].aval.shape[axis] for axis in contracted]
+            found += 2 * math.prod((*equation.outvars[0].aval.shape, *sizes))
+    return found
+
+
 @pytest.mark.parametrize("sizes, length, millions", [(dict(), 150, 151), (ENWIK8, 512, 41)])
 def test_published_sizes_and_their_flops(sizes, length, millions):
-    """Those of tables 1 and 2. A memory adds keys, values and distances for its tokens, and scores for its pairs."""
-    config = TransformerXLConfig(**sizes)
+    """Those of tables 1 and 2. FLOPs are those of a row more, since all rows share what distances are projected to."""
+    config, family = TransformerXLConfig(**sizes), transformer_xl.FAMILY
     params = params_of(config)
     assert round(count_parameters(params, config) / 1e6) == millions
-    family, hidden, layers = transformer_xl.FAMILY, config.hidden_size, config.num_hidden_layers
-    matrices = sum(x.size for path, x in jax.tree_util.tree_leaves_with_path(params["bert"]["encoder"])
-                   if path[-1].key == "kernel")  # fmt: skip
-    scores = 3 * layers * length * hidden
-    assert family.layer_flops(config, length) == 2 * length * (matrices + scores)
-    of_keys = 3 * layers * hidden**2 * config.memory_length
-    assert family.memory_flops(config, length) == 2 * (of_keys + scores * config.memory_length)
+    alone, together = (
+        products(config, 2, length, has_memory) - products(config, 1, length, has_memory)
+        for has_memory in (False, True)
+    )
+    assert family.layer_flops(config, length) == alone
+    assert family.layer_flops(config, length) + family.memory_flops(config, length) == together
 
 
 def test_params_show_the_config_and_their_layers():

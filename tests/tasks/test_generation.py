@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax import families
 from bertjax.config import BertConfig, UserError
 from bertjax.families.transformer_xl import TransformerXLConfig
 from bertjax.families.with_heads import BertForMaskedLM
@@ -27,14 +28,35 @@ def made(config):
     return model, nn.meta.unbox(jax.jit(model.init)(jax.random.key(3), ids, ids, ids, ids)["params"])
 
 
+def seeing_back(model, params, row, memory):
+    """The logits of a Transformer-XL whose tokens see no farther than its memory reaches, read token by token."""
+    config, rows = model.config, []
+    kept = families.of(config).new_memory(config, 1, jnp.float32)
+
+    @jax.jit
+    def read(token, kept):
+        ones = jnp.ones((1, 1), jnp.int32)
+        given = dict(masked_positions=0 * ones, memory=kept, method="remember")
+        return model.apply({"params": params}, token, ones, 0 * ones, **given)
+
+    for place in range(row.shape[1]):
+        logits, kept = read(row[:, place : place + 1], kept)
+        rows.append(logits[:, 0])
+    assert kept.states.shape[2] == memory
+    return np.stack(rows, axis=1)
+
+
 def without_cache(model, params, text, tokens):
     """The most likely piece after the whole text, again and again."""
     ids = [PIECES.cls_id, *PIECES.encode(text).ids]
     run = jax.jit(model.apply)
     for _ in range(min(tokens, model.config.max_position_embeddings - len(ids))):
         row = np.pad(ids, (0, model.config.max_position_embeddings - len(ids)))[None]
-        segments = (np.arange(row.shape[1]) < len(ids))[None].astype(int)
-        logits = run({"params": params}, row, segments, row * 0, np.array([[len(ids) - 1]]))[0, 0]
+        if memory := getattr(model.config, "memory_length", 0):
+            logits = seeing_back(model, params, row, memory)[0, len(ids) - 1]
+        else:
+            segments = (np.arange(row.shape[1]) < len(ids))[None].astype(int)
+            logits = run({"params": params}, row, segments, row * 0, np.array([[len(ids) - 1]]))[0, 0]
         banned = [PIECES.pad_id, PIECES.unk_id, PIECES.cls_id, PIECES.mask_id]
         logits = np.array(logits)
         logits[banned] = -1e9
@@ -47,7 +69,7 @@ def without_cache(model, params, text, tokens):
 
 RELATIVE = TransformerXLConfig(
     vocab_size=65, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-    max_position_embeddings=40, memory_length=40, initializer_range=0.4,
+    max_position_embeddings=40, memory_length=7, initializer_range=0.4,
 )  # fmt: skip
 CAUSAL = [TINY, dataclasses.replace(TINY, norm="pre", positions="each_layer"),
           dataclasses.replace(TINY, positions="sinusoidal"), RELATIVE]  # fmt: skip

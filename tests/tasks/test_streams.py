@@ -15,6 +15,7 @@ from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
 from bertjax.data.preparation import prepare
 from bertjax.data.records import find_records
+from bertjax.families import config_of
 from bertjax.families.transformer_xl.model import TransformerXLModel
 from bertjax.interop import pretrained
 from bertjax.model.recurrence import new_memory
@@ -25,6 +26,7 @@ from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint
+from bertjax.training.recurrence import warmed_up
 from bertjax.training.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import launch_and_stop, make_corpus, one_device_mesh, preparing_in_process
@@ -76,13 +78,13 @@ def ids_of(records, split):
 
 
 def test_records_are_the_text_in_its_order(records):
-    """Sentence after sentence, and a [SEP] after each document, whether a sequence ends there or not."""
+    """Sentence after sentence, each document between [CLS] and [SEP], whether a sequence ends there or not."""
     pieces = tokenizer.load("bytes", records / tokenizer.KINDS["bytes"].filename, True)
     text = "".join(map(chr, ids_of(records, "train").ravel()))
     documents, place, found = make_corpus(30).split("\n\n"), 0, 0
     for document in documents:
         ids = [token for line in document.strip().split("\n") for token in pieces.encode(line).ids]
-        own = "".join(map(chr, [*ids, pieces.sep_id]))
+        own = "".join(map(chr, pieces.framed(ids)))
         if (at := text.find(own, place)) >= 0:
             assert at == place  # nothing is between it and the document before
             place, found = at + len(own), found + 1
@@ -235,7 +237,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(straight, records, tmp_path)
 
 
 def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys):
-    """A branch with other rows; one with a longer memory starts, too."""
+    """By a branch with other rows."""
     branch = {"branch_from": f"{straight}@3", "data.records": "", "batch_size": 4}
     launch(stream_config("", **branch), tmp_path / "rows")
     assert "the checkpoint has no memory of these rows: reads steps 1 to 3 again" in capsys.readouterr().out
@@ -244,6 +246,54 @@ def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys)
     assert "reads steps" not in capsys.readouterr().out
     for a, b in zip(items_of(tmp_path / "same", 6, "params", "memory"), items_of(straight, 6, "params", "memory")):
         np.testing.assert_array_equal(a, b)
+
+
+def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
+    """What its params make of all steps from the first on, or of so many that the rest cannot be seen."""
+    config = stream_config(records, **{"model.hidden_dropout_prob": 0.0})
+    task, mesh = Pretraining(config, one_device_mesh(config), records), one_device_mesh(config)
+    program, said = make_program(task, config, mesh), []
+    params = program.init(jax.random.key(1)).params
+    model, step = TransformerXLModel(config_of(config)), 6
+    memory = new_memory(ROWS, 2, MEMORY, 32, jnp.float32)
+    for batch in itertools.islice(task.batches(0), step):
+        goes_on = memory.where(batch["goes_on"] > 0)
+        inputs = batch["input_ids"], batch["segments"], batch["token_types"]
+        memory = model.apply({"params": params["bert"]}, *inputs, memory=goes_on, method="encode")[1]
+    assert task.recurrence.reach == 4  # two layers, each of which sees into the second row before
+    state = warmed_up(task, program, program.init(jax.random.key(1)), mesh, step, said.append)
+    assert said == ["the checkpoint has no memory of these rows: reads steps 3 to 6 again to fill it"]
+    np.testing.assert_array_equal(state.memory.filled, memory.filled)
+    np.testing.assert_allclose(state.memory.states, memory.states, atol=1e-5)
+    shorter = task.recurrence._replace(reach=3)
+    monkeypatch.setattr(Pretraining, "recurrence", shorter)
+    state = warmed_up(task, program, program.init(jax.random.key(1)), mesh, step, said.append)
+    assert np.abs(state.memory.states - memory.states).max() > 1e-3
+
+
+def test_a_step_that_is_skipped_leaves_no_memory(records):
+    """That of the step before is not what comes before the next one."""
+    config = stream_config(records, **{"optimizer.skip_nonfinite": 2})
+    task, mesh = Pretraining(config, one_device_mesh(config), records), one_device_mesh(config)
+    program = make_program(task, config, mesh)
+    state, hyper = program.init(jax.random.key(0)), put_hyperparameters(0, make_schedule(config.optimizer, 6), mesh)
+    broken = [False, True, False]
+    filled = []
+    for batch, is_broken in zip(itertools.islice(task.batches(0), 3), broken):
+        weights = batch["word_weights"] * (np.nan if is_broken else 1)
+        state, _ = program.train_step(state, put_batch(batch | {"word_weights": weights}, mesh), hyper)
+        filled.append(int(state.memory.filled.max()))
+    assert filled == [LENGTH, 0, LENGTH] and np.isfinite(jax.tree.leaves(state.params)[0]).all()
+
+
+def test_held_out_scores_do_not_depend_on_microbatches(records):
+    found = []
+    for microbatches in (1, 4):
+        config = stream_config(records, microbatches=microbatches)
+        task = Pretraining(config, one_device_mesh(config), records)
+        params = make_program(task, config, task.mesh).init(jax.random.key(0)).params
+        found.append(task.evaluate(params, 1).scores)
+    assert found[0] == found[1]
 
 
 def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
@@ -263,7 +313,7 @@ def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"packing": True}, "config.packing = True: rows that go on in the next step have one text each"),
+        ({"packing": True}, "config.packing = True: rows that go on in the next step (data.stream) are full"),
         ({"model.memory_length": 0}, "config.model.memory_length = 0: must be at least 1"),
         ({"model.memory_length": -3}, "config.model.memory_length = -3: must be at least 1"),
         ({"data.dupe_factor": 2}, "config.data.dupe_factor = 2: a stream of text is cut into whole sequences, once"),

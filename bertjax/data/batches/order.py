@@ -66,9 +66,10 @@ class Order:
         self.files, self.batch_size, self.seed, self.row, self.is_stream = files, batch_size, seed, row, is_stream
         self.lanes = batch_size if is_stream else math.gcd(batch_size, MAX_LANES)
         if files.total < self.lanes:
+            more = "add text" if is_stream else "add text, increase data.dupe_factor,"
             raise UserError(
-                f"{files.total} training records are too few for a batch of {batch_size} sequences: add text, increase "
-                f"data.dupe_factor, or reduce batch_size"
+                f"{files.total} training records are too few for a batch of {batch_size} sequences: {more} or reduce "
+                f"batch_size"
             )
         is_known = files.lengths is not None and not is_stream
         self.groups = count_groups(batch_size) if is_known else self.lanes

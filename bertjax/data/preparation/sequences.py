@@ -38,7 +38,7 @@ def make_rows(
     if data["next_sentence"] == "none":
         tokens = separated(of_documents(tokens, documents), tokenizer.sep_id)
     if data["stream"]:
-        return _cut(tokens.ids, row_type(shape, job))
+        return _cut(_begun(tokens, tokenizer), row_type(shape, job))
     instances = make_instances(
         tokens,
         documents.tolist(),
@@ -59,6 +59,12 @@ def make_rows(
     rows["first_size"] = len(tokenizer.begin) + instances[:, 1] + 1
     rows["label"] = instances[:, 4]
     return rows
+
+
+def _begun(tokens: Tokens, tokenizer: Tokenizer) -> np.ndarray:
+    """Returns the tokens with [CLS] before each document, where texts that are scored or continued have it, too."""
+    begins = np.array(tokens.starts)[np.array(tokens.documents[:-1])]
+    return np.insert(tokens.ids, np.repeat(begins, len(tokenizer.begin)), tokenizer.begin * len(begins))
 
 
 def _cut(ids: np.ndarray, row: np.dtype) -> np.ndarray:

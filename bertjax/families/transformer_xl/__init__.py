@@ -45,8 +45,8 @@ def _model(config, compute):
 
 def _layer_flops(config: TransformerXLConfig, length: int) -> int:
     hidden = config.hidden_size
-    # Query, key, value, output, and the projection of as many distances; two feed-forward matrices.
-    per_token = 5 * hidden * hidden + 2 * hidden * config.intermediate_size
+    # Query, key, value, output; two feed-forward matrices. The projection of distances is the same for all rows.
+    per_token = 4 * hidden * hidden + 2 * hidden * config.intermediate_size
     attention = 3 * length * length * hidden  # scores of keys and of distances, and weighted values
     return 2 * config.num_hidden_layers * (length * per_token + attention)
 
@@ -94,8 +94,8 @@ def _new_memory(config: TransformerXLConfig, rows: int, dtype):
 
 def _memory_flops(config: TransformerXLConfig, length: int) -> int:
     hidden, memory = config.hidden_size, config.memory_length
-    # Keys and values, and the projection of distances; scores of both, and weighted values.
-    return 2 * config.num_hidden_layers * (3 * memory * hidden * hidden + 3 * length * memory * hidden)
+    # Keys and values; scores of keys and of distances, and weighted values.
+    return 2 * config.num_hidden_layers * (2 * memory * hidden * hidden + 3 * length * memory * hidden)
 
 
 FAMILY = Family(

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
-CALLS = {"jit": "jaxpr", "closed_call": "call_jaxpr", "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr"}
-CALLS |= {"custom_vjp_call": "call_jaxpr"}  # primitives that call a program, and the name that they have for it
+# Primitives that call a program, and the name that they have for it; `jax.checkpoint` is called by three names.
+CALLS = dict.fromkeys(("jit", "checkpoint", "remat", "remat2"), "jaxpr")
+CALLS |= dict.fromkeys(("closed_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr")
 
 
 def straight(function: Callable, *arguments: jax.ShapeDtypeStruct) -> core.ClosedJaxpr:
