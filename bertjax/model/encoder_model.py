@@ -72,9 +72,11 @@ class EncoderModel(nn.Module):
         """
         return self.encode(input_ids, segments, token_types, positions, dropout_keys), places
 
-    def encode_permuted(self, input_ids, segments, token_types, places, seen, positions=None, dropout_keys=None):
-        """Returns, if the family's `words` are permuted, the hidden states, and states `[batch, predictions, hidden]`
-        that predict the words at some places.
+    def encode_permuted(
+        self, input_ids, segments, token_types, places, seen, positions=None, dropout_keys=None, memory=None
+    ):
+        """Returns, if the family's `words` are permuted, the hidden states; states `[batch, predictions, hidden]` that
+        predict the words at some places; and what a memory then is, or None.
 
         Args:
           places: `[batch, predictions]`.

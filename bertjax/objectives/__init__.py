@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from bertjax.data.batches.additions import Addition
     from bertjax.data.batches.packing import RowSize
+    from bertjax.model.recurrence import Memory
     from bertjax.objectives.parts.model import EncodedBatch
     from bertjax.text.tokenizer import Tokenizer
 
@@ -92,8 +93,9 @@ class Objective:
       validate: whole config -> None. Raises `UserError` if it cannot be learnt with it.
       plots: what the report draws.
       fills_masks: whether the model can fill a [MASK] afterwards.
-      encode: (encoder, batch, dropout keys `[rows]`) -> (hidden states, states that predict words `[rows, predictions,
-        hidden]`): how a batch is read, if not by the encoder's `encode`. One objective of a sum may say it.
+      encode: (encoder, batch, dropout keys `[rows]`, what rows that go on remember or None) -> (hidden states, states
+        that predict words `[rows, predictions, hidden]`, what rows then remember): how a batch is read, if not by the
+        encoder's `encode`. One objective of a sum may say it.
       rewrite: (batch that the encoder has not read, weights, keys) -> (batch as it reads it, what `loss` returns). It
         changes `input_ids`, and keeps those of the text as `original_ids`; or the params of the encoder. One objective
         of a sum may.
@@ -127,7 +129,7 @@ class Objective:
     validate: Callable[[Any], None] = lambda config: None
     plots: Sequence[Plot] = ()
     fills_masks: bool = False
-    encode: Callable[["nn.Module", dict, "jax.Array"], tuple["jax.Array", "jax.Array"]] | None = None
+    encode: Callable[["nn.Module", dict, "jax.Array", "Memory | None"], tuple] | None = None
     rewrite: Callable[["EncodedBatch", "jax.Array", "jax.Array"], tuple["EncodedBatch", tuple]] | None = None
     models: Callable[[BertConfig], dict[str, BertConfig]] = lambda config: {}
     goes_on: bool = False
@@ -333,9 +335,10 @@ def _validate(config: ml_collections.ConfigDict, with_model: bool) -> None:
             )
         taken |= term.objective.adds.keys()
         if config.data.stream and not term.objective.goes_on:
+            others = " or ".join(name for name in OBJECTIVES.names() if OBJECTIVES.get(name).goes_on)
             raise UserError(
                 f"config.data.stream = True: {term.name} reads sequences by themselves, not text that goes on; learn "
-                f"lm, or set False"
+                f"{others}, or set False"
             )
         if with_model:
             term.objective.validate(config)

@@ -35,12 +35,12 @@ def _addition(settings: PermutationSettings, config, stage, tokenizer):
     return permutes(settings.k, settings.max_span_words, stage.max_predictions_per_seq, tokenizer)
 
 
-def _encode(encoder, batch, dropout_keys):
+def _encode(encoder, batch, dropout_keys, memory):
     """Tokens that are not predicted have rank 0 and see each other; a predicted one sees these, and lower ranks."""
     ranks = batch["ranks"]
     seen = (ranks[:, None] < ranks[:, :, None]) | (ranks == 0)[:, None]
     read = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
-    return encoder.encode_permuted(*read, seen, batch.get("positions"), dropout_keys)
+    return encoder.encode_permuted(*read, seen, batch.get("positions"), dropout_keys, memory)
 
 
 def _loss(encoded, weights, keys):
@@ -68,6 +68,7 @@ def _make(settings: PermutationSettings) -> Objective:
         addition=functools.partial(_addition, settings),
         adds={"ranks": ("token", np.int32)},
         encode=_encode,
+        goes_on=True,
         fills_masks=True,
     )
     return dataclasses.replace(own, loss=_loss, flops=_flops)

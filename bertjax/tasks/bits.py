@@ -94,7 +94,7 @@ def bits_per_byte(
 
     Raises `UserError` if none is hidden.
     """
-    longest = math.inf if families.of(model.config).new_memory else length
+    longest = length if likelihood.part_of(model.config) is None else math.inf
     parts = [part for text, which in zip(texts, hidden) for part in halved(text, which, tokenizer, longest)]
     says_all = families.of(model.config).words(model.config) == "next"
     all_words = [pair for text, which in parts for pair in zip(text.split(" "), which)]

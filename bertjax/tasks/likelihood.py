@@ -131,8 +131,9 @@ def longest_of(config) -> float:
 
 
 def part_of(config) -> int | None:
-    """Returns how many tokens of a longer text a model with a memory reads at once; None if it has none."""
-    return None if families.of(config).new_memory is None else config.memory_length
+    """Returns how many tokens of a longer text a left-to-right model with a memory reads at once; None for others."""
+    family = families.of(config)
+    return config.memory_length if family.new_memory and family.words(config) == "next" else None
 
 
 @functools.partial(jax.jit, static_argnums=0)

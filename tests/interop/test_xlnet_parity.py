@@ -18,6 +18,7 @@ from bertjax.families.xlnet import FAMILY, XlnetConfig
 from bertjax.families.xlnet.huggingface import to_tensors
 from bertjax.families.xlnet.model import XlnetModel
 from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
+from bertjax.model.recurrence import Memory
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text import learning
 from bertjax.text.tokenizer import XLNET
@@ -63,13 +64,14 @@ def test_both_streams_their_logits_and_gradients_are_transformers(kept, tmp_path
     source = pretrained.read(tmp_path)
     assert source.config == TINY and source.predicts_words and not source.ignored
     memory = np.random.default_rng(1).normal(size=(2, 2, kept, 32)).astype(np.float32) if kept else None
+    remembered = Memory(jnp.moveaxis(memory, 0, 1), jnp.full([2], kept)) if kept else None
     mems = [torch.tensor(each).transpose(0, 1) for each in memory] if kept else None
     given |= dict(token_type_ids=torch.tensor(TYPES), mems=mems, use_mems=True, output_hidden_states=True)
     expected, inside = theirs(**given), np.ones_like(ids)
     weights = np.random.default_rng(2).normal(size=(2, 3, 300)).astype(np.float32)
 
     def predict(lm):
-        streams = lm.bert.read(ids, inside, TYPES, seen=seen, places=places, memory=memory, every_layer=True)
+        streams = lm.bert.read(ids, inside, TYPES, seen=seen, places=places, memory=remembered, every_layer=True)
         numbers = jnp.broadcast_to(jnp.arange(3), places.shape)
         return word_logits(lm.bert, lm.masked_lm, streams[1][-1], numbers)[..., :300], streams
 
@@ -78,7 +80,7 @@ def test_both_streams_their_logits_and_gradients_are_transformers(kept, tmp_path
         return (logits * weights).mean(), (logits, streams)
 
     (_, (logits, streams)), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(source.params)
-    for stream, states in enumerate(streams):
+    for stream, states in enumerate(streams[:2]):
         for ours, hidden in zip(states, expected.hidden_states[stream::2], strict=True):
             np.testing.assert_allclose(ours, hidden.detach(), atol=1e-4)
     for ours, theirs_kept in zip(streams[0][:-1], expected.mems, strict=True):  # theirs has the memory before, too

@@ -75,7 +75,7 @@ def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces):
         batch = dict(input_ids=ids, segments=segments, token_types=types, ranks=joined["ranks"], word_positions=places)
         batch = {name: jnp.asarray(x)[None] for name, x in batch.items()}
         encode = objectives.OBJECTIVES.get("plm").encode
-        return nn.apply(lambda encoder: encode(encoder, batch, None)[1][0], model)(params)
+        return nn.apply(lambda encoder: encode(encoder, batch, None, None)[1][0], model)(params)
 
     make = functools.partial(model.init, method="encode")
     params = jax.jit(make)(jax.random.key(0), ids[:1], *[np.ones_like(ids[:1])] * 2)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import families, tasks
+from bertjax import families, objectives, tasks
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.order import Order
@@ -17,6 +17,7 @@ from bertjax.data.preparation import prepare
 from bertjax.data.records import find_records
 from bertjax.families import config_of
 from bertjax.families.transformer_xl.model import TransformerXLModel
+from bertjax.families.xlnet.model import XlnetModel
 from bertjax.interop import pretrained
 from bertjax.model.recurrence import new_memory
 from bertjax.objectives import lm
@@ -195,6 +196,44 @@ def test_memory_helps_where_text_repeats():
     _, with_memory = trained(Copying, config, mesh, 160)
     _, without = trained(type("Forgetful", (Copying,), {"remembers": False}), config, mesh, 160)
     assert np.mean(with_memory[-16:]) < 1 and 1.8 < np.mean(without[-16:])
+
+
+def test_an_xlnet_remembers_what_its_tokens_were(records, tmp_path):
+    """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
+    fields = dict(vocab_size=261, memory_length=MEMORY, num_hidden_layers=2, hidden_size=32, num_attention_heads=2)
+    config = stream_config(records).unlock()
+    config.model = families.model_fields("xlnet", **fields, intermediate_size=48, initializer_range=0.2)
+    objectives.learn(config, "plm", plm=dict(k=4, max_span_words=2))
+    tasks.validate(config.lock())
+    launch_and_stop(Pretraining, config, tmp_path / "stopped", 4)
+    for folder in ("stopped", "straight"):
+        launch(config, tmp_path / folder)
+    found = [items_of(tmp_path / folder, 6, "params", "memory") for folder in ("stopped", "straight")]
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert "plm_loss" in checkpoint.read_scores(tmp_path / "straight", 6).scores
+
+    pieces = tokenizer.load("bytes", records / tokenizer.KINDS["bytes"].filename, True)
+    task, model = Pretraining(config, one_device_mesh(config), records, tokenizer=pieces), XlnetModel(config_of(config))
+    first, second = itertools.islice(task.batches(0), 2)
+    params = {"params": pretrained.read(tmp_path / "straight").params["bert"]}
+    memory = new_memory(ROWS, 2, MEMORY, 32, jnp.float32)
+
+    def read(batch, memory):
+        given = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
+        see_all = np.ones((1, 1, LENGTH), bool)
+        return model.apply(params, *given, see_all, memory=memory, method="encode_permuted")
+
+    _, _, memory = read(first, memory)
+    inputs = first["input_ids"], first["segments"], first["token_types"]
+    states = model.apply(params, *inputs, every_layer=True, method="encode")
+    np.testing.assert_allclose(memory.states[:, :, -LENGTH:], np.moveaxis(states[:-1], 0, 1), atol=1e-5)
+    assert memory.filled.tolist() == [LENGTH] * ROWS
+    goes_on = np.arange(ROWS) % 2
+    behind, (_, alone, _) = read(second, memory.where(goes_on)), read(second, None)
+    same = np.abs(behind[1] - alone).max((1, 2)) < 1e-5
+    assert same.tolist() == (goes_on == 0).tolist()
+    assert behind[2].filled.tolist() == np.where(goes_on, MEMORY, LENGTH).tolist()
 
 
 @pytest.mark.parametrize("fields", [{"microbatches": 2}, {"mesh.data": 4, "mesh.fsdp": 2}])

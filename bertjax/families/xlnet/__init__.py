@@ -25,6 +25,8 @@ class XlnetConfig(ModelConfig):
     attention_probs_dropout_prob: float = field(0.1, least=0, below=1)
     # The longest sequence; no param depends on it.
     max_position_embeddings: int = field(512, least=1, most=2**31 - 1)
+    # States of each layer that are kept for the tokens that follow, where a row goes on (`data.stream`).
+    memory_length: int = field(384, "behaviour", least=1, most=2**31 - 1)
     initializer_range: float = field(0.02, above=0, below=1)
     layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
     family: str = field("xlnet", "form")
@@ -82,6 +84,18 @@ def _attention(config: XlnetConfig, params: dict, ids: np.ndarray, token_types: 
     return attention_probabilities(config, params, ids, token_types)
 
 
+def _new_memory(config: XlnetConfig, rows: int, dtype):
+    from bertjax.model.recurrence import new_memory
+
+    return new_memory(rows, config.num_hidden_layers, config.memory_length, config.hidden_size, dtype)
+
+
+def _memory_flops(config: XlnetConfig, length: int) -> int:
+    """Those of keys and values in the memory, and of the tokens that read them; not of the states that predict."""
+    hidden, memory = config.hidden_size, config.memory_length
+    return 2 * config.num_hidden_layers * (2 * memory * hidden * hidden + 3 * length * memory * hidden)
+
+
 FAMILY = Family(
     model=_model,
     words=lambda config: "permuted",
@@ -89,6 +103,8 @@ FAMILY = Family(
     query_flops=_query_flops,
     shown=_shown,
     attention=_attention,
+    new_memory=_new_memory,
+    memory_flops=_memory_flops,
     model_types=("xlnet",),
     huggingface="bertjax.families.xlnet.huggingface",
     special_pieces=XLNET,

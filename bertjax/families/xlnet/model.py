@@ -14,6 +14,7 @@ from bertjax.model.dropout import dropout, fold_in
 from bertjax.model.encoder import Embedding, activate, recomputed, stacked
 from bertjax.model.encoder_model import EncoderModel
 from bertjax.model.plain_attention import visible
+from bertjax.model.recurrence import last_states
 from bertjax.model.relative_attention import (
     Biases,
     RelativeAttention,
@@ -71,28 +72,32 @@ class XlnetModel(EncoderModel):
         given = input_ids, segments, token_types, places, ~is_hidden[:, None], positions, dropout_keys
         return self.encode_permuted(*given)[1], jnp.broadcast_to(jnp.arange(places.shape[1]), places.shape)
 
-    def encode_permuted(self, input_ids, segments, token_types, places, seen, positions=None, dropout_keys=None):
+    def encode_permuted(
+        self, input_ids, segments, token_types, places, seen, positions=None, dropout_keys=None, memory=None
+    ):
         """As `EncoderModel.encode_permuted`."""
         del positions
-        hidden, found = self.read(input_ids, segments, token_types, dropout_keys, seen=seen, places=places)
-        return hidden, self._dropped(found, dropout_keys, 1)
+        given = input_ids, segments, token_types, dropout_keys
+        hidden, found, memory = self.read(*given, seen=seen, places=places, memory=memory)
+        return hidden, self._dropped(found, dropout_keys, 1), memory
 
     def read(
         self, input_ids, segments, token_types, dropout_keys=None, *,
         seen=None, places=None, memory=None, every_layer: bool = False,
     ):  # fmt: skip
-        """Returns the hidden states, and those at `places`, which have not seen the tokens there; else None.
+        """Returns the hidden states; those at `places`, which have not seen the tokens there; what the memory then is.
 
-        With `every_layer` both are of each layer, `[layers + 1, ...]`, the embeddings first.
+        The last two are None where there is none. With `every_layer` states are of each layer, `[layers + 1, ...]`, the
+        embeddings first.
 
         Args:
           input_ids, segments, token_types, dropout_keys: as in `EncoderModel.encode`.
           seen: `[batch, length or 1, length]` booleans: which tokens a place sees, besides its own; None: all.
           places: `[batch, predictions]`.
-          memory: `[layers, batch, tokens, hidden]`, what each layer reads of tokens before the row, which all see, and
-            which count as of type 0: the states of a row before, but for the last layer's.
+          memory: what each layer reads of tokens before the row, which all see, and which count as of type 0: the
+            hidden states of a row before, but for the last layer's.
         """  # fmt: skip
-        length, kept = input_ids.shape[1], 0 if memory is None else memory.shape[2]
+        length, kept = input_ids.shape[1], 0 if memory is None else memory.states.shape[2]
         keys = [fold_in(fold_in(dropout_keys, 0), stream) for stream in range(2)]
         x = dropout(self.embeddings(input_ids), self.config.hidden_dropout_prob, keys[0])
         mask, is_same = visible(segments), token_types[:, :, None] == token_types[:, None]
@@ -100,7 +105,7 @@ class XlnetModel(EncoderModel):
         seen, own = True if seen is None else seen[:, None], jnp.eye(length, dtype=bool)
 
         def behind_memory(mask):
-            return jnp.pad(mask, [(0, 0), (0, 0), (0, 0), (kept, 0)], constant_values=True)
+            return mask if memory is None else memory.seen_with(mask)
 
         streams, views = [x], [View(behind_memory(mask & (seen | own)), is_same)]
         if places is not None:
@@ -110,10 +115,12 @@ class XlnetModel(EncoderModel):
             of_places = jnp.take_along_axis(is_same, places[:, :, None], axis=1)
             views.append(View(behind_memory(at_places), of_places, kept + places))
         streams = tuple(nn.with_logical_constraint(each, ("batch", "length", "embed")) for each in streams)
-        found = self.encoder(streams, tuple(views), memory, dropout_keys, every_layer=every_layer)
+        remembered = None if memory is None else memory.by_layer()
+        found, left = self.encoder(streams, tuple(views), remembered, dropout_keys, every_layer=every_layer)
         if every_layer:
             found = [jnp.concatenate([first[None], each]) for first, each in zip(streams, found)]
-        return found[0], found[1] if places is not None else None
+        after = None if memory is None else memory.after(left, length)
+        return found[0], found[1] if places is not None else None, after
 
     def pool(self, hidden, segments, first_tokens):
         return self.pooler(hidden, last_tokens(segments, first_tokens))
@@ -149,7 +156,8 @@ class XlnetEncoder(nn.Module):
     def __call__(
         self, streams: tuple, views: tuple, memory=None, dropout_keys=None, *, every_layer: bool = False
     ) -> tuple:
-        """Returns the streams after the last layer, or with `every_layer` after each, `[layers, ...]`.
+        """Returns the streams after the last layer, or with `every_layer` after each, `[layers, ...]`; and what of the
+        memory and of the tokens each layer leaves for the next row, `[layers, batch, tokens, hidden]`, or None.
 
         Args:
           streams: the content of tokens `[batch, length, hidden]`, and states that predict words, if any.
@@ -163,8 +171,8 @@ class XlnetEncoder(nn.Module):
         make = stacked(recomputed(XlnetLayer, compute), config.num_hidden_layers, in_axes, compute, trains)
         numbers = 1 + jnp.arange(config.num_hidden_layers)
         layers = make(config, compute, every_layer, name="layers")
-        last, each = layers(streams, numbers, memory, embedded, views, dropout_keys)
-        return each if every_layer else last
+        last, (each, left) = layers(streams, numbers, memory, embedded, views, dropout_keys)
+        return each if every_layer else last, left
 
 
 class XlnetLayer(nn.Module):
@@ -188,9 +196,9 @@ class XlnetLayer(nn.Module):
         output = Dense(config, compute, wide, hidden, ("mlp", "embed"), name="output")
 
         of_layer = fold_in(dropout_keys, number)
-        content = (
-            streams[0] if memory is None else jnp.concatenate([memory.astype(streams[0].dtype), streams[0]], axis=1)
-        )
+        left, content = None, streams[0]
+        if memory is not None:
+            left, content = last_states(memory, content), jnp.concatenate([memory.astype(content.dtype), content], 1)
         read = attention.read(content, embedded, fold_in(of_layer, len(views)))
 
         def advanced(x, view: View, keys):
@@ -207,7 +215,7 @@ class XlnetLayer(nn.Module):
         found = tuple(
             advanced(x, view, fold_in(of_layer, number)) for number, (x, view) in enumerate(zip(streams, views))
         )
-        return found, (found if self.every_layer else None)
+        return found, (found if self.every_layer else None, left)
 
     def _segments(self):
         """Returns the bias and the embedding of `SegmentTerm`."""

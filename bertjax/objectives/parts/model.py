@@ -94,14 +94,18 @@ class PretrainingModel(nn.Module):
 def _read(encoded: EncodedBatch, terms: Sequence[Term]) -> tuple[EncodedBatch, Memory | None]:
     """Has the encoder read the batch as what is learnt says; also returns what rows that go on remember then."""
     batch, encode, keys = encoded.batch, encoded.encoder.encode, dict(dropout_keys=encoded.dropout_keys)
-    if own := next((term.objective.encode for term in terms if term.objective.encode), None):
-        hidden, of_words = own(encoded.encoder, batch, encoded.dropout_keys)
-        return encoded._replace(hidden=hidden, of_words=of_words), None
-    arrays = [batch[name] for name in ("input_ids", "segments", "token_types")]
+    arrays, memory = [batch[name] for name in ("input_ids", "segments", "token_types")], None
     if "memory" in batch:
-        hidden, memory = encode(*arrays, memory=batch["memory"].where(batch["goes_on"] > 0), **keys)
-        # Rows whose record is lost leave nothing.
-        return encoded._replace(hidden=hidden), memory.where(batch["segments"][:, 0] > 0)
+        memory = batch["memory"].where(batch["goes_on"] > 0)
+    own = next((term.objective.encode for term in terms if term.objective.encode), None)
+    if own or memory is not None:
+        if own:
+            hidden, of_words, memory = own(encoded.encoder, batch, encoded.dropout_keys, memory)
+        else:
+            (hidden, memory), of_words = encode(*arrays, memory=memory, **keys), None
+        if memory is not None:  # rows whose record is lost leave nothing
+            memory = memory.where(batch["segments"][:, 0] > 0)
+        return encoded._replace(hidden=hidden, of_words=of_words), memory
     if any(term.objective.is_auxiliary for term in terms):
         states = encode(*arrays, batch.get("positions"), every_layer=True, **keys)
         return encoded._replace(states=states, hidden=states[-1]), None
