@@ -220,7 +220,8 @@ def test_report_looks_into_a_run(trained, tmp_path):
     assert result.returncode == 0 and result.stdout == f"{tmp_path}/report.html\n", result.stderr
     page = (tmp_path / "report.html").read_text()
     assert "Attention, head by head" in page and "Nearest word embeddings" in page and page.count("<img") == 2
-    assert "<h2>" not in (folder / "run/report.html").read_text()
+    own = (folder / "run/report.html").read_text()
+    assert "Attention, head by head" not in own and '<a href="checkpoints/10">run@10</a>' in own
     for arguments, message in (
         ((), "error: name the workdirs of one or more runs"),
         (("run", "run"), "error: --output: say in which folder to write about several runs"),

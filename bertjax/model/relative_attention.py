@@ -48,14 +48,12 @@ class SegmentTerm(NamedTuple):
     is_same: jax.Array  # [batch, queries, keys] booleans
 
 
-def distances(queries: int, keys: int, is_causal: bool, clamp: int | None = None) -> jax.Array:
+def distances(queries: int, keys: int, is_causal: bool) -> jax.Array:
     """Returns the distances from the last `queries` of some tokens to all `keys`, from the highest to the lowest.
 
-    Those before a query are at positive distances. `is_causal`: there are no others. `clamp`: what is farther counts as
-    so far.
+    Those before a query are at positive distances. `is_causal`: there are no others.
     """
-    found = jnp.arange(keys - 1, -1 if is_causal else -queries, -1)
-    return found if clamp is None else jnp.clip(found, -clamp, clamp)
+    return jnp.arange(keys - 1, -1 if is_causal else -queries, -1)
 
 
 def distance_embeddings(distances: jax.Array, size: int) -> jax.Array:

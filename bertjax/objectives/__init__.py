@@ -59,7 +59,7 @@ class Plot(NamedTuple):
     is_main: bool = False
 
 
-def _number_of_sequences(weights):
+def _number_of_predictions(weights):
     import jax.numpy as jnp
 
     return jnp.maximum(weights.sum(), 1)  # data.on_corrupt=skip may leave none
@@ -118,7 +118,7 @@ class Objective:
     report: Callable[[str, Mapping[str, float]], list[str]]
     heads: Callable[[BertConfig, Compute], dict[str, "nn.Module"]] = lambda config, compute: {}
     weights: Callable[[dict], "jax.Array"] = lambda batch: batch["sequence_weights"]
-    total: Callable[["jax.Array"], "jax.Array"] = _number_of_sequences
+    total: Callable[["jax.Array"], "jax.Array"] = _number_of_predictions
     baselines: Callable[[dict, "jax.Array", Any], dict[str, "jax.Array"]] = lambda batch, weights, statistics: {}
     statistics: Statistics | None = None
     words_per_sequence: Callable[[Any, Any], int] | None = None

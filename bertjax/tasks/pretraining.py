@@ -1,6 +1,7 @@
 """Pre-training: stages of sequences, from which a model learns the objectives of the config, and its scores."""
 
 import copy
+import dataclasses
 import functools
 import itertools
 import math
@@ -154,7 +155,7 @@ class Pretraining:
         config, shortest = self.model.config, min(stage.length for stage in self._stages)
         # The memory of a layer is made by that of the layer below it, which reaches as far back again.
         reach = config.num_hidden_layers * math.ceil(config.memory_length / shortest)
-        return Recurrence(functools.partial(self._new_memory, self.config.batch_size), reach)
+        return Recurrence(functools.partial(self._new_memory, self.config.batch_size, config), reach)
 
     def is_frozen(self, path: tuple[str, ...]) -> bool:
         return False
@@ -298,7 +299,7 @@ class Pretraining:
         other.config, other.terms = config, objectives.of(config)
         other._configs = [config_in(config, stage) for stage in self._stages]
         other.model = other._make_model(other.terms)
-        for cached in ("eval_step", "new_eval_memory", "_computing"):
+        for cached in ("eval_step", "new_eval_memory", "_eval_model", "_computing"):
             other.__dict__.pop(cached, None)
         return other
 
@@ -411,7 +412,7 @@ class Pretraining:
             keys = row_keys(jax.random.key(seed, impl="threefry2x32"), number * rows + jnp.arange(rows))
             weights = self._weights(batch)
             given = batch if memory is None else batch | {"memory": memory}
-            found, memory = self.model.apply({"params": params}, given, weights, None, keys)
+            found, memory = self._eval_model.apply({"params": params}, given, weights, None, keys)
             sums = {}
             for name, _, objective in self.terms:
                 if objective.is_auxiliary:
@@ -426,12 +427,17 @@ class Pretraining:
     @functools.cached_property
     def new_eval_memory(self):
         """() -> the memory of rows of held-out text that have read nothing."""
-        new = functools.partial(self._new_memory, self.eval_batch_size)
+        new = functools.partial(self._new_memory, self.eval_batch_size, self._eval_model.config)
         return jax.jit(new, out_shardings=batch_sharding(self.mesh))
 
-    def _new_memory(self, rows: int):
-        config, dtype = self.model.config, self.model.compute.dtype
-        return families.of(config).new_memory(config, rows, dtype)
+    @functools.cached_property
+    def _eval_model(self) -> PretrainingModel:
+        """The model as it reads held-out text, which may have a longer memory than in training."""
+        given = {name: value for name in ("memory_length", "clamp_length") if (value := self.config.eval[name])}
+        return self.model.clone(config=dataclasses.replace(self.model.config, **given)) if given else self.model
+
+    def _new_memory(self, rows: int, config):
+        return families.of(config).new_memory(config, rows, self.model.compute.dtype)
 
     def abstract_statistics(self) -> dict:
         """Returns the shapes, types and shardings of what the baselines know of the training data."""

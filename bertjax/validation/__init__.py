@@ -58,6 +58,8 @@ PRETRAINING_LIMITS = LIMITS | {
     "eval.every_steps": AT_LEAST_ONE,
     "eval.max_sequences": AT_LEAST_ONE,
     "eval.bits_windows": AT_LEAST_ZERO,
+    "eval.memory_length": AT_LEAST_ZERO,
+    "eval.clamp_length": AT_LEAST_ZERO,
     "z_loss": AT_LEAST_ZERO,
     "tokenizer.extend": AT_LEAST_ZERO,
     "adapt.positions": AT_LEAST_ZERO,
@@ -112,6 +114,10 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     validate_stages(config, PRETRAINING_LIMITS)
     if config.data.stream:
         _validate_stream(config)
+    for field in ("memory_length", "clamp_length"):
+        value, is_known = config.eval[field], config.data.stream and field in config.model
+        none = f"is of rows that go on (data.stream) in a model with model.{field}; set 0"
+        require(is_known or not value or config.adapt.model, f"eval.{field}", value, none)
     for each in stages_of(config):
         families.FAMILIES.get(config.model.family).validate(config_in(config, each))
         if corpus_sources(config) or config.data.mix_when == "prepared":

@@ -93,7 +93,7 @@ def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
             question, found = questions[window.question], found + 1
             assert question.answers[0] in question.context[offsets[0, 0] : offsets[1, 1]]
     assert found > 30
-    null = {"q0": np.zeros((len(windows[0].offsets) + windows[0].first + 2, 2))}["q0"]
+    null = np.zeros((len(windows[0].offsets) + windows[0].first + 2, 2))
     null[windows[0].none] = 3.0
     ((_, odds),) = squad.answers(questions[:1], windows[:1], [null]).values()
     assert odds == 6.0  # those of "no answer", at <cls>

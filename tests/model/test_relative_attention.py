@@ -86,7 +86,7 @@ def test_shift_reads_each_distance_of_each_query():
         is_there = apart >= (0 if is_causal else -KEYS)
         for head in np.asarray(moved):
             np.testing.assert_array_equal(head[is_there], apart[is_there])
-    assert list(distances(1, 4, True, clamp=2)) == [2, 2, 1, 0] and list(distances(2, 3, False)) == [2, 1, 0, -1]
+    assert list(distances(1, 4, True)) == [3, 2, 1, 0] and list(distances(2, 3, False)) == [2, 1, 0, -1]
 
 
 def test_dropout_takes_each_rows_own_key(draw):

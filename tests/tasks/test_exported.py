@@ -33,7 +33,7 @@ def states_of(family: str, **fields) -> library.Model:
 
 def modern() -> library.Model:
     """Hidden states of a ModernBERT, whose layers are not alike."""
-    return states_of("modernbert", local_attention=16, max_position_embeddings=80)
+    return states_of("modernbert", local_attention=8, max_position_embeddings=40)
 
 
 def loaded(folder):

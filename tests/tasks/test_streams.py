@@ -1,8 +1,10 @@
 """A stream of text, whose rows go on in the next step with a memory: its order, the state, resuming, its use."""
 
+import dataclasses
 import functools
 import itertools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,7 @@ from bertjax.data.preparation import prepare
 from bertjax.data.records import find_records
 from bertjax.families import config_of
 from bertjax.families.transformer_xl.model import TransformerXLModel
+from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.families.xlnet.model import XlnetModel
 from bertjax.interop import pretrained
 from bertjax.model.recurrence import new_memory
@@ -325,6 +328,32 @@ def test_a_step_that_is_skipped_leaves_no_memory(records):
     assert filled == [LENGTH, 0, LENGTH] and np.isfinite(jax.tree.leaves(state.params)[0]).all()
 
 
+def test_held_out_text_is_read_with_a_memory_of_its_own(records):
+    """One that holds all before makes of a row what reading it at once does, at distances up to a limit."""
+    found, pieces = {}, {}
+    for limit in (0, 20):
+        config = stream_config(records, **{"eval.memory_length": 500, "eval.clamp_length": limit})
+        task = Pretraining(config, one_device_mesh(config), records)
+        params = jax.jit(task.init_params)(jax.random.key(3))
+        params = jax.tree.map(lambda x: 20 * x if x.ndim > 1 else x, nn.meta.unbox(params))
+        found[limit] = task.evaluate(params, 1).scores["lm_loss"]
+        files = find_records(records, LENGTH, 3, "heldout")
+        given = dict(additions=[lm.OBJECTIVE.addition(config, None, None)], is_stream=True)
+        batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=8, max_sequences=30, **given))
+        names = ("input_ids", "segments", "token_types", "word_ids", "word_weights")
+        whole = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in names}
+        model = BertForMaskedLM(dataclasses.replace(config_of(config), clamp_length=limit))
+        places = np.broadcast_to(np.arange(whole["input_ids"].shape[1]), whole["input_ids"].shape)
+        logits = model.apply({"params": params}, *(whole[name] for name in names[:3]), places)
+        words, weights = whole["word_ids"], whole["word_weights"]
+        losses = -jnp.take_along_axis(jax.nn.log_softmax(logits[..., :261]), words[..., None], -1)[..., 0]
+        pieces[limit] = (losses * weights).sum() / weights.sum()
+        np.testing.assert_allclose(found[limit], pieces[limit], rtol=1e-4)
+    assert abs(found[0] - found[20]) > 1e-3
+    task = Pretraining(stream_config(records), task.mesh, records)
+    assert abs(task.evaluate(params, 1).scores["lm_loss"] - found[0]) > 1e-3
+
+
 def test_held_out_scores_do_not_depend_on_microbatches(records):
     found = []
     for microbatches in (1, 4):
@@ -353,6 +382,8 @@ def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
     "fields, message",
     [
         ({"packing": True}, "config.packing = True: rows that go on in the next step (data.stream) are full"),
+        ({"eval.clamp_length": -1}, "config.eval.clamp_length = -1: must be at least 0"),
+        ({"data.stream": False, "eval.memory_length": 9}, "config.eval.memory_length = 9: is of rows that go on"),
         ({"model.memory_length": 0}, "config.model.memory_length = 0: must be at least 1"),
         ({"model.memory_length": -3}, "config.model.memory_length = -3: must be at least 1"),
         ({"data.dupe_factor": 2}, "config.data.dupe_factor = 2: a stream of text is cut into whole sequences, once"),

@@ -49,7 +49,7 @@ class PermutationDraws(NamedTuple):
 
 
 class Permutation(NamedTuple):
-    """What is predicted of each row, in ascending order of position, and which tokens come first.
+    """Which tokens of each row are predicted, and in which order.
 
     Attributes:
       ranks: `[rows, length]`: 0 for tokens that are not predicted, [CLS] and [SEP] among them; 1, 2, ... for others.
@@ -83,10 +83,8 @@ def permutes(k: int, max_span_words: int, max_predictions_per_seq: int, tokenize
 
 def draw(rng: np.random.Generator, rows: int, length: int, rules: PermutationRules) -> PermutationDraws:
     """Draws what `permute` needs for `[rows, length]` ids."""
-    spans = (
-        rows,
-        1 + length // (rules.k + 1) if rules.max_span_words else 0,
-    )  # a span has one word and its context at least
+    # A span has one word and its context at least.
+    spans = rows, 1 + length // (rules.k + 1) if rules.max_span_words else 0
     chances = 1 / np.arange(1, rules.max_span_words + 1)
     chances = np.cumsum(chances[:-1] / chances.sum())
     return PermutationDraws(

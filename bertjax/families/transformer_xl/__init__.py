@@ -27,6 +27,8 @@ class TransformerXLConfig(ModelConfig):
     max_position_embeddings: int = field(8192, "behaviour", least=1, most=2**31 - 1)
     # States of each layer that are kept for the tokens that follow, where texts are longer than what is read at once.
     memory_length: int = field(150, "behaviour", least=1, most=2**31 - 1)
+    # Tokens that are farther away count as so far; 0: no limit.
+    clamp_length: int = field(0, "behaviour", least=0, most=2**31 - 1)
     untie_biases: bool = field(False, "form")  # each layer has biases u and v of its own
     tie_word_embeddings: bool = field(True, "form")
     initializer_range: float = field(0.02, above=0, below=1)

@@ -115,6 +115,8 @@ class TransformerXLEncoder(nn.Module):
             if memory is not None:
                 mask, remembered = memory.seen_with(mask), memory.by_layer()
             apart = distances(length, mask.shape[-1], is_causal=True)
+        if config.clamp_length:
+            apart = jnp.minimum(apart, config.clamp_length)
         embedded = distance_embeddings(apart, config.hidden_size)
         biases = None if config.untie_biases else RelativeBiases(config, name="biases")()
 
@@ -169,7 +171,9 @@ def attention_probabilities(config: TransformerXLConfig, params: dict, ids: np.n
     """Returns what each head of each layer attends to in a text: `[layers, heads, queries, keys]`."""
     ones, length = np.ones_like(ids), ids.shape[1]
     states = TransformerXLModel(config).apply({"params": params}, ids, ones, ones, every_layer=True, method="encode")
-    embedded = distance_embeddings(distances(length, length, is_causal=True), config.hidden_size)
+    apart = distances(length, length, is_causal=True)
+    apart = jnp.minimum(apart, config.clamp_length) if config.clamp_length else apart
+    embedded = distance_embeddings(apart, config.hidden_size)
     tied, mask = params["encoder"].get("biases"), visible(ones, causal=True)
     attention = RelativeAttention(config, Compute())
 
