@@ -2,8 +2,8 @@
 # NVIDIA's container toolkit), or tpu for a TPU VM. What is installed, docker/DEVICE.txt says, which docker/lock renews.
 #
 #   docker build --build-arg DEVICE=cuda -t bertjax .
-#   docker run --gpus=all --volume="$PWD:/work" bertjax train --config=experiments/small.py:mini --config.data.corpus=texts/
-FROM python:3.12-slim
+#   docker run --gpus=all --volume="$PWD:/work" bertjax train --config=small:mini --config.data.corpus=texts/
+FROM --platform=linux/amd64 python:3.12-slim
 ARG DEVICE=cuda
 COPY docker/$DEVICE.txt /bertjax/lock.txt
 RUN pip install --no-cache-dir --no-deps --requirement=/bertjax/lock.txt

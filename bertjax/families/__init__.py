@@ -54,8 +54,8 @@ class Family:
       new_cache: (config, batch, tokens, dtype) -> an empty cache, with which the encoder's `decode` continues a text;
         None if it cannot.
       new_memory: (config, rows, dtype) -> what rows remember that have read nothing, a `model.recurrence.Memory`, with
-        which the encoder's `encode` returns what they then remember: the last `memory_length` states of each layer, a
-        field of the config; None if its models have no memory.
+        which the encoder's `encode`, or if words are permuted `encode_permuted`, returns what they then remember: the
+        last `memory_length` states of each layer, a field of the config; None if its models have no memory.
       memory_flops: (config, tokens of a row) -> what a full memory adds to `layer_flops`.
       word_embeddings: path of the word embeddings among the params of the encoder.
       is_cast: path of a param -> whether the compute type may replace its float32 without changing a result.

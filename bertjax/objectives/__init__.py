@@ -335,10 +335,11 @@ def _validate(config: ml_collections.ConfigDict, with_model: bool) -> None:
             )
         taken |= term.objective.adds.keys()
         if config.data.stream and not term.objective.goes_on:
-            others = " or ".join(name for name in OBJECTIVES.names() if OBJECTIVES.get(name).goes_on)
+            words = OF_WORDS[families.words(config)]
+            other = f"learn {words}, or " if OBJECTIVES.get(words).goes_on else ""
             raise UserError(
-                f"config.data.stream = True: {term.name} reads sequences by themselves, not text that goes on; learn "
-                f"{others}, or set False"
+                f"config.data.stream = True: {term.name} reads sequences by themselves, not text that goes on; {other}"
+                f"set False"
             )
         if with_model:
             term.objective.validate(config)

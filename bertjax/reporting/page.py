@@ -23,6 +23,7 @@ from bertjax.training.clocks import PARTS
 from bertjax.training.workdir import RUNS, Finished
 
 PAGE, PICTURE, ATTENTION = "report.html", "report.png", "report-attention.png"
+CHECKPOINTS = 10  # of a run, the last ones
 SCORES = 6  # of a run, a search or a checkpoint, those that are shown
 DPI, DPI_OF_ATTENTION = 80, 110  # its labels are small
 LINES = (
@@ -102,8 +103,13 @@ def _summary(run: History) -> list[str]:
 
 
 def _said(scores: Mapping[str, float | None]) -> str:
-    """The first scores, without those of single sources."""
-    found = (f"{name} {value:.3f}" for name, value in scores.items() if value is not None and "(" not in name)
+    """The first scores, without those of single sources of which there is one of all."""
+    whole = {name.partition(" (")[0] for name in scores if " (" not in name}
+    found = (
+        f"{name} {value:.3f}"
+        for name, value in scores.items()
+        if value is not None and (" (" not in name or name.partition(" (")[0] not in whole)
+    )
     return ", ".join(itertools.islice(found, SCORES))
 
 
@@ -115,17 +121,19 @@ class Link(NamedTuple):
 
 
 def _checkpoints(folder: epath.Path, workdirs: Mapping[str, epath.Path]) -> list[list[str | Link]]:
-    """Returns a row for each checkpoint of runs, with a link from the page in `folder` to where it lies."""
-    rows = []
+    """Returns a row for each of the last checkpoints of runs, with a link from the page in `folder` to where it lies,
+    unless one of them is in an object store."""
+    rows: list[list[str | Link]] = []
     for workdir in workdirs.values():
-        for step in checkpoint.steps(workdir):
+        for step in checkpoint.steps(workdir)[-CHECKPOINTS:]:
             name, place = f"{workdir}@{step}", checkpoint.folder_of(workdir) / str(step)
-            target = str(place) if "://" in str(place) else os.path.relpath(place, absolute(folder))
+            is_local = "://" not in f"{place} {folder}"
             try:
                 found = checkpoint.read_scores(workdir, step)
             except UserError:  # damaged scores do not hide the others
                 found = None
-            rows.append([Link(name, target), _said(found.scores if found else {})])
+            cell = Link(name, os.path.relpath(place, absolute(folder))) if is_local else name
+            rows.append([cell, _said(found.scores if found else {})])
     return rows
 
 

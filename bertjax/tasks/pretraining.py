@@ -48,7 +48,7 @@ from bertjax.training.state import abstract_axes
 from bertjax.training.task import Recurrence
 
 MEASURED_SEQUENCES = 65_536  # training sequences that the statistics of baselines are estimated from
-STREAM_ROWS = 8  # rows in which held-out text is read that goes on, or more devices: few, so that each is long
+STREAM_ROWS = 8  # rows in which held-out text that goes on is read, or one for each of more devices: few and long
 OBJECTIVES_KEY = 1 << 16  # derives the objectives' keys from a row's; lower numbers are the layers'
 
 
@@ -126,14 +126,14 @@ class Pretraining:
             if config.packing:
                 self.rows = [order.rows(0, row_multiple(c, mesh)) for order, c in zip(self.orders, self._configs)]
             self._additions = [additions_of(config, stage, tokenizer) for stage in self._stages]
-        # Fits in memory, because a microbatch does.
-        self.eval_batch_size = min(
-            rows // each.microbatches
-            for rows, each, stage in zip(self.rows, self._configs, self._stages)
-            if not stage.grows
-        )
         if config.data.stream:  # how much of the text a row reads, and so its memory, must not depend on microbatches
             self.eval_batch_size = ways * -(-STREAM_ROWS // ways)
+        else:  # fits in memory, because a microbatch does
+            self.eval_batch_size = min(
+                rows // each.microbatches
+                for rows, each, stage in zip(self.rows, self._configs, self._stages)
+                if not stage.grows
+            )
         self._statistics: dict | None = None  # measured at the first evaluation
         self._stage_ends = list(itertools.accumulate(s.steps for s in self._stages))
 

@@ -132,4 +132,5 @@ def _misplaced(question: Question) -> list[tuple[str, int]]:
 
 
 def on_bad_answer(data) -> str:
+    """Returns what is to be done with such questions: stop or skip."""
     return data.get("on_bad_answer", "stop")

@@ -14,11 +14,13 @@ def require(ok: bool, field: str, value, remedy: str) -> None:
 
 
 def one_of(config, field: str, choices: Sequence[str]) -> None:
+    """Raises `UserError` unless a field has one of these values."""
     value = value_of(config, field)
     require(value in choices, field, value, f"choose one of {', '.join(choices)}")
 
 
 def at_least_one(config, *fields: str) -> None:
+    """Raises `UserError` unless all of these fields are 1 or more."""
     for field in fields:
         value = value_of(config, field)
         require(value >= 1, field, value, "must be at least 1")

@@ -41,7 +41,9 @@ DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", req
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all runs, by default runs/TABLE-SCALE.")
 MINUTES = flags.DEFINE_float("minutes", 10.0, "Of pre-training, for each run.", lower_bound=0.001)
 WANTED = flags.DEFINE_list("rows", None, "Of those of the table; by default all.")
-SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of pre-training and of what follows.")
+SEEDS = flags.DEFINE_list(
+    "seeds", ["0", "1", "2"], "Of pre-training, unless a row is trained once, and of what follows."
+)
 RESULTS = flags.DEFINE_string("results", None, "The file with the table: beside this one, of a trial in the workdir.")
 
 # Calibration: rounds, steps of a row in each, and steps that a line of metrics sums up.
@@ -290,6 +292,8 @@ def _run(race: Race) -> None:
     for line in race.finished():
         if line["budget"] != MINUTES.value:
             raise UserError(f"{race.results} has runs of {line['budget']:g} minutes; choose another --workdir")
+        if missing := [score for score in race.table.scores if score not in line]:
+            raise UserError(f"{race.results} has runs without {missing[0]}; choose another --workdir")
     for seed in map(int, SEEDS.value):
         for name in names:
             if (name, seed) not in {(line["row"], line["seed"]) for line in race.finished()}:

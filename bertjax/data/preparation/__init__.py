@@ -55,6 +55,7 @@ STATISTICS = (
 )  # the manifest has them of each split
 LEAST_FULL = 0.5  # share of real tokens below which sequences are hardly filled
 VERSION = 2  # version of the records: increased by a change after which the same config gives other records
+STREAM_VERSION = 3  # that of a stream of text
 
 
 def recipe_of(config) -> dict:
@@ -203,7 +204,8 @@ def prepare_on_beam(
 
 def identity_of(config, given: Tokenizer | None) -> str:
     """A hash that changes if the records of the same text may become others."""
-    content = [VERSION, recipe_of(config), config.data.layout, [list(shape) for shape in shapes(config)]]
+    version = STREAM_VERSION if config.data.stream else VERSION
+    content = [version, recipe_of(config), config.data.layout, [list(shape) for shape in shapes(config)]]
     content += [given.fingerprint if given else [_learnt_by(config), config.model.vocab_size]]
     return _hash(json.dumps(content, sort_keys=True))
 

@@ -26,7 +26,7 @@ class XlnetConfig(ModelConfig):
     # The longest sequence; no param depends on it.
     max_position_embeddings: int = field(512, least=1, most=2**31 - 1)
     # States of each layer that are kept for the tokens that follow, where a row goes on (`data.stream`).
-    memory_length: int = field(384, "behaviour", least=1, most=2**31 - 1)
+    memory_length: int = field(384, least=1, most=2**31 - 1)
     initializer_range: float = field(0.02, above=0, below=1)
     layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
     family: str = field("xlnet", "form")

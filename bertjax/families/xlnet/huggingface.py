@@ -17,7 +17,7 @@ NAMES = {
     "intermediate_size": "d_inner", "hidden_act": "ff_activation", "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "dropout",
 }  # fmt: skip
-OWN_FIELDS = ("family", "max_position_embeddings")  # there, texts may have any length
+OWN_FIELDS = ("family", "max_position_embeddings", "memory_length")  # there, texts may have any length
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 ONLY = {"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False, "untie_r": True}
 # What a classifier of texts is pooled with.

@@ -1,24 +1,53 @@
 """A checkpoint as a program that needs no bertjax: StableHLO for JAX alone, or ONNX."""
 
+import contextlib
+import shutil
+from collections.abc import Iterator
+
 from etils import epath
 
 from bertjax import tasks
 from bertjax.config import Compute, UserError
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import network
+from bertjax.tasks.finetuning import FineTuningTask
 
 
-def check(output: epath.PathLike, source: Pretrained) -> epath.Path:
-    """Returns the folder to write. Raises `UserError` unless it is new or empty and the checkpoint's rows are texts."""
+@contextlib.contextmanager
+def new_folder(output: epath.PathLike) -> Iterator[epath.Path]:
+    """Yields a folder to write, which becomes `output` at the end: there is a whole export, or none.
+
+    Raises `UserError` if `output` is there and not an empty folder. One of an object store is written in place.
+    """
     output = epath.Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output={output}: exists and is not empty; name a new folder")
+    if "://" in str(output):
+        yield output
+        return
+    partial = output.parent / f".{output.name}.part"
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if output.exists():
+            output.rmdir()
+        partial.rename(output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def check(source: Pretrained) -> None:
+    """Raises `UserError` if a checkpoint's rows are no texts."""
     if source.architecture.endswith("ForMultipleChoice"):
         raise UserError(f"{source.path}: rows of several choices are not exported")
-    return output
+
+
+def task_of(source: Pretrained) -> FineTuningTask | None:
+    """Returns the task whose output layer is exported; None: words are predicted, or there are hidden states only."""
+    return tasks.of_checkpoint(source.settings.get("task", ""), source.architecture)
 
 
 def outputs(source: Pretrained) -> network.Function:
     """Returns what is exported: `bertjax.Model.apply`, in float32 on any device."""
-    task = tasks.of_checkpoint(source.settings.get("task", ""), source.architecture)
-    return network.outputs(source, task, Compute())
+    return network.outputs(source, task_of(source), Compute())

@@ -21,46 +21,77 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import exported
 from bertjax.tasks.exported.straight import straight
 
-FOLDER, PROGRAM, INT8 = "onnx", "model.onnx", "model_int8.onnx"  # where transformers.js and sentence-transformers look
+FOLDER, PROGRAM, INT8 = "onnx", "model.onnx", "model_int8.onnx"  # where transformers.js looks
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # int64 [batch, length]
 LARGEST = 2**31 - 2**24  # bytes of params in the file itself: protobuf's limit is 2 GiB
-NEEDED = "pip install 'bertjax[onnx]'"
 
 
 def write(output: epath.PathLike, source: Pretrained, has_int8: bool = False) -> str:
-    """Writes onnx/model.onnx of a checkpoint, for any number of rows and tokens, in float32; returns a summary.
+    """Writes onnx/model.onnx of a checkpoint, in float32, for any number of rows of any length that the model has
+    positions for; returns a summary in a line.
 
     Its inputs are those of transformers' class that the network uses, its outputs have that class's names, or are
     `sentence_embedding`. `has_int8`: writes model_int8.onnx beside it as well, with the weights of matrix products
-    and embeddings in 8 bits; activations are quantized as they come. Raises `UserError` as `exported.check` does.
+    and embeddings in 8 bits; activations are quantized as they come. Raises `UserError` as `exported.new_folder` and
+    `exported.check` do, and for a network that ONNX has no program for.
     """
-    output = exported.check(output, source)
+    if "://" in str(output):
+        raise UserError(f"--output={output}: ONNX's tools write local files only; name a local folder")
+    exported.check(source)
+    outputs = _names(source)
+    inputs, model, size = _converted(source, outputs)
+    files, left_out = _definition(source), [f"{name} = {value:.4g}" for name, value in source.decided.items()]
+    if outputs == VECTOR:
+        left_out.append("prompts")
+    if not files:
+        left_out.append("config.json, since transformers has no class for this form")
+    with exported.new_folder(output) as folder:
+        sizes = _save(pathlib.Path(folder / FOLDER), model, size > LARGEST, has_int8)
+        for name, content in files.items():
+            write_whole(folder / name, content)
+        if source.tokenizer:
+            source.tokenizer.save(folder)
+    takes, gives = ", ".join(inputs), ", ".join(outputs)
+    summary = f"{source.format} -> onnx: from {takes} to {gives}; {', '.join(sizes)} in {epath.Path(output) / FOLDER}"
+    return f"{summary}; left out: {', '.join(left_out)}" if left_out else summary
+
+
+def _converted(source: Pretrained, outputs: tuple[str, ...]):
+    """Returns the names of the inputs, the ONNX model, and the bytes of its params."""
     try:
         import onnx
         from jax2onnx import to_onnx
-        from onnxruntime import quantization
+    except ModuleNotFoundError as error:
+        raise UserError(f"--format=onnx: needs {error.name}; pip install 'bertjax[onnx]'") from None
     except ImportError as error:
-        raise UserError(f"--format=onnx: needs {error.name}; {NEEDED}") from None
-    if "://" in str(output):
-        raise UserError(f"--output={output}: ONNX's tools write local files only; name a local folder")
-
+        raise UserError(f"--format=onnx: {str(error).splitlines()[0]}; pip install 'bertjax[onnx]'") from None
     for name in ("onnx_ir", "jax2onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)  # they warn that some shapes have no type
-    outputs = _names(source)
     try:
         inputs, program = _program(source, len(outputs))
         shapes = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in program.jaxpr.invars]
         model = to_onnx(core.jaxpr_as_fun(program), shapes, input_names=inputs, output_names=outputs)
-    except (InconclusiveDimensionOperation, NotImplementedError):
+        _name_products(onnx, model)
+        _take_int64(onnx, model)
+    except InconclusiveDimensionOperation:
+        what = "head.lstm_size" if "lstm" in source.params else f"model.family = {source.config.family!r}"
         raise UserError(
-            f"{source.path}: a model with model.family = {source.config.family!r} has no one program for texts of any "
-            f"length; --format=stablehlo writes several"
+            f"{source.path}: a network with {what} has no one program for texts of any length; --format=stablehlo "
+            f"writes several"
         ) from None
-    _name_products(model)
-    _take_int64(onnx, model)
-    folder = pathlib.Path(output / FOLDER)
-    folder.mkdir(parents=True)
-    is_large = sum(np.asarray(x).nbytes for x in program.consts) > LARGEST
+    except NotImplementedError as error:
+        raise UserError(
+            f"{source.path}: ONNX has no program for it ({str(error).splitlines()[0]}); --format=stablehlo has"
+        ) from None
+    return inputs, model, sum(np.asarray(x).nbytes for x in program.consts)
+
+
+def _save(folder: pathlib.Path, model, is_large: bool, has_int8: bool) -> list[str]:
+    """Writes the files; returns their names and sizes."""
+    import onnx
+    from onnxruntime import quantization
+
+    folder.mkdir()
     onnx.save_model(model, folder / PROGRAM, save_as_external_data=is_large, location=f"{PROGRAM}_data")
     if has_int8:
         with tempfile.TemporaryDirectory() as place:
@@ -69,13 +100,10 @@ def write(output: epath.PathLike, source: Pretrained, has_int8: bool = False) ->
             quantization.quant_pre_process(folder / PROGRAM, folded, skip_symbolic_shape=True, **large)
             how = dict(op_types_to_quantize=["MatMul", "Gather"], per_channel=True, use_external_data_format=is_large)
             quantization.quantize_dynamic(folded, folder / INT8, **how)
-    for name, content in _definition(source).items():
-        write_whole(output / name, content)
-    if source.tokenizer:
-        source.tokenizer.save(output)
-    sizes = [f"{file.name} ({file.stat().st_size / 1e6:,.1f} MB)" for file in sorted(folder.iterdir())]
-    takes, gives = ", ".join(inputs), ", ".join(outputs)
-    return f"{source.format} -> onnx: from {takes} to {gives}; {', '.join(sizes)} in {folder}"
+    return [f"{file.name} ({file.stat().st_size / 1e6:,.1f} MB)" for file in sorted(folder.iterdir())]
+
+
+VECTOR, WORDS, STATES = ("sentence_embedding",), ("logits",), ("last_hidden_state",)
 
 
 def _names(source: Pretrained) -> tuple[str, ...]:
@@ -83,9 +111,8 @@ def _names(source: Pretrained) -> tuple[str, ...]:
     if source.architecture.endswith("ForQuestionAnswering"):
         return ("start_logits", "end_logits")
     if source.architecture == sentence_transformers.ARCHITECTURE:
-        return ("sentence_embedding",)
-    has_layer = source.settings.get("task", "") not in ("", "pretraining") or source.predicts_words
-    return ("logits",) if has_layer else ("last_hidden_state",)
+        return VECTOR
+    return WORDS if exported.task_of(source) or source.predicts_words else STATES
 
 
 def _program(source: Pretrained, parts: int) -> tuple[tuple[str, ...], core.ClosedJaxpr]:
@@ -103,15 +130,25 @@ def _program(source: Pretrained, parts: int) -> tuple[tuple[str, ...], core.Clos
     return tuple(used), core.ClosedJaxpr(program.jaxpr.replace(invars=list(used.values())), program.consts)
 
 
-def _name_products(model) -> None:
+def _name_products(onnx, model) -> None:
     """Makes products with matrices `MatMul`, which is the one that can be quantized."""
+    constants = {each.name: each for each in model.graph.initializer}
+
+    def is_plain(node) -> bool:
+        """Whether a `Gemm` neither transposes nor adds anything."""
+        given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        added = [onnx.numpy_helper.to_array(constants[name]) for name in node.input[2:] if name in constants]
+        adds = given.get("beta", 1) and (len(added) < len(node.input[2:]) or any(map(np.any, added)))
+        return not (given.get("transA") or given.get("transB") or given.get("alpha", 1) != 1 or adds)
+
     for node in model.graph.node:
+        if any(attribute.type == onnx.AttributeProto.GRAPH for attribute in node.attribute):
+            raise NotImplementedError(f"{node.op_type} is a loop or a choice")
+        is_matrix = node.op_type == "Gemm" and is_plain(node)
         if node.op_type == "Einsum":
             (equation,) = (attribute.s.decode() for attribute in node.attribute)
             left, right, result = re.split(",|->", equation.replace(" ", ""))
             is_matrix = len(right) == 2 and left[-1] == right[0] and result == left[:-1] + right[1]
-        else:
-            is_matrix = node.op_type == "Gemm"  # of `straight`: without a transpose, and with a bias of zero
         if is_matrix:
             node.op_type = "MatMul"
             del node.input[2:], node.attribute[:]
@@ -132,17 +169,17 @@ def _take_int64(onnx, model) -> None:
 
 
 def _definition(source: Pretrained) -> dict[str, str]:
-    """Returns what transformers reads beside the program; nothing if it has no class for the model."""
+    """Returns what transformers reads beside the program, for its class with these outputs; nothing if it has none."""
     try:
         huggingface.check_form(source.config)
     except UserError:
         return {}
-    if "lstm" in source.params:
-        return {}
-    layout = families.module_of(families.of(source.config))
-    is_vectors = source.architecture == sentence_transformers.ARCHITECTURE
-    params = {"bert": source.params["bert"]} if is_vectors else source.params
-    architecture = layout.choose_architecture(params, source.config, "" if is_vectors else source.architecture)
+    layout, params, stated = families.module_of(families.of(source.config)), source.params, source.architecture
+    if not exported.task_of(source) or stated == sentence_transformers.ARCHITECTURE:
+        encoder = {name: value for name, value in params["bert"].items() if name != "pooler"}
+        words = {"masked_lm": params["masked_lm"]} if source.predicts_words and "masked_lm" in params else {}
+        params, stated = {"bert": encoder, **words}, ""
+    architecture = layout.choose_architecture(params, source.config, stated)
     return huggingface.definition(
         source.config, params, source.tokenizer, architecture, source.labels, source.problem_type
     )

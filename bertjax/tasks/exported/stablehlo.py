@@ -63,9 +63,17 @@ def write(output: epath.PathLike, source: Pretrained) -> str:
     """Writes the programs of a checkpoint to a folder; returns a summary in a line.
 
     They compute in float32, on any device, what `bertjax.Model.apply` does, for any number of rows; each has a length
-    of its own. Raises `UserError` as `exported.check` does.
+    of its own. Raises `UserError` as `exported.new_folder` and `exported.check` do.
     """
-    output, run = exported.check(output, source), exported.outputs(source)
+    with exported.new_folder(output) as folder:
+        count, longest = _write(folder, source)
+    return f"{source.format} -> stablehlo: {count} programs, for up to {longest} tokens, in {output}"
+
+
+def _write(output: epath.Path, source: Pretrained) -> tuple[int, int]:
+    """Returns how many programs are written, and the tokens of the longest rows."""
+    exported.check(source)
+    run = exported.outputs(source)
     flat = flax.traverse_util.flatten_dict(jax.tree.map(np.asarray, source.params), sep="/")
 
     def program(params, input_ids, segments, token_types):
@@ -76,7 +84,6 @@ def write(output: epath.PathLike, source: Pretrained) -> str:
     most = min(source.config.max_position_embeddings, LONGEST)
     lengths = [1 << power for power in range(SHORTEST.bit_length() - 1, most.bit_length()) if 1 << power <= most]
     lengths = lengths if lengths and lengths[-1] == most else [*lengths, most]
-    output.mkdir(parents=True, exist_ok=True)
     for length in lengths:
         (rows,) = export.symbolic_shape("rows")
         ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
@@ -86,7 +93,7 @@ def write(output: epath.PathLike, source: Pretrained) -> str:
     by_token = len(found.shape) > 2
     about = {
         "outputs": ["rows", *(["length"] * by_token), found.shape[-1]],
-        "of": source.settings.get("task", "") or "hidden states",
+        "of": _said(source),
         "labels": list(source.labels or ()),
         "lengths": lengths,
         "by_token": by_token,
@@ -99,4 +106,11 @@ def write(output: epath.PathLike, source: Pretrained) -> str:
         np.savez(file, **flat)
     if source.tokenizer:
         source.tokenizer.save(output)
-    return f"{source.format} -> stablehlo: {len(lengths)} programs, for up to {lengths[-1]} tokens, in {output}"
+    return len(lengths), lengths[-1]
+
+
+def _said(source: Pretrained) -> str:
+    """What comes out: the logits of a task, those of words, or hidden states."""
+    if exported.task_of(source):
+        return source.settings.get("task", "") or source.architecture
+    return "words" if source.predicts_words else "hidden states"

@@ -10,7 +10,7 @@ from jax.extend import core
 
 # Primitives that call a program, and the name that they have for it; `jax.checkpoint` is called by three names.
 CALLS = dict.fromkeys(("jit", "checkpoint", "remat", "remat2"), "jaxpr")
-CALLS |= dict.fromkeys(("closed_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr")
+CALLS |= dict.fromkeys(("closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr")
 
 
 def straight(function: Callable, *arguments: jax.ShapeDtypeStruct) -> core.ClosedJaxpr:
@@ -51,11 +51,14 @@ def _results(equation: core.JaxprEqn, operands: list) -> Sequence:
     return found if primitive.multiple_results else [found]
 
 
-def _each_step(operands: list, *, jaxpr, num_consts: int, num_carry: int, length: int, reverse: bool, **_) -> list:
+def _each_step(operands: list, *, jaxpr, length: int, reverse: bool, **others) -> list:
     """As `jax.lax.scan`, step by step."""
-    end = num_consts + num_carry
+    if "ft_in" in others:  # from JAX 0.11 on: constants, carry and inputs, each with a leaf for each operand
+        num_consts, num_carry = map(len, others["ft_in"].elts[:2])
+    else:
+        num_consts, num_carry = others["num_consts"], others["num_carry"]
+    end, steps = num_consts + num_carry, []
     constants, carry, inputs = operands[:num_consts], operands[num_consts:end], operands[end:]
-    steps = []
     for step in reversed(range(length)) if reverse else range(length):
         parts = [np.asarray(x)[step] if _is_known(x) else x[step] for x in inputs]
         found = _run(jaxpr, [*constants, *carry, *parts])
