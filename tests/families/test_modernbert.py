@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import flax.linen as nn
 import jax
@@ -149,8 +150,16 @@ def plain(qkv, segments, half):
     return context.reshape(*context.shape[:2], -1)
 
 
-@pytest.mark.parametrize("tile", [None, Tile(2, 2), Tile(1, 1)])
-@pytest.mark.parametrize("length, half", [(1, 4), (4, 4), (5, 4), (9, 4), (37, 8), (64, 8), (65, 16), (30, 64)])
+LENGTHS = [(1, 4), (4, 4), (5, 4), (9, 4), (37, 8), (64, 8), (65, 16), (30, 64)]  # of texts, and half of a window
+
+
+@pytest.mark.parametrize(
+    "length, half, tile",
+    [
+        *((*each, None) for each in LENGTHS),
+        *((*each, tile) for tile in (Tile(2, 2), Tile(1, 1)) for each in LENGTHS[3:7]),
+    ],
+)
 def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, tile):
     qkv, segments = random_attention(length, half)
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(4, length, 32)), jnp.float32)
@@ -215,25 +224,25 @@ def test_packed_sequences_learn_what_padded_ones_do(records_folder):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), *gradients)
 
 
-@pytest.mark.parametrize(
-    "mesh, remat", [(dict(data=2, fsdp=2, tensor=2), "none"), (dict(data=8, fsdp=1, tensor=1), "full")]
-)
-def test_a_sharded_step_is_that_of_one_device(records_folder, mesh, remat):
+def test_a_sharded_step_is_that_of_one_device(records_folder):
     losses = []
-    for devices, axes in ((1, dict(data=1, fsdp=1, tensor=1)), (8, mesh)):
-        config = config_for(records_folder, remat=remat if devices > 1 else "none")
-        config.mesh.update(axes)
-        task = Pretraining(config, make_mesh(config, jax.devices()[:devices]), records_folder)
+    for mesh, remat in (
+        (dict(data=1, fsdp=1, tensor=1), "none"),
+        (dict(data=2, fsdp=2, tensor=2), "none"),
+        (dict(data=8, fsdp=1, tensor=1), "full"),
+    ):
+        config = config_for(records_folder, remat=remat)
+        config.mesh.update(mesh)
+        task = Pretraining(config, make_mesh(config, jax.devices()[: math.prod(mesh.values())]), records_folder)
         program = make_program(task, config, task.mesh)
-        state, recipe = (
-            program.init(jax.random.key(0)),
-            put_hyperparameters(0, make_schedule(config.optimizer, 10), task.mesh),
-        )
+        state = program.init(jax.random.key(0))
+        recipe = put_hyperparameters(0, make_schedule(config.optimizer, 10), task.mesh)
         for batch in [next(task.batches(0)), next(task.batches(1))]:
             state, metrics = program.train_step(state, put_batch(batch, task.mesh), recipe)
         losses.append(jax.device_get(metrics))
-    for name in losses[0]:
-        np.testing.assert_allclose(losses[0][name], losses[1][name], rtol=2e-4)
+    for other in losses[1:]:
+        for name, value in losses[0].items():
+            np.testing.assert_allclose(other[name], value, rtol=2e-4)
 
 
 def test_it_is_trained_fills_masks_and_is_fine_tuned(records_folder, tmp_path):
