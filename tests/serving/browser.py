@@ -70,7 +70,8 @@ async def _page(host: str, url: str) -> Page:
                 pages = [each for each in json.loads(await answer.text()) if each["url"].startswith(url)]
             if pages:
                 page = Page(pages[0]["webSocketDebuggerUrl"])
-                if (await page._evaluate(["document.readyState"]))[0] == "complete":
+                # Before the page there is an empty one, which is complete, too.
+                if await page._evaluate(["location.href", "document.readyState"]) == [url, "complete"]:
                     return page
             await asyncio.sleep(0.1)
     raise TimeoutError(url)
