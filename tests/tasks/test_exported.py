@@ -96,6 +96,13 @@ print(load.load()([[2, 9, 11, 3]]).argmax(-1).tolist())
     assert done.stdout.strip() == str(np.asarray(model.apply(model.params, ids)).argmax(-1).tolist()), done.stderr
 
 
+def test_the_folder_that_one_is_in_is_written_if_it_is_empty(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    stablehlo.write(".", made("BertForMaskedLM").source)
+    assert (tmp_path / "here/load.py").exists() and [each.name for each in tmp_path.iterdir()] == ["here"]
+
+
 def test_what_cannot_be_exported_is_said_in_a_line(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()

@@ -8,6 +8,7 @@ from etils import epath
 
 from bertjax import tasks
 from bertjax.config import Compute, UserError
+from bertjax.files import absolute
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import network
 from bertjax.tasks.finetuning import FineTuningTask
@@ -25,14 +26,17 @@ def new_folder(output: epath.PathLike) -> Iterator[epath.Path]:
     if "://" in str(output):
         yield output
         return
+    output = absolute(output)  # a folder without a name, such as ".", has one
     partial = output.parent / f".{output.name}.part"
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
     partial.mkdir(parents=True)
     try:
         yield partial
         if output.exists():
-            output.rmdir()
-        partial.rename(output)
+            for each in partial.iterdir():
+                each.rename(output / each.name)
+        else:
+            partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
