@@ -23,8 +23,8 @@ from bertjax.training.clocks import PARTS
 from bertjax.training.workdir import RUNS, Finished
 
 PAGE, PICTURE, ATTENTION = "report.html", "report.png", "report-attention.png"
-CHECKPOINTS = 10  # of a run, the last ones
-SCORES = 6  # of a run, a search or a checkpoint, those that are shown
+CHECKPOINTS = 10  # the last ones of a run are listed
+SCORES = 6  # so many are shown of a run, a search or a checkpoint
 DPI, DPI_OF_ATTENTION = 80, 110  # its labels are small
 LINES = (
     "Thin lines: training. Dots: held-out text, or the dev set. Dashes: the unigram baseline, or the commoner class."

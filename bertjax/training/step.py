@@ -238,7 +238,7 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
             is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
             kept = jax.tree.map(lambda a, b: jnp.where(is_finite, b, a), state, new)
             new = kept.replace(step=new.step)
-            if new.memory is not None:  # that of the step before is not what comes before the next one
+            if new.memory is not None:  # what the step before has left is not the text before the next one
                 new = new.replace(memory=new.memory.where(is_finite))
         return new, metrics
 

@@ -28,12 +28,12 @@ def new_folder(output: epath.PathLike) -> Iterator[epath.Path]:
         return
     output = absolute(output)  # a folder without a name, such as ".", has one
     partial = output.parent / f".{output.name}.part"
-    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # an export that was killed has left it
     partial.mkdir(parents=True)
     try:
         yield partial
         if output.exists():
-            for each in partial.iterdir():
+            for each in list(partial.iterdir()):
                 each.rename(output / each.name)
         else:
             partial.rename(output)
