@@ -251,7 +251,8 @@ def test_rows_of_today_have_equally_many_params(rows_today):
 
 @pytest.mark.parametrize("which", ["cores/bert", "cores/new/3000", "large/bert/3000", "cores/bert/7", "cores/bert/x"])
 def test_a_row_of_today_that_is_none_is_named(which):
-    with pytest.raises(UserError, match=f"'{which}' is not SCALE/ROW/STEPS with 8 steps or more, of cores, trial and "):
+    known = "with 8 steps or more, of cores, gpu, trial and "
+    with pytest.raises(UserError, match=f"'{which}' is not SCALE/ROW/STEPS {known}"):
         today.get_config(which)
 
 

@@ -83,6 +83,7 @@ def _base(scale: Scale, steps: int):
     config.model.max_position_embeddings = max(128, length)  # for the longest sentences of BLiMP
     config.eval.update(every_steps=steps, fill_masks=())
     config.checkpoint.update(every_steps=1000, keep=1)
+    config.update_from_flattened_dict(scale.equal_time)
     config.sinks = ()
     return config
 

@@ -44,7 +44,9 @@ WANTED = flags.DEFINE_list("rows", None, "Of those of the table; by default all.
 SEEDS = flags.DEFINE_list(
     "seeds", ["0", "1", "2"], "Of pre-training, unless a row is trained once, and of what follows."
 )
-RESULTS = flags.DEFINE_string("results", None, "The file with the table: beside this one, of a trial in the workdir.")
+RESULTS = flags.DEFINE_string(
+    "results", None, "The file with the table; by default beside this one, or in the workdir."
+)
 
 # Calibration: rounds, steps of a row in each, and steps that a line of metrics sums up.
 ROUNDS, TIMED_STEPS, LOGGED_STEPS = 5, 300, 50
@@ -285,7 +287,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _run(race: Race) -> None:
-    results = pathlib.Path(RESULTS.value or (race.workdir if SCALE.value == "trial" else FOLDER) / "RESULTS.md")
+    results = pathlib.Path(RESULTS.value or (FOLDER if SCALE.value == "cores" else race.workdir) / "RESULTS.md")
     rows = race.table.rows
     names = [name for name in rows if name in (WANTED.value or rows)]
     rates = race.rates(names)

@@ -3,7 +3,7 @@
 The scales and all names are below; `python -m experiments.ablations` runs them all, and fine-tunes what they pre-train.
 
 Command:  python -m bertjax.main --config=experiments/ablations/scaled.py:cores/ltr --config.data.corpus=texts/
-Hardware: cores: two CPU cores
+Hardware: cores: two CPU cores; gpu: one GPU (the tables of equal time only have been run)
 Paper:    see the experiments beside this file
 """
 
@@ -31,6 +31,7 @@ class Scale:
       short_steps: of the first stage, where it is the only one.
       files: of each corpus.
       pretraining, fine_tuning: config fields by name, of all runs.
+      equal_time: the same, of pre-training in the tables of equal time (`race.py`).
       tasks: the same, by task.
       short_tasks: the same, of models that have the first stage only.
       lstm_size: of a BiLSTM on top.
@@ -44,6 +45,7 @@ class Scale:
     short_steps: int
     files: int
     pretraining: Mapping
+    equal_time: Mapping
     fine_tuning: Mapping
     tasks: Mapping[str, Mapping]
     short_tasks: Mapping[str, Mapping]
@@ -99,6 +101,7 @@ SCALES = {
             "optimizer.bias_correction": True,
             "eval.max_sequences": 2048,
         },
+        equal_time={"optimizer.learning_rate": 2e-3},
         fine_tuning={"optimizer.learning_rate": 3e-4, "model.hidden_dropout_prob": 0.1},
         tasks={
             "conll": {"optimizer.learning_rate": 1e-3, "max_seq_length": 128},
@@ -123,6 +126,38 @@ SCALES = {
         seeds=3,
         checkpoints=(2000, 4000, 8000),
     ),
+    # Minutes of one GPU a model: BERT small and ELECTRA small (Clark et al. 2020, table 6), at their rate.
+    "gpu": Scale(
+        size="12-256-4",
+        sizes=("4-256-4", "6-256-4", "12-128-2", "12-256-4"),
+        stages=((40_000, 32), (10_000, 128)),
+        short_steps=40_000,
+        files=3,
+        pretraining={
+            "batch_size": 512,
+            "model.vocab_size": 30_522,
+            "model.max_position_embeddings": 256,
+            "optimizer.learning_rate": 5e-4,
+            "optimizer.warmup_steps": 5_000,
+            "optimizer.bias_correction": True,
+            "eval.max_sequences": 4096,
+        },
+        # Calibration is too short for unrolled layers, and must time the program that is trained.
+        equal_time={"checkpoint.every_steps": 10_000, "unroll": "no"},
+        fine_tuning={"optimizer.learning_rate": 3e-4},
+        tasks={
+            "conll": {"max_seq_length": 128},
+            "conll-32": {"max_seq_length": 32},
+            "features": {"optimizer.learning_rate": 1e-3, "max_seq_length": 128, "head.lstm_size": 256},
+            "squad": {"max_seq_length": 128, "data.doc_stride": 64, "data.max_query_length": 32},
+        },
+        short_tasks={"sst2": {"epochs": 1.0}},
+        lstm_size=256,
+        sentences=67_349,
+        articles=442,
+        seeds=3,
+        checkpoints=(10_000, 20_000, 40_000),
+    ),
     # Minutes: that everything runs.
     "trial": Scale(
         size="4-32-2",
@@ -138,6 +173,7 @@ SCALES = {
             "optimizer.warmup_steps": 5,
             "eval.max_sequences": 64,
         },
+        equal_time={"optimizer.learning_rate": 2e-3},
         fine_tuning={"epochs": 1.0, "max_seq_length": 32, "optimizer.learning_rate": 1e-3},
         tasks={
             "squad": {"max_seq_length": 64, "data.max_query_length": 16, "data.doc_stride": 32},

@@ -2,17 +2,17 @@
 
 SCALE/ROW/STEPS, such as cores/replaced/3000.
 
-All rows have one size, one vocabulary, the same text in full sentences, no dropout, and one recipe: Adam with a rate of
-2e-3, as BERT's row of `today.py`, which falls to 0. They differ in what is learnt, and in the form of the model that
-learns it. `python -m experiments.ablations.race --table=successors` trains each once, for equally many minutes, and
-fine-tunes it with three seeds.
+All rows have one size, one vocabulary, the same text in full sentences, no dropout, and one recipe: Adam with a rate
+that falls from 2e-3 (`gpu`: 5e-4) to 0, as BERT's row of `today.py`. They differ in what is learnt, and in the form of
+the model that learns it. `python -m experiments.ablations.race --table=successors` trains each once, for equally many
+minutes, and fine-tunes it with three seeds.
 
-The generator of `replaced` has half of the width: a fourth, as ELECTRA-small's, would be half a head here. Its steps
-are the dearer for it, and so fewer.
+The generator of `replaced` has a fourth of the width, as ELECTRA-small's, but half at `cores`, where a fourth would be
+half a head. Its steps are the dearer for it, and so fewer.
 
 Command:  python -m bertjax.main --config=experiments/ablations/successors.py:cores/replaced/3000
               --config.data.corpus=texts/
-Hardware: two CPU cores, 60 minutes
+Hardware: cores: two CPU cores, 60 minutes; gpu: one H200, 3 minutes a row (RESULTS.md)
 Paper:    none compares these at equal time of two cores; ELECTRA against BERT at equal compute: Clark et al. 2020,
           figure 2
 """
@@ -25,7 +25,7 @@ from experiments.ablations.scaled import Scale
 def _masked(config, scale: Scale) -> None:
     config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config.data.update(next_sentence="none", masking="dynamic", masked_lm_prob=0.15, dupe_factor=1)
-    config.optimizer.update(name="adam", learning_rate=2e-3, schedule="linear", warmup_steps=steps_of(config) // 8)
+    config.optimizer.update(name="adam", schedule="linear", warmup_steps=steps_of(config) // 8)
 
 
 def _next(config, scale: Scale) -> None:
@@ -38,7 +38,8 @@ def _replaced(config, scale: Scale) -> None:
     """ELECTRA's objective, by BERT's form."""
     _masked(config, scale)
     config.data.masked_lm_split = (0.85, 0.0, 0.15)
-    objectives.learn(config, "50*replaced + generator", generator=dict(width=0.5))
+    width = max(0.25, 1 / config.model.num_attention_heads)
+    objectives.learn(config, "50*replaced + generator", generator=dict(width=width))
 
 
 def _permuted(config, scale: Scale) -> None:

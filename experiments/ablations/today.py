@@ -2,11 +2,11 @@
 
 Each row has all that the row before it has, and one thing more: `TABLE`; what all have is in `equal_time.py`.
 
-Learning rates, one an optimizer, are AdamW 2e-3, StableAdamW 2e-3, as modern:cores, and Muon 4e-3, its updates scaled
-to AdamW's size (Liu et al. 2025, section 2.2). They were chosen in short runs on a small text in sequences of 32, one
-run each, and not for each row: held-out losses of no_dropout in 1,200 steps 5.954 with 1e-3 and 5.508 with 2e-3; glu in
-500 steps 6.106 with 1e-3, 5.720 with 2e-3, 5.524 with 4e-3; stable_adamw 5.501 with 2e-3, 5.512 with 4e-3; muon 5.643
-with 2e-3, 5.383 with 4e-3, 5.511 with 1e-2.
+Learning rates of `cores`, one an optimizer, are AdamW 2e-3, StableAdamW 2e-3, as modern:cores, and Muon 4e-3, its
+updates scaled to AdamW's size (Liu et al. 2025, section 2.2). They were chosen in short runs on a small text in
+sequences of 32, one run each, and not for each row: held-out losses of no_dropout in 1,200 steps 5.954 with 1e-3 and
+5.508 with 2e-3; glu in 500 steps 6.106 with 1e-3, 5.720 with 2e-3, 5.524 with 4e-3; stable_adamw 5.501 with 2e-3,
+5.512 with 4e-3; muon 5.643 with 2e-3, 5.383 with 4e-3, 5.511 with 1e-2.
 
 Command:  python -m bertjax.main --config=experiments/ablations/today.py:cores/all/3000 --config.data.corpus=texts/
 Hardware: two CPU cores, 10 minutes
@@ -24,7 +24,7 @@ def _bert(config, scale: Scale) -> None:
     config.model.update(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     # Two copies, with masks of their own: ten minutes come to a second one.
     config.data.update(next_sentence="pairs", masking="static", masked_lm_prob=0.15, dupe_factor=2)
-    config.optimizer.update(name="adam", learning_rate=2e-3, schedule="linear", warmup_steps=steps_of(config) // 8)
+    config.optimizer.update(name="adam", schedule="linear", warmup_steps=steps_of(config) // 8)
 
 
 def _sentences(config, scale: Scale) -> None:
@@ -68,7 +68,8 @@ def _stable_adamw(config, scale: Scale) -> None:
 
 
 def _muon(config, scale: Scale) -> None:
-    config.optimizer.update(name="muon", options="consistent_rms=0.2 adam_b2=0.98", learning_rate=4e-3)
+    config.optimizer.update(name="muon", options="consistent_rms=0.2 adam_b2=0.98")
+    config.optimizer.learning_rate *= 2
     # Its decay is multiplied by the rate: at the peak it takes as much of a matrix as StableAdamW's.
     config.optimizer.weight_decay /= config.optimizer.learning_rate
 
