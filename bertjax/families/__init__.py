@@ -68,6 +68,7 @@ class Family:
         that of hidden states; None: there is none.
       special_pieces: the names of these in a SentencePiece model that is learnt for it, see `text.learning.learn`.
       packs: whether several sequences can share a row, each as a segment with positions of its own.
+      has_kernels: whether its attention runs as a kernel on chips that have one.
       config: a frozen dataclass of `config.field`s, which say their limits. Names are those of `BertConfig` where the
         parts read them.
     """
@@ -91,6 +92,7 @@ class Family:
     projected: Callable[[Any, int], Any] | None = None
     special_pieces: tuple[str, ...] = SPECIAL_PIECES
     packs: bool = False
+    has_kernels: bool = True
     config: type = BertConfig
 
 

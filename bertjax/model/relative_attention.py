@@ -5,7 +5,6 @@ projected from sinusoids of the distance i - j, and u and v are learnt. XLNet ad
 vectors, for keys of the query's own segment and for those of another (Yang et al. 2019, section 2.5).
 """
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -81,34 +80,20 @@ def shift(scores: jax.Array, keys: int) -> jax.Array:
 def shift_to(scores: jax.Array, keys: int, places: jax.Array) -> jax.Array:
     """As `shift`, `[batch, queries, heads, distances]` -> `[batch, queries, heads, keys]`, of queries at any places.
 
-    `places`: `[batch, queries]` theirs among the keys.
+    Moves them by powers of two, of which a query takes those that add up to its way: a TPU does that at the speed of
+    its memory, and would read parts that begin anywhere one by one.
+
+    Args:
+      places: `[batch, queries]` theirs among the keys.
     """
-    return _slices(scores, keys - 1 - places, keys, scores.shape[-1])
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _slices(x, starts, size: int, whole: int):
-    """Returns a part of the last axis, `[batch, queries, ..., whole]` -> `[batch, queries, ..., size]`, which begins at
-    another start `[batch, queries]` for each query. Its gradient is a part as well, where a derived one adds numbers
-    up one by one."""
-
-    def of_query(x, start):
-        return jax.lax.dynamic_slice_in_dim(x, start, size, axis=-1)
-
-    return jax.vmap(jax.vmap(of_query))(x, starts)
-
-
-def _slices_forward(x, starts, size, whole):
-    return _slices(x, starts, size, whole), starts
-
-
-def _slices_backward(size, whole, starts, grad):
-    around = whole - size
-    grad = jnp.pad(grad, [(0, 0)] * (grad.ndim - 1) + [(around, around)])
-    return _slices(grad, around - starts, whole, grad.shape[-1]), None
-
-
-_slices.defvjp(_slices_forward, _slices_backward)
+    ways = (keys - 1 - places)[..., None, None]
+    steps = [1 << bit for bit in reversed(range((scores.shape[-1] - keys).bit_length()))]
+    room = keys + sum(steps)
+    scores = jnp.pad(scores, [(0, 0)] * 3 + [(0, max(0, room - scores.shape[-1]))])
+    for step in steps:
+        room -= step
+        scores = jnp.where(ways & step, scores[..., step : step + room], scores[..., :room])
+    return scores
 
 
 def attend(

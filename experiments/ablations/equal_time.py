@@ -94,6 +94,19 @@ def become(config, family: str, **fields) -> None:
     config.model = model_fields(family, **{name: config.model[name] for name in shared} | fields)
 
 
+def become_rotary(config) -> None:
+    """Gives the model ModernBERT's rotary positions and LayerNorm before each layer, and nothing else of its form."""
+    become(
+        config,
+        "modernbert",
+        attention_output_dropout_prob=0.0,
+        global_attn_every_n_layers=1,
+        global_rope_theta=10_000.0,  # modern.py's for short sequences
+        glu=False,
+        bias=True,
+    )
+
+
 def length_of(scale: Scale) -> int:
     return LONGER * scale.stages[0][1]
 

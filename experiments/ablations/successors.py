@@ -4,8 +4,8 @@ SCALE/ROW/STEPS, such as cores/replaced/3000.
 
 All rows have one size, one vocabulary, the same text in full sentences, no dropout, and one recipe: Adam with a rate
 that falls from 2e-3 (`gpu`: 5e-4) to 0, as BERT's row of `today.py`. They differ in what is learnt, and in the form of
-the model that learns it. `python -m experiments.ablations.race --table=successors` trains each once, for equally many
-minutes, and fine-tunes it with three seeds.
+the model that learns it; masked and replaced words are learnt in two forms. `python -m experiments.ablations.race
+--table=successors` trains each once, for equally many minutes, and fine-tunes it with three seeds.
 
 The generator of `replaced` has a fourth of the width, as ELECTRA-small's, but half at `cores`, where a fourth would be
 half a head. Its steps are the dearer for it, and so fewer.
@@ -18,7 +18,7 @@ Paper:    none compares these at equal time of two cores; ELECTRA against BERT a
 """
 
 from bertjax import objectives
-from experiments.ablations.equal_time import Row, become, length_of, steps_of, table
+from experiments.ablations.equal_time import Row, become, become_rotary, length_of, steps_of, table
 from experiments.ablations.scaled import Scale
 
 
@@ -40,6 +40,16 @@ def _replaced(config, scale: Scale) -> None:
     config.data.masked_lm_split = (0.85, 0.0, 0.15)
     width = max(0.25, 1 / config.model.num_attention_heads)
     objectives.learn(config, "50*replaced + generator", generator=dict(width=width))
+
+
+def _masked_rotary(config, scale: Scale) -> None:
+    _masked(config, scale)
+    become_rotary(config)
+
+
+def _replaced_rotary(config, scale: Scale) -> None:
+    _replaced(config, scale)
+    become_rotary(config)
 
 
 def _permuted(config, scale: Scale) -> None:
@@ -65,6 +75,8 @@ TABLE = table(
         Row("permuted", "permuted (XLNet)", "sentences", _permuted, bits="hidden_bits"),
         Row("recurrent", "left to right, with a memory (Transformer-XL)", "stream", _recurrent),
         Row("replaced", "replaced words (ELECTRA)", "sentences", _replaced, bits=""),
+        Row("masked_rotary", "masked words, rotary, pre-norm", "sentences", _masked_rotary, bits="hidden_bits"),
+        Row("replaced_rotary", "replaced words, rotary, pre-norm", "sentences", _replaced_rotary, bits=""),
     ),
     scores=("bits_per_byte", "hidden_bits", "blimp", "conll", "sst2", "mrpc"),
     adds_up=False,

@@ -14,7 +14,7 @@ Paper:    none compares these at equal time
 """
 
 from bertjax.config import named_stages, stage
-from experiments.ablations.equal_time import Row, become, length_of, most_masked, steps_of, table
+from experiments.ablations.equal_time import Row, become_rotary, length_of, most_masked, steps_of, table
 from experiments.ablations.scaled import Scale
 
 DECAY = 0.25  # share of the steps in which the rate falls, as in modern:cores
@@ -38,15 +38,7 @@ def _no_dropout(config, scale: Scale) -> None:
 
 
 def _rotary(config, scale: Scale) -> None:
-    become(
-        config,
-        "modernbert",
-        attention_output_dropout_prob=0.0,
-        global_attn_every_n_layers=1,
-        global_rope_theta=10_000.0,  # modern.py's for short sequences
-        glu=False,
-        bias=True,
-    )
+    become_rotary(config)
 
 
 def _glu(config, scale: Scale) -> None:

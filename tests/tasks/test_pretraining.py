@@ -450,6 +450,7 @@ def test_long_runs_on_chips_with_kernels_unroll_their_layers_if_that_fits():
     assert ways("tpu", "TPU v4", steps=5_000) == [("none", "auto")]
     assert ways("tpu", "TPU v4", steps=1000) == ways("gpu", "Tesla V100") == ways("cpu", "cpu") == [("none", "auto")]
     assert ways("tpu", "TPU v3", remat="auto") == [("full", "auto")]  # has no kernels
+    assert ways("tpu", "TPU v4", model=dict(family="xlnet")) == [("none", "auto")]  # nor has the family
 
 
 def test_a_program_fits_if_it_leaves_the_devices_memory_in_bounds():

@@ -37,4 +37,5 @@ FAMILY = Family(
     layer_flops=_layer_flops,
     shown=_shown,
     validate=_validate,
+    has_kernels=False,
 )

@@ -111,5 +111,6 @@ FAMILY = Family(
     memory_flops=_memory_flops,
     layer_numbers=_layer_numbers,
     packs=True,
+    has_kernels=False,
     config=TransformerXLConfig,
 )

@@ -109,5 +109,6 @@ FAMILY = Family(
     huggingface="bertjax.families.xlnet.huggingface",
     special_pieces=XLNET,
     packs=True,
+    has_kernels=False,
     config=XlnetConfig,
 )
