@@ -28,19 +28,19 @@ from bertjax.model.dropout import fold_in, row_keys
 from bertjax.objectives import Term
 from bertjax.objectives.parts.additions import additions_of
 from bertjax.objectives.parts.model import PretrainingModel
-from bertjax.sharding.mesh import (
-    Batch,
-    batch_sharding,
-    compute_on,
-    local_copy,
-    local_rows,
-    replicated,
-)
+from bertjax.sharding.mesh import Batch, batch_sharding, compute_on, local_copy, local_rows, replicated
 from bertjax.sharding.rules import RULES
 from bertjax.sharding.streams import fetched, on_devices
 from bertjax.stages import config_in, stages_of, total_steps
 from bertjax.tasks.adaptation import HeldOutText, only_pieces
-from bertjax.tasks.pretraining_rows import most_predictions, row_multiple, row_size
+from bertjax.tasks.pretraining_rows import (
+    abstract_arrays,
+    kinds_of_additions,
+    kinds_of_arrays,
+    most_predictions,
+    row_multiple,
+    row_size,
+)
 from bertjax.tasks.pretraining_scores import divided, means_of, normalized, scores_of
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoint import Scores
@@ -143,8 +143,9 @@ class Pretraining:
         whole = copy.copy(self)
         whole.terms = self._terms_of_stages  # all output layers are there from the first step on
         sizes = dict(token=(8,), sequence=(), word=(8,), row=())
-        shapes = {name: sizes[kind] for name, kind in whole._kinds_of_arrays(predictions=8).items()}
-        batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in whole._abstract(1, shapes).items()}
+        shapes = {name: sizes[kind] for name, kind in kinds_of_arrays(self.config, whole.terms, predictions=8).items()}
+        abstract = abstract_arrays(whole.terms, self.mesh, 1, shapes)
+        batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in abstract.items()}
         model = self._make_model(whole.terms)
         return model.init(key, batch, whole._weights(batch), None, row_keys(key, jnp.arange(1)))["params"]
 
@@ -173,7 +174,7 @@ class Pretraining:
                 order, predictions = self.orders[index], self._stages[index].max_predictions_per_seq
                 if self.config.packing:
                     given |= dict(multiple=row_multiple(self._configs[index], self.mesh))
-                    given |= dict(kinds=self._computing[index]._kinds)
+                    given |= dict(kinds=kinds_of_additions(self._computing[index].terms))
                     batches = pipeline.packed_batches(order, predictions, **given)
                 else:
                     batches = pipeline.train_batches(order, predictions, **given)
@@ -262,10 +263,11 @@ class Pretraining:
             return self._abstract_batch(stage, self._stages[stage].batch_size)
         row = self.row_sizes[stage]
         sizes = dict(token=(row.tokens,), sequence=(row.sequences,), word=(row.predictions,), row=())
-        task = self._computing[stage]
-        kinds = task._kinds_of_arrays(row.predictions) | dict(positions="token", first_tokens="sequence")
+        terms = self._computing[stage].terms
+        kinds = kinds_of_arrays(self.config, terms, row.predictions)
+        kinds |= dict(positions="token", first_tokens="sequence", dropout_rows="row")
         shapes = {name: sizes[kind] for name, kind in kinds.items()}
-        return task._abstract(self.rows[stage], {"dropout_rows": (), **shapes})
+        return abstract_arrays(terms, self.mesh, self.rows[stage], shapes)
 
     def abstract_eval_batch(self, stage: int) -> dict:
         """Returns the shapes, types and shardings of the batches that a stage is evaluated on."""
@@ -320,7 +322,7 @@ class Pretraining:
 
     def _with_progress(self, step: int, batch: Batch) -> Batch:
         """Returns the batch of a step with the share of all steps that are done before it, if an objective asks."""
-        if "progress" not in self._kinds_of_arrays(predictions=0):
+        if "progress" not in kinds_of_arrays(self.config, self.terms, predictions=0):
             return batch
         return batch | {"progress": np.full(len(batch["input_ids"]), step / self.total_steps, np.float32)}
 
@@ -369,37 +371,12 @@ class Pretraining:
     def _weights(self, batch) -> dict[str, jax.Array]:
         return {term.name: term.objective.weights(batch) for term in self.terms}
 
-    @property
-    def _kinds(self) -> dict[str, str]:
-        """Whether what objectives add, besides words, is per "token" or "sequence"."""
-        return {name: kind for term in self.terms for name, (kind, _) in term.objective.adds.items()}
-
-    def _kinds_of_arrays(self, predictions: int) -> dict[str, str]:
-        """As `_kinds`, of all arrays of a training batch: also per "word" if there are predictions, or per "row"."""
-        kinds = dict.fromkeys(("input_ids", "segments", "token_types"), "token")
-        kinds |= dict.fromkeys(("pair_labels", "sequence_weights"), "sequence")
-        if any(term.objective.is_auxiliary for term in self.terms):
-            kinds["progress"] = "row"
-        if self.config.data.stream:
-            kinds["goes_on"] = "sequence"
-        if predictions:
-            kinds |= dict.fromkeys(("word_positions", "word_ids", "word_weights"), "word")
-        return kinds | self._kinds
-
     def _abstract_batch(self, stage: int, rows: int) -> dict:
         length, predictions = self._stages[stage].length, most_predictions(self._configs[stage], self._stages[stage])
         sizes = dict(token=(length,), sequence=(), word=(predictions,), row=())
-        kinds = self._computing[stage]._kinds_of_arrays(predictions)
-        return self._computing[stage]._abstract(rows, {name: sizes[kind] for name, kind in kinds.items()})
-
-    def _abstract(self, rows: int, shapes: dict[str, tuple]) -> dict:
-        sharding = batch_sharding(self.mesh)
-        types = {name: np.float32 if name.endswith("weights") else np.int32 for name in shapes}
-        types |= {"progress": np.float32}
-        types |= {name: dtype for term in self.terms for name, (_, dtype) in term.objective.adds.items()}
-        return {
-            name: jax.ShapeDtypeStruct((rows, *shape), types[name], sharding=sharding) for name, shape in shapes.items()
-        }
+        terms = self._computing[stage].terms
+        kinds = kinds_of_arrays(self.config, terms, predictions)
+        return abstract_arrays(terms, self.mesh, rows, {name: sizes[kind] for name, kind in kinds.items()})
 
     @functools.cached_property
     def eval_step(self):

@@ -1,13 +1,17 @@
 """What a row of a batch of pre-training holds, and how many rows hold the packed sequences of a step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from bertjax import objectives
 from bertjax.data.batches.order import count_groups
 from bertjax.data.batches.packing import RowSize, whole
+from bertjax.objectives import Term
+from bertjax.sharding.mesh import batch_sharding
 from bertjax.stages import config_in, stages_of
 
 SEQUENCES_PER_ROW = 8  # most sequences in a row; see experiments/benchmarks/RESULTS.md
@@ -50,3 +54,33 @@ def packed_rows(config, mesh: Mesh, real_tokens_share: Sequence[float]) -> list[
         multiple = math.lcm(groups, row_multiple(config_in(config, stage), mesh))
         found.append(whole(math.ceil(shares[stage.name] * stage.batch_size / groups) * groups, multiple))
     return found
+
+
+def kinds_of_additions(terms: Sequence[Term]) -> dict[str, str]:
+    """Returns whether what objectives add to batches, besides words, is per "token" or "sequence"."""
+    return {name: kind for term in terms for name, (kind, _) in term.objective.adds.items()}
+
+
+def kinds_of_arrays(config, terms: Sequence[Term], predictions: int) -> dict[str, str]:
+    """Returns the kinds of all arrays of a training batch: as `kinds_of_additions`, and per "word" if there are
+    `predictions`, or per "row"."""
+    kinds = dict.fromkeys(("input_ids", "segments", "token_types"), "token")
+    kinds |= dict.fromkeys(("pair_labels", "sequence_weights"), "sequence")
+    if any(term.objective.is_auxiliary for term in terms):
+        kinds["progress"] = "row"
+    if config.data.stream:
+        kinds["goes_on"] = "sequence"
+    if predictions:
+        kinds |= dict.fromkeys(("word_positions", "word_ids", "word_weights"), "word")
+    return kinds | kinds_of_additions(terms)
+
+
+def abstract_arrays(terms: Sequence[Term], mesh: Mesh, rows: int, shapes: Mapping[str, tuple]) -> dict:
+    """Returns the shapes, types and shardings of the arrays of a batch, whose rows have these `shapes`."""
+    types = {name: np.float32 if name.endswith("weights") else np.int32 for name in shapes}
+    types |= {"progress": np.float32}
+    types |= {name: dtype for term in terms for name, (_, dtype) in term.objective.adds.items()}
+    sharding = batch_sharding(mesh)
+    return {
+        name: jax.ShapeDtypeStruct((rows, *shape), types[name], sharding=sharding) for name, shape in shapes.items()
+    }
