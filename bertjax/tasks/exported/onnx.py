@@ -39,13 +39,13 @@ def write(output: epath.PathLike, source: Pretrained, has_int8: bool = False) ->
         raise UserError(f"--output={output}: ONNX's tools write local files only; name a local folder")
     exported.check(source)
     outputs = _names(source)
-    inputs, model, size = _converted(source, outputs)
     files, left_out = _definition(source), [f"{name} = {value:.4g}" for name, value in source.decided.items()]
     if outputs == VECTOR:
         left_out.append("prompts")
     if not files:
         left_out.append("config.json, since transformers has no class for this form")
     with exported.new_folder(output) as folder:
+        inputs, model, size = _converted(source, outputs)
         sizes = _save(pathlib.Path(folder / FOLDER), model, size > LARGEST, has_int8)
         for name, content in files.items():
             write_whole(folder / name, content)
