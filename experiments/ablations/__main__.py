@@ -18,13 +18,13 @@ from bertjax.config import UserError
 from bertjax.sharding.topology import available_cores
 from experiments.ablations import tables
 from experiments.ablations.scaled import COLUMNS, SCALES, TABLES, TASKS, cells
-from experiments.ablations.suite import FOLDER, Suite, run_all
+from experiments.ablations.suite import RESULTS_HELP, Suite, results_of, run_all
 
 SCALE = flags.DEFINE_enum("scale", "cores", list(SCALES), "How large the models are, and how long they train.")
 DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", required=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all runs, by default runs/ablations-SCALE.")
 WANTED = flags.DEFINE_list("tables", list(TABLES), f"Of {', '.join(TABLES)}.")
-RESULTS = flags.DEFINE_string("results", None, "The file with the tables: beside this one, of a trial in the workdir.")
+RESULTS = flags.DEFINE_string("results", None, RESULTS_HELP)
 JOBS = flags.DEFINE_integer("jobs", 1, "How many runs at a time; two or more share the CPU's cores: for small models.")
 
 
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     data, workdir = (
         pathlib.Path(path or f"runs/ablations-{SCALE.value}").absolute() for path in (DATA.value, WORKDIR.value)
     )
-    results = pathlib.Path(RESULTS.value or (workdir if SCALE.value == "trial" else FOLDER) / "RESULTS.md")
+    results = results_of(RESULTS.value, SCALE.value, workdir)
     if results.is_dir():
         raise UserError(f"--results={RESULTS.value}: a folder; name a file in it, such as {results / 'RESULTS.md'}")
     wanted = [TASKS[name] for table in WANTED.value for name in COLUMNS[table]]

@@ -32,7 +32,7 @@ from bertjax.text.tokenizer import KINDS
 from experiments.ablations import successors, tables, today
 from experiments.ablations.equal_time import Row, Table, length_of
 from experiments.ablations.scaled import SCALES, TASKS, Cell, Model
-from experiments.ablations.suite import FOLDER, Suite
+from experiments.ablations.suite import FOLDER, RESULTS_HELP, Suite, results_of
 
 TABLES = {table.name: table for table in (today.TABLE, successors.TABLE)}
 TABLE = flags.DEFINE_enum("table", "today", list(TABLES), "Which table.")
@@ -44,9 +44,7 @@ WANTED = flags.DEFINE_list("rows", None, "Of those of the table; by default all.
 SEEDS = flags.DEFINE_list(
     "seeds", ["0", "1", "2"], "Of pre-training, unless a row is trained once, and of what follows."
 )
-RESULTS = flags.DEFINE_string(
-    "results", None, "The file with the table; by default beside this one, or in the workdir."
-)
+RESULTS = flags.DEFINE_string("results", None, RESULTS_HELP)
 
 # Calibration: rounds, steps of a row in each, and steps that a line of metrics sums up.
 ROUNDS, TIMED_STEPS, LOGGED_STEPS = 5, 300, 50
@@ -287,7 +285,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _run(race: Race) -> None:
-    results = pathlib.Path(RESULTS.value or (FOLDER if SCALE.value == "cores" else race.workdir) / "RESULTS.md")
+    results = results_of(RESULTS.value, SCALE.value, race.workdir)
     rows = race.table.rows
     names = [name for name in rows if name in (WANTED.value or rows)]
     rates = race.rates(names)

@@ -21,6 +21,12 @@ from experiments.ablations import tables
 from experiments.ablations.scaled import SCALES, TASKS, Cell, Model, Scale
 
 FOLDER = pathlib.Path(__file__).parent
+RESULTS_HELP = "The file with the tables; by default RESULTS.md beside this module, or (not cores) in the workdir."
+
+
+def results_of(given: str | None, scale_name: str, workdir: pathlib.Path) -> pathlib.Path:
+    """Returns the file with the tables, see `RESULTS_HELP`."""
+    return pathlib.Path(given or (FOLDER if scale_name == "cores" else workdir) / "RESULTS.md")
 
 
 def run_all(suite: "Suite", runs: Iterable[Model | Cell], jobs: int, on_done: Callable) -> None:
