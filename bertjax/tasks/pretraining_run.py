@@ -129,7 +129,7 @@ def ways_to_compute(config, platform: str, chip: str) -> Iterator:
         policies = ("full",)
     ways = [(remat, config.unroll) for remat in policies]
     is_long = total_steps(config) >= UNROLLED_STEPS.get(platform, math.inf)
-    # Where attention is no kernel, each layer adds half a minute of compiling on TPUs, for no faster step.
+    # Where attention is no kernel, each layer adds a minute of compiling on TPUs, for no faster step.
     has_any = families.FAMILIES.get(config.model.family).has_kernels
     can_use = has_any and config.kernels == "auto" and (has_kernels(chip) or gpu_kernels.is_supported(chip))
     if config.unroll == "auto" and policies[0] == "none" and can_use and is_long:
