@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 
 import flax.linen as nn
 import jax
@@ -10,13 +11,13 @@ import numpy as np
 import pytest
 
 from bertjax import tasks
-from bertjax.config import UserError, model_size
+from bertjax.config import UserError, fine_tuning_config, model_size
 from bertjax.families.with_heads import BertForMaskedLM, count_parameters, forward_flops
 from bertjax.families.xlnet import FAMILY, XlnetConfig
 from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
 from bertjax.sharding.mesh import make_mesh
 from bertjax.sharding.streams import put_batch
-from bertjax.tasks import bits, likelihood, ner, squad
+from bertjax.tasks import bits, likelihood, metrics, ner, squad, swag
 from bertjax.tasks.fill_mask import fill_masks
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
@@ -25,12 +26,14 @@ from bertjax.text.tokenizer import XLNET
 from bertjax.training.schedules import make_schedule
 from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.step import make_program, put_hyperparameters
-from tests.conftest import make_corpus
+from tests.conftest import TOPICS, make_corpus
 from tests.families.test_modernbert import random_params
 from tests.objectives.test_plm import PIECES, TINY, config_for, records  # noqa: F401  a fixture
 from tests.tasks.test_finetuning import config_for as fine_tuning_config_for
 from tests.tasks.test_finetuning import write_sst2
-from tests.tasks.test_squad import random_questions
+from tests.tasks.test_ner import conll
+from tests.tasks.test_squad import random_questions, squad_file
+from tests.tasks.test_swag import write as write_endings
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -129,16 +132,22 @@ def test_words_are_predicted_from_all_others_and_never_from_themselves(pieces):
     assert measured["words"] == 1 and measured["bits_per_byte"] > 0
 
 
-def test_it_is_trained_and_fine_tuned_and_its_folder_reads_texts_as_it_does(records, tmp_path):  # noqa: F811
+@pytest.fixture(scope="module")
+def trained(records, tmp_path_factory):  # noqa: F811
+    """The workdir of a few steps of pre-training."""
     config = config_for(records=records)
     config.eval.fill_masks = ()
-    launch(config, tmp_path / "run")
-    lines = [line["train/loss"] for line in read_metrics(tmp_path / "run") if "train/loss" in line]
+    launch(config, folder := tmp_path_factory.mktemp("xlnet") / "run")
+    return folder
+
+
+def test_its_folder_reads_texts_as_its_run_does(trained, tmp_path):
+    lines = [line["train/loss"] for line in read_metrics(trained) if "train/loss" in line]
     assert lines[-1] < lines[0]
-    source = pretrained.read_with_tokenizer(tmp_path / "run")
+    source = pretrained.read_with_tokenizer(trained)
     assert source.predicts_words and {*source.params} == {"bert", "masked_lm"}
 
-    conversion.convert(tmp_path / "run", tmp_path / "folder", "huggingface")
+    conversion.convert(trained, tmp_path / "folder", "huggingface")
     assert pretrained.read(tmp_path / "folder").architecture == "BertForMaskedLM"
     settings = json.loads((tmp_path / "folder/tokenizer_config.json").read_text())
     assert settings["padding_side"] == "left"  # or transformers would pool padding
@@ -149,17 +158,80 @@ def test_it_is_trained_and_fine_tuned_and_its_folder_reads_texts_as_it_does(reco
         (ids,), (others,) = again.encode_ids([text]), source.tokenizer.encode_ids([text])
         assert again.framed(ids, ids) == source.tokenizer.framed(others, others)
 
+
+def test_texts_are_classified(trained, tmp_path):
     write_sst2(tmp_path, train=150, dev=20)
-    config = fine_tuning_config_for(tmp_path, tmp_path / "run", epochs=8.0, packing=True, unroll="no")
-    config.eval.every_steps = 1000
-    tasks.validate(config)
-    launch(config, tmp_path / "tuned")
-    tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
+    config = fine_tuning_config_for(tmp_path, trained, epochs=8.0, packing=True, unroll="no")
+    tuned = fine_tuned(config, tmp_path)
     (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
     assert found["label"] == "1"
     conversion.convert(tmp_path / "tuned", tmp_path / "out", "huggingface")
     card = (tmp_path / "out/README.md").read_text()
     assert "\nXLNet of " in card and "text-classification" in card
+
+
+def fine_tuned(config, folder):
+    config.eval.every_steps = 1000
+    tasks.validate(config)
+    launch(config, folder / "tuned")
+    return pretrained.read_with_tokenizer(folder / "tuned")
+
+
+def config_to_tune(name, folder, checkpoint, epochs, **settings):
+    config = fine_tuning_config(name, **settings)
+    config.data.path, config.init_checkpoint = str(folder), str(checkpoint)
+    config.update(dict(batch_size=16, max_seq_length=48, log_every_steps=20, epochs=epochs, unroll="no"))
+    config.optimizer.learning_rate = 5e-3
+    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return config
+
+
+def sought(count, seed):
+    """Questions for the one word about the sea in a text about the court."""
+    rng = random.Random(seed)
+    for number in range(count):
+        words = rng.choices(TOPICS["court"], k=rng.randint(1, 9))
+        place = rng.randrange(len(words))
+        words[place] = rng.choice(TOPICS["sea"])
+        start = len(" ".join([*words[:place], ""]))
+        yield squad.Question(f"q{number}", "the sea?", " ".join(words), (words[place],), (start,))
+
+
+def test_answers_are_found(trained, tmp_path):
+    for name, count in (("train", 320), ("dev", 30)):
+        (tmp_path / f"{name}-v1.1.json").write_text(squad_file(list(sought(count, count)), "v1.1"))
+    config = config_to_tune("squad", tmp_path, trained, epochs=6.0, version="v1.1", doc_stride=8, max_query_length=10)
+    tuned = fine_tuned(config, tmp_path)
+    scores = read_metrics(tmp_path / "tuned")[-2]
+    assert scores["eval/f1"] > 0.8
+    questions = list(sought(30, 30))
+    found = list(squad.predict(tuned, [(q.text, q.context) for q in questions]))
+    assert {q.name: a["answer"] for q, a in zip(questions, found)} == json.loads(
+        (tmp_path / "tuned/predictions.json").read_text()
+    )
+    for question, answer in zip(questions, found):
+        assert question.context[answer["start"] : answer["end"]] == answer["answer"]
+
+
+def test_words_are_tagged(trained, tmp_path):
+    (tmp_path / "eng.train").write_text(conll(300, 2, apart=True))
+    (tmp_path / "eng.testa").write_text(conll(60, 3, apart=True))
+    tuned = fine_tuned(config_to_tune("ner", tmp_path, trained, epochs=8.0, document_context=True), tmp_path)
+    assert read_metrics(tmp_path / "tuned")[-2]["eval/f1"] > 0.9
+    sentences = ner.read(tmp_path / "eng.testa")
+    found = [result["tags"] for result in ner.predict(tuned, [(" ".join(s.words),) for s in sentences])]
+    assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9
+
+
+def test_endings_are_chosen(trained, tmp_path):
+    write_endings(tmp_path / "train.csv", 300, 0)
+    write_endings(tmp_path / "val.csv", 40, 1)
+    tuned = fine_tuned(config_to_tune("swag", tmp_path, trained, epochs=6.0), tmp_path)
+    assert read_metrics(tmp_path / "tuned")[-2]["eval/accuracy"] > 0.5
+    sea = " ".join(TOPICS["sea"][:4])
+    others = [" ".join(TOPICS["court"][i : i + 4]) for i in range(3)]
+    (found,) = swag.predict(tuned, [(" ".join(TOPICS["sea"][3:8]), *others[:2], sea, others[2])])
+    assert found["choice"] == 2
 
 
 # Its config.
