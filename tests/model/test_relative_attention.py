@@ -15,6 +15,7 @@ from bertjax.model.relative_attention import (
     distances,
     probabilities,
     shift,
+    shift_to,
 )
 
 ROWS, MEMORY, QUERIES, HEADS, SIZE = 2, 3, 4, 2, 6
@@ -87,6 +88,37 @@ def test_shift_reads_each_distance_of_each_query():
         for head in np.asarray(moved):
             np.testing.assert_array_equal(head[is_there], apart[is_there])
     assert list(distances(1, 4, True)) == [3, 2, 1, 0] and list(distances(2, 3, False)) == [2, 1, 0, -1]
+
+
+@pytest.mark.parametrize("queries, keys", [(1, 1), (4, 9), (6, 33)])
+def test_queries_stand_at_any_places(queries, keys):
+    rng, known = np.random.default_rng(keys), distances(keys, keys, is_causal=False).tolist()
+    scores = rng.normal(size=(3, queries, 2, len(known))).astype(np.float32)
+    places = rng.integers(0, keys, (3, queries))
+    moved = shift_to(jnp.asarray(scores), keys, jnp.asarray(places))
+    for row, query in np.ndindex(3, queries):
+        at = [known.index(places[row, query] - key) for key in range(keys)]
+        np.testing.assert_array_equal(moved[row, query], scores[row, query][:, at])
+
+
+@pytest.mark.parametrize("predicts", [False, True])
+def test_memory_is_that_of_scores(predicts):
+    """Forwards and backwards. An embedding of each pair of tokens would take 64 times as much as a head's scores."""
+    heads, size, found = 2, 64, []
+    for length in (64, 128, 256):
+        arrays = {name: jnp.zeros((1, length, heads, size)) for name in ("query", "keys", "values")}
+        positions = jnp.zeros((2 * length, heads, size))
+        places = jnp.arange(length)[None] if predicts else None
+
+        def loss(arrays, positions, length=length, places=places):
+            biases = Biases(*jnp.zeros((2, heads, size)))
+            read = Read(arrays["keys"], arrays["values"], positions)
+            mask = jnp.ones((1, 1, length, length), bool)
+            return attend(arrays["query"], read, biases, mask, 0.0, Compute(), places=places).sum()
+
+        program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(arrays, positions).compile()
+        found.append(program.memory_analysis().temp_size_in_bytes / (4 * heads * length * length))
+    assert max(found[1:]) < 16 and found[2] < 1.2 * found[1]
 
 
 def test_dropout_takes_each_rows_own_key(draw):

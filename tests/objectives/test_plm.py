@@ -17,6 +17,7 @@ from bertjax.data.preparation import prepare
 from bertjax.data.records import find_records
 from bertjax.families.xlnet import XlnetConfig
 from bertjax.families.xlnet.model import XlnetModel
+from bertjax.model.recurrence import Memory
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import learning, tokenizer
 from bertjax.text.tokenizer import XLNET
@@ -53,9 +54,10 @@ def pieces(records):
     return tokenizer.load("sentencepiece", records / "tokenizer.model")
 
 
-def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces):
+@pytest.mark.parametrize("filled", [None, 0, 3, 7])
+def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces, filled):
     """Two sequences share a row: each token is changed in turn, and the predictions that change are those of
-    the same sequence that come after it in the order."""
+    the same sequence that come after it in the order. All of them see what is in the memory, and nothing else of it."""
     rng, first, length = np.random.default_rng(0), 12, 30
     ids = rng.integers(5, PIECES, (2, length))
     ids[0, 10:12], ids[1, 16:18] = [pieces.sep_id, pieces.cls_id], [pieces.sep_id, pieces.cls_id]
@@ -69,13 +71,15 @@ def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces):
     places = np.concatenate([added["word_positions"][i][used[i]] + start for i, start in enumerate((0, first))])
     segments, types = np.repeat([1, 2], sizes), np.zeros(length, np.int32)
     model = XlnetModel(TINY)
+    kept = rng.normal(size=(1, TINY.num_hidden_layers, 7, TINY.hidden_size)).astype(np.float32)
 
     @jax.jit
-    def predict(params, ids):
+    def predict(params, ids, kept=kept):
+        memory = None if filled is None else Memory(jnp.asarray(kept), jnp.array([filled]))
         batch = dict(input_ids=ids, segments=segments, token_types=types, ranks=joined["ranks"], word_positions=places)
         batch = {name: jnp.asarray(x)[None] for name, x in batch.items()}
         encode = objectives.OBJECTIVES.get("plm").encode
-        return nn.apply(lambda encoder: encode(encoder, batch, None, None)[1][0], model)(params)
+        return nn.apply(lambda encoder: encode(encoder, batch, None, memory)[1][0], model)(params)
 
     make = functools.partial(model.init, method="encode")
     params = jax.jit(make)(jax.random.key(0), ids[:1], *[np.ones_like(ids[:1])] * 2)
@@ -87,6 +91,9 @@ def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces):
     expected = (segments[:, None] == segments[places]) & (ranks[:, None] < ranks[places])
     assert len(places) == 10 and (ranks[places] > 0).all()
     np.testing.assert_array_equal(differs, expected)
+    for place in range(7 if filled is not None else 0):
+        is_seen = (np.asarray(predict(params, joined["ids"], kept + np.eye(7)[place, :, None])) != before).any(-1)
+        assert (is_seen == (place >= 7 - filled)).all()
 
 
 def test_records_end_with_cls_which_has_a_type_of_its_own(records, pieces, corpus_file, tmp_path, in_process):

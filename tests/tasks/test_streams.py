@@ -26,6 +26,7 @@ from bertjax.model.recurrence import new_memory
 from bertjax.objectives import lm
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import make_mesh, put_batch
+from bertjax.tasks import pretraining_run
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
@@ -201,13 +202,46 @@ def test_memory_helps_where_text_repeats():
     assert np.mean(with_memory[-16:]) < 1 and 1.8 < np.mean(without[-16:])
 
 
-def test_an_xlnet_remembers_what_its_tokens_were(records, tmp_path):
-    """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
-    fields = dict(vocab_size=261, memory_length=MEMORY, num_hidden_layers=2, hidden_size=32, num_attention_heads=2)
+def xlnet_config(records="", **fields):
+    """A stream that an XLNet reads, with pieces of its own."""
     config = stream_config(records).unlock()
-    config.model = families.model_fields("xlnet", **fields, intermediate_size=48, initializer_range=0.2)
+    sizes = dict(vocab_size=80, num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=48)
+    config.model = families.model_fields("xlnet", memory_length=MEMORY, initializer_range=0.2, **sizes)
+    config.tokenizer.kind = "sentencepiece"
     objectives.learn(config, "plm", plm=dict(k=4, max_span_words=2))
+    config.update_from_flattened_dict(fields)
     tasks.validate(config.lock())
+    return config
+
+
+@pytest.fixture(scope="module", params=["google", "compact"])
+def xlnet_records(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(f"xlnet-{request.param}")
+    (folder / "text.txt").write_text(make_corpus(30))
+    layout = {"data.corpus": str(folder / "text.txt"), "data.layout": request.param}
+    with preparing_in_process():
+        prepare(xlnet_config(**layout), folder / "records")
+    return folder / "records"
+
+
+def test_an_xlnet_reads_documents_that_end_with_cls_in_one_segment(xlnet_records):
+    pieces = tokenizer.load("sentencepiece", xlnet_records / tokenizer.KINDS["sentencepiece"].filename)
+    files = find_records(xlnet_records, LENGTH, 3, "train")
+    rows = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=1, max_sequences=files.total))
+    assert all((row["segments"] == 1).all() and (row["token_types"] == 0).all() for row in rows)
+    text = " ".join(str(token) for row in rows for token in row["input_ids"].ravel())
+    framed = [
+        " ".join(map(str, pieces.framed([token for ids in pieces.encode_ids(document.split("\n")) for token in ids])))
+        for document in make_corpus(30).strip().split("\n\n")
+    ]
+    assert sum(document in text for document in framed) >= 22  # a few are held out, and one is cut
+    assert text.split().count(str(pieces.cls_id)) == text.count(f"{pieces.sep_id} {pieces.cls_id}") >= 22
+
+
+@pytest.mark.parametrize("xlnet_records", ["compact"], indirect=True)
+def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records, tmp_path):
+    """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
+    config, records = xlnet_config(xlnet_records), xlnet_records
     launch_and_stop(Pretraining, config, tmp_path / "stopped", 4)
     for folder in ("stopped", "straight"):
         launch(config, tmp_path / folder)
@@ -216,7 +250,7 @@ def test_an_xlnet_remembers_what_its_tokens_were(records, tmp_path):
         np.testing.assert_array_equal(a, b)
     assert "plm_loss" in checkpoint.read_scores(tmp_path / "straight", 6).scores
 
-    pieces = tokenizer.load("bytes", records / tokenizer.KINDS["bytes"].filename, True)
+    pieces = tokenizer.load("sentencepiece", records / tokenizer.KINDS["sentencepiece"].filename)
     task, model = Pretraining(config, one_device_mesh(config), records, tokenizer=pieces), XlnetModel(config_of(config))
     first, second = itertools.islice(task.batches(0), 2)
     params = {"params": pretrained.read(tmp_path / "straight").params["bert"]}
@@ -276,6 +310,27 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(straight, records, tmp_path)
     for a, b in zip(items_of(tmp_path, 6, "params", "memory"), items_of(straight, 6, "params", "memory"), strict=True):
         np.testing.assert_array_equal(a, b)
     assert checkpoint.read_scores(tmp_path, 6).scores == checkpoint.read_scores(straight, 6).scores
+
+
+def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(records, tmp_path, monkeypatch):
+    """Each device has a row's memory. It is emptied where a stage begins, and a jump into the next reads it again."""
+    monkeypatch.setattr(pretraining_run, "make_mesh", make_mesh)
+    config = stream_config(records, **{"mesh.data": 4, "mesh.fsdp": 2, "checkpoint.every_steps": 1}).unlock()
+    config.stages, config.checkpoint.keep = named_stages(first=stage(2, LENGTH, 3), then=stage(3, LENGTH, 3)), 9
+    config.eval.every_steps = 5
+    launch(config.lock(), tmp_path / "straight")
+    filled = [int(items_of(tmp_path / "straight", step, "memory")[0].min()) for step in range(1, 6)]
+    assert filled == [LENGTH, MEMORY, LENGTH, MEMORY, MEMORY]
+    launch_and_stop(Pretraining, config, tmp_path / "stopped", 4)
+    launch(config, tmp_path / "stopped")
+    found = [items_of(tmp_path / folder, 5, "params", "memory") for folder in ("stopped", "straight")]
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+    task = Pretraining(config, make_mesh(config), records)
+    program = make_program(task, config, task.mesh)
+    state = warmed_up(task, program, program.init(jax.random.key(1)), task.mesh, 3, [].append)
+    assert state.memory.filled.tolist() == [LENGTH] * ROWS  # of the step before, and not of the stage before
 
 
 def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys):

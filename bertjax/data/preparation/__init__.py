@@ -55,7 +55,7 @@ STATISTICS = (
 )  # the manifest has them of each split
 LEAST_FULL = 0.5  # share of real tokens below which sequences are hardly filled
 VERSION = 2  # version of the records: increased by a change after which the same config gives other records
-STREAM_VERSION = 3  # the same, where the records are a stream of text
+STREAM_VERSION = 4  # the same, where the records are a stream of text
 
 
 def recipe_of(config) -> dict:

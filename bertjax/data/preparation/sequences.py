@@ -38,7 +38,7 @@ def make_rows(
     if data["next_sentence"] == "none":
         tokens = separated(of_documents(tokens, documents), tokenizer.sep_id)
     if data["stream"]:
-        return _cut(_begun(tokens, tokenizer), row_type(shape, job))
+        return _cut(_framed(tokens, tokenizer), row_type(shape, job))
     instances = make_instances(
         tokens,
         documents.tolist(),
@@ -61,10 +61,11 @@ def make_rows(
     return rows
 
 
-def _begun(tokens: Tokens, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns the tokens with [CLS] before each document, where texts that are scored or continued have it, too."""
-    begins = np.array(tokens.starts)[np.array(tokens.documents[:-1])]
-    return np.insert(tokens.ids, np.repeat(begins, len(tokenizer.begin)), tokenizer.begin * len(begins))
+def _framed(tokens: Tokens, tokenizer: Tokenizer) -> np.ndarray:
+    """Returns the tokens with [CLS] where texts that are scored or continued have it: before each document, or last."""
+    edges = np.array(tokens.starts)[np.array(tokens.documents)]
+    places, added = (edges[1:], (tokenizer.cls_id,)) if tokenizer.ends_with_cls else (edges[:-1], tokenizer.begin)
+    return np.insert(tokens.ids, np.repeat(places, len(added)), added * len(places))
 
 
 def _cut(ids: np.ndarray, row: np.dtype) -> np.ndarray:

@@ -72,7 +72,7 @@ def write(wanted: tuple[Shard, Sequence[str]], job: Job) -> dict[str, int]:
 @persistently
 def write_rows(shard: Shard, job: Job, rows: np.ndarray) -> dict[str, int]:
     path = epath.Path(job.output) / shard.path
-    how = job.data["layout"], tokenizer_of(job).ends_with_cls
+    how = job.data["layout"], tokenizer_of(job).ends_with_cls and not job.data["stream"]
     parts = (features_of(rows[first : first + ROWS], *how) for first in range(0, len(rows), ROWS))
     return {**lengths.write(path, rows["size"]), **records.write_records(path, parts)}
 
