@@ -1,10 +1,13 @@
 """ModernBERT (Warner et al. 2024), of its sizes and of Ettin's: base, large, 17m, 32m, 68m, 150m, 400m, 1b; and cores.
 
 Ettin's recipe (Weller et al. 2025), as in its configs for Composer. `pretraining`: 1.7 T tokens in sequences of 1,024,
-30 % of them masked, at a constant rate after a warm-up, with a batch that grows over 50 B tokens. `context`: 250 B in
-sequences of 7,999 and wider angles, while the rate falls to half by 1 - sqrt. `decay`: 50 B with 15 % masked, down to
-4 % of that; for 1b, a third of both. Theirs grows by a microbatch of 72, in 64 sizes; each compiles the step again, so
-here it grows in 8. The vocabulary, a byte-level BPE as theirs, is learnt from the corpus.
+30 % of them masked, at a constant rate after a warm-up, with a batch that grows at first. `context`: 250 B in
+sequences of 7,999 and wider angles of global layers, while the rate falls to half by 1 - sqrt. `decay`: 50 B with 15 %
+masked and wider angles of all layers, down to 4 % of that; for 1b, a third of both.
+
+Theirs grows by a microbatch, in up to 192 sizes; each compiles the step again, so here it grows in 8. Theirs does not
+count padding as tokens. Except for 17m, its `context` widens the angles of local layers already. The vocabulary, a
+byte-level BPE as theirs, is learnt from the corpus.
 
 cores is what two CPU cores train in an hour: 17m's shape with fewer pieces, in short sequences.
 
@@ -16,21 +19,22 @@ Paper:    not comparable: other data and vocabularies
 from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.families import model_fields
 
-# Layers, hidden size, width of the gated product, heads; peak of the rate, weight decay, tokens of the warm-up.
+# Layers, hidden size, width of the gated product, heads; peak of the rate, weight decay, tokens of the warm-up, and
+# those over which the batch grows.
 SIZES = {
-    "17m": (7, 256, 384, 4, 3e-3, 3e-4, 4e9),
-    "32m": (10, 384, 576, 6, 3e-3, 3e-4, 4e9),
-    "68m": (19, 512, 768, 8, 3e-3, 3e-4, 3e9),
-    "150m": (22, 768, 1152, 12, 8e-4, 1e-5, 3e9),
-    "400m": (28, 1024, 2624, 16, 5e-4, 1e-5, 2e9),
-    "1b": (28, 1792, 3840, 28, 5e-4, 5e-5, 2e9),
+    "17m": (7, 256, 384, 4, 3e-3, 3e-4, 4e9, 125e9),
+    "32m": (10, 384, 576, 6, 3e-3, 3e-4, 4e9, 100e9),
+    "68m": (19, 512, 768, 8, 3e-3, 3e-4, 3e9, 75e9),
+    "150m": (22, 768, 1152, 12, 8e-4, 1e-5, 3e9, 50e9),
+    "400m": (28, 1024, 2624, 16, 5e-4, 1e-5, 2e9, 10e9),
+    "1b": (28, 1792, 3840, 28, 5e-4, 5e-5, 2e9, 3e9),
 }
 SIZES |= {"base": SIZES["150m"], "large": SIZES["400m"]}
 FALLING = dict(schedule="trapezoid", decay_proportion=1.0, decay="sqrt")
 
 
 def get_config(size="base"):
-    layers, hidden, inner, heads, rate, weight_decay, warmup = SIZES["17m" if size == "cores" else size]
+    layers, hidden, inner, heads, rate, weight_decay, warmup, ramp = SIZES["17m" if size == "cores" else size]
     config = pretraining_config()
     sizes = dict(num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads)
     config.model = model_fields("modernbert", **sizes, global_rope_theta=10_000.0)
@@ -46,10 +50,10 @@ def get_config(size="base"):
     share = 1 / 3 if size == "1b" else 1.0
     wide, wider = dict(global_rope_theta=160_000.0), dict(global_rope_theta=160_000.0, local_rope_theta=160_000.0)
     config.stages = named_stages(
-        pretraining=stage(0, 1024, 308, tokens=1.7e12, ramp_from=576, ramp_tokens=50e9),
+        pretraining=stage(0, 1024, 308, tokens=1.7e12, ramp_from=576, ramp_tokens=ramp),
         context=stage(0, 7999, 2400, tokens=250e9 * share, model=wide, optimizer=FALLING | dict(decay_to=0.5)),
         decay=stage(
-            0, 7999, 2400, tokens=50e9 * share, model=wider, data=dict(masked_lm_prob=0.15),
+            0, 7999, 1200, tokens=50e9 * share, model=wider, data=dict(masked_lm_prob=0.15),
             optimizer=FALLING | dict(learning_rate=rate / 2, decay_to=0.04),
         ),
     )  # fmt: skip
@@ -60,7 +64,7 @@ def for_cores(config):
     config.model.vocab_size = 8000
     config.stages = named_stages(
         constant=stage(4500, 128, 39),  # stages of one length come in the order of their names
-        decay=stage(1500, 128, 39, data=dict(masked_lm_prob=0.15), optimizer=FALLING | dict(decay_to=0.04)),
+        decay=stage(1500, 128, 20, data=dict(masked_lm_prob=0.15), optimizer=FALLING | dict(decay_to=0.04)),
     )
     config.batch_size = 32
     config.optimizer.update(learning_rate=2e-3, warmup_steps=200)

@@ -93,26 +93,41 @@ def test_tokens_and_growing_batches_make_steps(records):
     assert [steps_for(found, tokens) for tokens in (1, 128, 129, 256, 257, 512, 10**9)] == [1, 1, 2, 2, 3, 3, 11]
 
 
-def test_ettins_tokens_are_those_that_were_asked_for():
-    config = experiment.load("modern:150m")
+@pytest.mark.parametrize(
+    "size, peak, weight_decay, warmup, ramp, share",
+    [
+        ("17m", 3e-3, 3e-4, 4e9, 125e9, 1),
+        ("32m", 3e-3, 3e-4, 4e9, 100e9, 1),
+        ("68m", 3e-3, 3e-4, 3e9, 75e9, 1),
+        ("150m", 8e-4, 1e-5, 3e9, 50e9, 1),
+        ("400m", 5e-4, 1e-5, 2e9, 10e9, 1),
+        ("1b", 5e-4, 5e-5, 2e9, 3e9, 1 / 3),
+    ],
+)
+def test_ettins_phases_are_those_of_its_configs(size, peak, weight_decay, warmup, ramp, share):
+    config = experiment.load(f"modern:{size}")
     found = stages_of(config)
     tokens = {name: sum(s.steps * s.tokens_per_step for s in found if s.name == name) for name in config.stages}
-    assert tokens == pytest.approx({"pretraining": 1.7e12, "context": 250e9, "decay": 50e9}, rel=1e-3)
+    assert tokens == pytest.approx(dict(pretraining=1.7e12, context=250e9 * share, decay=50e9 * share), rel=1e-3)
     growing = [s for s in found if s.grows]
-    assert sum(s.steps * s.tokens_per_step for s in growing) == pytest.approx(50e9, rel=1e-3)
+    assert sum(s.steps * s.tokens_per_step for s in growing) == pytest.approx(ramp, rel=5e-3)
     assert len({s.steps for s in growing}) == 1 and growing[0].batch_size < growing[-1].batch_size < 4608
     rate = schedule_of(config, total_steps(config))
-    warm = steps_for(found, 3e9)
+    warm = steps_for(found, warmup)
     first, second, last = (next(s for s in found if s.name == name) for name in ("pretraining", "context", "decay"))
-    assert float(rate(steps_for(found, 1.5e9))) == pytest.approx(4e-4, rel=0.01)
-    assert float(rate(warm - 50)) < float(rate(warm + 1)) == pytest.approx(8e-4)
-    assert float(rate(second.first_step - 1)) == float(rate(second.first_step)) == pytest.approx(8e-4)
-    assert float(rate(second.first_step + second.steps // 4)) == pytest.approx(8e-4 * (1 - 0.5 * 0.5), rel=1e-3)
-    assert float(rate(last.first_step - 1)) == pytest.approx(4e-4, rel=1e-3)
-    assert float(rate(last.first_step)) == pytest.approx(4e-4)
-    assert float(rate(last.first_step + last.steps)) == pytest.approx(0.04 * 4e-4)
-    assert first.length == 1024 and config_in(config, first).model.global_rope_theta == 10_000
-    assert config_in(config, last).data.masked_lm_prob == 0.15
+    assert float(rate(steps_for(found, warmup / 2))) == pytest.approx(peak / 2, rel=0.01)
+    assert float(rate(warm - 50)) < float(rate(warm + 1)) == pytest.approx(peak)
+    assert float(rate(second.first_step - 1)) == float(rate(second.first_step)) == pytest.approx(peak)
+    assert float(rate(second.first_step + second.steps // 4)) == pytest.approx(peak * (1 - 0.5 * 0.5), rel=1e-3)
+    assert float(rate(last.first_step - 1)) == pytest.approx(peak / 2, rel=1e-3)
+    assert float(rate(last.first_step)) == pytest.approx(peak / 2)
+    assert float(rate(last.first_step + last.steps)) == pytest.approx(0.04 * peak / 2)
+    assert (first.length, second.length, last.length) == (1024, 7999, 7999)
+    models = [config_in(config, each).model for each in (first, second, last)]
+    assert [model.global_rope_theta for model in models] == [10_000, 160_000, 160_000]
+    assert [model.local_rope_theta for model in models] == [10_000, 10_000, 160_000]
+    assert [config_in(config, each).data.masked_lm_prob for each in (first, second, last)] == [0.3, 0.3, 0.15]
+    assert config.optimizer.weight_decay == weight_decay
 
 
 def test_a_schedule_of_tokens_counts_them(records):
