@@ -1,6 +1,7 @@
 """The server: what each path takes and gives, and how it refuses."""
 
 import asyncio
+import collections
 import json
 import math
 import signal
@@ -66,13 +67,22 @@ def methods_of(model: Model) -> dict[str, Method]:
             for f in model.fill_mask(texts, top_k)
         ]
 
+    def classified(texts):
+        places = collections.defaultdict(list)  # by the number of parts, which the library takes to be the same
+        for place, text in enumerate(texts):
+            places[1 if isinstance(text, str) else len(text)].append(place)
+        found = {}
+        for some in places.values():
+            found |= zip(some, model.classify([texts[place] for place in some]))
+        return [found[place] for place in range(len(texts))]
+
     def embedded(texts, **options):
         return [row.tolist() for row in model.embed(texts, **options)]
 
     pooled = {"prompt": str, "width": int, "pool": str, "layers": str}
     every = {
         "fill_mask": Method("texts", _text, {"top_k": int}, filled),
-        "classify": Method("texts", _text_or_pair, {}, model.classify),
+        "classify": Method("texts", _text_or_pair, {}, classified),
         "tag": Method("texts", _text, {}, model.tag),
         "answer": Method("questions", _question, {}, model.predict),
         "embed": Method("texts", _text, pooled, embedded),
@@ -155,7 +165,8 @@ class Server:
         except web.HTTPException as error:
             if error.status == 404:
                 paths = ", ".join(f"POST /{name}" for name in [*self._methods, *["attention"] * self._has_attention])
-                response = _error(404, f"there is no {path}; there are {paths}, GET /, /health and /metrics")
+                asked = request.rel_url.raw_path  # without line breaks
+                response = _error(404, f"there is no {asked}; there are {paths}, GET /, /health and /metrics")
                 path = "other"
             elif error.status == 413:
                 response = _error(413, f"a request may have {self._limits.characters:,} characters of text")
@@ -237,6 +248,8 @@ class Server:
         for name, kind in method.options.items():
             if name in content and (not isinstance(content[name], kind) or isinstance(content[name], bool)):
                 raise Refused(400, f"{name} = {content[name]!r}: must be of type {kind.__name__}")
+            if kind is str and name in content and _text(content[name]) is None:
+                raise Refused(400, f"{name}: is not of the right form")
             if kind is int and not 1 <= content.get(name, 1) <= MOST:
                 raise Refused(400, f"{name} = {content[name]}: must be from 1 to {MOST:,}")
         given = content[method.field]
@@ -266,12 +279,18 @@ def _error(status: int, message: str) -> web.Response:
 
 async def _json(found) -> web.Response:
     """Writes what may be long in a thread, while others are answered."""
-    content = await asyncio.to_thread(lambda: json.dumps(_finite(found), ensure_ascii=False))
-    return web.Response(text=content, content_type="application/json")
+    return web.Response(text=await asyncio.to_thread(_dumped, found), content_type="application/json")
+
+
+def _dumped(found) -> str:
+    """Writes numbers that JSON does not have as null."""
+    try:
+        return json.dumps(found, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(found), ensure_ascii=False)
 
 
 def _finite(found):
-    """Replaces numbers that JSON does not have by null."""
     if isinstance(found, dict):
         return {name: _finite(value) for name, value in found.items()}
     if isinstance(found, list | tuple):
