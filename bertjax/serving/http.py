@@ -18,7 +18,6 @@ from bertjax.library import Model
 from bertjax.serving import page
 from bertjax.serving.batches import Batches, Full
 
-LEAVING = 60.0  # seconds that accepted requests have when the server is stopped
 MOST = 10_000  # the largest value of an option
 MOST_WORDS = 100  # the largest top_k
 
@@ -298,13 +297,14 @@ def _finite(found):
     return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
-def run(server: Server, host: str, port: int) -> None:
-    """Serves until SIGINT or SIGTERM, and then answers what it has accepted."""
-    asyncio.run(_run(server.app(), host, port))
+def run(server: Server, host: str, port: int, grace: float) -> None:
+    """Serves until SIGINT or SIGTERM, and then answers what it has accepted, as far as `grace` seconds suffice."""
+    asyncio.run(_run(server.app(), host, port, grace))
 
 
-async def _run(app: web.Application, host: str, port: int) -> None:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=LEAVING, handler_cancellation=True)
+async def _run(app: web.Application, host: str, port: int, grace: float) -> None:
+    # It waits for so long twice: for requests, and then for those whose bodies it has ended.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=grace / 2, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     try:
@@ -312,10 +312,13 @@ async def _run(app: web.Application, host: str, port: int) -> None:
     except OSError as error:
         await runner.cleanup()
         raise UserError(f"--host={host} --port={port}: {error.strerror or error}; choose others") from None
-    stopped = asyncio.Event()
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        try:
+            loop.add_signal_handler(number, stopped.set)
+        except NotImplementedError:  # on Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopped.set))
     print(f"serving on http://{host or '0.0.0.0'}:{runner.addresses[0][1]}", flush=True)
     await stopped.wait()
-    print("stopping: answering what has been accepted", flush=True)
+    print(f"stopping: answering what has been accepted, for up to {grace} s", flush=True)
     await runner.cleanup()

@@ -1,21 +1,28 @@
 """The server: answers as the library, refuses in a line, loses nothing, and leaves when it is told to."""
 
+import asyncio
 import concurrent.futures
 import contextlib
+import http.client
 import json
+import os
+import queue
 import signal
 import subprocess
 import sys
 import tarfile
 import threading
 import time
+import types
 import urllib.error
 import urllib.request
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 import bertjax
+from bertjax.serving import http as serving_http
 from bertjax.serving.batches import Batches, Full
 from tests.conftest import FOLDER
 from tests.serving import browser
@@ -153,6 +160,52 @@ def test_what_was_accepted_is_answered_after_sigterm(checkpoint):
             post(url, {})
 
 
+@pytest.fixture
+def ended(monkeypatch):
+    """Runs a server of one path in this process until its handler has sent a signal; returns what a client got."""
+    numbers, said = (signal.SIGINT, signal.SIGTERM), queue.Queue()
+    before = [signal.getsignal(number) for number in numbers]
+    monkeypatch.setattr(serving_http, "print", lambda line, **_: said.put(line), raising=False)
+
+    def run(handler, grace):
+        app = web.Application()
+        app.router.add_post("/", handler)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(lambda: post(said.get(timeout=30).split()[-1], {}, timeout=30))
+            serving_http.run(types.SimpleNamespace(app=lambda: app), "127.0.0.1", 0, grace)
+            return asked.result()
+
+    for number in numbers:
+        signal.signal(number, lambda *_: asyncio.get_running_loop().stop())  # an error, unless the server hears it
+    yield run
+    for number, handler in zip(numbers, before):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("system", ["posix", "windows"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_after_an_answer(ended, monkeypatch, number, system):
+    def unknown(*_):
+        raise NotImplementedError
+
+    async def answer(request):
+        os.kill(os.getpid(), number)
+        return web.json_response("answered")
+
+    if system == "windows":
+        monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", unknown)
+    assert ended(answer, 60) == (200, "answered")
+
+
+def test_what_takes_longer_than_the_grace_loses_its_connection(ended):
+    async def hang(request):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    with pytest.raises(http.client.RemoteDisconnected):
+        ended(hang, 0.2)
+
+
 def test_the_command_says_mistakes_in_one_line(checkpoint, server):
     for flags, said in (
         (["--checkpoint=missing"], "missing"),
@@ -160,6 +213,7 @@ def test_the_command_says_mistakes_in_one_line(checkpoint, server):
         (["--batch=0"], "--batch=0: must be at least 1"),
         (["--batch=33"], "--batch=33: must be a power of two"),
         (["--max_waiting=9"], "--max_waiting=9"),
+        (["--grace=0"], "--grace=0: must be at least 1"),
         ([f"--port={server.rsplit(':', 1)[1]}"], "choose others"),
     ):
         command = [sys.executable, "-m", "bertjax.serve", f"--checkpoint={checkpoint}", *flags]
