@@ -2,9 +2,9 @@
 
 POST /METHOD with {"texts": [...]} (/answer with {"questions": [{"question": ..., "context": ...}]}) gives
 {"results": [...]}. GET / is a page to try it, /health says which methods the checkpoint has learnt, /metrics is for
-Prometheus. Requests that wait are computed together. SIGTERM and Ctrl-C end the
-server once it has answered what it has accepted. Anyone who reaches the port may ask: put it behind a proxy that knows
-who may. Needs the extra serve.
+Prometheus. Requests that wait are computed together. SIGTERM and Ctrl-C end the server once it has answered what it has
+accepted, or after --grace seconds. Anyone who reaches the port may ask: put it behind a proxy that knows who may. Needs
+the extra serve.
 """
 
 from absl import flags
@@ -19,6 +19,7 @@ _BATCH = flags.DEFINE_integer("batch", 32, "Texts that are computed together.")
 _MOST_TEXTS = flags.DEFINE_integer("max_texts", 256, "Texts of a request.")
 _MOST_CHARACTERS = flags.DEFINE_integer("max_characters", 100_000, "Characters of all texts of a request.")
 _MOST_WAITING = flags.DEFINE_integer("max_waiting", 4096, "Texts that may wait; further requests are refused (503).")
+_GRACE = flags.DEFINE_integer("grace", 60, "Seconds that accepted requests have once the server is told to end.")
 flags.mark_flag_as_required("checkpoint")
 
 
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> None:
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --name=value")
-    for flag in (_BATCH, _MOST_TEXTS, _MOST_CHARACTERS, _MOST_WAITING):
+    for flag in (_BATCH, _MOST_TEXTS, _MOST_CHARACTERS, _MOST_WAITING, _GRACE):
         if flag.value < 1:
             raise UserError(f"--{flag.name}={flag.value}: must be at least 1")
     if _BATCH.value & (_BATCH.value - 1):
@@ -46,7 +47,8 @@ def main(arguments: list[str]) -> None:
 
     command.keep_compiled()
     limits = http.Limits(_MOST_TEXTS.value, _MOST_CHARACTERS.value, _BATCH.value, _MOST_WAITING.value)
-    http.run(http.Server(library.load(_CHECKPOINT.value, _DTYPE.value), limits), _HOST.value, _PORT.value)
+    server = http.Server(library.load(_CHECKPOINT.value, _DTYPE.value), limits)
+    http.run(server, _HOST.value, _PORT.value, _GRACE.value)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from bertjax.text.tokenizer import SPECIAL_PIECES
 
 if TYPE_CHECKING:
     import flax.linen as nn
+    import jax
 
 
 def layers_by_name(config: BertConfig, path: tuple[str, ...]) -> np.ndarray | None:
@@ -49,8 +50,9 @@ class Family:
       shown: params of a model -> {field of its config: the values that it may have} as far as the params show it; None
         if they are another family's.
       validate: whole config -> None. Raises `UserError` for what this family cannot do.
-      attention: (config, params of the encoder, token ids `[1, length]`, token types) -> probabilities `[layers, heads,
-        queries, keys]`; None if it has no attention to show.
+      attention: (config, params of the encoder, token ids `[1, length]`, segments, of which 0 is padding, token types)
+        -> probabilities `[layers, heads, queries, keys]`, a function that can be compiled; None if it has no attention
+        to show.
       new_cache: (config, batch, tokens, dtype) -> an empty cache, with which the encoder's `decode` continues a text;
         None if it cannot.
       new_memory: (config, rows, dtype) -> what rows remember that have read nothing, a `model.recurrence.Memory`, with
@@ -79,7 +81,7 @@ class Family:
     shown: Callable[[dict], Mapping[str, Sequence] | None]
     query_flops: Callable[[BertConfig, int, int], int] | None = None
     validate: Callable[[Any], None] = lambda config: None
-    attention: Callable[[BertConfig, dict, np.ndarray, np.ndarray], np.ndarray] | None = None
+    attention: Callable[[BertConfig, dict, "jax.Array", "jax.Array", "jax.Array"], "jax.Array"] | None = None
     new_cache: Callable[[BertConfig, int, int, str], Any] | None = None
     new_memory: Callable[[BertConfig, int, str], Any] | None = None
     memory_flops: Callable[[BertConfig, int], int] = lambda config, length: 0

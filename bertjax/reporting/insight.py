@@ -1,11 +1,13 @@
 """What a checkpoint has learnt, to look at: where each head attends, and which word embeddings lie close together."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from bertjax import families
-from bertjax.config import UserError
+from bertjax.config import BertConfig, UserError
 from bertjax.interop.pretrained import Pretrained
 
 MOST_LAYERS = 12  # most layers that are drawn, evenly spaced
@@ -22,11 +24,21 @@ def attention(source: Pretrained, text: str) -> tuple[list[str], np.ndarray]:
     config, pieces, attention_of = source.config, source.tokenizer, families.of(source.config).attention
     if attention_of is None:
         raise UserError(f"{source.path}: a model with model.family = {config.family!r} has no attention")
-    ids = np.array([pieces.framed(pieces.encode_with_masks(text))])
-    if ids.shape[1] > config.max_position_embeddings:
-        raise UserError(f"{text[:60]!r}... has {ids.shape[1]} tokens, more than the model's positions")
-    types = pieces.token_types(ids.shape[1])[None]
-    return [pieces.shown(int(i)) for i in ids[0]], attention_of(config, source.params["bert"], ids, types)
+    ids, longest = pieces.framed(pieces.encode_with_masks(text)), config.max_position_embeddings
+    count = len(ids)
+    if count > longest:
+        raise UserError(f"{text[:60]!r}... has {count} tokens, more than the model's positions")
+    length = min(longest, max(16, 1 << (count - 1).bit_length()))  # few lengths to compile for
+    given, segments, types = np.zeros((3, 1, length), np.int32)
+    given[:] = pieces.pad_id
+    given[0, :count], segments[0, :count], types[0, :count] = ids, 1, pieces.token_types(count)
+    found = _probabilities(attention_of, config, source.params["bert"], given, segments, types)
+    return [pieces.shown(i) for i in ids], np.asarray(found)[..., :count, :count]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _probabilities(attention_of: Callable, config: BertConfig, params: dict, ids, segments, types) -> jax.Array:
+    return attention_of(config, params, ids, segments, types)
 
 
 def piece_of(source: Pretrained, word: str) -> int:

@@ -1,6 +1,7 @@
 """The server: what each path takes and gives, and how it refuses."""
 
 import asyncio
+import collections
 import json
 import math
 import signal
@@ -17,7 +18,6 @@ from bertjax.library import Model
 from bertjax.serving import page
 from bertjax.serving.batches import Batches, Full
 
-LEAVING = 60.0  # seconds that accepted requests have when the server is stopped
 MOST = 10_000  # the largest value of an option
 MOST_WORDS = 100  # the largest top_k
 
@@ -66,13 +66,22 @@ def methods_of(model: Model) -> dict[str, Method]:
             for f in model.fill_mask(texts, top_k)
         ]
 
+    def classified(texts):
+        places = collections.defaultdict(list)  # by the number of parts, which the library takes to be the same
+        for place, text in enumerate(texts):
+            places[1 if isinstance(text, str) else len(text)].append(place)
+        found = {}
+        for some in places.values():
+            found |= zip(some, model.classify([texts[place] for place in some]))
+        return [found[place] for place in range(len(texts))]
+
     def embedded(texts, **options):
         return [row.tolist() for row in model.embed(texts, **options)]
 
     pooled = {"prompt": str, "width": int, "pool": str, "layers": str}
     every = {
         "fill_mask": Method("texts", _text, {"top_k": int}, filled),
-        "classify": Method("texts", _text_or_pair, {}, model.classify),
+        "classify": Method("texts", _text_or_pair, {}, classified),
         "tag": Method("texts", _text, {}, model.tag),
         "answer": Method("questions", _question, {}, model.predict),
         "embed": Method("texts", _text, pooled, embedded),
@@ -155,7 +164,8 @@ class Server:
         except web.HTTPException as error:
             if error.status == 404:
                 paths = ", ".join(f"POST /{name}" for name in [*self._methods, *["attention"] * self._has_attention])
-                response = _error(404, f"there is no {path}; there are {paths}, GET /, /health and /metrics")
+                asked = request.rel_url.raw_path  # without line breaks
+                response = _error(404, f"there is no {asked}; there are {paths}, GET /, /health and /metrics")
                 path = "other"
             elif error.status == 413:
                 response = _error(413, f"a request may have {self._limits.characters:,} characters of text")
@@ -237,6 +247,8 @@ class Server:
         for name, kind in method.options.items():
             if name in content and (not isinstance(content[name], kind) or isinstance(content[name], bool)):
                 raise Refused(400, f"{name} = {content[name]!r}: must be of type {kind.__name__}")
+            if kind is str and name in content and _text(content[name]) is None:
+                raise Refused(400, f"{name}: is not of the right form")
             if kind is int and not 1 <= content.get(name, 1) <= MOST:
                 raise Refused(400, f"{name} = {content[name]}: must be from 1 to {MOST:,}")
         given = content[method.field]
@@ -266,12 +278,18 @@ def _error(status: int, message: str) -> web.Response:
 
 async def _json(found) -> web.Response:
     """Writes what may be long in a thread, while others are answered."""
-    content = await asyncio.to_thread(lambda: json.dumps(_finite(found), ensure_ascii=False))
-    return web.Response(text=content, content_type="application/json")
+    return web.Response(text=await asyncio.to_thread(_dumped, found), content_type="application/json")
+
+
+def _dumped(found) -> str:
+    """Writes numbers that JSON does not have as null."""
+    try:
+        return json.dumps(found, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(found), ensure_ascii=False)
 
 
 def _finite(found):
-    """Replaces numbers that JSON does not have by null."""
     if isinstance(found, dict):
         return {name: _finite(value) for name, value in found.items()}
     if isinstance(found, list | tuple):
@@ -279,13 +297,14 @@ def _finite(found):
     return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
-def run(server: Server, host: str, port: int) -> None:
-    """Serves until SIGINT or SIGTERM, and then answers what it has accepted."""
-    asyncio.run(_run(server.app(), host, port))
+def run(server: Server, host: str, port: int, grace: float) -> None:
+    """Serves until SIGINT or SIGTERM, and then answers what it has accepted, as far as `grace` seconds suffice."""
+    asyncio.run(_run(server.app(), host, port, grace))
 
 
-async def _run(app: web.Application, host: str, port: int) -> None:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=LEAVING, handler_cancellation=True)
+async def _run(app: web.Application, host: str, port: int, grace: float) -> None:
+    # It waits for so long twice: for requests, and then for those whose bodies it has ended.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=grace / 2, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     try:
@@ -293,10 +312,13 @@ async def _run(app: web.Application, host: str, port: int) -> None:
     except OSError as error:
         await runner.cleanup()
         raise UserError(f"--host={host} --port={port}: {error.strerror or error}; choose others") from None
-    stopped = asyncio.Event()
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        try:
+            loop.add_signal_handler(number, stopped.set)
+        except NotImplementedError:  # on Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopped.set))
     print(f"serving on http://{host or '0.0.0.0'}:{runner.addresses[0][1]}", flush=True)
     await stopped.wait()
-    print("stopping: answering what has been accepted", flush=True)
+    print(f"stopping: answering what has been accepted, for up to {grace} s", flush=True)
     await runner.cleanup()

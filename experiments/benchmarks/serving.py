@@ -3,7 +3,8 @@
 Command:  python -m experiments.benchmarks.serving --model=FOLDER     (a Hugging Face folder that fills masks)
 Measures: texts/s of 16 and of 128 tokens: of --clients that send a text a request to `bertjax serve`, of the library
           with a list and with one text a call, of transformers' pipeline in batches of 32 and with one text a call;
-          then --requests mixed ones: how many are answered as they should be, and the server's memory before and after
+          then --requests mixed ones (masks, vectors, attention if the model has it, mistakes): how many are answered
+          as they should be, and the server's memory before and after
 Needs:    for the comparison, pip install torch transformers
 Results:  RESULTS.md
 """
@@ -23,7 +24,8 @@ import time
 
 TEXTS, BATCH = 512, 32
 BAD = ("fill_mask", {"texts": "no mask"}, 400), ("fill_mask", {"text": 1}, 400), ("nothing", {}, 404)
-BAD += (("fill_mask", {"texts": ["a [MASK]"] * 300}, 413),)
+BAD += ("fill_mask", {"texts": ["a [MASK]"] * 300}, 413), ("embed", {"texts": "a", "prompt": "\ud800"}, 400)
+POOLED = {"pool": "mean", "layers": "last"}
 
 
 def texts_of(tokens: int) -> list[str]:
@@ -54,6 +56,30 @@ def in_parallel(port: int, clients: int, requests: list) -> list:
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         parts = list(pool.map(work, range(clients)))
     return [parts[number % clients][number // clients] for number in range(len(requests))]
+
+
+def mixed(count: int, has_attention: bool) -> list:
+    """Requests, good and bad, with the status that each should get: half fill masks."""
+    draw, texts = random.Random(1), [*texts_of(16), *texts_of(128)[:64]]
+    found = []
+    for _ in range(count):
+        some = draw.choices(texts, k=draw.randint(1, 4))
+        kinds = [("fill_mask", {"texts": some}, 200), ("embed", {"texts": some} | POOLED, 200), draw.choice(BAD)]
+        weights = [5, 2, 2]
+        if has_attention:
+            kinds.append(("attention", {"texts": draw.choice(texts)}, 200))
+            weights.append(1)
+        found += draw.choices(kinds, weights)
+    return found
+
+
+def is_right(request: tuple, answer: tuple[int, dict]) -> bool:
+    (path, content, wanted), (status, found) = request, answer
+    if status != wanted or status != 200:
+        return status == wanted and found.keys() == {"error"}
+    if path == "attention":
+        return len(found["attention"][0][0]) == len(found["pieces"])
+    return len(found["results"]) == len(content["texts"])
 
 
 def resident(process: int) -> float:
@@ -104,21 +130,13 @@ def main() -> None:
             for name, found in rates.items():
                 spread = f"{statistics.median(found):.0f} ({min(found):.0f} - {max(found):.0f})"
                 print(f"| {tokens} tokens | {name} | {spread} |", flush=True)
-        draw = random.Random(1)
-        good = [*texts_of(16), *texts_of(128)[:64]]
-        some = [
-            ("fill_mask", {"texts": draw.choices(good, k=draw.randint(1, 4))}, 200) for _ in range(options.requests)
-        ]
-        requests = [draw.choice(BAD) if draw.random() < 0.2 else each for each in some]
+        requests = mixed(options.requests, has_attention=Client(port)("attention", {"texts": "a"})[0] == 200)
         in_parallel(port, options.clients, requests[: len(requests) // 10])  # compiles
         before = resident(server.pid)
         began = time.perf_counter()
         answers = in_parallel(port, options.clients, requests)
         seconds = time.perf_counter() - began
-        right = sum(
-            status == wanted and (status != 200 or len(found["results"]) == len(content["texts"]))
-            for (_, content, wanted), (status, found) in zip(requests, answers)
-        )
+        right = sum(map(is_right, requests, answers))
         print(f"{len(requests):,} requests in {seconds:.0f} s, {right:,} answered as they should be")
         print(f"memory of the server: {before:.0f} MiB before, {resident(server.pid):.0f} MiB after")
     finally:

@@ -188,7 +188,8 @@ def test_attention_is_drawn_with_windows_and_adds_up():
     config = dataclasses.replace(TINY, local_attention=4)
     params = random_params(BertForMaskedLM(config), config)
     ids = np.random.default_rng(0).integers(3, 300, (1, 12))
-    found = FAMILY.attention(config, params["bert"], ids, np.zeros_like(ids))
+    attention = jax.jit(FAMILY.attention, static_argnums=0)
+    found = np.asarray(attention(config, params["bert"], ids, np.ones_like(ids), np.zeros_like(ids)))
     assert found.shape == (6, 4, 12, 12)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
     far = np.abs(np.arange(12) - np.arange(12)[:, None]) > 2

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import BertConfig, UserError, fine_tuning_config, pretraining_config
+from bertjax import families
+from bertjax.config import BertConfig, Compute, UserError, fine_tuning_config, pretraining_config
 from bertjax.families.bert.model import BertModel
 from bertjax.interop.pretrained import Pretrained
 from bertjax.model.attention import standardize
@@ -208,8 +209,8 @@ def test_the_folder_that_one_is_in_has_its_name(tmp_path, monkeypatch):
 
 
 def checkpoint_of(config):
-    ids = jnp.zeros((1, 8), jnp.int32)
-    params = nn.meta.unbox(jax.jit(BertModel(config).init)(jax.random.key(0), ids, ids, ids)["params"])
+    ids, model = jnp.zeros((1, 8), jnp.int32), families.of(config).model(config, Compute())
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), ids, ids, ids)["params"])
     return Pretrained("x", "bertjax", config, {"bert": params}, WordPiece(PIECES, lowercase=True), [])
 
 
@@ -252,6 +253,38 @@ def test_attention_is_what_the_model_attends_to(causal, norm, positions):
         x = x + attended(normalized(x, "attention_norm"))
         x = x + inner(normalized(x, "output_norm"))
     np.testing.assert_allclose(x, states[2], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "family, own",
+    [
+        ("bert", {}),
+        ("bert", dict(causal=True, norm="pre", positions="each_layer")),
+        ("modernbert", dict(local_attention=4, num_hidden_layers=4)),
+        ("eurobert", dict(num_key_value_heads=1, head_dim=8)),
+        ("xlnet", {}),
+        ("transformer_xl", dict(clamp_length=5)),
+    ],
+)
+def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(family, own, monkeypatch):
+    sizes = {"vocab_size": len(PIECES), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 32, "max_position_embeddings": 24, "initializer_range": 0.5}
+    source = checkpoint_of(families.FAMILIES.get(family).config(**sizes | own))
+    known, traced = families.of(source.config), []
+
+    def counted(config, params, ids, segments, types):
+        traced.append(ids.shape[1])
+        return known.attention(config, params, ids, segments, types)
+
+    monkeypatch.setattr(insight.families, "of", lambda config: dataclasses.replace(known, attention=counted))
+    for words in (5, 13, 14, 22, 9, 15):
+        pieces, found = insight.attention(source, " ".join((PIECES[5:] * 4)[:words]))
+        assert len(pieces) == words + 2 and found.shape == (len(found), 2, words + 2, words + 2)
+    assert traced == [16, 24]
+    ids = np.array([[PIECES.index(piece) for piece in pieces]])
+    given = source.params["bert"], ids, np.ones_like(ids), np.zeros_like(ids)
+    expected = jax.jit(known.attention, static_argnums=0)(source.config, *given)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_attention_of_too_long_a_text_is_refused():

@@ -1,24 +1,35 @@
 """The server: answers as the library, refuses in a line, loses nothing, and leaves when it is told to."""
 
+import asyncio
 import concurrent.futures
 import contextlib
+import http.client
 import json
+import os
+import queue
 import signal
 import subprocess
 import sys
 import tarfile
 import threading
 import time
+import types
 import urllib.error
 import urllib.request
 
+import jax
 import numpy as np
 import pytest
+from aiohttp import web
 
 import bertjax
+from bertjax import experiment
+from bertjax.interop import huggingface, sentence_transformers
+from bertjax.serving import http as serving_http
 from bertjax.serving.batches import Batches, Full
 from tests.conftest import FOLDER
 from tests.serving import browser
+from tests.test_library import TAGS, made
 
 TEXTS = [f"the [MASK] {'of a list ' * (number % 4)}{'[MASK] ' * (number % 2)}." for number in range(24)]
 
@@ -106,12 +117,16 @@ def test_many_requests_at_once_are_answered_as_the_library_does(server, checkpoi
         ("fill_mask", {"texts": ["a [MASK]", None]}, 400, "texts[1]: is not of the right form"),
         ("fill_mask", {"texts": ["a \ud800 [MASK]"]}, 400, "texts[0]: is not of the right form"),
         ("embed", {"texts": ["a"] * 3, "prompt": "b" * 1000}, 413, "3,003 characters"),
+        ("embed", {"texts": "a", "prompt": "\ud800"}, 400, "prompt: is not of the right form"),
+        ("embed", {"texts": "a", "pool": "mean", "layers": "\udfff"}, 400, "layers: is not of the right form"),
+        ("embed", {"texts": "a", "\ud800": 1}, 400, "there is no such field"),
         ("fill_mask", {"texts": ["a [MASK]"] * 41}, 413, "a request may have 40"),
         ("fill_mask", {"texts": "[MASK] " * 500}, 413, "a request may have 3,000"),
         ("fill_mask", {"texts": "[MASK] " * 300}, 400, "more than the model's"),
         ("embed", {"texts": "a"}, 400, "has not learnt to make vectors"),
         ("embed", {"texts": "a", "pool": "most"}, 400, "choose one of"),
         ("classify", {"texts": "a"}, 404, "there is no /classify; there are POST /fill_mask, POST /embed"),
+        ("a%0Ab", {"texts": "a"}, 404, "there is no /a%0Ab; there are"),
         ("attention", {"texts": ["a", "b"]}, 400, "one text, please"),
     ],
 )  # fmt: skip
@@ -149,6 +164,52 @@ def test_what_was_accepted_is_answered_after_sigterm(checkpoint):
             post(url, {})
 
 
+@pytest.fixture
+def ended(monkeypatch):
+    """Runs a server of one path in this process until its handler has sent a signal; returns what a client got."""
+    numbers, said = (signal.SIGINT, signal.SIGTERM), queue.Queue()
+    before = [signal.getsignal(number) for number in numbers]
+    monkeypatch.setattr(serving_http, "print", lambda line, **_: said.put(line), raising=False)
+
+    def run(handler, grace):
+        app = web.Application()
+        app.router.add_post("/", handler)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(lambda: post(said.get(timeout=30).split()[-1], {}, timeout=30))
+            serving_http.run(types.SimpleNamespace(app=lambda: app), "127.0.0.1", 0, grace)
+            return asked.result()
+
+    for number in numbers:
+        signal.signal(number, lambda *_: asyncio.get_running_loop().stop())  # an error, unless the server hears it
+    yield run
+    for number, handler in zip(numbers, before):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("system", ["posix", "windows"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_after_an_answer(ended, monkeypatch, number, system):
+    def unknown(*_):
+        raise NotImplementedError
+
+    async def answer(request):
+        os.kill(os.getpid(), number)
+        return web.json_response("answered")
+
+    if system == "windows":
+        monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", unknown)
+    assert ended(answer, 60) == (200, "answered")
+
+
+def test_what_takes_longer_than_the_grace_loses_its_connection(ended):
+    async def hang(request):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    with pytest.raises(http.client.RemoteDisconnected):
+        ended(hang, 0.2)
+
+
 def test_the_command_says_mistakes_in_one_line(checkpoint, server):
     for flags, said in (
         (["--checkpoint=missing"], "missing"),
@@ -156,12 +217,140 @@ def test_the_command_says_mistakes_in_one_line(checkpoint, server):
         (["--batch=0"], "--batch=0: must be at least 1"),
         (["--batch=33"], "--batch=33: must be a power of two"),
         (["--max_waiting=9"], "--max_waiting=9"),
+        (["--grace=0"], "--grace=0: must be at least 1"),
         ([f"--port={server.rsplit(':', 1)[1]}"], "choose others"),
     ):
         command = [sys.executable, "-m", "bertjax.serve", f"--checkpoint={checkpoint}", *flags]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         (line,) = done.stderr.splitlines()
         assert done.returncode == 1 and line.startswith("error: ") and said in line
+
+
+# Checkpoints that have learnt something else, each behind a server in this process.
+
+QUESTION, CONTEXT = "the ship saw .", "a captain left the whale"
+LIMITS = serving_http.Limits(texts=4, waiting=4)
+
+
+@contextlib.contextmanager
+def serving_here(server):
+    """The address of a server in a thread."""
+    loop, runner = asyncio.new_event_loop(), web.AppRunner(server.app(), handler_cancellation=True)
+
+    async def begin():
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return runner.addresses[0][1]
+
+    def run(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{run(begin())}"
+    finally:
+        run(runner.cleanup())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """Of each method, a tiny checkpoint that has learnt it and the address of its server."""
+    folder, found = tmp_path_factory.mktemp("learnt"), {}
+    heads = {
+        "classify": ("BertForSequenceClassification", "classifier", 3, ("sea", "court", "none")),
+        "tag": ("BertForTokenClassification", "classifier", 3, TAGS),
+        "answer": ("BertForQuestionAnswering", "spans", 2, ()),
+    }
+    for method, (architecture, layer, width, labels) in heads.items():
+        source = made(architecture, layer, width).source
+        (folder / method).mkdir()
+        huggingface.write(folder / method, source.config, source.params, source.tokenizer, architecture, labels)
+    source, settings = made("SentenceTransformer").source, experiment.load("embed")
+    (folder / "embed").mkdir()
+    given = source.config, source.params, source.tokenizer, settings, 32, "BertModel"
+    sentence_transformers.write(folder / "embed", *given)
+    with contextlib.ExitStack() as stack:
+        for method in (*heads, "embed"):
+            model = bertjax.load(folder / method)
+            found[method] = model, stack.enter_context(serving_here(serving_http.Server(model, LIMITS)))
+        yield found
+
+
+def said_of(method, model):
+    """What is asked of a method, and what the library says."""
+    texts = [QUESTION, CONTEXT, "the captain saw the ship ."]
+    if method == "classify":
+        pair = (QUESTION, CONTEXT)  # of which the library takes no list with texts
+        return {"texts": [texts[0], pair, texts[1]]}, [model.classify([each])[0] for each in (texts[0], pair, texts[1])]
+    if method == "tag":
+        return {"texts": texts}, model.tag(texts)
+    if method == "answer":
+        pairs = [(QUESTION, CONTEXT), (CONTEXT, QUESTION)]
+        return {"questions": [dict(question=q, context=c) for q, c in pairs]}, [model.answer(*pair) for pair in pairs]
+    return {"texts": texts, "prompt": "whale "}, model.embed(texts, prompt="whale ").tolist()
+
+
+METHODS = ["classify", "tag", "answer", "embed"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_checkpoint_has_learnt_is_what_the_library_says(learnt, method):
+    model, url = learnt[method]
+    asked, expected = said_of(method, model)
+    status, found = post(f"{url}/{method}", asked)
+    assert status == 200 and found.keys() == {"results"}
+
+    def compare(one, other):
+        assert one == (pytest.approx(other, rel=1e-3, abs=1e-5) if isinstance(other, float) else other)
+
+    jax.tree.map(compare, found["results"], json.loads(json.dumps(expected)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_health_says_what_a_checkpoint_can_do(learnt, method):
+    model, url = learnt[method]
+    with urllib.request.urlopen(f"{url}/health") as answer:
+        found = json.load(answer)
+    methods = ["embed"] if method == "embed" else [method, "embed"]
+    limits = {"texts": 4, "characters": 100_000, "batch": 32, "waiting": 4}
+    assert found == {"status": "ok", "checkpoint": model.path, "methods": methods, "limits": limits}
+
+
+def test_numbers_that_json_does_not_have_are_null():
+    found = {"null_odds": float("inf"), "probabilities": [0.5, float("nan")], "answer": "é"}
+    assert json.loads(serving_http._dumped(found)) == {"null_odds": None, "probabilities": [0.5, None], "answer": "é"}
+
+
+def test_what_does_not_fit_in_the_queue_is_refused_and_what_waits_is_answered(learnt, monkeypatch):
+    began, hold = threading.Event(), threading.Event()
+
+    def held(texts):
+        began.set()
+        hold.wait(60)
+        return texts
+
+    method = serving_http.Method("texts", str, {}, held)
+    monkeypatch.setattr(serving_http, "methods_of", lambda model: {"echo": method})
+    server = serving_http.Server(learnt["tag"][0], LIMITS)
+    with serving_here(server) as url, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        try:
+            first = pool.submit(post, f"{url}/echo", {"texts": ["now"]})
+            assert began.wait(60)
+            waiting, deadline = pool.submit(post, f"{url}/echo", {"texts": [*"abcd"]}), time.monotonic() + 60
+            while "bertjax_texts_waiting 4.0" not in urllib.request.urlopen(f"{url}/metrics").read().decode():
+                assert time.monotonic() < deadline
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"{url}/echo", b'{"texts": "e"}')
+            assert refused.value.code == 503 and int(refused.value.headers["Retry-After"]) > 0
+            assert json.load(refused.value) == {"error": "too many texts wait; try again"}
+        finally:
+            hold.set()
+        assert first.result() == (200, {"results": ["now"]})
+        assert waiting.result() == (200, {"results": [*"abcd"]})
 
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
@@ -180,6 +369,43 @@ def test_the_page_shows_words_probabilities_and_attention(server):
         assert pieces[0] == "[CLS]" and pieces[-1] == "[SEP]" and len(pieces) >= 7
         assert dark.startswith("rgba(76, 114, 176")
         assert page.screenshot().startswith(b"\x89PNG")
+
+
+def percents(shares):
+    return [pytest.approx(100 * share, abs=0.06) for share in shares]
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("method", METHODS)
+def test_the_page_shows_what_a_checkpoint_has_learnt(learnt, method):
+    model, url = learnt[method]
+    pair, texts = f"{QUESTION} | {CONTEXT}", f"{QUESTION}\n{CONTEXT}"
+    typed = {"classify": f"{QUESTION}\n{pair}", "answer": pair}.get(method, texts)
+    run = "run('{}').then(() => document.getElementById('result').innerText)"
+    bars = "[...document.querySelectorAll('#result td')].map(x => parseFloat(x.innerText)).filter(x => !isNaN(x))"
+    with browser.shown(f"{url}/") as page:
+        names, text, shares, marked, vectors, cosines = page.evaluate(
+            "[...document.querySelectorAll('button')].map(x => x.id)",
+            f"text.value = {json.dumps(typed)}; {run.format(method)}",
+            bars,
+            "[...document.querySelectorAll('#result mark')].map(x => [x.textContent, x.title])",
+            f"text.value = {json.dumps(texts)}; {run.format('embed')}",
+            bars,
+        )
+    assert names == [*([] if method == "embed" else [method]), "embed", "attention"]
+    first, other = model.embed([QUESTION, CONTEXT], **({} if method == "embed" else {"pool": "mean", "layers": "last"}))
+    assert f"2 vectors of {len(first)} numbers" in vectors
+    assert cosines == percents([first @ other / np.sqrt((first @ first) * (other @ other))])
+    if method == "classify":
+        found = model.classify([QUESTION]) + model.classify([(QUESTION, CONTEXT)])
+        assert [line for line in text.splitlines() if line in model.source.labels] == [x["label"] for x in found]
+        assert shares == [p for x in found for p in percents(sorted(x["probabilities"].values(), reverse=True))]
+    elif method == "tag":
+        found = [pair for x in model.tag([QUESTION, CONTEXT]) for pair in zip(x["words"], x["tags"])]
+        assert marked == [[word, tag] for word, tag in found if tag != "O"] != []
+    elif method == "answer":
+        found = model.answer(QUESTION, CONTEXT)
+        assert text.splitlines()[0] == found["answer"] and shares == percents([found["probability"]])
 
 
 def test_inputs_of_a_like_length_are_computed_together_and_each_gets_its_own():

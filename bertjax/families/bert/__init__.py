@@ -1,6 +1,7 @@
 """BERT (Devlin et al. 2019), and what a mask, other positions or other places of its norms make of it: GPT, GPT-2."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -34,27 +35,28 @@ def _shown(params: dict) -> dict | None:
     return shown_by_embeddings(params) | sizes
 
 
-def _attention(config: BertConfig, params: dict, ids: np.ndarray, token_types: np.ndarray) -> np.ndarray:
+def _attention(config: BertConfig, params: dict, ids, segments, token_types):
     import jax
+    import jax.numpy as jnp
 
     from bertjax.families.bert.model import BertModel
     from bertjax.model.attention import standardize
+    from bertjax.model.plain_attention import visible
 
-    inputs = (ids, np.ones_like(ids), token_types)
+    inputs = (ids, segments, token_types)
     states = BertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
     layers = params["encoder"]["layers"]
-    x = np.asarray(states[:-1, 0])  # what each layer reads
+    x = states[:-1, 0]  # what each layer reads
     if config.positions == "each_layer":
         x = x + layers["position"]["embedding"][:, config.position_offset :][:, : ids.shape[1]]
     if config.norm == "pre":
         norm = layers["attention_norm"]
         x = standardize(x, config.layer_norm_eps) * norm["scale"][:, None] + norm["bias"][:, None]
     project = layers["attention"]["query_key_value"]
-    projected = np.einsum("lnh,lhpad->lpand", x, project["kernel"]) + project["bias"][:, :, :, None]
-    scores = np.einsum("laqd,lakd->laqk", projected[:, 0], projected[:, 1]) / np.sqrt(config.head_size)
-    if config.causal:
-        scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
-    return np.asarray(jax.nn.softmax(scores, axis=-1))
+    product = functools.partial(jnp.einsum, precision="highest")
+    projected = product("lnh,lhpad->lpand", x, project["kernel"]) + project["bias"][:, :, :, None]
+    scores = product("laqd,lakd->laqk", projected[:, 0], projected[:, 1]) / np.sqrt(config.head_size)
+    return jax.nn.softmax(jnp.where(visible(segments, config.causal)[0], scores, -jnp.inf), axis=-1)
 
 
 def _projected(config: BertConfig, size: int):

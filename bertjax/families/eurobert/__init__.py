@@ -4,8 +4,6 @@ positions, heads that share keys and values, gated feed-forward layers, no biase
 import dataclasses
 from typing import ClassVar
 
-import numpy as np
-
 from bertjax.config import ModelConfig, field, size
 from bertjax.families import Family
 from bertjax.validation.checks import require
@@ -79,11 +77,11 @@ def _shown(params: dict) -> dict | None:
     return found | ({"tie_word_embeddings": (False,)} if "masked_lm" in params else {})
 
 
-def _attention(config: EuroBertConfig, params: dict, ids: np.ndarray, token_types: np.ndarray) -> np.ndarray:
+def _attention(config: EuroBertConfig, params: dict, ids, segments, token_types):
     from bertjax.families.eurobert.model import attention_probabilities
 
     del token_types
-    return attention_probabilities(config, params, ids)
+    return attention_probabilities(config, params, ids, segments)
 
 
 def _validate(config) -> None:

@@ -3,7 +3,6 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bertjax.config import Compute
 from bertjax.families.eurobert import EuroBertConfig
@@ -11,6 +10,7 @@ from bertjax.model.attention import Dense, RMSNorm
 from bertjax.model.dropout import fold_in
 from bertjax.model.encoder import ACTIVATIONS, Embedding, activate, recomputed, stacked
 from bertjax.model.encoder_model import RotaryModel
+from bertjax.model.plain_attention import visible
 from bertjax.model.rotary import Rotation, rotate, rotation
 from bertjax.model.rotary_attention import GroupedAttention, joined
 from bertjax.model.segments import mean_of_segments
@@ -109,16 +109,18 @@ class EuroBertLayer(nn.Module):
         return x, (x if self.every_layer else None)
 
 
-def attention_probabilities(config: EuroBertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
+def attention_probabilities(config: EuroBertConfig, params: dict, ids: jax.Array, segments: jax.Array) -> jax.Array:
     """Returns what each head of each layer attends to in a text: `[layers, heads, queries, keys]`."""
-    inputs = (ids, np.ones_like(ids), np.zeros_like(ids))
+    inputs = (ids, segments, jnp.zeros_like(ids))
     states = EuroBertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
     turn = rotation(jnp.arange(ids.shape[1])[None], config.head_size, config.rope_theta)
+    seen = visible(segments)[0]
 
     def of_layer(layer, x):
         x = RMSNorm(config, Compute()).apply({"params": layer["attention_norm"]}, x)
         kernel = joined(layer["attention"]["query"]["kernel"], layer["attention"]["key_value"]["kernel"])
         query, key, _ = jnp.moveaxis(rotate(jnp.einsum("blh,hpnd->blpnd", x, kernel), turn)[0], 1, 0)
-        return nn.softmax(jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5)
+        scores = jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5
+        return nn.softmax(jnp.where(seen, scores, -jnp.inf))
 
-    return np.asarray(jax.lax.map(lambda each: of_layer(*each), (params["encoder"]["layers"], states[:-1])))
+    return jax.lax.map(lambda each: of_layer(*each), (params["encoder"]["layers"], states[:-1]))

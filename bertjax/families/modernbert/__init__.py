@@ -130,11 +130,11 @@ def _start(params: dict) -> dict:
     return params | {"bert": params["bert"] | {"pooler": head}}
 
 
-def _attention(config: ModernBertConfig, params: dict, ids: np.ndarray, token_types: np.ndarray) -> np.ndarray:
+def _attention(config: ModernBertConfig, params: dict, ids, segments, token_types):
     from bertjax.families.modernbert.model import attention_probabilities
 
     del token_types
-    return attention_probabilities(config, params, ids)
+    return attention_probabilities(config, params, ids, segments)
 
 
 def _validate(config) -> None:

@@ -5,7 +5,6 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bertjax.config import Compute
 from bertjax.families.modernbert import ModernBertConfig
@@ -15,6 +14,7 @@ from bertjax.model.encoder import ACTIVATIONS, Embedding, activate, recomputed, 
 from bertjax.model.encoder_model import RotaryModel
 from bertjax.model.flash_attention import can_flash, flash_attention
 from bertjax.model.kernels import has_kernels
+from bertjax.model.plain_attention import visible
 from bertjax.model.rotary import Rotation, rotate, rotation
 from bertjax.model.rotary_attention import attend
 from bertjax.model.segments import mean_of_segments
@@ -196,12 +196,11 @@ class RotaryAttention(nn.Module):
         return Dense(config, compute, (heads, size), (hidden,), axes, config.bias, scale, name="output")(context, keys)
 
 
-def attention_probabilities(config: ModernBertConfig, params: dict, ids: np.ndarray) -> np.ndarray:
+def attention_probabilities(config: ModernBertConfig, params: dict, ids: jax.Array, segments: jax.Array) -> jax.Array:
     """Returns what each head of each layer attends to in a text: `[layers, heads, queries, keys]`."""
-    inputs = (ids, np.ones_like(ids), np.zeros_like(ids))
+    inputs = (ids, segments, jnp.zeros_like(ids))
     states = ModernBertModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
     positions, found = jnp.arange(ids.shape[1])[None], []
-    distance = jnp.abs(positions[0] - positions[0][:, None])
     for number, (layer, x) in enumerate(zip(layers_of(params["encoder"], config), states)):
         if "attention_norm" in layer:
             norm = LayerNorm(config, Compute(), config.bias)
@@ -212,9 +211,9 @@ def attention_probabilities(config: ModernBertConfig, params: dict, ids: np.ndar
         theta = config.global_rope_theta if is_global else config.local_rope_theta
         query, key, _ = jnp.moveaxis(rotate(projected, rotation(positions, config.head_size, theta))[0], 1, 0)
         scores = jnp.einsum("qnd,knd->nqk", query, key) / config.head_size**0.5
-        scores = scores if is_global else jnp.where(distance <= config.window, scores, -jnp.inf)
-        found.append(nn.softmax(scores))
-    return np.asarray(jnp.stack(found))
+        seen = visible(segments, window=None if is_global else config.window)[0]
+        found.append(nn.softmax(jnp.where(seen, scores, -jnp.inf)))
+    return jnp.stack(found)
 
 
 def layers_of(encoder: dict, config: ModernBertConfig) -> list[dict]:

@@ -75,11 +75,11 @@ def _layer_numbers(config: TransformerXLConfig, path: tuple[str, ...]) -> np.nda
     return np.array(0) if path[:2] == ("encoder", "biases") else layers_by_name(config, path)  # the first layer's, too
 
 
-def _attention(config: TransformerXLConfig, params: dict, ids: np.ndarray, token_types: np.ndarray) -> np.ndarray:
+def _attention(config: TransformerXLConfig, params: dict, ids, segments, token_types):
     del token_types
     from bertjax.families.transformer_xl.model import attention_probabilities
 
-    return attention_probabilities(config, params, ids)
+    return attention_probabilities(config, params, ids, segments)
 
 
 def _new_cache(config: TransformerXLConfig, batch: int, longest: int, dtype):

@@ -3,7 +3,6 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bertjax.config import Compute
 from bertjax.families.transformer_xl import TransformerXLConfig
@@ -167,14 +166,16 @@ class TransformerXLLayer(nn.Module):
         return x, (x if self.every_layer else None, kept)
 
 
-def attention_probabilities(config: TransformerXLConfig, params: dict, ids: np.ndarray) -> np.ndarray:
+def attention_probabilities(
+    config: TransformerXLConfig, params: dict, ids: jax.Array, segments: jax.Array
+) -> jax.Array:
     """Returns what each head of each layer attends to in a text: `[layers, heads, queries, keys]`."""
-    ones, length = np.ones_like(ids), ids.shape[1]
-    states = TransformerXLModel(config).apply({"params": params}, ids, ones, ones, every_layer=True, method="encode")
+    inputs, length = (ids, segments, jnp.zeros_like(ids)), ids.shape[1]
+    states = TransformerXLModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
     apart = distances(length, length, is_causal=True)
     apart = jnp.minimum(apart, config.clamp_length) if config.clamp_length else apart
     embedded = distance_embeddings(apart, config.hidden_size)
-    tied, mask = params["encoder"].get("biases"), visible(ones, causal=True)
+    tied, mask = params["encoder"].get("biases"), visible(segments, causal=True)
     attention = RelativeAttention(config, Compute())
 
     def of_layer(layer, x):
@@ -183,4 +184,4 @@ def attention_probabilities(config: TransformerXLConfig, params: dict, ids: np.n
         return probabilities(bound.query(x), bound.read(x, embedded), biases, mask)[0]
 
     layers = params["encoder"]["layers"]
-    return np.asarray(jax.lax.map(lambda each: of_layer(*each), (layers, states[:-1])))
+    return jax.lax.map(lambda each: of_layer(*each), (layers, states[:-1]))

@@ -4,8 +4,6 @@ that predicts words in any order. [CLS] comes last."""
 import dataclasses
 from typing import ClassVar
 
-import numpy as np
-
 from bertjax.config import ModelConfig, field, size
 from bertjax.families import Family
 from bertjax.text.tokenizer import XLNET
@@ -78,10 +76,10 @@ def _shown(params: dict) -> dict | None:
     }
 
 
-def _attention(config: XlnetConfig, params: dict, ids: np.ndarray, token_types: np.ndarray) -> np.ndarray:
+def _attention(config: XlnetConfig, params: dict, ids, segments, token_types):
     from bertjax.families.xlnet.model import attention_probabilities
 
-    return attention_probabilities(config, params, ids, token_types)
+    return attention_probabilities(config, params, ids, segments, token_types)
 
 
 def _new_memory(config: XlnetConfig, rows: int, dtype):

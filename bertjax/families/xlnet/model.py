@@ -5,7 +5,6 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bertjax.config import Compute
 from bertjax.families.xlnet import XlnetConfig
@@ -230,17 +229,18 @@ class XlnetLayer(nn.Module):
         ]
 
 
-def attention_probabilities(config: XlnetConfig, params: dict, ids: np.ndarray, token_types: np.ndarray) -> np.ndarray:
+def attention_probabilities(
+    config: XlnetConfig, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
+) -> jax.Array:
     """Returns what each head of each layer attends to in a text: `[layers, heads, queries, keys]`."""
-    states = XlnetModel(config).apply(
-        {"params": params}, ids, np.ones_like(ids), token_types, every_layer=True, method="encode"
-    )
-    length, is_same = ids.shape[1], token_types[:, :, None] == token_types[:, None]
+    inputs = (ids, segments, token_types)
+    states = XlnetModel(config).apply({"params": params}, *inputs, every_layer=True, method="encode")
+    length, is_same, mask = ids.shape[1], token_types[:, :, None] == token_types[:, None], visible(segments)
     embedded = distance_embeddings(distances(length, length, is_causal=False), config.hidden_size)
 
     def of_layer(layer, x):
         attention = RelativeAttention(config, Compute()).bind({"params": layer["attention"]})
         term = SegmentTerm(layer["segment_bias"], layer["segment_embedding"], is_same)
-        return probabilities(attention.query(x), attention.read(x, embedded), Biases(**layer["biases"]), True, term)[0]
+        return probabilities(attention.query(x), attention.read(x, embedded), Biases(**layer["biases"]), mask, term)[0]
 
-    return np.asarray(jax.lax.map(lambda each: of_layer(*each), (params["encoder"]["layers"], states[:-1])))
+    return jax.lax.map(lambda each: of_layer(*each), (params["encoder"]["layers"], states[:-1]))
