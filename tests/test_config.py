@@ -200,7 +200,7 @@ def test_the_papers_recipe():
         (
             "stages",
             named_stages(only=stage(5, 1024, 160)),
-            "config.stages.only.length = 1024: longer than the position table.* = 512",
+            "config.stages.only.length = 1024: longer than sequences may be.* = 512",
         ),
         (
             "stages",

@@ -329,7 +329,7 @@ def test_z_loss_is_added_in_training_alone(records):
     [
         (stage(0, 32, 10), r"stages.only.steps = 0: must be at least 1, or tokens above 0"),
         (stage(4, 32, 10, tokens=1e3), r"stages.only.tokens = 1000.0: a stage has steps or tokens, not both"),
-        (stage(4, 128, 40), r"stages.only.length = 128: longer than the position table"),
+        (stage(4, 128, 40), r"stages.only.length = 128: longer than sequences may be"),
         (stage(4, 32, 10, model=dict(global_rope_theta=0.0)), r"model.global_rope_theta = 0.0: must be above 0"),
         (stage(4, 32, 10, model=dict(hidden_size=64)), r"only.model.hidden_size = 64: is nothing that a stage may"),
         (stage(4, 32, 10, data=dict(masked_lm_prob=0.7)), r"only.data.masked_lm_prob = 0.7: must be above 0 and at"),

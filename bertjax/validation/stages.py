@@ -120,7 +120,7 @@ def _validate_ramp(config, name: str, given) -> None:
 
 def _validate_predictions(config, name: str, given, limit: int) -> None:
     length, predictions = (f"stages.{name}.{x}" for x in ("length", "max_predictions_per_seq"))
-    longer = f"longer than the position table, model.max_position_embeddings = {limit}"
+    longer = f"longer than sequences may be, model.max_position_embeddings = {limit}"
     require(given.length <= limit, length, given.length, longer)
     share = given.get("data", {}).get("masked_lm_prob", config.data.masked_lm_prob)
     # Rounded down: 19 predictions of 128 tokens (19.2) are enough; the paper has 20, which are 15.6 %.

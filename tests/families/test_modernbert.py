@@ -37,7 +37,7 @@ from tests.tasks.test_finetuning import write_sst2
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
 TINY = ModernBertConfig(
-    vocab_size=300, hidden_size=32, num_hidden_layers=6, num_attention_heads=4, intermediate_size=48,
+    vocab_size=300, hidden_size=32, num_hidden_layers=8, num_attention_heads=4, intermediate_size=48,
     max_position_embeddings=1100,
 )  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_published_sizes():
 
 OLD = {"global_attn_every_n_layers": 3, "global_rope_theta": 1000.0, "local_rope_theta": 77.0}
 NEW = {
-    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 2,
+    "layer_types": (["full_attention", "sliding_attention", "sliding_attention"] * 3)[:8],
     "rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 77.0},
@@ -96,8 +96,8 @@ def test_both_forms_of_a_config_are_read(form, folder, tmp_path):
 @pytest.mark.parametrize(
     "changed, message",
     [
-        ({"layer_types": ["full_attention"] * 5}, "layer_types has 5 types, but there are 6 layers"),
-        ({"layer_types": ["sliding_attention"] * 6}, "layer_types must be full_attention in every n-th layer"),
+        ({"layer_types": ["full_attention"] * 5}, "layer_types has 5 types, but there are 8 layers"),
+        ({"layer_types": ["sliding_attention"] * 8}, "layer_types must be full_attention in every n-th layer"),
         ({"rope_parameters": [1]}, r"rope_parameters \[1\] must have an object for each type of layer"),
         ({"rope_parameters": {"full_attention": 5}}, "rope_parameters .* must have an object for each type"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type 'yarn' is not supported"),
@@ -115,8 +115,9 @@ def test_what_we_do_not_have_is_named(changed, message, folder, tmp_path):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     fields = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(fields | changed))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as error:
         pretrained.read(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_form_that_transformers_does_not_have_stays_ours(tmp_path):
@@ -190,10 +191,10 @@ def test_attention_is_drawn_with_windows_and_adds_up():
     ids = np.random.default_rng(0).integers(3, 300, (1, 12))
     attention = jax.jit(FAMILY.attention, static_argnums=0)
     found = np.asarray(attention(config, params["bert"], ids, np.ones_like(ids), np.zeros_like(ids)))
-    assert found.shape == (6, 4, 12, 12)
+    assert found.shape == (8, 4, 12, 12)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
     far = np.abs(np.arange(12) - np.arange(12)[:, None]) > 2
-    assert (found[[1, 2, 4, 5]][:, :, far] == 0).all() and (found[[0, 3]] > 0).all()
+    assert (found[[1, 2, 4, 5, 7]][:, :, far] == 0).all() and (found[[0, 3, 6]] > 0).all()
 
 
 # In training.
@@ -288,8 +289,36 @@ def test_a_classifier_starts_from_the_words_head(folder):
 def test_mistakes_are_named(field, value, message):
     config = config_for("unused")
     config.model[field] = value
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as error:
         tasks.validate(config)
+    assert "\n" not in str(error.value)
+
+
+def test_windows_look_to_both_sides():
+    """A causal mask has no window: there is no such field, whatever sets it."""
+    with pytest.raises(UserError, match="config.model has no field 'causal'") as error:
+        experiment.from_arguments(["--config=modern", "--config.model.causal=True"])
+    assert "\n" not in str(error.value)
+
+
+def test_initial_values_are_smaller_where_matrices_put_out():
+    """Normal values of 0.02, cut off at two of these; those of output matrices are divided by the root of 2 layers.
+    The words' head is one of them, in transformers as well."""
+    config = ModernBertConfig(
+        vocab_size=512, hidden_size=128, num_hidden_layers=8, num_attention_heads=2, intermediate_size=192
+    )
+    ids = jnp.zeros((1, 8), jnp.int32)
+    params = nn.meta.unbox(jax.jit(BertForMaskedLM(config).init)(jax.random.key(0), *[ids] * 4)["params"])
+    kernels = {
+        "/".join(key.key for key in path): np.asarray(x)
+        for path, x in jax.tree_util.tree_leaves_with_path(params)
+        if path[-1].key in ("kernel", "embedding")
+    }
+    assert len(kernels) == 1 + 4 * (1 + 3 + 1) + 1
+    for name, kernel in kernels.items():
+        expected = 0.02 / 4 if name.endswith(("output/kernel", "masked_lm/dense/kernel")) else 0.02
+        assert kernel.std() == pytest.approx(0.8796 * expected, rel=0.03), name  # the deviation of what is not cut off
+        assert 1.9 * expected < np.abs(kernel).max() <= 2 * expected, name
 
 
 def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):

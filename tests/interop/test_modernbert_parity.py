@@ -56,7 +56,7 @@ def test_hidden_states_logits_and_gradients_are_transformers(length, tmp_path):
         lambda p: ModernBertModel(TINY).apply({"params": p}, ids, inside, types, every_layer=True, method="encode")
     )
     real = inside[..., None]
-    assert len(expected.hidden_states) == 7
+    assert len(expected.hidden_states) == 9
     for ours, hidden in zip(encode(params["bert"]), expected.hidden_states, strict=True):
         np.testing.assert_allclose(ours * real, hidden.detach().numpy() * real, atol=1e-4)
 
