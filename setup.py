@@ -33,6 +33,7 @@ setuptools.setup(
     install_requires=[
         "absl-py>=2.1",
         "etils[epath]>=1.12",
+        "flatbuffers>=24.3.25",  # jax.export needs it to write and read programs, and does not say so
         "flax>=0.12",
         "fsspec",
         "google-crc32c>=1.6",

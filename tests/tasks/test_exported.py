@@ -1,6 +1,7 @@
 """Exported programs compute what the library does, for any rows, and need nothing of ours."""
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
@@ -10,10 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from bertjax import families, library
 from bertjax.config import Compute, UserError, pretraining_config
 from bertjax.tasks.exported import onnx, stablehlo
+from experiments.benchmarks import installs
 from tests.test_library import made
 
 
@@ -77,15 +81,32 @@ def test_programs_compute_what_the_library_does(make, tmp_path):
     np.testing.assert_allclose(run(ids), run(ids, ids != model.tokenizer.pad_id, 0 * ids))
 
 
-def test_they_need_jax_and_numpy_only(tmp_path):
+def modules_beside(*distributions: str) -> set[str]:
+    """The modules of all that is installed but these packages and what they require; with ours."""
+    kept, left = set(), [*distributions]
+    while left:
+        name = canonicalize_name(left.pop())
+        if name not in kept:
+            kept.add(name)
+            required = map(Requirement, importlib.metadata.requires(name) or ())
+            left += [each.name for each in required if not each.marker or each.marker.evaluate({"extra": ""})]
+    owners = importlib.metadata.packages_distributions()
+    return {"bertjax", *(module for module, names in owners.items() if not kept & set(map(canonicalize_name, names)))}
+
+
+def test_they_need_what_jax_requires_and_flatbuffers_only(tmp_path):
+    """And are written by what we require: TensorFlow, which brings flatbuffers as well, is not everywhere."""
+    assert "flatbuffers" in {Requirement(each).name for each in installs.requirements([])}
     model = made("BertForMaskedLM")
     stablehlo.write(tmp_path / "out", model.source)
     ids = np.array([[2, 9, 11, 3]], np.int32)
+    missing = modules_beside("jax", "flatbuffers")
+    assert {"flax", "etils", "zstandard"} < missing and not {"jax", "jaxlib", "numpy", "flatbuffers"} & missing
     script = f"""
 import importlib.abc, sys
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("bertjax", "flax", "optax", "orbax", "etils", "tensorflow"):
+        if name.split(".")[0] in {missing}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
 sys.path.insert(0, {str(tmp_path / "out")!r})
