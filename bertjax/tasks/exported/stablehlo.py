@@ -100,6 +100,7 @@ def _write(output: epath.Path, source: Pretrained) -> tuple[int, int]:
         "labels": list(source.labels or ()),
         "lengths": lengths,
         "by_token": by_token,
+        "max_seq_length": source.max_seq_length,
         "pad_id": source.tokenizer.pad_id if source.tokenizer else 0,
         "jax": jax.__version__,
     }
@@ -109,6 +110,7 @@ def _write(output: epath.Path, source: Pretrained) -> tuple[int, int]:
         np.savez(file, **flat)
     if source.tokenizer:
         source.tokenizer.save(output)
+        write_whole(output / "tokenizer.json", source.tokenizer.to_huggingface())  # which programs without bertjax read
     return len(lengths), lengths[-1]
 
 
