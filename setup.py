@@ -27,7 +27,7 @@ setuptools.setup(
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",
         "Programming Language :: Python :: 3",
-        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13, 14)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     install_requires=[
