@@ -27,12 +27,13 @@ setuptools.setup(
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",
         "Programming Language :: Python :: 3",
-        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13, 14)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     install_requires=[
         "absl-py>=2.1",
         "etils[epath]>=1.12",
+        "flatbuffers>=24.3.25",  # jax.export needs it to write and read programs, and does not say so
         "flax>=0.12",
         "fsspec",
         "google-crc32c>=1.6",

@@ -4,8 +4,9 @@ Source and output are a run's workdir, a Hugging Face folder, one of sentence-tr
 Google's bert_model.ckpt. A folder of Hugging Face or sentence-transformers that is made of a run gets a model card,
 README.md, with data, recipe and scores. --push=USER/NAME pushes the folder to the hub as well.
 
---format=stablehlo writes what the model computes as programs that need jax and numpy only, with a loader, load.py;
---format=onnx as a file for ONNX Runtime, with config and tokenizer as transformers has them; --int8 one in 8 bits, too.
+--format=stablehlo writes what the model computes as programs that need jax, numpy and flatbuffers only, with a loader,
+load.py; --format=onnx as a file for ONNX Runtime, with config and tokenizer as transformers has them; --int8 one in 8
+bits, too.
 """
 
 from absl import flags

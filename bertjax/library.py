@@ -111,6 +111,7 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer, which also says the ids of its special pieces."""
         return cast(Tokenizer, self.source.tokenizer)  # `load` requires one
 
     # What it says of texts.

@@ -47,6 +47,7 @@ LONG = (
     "test_several_hosts.py",
     "test_commands.py",
     "test_tutorials.py",
+    "test_extending.py",
     "tasks/test_streams.py",
     "tasks/test_finetuning.py",
     "tasks/test_packing.py",

@@ -6,6 +6,7 @@ What only a test needs to know stands in comments of the Markdown, which no read
                                            --config; several add up
     <!-- file: NAME -->                    the block below is the content of a file
     <!-- run -->                           the Python below is run
+    <!-- says: TEXT -->                    what the block below prints has this in it
     <!-- only parsed -->                   the block below needs what a test has not, such as a cloud
     <!-- said by: COMMAND -->              the block below is the line that this command ends with
     <!-- in: FILE -->                      the words of the line below are in this file

@@ -28,7 +28,7 @@ class Pooler(nn.Module):
         if tokens is None:
             first = hidden[:, 0]
         else:
-            first = jnp.take_along_axis(hidden, tokens.reshape(len(tokens), -1)[:, :, None], axis=1)
+            first = jnp.take_along_axis(hidden, tokens.reshape(tokens.shape[0], -1)[:, :, None], axis=1)
             first = first.reshape(*tokens.shape, size)
         dense = Dense(self.config, self.compute, (size,), (size,), ("embed", None), name="dense")
         return self.activation(dense(first))

@@ -21,6 +21,8 @@ from bertjax.validation import DTYPES, validate_model
 from bertjax.validation.checks import one_of
 
 CONFIG, REPORT = "config.json", "report.txt"
+# The form of `CONFIG`, and of the checkpoints beside it. One more when an earlier version would read them wrongly.
+FORMAT = 1
 RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished one
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
 DECISIVE = ("task", "branch_from", "adapt", "objective", "objectives", "z_loss", "seed", "batch_size", "epochs",
@@ -75,6 +77,7 @@ class _UsedTokenizer(TypedDict):
 class _Beside(TypedDict, total=False):
     """What `config.json` has beside the config."""
 
+    format: Annotated[int, msgspec.Meta(ge=1)]
     architecture: str
     labels: tuple[str, ...]
     problem_type: str
@@ -93,11 +96,19 @@ class Finished(TypedDict):
 
 
 def read_info(workdir: epath.PathLike) -> RunInfo | None:
-    """Reads what a workdir says about its run; None if it has none. Raises `UserError` if it is damaged."""
+    """Reads what a workdir says about its run; None if it has none.
+
+    Raises `UserError` if it is damaged, or of a later format.
+    """
     path = epath.Path(workdir) / CONFIG
     if not path.exists():
         return None
     content = read_json(path)
+    number = content.get("format") if isinstance(content, dict) else None
+    if type(number) is int and number > FORMAT:
+        raise UserError(
+            f"{path}: is of format {number}, and this bertjax reads up to {FORMAT}; install a newer bertjax"
+        )
     try:
         beside, _ = msgspec.convert(content, _Beside), content["model"]
         content = {name: value for name, value in content.items() if name not in _Beside.__annotations__}
@@ -118,6 +129,7 @@ def read_info(workdir: epath.PathLike) -> RunInfo | None:
             raise UserError(f"{path}: {error}") from None  # nobody has registered it
         reason = next(iter(str(error).splitlines()), "")
         raise UserError(f"{path}: damaged, or written by another version or program ({reason})") from None
+    beside.pop("format", None)  # earlier runs have none
     labels, used_tokenizer = beside.pop("labels", None), beside.pop("used_tokenizer", None)
     return RunInfo(config.lock(), labels=labels, tokenizer=used_tokenizer, **beside)
 
@@ -132,7 +144,7 @@ def require_info(workdir: epath.PathLike) -> RunInfo:
 
 def write_info(workdir: epath.PathLike, info: RunInfo, tokenizer: Tokenizer | None) -> None:
     """Writes `config.json` and the tokenizer; with the checkpoints, they are all that is needed to use the model."""
-    content = json.loads(info.config.to_json_best_effort())
+    content = {"format": FORMAT, **json.loads(info.config.to_json_best_effort())}
     if info.architecture:
         content |= {"architecture": info.architecture, "labels": list(info.labels or ())}
     if info.problem_type:

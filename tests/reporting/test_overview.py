@@ -61,11 +61,14 @@ def test_the_page_follows_a_run_until_it_ends(tmp_path):
         try:
             assert watching.stdout.readline().strip() == str(page)
             assert re.search(r'http-equiv="refresh" content="0.2"', page.read_text())
-            before = page.stat().st_mtime_ns
+            assert "<td>10</td>" in page.read_text() and "mlm_loss 5.500" in page.read_text()
+            with (run / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": 30, "eval/mlm_loss": 4.125}) + "\n")
             deadline = time.monotonic() + 60
-            while page.stat().st_mtime_ns == before:
+            while "mlm_loss 4.125" not in page.read_text():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
+            assert "<td>30</td>" in page.read_text() and "mlm_loss 5.500" not in page.read_text()
         except BaseException:
             watching.kill()
             raise

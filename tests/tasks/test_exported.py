@@ -1,7 +1,9 @@
 """Exported programs compute what the library does, for any rows, and need nothing of ours."""
 
 import dataclasses
+import importlib.metadata
 import importlib.util
+import json
 import subprocess
 import sys
 
@@ -10,10 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from bertjax import families, library
+from bertjax import experiment, families, library
 from bertjax.config import Compute, UserError, pretraining_config
 from bertjax.tasks.exported import onnx, stablehlo
+from experiments.benchmarks import installs
 from tests.test_library import made
 
 
@@ -77,15 +83,154 @@ def test_programs_compute_what_the_library_does(make, tmp_path):
     np.testing.assert_allclose(run(ids), run(ids, ids != model.tokenizer.pad_id, 0 * ids))
 
 
-def test_they_need_jax_and_numpy_only(tmp_path):
+WORDS = [*"the a ship sails saw captain whales left and . , ? ###".split(), "na\u00adïve", "\u200bnear", "wave\x07s"]
+WORDS += ["SHIP", "Étés", "e\u0301é", "a\u0300\u0316", "日本", "שלום", "🙂", "ﬁn", "x" * 120]
+SPACES = [*" \t\n\u00a0\u3000", "  ", "\r\n", ""]
+WITHOUT_PIECES = ["\u200b", "\x07 \x00"]  # though there is something to read
+
+
+def drawn_texts(rng, count: int) -> list[str]:
+    """Texts of the golden tokenizer's words and of others, with odd spaces between them, some of them too long."""
+    texts = []
+    for _ in range(count):
+        words = rng.choice(WORDS, rng.choice([1, 2, 4, 7, 40]))
+        texts.append("".join(rng.choice(SPACES) + word + rng.choice(SPACES) for word in words))
+    return [*WITHOUT_PIECES, *texts]
+
+
+class Reader:
+    """What somebody without bertjax computes: the folder's tokenizer.json, and its programs."""
+
+    def __init__(self, folder, run, most: int):
+        self.run, self.tokenizer = run, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.enable_truncation(most)
+
+    def __call__(self, texts) -> list[tuple]:
+        """Returns how each text, or pair, was encoded, and its outputs, those of [PAD] left out."""
+        encodings = [self.tokenizer.encode(*([text] if isinstance(text, str) else text)) for text in texts]
+        longest = max(len(each) for each in encodings)
+        for each in encodings:
+            each.pad(longest)
+        rows = zip(*((each.ids, each.attention_mask, each.type_ids) for each in encodings))
+        names = ("input_ids", "segments", "token_types")
+        outputs = self.run(**{name: np.array(row, np.int32) for name, row in zip(names, rows)})
+        if outputs.ndim == 3:
+            outputs = [each[: sum(encoding.attention_mask)] for each, encoding in zip(outputs, encodings)]
+        return list(zip(encodings, outputs))
+
+
+def softmax(logits) -> np.ndarray:
+    return np.asarray(jax.nn.softmax(logits))
+
+
+def compare_classes(model, read, rng):
+    texts = drawn_texts(rng, 40)
+    short = [text for text in texts if len(model.tokenizer.encode(text).ids) < 10]
+    for given in (texts, list(zip(short, short[::-1]))):
+        found = model.classify(given)
+        assert 0 < sum("cut" in each for each in found) < len(found) or given is not texts
+        for said, (_, logits) in zip(found, read(given), strict=True):
+            expected = [said["probabilities"][label] for label in model.source.labels]
+            np.testing.assert_allclose(softmax(logits), expected, rtol=1e-4, atol=1e-6)
+
+
+def compare_tags(model, read, rng):
+    """Of those that are not cut into several rows."""
+    texts = [text for text in drawn_texts(rng, 60) if len(model.tokenizer.encode(text).ids) <= 22]
+    words = 0
+    for said, (encoding, logits) in zip(model.tag(texts), read(texts), strict=True):
+        first = {start: place for place, (start, end) in reversed(list(enumerate(encoding.offsets))) if end > start}
+        tags = [model.source.labels[int(logits[first[start]].argmax())] for start, _ in said["offsets"]]
+        assert said["tags"] == tags
+        words += len(tags)
+    assert words > 40
+
+
+def compare_answers(model, read, rng):
+    """Of contexts that fit in one row."""
+    texts = [text for text in drawn_texts(rng, 80) if len(model.tokenizer.encode(text).ids) <= 10]
+    pairs = list(zip(texts[::-1], texts))
+    assert any(pair[1] in WITHOUT_PIECES for pair in pairs)
+    for (_, context), said, (encoding, logits) in zip(pairs, model.predict(pairs), read(pairs), strict=True):
+        start, end = logits.T
+        own = [place for place, of in enumerate(encoding.sequence_ids) if of == 1]
+        scores = {(i, j): start[i] + end[j] for i in own for j in own if i <= j}
+        if not scores:
+            assert said["answer"] == "" and said["null_odds"] is None
+            continue
+        i, j = max(scores, key=scores.get)
+        assert (said["start"], said["end"]) == (encoding.offsets[i][0], encoding.offsets[j][1])
+        assert said["answer"] == context[said["start"] : said["end"]] and 0 < said["probability"] <= 1
+        np.testing.assert_allclose(said["null_odds"], start[0] + end[0] - scores[i, j], rtol=1e-4, atol=1e-5)
+
+
+def compare_vectors(model, read, rng):
+    texts = drawn_texts(rng, 40)
+    found = np.stack([vector for _, vector in read(texts)])
+    np.testing.assert_allclose(found, [each["vector"] for each in model.predict(texts)], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(read([""])[0][1], model.embed("")[0], rtol=1e-4, atol=1e-5)
+
+
+def compare_states(model, read, rng):
+    """As vectors without weights of their own."""
+    texts = ["", *drawn_texts(rng, 40)]
+    found = [states.mean(0) for _, states in read(texts)]
+    np.testing.assert_allclose(found, model.embed(texts, pool="mean", layers="last"), rtol=1e-4, atol=1e-5)
+
+
+def vectors() -> library.Model:
+    settings = experiment.load("embed").unlock()
+    settings.max_seq_length = 20  # less than there are positions
+    return made("SentenceTransformer", settings=settings)
+
+
+CLASSES = dict(labels=("sea", "court", "none"))
+OF_TEXTS = {
+    "classes": (lambda: made("BertForSequenceClassification", "classifier", 3, **CLASSES), compare_classes),
+    "causal": (lambda: made("BertForSequenceClassification", "classifier", 3, True, **CLASSES), compare_classes),
+    "tags": (lambda: made("BertForTokenClassification", "classifier", 3, labels=("O", "B-X", "I-X")), compare_tags),
+    "answers": (lambda: made("BertForQuestionAnswering", "spans", 2), compare_answers),
+    "vectors": (vectors, compare_vectors),
+    "XLNet": (lambda: states_of("xlnet", max_position_embeddings=30), compare_states),
+}
+
+
+@pytest.mark.parametrize("kind", OF_TEXTS)
+def test_of_texts_they_say_what_predict_says(kind, tmp_path):
+    make, compare = OF_TEXTS[kind]
+    model = make()
+    stablehlo.write(tmp_path / "out", model.source)
+    most = json.loads((tmp_path / "out/about.json").read_text())["max_seq_length"]
+    assert most == (20 if kind == "vectors" else model.config.max_position_embeddings)
+    compare(model, Reader(tmp_path / "out", loaded(tmp_path / "out"), most), np.random.default_rng(1))
+
+
+def modules_beside(*distributions: str) -> set[str]:
+    """The modules of all that is installed but these packages and what they require; with ours."""
+    kept, left = set(), [*distributions]
+    while left:
+        name = canonicalize_name(left.pop())
+        if name not in kept:
+            kept.add(name)
+            required = map(Requirement, importlib.metadata.requires(name) or ())
+            left += [each.name for each in required if not each.marker or each.marker.evaluate({"extra": ""})]
+    owners = importlib.metadata.packages_distributions()
+    return {"bertjax", *(module for module, names in owners.items() if not kept & set(map(canonicalize_name, names)))}
+
+
+def test_they_need_what_jax_requires_and_flatbuffers_only(tmp_path):
+    """And are written by what we require: TensorFlow, which brings flatbuffers as well, is not everywhere."""
+    assert "flatbuffers" in {Requirement(each).name for each in installs.requirements([])}
     model = made("BertForMaskedLM")
     stablehlo.write(tmp_path / "out", model.source)
     ids = np.array([[2, 9, 11, 3]], np.int32)
+    missing = modules_beside("jax", "flatbuffers")
+    assert {"flax", "etils", "zstandard"} < missing and not {"jax", "jaxlib", "numpy", "flatbuffers"} & missing
     script = f"""
 import importlib.abc, sys
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("bertjax", "flax", "optax", "orbax", "etils", "tensorflow"):
+        if name.split(".")[0] in {missing}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
 sys.path.insert(0, {str(tmp_path / "out")!r})

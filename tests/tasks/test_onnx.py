@@ -11,7 +11,7 @@ import pytest
 import bertjax
 from bertjax.config import UserError
 from bertjax.tasks.exported import onnx
-from tests.tasks.test_exported import drawn, modern, states_of
+from tests.tasks.test_exported import OF_TEXTS, Reader, drawn, modern, states_of
 from tests.test_library import made
 
 pytest.importorskip("jax2onnx")
@@ -84,6 +84,20 @@ def test_a_file_computes_what_the_library_does(kind, tmp_path):
         outputs = np.stack(list(found.values()), axis=-1) if len(names) > 1 else found[names[0]]
         real = slice(None) if kind == "classes" else batch["segments"] > 0
         np.testing.assert_allclose(outputs[real], expected[real], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["classes", "tags", "answers", "vectors"])
+def test_of_texts_a_file_says_what_predict_says(kind, tmp_path):
+    make, compare = OF_TEXTS[kind]
+    model = make() if kind == "vectors" else without_words(make())
+    onnx.write(tmp_path / "out", model.source)
+    run = opened(tmp_path / "out/onnx/model.onnx")
+
+    def outputs(**batch):
+        found = list(run(batch).values())
+        return np.stack(found, axis=-1) if len(found) > 1 else found[0]
+
+    compare(model, Reader(tmp_path / "out", outputs, model.source.max_seq_length), np.random.default_rng(1))
 
 
 def test_eight_bits_are_a_quarter_and_nearly_the_same(tmp_path):

@@ -94,6 +94,24 @@ def test_a_damaged_config_is_named(tmp_path, content):
         workdir.require_info(tmp_path / "elsewhere")
 
 
+def test_a_later_format_is_refused_and_an_earlier_one_read(tmp_path):
+    path = tmp_path / "config.json"
+    workdir.write_info(tmp_path, RunInfo(tiny_config("text.txt")), None)
+    content, info = json.loads(path.read_text()), workdir.read_info(tmp_path)
+    assert content["format"] == 1 and "format" not in info.config
+    path.write_text(json.dumps({"format": 2, "models": []}))  # nothing of it is known
+    with pytest.raises(UserError) as error:
+        workdir.read_info(tmp_path)
+    assert str(error.value) == f"{path}: is of format 2, and this bertjax reads up to 1; install a newer bertjax"
+    for wrong in (0, True, "1", 1.5):
+        path.write_text(json.dumps(content | {"format": wrong}))
+        with pytest.raises(UserError, match=r"config.json: damaged"):
+            workdir.read_info(tmp_path)
+    del content["format"]
+    path.write_text(json.dumps(content))
+    assert workdir.read_info(tmp_path) == info
+
+
 def test_a_workdir_in_a_bucket_stays_there():
     assert str(checkpoint.folder_of("gs://bucket/run")) == "gs://bucket/run/checkpoints"
     assert checkpoint.folder_of("run").is_absolute()

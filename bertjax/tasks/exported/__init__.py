@@ -1,4 +1,4 @@
-"""A checkpoint as a program that needs no bertjax: StableHLO for JAX alone, or ONNX."""
+"""A checkpoint as a program that needs no bertjax: StableHLO for JAX, or ONNX."""
 
 import contextlib
 import shutil

@@ -1,4 +1,7 @@
-"""A checkpoint as programs that need JAX only: StableHLO by `jax.export`, the params, and a loader of a few lines."""
+"""A checkpoint as programs for JAX: StableHLO by `jax.export`, the params, and a loader of a few lines.
+
+The loader needs jax, numpy and flatbuffers, and nothing of ours.
+"""
 
 import json
 
@@ -16,7 +19,7 @@ from bertjax.tasks import exported
 PLATFORMS = ("cpu", "cuda", "tpu")
 SHORTEST, LONGEST = 16, 8192  # tokens of the programs' rows: powers of two, up to the model's positions
 
-LOADER = '''"""Runs the programs of this folder; needs jax and numpy.
+LOADER = '''"""Runs the programs of this folder; needs jax, numpy and flatbuffers.
 
     run = load(FOLDER)
     outputs = run(input_ids, segments, token_types)
@@ -97,6 +100,7 @@ def _write(output: epath.Path, source: Pretrained) -> tuple[int, int]:
         "labels": list(source.labels or ()),
         "lengths": lengths,
         "by_token": by_token,
+        "max_seq_length": source.max_seq_length,
         "pad_id": source.tokenizer.pad_id if source.tokenizer else 0,
         "jax": jax.__version__,
     }
@@ -106,6 +110,7 @@ def _write(output: epath.Path, source: Pretrained) -> tuple[int, int]:
         np.savez(file, **flat)
     if source.tokenizer:
         source.tokenizer.save(output)
+        write_whole(output / "tokenizer.json", source.tokenizer.to_huggingface())  # which programs without bertjax read
     return len(lengths), lengths[-1]
 
 
