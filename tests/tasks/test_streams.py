@@ -453,7 +453,9 @@ def test_what_cannot_go_on_is_told(fields, message):
     for field, value in fields.items():
         section, _, name = field.rpartition(".")
         (config[section] if section else config)[name] = value
-    with pytest.raises(UserError, match="^" + functools.reduce(lambda s, c: s.replace(c, "\\" + c), "().", message)) as error:
+    with pytest.raises(
+        UserError, match="^" + functools.reduce(lambda s, c: s.replace(c, "\\" + c), "().", message)
+    ) as error:
         tasks.validate(config.lock())
     assert "\n" not in str(error.value)
 

@@ -13,8 +13,13 @@ from bertjax.families.modernbert import ModernBertConfig
 PREFIX = "ModernBert"  # how the names of its classes begin
 CLASSES = {PREFIX: "ModernBERT"}  # and how people write it
 # Fields that config.json has under another name.
-NAMES = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps", "bias": "norm_bias"}
-OWN_FIELDS = ("attention_output_dropout_prob", "glu", "family")
+NAMES = {
+    "hidden_act": "hidden_activation",
+    "layer_norm_eps": "norm_eps",
+    "bias": "norm_bias",
+    "attention_output_dropout_prob": "attention_dropout",  # theirs drops probabilities with it as well
+}
+OWN_FIELDS = ("glu", "family")
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 ONLY = {"embedding_dropout": 0.0, "mlp_dropout": 0.0, "decoder_bias": True}
