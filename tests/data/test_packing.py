@@ -190,10 +190,10 @@ def test_hosts_have_their_rows_of_the_same_packed_batches(packable, monkeypatch,
 
     def of_host(host):
         share = lambda count: np.arange(host * count // hosts, (host + 1) * count // hosts)  # noqa: E731
-        return batches_of(packable, 30, batch_size=16, start=7, multiple=8, rows=share)
+        return batches_of(packable, 12, batch_size=16, start=7, multiple=8, rows=share)
 
     whole, parts = (
-        batches_of(packable, 30, batch_size=16, start=7, multiple=8),
+        batches_of(packable, 12, batch_size=16, start=7, multiple=8),
         [of_host(host) for host in range(hosts)],
     )
     together = [{name: np.concatenate([part[name] for part in step]) for name in step[0]} for step in zip(*parts)]

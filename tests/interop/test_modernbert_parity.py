@@ -83,8 +83,10 @@ def test_hidden_states_logits_and_gradients_are_transformers(length, tmp_path):
         assert np.abs(named[name] - gradient).max() <= 1e-4 * max(np.abs(gradient).max(), 1e-2), name
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-@pytest.mark.parametrize("kind", list(MODELS))
+@pytest.mark.parametrize(
+    "kind, pooling",
+    [*((kind, "cls") for kind in MODELS), ("ForSequenceClassification", "mean"), ("ForMultipleChoice", "mean")],
+)
 def test_every_class_is_transformers_and_is_written_and_read(kind, pooling, tmp_path):
     config = dataclasses.replace(TINY, classifier_pooling=pooling)
     model = MODELS[kind](config)

@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec
 
 from bertjax import families, tasks
 from bertjax.config import UserError, param_group, param_groups, pretraining_config
-from bertjax.families.with_heads import BertForFeatureBasedTagging, BertForPreTraining
+from bertjax.families.modernbert import ModernBertConfig
+from bertjax.families.with_heads import BertForFeatureBasedTagging, BertForMaskedLM, BertForPreTraining
 from bertjax.sharding.mesh import make_mesh
 from bertjax.training import optimizers
 from bertjax.training.optimizers import groups, make_optimizer
@@ -340,6 +341,35 @@ def test_muon_takes_the_matrices_of_a_stack_one_by_one():
     for path in (("bert", "embeddings", "word", "embedding"), ("masked_lm", "dense", "kernel")):
         update = functools.reduce(lambda tree, name: tree[name], path, updates)
         assert np.std(np.abs(update)) < 0.01  # the first step of Adam is of one size
+
+
+def test_muon_takes_the_matrices_of_groups_one_by_one():
+    """ModernBERT's layers are in groups; those of a gated product are two matrices."""
+    config = ModernBertConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=8, num_attention_heads=2, intermediate_size=24
+    )
+    boxed = abstract_params(BertForMaskedLM(config))
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), nn.meta.unbox(boxed))
+    rng = np.random.default_rng(0)
+    gradient = jax.tree.map(lambda x: jnp.float32(1e-3 * rng.normal(size=x.shape)), params)
+    settings = tiny_config().optimizer
+    settings.update(name="muon", weight_decay=0.0)
+    optimizer = make_optimizer(settings, nn.get_partition_spec(boxed))
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params, learning_rate=1.0)
+    single = optax.contrib.muon(1.0)
+
+    def matrices(tree):
+        encoder = tree["bert"]["encoder"]
+        layers = [encoder["first"], encoder["rest"]["layer_0"]]
+        layers += [jax.tree.map(lambda x: x[1], encoder["groups"]["layer_2"])]
+        for layer in layers:
+            yield from (layer["input"]["kernel"][:, half] for half in range(2))
+            yield from (layer["attention"]["query_key_value"]["kernel"][:, each].reshape(16, 16) for each in range(3))
+            yield layer["output"]["kernel"]
+
+    for ours, one in zip(matrices(updates), matrices(gradient), strict=True):
+        expected, _ = single.update(one, single.init(one), jnp.zeros_like(one))
+        np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
 def abstract_params(model):
