@@ -7,7 +7,7 @@ falls. It drops out 0.55 of attention and of what ReLU gives; there is no place 
 part adds to the sum loses 0.1. Here gradients are clipped, of which the paper does not speak, and the embeddings are
 also the last layer's output layer.
 
-cores is what two CPU cores train in an hour: 6 layers of 128, with Adam.
+cores is small enough for two CPU cores: 6 layers of 128, with Adam.
 
 Command:  bertjax train --config=characters:t12 --config.data.corpus=texts/ --workdir=runs/characters
           --config.eval.bits_windows=200 also measures bits per byte of held-out text, of bytes.py's model as well

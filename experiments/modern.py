@@ -9,7 +9,7 @@ Theirs grows by a microbatch, in up to 192 sizes; each compiles the step again, 
 count padding as tokens. Except for 17m, its `context` widens the angles of local layers already. The vocabulary, a
 byte-level BPE as theirs, is learnt from the corpus.
 
-cores is what two CPU cores train in an hour: 17m's shape with fewer pieces, in short sequences.
+cores is small enough for two CPU cores: 17m's shape with fewer pieces, in short sequences.
 
 Command:  bertjax train --config=modern:base --config.data.corpus=texts/ --workdir=runs/modern
 Hardware: not run at any of these sizes; of cores, 80 steps of 6,000 on two CPU cores

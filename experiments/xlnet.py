@@ -5,7 +5,7 @@ BERT-base's size, and here its recipe. Both read two segments, as BERT, and lear
 Theirs also remembers a part of a sequence when it reads the next one: `--config.data.stream=True`, with `next_sentence`
 none and `short_seq_prob` 0, does so for rows of one segment. Its corpus for large has 33 B pieces.
 
-cores is what two CPU cores train in an hour.
+cores is small enough for two CPU cores.
 
 Command:  bertjax train --config=xlnet:base --config.data.corpus=texts/ --workdir=runs/xlnet
 Hardware: not run at any of these sizes

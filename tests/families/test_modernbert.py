@@ -296,7 +296,7 @@ def test_mistakes_are_named(field, value, message):
 
 def test_windows_look_to_both_sides():
     """A causal mask has no window: there is no such field, whatever sets it."""
-    with pytest.raises(UserError, match="config.model has no field 'causal'") as error:
+    with pytest.raises(UserError, match=r"config.model has no field 'causal'") as error:
         experiment.from_arguments(["--config=modern", "--config.model.causal=True"])
     assert "\n" not in str(error.value)
 

@@ -13,7 +13,7 @@ from bertjax.objectives import OF_WORDS, Objective, Plot, Statistics
 from bertjax.validation.checks import require, value_of
 
 # Logits of more bytes than this are computed a part at a time, forwards and again backwards, so that they never exist
-# together: at 8,192 tokens of which 30 % are predicted, a sequence's would be half a GiB.
+# together: of 8,192 tokens of which 30 % are predicted, two sequences' would be a GiB. Twice the work takes its time.
 MOST_BYTES, PART_BYTES = 1 << 30, 1 << 28
 PLOTS = (
     Plot("loss of words", "loss", "unigram_loss", is_main=True),
