@@ -53,7 +53,7 @@ def get_config(size="base"):
         pretraining=stage(0, 1024, 308, tokens=1.7e12, ramp_from=576, ramp_tokens=ramp),
         context=stage(0, 7999, 2400, tokens=250e9 * share, model=wide, optimizer=FALLING | dict(decay_to=0.5)),
         decay=stage(
-            0, 7999, 1200, tokens=50e9 * share, model=wider, data=dict(masked_lm_prob=0.15),
+            0, 7999, 2400, tokens=50e9 * share, model=wider, data=dict(masked_lm_prob=0.15),
             optimizer=FALLING | dict(learning_rate=rate / 2, decay_to=0.04),
         ),
     )  # fmt: skip
