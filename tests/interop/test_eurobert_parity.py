@@ -76,7 +76,7 @@ def test_hidden_states_logits_and_gradients_are_transformers(length, form, tmp_p
     for ours, hidden in zip(states, expected.hidden_states, strict=True):
         np.testing.assert_allclose(ours * real, hidden.detach().numpy() * real, atol=1e-4)
 
-    attention = FAMILY.attention(source.config, source.params["bert"], ids[:1], types[:1])
+    attention = FAMILY.attention(source.config, source.params["bert"], ids[:1], inside[:1], types[:1])
     for ours, shares in zip(attention, expected.attentions, strict=True):
         np.testing.assert_allclose(ours, shares[0].detach().numpy(), atol=1e-4)
 

@@ -103,7 +103,7 @@ def test_plain_states_attention_and_predictions_that_see_all_else_are_transforme
     states = jax.jit(encode)({"params": source.params["bert"]}, ids, inside, TYPES)
     for ours, hidden in zip(states, expected.hidden_states, strict=True):
         np.testing.assert_allclose(ours * inside[..., None], hidden.detach().numpy() * inside[..., None], atol=1e-4)
-    attention = FAMILY.attention(source.config, source.params["bert"], ids[:1], TYPES[:1])
+    attention = FAMILY.attention(source.config, source.params["bert"], ids[:1], inside[:1], TYPES[:1])
     for ours, shares in zip(attention, expected.attentions, strict=True):
         np.testing.assert_allclose(ours, shares[0].detach(), atol=1e-4)
 
