@@ -358,7 +358,7 @@ class Pretraining:
 
     def _bits(self, params, stage: int) -> dict[str, float]:
         """Returns bits per byte by source. Each host measures all of them, and a device has all params."""
-        used = self._computing[stage].model
+        used = self._computing[stage]._eval_model
         model = BertForMaskedLM(used.config, used.compute)
         found = self._heldout_text.measured(model, local_copy(params, self.mesh), self._tokenizer)
         each = {f"bits_per_byte ({source})": scores["bits_per_byte"] for source, scores in found.items()}

@@ -2,22 +2,39 @@
 
 See `bertjax.tasks.bits`; the windows are so short that most have fewer than 30 pieces of a vocabulary of 8,192. Prints
 one JSON object.
+
+Long texts by a model with a memory, which may be longer than in training, as Dai et al. 2019 evaluate:
+--cut=documents --windows=4000,8000 --most=50 --memory=512 --clamp=256
 """
 
+import dataclasses
+import itertools
 import json
 import re
 
 from absl import flags
 
 from bertjax import command
+from experiments.ablations.equal_time import WINDOW_BYTES
 
-WINDOW_BYTES, MOST_WINDOWS = (48, 96), 4000  # the shortest and the longest window, and how many of a file
 # Words that are hidden: every vocabulary has their letters.
 PLAIN = re.compile(r"[A-Za-z0-9.,;:'()!?-]{1,40}")
 
 _CHECKPOINT = command.define_checkpoint_flag()
 _TEXTS = flags.DEFINE_list("texts", None, "Files with held-out text, a paragraph a line.")
 _LENGTH = flags.DEFINE_integer("length", 32, "Tokens of the longest sequence; longer windows are halved.")
+_WINDOWS = flags.DEFINE_list("windows", [str(size) for size in WINDOW_BYTES], "Bytes of the shortest and the longest.")
+_CUT = flags.DEFINE_enum(
+    "cut", "lines", ["lines", "documents"], "What windows are cut out of; blank lines end documents."
+)
+_MOST = flags.DEFINE_integer("most", 4000, "Windows of a file.", lower_bound=1)
+_MEMORY = flags.DEFINE_integer(
+    "memory",
+    0,
+    "Tokens that a model with a memory remembers, which it then reads at once, too; 0: as in training.",
+    lower_bound=0,
+)
+_CLAMP = flags.DEFINE_integer("clamp", 0, "Distance that farther tokens count as; 0: as in training.", lower_bound=0)
 flags.mark_flags_as_required(["checkpoint", "texts"])
 
 
@@ -37,15 +54,24 @@ def main(arguments: list[str]) -> None:
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; the texts are given as --texts=FILE")
+    sizes = [int(size) for size in _WINDOWS.value if size.isdecimal()]
+    if len(sizes) != 2 or not 0 < sizes[0] <= sizes[1]:
+        raise UserError(f"--windows={','.join(_WINDOWS.value)}: two numbers of bytes, such as 48,96")
     command.keep_compiled()
     texts = []
     for path in _TEXTS.value:
-        lines = (line for _, line in read_lines(path, Reading()) if line)
-        texts += bits.windows(lines, MOST_WINDOWS, *WINDOW_BYTES)
+        lines = (line for _, line in read_lines(path, Reading()))
+        if _CUT.value == "documents":
+            lines = (" ".join(each) for has_words, each in itertools.groupby(lines, bool) if has_words)
+        texts += bits.windows(filter(None, lines), _MOST.value, *sizes)
     source = pretrained.read_with_tokenizer(_CHECKPOINT.value)
     if not source.predicts_words:
         raise UserError(source.no_words)
-    model = BertForMaskedLM(source.config, compute_for(source.dtype))
+    given = {"memory_length": _MEMORY.value, "clamp_length": _CLAMP.value}
+    given = {name: value for name, value in given.items() if value}
+    if missing := [name for name in given if not hasattr(source.config, name)]:
+        raise UserError(f"--{missing[0].removesuffix('_length')}: a {source.config.family} has no memory")
+    model = BertForMaskedLM(dataclasses.replace(source.config, **given), compute_for(source.dtype))
     hidden = bits.hidden_words(texts, may_hide)
     found = bits.bits_per_byte(model, jax.device_put(source.params), source.tokenizer, texts, hidden, _LENGTH.value)
     print(json.dumps(found), flush=True)

@@ -14,6 +14,7 @@ from bertjax.families import model_fields
 from experiments.ablations.scaled import SCALES, Scale
 
 LONGER = 4  # times the length of the scale's short sequences
+WINDOW_BYTES = 48, 96
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Table:
       adds_up: whether a row has all that the rows before it have; its scores are compared with those of the row before
         then, else with those of the first row.
       trains_once: whether the seeds are those of fine-tuning, and all start from one pre-trained model.
+      window_bytes: of the shortest and the longest text whose bits per byte are measured.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Table:
     scores: tuple[str, ...]
     adds_up: bool
     trains_once: bool = False
+    window_bytes: tuple[int, int] = WINDOW_BYTES
 
     def config(self, which: str):
         """Returns the config of SCALE/ROW/STEPS. Raises `UserError` if there is none."""
@@ -66,7 +69,7 @@ class Table:
         return config.lock()
 
 
-def table(name: str, rows: tuple[Row, ...], scores: tuple[str, ...], **how: bool) -> Table:
+def table(name: str, rows: tuple[Row, ...], scores: tuple[str, ...], **how) -> Table:
     return Table(name, {row.name: row for row in rows}, scores, **how)
 
 

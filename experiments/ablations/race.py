@@ -1,5 +1,5 @@
-"""Trains the rows of a table (`today.py`, `successors.py`) for equally many minutes, scores them, and writes the table
-to RESULTS.md.
+"""Trains the rows of a table (`today.py`, `successors.py`, `characters.py`) for equally many minutes, scores them, and
+writes the table to RESULTS.md.
 
 Command:  python -m experiments.ablations.race calibrate --data=DATA --workdir=runs/race
           times all rows in turn, on a machine that does nothing else, and writes steps.json: a row's steps a second
@@ -28,13 +28,13 @@ from bertjax.config import BertConfig, UserError, dropout_fields
 from bertjax.files import parse_json, read_json, write_whole
 from bertjax.lists import join_with_commas
 from bertjax.reporting.history import read_history
-from bertjax.text.tokenizer import KINDS
-from experiments.ablations import successors, tables, today
+from bertjax.text.tokenizer import KINDS, Bytes
+from experiments.ablations import characters, successors, tables, today
 from experiments.ablations.equal_time import Row, Table, length_of
 from experiments.ablations.scaled import SCALES, TASKS, Cell, Model
 from experiments.ablations.suite import FOLDER, RESULTS_HELP, Suite, results_of
 
-TABLES = {table.name: table for table in (today.TABLE, successors.TABLE)}
+TABLES = {table.name: table for table in (today.TABLE, successors.TABLE, characters.TABLE)}
 TABLE = flags.DEFINE_enum("table", "today", list(TABLES), "Which table.")
 SCALE = flags.DEFINE_enum("scale", "cores", list(SCALES), "How large the models are.")
 DATA = flags.DEFINE_string("data", None, "Folder with the data, see above.", required=True)
@@ -141,18 +141,15 @@ class Race(Suite):
 
     def _of_words(self, row: Row, name: str, checkpoint: str) -> dict[str, float]:
         """Returns the scores of a checkpoint that predicts words."""
-        pairs, texts = self.data / BLIMP, self.scale.heldout(self.data / "corpora")
-        blimp = self._printed(
-            "bertjax.evaluate", f"{name}-blimp", checkpoint, f"--pairs={pairs}", f"--most={PAIRS}", "--json"
-        )
-        bits = self._printed(
-            "experiments.ablations.bits",
-            f"{name}-bits",
-            checkpoint,
-            f"--texts={','.join(map(str, texts))}",
-            f"--length={length_of(self.scale)}",
-        )
-        return {row.bits: bits["bits_per_byte"], "blimp": blimp["share"]}
+        found = {}
+        if "blimp" in self.table.scores:
+            given = checkpoint, f"--pairs={self.data / BLIMP}", f"--most={PAIRS}", "--json"
+            found["blimp"] = self._printed("bertjax.evaluate", f"{name}-blimp", *given)["share"]
+        texts = ",".join(map(str, self.scale.heldout(self.data / "corpora")))
+        windows = ",".join(map(str, self.table.window_bytes))
+        length = max(each.length for each in self._read_config(row).stages.values())
+        given = checkpoint, f"--texts={texts}", f"--windows={windows}", f"--length={length}"
+        return found | {row.bits: self._printed("experiments.ablations.bits", f"{name}-bits", *given)["bits_per_byte"]}
 
     def prepare(self, row: Row) -> None:
         """Makes the vocabulary and the records of a row, which all seeds share."""
@@ -161,11 +158,13 @@ class Race(Suite):
             return
         corpus = {"data.corpus": join_with_commas(map(str, self.scale.corpora(self.data / "corpora")))}
         kind = self._read_config(row).tokenizer.kind
-        folder = self.workdir / f"vocabulary-{kind}"
-        vocabulary = folder / KINDS[kind].filename
-        if not vocabulary.exists():
-            self._start("vocabulary", folder, config, corpus, f"--output={folder}")
-        self._start("prepare", records, config, {**corpus, "tokenizer.path": vocabulary}, f"--output={records}")
+        vocabulary = {}
+        if kind != Bytes.kind:  # there is nothing to learn
+            folder = self.workdir / f"vocabulary-{kind}"
+            vocabulary = {"tokenizer.path": folder / KINDS[kind].filename}
+            if not vocabulary["tokenizer.path"].exists():
+                self._start("vocabulary", folder, config, corpus, f"--output={folder}")
+        self._start("prepare", records, config, corpus | vocabulary, f"--output={records}")
 
     def _train(self, row: Row, steps: int, folder: pathlib.Path, settings: dict) -> None:
         given = {"data.records": self._records(row), **settings}
@@ -268,7 +267,7 @@ def main(arguments: list[str]) -> None:
     )
     tuned = [TASKS[score] for score in table.scores if score in TUNED]
     tuned = [f"{task.data}/{file}" for task in tuned for file in task.files]
-    for path in ("corpora", BLIMP, *tuned):
+    for path in ("corpora", *[BLIMP] * ("blimp" in table.scores), *tuned):
         if not (data / path).exists():
             raise UserError(f"--data={DATA.value}: no {path} in it")
     race = Race(SCALE.value, workdir, data, table=table)
