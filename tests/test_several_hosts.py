@@ -19,11 +19,13 @@ from tests.processes import start as start_process
 
 EXPERIMENT = """
 import json
+from ml_collections import ConfigDict
 from bertjax.config import pretraining_config, named_stages, stage
 
 def get_config():
     config, content = pretraining_config().unlock(), json.loads({text!r})
     config.stages = named_stages(**{{name: stage(**s) for name, s in content.pop("stages").items()}})
+    config.model = ConfigDict(content.pop("model"))
     config.update(content)
     return config.lock()
 """

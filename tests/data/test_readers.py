@@ -12,6 +12,7 @@ from bertjax.data.batches.packing import RowSize
 from bertjax.data.batches.readers import UnreadableRecord, plain, tf_data
 from bertjax.data.records import layouts
 from bertjax.data.records.parsing import Records, Unfit
+from bertjax.data.records.serialization import Damaged, Places, read_range
 from bertjax.data.tf import tf
 from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, random_rows, write_set
 
@@ -44,7 +45,7 @@ def test_examples_are_parsed_in_any_order_of_features_and_with_others():
         values = {"input_ids": ids, "input_mask": [1] * 4, "segment_ids": [0] * 4, "next_sentence_labels": [1]}
         found = {name: tf.train.Feature(int64_list=tf.train.Int64List(value=x)) for name, x in values.items()}
         if extra:
-            found["of_others"] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"a", b"bc"]))
+            found["of_others" * 20] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"a", b"bc"]))
             found["of_none"] = tf.train.Feature(float_list=tf.train.FloatList(value=[]))
         parts = [
             tf.train.Example(features=tf.train.Features(feature={name: found[name]})).SerializeToString()
@@ -80,6 +81,36 @@ def test_what_comes_before_a_damaged_record_is_handed_on_first(tmp_path):
                 taken += 1
         counts.append(taken)
     assert counts[1] >= 5 and counts[0] <= counts[1]  # what tf.data has read ahead, it drops
+
+
+@pytest.mark.parametrize("buffer", [1, 13, 900, 1 << 20])
+def test_any_range_is_read_with_any_buffer(tmp_path, buffer):
+    """Records of 0 to 3,000 bytes. What is damaged before a range is not asked for; in it, those before are given."""
+    path, rng = tmp_path / "a.tfrecord", np.random.default_rng(0)
+    written = [rng.bytes(size) for size in (0, 1, 2999, *rng.integers(0, 40, 590))]
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in written:
+            writer.write(record)
+    places = Places()
+    for first, count in ((0, None), (0, 593), (3, 256), (2, 1), (255, 2), (512, 81), (592, 1), (593, 0)):
+        last = None if count is None else first + count
+        assert list(read_range(str(path), first, count, buffer, places)) == written[first:last]
+    with pytest.raises(Damaged, match=r"^record 593 is damaged or missing$"):
+        list(read_range(str(path), 580, 20, buffer, places))
+
+    content = bytearray(path.read_bytes())
+    starts = np.cumsum([0, *(len(record) + 16 for record in written)])
+    for place in (starts[300] + 12, starts[300] + 1, starts[300] + 6):  # in the record, and in its length
+        torn = content.copy()
+        torn[place] ^= 0x55
+        path.write_bytes(torn)
+        taken = []
+        with pytest.raises(Damaged, match=r"^record 300 is damaged or missing$"):
+            for record in read_range(str(path), 290, 20, buffer):
+                taken.append(record)
+        assert taken == written[290:300]
+        if place == starts[300] + 12:
+            assert list(read_range(str(path), 301, 20, buffer)) == written[301:321]
 
 
 def test_torn_examples_are_refused_and_never_read_beyond():

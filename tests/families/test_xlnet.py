@@ -17,7 +17,7 @@ from bertjax.families.xlnet import FAMILY, XlnetConfig
 from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
 from bertjax.sharding.mesh import make_mesh
 from bertjax.sharding.streams import put_batch
-from bertjax.tasks import bits, likelihood, metrics, ner, squad, swag
+from bertjax.tasks import bits, classification, embed, likelihood, metrics, ner, squad, swag
 from bertjax.tasks.fill_mask import fill_masks
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
@@ -29,11 +29,14 @@ from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import TOPICS, make_corpus
 from tests.families.test_modernbert import random_params
 from tests.objectives.test_plm import PIECES, TINY, config_for, records  # noqa: F401  a fixture
+from tests.tasks.test_classify import write_table, write_topics
 from tests.tasks.test_finetuning import config_for as fine_tuning_config_for
 from tests.tasks.test_finetuning import write_sst2
 from tests.tasks.test_ner import conll
 from tests.tasks.test_squad import random_questions, squad_file
 from tests.tasks.test_swag import write as write_endings
+from tests.tasks.test_vector_losses import config_for as vectors_config
+from tests.tasks.test_vector_losses import rows_of
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -232,6 +235,40 @@ def test_endings_are_chosen(trained, tmp_path):
     others = [" ".join(TOPICS["court"][i : i + 4]) for i in range(3)]
     (found,) = swag.predict(tuned, [(" ".join(TOPICS["sea"][3:8]), *others[:2], sea, others[2])])
     assert found["choice"] == 2
+
+
+def test_texts_have_labels_and_are_read_in_windows(trained, tmp_path):
+    write_topics(tmp_path, 300, 40)
+    own = dict(text="text", second_text="", label="topics", multi_label="list", is_number=False)
+    config = config_to_tune("classify", tmp_path, trained, epochs=8.0, windows="mean", doc_stride=16, **own)
+    config.max_seq_length = 24  # a text about two topics does not fit
+    tuned = fine_tuned(config, tmp_path)
+    assert read_metrics(tmp_path / "tuned")[-2]["eval/micro_f1"] > 0.8
+    found = classification.predict(tuned, [(" ".join(TOPICS["sea"][:4]),), (" ".join(TOPICS["court"][:4]),)])
+    assert [each["labels"] for each in found] == [["sea"], ["court"]]
+
+
+def test_words_of_a_table_are_tagged(trained, tmp_path):
+    for name, count, seed in (("train", 300, 2), ("dev", 60, 3)):
+        (tmp_path / "conll").write_text(conll(count, seed, apart=True))
+        rows = [{"w": s.words, "t": s.tags} for s in ner.read(tmp_path / "conll")]
+        write_table(tmp_path / f"{name}.jsonl", rows)
+    tuned = fine_tuned(config_to_tune("tag", tmp_path, trained, epochs=8.0, words="w", tags="t", sentence=""), tmp_path)
+    found = [result["tags"] for result in ner.predict(tuned, [(" ".join(row["w"]),) for row in rows])]
+    assert metrics.entity_scores([row["t"] for row in rows], found)["f1"] > 0.9
+
+
+def test_vectors_tell_topics_apart(trained, tmp_path):
+    """The last token of a text is its <cls>."""
+    for name, count in (("train", 320), ("dev", 60)):
+        write_table(tmp_path / f"{name}.jsonl", rows_of(count, count))
+    own = {"keep_layers": 0, "epochs": 8.0, "unroll": "no", "head.pooling": "last", "optimizer.learning_rate": 5e-3}
+    config = vectors_config(tmp_path, trained, log_every_steps=20, **own)
+    tuned = fine_tuned(config, tmp_path)
+    assert read_metrics(tmp_path / "tuned")[-2]["eval/spearman"] > 0.6
+    one, same, other = (" ".join(words) for words in (TOPICS["sea"][:4], TOPICS["sea"][4:8], TOPICS["court"][:4]))
+    near, far = (found["cosine"] for found in embed.predict(tuned, [(one, same), (one, other)]))
+    assert near > far + 0.2
 
 
 # Its config.

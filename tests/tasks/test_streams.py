@@ -1,17 +1,14 @@
 """A stream of text, whose rows go on in the next step with a memory: its order, the state, resuming, its use."""
 
-import dataclasses
-import functools
 import itertools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bertjax import families, objectives, tasks
-from bertjax.config import UserError, named_stages, pretraining_config, stage
+from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
@@ -19,12 +16,10 @@ from bertjax.data.preparation import prepare
 from bertjax.data.records import find_records
 from bertjax.families import config_of
 from bertjax.families.transformer_xl.model import TransformerXLModel
-from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.families.xlnet.model import XlnetModel
 from bertjax.interop import pretrained
 from bertjax.model.recurrence import new_memory
 from bertjax.objectives import lm
-from bertjax.reporting import insight
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.tasks import pretraining_run
 from bertjax.tasks.launch import launch
@@ -35,8 +30,6 @@ from bertjax.training.recurrence import warmed_up
 from bertjax.training.schedules import make_schedule
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import launch_and_stop, make_corpus, one_device_mesh, preparing_in_process
-from tests.tasks.test_finetuning import config_for as fine_tuning_config_for
-from tests.tasks.test_finetuning import write_sst2
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 LENGTH, MEMORY, ROWS = 16, 24, 8  # the memory reaches back into the row before the last
@@ -381,86 +374,3 @@ def test_a_step_that_is_skipped_leaves_no_memory(records):
         state, _ = program.train_step(state, put_batch(batch | {"word_weights": weights}, mesh), hyper)
         filled.append(int(state.memory.filled.max()))
     assert filled == [LENGTH, 0, LENGTH] and np.isfinite(jax.tree.leaves(state.params)[0]).all()
-
-
-def test_held_out_text_is_read_with_a_memory_of_its_own(records):
-    """One that holds all before makes of a row what reading it at once does, at distances up to a limit."""
-    found, pieces = {}, {}
-    for limit in (0, 20):
-        config = stream_config(records, **{"eval.memory_length": 500, "eval.clamp_length": limit})
-        task = Pretraining(config, one_device_mesh(config), records)
-        params = jax.jit(task.init_params)(jax.random.key(3))
-        params = jax.tree.map(lambda x: 20 * x if x.ndim > 1 else x, nn.meta.unbox(params))
-        found[limit] = task.evaluate(params, 1).scores["lm_loss"]
-        files = find_records(records, LENGTH, 3, "heldout")
-        given = dict(additions=[lm.OBJECTIVE.addition(config, None, None)], is_stream=True)
-        batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=8, max_sequences=30, **given))
-        names = ("input_ids", "segments", "token_types", "word_ids", "word_weights")
-        whole = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in names}
-        model = BertForMaskedLM(dataclasses.replace(config_of(config), clamp_length=limit))
-        places = np.broadcast_to(np.arange(whole["input_ids"].shape[1]), whole["input_ids"].shape)
-        logits = model.apply({"params": params}, *(whole[name] for name in names[:3]), places)
-        words, weights = whole["word_ids"], whole["word_weights"]
-        losses = -jnp.take_along_axis(jax.nn.log_softmax(logits[..., :261]), words[..., None], -1)[..., 0]
-        pieces[limit] = (losses * weights).sum() / weights.sum()
-        np.testing.assert_allclose(found[limit], pieces[limit], rtol=1e-4)
-    assert abs(found[0] - found[20]) > 1e-3
-    task = Pretraining(stream_config(records), task.mesh, records)
-    assert abs(task.evaluate(params, 1).scores["lm_loss"] - found[0]) > 1e-3
-
-
-def test_held_out_scores_do_not_depend_on_microbatches(records):
-    found = []
-    for microbatches in (1, 4):
-        config = stream_config(records, microbatches=microbatches)
-        task = Pretraining(config, one_device_mesh(config), records)
-        params = make_program(task, config, task.mesh).init(jax.random.key(0)).params
-        found.append(task.evaluate(params, 1).scores)
-    assert found[0] == found[1]
-
-
-def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
-    source = pretrained.read_with_tokenizer(straight)
-    pieces, shown = insight.attention(source, "the ship")
-    assert shown.shape == (2, 2, len(pieces), len(pieces))
-    np.testing.assert_allclose(shown.sum(-1), 1, atol=1e-5)
-    assert not np.triu(shown, 1).any() and np.tril(shown, -1).any()  # it sees what comes before, and nothing else
-    write_sst2(tmp_path)
-    launch(fine_tuning_config_for(tmp_path, straight, epochs=1.0, packing=True), tmp_path / "tuned")
-    tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
-    assert tuned.config.memory_length == MEMORY and tuned.config.family == "transformer_xl"
-    (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
-    assert found["label"] in ("0", "1")
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"packing": True}, "config.packing = True: rows that go on in the next step (data.stream) are full"),
-        ({"eval.clamp_length": -1}, "config.eval.clamp_length = -1: must be at least 0"),
-        ({"data.stream": False, "eval.memory_length": 9}, "config.eval.memory_length = 9: is of rows that go on"),
-        ({"model.memory_length": 0}, "config.model.memory_length = 0: must be at least 1"),
-        ({"model.memory_length": -3}, "config.model.memory_length = -3: must be at least 1"),
-        ({"data.dupe_factor": 2}, "config.data.dupe_factor = 2: a stream of text is cut into whole sequences, once"),
-        ({"data.masking": "static"}, "config.data.masking = 'static': "),
-        ({"objective": "mlm"}, "config.data.stream = True: mlm reads sequences by themselves, not text that goes on"),
-        ({"stages": named_stages(only=stage(6, LENGTH, 3, batch_size=4))}, "config.stages.only.batch_size = 4: rows"),
-        ({"model": pretraining_config().model}, "config.data.stream = True: model.family = 'bert' has no memory"),
-    ],
-)  # fmt: skip
-def test_what_cannot_go_on_is_told(fields, message):
-    config = stream_config().copy_and_resolve_references().unlock()
-    for field, value in fields.items():
-        section, _, name = field.rpartition(".")
-        (config[section] if section else config)[name] = value
-    with pytest.raises(
-        UserError, match="^" + functools.reduce(lambda s, c: s.replace(c, "\\" + c), "().", message)
-    ) as error:
-        tasks.validate(config.lock())
-    assert "\n" not in str(error.value)
-
-
-def test_a_mesh_that_does_not_divide_the_rows_is_told(records):
-    config = stream_config(records, **{"batch_size": 6})
-    with pytest.raises(UserError, match=r"^config.batch_size = 6: .* must be a multiple of the 8 devices"):
-        Pretraining(config, make_mesh(config), records)

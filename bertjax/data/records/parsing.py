@@ -12,7 +12,6 @@ import numpy as np
 # Field numbers and wire types of tensorflow/core/example/{example,feature}.proto, see `serialization`.
 _FIRST, _SECOND = 0x0A, 0x12  # tags of the fields 1 and 2, which have lengths
 _BEYOND = 16  # bytes after the last record, in which it may be looked for a tag and a length
-_FEW = 32  # bytes of a record that are faster to gather one by one than as a slice
 _KINDS = {0x0A: "bytes", 0x12: "float", 0x1A: "int64"}
 
 
@@ -60,18 +59,19 @@ class Records:
     def __init__(self, records: Sequence[bytes]):
         self._raw = b"".join([*records, bytes(_BEYOND)])
         self._data = np.frombuffer(self._raw, np.uint8)
-        ends = np.cumsum([len(record) for record in records])
-        place = ends - [len(record) for record in records]
+        sizes = np.fromiter(map(len, records), np.int64, len(records))
+        ends = np.cumsum(sizes)
+        place = self._enter(ends - sizes, _FIRST, ends)
         self.features: dict[str, Feature] = {}
-        place = self._enter(place, _FIRST, ends)
         while (place < ends).any():
             if (place >= ends).any():
                 raise Unfit("has other features than the first")
             entry, size = self._size(self._after(place, _FIRST))
             last = entry + size
-            key, size = self._size(self._after(entry, _FIRST))
-            name = self._same(key, size)
-            value = self._enter(key + size, _SECOND, last)
+            if (last > ends).any():
+                raise Unfit("is no tf.train.Example")
+            name, value = self._key(entry, last)
+            value = self._enter(value, _SECOND, last)
             tag = self._byte(value)
             if tag not in _KINDS:
                 raise Unfit("has a feature of an unknown type")
@@ -83,13 +83,13 @@ class Records:
 
     def _byte(self, place: np.ndarray) -> int:
         """The byte that all records have at their place."""
-        found = self._data[place]
+        found = self._data.take(place)
         if (found != found[0]).any():
             raise Unfit("has other features than the first")
         return int(found[0])
 
     def _after(self, place: np.ndarray, tag: int) -> np.ndarray:
-        if self._byte(place) != tag:
+        if (self._data.take(place) != tag).any():
             raise Unfit("is no tf.train.Example")
         return place + 1
 
@@ -102,27 +102,26 @@ class Records:
 
     def _size(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Reads a length: returns the places after it, and the length."""
-        byte = self._data[place]
+        byte = self._data.take(place)
         size, more, shift = (byte & 0x7F).astype(np.int64), byte > 0x7F, 7
         place = place + 1
         while more.any():
             if shift > 28:
                 raise Unfit("is no tf.train.Example")
-            byte = np.where(more, self._data[place], 0)
+            byte = self._data.take(place) * more
             size |= (byte & 0x7F).astype(np.int64) << shift
             place, more, shift = place + more, byte > 0x7F, shift + 7
-        if (place + size > len(self._data) - _BEYOND).any():
-            raise Unfit("is no tf.train.Example")
         return place, size
 
-    def _same(self, start: np.ndarray, size: np.ndarray) -> str:
-        """The text that all records have at their place."""
-        if (size != size[0]).any():
+    def _key(self, entry: np.ndarray, last: np.ndarray) -> tuple[str, np.ndarray]:
+        """Returns the name that all records have in the field at their place, and where it ends."""
+        key, size = self._size(self._after(entry, _FIRST))
+        if (size != size[0]).any() or (key + size > last).any():
             raise Unfit("has other features than the first")
-        found = self._data[start[:, None] + np.arange(size[0])]
+        found = self._windows(key, int(size[0]))
         if (found != found[0]).any():
             raise Unfit("has other features than the first")
-        return found[0].tobytes().decode("utf-8", "replace")
+        return found[0].tobytes().decode("utf-8", "replace"), key + size
 
     def count(self, name: str) -> int:
         """Returns how many numbers the first record has in a feature; 0 if it lacks it."""
@@ -163,13 +162,18 @@ class Records:
         """The bytes of a feature, of which each record has `size`."""
         if (feature.sizes != size).any():
             raise Unfit("has features of other sizes")
-        if size > _FEW:
-            return np.frombuffer(self._joined(feature), np.uint8).reshape(-1, size)
-        return self._data[feature.starts[:, None] + np.arange(size)]
+        return self._windows(feature.starts, size)
 
-    def _joined(self, feature: Feature) -> bytes:
+    def _windows(self, starts: np.ndarray, size: int) -> np.ndarray:
+        """`[records, size]`: so many bytes from a place on, of each record. Each is copied as a whole."""
+        if not size:
+            return np.empty((len(starts), 0), np.uint8)
+        every = np.ndarray(len(self._raw) - size + 1, f"V{size}", self._raw, strides=(1,))
+        return every[starts].view(np.uint8).reshape(len(starts), size)
+
+    def _joined(self, feature: Feature, before: bytes = b"") -> bytes:
         ends = feature.starts + feature.sizes
-        return b"".join([self._raw[a:b] for a, b in zip(feature.starts.tolist(), ends.tolist())])
+        return b"".join([before, *(self._raw[a:b] for a, b in zip(feature.starts.tolist(), ends.tolist()))])
 
     def _integers(self, feature: Feature, size: int) -> np.ndarray:
         """Base 128, the lowest seven bits first; all bytes of a number but its last have their highest bit set."""
@@ -177,17 +181,18 @@ class Records:
             found = self._rows(feature, size)
             if (found < 0x80).all():
                 return found.astype(np.int32)
-        found = np.frombuffer(bytes(_BEYOND) + self._joined(feature), np.uint8)
-        last = np.flatnonzero(found[_BEYOND:] < 0x80) + _BEYOND
+        before = b"\xff" * (_BEYOND - 1) + b"\0"  # one number
+        found = np.frombuffer(self._joined(feature, before), np.uint8)
+        place = np.flatnonzero(found < 0x80)[1:]  # the last byte of each number
         whole = np.cumsum(feature.sizes) + _BEYOND - 1
-        if len(last) != size * len(whole) or (last[size - 1 :: size] != whole).any():
+        if len(place) != size * len(whole) or (place[size - 1 :: size] != whole).any():
             raise Unfit("has features of other sizes")
-        values, place = found[last].astype(np.int32), last - 1
-        byte = found[place]
-        more = byte > 0x7F
-        while more.any():  # what is beyond 32 bits is shifted out of them
-            values = np.where(more, values << 7 | byte & 0x7F, values)
+        values, more = found.take(place).astype(np.uint32), np.uint8(1)
+        while True:  # by products: choosing by a mask that is true here and there is far slower
             place -= 1
-            byte = found[place]
-            more &= byte > 0x7F
-        return values.reshape(-1, size)
+            byte = found.take(place)
+            more = (byte >> 7) & more
+            if not more.any():
+                return values.view(np.int32).reshape(-1, size)
+            values *= more * np.uint8(127) + np.uint8(1)  # what is beyond 32 bits is lost
+            values += (byte & 0x7F) * more

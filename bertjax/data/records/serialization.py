@@ -81,7 +81,7 @@ class Damaged(ValueError):
 class Places:
     """Where some records of files begin, so that what lies before them need not be gone through again."""
 
-    _EVERY = 256  # records
+    EVERY = 256  # records
 
     def __init__(self):
         self._known: dict[str, list[int]] = {}
@@ -89,11 +89,11 @@ class Places:
     def before(self, path: str, number: int) -> tuple[int, int]:
         """Returns the last known record up to record `number`, and its place in bytes."""
         known = self._known.setdefault(path, [0])
-        index = min(number // self._EVERY, len(known) - 1)
-        return index * self._EVERY, known[index]
+        index = min(number // self.EVERY, len(known) - 1)
+        return index * self.EVERY, known[index]
 
     def add(self, path: str, number: int, place: int) -> None:
-        if number % self._EVERY == 0 and number // self._EVERY == len(self._known.setdefault(path, [0])):
+        if number % self.EVERY == 0 and number // self.EVERY == len(self._known.setdefault(path, [0])):
             self._known[path].append(place)
 
 
@@ -108,42 +108,80 @@ def read_range(
 
     Raises `Damaged` at the first that is not there or has another checksum.
     """
+    return itertools.chain.from_iterable(read_together(path, first, count, buffer, places))
+
+
+def read_together(
+    path: str, first: int = 0, count: int | None = None, buffer: int = 1 << 20, places: Places | None = None
+) -> Iterator[list[bytes]]:
+    """As `read_range`, as many records at a time as a buffer has."""
     last, places = math.inf if count is None else first + count, places or Places()
     number, before = places.before(path, first)
     data, place = b"", 0  # `before`: of the file, what lies before data
-    with _opened(path, buffer) as file:
+    with _opened(path) as file:
         file.seek(before)
         while number < last:
-            needed = _START.size + _END.size
-            if (rest := len(data) - place) >= _START.size:
-                length, checksum = _START.unpack_from(data, place)
-                # A short length that is wrong makes the record wrong.
-                if length > _SHORT and _masked(data[place : place + 8]) != checksum:
-                    break
-                needed += length
-            if rest < needed:
-                if not (more := file.read(max(buffer, needed - rest))):
-                    if count is None and not rest:
+            records, ends = _frames(data, place, last - number)
+            if not records:
+                # What the last record lacks is read alone, so that no buffer is copied.
+                missing = _missing(data, place) if place < len(data) else buffer
+                if missing is None or not (more := file.read(missing)):
+                    if count is None and place == len(data):
                         return
                     break
                 data, before, place = data[place:] + more, before + place, 0
                 continue
-            end = place + needed
-            if number >= first:
-                record = data[place + _START.size : end - _END.size]
-                if (_masked(record),) != _END.unpack_from(data, end - _END.size):
-                    break
-                yield record
-            place, number = end, number + 1
-            if not number & 0xFF:
-                places.add(path, number, before + place)
+            begin = max(0, first - number)  # those before are not asked for
+            good = begin + _intact(data, records[begin:], ends[begin:])
+            if good > begin:
+                yield records[begin:good]
+            if good < len(records):
+                number += good
+                break
+            for i in range(-number % Places.EVERY, len(records) + 1, Places.EVERY):
+                places.add(path, number + i, before + (ends[i - 1] if i else place))
+            number, place = number + len(records), ends[-1]
         else:
             return
     raise Damaged(f"record {number:,} is damaged or missing")
 
 
-def _opened(path: str, buffer: int) -> BinaryIO:
-    return open(path, "rb", buffer) if "://" not in path else epath.Path(path).open("rb")
+def _frames(data: bytes, place: int, most: float) -> tuple[list[bytes], list[int]]:
+    """Returns the records that `data` has whole from a place on, `most` at most, and where the frame of each ends."""
+    records, ends, size = [], [], len(data)
+    while len(records) < most and place + _START.size <= size:
+        length, _ = _START.unpack_from(data, place)
+        start = place + _START.size
+        place = start + length + _END.size
+        if place > size:
+            break
+        records.append(data[start : start + length])
+        ends.append(place)
+    return records, ends
+
+
+def _missing(data: bytes, place: int) -> int | None:
+    """Returns how many bytes the record at a place lacks at least; None if its length is damaged."""
+    rest = len(data) - place
+    if rest < _START.size:
+        return _START.size - rest
+    length, checksum = _START.unpack_from(data, place)
+    # A short length that is wrong makes the record wrong.
+    if length > _SHORT and _masked(google_crc32c.value(data[place : place + 8])) != checksum:
+        return None
+    return _START.size + length + _END.size - rest
+
+
+def _intact(data: bytes, records: list[bytes], ends: list[int]) -> int:
+    """Returns how many of the records come before the first with another checksum than follows it in `data`."""
+    found = _masked(np.fromiter(map(google_crc32c.value, records), np.uint32, len(records)))
+    places = np.array(ends, np.int64)[:, None] + np.arange(-_END.size, 0)
+    wrong = found != np.frombuffer(data, np.uint8)[places].view("<u4")[:, 0]
+    return int(wrong.argmax()) if wrong.any() else len(records)
+
+
+def _opened(path: str) -> BinaryIO:
+    return open(path, "rb", buffering=0) if "://" not in path else epath.Path(path).open("rb")
 
 
 def _framed(record: bytes) -> tuple[bytes, ...]:
@@ -153,12 +191,11 @@ def _framed(record: bytes) -> tuple[bytes, ...]:
 
 
 def _checksum(data: bytes) -> bytes:
-    return _END.pack(_masked(data))
+    return _END.pack(_masked(google_crc32c.value(data)))
 
 
-def _masked(data: bytes) -> int:
-    """A masked CRC-32C: rotated and shifted by a constant, as in tensorflow/core/lib/hash/crc32c.h."""
-    crc = google_crc32c.value(data)
+def _masked(crc):
+    """A masked CRC-32C, or many: rotated and shifted by a constant, as in tensorflow/core/lib/hash/crc32c.h."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

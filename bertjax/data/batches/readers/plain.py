@@ -18,10 +18,10 @@ from bertjax.data.batches.readers import PREFETCH, READ_BUFFER, Part, Unreadable
 from bertjax.data.records import layouts
 from bertjax.data.records.layouts import Format
 from bertjax.data.records.parsing import Unfit
-from bertjax.data.records.serialization import Damaged, Places, read_range
+from bertjax.data.records.serialization import Damaged, Places, read_together
 from bertjax.sharding.mesh import Batch
 
-PARSED_TOGETHER = 1024  # records, about
+PARSED_TOGETHER = 2048  # records, about
 STEPS_TOGETHER = 8  # at most
 
 Source = Iterator[list[bytes]]
@@ -65,12 +65,15 @@ def side_by_side(parts: Sequence[Part], form: Format, total: int, rows: int, ste
 
 
 def _read(parts: Iterable[Part], form: Format, known: Places | None = None) -> Iterator[bytes]:
+    return itertools.chain.from_iterable(_read_together(parts, form, known or Places()))
+
+
+def _read_together(parts: Iterable[Part], form: Format, known: Places) -> Iterator[Iterable[bytes]]:
     empty = layouts.empty_record(form)
-    known = known or Places()
     for path, first, count, missing in parts:
         if count:
-            yield from read_range(path, first, count, READ_BUFFER, known)
-        yield from itertools.repeat(empty, missing)
+            yield from read_together(path, first, count, READ_BUFFER, known)
+        yield itertools.repeat(empty, missing)
 
 
 def batches(source: Source, form: Format) -> Iterator[Batch]:
