@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax import objectives
 from bertjax.config import BertConfig, UserError, dropout_fields, model_size, pretraining_config
 from bertjax.families.modernbert import ModernBertConfig
 from bertjax.families.with_heads import BertForMaskedLM
@@ -21,7 +22,7 @@ from bertjax.tasks.pretraining import Pretraining
 from bertjax.text.tokenizer import SPECIAL_PIECES, Encoding, WordPiece
 from bertjax.training.workdir import RunInfo, write_info
 from experiments.ablations import bits as bits_command
-from experiments.ablations import race, scaled, successors, tables, today
+from experiments.ablations import characters, race, scaled, successors, tables, today
 from experiments.ablations.suite import Suite, run_all
 from tests.processes import ROOT, environment_with
 
@@ -297,6 +298,8 @@ class RecordedRace(race.Race):
 
     def _command(self, module, folder, arguments, result=None):
         self.started.append(f"{module} {folder.name}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.with_suffix(".given").write_text("\n".join(map(str, arguments)))
         if result:
             result.write_text('{"share": 0.6, "bits_per_byte": 2.0}')
             return
@@ -312,10 +315,15 @@ class RecordedRace(race.Race):
             (folder / "metrics.jsonl").write_text('{"step": 9, "wall/steps": 50, "wall/data": 10, "wall/compile": 8}\n')
 
 
-def test_a_run_of_today_is_scored_once_and_what_is_done_is_kept(data, tmp_path):
+def hold_out(data):
+    """Gives each corpus a file that is not trained on."""
     (data / "corpora/books-001.txt").write_text("any")
     (data / "corpora/books.txt").rename(data / "corpora/books-000.txt")
     (data / "corpora/wiki-simple-000.txt").unlink()
+
+
+def test_a_run_of_today_is_scored_once_and_what_is_done_is_kept(data, tmp_path):
+    hold_out(data)
 
     def compete(*seeds: int) -> RecordedRace:
         runs = RecordedRace("trial", tmp_path / "race", data)
@@ -375,9 +383,7 @@ def test_rows_of_successors_differ_in_what_is_learnt_and_by_which_form(scale):
 
 
 def test_a_row_without_words_has_no_scores_of_them_and_is_trained_once(data, tmp_path):
-    (data / "corpora/books-001.txt").write_text("any")
-    (data / "corpora/books.txt").rename(data / "corpora/books-000.txt")
-    (data / "corpora/wiki-simple-000.txt").unlink()
+    hold_out(data)
     runs = RecordedRace("trial", tmp_path / "race", data, table=successors.TABLE)
     object.__setattr__(runs, "started", [])
     for seed in (0, 1):
@@ -390,6 +396,40 @@ def test_a_row_without_words_has_no_scores_of_them_and_is_trained_once(data, tmp
     *_, masked, replaced = race.formatted(successors.TABLE, runs.finished()).splitlines()
     scores = "| 2 | 9 | 0.0 | 1.0 |  | 2.000 | 60.0 | 70.0 ± 0.0 | 80.0 ± 0.0 | 80.0 ± 0.0 |"
     assert masked.endswith(scores) and "| 1.0 |  |  |  | 70.0 ± 0.0 (+0.0 ± 0.0) |" in replaced
+
+
+@pytest.mark.parametrize("scale", scaled.SCALES)
+def test_rows_of_characters_read_as_many_bytes_and_differ_in_what_is_learnt(scale):
+    configs = {name: characters.get_config(f"{scale}/{name}/3000") for name in characters.TABLE.rows}
+    for config in configs.values():
+        validate(config, with_data=False)
+        assert not any(config.model[name] for name in dropout_fields(config.model))
+        (only,) = config.stages.values()
+        assert (
+            only.length * config.batch_size == 32 * scaled.SCALES[scale].pretraining["batch_size"]
+            and only.steps == 3000
+        )
+        assert config.tokenizer.kind == "bytes" and config.model.vocab_size == 261
+        assert config.model.num_hidden_layers == 3 * int(scaled.SCALES[scale].size.split("-")[0]) // 2
+    learnt = {name: [term.name for term in objectives.of(config)] for name, config in configs.items()}
+    own = {"masked": ["mlm"], "next": ["lm"], "auxiliary": ["lm", "auxiliary"], "recurrent": ["lm"]}
+    assert learnt == own and configs["next"].model == configs["auxiliary"].model
+    assert configs["masked"].data.do_whole_word_mask and configs["recurrent"].data.stream
+
+
+def test_bytes_have_no_vocabulary_and_longer_windows(data, tmp_path):
+    hold_out(data)
+    runs = RecordedRace("trial", tmp_path / "race", data, table=characters.TABLE)
+    object.__setattr__(runs, "started", [])
+    for name in ("masked", "auxiliary"):
+        runs.compete(characters.TABLE.rows[name], 0, 9, 1.0)
+    assert runs.started == [
+        "bertjax.prepare records-words", "bertjax.main masked-0", "experiments.ablations.bits masked-0-9-bits",
+        "bertjax.prepare records-bytes", "bertjax.main auxiliary-0", "experiments.ablations.bits auxiliary-0-9-bits",
+    ]  # fmt: skip
+    assert {"--windows=160,250", "--length=256"} <= set((runs.workdir / "auxiliary-0-9-bits.given").read_text().split())
+    *_, masked, auxiliary = race.formatted(characters.TABLE, runs.finished()).splitlines()
+    assert masked.endswith("| 1.0 |  | 2.000 |") and auxiliary.endswith("| 1.0 | 2.000 |  |")
 
 
 def test_text_that_is_held_out_is_not_trained_on(data):

@@ -225,21 +225,24 @@ def measure_reader(folder: pathlib.Path) -> None:
             for with_what, module in (("tf.data", tf_data), ("no TensorFlow", plain)):
                 given = files, length, data, module
                 sides[f"{name}, {with_what}"] = lambda given=given: throughput(*given)
-        for name, rates in in_turns(sides).items():
-            report(f"reader, {name}, length {length}, batches of {BATCH_SIZE}", rates, "sequences/s")
+        for name, found in in_turns(sides).items():
+            name = f"reader, {name}, length {length}, batches of {BATCH_SIZE}"
+            report(name, [rate for rate, _ in found], "sequences/s")
+            report(f"{name}, of one core", [own for _, own in found], "sequences/s")
 
 
-def throughput(files: RecordSet, length: int, data: dict, module) -> float:
-    """Sequences/s of a reader over three whole shuffle windows, from the second batch on."""
+def throughput(files: RecordSet, length: int, data: dict, module) -> tuple[float, float]:
+    """Sequences/s of a reader over three whole shuffle windows, from the second batch on; and by the time of all cores
+    together that it takes."""
     pipeline.reader = lambda: module
     order = Order(files, BATCH_SIZE, 0, RowSize(length, 8))
     stream = batches(order, data)
     next(stream)
-    began = time.monotonic()
-    read = sum(1 for _ in itertools.islice(stream, 3 * order.steps))
-    seconds = time.monotonic() - began
+    began, of_cores = time.monotonic(), time.process_time()
+    read = BATCH_SIZE * sum(1 for _ in itertools.islice(stream, 3 * order.steps))
+    seconds, of_cores = time.monotonic() - began, time.process_time() - of_cores
     stream.close()
-    return read * BATCH_SIZE / seconds
+    return read / seconds, read / of_cores
 
 
 def measure_jump(folder: pathlib.Path) -> None:

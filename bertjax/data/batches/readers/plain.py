@@ -21,7 +21,7 @@ from bertjax.data.records.parsing import Unfit
 from bertjax.data.records.serialization import Damaged, Places, read_together
 from bertjax.sharding.mesh import Batch
 
-PARSED_TOGETHER = 2048  # records, about
+PARSED_TOGETHER, TOKENS_TOGETHER = 2048, 1 << 19  # records and tokens, about: few of them take longer each
 STEPS_TOGETHER = 8  # at most
 
 Source = Iterator[list[bytes]]
@@ -89,7 +89,7 @@ def batches(source: Source, form: Format) -> Iterator[Batch]:
         error = None
         while not stopped.is_set() and error is None:
             try:
-                steps, error = _some(source)
+                steps, error = _some(source, min(PARSED_TOGETHER, TOKENS_TOGETHER // form.length))
                 if steps:
                     put(_parse(steps, form))
                     time.sleep(0)  # whoever waits for it may go on at once
@@ -118,11 +118,12 @@ def batches(source: Source, form: Format) -> Iterator[Batch]:
         thread.join()
 
 
-def _some(source: Source) -> tuple[list[list[bytes]], Exception | None]:
-    """Takes steps that are parsed together. Returns them, and why there are no more: an error, or `StopIteration`."""
+def _some(source: Source, most: int) -> tuple[list[list[bytes]], Exception | None]:
+    """Takes steps that are parsed together, with about `most` records. Returns them, and why there are no more: an
+    error, or `StopIteration`."""
     steps: list[list[bytes]] = []
     count = 0
-    while count < PARSED_TOGETHER and len(steps) < STEPS_TOGETHER:
+    while count < most and len(steps) < STEPS_TOGETHER:
         try:
             steps.append(next(source))
         except (Damaged, OSError, StopIteration) as error:
