@@ -235,18 +235,14 @@ def test_an_xlnet_reads_documents_that_end_with_cls_in_one_segment(xlnet_records
 def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records, tmp_path):
     """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
     config, records = xlnet_config(xlnet_records), xlnet_records
-    launch_and_stop(Pretraining, config, tmp_path / "stopped", 4)
-    for folder in ("stopped", "straight"):
-        launch(config, tmp_path / folder)
-    found = [items_of(tmp_path / folder, 6, "params", "memory") for folder in ("stopped", "straight")]
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert "plm_loss" in checkpoint.read_scores(tmp_path / "straight", 6).scores
+    launch(config, tmp_path)
+    assert "plm_loss" in checkpoint.read_scores(tmp_path, 6).scores
+    assert all(np.abs(found).max() > 0 for found in items_of(tmp_path, 6, "memory"))
 
     pieces = tokenizer.load("sentencepiece", records / tokenizer.KINDS["sentencepiece"].filename)
     task, model = Pretraining(config, one_device_mesh(config), records, tokenizer=pieces), XlnetModel(config_of(config))
     first, second = itertools.islice(task.batches(0), 2)
-    params = {"params": pretrained.read(tmp_path / "straight").params["bert"]}
+    params = {"params": pretrained.read(tmp_path).params["bert"]}
     memory = new_memory(ROWS, 2, MEMORY, 32, jnp.float32)
 
     def read(batch, memory):
