@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.families.with_heads import BertForMaskedLM
     from bertjax.interop import pretrained
     from bertjax.sharding.mesh import compute_for
-    from bertjax.tasks import bits
+    from bertjax.tasks import bits, likelihood
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; the texts are given as --texts=FILE")
@@ -69,8 +69,10 @@ def main(arguments: list[str]) -> None:
         raise UserError(source.no_words)
     given = {"memory_length": _MEMORY.value, "clamp_length": _CLAMP.value}
     given = {name: value for name, value in given.items() if value}
-    if missing := [name for name in given if not hasattr(source.config, name)]:
-        raise UserError(f"--{missing[0].removesuffix('_length')}: a {source.config.family} has no memory")
+    if given and likelihood.part_of(source.config) is None:
+        raise UserError(
+            f"--{next(iter(given)).removesuffix('_length')}: {_CHECKPOINT.value} reads texts without a memory"
+        )
     model = BertForMaskedLM(dataclasses.replace(source.config, **given), compute_for(source.dtype))
     hidden = bits.hidden_words(texts, may_hide)
     found = bits.bits_per_byte(model, jax.device_put(source.params), source.tokenizer, texts, hidden, _LENGTH.value)

@@ -89,7 +89,7 @@ def batches(source: Source, form: Format) -> Iterator[Batch]:
         error = None
         while not stopped.is_set() and error is None:
             try:
-                steps, error = _some(source, min(PARSED_TOGETHER, TOKENS_TOGETHER // form.length))
+                steps, error = _some(source, max(1, min(PARSED_TOGETHER, TOKENS_TOGETHER // form.length)))
                 if steps:
                     put(_parse(steps, form))
                     time.sleep(0)  # whoever waits for it may go on at once
