@@ -111,14 +111,14 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="0: the mixed requests only")
     options = parser.parse_args()
     command = [sys.executable, "-m", "bertjax.serve", f"--checkpoint={options.model}", "--port=0", "--dtype=float32"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         port = int(server.stdout.readline().rsplit(":", 1)[1])
-        sides = dict(ways(options.model, port, options.clients))
-        for tokens in (16, 128):
+        sides = dict(ways(options.model, port, options.clients)) if options.rounds else {}
+        for tokens in (16, 128) if options.rounds else ():
             texts, rates = texts_of(tokens), {name: [] for name in sides}
             for way in sides.values():
                 way(texts)  # compiles
