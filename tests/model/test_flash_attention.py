@@ -113,8 +113,8 @@ def test_what_the_kernels_cannot_do_has_the_plain_path():
 @pytest.mark.parametrize(
     "length, name, heads",
     [
-        (1024, "v4-8", 2), (1024, "v5litepod-4", 16), (1024, "v5p-8", 2), (1024, "v6e-4", 2),
-        (8192, "v4-8", 2), (8192, "v5litepod-4", 2), (8192, "v5p-8", 2), (8192, "v6e-4", 2),
+        (1024, "v5litepod-4", 16),
+        (8192, "v4-8", 2), (8192, "v5litepod-4", 2), (8192, "v5p-8", 2), (8192, "v6e-4", 2),  # the most on chip
     ],
 )  # fmt: skip
 def test_the_kernels_compile_for_every_tpu_that_has_them(length, name, heads):
