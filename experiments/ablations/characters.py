@@ -10,12 +10,12 @@ minutes.
 Command:  python -m bertjax.main --config=experiments/ablations/characters.py:cores/auxiliary/3000
               --config.data.corpus=texts/
 Hardware: cores: two CPU cores, 6 minutes a row (RESULTS.md)
-Paper:    none compares these at equal time; Al-Rfou et al. 2019 leave out each loss in turn, at equal steps
+Paper:    none compares these at equal time; Al-Rfou et al. 2019 leave out each loss in turn
 """
 
 from bertjax import objectives
 from bertjax.config import named_stages, stage
-from experiments.ablations.equal_time import Row, become, length_of, most_masked, steps_of, table
+from experiments.ablations.equal_time import Row, become_recurrent, length_of, most_masked, steps_of, table
 from experiments.ablations.scaled import Scale
 
 LONGER = 2  # times as long as sequences of pieces, of which a word has fewer
@@ -45,12 +45,9 @@ def _auxiliary(config, scale: Scale) -> None:
 
 
 def _recurrent(config, scale: Scale) -> None:
-    """Transformer-XL, with a memory as long as a sequence. Rows go on in the next step, so that none is packed."""
     _masked(config, scale)
     config.data.do_whole_word_mask = False
-    become(config, "transformer_xl", memory_length=LONGER * length_of(scale))
-    config.data.update(stream=True, short_seq_prob=0.0)
-    config.packing = False
+    become_recurrent(config)
 
 
 TABLE = table(

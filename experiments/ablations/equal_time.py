@@ -110,6 +110,14 @@ def become_rotary(config) -> None:
     )
 
 
+def become_recurrent(config) -> None:
+    """Makes the model a Transformer-XL with a memory as long as a sequence. Rows go on, so that none is packed."""
+    (only,) = config.stages.values()
+    become(config, "transformer_xl", memory_length=only.length)
+    config.data.update(stream=True, short_seq_prob=0.0)
+    config.packing = False
+
+
 def length_of(scale: Scale) -> int:
     return LONGER * scale.stages[0][1]
 

@@ -18,7 +18,7 @@ Paper:    none compares these at equal time of two cores; ELECTRA against BERT a
 """
 
 from bertjax import objectives
-from experiments.ablations.equal_time import Row, become, become_rotary, length_of, steps_of, table
+from experiments.ablations.equal_time import Row, become, become_recurrent, become_rotary, steps_of, table
 from experiments.ablations.scaled import Scale
 
 
@@ -60,11 +60,9 @@ def _permuted(config, scale: Scale) -> None:
 
 
 def _recurrent(config, scale: Scale) -> None:
-    """Transformer-XL: next words, after a memory of one length. Rows go on in the next step, so that none is packed."""
+    """Transformer-XL: next words, after a memory."""
     _masked(config, scale)
-    become(config, "transformer_xl", memory_length=length_of(scale))
-    config.data.update(stream=True, short_seq_prob=0.0)
-    config.packing = False
+    become_recurrent(config)
 
 
 TABLE = table(

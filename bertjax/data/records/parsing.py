@@ -181,7 +181,7 @@ class Records:
             found = self._rows(feature, size)
             if (found < 0x80).all():
                 return found.astype(np.int32)
-        before = b"\xff" * (_BEYOND - 1) + b"\0"  # one number
+        before = b"\xff" * (_BEYOND - 1) + b"\0"  # a number before the first
         found = np.frombuffer(self._joined(feature, before), np.uint8)
         place = np.flatnonzero(found < 0x80)[1:]  # the last byte of each number
         whole = np.cumsum(feature.sizes) + _BEYOND - 1

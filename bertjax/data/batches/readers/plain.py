@@ -21,7 +21,7 @@ from bertjax.data.records.parsing import Unfit
 from bertjax.data.records.serialization import Damaged, Places, read_together
 from bertjax.sharding.mesh import Batch
 
-PARSED_TOGETHER, TOKENS_TOGETHER = 2048, 1 << 19  # records and tokens, about: few of them take longer each
+PARSED_TOGETHER, TOKENS_TOGETHER = 2048, 1 << 19  # records, and tokens of all: about, at most
 STEPS_TOGETHER = 8  # at most
 
 Source = Iterator[list[bytes]]
