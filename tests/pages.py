@@ -2,8 +2,9 @@
 
 What only a test needs to know stands in comments of the Markdown, which no reader sees:
 
-    <!-- tiny: --config.x.y=VALUE ... -->  from here on to the next command, flags for all later commands with the same
-                                           --config; several add up
+    <!-- tiny: --config.x.y=VALUE ... -->  from here on, flags that the commands with a --config get; several add up
+    <!-- first: COMMAND -->                run before the block below, for what the reader has from elsewhere
+    <!-- instead: A->B ... -->             in the block below, B stands for A
     <!-- file: NAME -->                    the block below is the content of a file
     <!-- run -->                           the Python below is run
     <!-- says: TEXT -->                    what the block below prints has this in it
@@ -40,16 +41,27 @@ class Block:
 
     def commands(self) -> Iterator[list[str]]:
         """Yields the words of each command of a shell's block; those of a redirection are among them."""
-        if self.language:
-            return
-        for line in self.text.replace("\\\n", " ").splitlines():
-            words: list[str] = []
-            for word in [*shlex.split(line, comments=True), "&&"]:
-                if word != "&&":
-                    words.append(word)
-                elif words := list(itertools.dropwhile(_is_variable, words)):
-                    yield words
-                    words = []
+        if not self.language:
+            yield from _commands(self.text)
+
+    def to_run(self) -> Iterator[list[str]]:
+        """Yields those that a test runs, as it does."""
+        if not self.language and "only parsed" not in self.notes:
+            text = self.text
+            for pair in self.notes.get("instead", "").split():
+                text = text.replace(*pair.split("->"))
+            yield from _commands(f"{self.notes.get('first', '')}\n{text}")
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    for line in text.replace("\\\n", " ").splitlines():
+        words: list[str] = []
+        for word in [*shlex.split(line, comments=True), "&&"]:
+            if word != "&&":
+                words.append(word)
+            elif words := list(itertools.dropwhile(_is_variable, words)):
+                yield words
+                words = []
 
 
 def _is_variable(word: str) -> bool:

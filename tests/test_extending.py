@@ -5,8 +5,9 @@ import sys
 import pytest
 
 from tests.pages import PAGES, ROOT
+from tests.reader import Reader, write_inputs
 from tests.tasks.conftest import checkpoint  # noqa: F401
-from tests.test_tutorials import forgetting, run_page, write_inputs  # noqa: F401
+from tests.test_tutorials import forgetting  # noqa: F401
 
 EXTENDING = [page for page in PAGES if page.parent.name == "extending"]
 
@@ -18,7 +19,7 @@ def test_the_smallest_example_of_a_page_is_trained_with(page, checkpoint, record
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as where a program is run
     monkeypatch.delitem(sys.modules, "stars", raising=False)
-    assert run_page(page, tmp_path) == page.read_text().count("<!-- file: ") > 0
+    assert Reader(tmp_path).follow(page) == page.read_text().count("<!-- file: ") > 0
 
 
 def test_there_is_a_page_for_each_kind_with_an_entry_point():

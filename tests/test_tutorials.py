@@ -4,16 +4,9 @@ And the errors that docs/faq.md explains are the ones that its commands end with
 """
 
 import ast
-import contextlib
-import csv
 import importlib.util
-import io
-import os
-import random
 import re
 import shlex
-import shutil
-import subprocess
 import types
 
 import pytest
@@ -22,9 +15,9 @@ from bertjax import experiment, families, objectives
 from bertjax.config import fine_tuning_config, pretraining_config
 from bertjax.tasks import TASKS, validate
 from bertjax.training import optimizers, schedules, sinks
-from tests.conftest import TOPICS, make_corpus
 from tests.pages import OTHERS, PAGES, ROOT, SITE, blocks_of, module_of, split_redirection
 from tests.processes import run
+from tests.reader import Reader, write_inputs
 from tests.tasks.conftest import checkpoint  # noqa: F401
 
 TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
@@ -92,78 +85,7 @@ def _given(flags, arguments):
 def test_a_tutorial_from_beginning_to_end(page, checkpoint, tmp_path, monkeypatch):  # noqa: F811
     write_inputs(tmp_path, checkpoint)
     monkeypatch.chdir(tmp_path)
-    assert run_page(page, tmp_path) >= 5
-
-
-def run_page(page, folder) -> int:
-    """Runs all that a page tells its reader to, in the current folder; returns the number of commands."""
-    tiny, environment, ran = [], {}, 0
-    for block in blocks_of(page):
-        tiny = shlex.split(block.notes["tiny"]) if "tiny" in block.notes else tiny
-        if "file" in block.notes:
-            (folder / block.notes["file"]).write_text(block.text)
-        if "run" in block.notes:
-            with contextlib.redirect_stdout(io.StringIO()) as printed:
-                exec(compile(block.text, page, "exec"), {})
-            assert printed.getvalue() and block.notes.get("says", "") in printed.getvalue()
-        for words in block.commands() if "only parsed" not in block.notes else ():
-            ran += 1
-            if words[0] == "export":
-                environment = dict(word.split("=", 1) for word in words[1:])
-            elif words[0].startswith("tpu/"):
-                shown = [ROOT / words[0], "--dry-run", *words[1:]]
-                result = subprocess.run(shown, env=os.environ | environment, capture_output=True, text=True, cwd=ROOT)
-                assert result.returncode == 0 and "gcloud" in result.stdout, result.stderr
-            else:
-                assert block.notes.get("says", "") in _run_as_typed(words, tiny, folder)
-    return ran
-
-
-def _run_as_typed(words, tiny, folder) -> str:
-    """Returns what a command prints."""
-    module, arguments = module_of(words)
-    arguments, output = split_redirection(arguments)
-    has_config = any(argument.startswith("--config=") for argument in arguments)
-    result = run(module, *arguments, *(tiny if has_config else ()), cwd=folder, timeout=600)
-    assert result.returncode == 0, (words, result.stdout[-1000:], result.stderr)
-    if output:
-        (folder / output).write_text(result.stdout)
-    return result.stdout
-
-
-def write_inputs(folder, checkpoint):  # noqa: F811
-    """Writes what the pages say that their reader has."""
-    rng = random.Random(0)
-    shutil.copytree(checkpoint, folder / "bert-base-uncased")
-    for name in (
-        "tekstit/wikipedia-000.txt",
-        "tekstit/lehdet/1998.txt",
-        "rulings/1.txt",
-        "general.txt",
-        "texts.txt",
-        "texts/1.txt",
-    ):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(make_corpus(30, seed=rng.randrange(1000)))
-
-    def sentence(topic):
-        return " ".join(rng.choices(TOPICS[topic], k=5))
-
-    def table(name, columns, rows):
-        (folder / name).parent.mkdir(exist_ok=True)
-        with (folder / name).open("w", newline="") as file:
-            csv.writer(file).writerows([columns, *rows])
-
-    for split, size in (("train", 24), ("dev", 12), ("test", 12)):
-        kinds = [rng.choice(["kitchen", "court"]) for _ in range(size)]
-        labels = ["good" if kind == "kitchen" else "bad" for kind in kinds]
-        table(f"reviews/{split}.csv", ["review", "stars"], zip(map(sentence, kinds), labels))
-        table(f"pairs/{split}.csv", ["anchor", "positive"], ((sentence(kind), sentence(kind)) for kind in kinds))
-    (folder / "letters.docx").write_bytes(b"PK")
-    (folder / "latin-1.txt").write_bytes("Un caf\xe9 .\n".encode("latin-1"))
-    (folder / "t5").mkdir()
-    (folder / "t5" / "config.json").write_text('{"model_type": "t5"}')
-    (folder / "documents.txt").write_text("".join(f"{sentence(topic)}\n" for topic in TOPICS for _ in range(5)))
+    assert Reader(tmp_path).follow(page) >= 5
 
 
 @pytest.mark.parametrize("block", SAID, ids=lambda block: block.notes["said by"])

@@ -1,0 +1,242 @@
+"""A reader of README and docs/, who has what the pages speak of, and types their commands, made small."""
+
+import collections
+import contextlib
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+import pathlib
+import random
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+from bertjax import experiment
+from bertjax.config import pretraining_config
+from bertjax.families.distilbert import DistilBertConfig
+from bertjax.families.eurobert import EuroBertConfig
+from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.interop import huggingface
+from bertjax.text import tokenizer
+from tests.conftest import TOPICS, make_corpus
+from tests.families.test_modernbert import random_params
+from tests.pages import OTHERS, PAGES, ROOT, blocks_of, module_of, split_redirection
+from tests.processes import run
+
+SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+PIECES = {"wordpiece": 150, "bpe": 300, "sentencepiece": 80}  # bytes have as many as there are
+
+
+class Reader:
+    """What a command takes that others make is made first, wherever on the pages these are."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.printed: dict[tuple[str, ...], str] = {}  # by each command that was run
+        self._environment: dict[str, str] = {}
+
+    def follow(self, page: pathlib.Path) -> int:
+        """Does all that the page says, in the current folder, which is the reader's; returns the number of commands."""
+        count = 0
+        for block, commands in _to_do(page):
+            if "file" in block.notes:
+                (self.folder / block.notes["file"]).write_text(block.text)
+            if "run" in block.notes:
+                with contextlib.redirect_stdout(io.StringIO()) as printed:
+                    exec(compile(block.text, page, "exec"), {})
+                assert printed.getvalue() and block.notes.get("says", "") in printed.getvalue()
+            for words, tiny in commands:
+                count += 1
+                assert block.notes.get("says", "") in self.type(words, tiny)
+        return count
+
+    def type(self, words: list[str], tiny: list[str]) -> str:
+        """Returns what the command prints, of which it may have been a while."""
+        if tuple(words) not in self.printed:
+            for needed in _needs(words):
+                if not (self.folder / needed).exists():
+                    self.type(*MAKERS[needed])
+            self.printed[tuple(words)] = self._run(words, tiny)
+        return self.printed[tuple(words)]
+
+    def _run(self, words: list[str], tiny: list[str]) -> str:
+        if words[0] == "export":
+            self._environment = dict(word.split("=", 1) for word in words[1:])
+            return ""
+        if words[0] in OTHERS:
+            return ""
+        if words[0].startswith("tpu/"):
+            shown = [ROOT / words[0], "--dry-run", *words[1:]]
+            environment = os.environ | self._environment
+            result = subprocess.run(shown, env=environment, capture_output=True, text=True, cwd=ROOT)
+            assert result.returncode == 0 and "gcloud" in result.stdout, result.stderr
+            return result.stdout
+        module, arguments = module_of(words)
+        arguments, output = split_redirection(arguments)
+        if any(argument.startswith("--config=") for argument in arguments):
+            arguments = [*arguments, *made_small(arguments, self.folder), *tiny]
+        result = run(module, *arguments, cwd=self.folder, timeout=600)
+        assert result.returncode == 0, (arguments, result.stdout[-1000:], result.stderr)
+        if output:
+            (self.folder / output).write_text(result.stdout)
+        return result.stdout
+
+
+def _to_do(page: pathlib.Path) -> Iterator:
+    """Yields the blocks of a page, with their commands and what these get besides."""
+    tiny: list[str] = []
+    for block in blocks_of(page):
+        tiny = [*tiny, *shlex.split(block.notes.get("tiny", ""))]
+        yield block, [(words, tiny) for words in block.to_run()]
+
+
+def _makes(words: list[str]) -> list[str]:
+    """Returns the paths that a command writes."""
+    values = [word.split("=", 1)[1] for word in words if word.startswith(("--workdir=", "--output="))]
+    return [value.rstrip("/") for value in [*values, split_redirection(words)[1]] if value]
+
+
+def _needs(words: list[str]) -> Iterator[str]:
+    """Yields the paths that a command names, that others write."""
+    made = _makes(words)
+    for word in words:
+        path = pathlib.PurePath(word.rsplit("=", 1)[-1].partition("@")[0])
+        for each in map(str, (path, *path.parents)):
+            if each in MAKERS and each not in made:
+                yield each
+
+
+def made_small(arguments: list[str], folder: pathlib.Path) -> list[str]:
+    """Returns flags with which the run that the arguments ask for takes seconds."""
+    config, _ = experiment.from_arguments(arguments)
+    microbatches = min(config.microbatches, 2)
+    small = dict(batch_size=16 * microbatches, microbatches=microbatches, log_every_steps=1)
+    if config.sinks == pretraining_config().sinks:
+        small["sinks"] = "()"
+    if "stages" not in config:
+        small.update({"epochs": 1, "max_seq_length": 32, "data.doc_stride": 16})
+    else:
+        small.update({"eval.max_sequences": 16, "eval.bits_windows": min(config.eval.bits_windows, 4)})
+        small["tokenizer.extend"] = min(config.tokenizer.extend, 5)
+        small.update({"data.heldout_fraction": 0.15, "checkpoint.every_steps": 2})
+        shortest = min(stage.length for stage in config.stages.values())
+        for name, stage in config.stages.items():
+            length = 32 if stage.length == shortest else 64
+            small.update({f"stages.{name}.steps": 2, f"stages.{name}.length": length})
+            predicted = -(-stage.max_predictions_per_seq * length // stage.length)
+            small[f"stages.{name}.max_predictions_per_seq"] = predicted
+        small.update({f"model.{name}": value for name, value in _small_model(config, folder).items()})
+    names = {name for name in small if _has(config, name)}
+    return [f"--config.{name}={value}" for name, value in small.items() if name in names]
+
+
+def _small_model(config, folder: pathlib.Path) -> dict[str, int]:
+    if config.adapt.model:
+        return {}
+    if config.init_checkpoint:
+        theirs = json.loads((folder / config.init_checkpoint / "config.json").read_text())
+        return {name: value for name, value in theirs.items() if name in config.model and isinstance(value, int)}
+    pieces = PIECES.get(config.tokenizer.kind, config.model.vocab_size)
+    return SIZES | dict(vocab_size=pieces, embedding_size=32, memory_length=32)
+
+
+def _has(config, name: str) -> bool:
+    *sections, field = name.split(".")
+    for section in sections:
+        config = config[section]
+    return field in config
+
+
+def write_inputs(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
+    """Writes what the pages say that their reader has."""
+    rng = random.Random(0)
+    (folder / "experiments").symlink_to(ROOT / "experiments")
+    for name in ("bert-base-uncased", "small-bert", "path/to/bert-base-uncased"):
+        shutil.copytree(checkpoint, folder / name)
+    for name in (
+        "tekstit/wikipedia-000.txt", "tekstit/lehdet/1998.txt", "rulings/1.txt", "domain.txt", "general.txt",
+        "texts.txt", "texts/1.txt", "texte/1.txt",
+    ):  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(make_corpus(30, seed=rng.randrange(1000)))
+
+    def sentence(topic):
+        return " ".join(rng.choices(TOPICS[topic], k=5))
+
+    def table(name, columns, rows, delimiter=","):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("w", newline="") as file:
+            csv.writer(file, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL).writerows([columns, *rows])
+
+    for split, size in (("train", 24), ("dev", 12), ("test", 12)):
+        kinds = [rng.choice(["kitchen", "court"]) for _ in range(size)]
+        labels = ["good" if kind == "kitchen" else "bad" for kind in kinds]
+        table(f"reviews/{split}.csv", ["review", "stars"], zip(map(sentence, kinds), labels))
+        table(f"reports/{split}.csv", ["text", "label"], zip(map(sentence, kinds), labels))
+        ones = ((sentence(kind), *(int(kind == other) for other in ("court", "kitchen", "sea"))) for kind in kinds)
+        table(f"comments/{split}.csv", ["text", "toxic", "insult", "threat"], ones)
+        table(f"pairs/{split}.csv", ["anchor", "positive"], ((sentence(kind), sentence(kind)) for kind in kinds))
+        similar = ((sentence("sea"), sentence(kind), rng.random() * 5) for kind in kinds)
+        table(f"STS-B/{split}.tsv", ["sentence1", "sentence2", "score"], similar, "\t")
+        same = [(int(kind == "court"), 1, 2, sentence("court"), sentence(kind)) for kind in kinds]
+        columns = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
+        if split == "test":
+            columns[0], same = "index", [(number, *row[1:]) for number, row in enumerate(same)]
+        table(f"GLUE/MRPC/{split}.tsv", columns, same, "\t")
+    shutil.copy(folder / "reviews/test.csv", folder / "test.csv")
+    shutil.copy(folder / "pairs/train.csv", folder / "pairs.csv")
+    table("texts.csv", ["number", "review", "body"], ((i, sentence("sea"), sentence("court")) for i in range(9)))
+    documents = [sentence(topic) for topic in TOPICS for _ in range(5)]
+    (folder / "documents.txt").write_text("".join(f"{document}\n" for document in documents))
+    (folder / "sentences.txt").write_text("".join(f"{document}\n" for document in documents))
+    good_and_bad = [json.dumps(dict(sentence_good=x, sentence_bad=x[::-1], UID="order")) for x in documents[:4]]
+    (folder / "blimp.jsonl.xz").write_bytes(lzma.compress("\n".join(good_and_bad).encode()))
+    write_search(folder / "BEIR/scifact", documents)
+    (folder / "texts/1.txt.gz").write_bytes(gzip.compress((folder / "texts/1.txt").read_bytes()))
+    (folder / "letters.docx").write_bytes(b"PK")
+    (folder / "latin-1.txt").write_bytes("Un caf\xe9 .\n".encode("latin-1"))
+    (folder / "t5").mkdir()
+    (folder / "t5" / "config.json").write_text('{"model_type": "t5"}')
+
+
+def write_published(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
+    """Writes what the how-to pages have downloaded besides: models of other families, random, with BERT's pieces."""
+    pieces = tokenizer.load("wordpiece", checkpoint / "vocab.txt")
+    sizes = SIZES | dict(vocab_size=len(pieces.pieces), max_position_embeddings=64)
+    for name, config in (
+        ("distilbert-base-uncased", DistilBertConfig(**sizes)),
+        ("EuroBERT-210m", EuroBertConfig(**sizes, num_key_value_heads=1, head_dim=8)),
+    ):
+        huggingface.write(folder / "path/to" / name, config, random_params(BertForMaskedLM(config), config), pieces)
+
+
+def write_search(folder: pathlib.Path, documents: list[str]) -> None:
+    (folder / "qrels").mkdir(parents=True)
+    rows = [dict(_id=str(number), title="", text=text) for number, text in enumerate(documents)]
+    (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    queries = [dict(_id=row["_id"], text=row["text"].split()[0]) for row in rows[::4]]
+    (folder / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
+    relevant = "".join(f"{query['_id']}\t{query['_id']}\t1\n" for query in queries)
+    (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{relevant}")
+
+
+# Tutorials begin with an empty folder, and the pages on extending with files of their own.
+HOW_TO = [page for page in PAGES if page.parent.name not in ("tutorials", "extending")]
+
+
+def writers() -> dict[str, list[tuple[list[str], list[str]]]]:
+    """Returns the commands of the how-to pages by the path that they write, with what they get besides."""
+    found = collections.defaultdict(list)
+    for page in HOW_TO:
+        for _, commands in _to_do(page):
+            for words, tiny in commands:
+                for path in _makes(words):
+                    found[path].append((words, tiny))
+    return found
+
+
+MAKERS = {path: commands[0] for path, commands in writers().items()}

@@ -1,0 +1,34 @@
+"""The commands of README and the how-to pages, as a reader types them, but for the size of what they make."""
+
+import pytest
+
+from tests.pages import OTHERS, blocks_of
+from tests.reader import HOW_TO, Reader, write_inputs, write_published, writers
+from tests.tasks.conftest import checkpoint  # noqa: F401
+
+
+def has_commands_to_run(page):
+    return any(words[0] not in OTHERS for block in blocks_of(page) for words in block.to_run())
+
+
+PAGES = [*filter(has_commands_to_run, HOW_TO)]
+
+
+@pytest.fixture(scope="module")
+def reader(checkpoint, tmp_path_factory):  # noqa: F811
+    """Who has read no page yet; what one makes, the next ones find."""
+    folder = tmp_path_factory.mktemp("reader")
+    write_inputs(folder, checkpoint)
+    write_published(folder, checkpoint)
+    return Reader(folder)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_a_page_runs(page, reader, monkeypatch):
+    monkeypatch.chdir(reader.folder)
+    assert reader.follow(page) > 0
+
+
+def test_two_commands_do_not_write_to_one_place():
+    for path, commands in writers().items():
+        assert len({tuple(words) for words, _ in commands}) == 1, path
