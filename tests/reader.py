@@ -55,7 +55,7 @@ class Reader:
         return count
 
     def type(self, words: list[str], tiny: list[str]) -> str:
-        """Returns what the command prints, of which it may have been a while."""
+        """Returns what the command prints. One that was typed before is not run again."""
         if tuple(words) not in self.printed:
             for needed in _needs(words):
                 if not (self.folder / needed).exists():
