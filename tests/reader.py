@@ -27,7 +27,7 @@ from tests.families.test_modernbert import random_params
 from tests.pages import OTHERS, PAGES, ROOT, blocks_of, module_of, split_redirection
 from tests.processes import run
 
-SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+SIZES = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
 PIECES = {"wordpiece": 150, "bpe": 300, "sentencepiece": 80}  # bytes have as many as there are
 
 
