@@ -130,8 +130,7 @@ def made_small(arguments: list[str], folder: pathlib.Path) -> list[str]:
             predicted = -(-stage.max_predictions_per_seq * length // stage.length)
             small[f"stages.{name}.max_predictions_per_seq"] = predicted
         small.update({f"model.{name}": value for name, value in _small_model(config, folder).items()})
-    names = {name for name in small if _has(config, name)}
-    return [f"--config.{name}={value}" for name, value in small.items() if name in names]
+    return [f"--config.{name}={value}" for name, value in small.items() if _has(config, name)]
 
 
 def _small_model(config, folder: pathlib.Path) -> dict[str, int]:

@@ -21,10 +21,10 @@ _UNREADABLE = (
 )
 
 # Nothing here is control flow of tensors, for which TensorFlow would rewrite each function: a second at every start.
-as_it_is = tf.autograph.experimental.do_not_convert
+_as_it_is = tf.autograph.experimental.do_not_convert
 
 
-@as_it_is
+@_as_it_is
 def grouped(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, step: int, lost):
     size = order.group_size
     wanted = np.searchsorted(groups, rows // size) * size + rows % size  # other hosts use other rows of a group
@@ -58,12 +58,12 @@ def grouped(order: Order, form: Format, rows: np.ndarray, groups: np.ndarray, st
     return found if is_all else found.map(lambda records: tf.gather(records, wanted))
 
 
-@as_it_is
+@_as_it_is
 def in_order(parts: Sequence[Part], form: Format, most: int, step: int, batch_size: int):
     return _read(lambda: iter(parts), form).take(most).skip(step * batch_size).batch(batch_size)
 
 
-@as_it_is
+@_as_it_is
 def side_by_side(parts: Sequence[Part], form: Format, total: int, rows: int, step: int):
     own = functools.partial(_read, lambda row: ranges(parts, total, rows, row), form)
     return tf.data.Dataset.range(rows).interleave(own, cycle_length=rows).batch(rows).skip(step)
@@ -92,7 +92,7 @@ def _read(parts: Callable[..., Iterator[Part]], form: Format, *arguments):
     return found.flat_map(read)
 
 
-@as_it_is
+@_as_it_is
 def _parse(serialized, form: Format):
     """As `layouts.parse`, inside tf.data."""
     found = (_parse_compact if form.layout == "compact" else _parse_google)(serialized, form)
