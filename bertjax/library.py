@@ -349,7 +349,8 @@ def prepare(
     workers are processes that import the script.
 
     Args:
-      config, overrides: as for `train`.
+      config: the experiment or config, as for `train`.
+      overrides: {field: value}, as for `train`.
       output: must not hold finished records.
       workers: processes; all cores unless given.
       beam_options: runs on Apache Beam with these options, such as ["--runner=DataflowRunner"].
