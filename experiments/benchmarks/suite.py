@@ -76,7 +76,12 @@ def table(lines: list[dict], slowest: int = 0) -> str:
         seconds["collection"] += worker["collection"]
         seconds["idle"] += max(ends.values()) - ends[name]
     total = sum(seconds.values())
-    rows = [f"{len(tests)} tests, {len(workers)} workers", "", "| phase | seconds | share | count |", "|---|---|---|---|"]
+    rows = [
+        f"{len(tests)} tests, {len(workers)} workers",
+        "",
+        "| phase | seconds | share | count |",
+        "|---|---|---|---|",
+    ]
     for phase, spent in seconds.most_common():
         rows.append(f"| {phase} | {spent:,.0f} | {100 * spent / total:.1f} % | {counts[phase] or ''} |")
     if slowest:
