@@ -17,13 +17,18 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Run after run the same small programs are compiled, and by the processes that tests start as well.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
 
+import collections
 import concurrent.futures
 import contextlib
 import gc
 import importlib.util
+import json
+import math
 import pathlib
 import random
 import signal
+import time
+import zlib
 
 import jax
 import pytest
@@ -42,78 +47,79 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FOLDER = pathlib.Path(__file__).parent
 
-# Files that take ten seconds or more, longest first: or one worker would be left with the last of them.
-LONG = (
-    "interop/test_parity.py",
-    "test_how_to.py",
-    "planner/test_plan.py",
-    "tasks/test_pretraining.py",
-    "tasks/test_vector_losses.py",
-    "tasks/test_streams.py",
-    "tasks/test_packing.py",
-    "objectives/test_replaced.py",
-    "families/test_xlnet.py",
-    "model/test_gpu_kernels.py",
-    "objectives/test_objectives.py",
-    "training/test_loop.py",
-    "test_several_hosts.py",
-    "model/test_flash_attention.py",
-    "model/test_kernels.py",
-    "families/test_modernbert.py",
-    "test_tutorials.py",
-    "test_stages.py",
-    "test_commands.py",
-    "test_extending.py",
-    "tasks/test_streams_in_use.py",
-    "tasks/test_trained_params.py",
-    "tasks/test_finetuning.py",
-    "tasks/test_adaptation.py",
-    "families/test_relatives.py",
-    "tasks/test_exported.py",
-    "data/test_pipeline.py",
-    "families/test_eurobert.py",
-    "tpu/test_notebook.py",
-    "reporting/test_report.py",
-    "objectives/test_auxiliary.py",
-    "objectives/test_replaced_in_use.py",
-    "model/test_variants.py",
-    "data/test_packing.py",
-    "data/test_preparation.py",
-    "tasks/test_likelihood.py",
-    "families/test_own_family.py",
-    "tpu/test_launch.py",
-    "test_fuzz.py",
-    "objectives/test_plm.py",
-    "tasks/test_distillation.py",
-    "tasks/test_own_task.py",
-    "tasks/test_sweep.py",
-    "interop/test_replaced_parity.py",
-    "tasks/test_classify.py",
-    "training/test_frozen.py",
-    "tasks/test_squad.py",
-    "tasks/test_features.py",
-    "interop/test_real_weights.py",
-    "model/test_bert.py",
-    "training/test_damage.py",
-    "test_faults.py",
-    "tasks/test_generation.py",
-    "interop/test_transformer_xl_parity.py",
-)
+# Seconds of each test that takes half a second or more. `pytest -m '' --write-durations` writes the file anew.
+DURATIONS = FOLDER / "durations.json"
+SHORT = 0.1  # seconds of a test that the file does not list
+
+# The workers inherit the time at which the controller began.
+BEGAN = float(os.environ.setdefault("BERTJAX_TESTS_BEGAN", str(time.time())))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="write the golden snapshots anew")
+    parser.addoption("--write-durations", action="store_true", help=f"write {DURATIONS.name} anew")
+    parser.addoption(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="skip the tests that would begin later than this; the day decides which half of the files comes first",
+    )
 
 
 def pytest_configure(config):
-    config.option.loadscopereorder = False  # of xdist, which would begin with the files of most tests
+    config.option.loadscopereorder = False  # xdist would begin with the files that have the most tests
+    if config.option.write_durations and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationsWriter())
 
 
-def pytest_collection_modifyitems(items):
-    order = {FOLDER / name: number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: order.get(item.path, len(LONG)))
+@pytest.hookimpl(trylast=True)  # after the marker expression has deselected tests
+def pytest_collection_modifyitems(config, items):
+    order_files(items, in_part=config.option.minutes < math.inf)
     for marker, modules in (("tpu_aot", ["libtpu"]), ("gpu_aot", ["jax_cuda12_plugin", "jax_cuda13_plugin"])):
         if not any(map(importlib.util.find_spec, modules)):
             for item in items:
                 if item.get_closest_marker(marker):
                     reason = f"{' or '.join(modules)} is not installed, which is for x86-64 Linux"
                     item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def order_files(items: list[pytest.Item], in_part: bool) -> None:
+    """Sorts the tests: files in descending order of their seconds, so that no worker ends with a long file.
+
+    With `in_part`, the files of one half come first. The half changes from day to day.
+    """
+    durations = json.loads(DURATIONS.read_text())
+    seconds: collections.Counter[pathlib.Path] = collections.Counter()
+    for item in items:
+        seconds[item.path] += durations.get(item.nodeid, SHORT)
+    day = int(BEGAN // 86_400)
+
+    def position(item):
+        later = in_part and (zlib.crc32(item.path.name.encode()) + day) % 2
+        return later, -seconds[item.path], item.path
+
+    items.sort(key=position)
+
+
+def pytest_runtest_setup(item):
+    if time.time() - BEGAN > 60 * item.config.option.minutes:
+        pytest.skip(f"not begun within {item.config.option.minutes:g} minutes")
+
+
+class DurationsWriter:
+    """Stores the seconds of each test, with its fixtures, in `DURATIONS`. Tests that did not run keep their seconds."""
+
+    def __init__(self):
+        self.seconds = collections.Counter()
+
+    def pytest_runtest_logreport(self, report):
+        if not report.skipped:
+            self.seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self):
+        merged = {**json.loads(DURATIONS.read_text()), **self.seconds}
+        long = {name: round(merged[name], 1) for name in sorted(merged) if merged[name] >= 0.5}
+        DURATIONS.write_text(json.dumps(long, indent=0) + "\n")
 
 
 TOPICS = {
@@ -236,10 +242,6 @@ def records_folder(corpus_file, tmp_path_factory):
 
 def one_device_mesh(config):
     return make_mesh(config, jax.devices()[:1])
-
-
-def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="write the golden snapshots anew")
 
 
 def launch_and_stop(task_class, config, workdir, step: int) -> None:

@@ -132,6 +132,7 @@ def test_no_model_is_fine_tuned_at_positions_that_it_has_not_learnt(name):
             assert length <= learnt or cell.model is scaled.RANDOM, f"{table}, {title}: {cell.name} has {length}"
 
 
+@pytest.mark.slow
 def test_what_fails_is_said_in_one_line(data, tmp_path):
     (data / "corpora/books.txt").write_text("")
     suite = Suite("trial", tmp_path / "work", data)
@@ -184,6 +185,7 @@ def test_scores_after_fewer_steps_stand_beside_those_of_the_end(data, tmp_path):
     np.testing.assert_allclose([list(bars[0].get_ydata()) for bars in axis.containers], 55.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "missing, flag, message",
     [
@@ -241,6 +243,7 @@ def test_a_row_of_today_differs_from_the_one_before_in_what_it_says(rows_today):
     assert [(each.name, each.steps) for each in stages] == [("constant", 2250), ("decay", 750)]  # in this order
 
 
+@pytest.mark.slow
 def test_rows_of_today_have_equally_many_params(rows_today):
     def params(config) -> int:
         task = Pretraining(config, make_mesh(config, jax.devices()[:1]), None)
@@ -475,6 +478,7 @@ def test_windows_have_whole_words_and_a_share_of_them_is_hidden():
     assert not any(second for _, second in hidden) and 120 < sum(first for first, _ in hidden) < 180
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_bits_of_a_model_that_knows_nothing(causal):
     """Each word is a piece, all 40 pieces are equally likely, and a left-to-right model names them all."""

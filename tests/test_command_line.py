@@ -201,6 +201,7 @@ def command(*arguments, cwd, **environment):
     return subprocess.run(arguments, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_both_doors_say_the_same(tmp_path):
     here = dict(cwd=tmp_path, PYTHONPATH=str(ROOT))
     for module, arguments, code, start in (
@@ -248,6 +249,7 @@ def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch
     assert capsys.readouterr().err.startswith("error: bertjax has no command 'trian'; did you mean train? There are ")
 
 
+@pytest.mark.slow
 def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
     """It is built from what the Dockerfile copies."""
     source = tmp_path / "source"

@@ -62,6 +62,7 @@ def test_a_finished_run_says_so_at_once(trained):
     assert again.stdout.split("\n")[1:] == result.stdout.split("\n")[-len(again.stdout.split("\n")) + 1 :]
 
 
+@pytest.mark.slow
 def test_predict_fills_masks_as_text_and_as_json(trained):
     folder, _ = trained
     (folder / "texts.txt").write_text("the [MASK] saw the [MASK] .\n\na [MASK]\n")
@@ -94,6 +95,7 @@ def test_evaluate_counts_minimal_pairs(trained):
     assert missing.returncode == 1 and missing.stderr == "error: --pairs: no file 'none.jsonl'\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(has_accelerator(), reason="there JAX looks for it")
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="pip install -e '.[aot]'")
 def test_jax_is_not_asked_for_a_tpu_where_there_is_none(trained):
@@ -137,6 +139,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
     assert steps and 3 <= steps[-1] < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_prepare_stops_at_once_and_keeps_what_is_finished(number, tmp_path):
     (tmp_path / "text.txt").write_text(20 * make_corpus(2_000))
@@ -185,6 +188,7 @@ def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
     assert again.returncode != 0 and "error: --output=hf: exists and is not empty" in again.stderr
 
 
+@pytest.mark.slow
 def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
     folder, _ = trained
     assert run("convert", f"--source={folder}/run", "--output=hf", "--format=huggingface", cwd=tmp_path).returncode == 0
@@ -199,6 +203,7 @@ def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
     assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
 
 
+@pytest.mark.slow
 def test_extract_writes_hidden_states(trained, tmp_path):
     folder, _ = trained
     arguments = f"--checkpoint={folder}/run", "--layers=sum_all", "--output=f.npz", "the ship", "a", "--dtype=float32"
@@ -243,6 +248,7 @@ def test_report_looks_into_a_run(trained, tmp_path):
         assert result.returncode == 1 and result.stderr == f"{message}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source, has_curves", [("run@10", True), (str(GOLDEN), False)])
 def test_report_looks_into_a_step_of_a_run_and_into_published_checkpoints(source, has_curves, trained, tmp_path):
     folder, _ = trained
@@ -253,6 +259,7 @@ def test_report_looks_into_a_step_of_a_run_and_into_published_checkpoints(source
     assert (tmp_path / "report.png").exists() == ("Thin lines: training" in page) == has_curves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", sorted({module for module, _ in COMMANDS.values()}))
 def test_help_imports_no_more_than_it_needs(module, tmp_path):
     """So that it answers at once."""
@@ -298,6 +305,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
 def test_mistakes_get_one_clear_line(name, trained, tmp_path):
     arguments, message = BAD[name]
@@ -318,6 +326,7 @@ def test_a_workdir_of_another_model_is_refused(trained):
     assert "error: config.model.num_hidden_layers = 3: run holds a run with 2" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -12,6 +12,7 @@ from tests.test_tutorials import forgetting  # noqa: F401
 EXTENDING = [page for page in PAGES if page.parent.name == "extending"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", EXTENDING, ids=lambda page: page.stem)
 def test_the_smallest_example_of_a_page_is_trained_with(page, checkpoint, records_folder, tmp_path, monkeypatch):  # noqa: F811
     write_inputs(tmp_path, checkpoint)

@@ -5,6 +5,8 @@ import resource
 import signal
 import time
 
+import pytest
+
 from bertjax.training import checkpoint
 from tests.conftest import make_corpus
 from tests.processes import run, start
@@ -27,6 +29,7 @@ def wait_until(condition, process):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_costs_no_checkpoint(records_folder, tmp_path):
     process = train(records_folder, tmp_path)
     wait_until(lambda: (tmp_path / "run/checkpoints/5").exists(), process)
@@ -40,6 +43,7 @@ def test_a_full_disk_is_one_line_and_costs_no_checkpoint(records_folder, tmp_pat
     assert "damaged" not in again.stdout and checkpoint.latest_intact_step(tmp_path / "run") >= 5
 
 
+@pytest.mark.slow
 def test_however_often_ctrl_c_is_pressed_there_is_one_line_at_most(records_folder, tmp_path):
     process = train(records_folder, tmp_path)
     wait_until(lambda: "step 5/" in process.stdout, process)
@@ -63,6 +67,7 @@ def test_the_second_of_two_runs_in_a_workdir_refuses_and_the_first_goes_on(recor
     other.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_corpus_may_have_a_comma_in_its_name(tmp_path):
     (tmp_path / "a,b.txt").write_text(make_corpus(30))
     (tmp_path / "c.txt").write_text(make_corpus(30, seed=1))

@@ -17,6 +17,7 @@ def good(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fuzz.ALL)
 def test_damaged_input_ends_in_a_result_or_one_line(good, name):
     ended, what = fuzz.pass_through(name, good, seed=0, number=0)

@@ -23,6 +23,7 @@ def reader(checkpoint, tmp_path_factory):  # noqa: F811
     return Reader(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_page_runs(page, reader, monkeypatch):
     monkeypatch.chdir(reader.folder)

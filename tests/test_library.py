@@ -77,6 +77,7 @@ def test_all_that_is_public_has_a_place_in_the_reference():
         assert path.startswith("bertjax.Model.") or f"\n::: {path}\n" in page, path
 
 
+@pytest.mark.slow
 def test_the_site_says_what_all_that_is_public_does(tmp_path):
     pytest.importorskip("mkdocstrings")
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", f"--site-dir={tmp_path}"]
@@ -125,6 +126,7 @@ def test_a_classifier_says_what_apply_gives_and_has_gradients():
     assert model.classify([]) == []
 
 
+@pytest.mark.slow
 def test_tags_answers_and_vectors_are_what_apply_gives():
     tagger = made("BertForTokenClassification", "classifier", 3, labels=TAGS)
     logits = jax.jit(tagger.apply)(tagger.params, inputs(tagger, TEXTS))
@@ -145,6 +147,7 @@ def test_tags_answers_and_vectors_are_what_apply_gives():
     assert encoder.embed([]).shape == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_causal_model_continues_a_text_with_the_likeliest_words():
     model = made("BertForMaskedLM", causal=True)
     (found,) = model.generate("the ship", 1, temperature=0.0)

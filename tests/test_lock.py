@@ -34,6 +34,7 @@ def start(folder, begin):
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_of_several_that_start_together_one_goes_on(tmp_path):
     processes = [start(tmp_path / "run", time.time() + 3) for _ in range(4)]
     lines = [process.stdout.readline() for process in processes]
@@ -63,6 +64,7 @@ def store(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_in_a_store_the_last_of_those_that_start_together_goes_on(store):
     outcomes, ended = [], threading.Event()
 

@@ -121,6 +121,7 @@ def assert_same_run(workdir, alone):
         np.testing.assert_allclose(ours[name], theirs[name], atol=2e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_hosts_go_on_where_one_stopped_stop_together_and_end_as_one_would_have(experiment, alone, tmp_path):
     """The two have another mesh. SIGTERM reaches the second only, as when one VM is taken away."""
     workdir = shutil.copytree(alone, tmp_path / "run")
@@ -146,6 +147,7 @@ def test_two_hosts_go_on_where_one_stopped_stop_together_and_end_as_one_would_ha
     assert_same_run(workdir, alone)
 
 
+@pytest.mark.slow
 def test_where_a_host_dies_the_others_name_it_and_stop(experiment, tmp_path):
     endless = ("--config.stages.short.steps=100000", "--config.eval.every_steps=100000", "--config.packing=False")
     processes = start(2, f"--config={experiment}", f"--workdir={tmp_path / 'run'}", *endless)
@@ -157,6 +159,7 @@ def test_where_a_host_dies_the_others_name_it_and_stop(experiment, tmp_path):
     assert stderr.splitlines()[-1] == "error: host 1 has died; start the same command again on all hosts", stderr
 
 
+@pytest.mark.slow
 def test_hosts_that_are_missing_are_named(experiment, tmp_path):
     arguments = (f"--config={experiment}", f"--workdir={tmp_path}")
     called = start(4, *arguments, "--config.hosts_timeout=15", numbers=(0, 2))

@@ -142,6 +142,7 @@ def test_a_schedule_of_tokens_counts_them(records):
     np.testing.assert_allclose([float(rate(s)) for s in (9, 10)], 5e-4 * np.array([1, 0.55]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_batches_are_those_of_their_stage(records):
     """Sizes and masks, from whatever step on they are read."""
     config = modern_config(records)
@@ -176,6 +177,7 @@ def test_no_record_is_read_twice_while_the_batch_grows(monkeypatch):
     assert len(read) == len(set(read)) == 44
 
 
+@pytest.mark.slow
 def test_a_step_has_the_angles_of_its_stage(records):
     config = modern_config(records)
     task = task_of(config, records)
@@ -194,6 +196,7 @@ def test_a_step_has_the_angles_of_its_stage(records):
     assert program.step_of(*task.at(6)) is program.step_of(*task.at(8)) is not program.train_step
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_at_every_boundary_ends_as_one_that_does_not(records, tmp_path):
     config = modern_config(records)
     config.log_every_steps = config.checkpoint.every_steps = 1
@@ -236,6 +239,7 @@ def parent(records, tmp_path_factory, on_one_device):  # noqa: F811
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps, stops_at", [(10, None), (14, 13)])
 def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, capsys, steps, stops_at):
     launch(falling(records, steps), tmp_path / "straight")
@@ -271,12 +275,14 @@ def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from,
     assert "\n" not in str(error.value) and not checkpoint.steps(tmp_path / "branch")
 
 
+@pytest.mark.slow
 def test_a_branch_is_not_mistaken_for_another_run(records, parent, tmp_path):
     launch(falling(records, 10, parent), tmp_path / "branch")
     with pytest.raises(UserError, match=r"config.branch_from = '': .* holds a run with '.*@8'"):
         launch(falling(records, 14), tmp_path / "branch")
 
 
+@pytest.mark.slow
 def test_the_average_of_the_params_is_evaluated_saved_resumed_and_read(records, tmp_path):
     def config():
         found = constant(records, 5)
@@ -305,6 +311,7 @@ def test_the_average_of_the_params_is_evaluated_saved_resumed_and_read(records, 
     assert scores.scores["mlm_loss"] == pytest.approx(checkpoint.read_scores(folder, 5).scores["mlm_loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_z_loss_is_added_in_training_alone(records):
     losses, gradients = [], []
     for z_loss in (0.0, 0.5):

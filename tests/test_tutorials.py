@@ -43,6 +43,7 @@ def forgetting(monkeypatch):
         monkeypatch.setattr(kind, "registered", dict(kind.registered))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypatch):
     """With flags that it has, and a config that is valid but for data that is not here."""
@@ -81,6 +82,7 @@ def _given(flags, arguments):
     return {name for name, _, _ in given}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_from_beginning_to_end(page, checkpoint, tmp_path, monkeypatch):  # noqa: F811
     write_inputs(tmp_path, checkpoint)
@@ -88,6 +90,7 @@ def test_a_tutorial_from_beginning_to_end(page, checkpoint, tmp_path, monkeypatc
     assert Reader(tmp_path).follow(page) >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", SAID, ids=lambda block: block.notes["said by"])
 def test_an_error_is_said_as_the_page_says_it(block, checkpoint, tmp_path):  # noqa: F811
     write_inputs(tmp_path, checkpoint)

@@ -27,6 +27,7 @@ def config(tmp_path, monkeypatch):
     return config
 
 
+@pytest.mark.slow
 def test_the_records_are_those_of_the_local_run(config, tmp_path, in_process, monkeypatch, capsys):
     monkeypatch.setitem(learning.COUNTED_LETTERS, "wordpiece", 200)  # fewer than there are
     config.model.vocab_size = 110

@@ -21,6 +21,7 @@ def write(folder, **texts):
         (folder / f"{name}.txt").write_text(text)
 
 
+@pytest.mark.slow
 def test_portions_group_files_by_size_and_give_the_whole_corpus(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "PORTION_BYTES", 100)
     monkeypatch.setattr(corpus, "FILE_BYTES", 20)

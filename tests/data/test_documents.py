@@ -314,6 +314,7 @@ def test_files_of_another_format_are_named(tmp_path, name, content, message):
         lines_of(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_python_carries_a_corpus_of_english():
     documents = python_docs.read_documents()
     characters = sum(len(line) for d in documents for line in d.lines)

@@ -92,6 +92,7 @@ def test_an_arrangement_is_random_but_a_function_of_its_seed():
     assert (one.order != other.order).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_any_sequence_may_come_in_any_step():
     """Over many seeds: the mean step, of the longest, the shortest, and of whole rows; and who comes with whom."""
     lengths = np.concatenate([[511, 1, 512], rng().integers(20, 500, 397)])
@@ -152,6 +153,7 @@ def no_padding(batch):
     return {**batch, **tokens, **{name: batch[name] * used for name in ("word_positions", "word_ids")}}
 
 
+@pytest.mark.slow
 def test_packed_and_padded_batches_have_the_same_sequences(packable):
     padded, packed = batches_of(packable, 40, batch_size=24), batches_of(packable, 40, batch_size=24, multiple=1)
     for batch, other in zip(padded, packed):
@@ -162,6 +164,7 @@ def test_packed_and_padded_batches_have_the_same_sequences(packable):
     assert tokens / sum(batch["segments"].size for batch in packed) > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiple", [3, 8])
 def test_the_number_of_rows_is_a_multiple(packable, multiple):
     for few, more in zip(batches_of(packable, 5, multiple=1), batches_of(packable, 5, multiple=multiple)):
@@ -184,6 +187,7 @@ def test_packed_batches_are_functions_of_the_step(packable, monkeypatch):
     assert all(not np.array_equal(a["input_ids"], b["input_ids"]) for a, b in zip(straight, changed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together, hosts", [(2, 8), (4, 2), (4, 8), (100, 4)])
 def test_hosts_have_their_rows_of_the_same_packed_batches(packable, monkeypatch, together, hosts):
     monkeypatch.setattr(order, "PACKED_TOGETHER", together)  # groups: 8, 4, 1

@@ -56,6 +56,7 @@ def test_any_step_can_be_computed_by_itself(numbered):
     assert (numbers(numbered, 5, seed=1) != straight[:5]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [range(4), range(12, 16), [0, 1, 6, 7], [3], range(1, 16, 2)])
 @pytest.mark.parametrize("lanes", [16, 4])
 def test_hosts_share_the_same_global_batches(numbered, monkeypatch, rows, lanes):
@@ -65,6 +66,7 @@ def test_hosts_share_the_same_global_batches(numbered, monkeypatch, rows, lanes)
     assert (numbers(numbered, 60, 7, rows=lambda _: np.array(rows)) == together[:, np.array(rows)]).all()
 
 
+@pytest.mark.slow
 def test_each_record_comes_once_an_epoch(numbered):
     total, lanes = numbered.total, 4
     steps = total // lanes
@@ -75,6 +77,7 @@ def test_each_record_comes_once_an_epoch(numbered):
     assert (first != second).any()
 
 
+@pytest.mark.slow
 def test_small_windows_shuffle_and_jump_alike(numbered, monkeypatch):
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 6)
     straight = numbers(numbered, 200, batch_size=4)
@@ -102,6 +105,7 @@ def test_a_host_opens_only_its_share_of_the_files(tmp_path):
         assert len(set.union(*opened)) == 64
 
 
+@pytest.mark.slow
 def test_a_late_step_is_the_one_that_training_reaches(records_folder):
     found = records.find_records(records_folder, 32, 5, "train")
     order = Order(found, 16, 0, RowSize(32, 8))
@@ -238,6 +242,7 @@ def assert_same(batches, others):
             assert batch[name].dtype == other[name].dtype and (batch[name] == other[name]).all(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", ["static", "dynamic"])
 @pytest.mark.parametrize("vocab_size", [1000, 65_536, 200_000])
 def test_the_compact_layout_gives_the_same_batches_from_smaller_files(tmp_path, masking, vocab_size):
@@ -259,6 +264,7 @@ def unmasked(tmp_path):
     return write_set(tmp_path / "unmasked", random_rows(96, is_masked=False))
 
 
+@pytest.mark.slow
 def test_dynamic_masks_are_a_function_of_seed_step_and_row(unmasked):
     straight = batches_of(unmasked, 30)
     assert_same(straight[17:], batches_of(unmasked, 13, start=17))
@@ -274,6 +280,7 @@ def restored(batch):
     return ids
 
 
+@pytest.mark.slow
 def test_dynamic_masks_differ_from_epoch_to_epoch_and_with_the_seed(unmasked):
     masks = {}
     for batch in batches_of(unmasked, 96):  # eight epochs
@@ -356,6 +363,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage, lost", DAMAGES)
 @pytest.mark.parametrize("layout", ["google", "compact"])
 def test_a_damaged_record_is_named(tmp_path, damage, lost, layout):
@@ -367,6 +375,7 @@ def test_a_damaged_record_is_named(tmp_path, damage, lost, layout):
         list(pipeline.heldout_batches(files, LENGTH, PREDICTIONS, batch_size=8, max_sequences=999))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking, damage, lost", [("static", *each) for each in DAMAGES] + [("dynamic", flip, [11])])
 def test_skipped_records_are_empty_rows_and_all_others_stay_where_they_were(tmp_path, masking, damage, lost, capfd):
     files = write_set(tmp_path / "records", random_rows(120, is_masked=masking == "static"), on_corrupt="skip")
@@ -410,6 +419,7 @@ def test_a_file_that_disappears_is_named(tmp_path):
         batches_of(files, 15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "field, value, name",
     [("ids", 1000, "input_ids"), ("labels", 1500, "masked_lm_ids"), ("positions", 16, "masked_lm_positions"),

@@ -253,6 +253,7 @@ def many_blocks(monkeypatch, tmp_path, documents=300):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["blocks.spill", "shards.write"])
 def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_process, broken):
     """Stopped at every block and every shard: none is made twice, and the bytes are those of an undisturbed run."""
@@ -286,6 +287,7 @@ def test_what_a_killed_run_has_finished_is_kept(monkeypatch, tmp_path, in_proces
     assert digest(tmp_path / "out") == digest(tmp_path / "undisturbed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["config", "corpus", "word"])
 def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp_path, in_process, change):
     config = many_blocks(monkeypatch, tmp_path)
@@ -318,6 +320,7 @@ def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp
     assert digest(tmp_path / "out") == digest(tmp_path / "anew")
 
 
+@pytest.mark.slow
 def test_when_a_bad_document_is_mended_blocks_of_the_same_text_are_kept(monkeypatch, tmp_path, in_process):
     config = many_blocks(monkeypatch, tmp_path)
     monkeypatch.setattr(corpus, "PORTION_BYTES", 10**9)  # one group, so that the mended file is in the identity of all
@@ -364,6 +367,7 @@ def test_bad_documents_are_left_out_and_counted(monkeypatch, tmp_path, in_proces
     }
 
 
+@pytest.mark.slow
 def test_files_are_opened_in_proportion_to_the_corpus(monkeypatch, tmp_path, in_process):
     """And not each block for each shard."""
     monkeypatch.setattr(sorting, "READ_TOGETHER", 8)
@@ -408,6 +412,7 @@ def test_padding_and_lonely_sentences_are_told(tmp_path, in_process, capsys, doc
     assert manifest["corpus"]["train_documents"] < 30 or is_bad
 
 
+@pytest.mark.slow
 def test_sources_are_used_as_often_as_the_mixture_says(monkeypatch, tmp_path, in_process):
     config = many_blocks(monkeypatch, tmp_path, documents=1000)
     first, second = config.data.corpus
@@ -513,6 +518,7 @@ def wait_until(condition, process):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_ctrl_c_is_the_parents_to_answer(tmp_path):
     """A terminal sends it to all processes. No worker ever hears it, so that none prints a traceback."""
@@ -531,6 +537,7 @@ def test_ctrl_c_is_the_parents_to_answer(tmp_path):
         wait_until(lambda: not processes(process.pid), process)  # the resource tracker ends just after its parent
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_killed_and_started_again(tmp_path):
     """With SIGKILL, after the first block. The workers end as well, and no byte differs from an undisturbed run."""
@@ -547,6 +554,7 @@ def test_killed_and_started_again(tmp_path):
     assert digest(tmp_path / "killed") == digest(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path):
     """Files may have 300 KB at first, too few for what a block spills. The blocks that are finished remain."""

@@ -17,6 +17,7 @@ from bertjax.data.tf import tf
 from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, random_rows, write_set
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_masked", [True, False])
 @pytest.mark.parametrize("vocab_size", [100, 30_522, 1 << 21])
 @pytest.mark.parametrize("layout", ["google", "compact"])
@@ -130,6 +131,7 @@ def test_torn_examples_are_refused_and_never_read_beyond():
     assert Records([record]).count("input_ids") == LENGTH
 
 
+@pytest.mark.slow
 def test_records_are_read_where_tensorflow_is_not_installed(tmp_path):
     files = write_set(tmp_path / "records", random_rows(64))
     script = f"""

@@ -97,6 +97,7 @@ def test_a_task_of_glue_from_tfds_is_that_of_its_files(provide, pieces, tmp_path
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_sentences_and_questions(provide, pieces):
     with provide(CONLL):
         (sentence,) = ner.read_examples("tfds:conll2003", "train")

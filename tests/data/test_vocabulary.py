@@ -56,6 +56,7 @@ def test_words_are_those_of_the_sentences_that_are_not_held_out(kind, corpus_fil
     assert counts.threshold == 1
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_learns_the_same(corpus_file, small_blocks, monkeypatch):
     monkeypatch.setitem(learning.COUNTED_LETTERS, "wordpiece", 150)  # of 330: so that some are left out
     found = [count(config_of(corpus_file), workers) for workers in (1, 2)]
@@ -83,6 +84,7 @@ def zipf_words(seed: int) -> list[collections.Counter]:
     return [collections.Counter(map(str, (20_000 ** rng.random(5000)).astype(int).tolist())) for _ in range(40)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [10**6, 3000, 1])
 def test_counts_are_exact_in_memory_and_on_disk(tmp_path, room):
     counts, parts = WordCounts(tmp_path, room), zipf_words(0)
@@ -102,6 +104,7 @@ def test_a_full_disk_is_one_line(tmp_path):
         WordCounts(tmp_path, 100).add(zipf_words(0)[0])
 
 
+@pytest.mark.slow
 def test_a_sample_takes_bounded_room_and_is_right_on_average():
     shares, truth = [], sum(zipf_words(0), collections.Counter())
     for trial in range(60):  # other words, hence other hashes

@@ -86,6 +86,7 @@ def test_matrices_that_are_stacked_are_known_to_optimizers():
     assert axes["masked_lm"]["decoder"]["embedding"] == axes["bert"]["embeddings"]["word"]["embedding"]
 
 
+@pytest.mark.slow
 def test_rms_norm_and_its_gradient_are_the_definition():
     x, grad = jax.random.normal(jax.random.key(0), (2, 3, 5, 32))
     norm, scale = RMSNorm(TINY, Compute()), jnp.linspace(0.5, 2, 32)
@@ -104,6 +105,7 @@ def test_rms_norm_and_its_gradient_are_the_definition():
     np.testing.assert_allclose(found.astype(jnp.float32), definition(tiny.astype(jnp.float32), scale), rtol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", [kernels.EMULATED, gpu_kernels.EMULATED])
 def test_kernels_give_the_same_on_any_mesh(chip):
     """States and gradients, of the plain path on one device, and of the kernels on eight."""
@@ -148,6 +150,7 @@ def with_fields(folder, changed: dict, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed, expected",
     [
@@ -195,6 +198,7 @@ def config_for(records, **fields):
     return config
 
 
+@pytest.mark.slow
 def test_packed_sequences_learn_what_padded_ones_do(records_folder):
     losses, gradients = [], []
     for packing in (False, True):
@@ -210,6 +214,7 @@ def test_packed_sequences_learn_what_padded_ones_do(records_folder):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), *gradients)
 
 
+@pytest.mark.slow
 def test_packed_texts_are_pooled_as_rows_of_their_own():
     ids = np.random.default_rng(0).integers(3, 300, (2, 6)).astype(np.int32)
     places, ones = np.arange(12)[None] % 6, np.ones_like(ids)
@@ -230,6 +235,7 @@ def test_packed_texts_are_pooled_as_rows_of_their_own():
     assert not np.allclose(found[0][0], found[1][0], atol=1e-3) and not np.allclose(found[1][0], found[2][0], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_sharded_step_is_that_of_one_device(records_folder):
     losses = []
     for devices, axes in ((1, dict(data=1, fsdp=1, tensor=1)), (8, dict(data=2, fsdp=2, tensor=2))):
@@ -246,6 +252,7 @@ def test_a_sharded_step_is_that_of_one_device(records_folder):
         np.testing.assert_allclose(losses[0][name], losses[1][name], rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_it_is_trained_continued_and_fine_tuned(records_folder, tmp_path):
     launch(config_for(records_folder), tmp_path / "run")
     lines = [line["train/loss"] for line in read_metrics(tmp_path / "run") if "train/loss" in line]

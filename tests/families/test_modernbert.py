@@ -83,6 +83,7 @@ def folder(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [OLD, NEW])
 def test_both_forms_of_a_config_are_read(form, folder, tmp_path):
     fields = json.loads((folder / "config.json").read_text())
@@ -120,6 +121,7 @@ def test_what_we_do_not_have_is_named(changed, message, folder, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_form_that_transformers_does_not_have_stays_ours(tmp_path):
     config = dataclasses.replace(TINY, glu=False)
     assert random_params(BertForMaskedLM(config), config)["bert"]["encoder"]["first"]["input"]["kernel"].ndim == 2
@@ -154,6 +156,7 @@ def plain(qkv, segments, half):
 LENGTHS = [(1, 4), (4, 4), (5, 4), (9, 4), (37, 8), (64, 8), (65, 16), (30, 64)]  # of texts, and half of a window
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "length, half, tile",
     [
@@ -178,6 +181,7 @@ def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, 
         np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_window_that_holds_the_text_is_global_attention():
     qkv, segments = random_attention(20, 20)
     np.testing.assert_allclose(
@@ -185,6 +189,7 @@ def test_a_window_that_holds_the_text_is_global_attention():
     )
 
 
+@pytest.mark.slow
 def test_attention_is_drawn_with_windows_and_adds_up():
     config = dataclasses.replace(TINY, local_attention=4)
     params = random_params(BertForMaskedLM(config), config)
@@ -210,6 +215,7 @@ def config_for(records, **fields):
     return config
 
 
+@pytest.mark.slow
 def test_packed_sequences_learn_what_padded_ones_do(records_folder):
     """Positions restart, and windows do not cross sequences."""
     losses, gradients = [], []
@@ -226,6 +232,7 @@ def test_packed_sequences_learn_what_padded_ones_do(records_folder):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), *gradients)
 
 
+@pytest.mark.slow
 def test_a_sharded_step_is_that_of_one_device(records_folder):
     losses = []
     for mesh, remat in (
@@ -247,6 +254,7 @@ def test_a_sharded_step_is_that_of_one_device(records_folder):
             np.testing.assert_allclose(other[name], value, rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_it_is_trained_fills_masks_and_is_fine_tuned(records_folder, tmp_path):
     launch(config_for(records_folder), tmp_path / "run")
     lines = [line["train/loss"] for line in read_metrics(tmp_path / "run") if "train/loss" in line]
@@ -301,6 +309,7 @@ def test_windows_look_to_both_sides():
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_initial_values_are_smaller_where_matrices_put_out():
     """Normal values of 0.02, cut off at two of these; those of output matrices are divided by the root of 2 layers.
     The words' head is one of them, in transformers as well."""

@@ -50,6 +50,7 @@ def trained(records_folder, tmp_path_factory):
     return folder / "straight", folder / "run"
 
 
+@pytest.mark.slow
 def test_it_is_trained_and_resumed_bit_for_bit(trained):
     straight, resumed = (leaves(checkpoint.read_params(folder, 10)) for folder in trained)
     assert straight.keys() == resumed.keys() and any("mix_1" in name for name in straight)
@@ -72,6 +73,7 @@ def test_it_predicts_and_is_converted_to_our_own_format(trained, tmp_path):
         insight.attention(source, "the ship")
 
 
+@pytest.mark.slow
 def test_it_is_fine_tuned_and_searched(trained, tmp_path):
     write_sst2(tmp_path)
     config = fine_tuning_config_for(tmp_path, trained[1], epochs=4.0, sweep="learning_rate=1e-9,3e-3")
@@ -85,6 +87,7 @@ def test_it_is_fine_tuned_and_searched(trained, tmp_path):
     assert found["label"] == "1"
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_it_is_planned_ahead_with_an_optimizer_and_a_schedule_of_somebody_elses():
     config = config_for("unused")

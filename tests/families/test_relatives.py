@@ -55,6 +55,7 @@ def test_published_sizes(config, count):
     assert count_parameters(nn.meta.unbox(params), config) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_flops_are_those_of_the_matrix_products(name):
     """Against XLA's count, with one layer (it counts the body of a scan once)."""
@@ -78,6 +79,7 @@ def config_for(name, records, **fields):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_folder_is_trained_further_fine_tuned_and_written(name, records_folder, tmp_path):
     config = CONFIGS[name]
@@ -108,6 +110,7 @@ def test_embeddings_are_split_over_devices_as_hidden_states_are():
         make_mesh(config)
 
 
+@pytest.mark.slow
 def test_what_attention_adds_has_no_dropout_in_distilbert():
     """With feed-forward layers of zeros, whose dropout does nothing, only that would be random."""
     for config, is_random in ((CONFIGS["distilbert"], False), (BertConfig(**SIZES), True)):
@@ -121,6 +124,7 @@ def test_what_attention_adds_has_no_dropout_in_distilbert():
         assert np.allclose(with_dropout, without, atol=1e-5) != is_random
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooled, spans", [(0.5, 0.0), (0.0, 0.5)])
 def test_an_output_layer_has_the_dropout_of_its_kind(pooled, spans):
     none = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -137,6 +141,7 @@ def test_an_output_layer_has_the_dropout_of_its_kind(pooled, spans):
         assert np.array_equal(apply(keys), apply(None)) != is_random
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, changed, message",
     [

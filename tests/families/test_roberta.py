@@ -32,6 +32,7 @@ def read_by_pooler(model, packed=False):
     return (hidden[:, [0, 3]] if packed else hidden[:, 0]), np.arctanh(np.asarray(pooled)) / 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_pooler_of_roberta_reads_states_with_dropout(packed):
     hidden, read = read_by_pooler(RobertaModel(RobertaConfig(**TINY)), packed)
@@ -42,6 +43,7 @@ def test_the_pooler_of_roberta_reads_states_with_dropout(packed):
     assert len(np.unique(rows, axis=0)) == len(rows)  # each text has a mask of its own
 
 
+@pytest.mark.slow
 def test_its_mask_is_not_that_of_the_classifier():
     config = RobertaConfig(**TINY | dict(hidden_dropout_prob=0.5))
     _, read = read_by_pooler(RobertaModel(config))
@@ -51,11 +53,13 @@ def test_its_mask_is_not_that_of_the_classifier():
     assert abs(((np.abs(read) > 1e-6) == (np.asarray(after) > 0)).mean() - 0.5) < 0.04
 
 
+@pytest.mark.slow
 def test_the_pooler_of_bert_reads_states_as_they_are():
     hidden, read = read_by_pooler(BertModel(BertConfig(**TINY)))
     np.testing.assert_allclose(read, hidden, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_without_keys_nothing_is_dropped():
     config = RobertaConfig(**TINY)
     model, ones = FAMILY.model(config, Compute()), np.ones_like(IDS)

@@ -48,6 +48,7 @@ def products(config, rows, length, has_memory) -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes, length, millions", [(dict(), 150, 151), (ENWIK8, 512, 41)])
 def test_published_sizes_and_their_flops(sizes, length, millions):
     """Those of tables 1 and 2. FLOPs are those of a row more, since all rows share what distances are projected to."""

@@ -65,6 +65,7 @@ def test_published_sizes_and_their_flops(name, encoder):
     assert queries == 2 * 85 * (matrices - position - keys_and_values + of_scores // 512)
 
 
+@pytest.mark.slow
 def test_a_sharded_step_is_that_of_one_device(records, pieces):  # noqa: F811
     losses = []
     for devices, axes in ((1, dict(data=1, fsdp=1, tensor=1)), (4, dict(data=1, fsdp=2, tensor=2))):
@@ -110,6 +111,7 @@ def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
     assert tagged.token_types[0].tolist() == [0] * (len(tagged.input_ids[0]) - 1) + [2]
 
 
+@pytest.mark.slow
 def test_words_are_predicted_from_all_others_and_never_from_themselves(pieces):
     model = BertForMaskedLM(dataclasses.replace(TINY, max_position_embeddings=32))
     params = random_params(model, TINY)
@@ -144,6 +146,7 @@ def trained(records, tmp_path_factory):  # noqa: F811
     return folder
 
 
+@pytest.mark.slow
 def test_its_folder_reads_texts_as_its_run_does(trained, tmp_path):
     lines = [line["train/loss"] for line in read_metrics(trained) if "train/loss" in line]
     assert lines[-1] < lines[0]
@@ -162,6 +165,7 @@ def test_its_folder_reads_texts_as_its_run_does(trained, tmp_path):
         assert again.framed(ids, ids) == source.tokenizer.framed(others, others)
 
 
+@pytest.mark.slow
 def test_texts_are_classified(trained, tmp_path):
     write_sst2(tmp_path, train=150, dev=20)
     config = fine_tuning_config_for(tmp_path, trained, epochs=8.0, packing=True, unroll="no")
@@ -200,6 +204,7 @@ def sought(count, seed):
         yield squad.Question(f"q{number}", "the sea?", " ".join(words), (words[place],), (start,))
 
 
+@pytest.mark.slow
 def test_answers_are_found(trained, tmp_path):
     for name, count in (("train", 320), ("dev", 30)):
         (tmp_path / f"{name}-v1.1.json").write_text(squad_file(list(sought(count, count)), "v1.1"))
@@ -216,6 +221,7 @@ def test_answers_are_found(trained, tmp_path):
         assert question.context[answer["start"] : answer["end"]] == answer["answer"]
 
 
+@pytest.mark.slow
 def test_words_are_tagged(trained, tmp_path):
     (tmp_path / "eng.train").write_text(conll(300, 2, apart=True))
     (tmp_path / "eng.testa").write_text(conll(60, 3, apart=True))
@@ -226,6 +232,7 @@ def test_words_are_tagged(trained, tmp_path):
     assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9
 
 
+@pytest.mark.slow
 def test_endings_are_chosen(trained, tmp_path):
     write_endings(tmp_path / "train.csv", 300, 0)
     write_endings(tmp_path / "val.csv", 40, 1)
@@ -237,6 +244,7 @@ def test_endings_are_chosen(trained, tmp_path):
     assert found["choice"] == 2
 
 
+@pytest.mark.slow
 def test_texts_have_labels_and_are_read_in_windows(trained, tmp_path):
     write_topics(tmp_path, 300, 40)
     own = dict(text="text", second_text="", label="topics", multi_label="list", is_number=False)
@@ -248,6 +256,7 @@ def test_texts_have_labels_and_are_read_in_windows(trained, tmp_path):
     assert [each["labels"] for each in found] == [["sea"], ["court"]]
 
 
+@pytest.mark.slow
 def test_words_of_a_table_are_tagged(trained, tmp_path):
     for name, count, seed in (("train", 300, 2), ("dev", 60, 3)):
         (tmp_path / "conll").write_text(conll(count, seed, apart=True))
@@ -258,6 +267,7 @@ def test_words_of_a_table_are_tagged(trained, tmp_path):
     assert metrics.entity_scores([row["t"] for row in rows], found)["f1"] > 0.9
 
 
+@pytest.mark.slow
 def test_vectors_tell_topics_apart(trained, tmp_path):
     """The last token of a text is its <cls>."""
     for name, count in (("train", 320), ("dev", 60)):

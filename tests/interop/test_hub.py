@@ -90,6 +90,7 @@ def served(tmp_path):
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_model_is_downloaded_once_without_what_is_not_needed(served, tmp_path):
     server, convert = served
     first = convert("hub:org/bert")
@@ -103,6 +104,7 @@ def test_a_model_is_downloaded_once_without_what_is_not_needed(served, tmp_path)
     assert convert("hub:org/bert", HF_HUB_OFFLINE="1").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source, environment, message",
     [

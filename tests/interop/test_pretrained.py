@@ -50,6 +50,7 @@ def test_a_flag_of_a_tokenizer_that_is_not_used_is_refused(golden):
     assert pretrained.require_tokenizer(config_for(golden)).fingerprint == golden.tokenizer.fingerprint
 
 
+@pytest.mark.slow
 def test_params_are_put_where_they_belong_on_a_mesh(golden, capsys):
     config = config_for(golden)
     config.mesh.update(data=2, fsdp=2, tensor=2)
@@ -61,6 +62,7 @@ def test_params_are_put_where_they_belong_on_a_mesh(golden, capsys):
     assert said == f"started from {GOLDEN} (huggingface): 26 of 26 arrays loaded\n"
 
 
+@pytest.mark.slow
 def test_what_is_missing_stays_fresh_and_what_is_strange_is_named(golden, tmp_path, capsys):
     import safetensors.numpy
 
@@ -85,6 +87,7 @@ POOLER_AND_HEAD = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_without_pairs_leaves_pooler_and_head_and_one_with_pairs_has_new_ones(golden, tmp_path, capsys):
     huggingface.write(tmp_path, golden.config, only(golden.params, "masked_lm"), golden.tokenizer)
     for path, next_sentence, said in (
@@ -158,6 +161,7 @@ def five_layers(golden):
     return model, params, [list(encode(x, np.ones_like(x), np.zeros_like(x))) for x in ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", WITHOUT_WEIGHTS)
 def test_hidden_states_are_the_layers_of_the_paper(golden, five_layers, choice):
     model, params, states = five_layers

@@ -79,6 +79,7 @@ def test_params_are_plain_stacked_float32():
     assert params["bert"]["embeddings"]["word"]["embedding"].shape == (128, 32)  # 100 words and their padding
 
 
+@pytest.mark.slow
 def test_initial_values_are_googles():
     config = dataclasses.replace(TINY, hidden_size=128, intermediate_size=512)
     ids = jnp.zeros((1, 8), jnp.int32)
@@ -132,6 +133,7 @@ def test_position_and_token_type_matter(tiny):
     assert abs(hidden - other).max() > 1e-3 and abs(hidden - moved).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_masked_words_are_predicted_where_they_stand_and_padding_words_never(tiny):
     model, params = tiny
     ids, segments, types = inputs()
@@ -179,6 +181,7 @@ def test_encoder_layer_against_numpy(tiny):
     )
 
 
+@pytest.mark.slow
 def test_recomputation_changes_no_gradient(tiny):
     model, params = tiny
     ids, segments, types = inputs()
@@ -197,6 +200,7 @@ def test_recomputation_changes_no_gradient(tiny):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain, recomputed)
 
 
+@pytest.mark.slow
 def test_recomputation_saves_memory():
     config = dataclasses.replace(TINY, num_hidden_layers=4)
     ids = jax.ShapeDtypeStruct((8, 64), np.int32)
@@ -214,6 +218,7 @@ def test_recomputation_saves_memory():
     assert temporaries("full") < 0.7 * temporaries("none")
 
 
+@pytest.mark.slow
 def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
     """And of nothing else: neither of the rows beside it, nor of how many there are."""
     model, params = tiny
@@ -230,6 +235,7 @@ def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
     assert np.abs(apply(rows, keys[::-1]) - together).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_dropout_drops_the_given_share_independently():
     """Of 64 rows, three layers and three places in each: no two masks, and no two neighbours, know of one another."""
     shape, rate = (64, 20, 60), 0.1
@@ -298,6 +304,7 @@ def test_without_pairs_the_same_words_are_predicted_by_fewer_params(tiny):
     np.testing.assert_array_equal(forward(BertForMaskedLM(TINY), fewer, *batch), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [(3, 2, 4), (2,)])  # more than inputs, fewer
 @pytest.mark.parametrize("dtype, x_dtype", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")])
 def test_a_product_and_its_gradients_are_jaxs(features, dtype, x_dtype):
@@ -314,6 +321,7 @@ def test_a_product_and_its_gradients_are_jaxs(features, dtype, x_dtype):
         np.testing.assert_allclose(np.float32(a), np.float32(b), atol=2e-2 if a.dtype == "bfloat16" else 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", ["", "cpu"])
 def test_layer_norm_and_its_gradient_are_flaxs(chip):
     """Flax derives the gradient from two passes over x; ours is in closed form."""
@@ -334,6 +342,7 @@ def test_layer_norm_and_its_gradient_are_flaxs(chip):
     np.testing.assert_allclose(np.float32(out), result(ours)[0], atol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, absolute, relative", [(jnp.float32, 5e-7, 1e-6), (jnp.bfloat16, 1e-9, 0.2)])
 def test_gelu_is_exact_in_the_tails(dtype, absolute, relative):
     x = jnp.linspace(-6, 6, 241).astype(dtype)
@@ -341,6 +350,7 @@ def test_gelu_is_exact_in_the_tails(dtype, absolute, relative):
     np.testing.assert_allclose(np.float32(ACTIVATIONS["gelu"](x)), expected, atol=absolute, rtol=relative)
 
 
+@pytest.mark.slow
 def test_unrolled_layers_compute_the_same(tiny):
     _, params = tiny
     keys = row_keys(jax.random.key(3), jnp.arange(3))

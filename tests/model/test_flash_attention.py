@@ -39,6 +39,7 @@ def definition(x, kernel, bias, turn, segments, window):
     return jnp.einsum("bhqk,bkhd->bqhd", probs, value).reshape(*segments.shape, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows, length, heads, size, window, dtype, share",
     [
@@ -75,6 +76,7 @@ def test_the_kernels_and_their_gradients_are_those_of_the_definition(rows, lengt
         assert np.abs(a - b).max() <= share * np.abs(a).max()
 
 
+@pytest.mark.slow
 def test_modernbert_with_kernels_is_the_same_on_any_mesh():
     """States and gradients, of the plain path on one device, and of the kernels on eight."""
     config = ModernBertConfig(
@@ -109,6 +111,7 @@ def test_what_the_kernels_cannot_do_has_the_plain_path():
     )  # lanes that are not full
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize(
     "length, name, heads",

@@ -71,6 +71,7 @@ def assert_same(definition, kernels, inputs, gradients, bound: float) -> None:
         assert np.linalg.norm(a - b) <= bound * np.linalg.norm(a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows, length, heads, size, rate, causal, window, tiles, dtype, bound",
     [
@@ -117,6 +118,7 @@ def test_attention_and_its_gradient_are_those_of_the_definition(
     assert_same(definition, kernels, [inputs], gradients, bound)
 
 
+@pytest.mark.slow
 def test_attention_drops_what_dropout_drops():
     """With equal scores and an identity for values, the context is the dropout mask of a part of the keys."""
     rows, length, heads, size, rate = 2, 200, 2, 64, 0.1
@@ -129,6 +131,7 @@ def test_attention_drops_what_dropout_drops():
         np.testing.assert_array_equal(jnp.swapaxes(context, 1, 2) > 0, expected[..., first : first + size])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, bound", [("float32", 1e-6), ("bfloat16", 4e-3)])
 @pytest.mark.parametrize(
     "rows, length, hidden, rate, has_biases", [(2, 64, 128, 0.1, True), (3, 20, 96, 0.3, False), (2, 8, 768, 0.0, True)]
@@ -160,6 +163,7 @@ def test_the_norm_of_a_sum_and_its_gradient_are_those_of_the_definition(
     assert_same(normalize, lambda *inputs: gpu_norm(*inputs, 1e-5, CHIP), [x, scale, bias], of_norm, bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, bound", [("float32", 1e-6), ("bfloat16", 4e-3)])
 @pytest.mark.parametrize(
     "shape, activation, has_bias",
@@ -184,6 +188,7 @@ KERNELS = [f"gpu_attention_{part}" for part in AllTiles._fields]
 KERNELS += ["gpu_norm_forward", "gpu_norm_backward", "gpu_activation_backward"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, remat, unroll", [("bert", "none", "auto"), ("gpt", "full", "no"), ("modernbert", "none", "yes")]
 )
@@ -226,6 +231,7 @@ def test_a_step_with_kernels_is_the_same_on_any_mesh(model, remat, unroll, monke
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size, length, causal, window", [(16, 7, False, None), (64, 100, True, None), (128, 300, False, 64)]
 )

@@ -96,6 +96,7 @@ def with_gradients(attend, rows, length, heads, size, rate, dtype):
     return run(inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attend, rows, length, heads, size, rate, dtype, share",
     [
@@ -128,6 +129,7 @@ def test_attention_and_its_gradients_are_those_of_the_definition(attend, rows, l
         close(a, b, share)
 
 
+@pytest.mark.slow
 def test_fused_attention_drops_what_plain_attention_drops():
     """With equal scores and an identity for values, the context is the dropout mask of one block of keys."""
     rows, length, heads, size = 2, 256, 2, 64
@@ -161,6 +163,7 @@ def test_tiles_of_attention_fit_in_the_cache(batch, length, heads, tile):
     assert tile_of(batch, length, heads) == tile
 
 
+@pytest.mark.slow
 def test_on_a_cpu_long_attention_takes_the_memory_of_a_tile():
     batch, length, config = 16, 256, BertConfig(hidden_size=64, num_attention_heads=8)
     x, segments = jnp.zeros((batch, length, 64)), jnp.ones((batch, length), jnp.int32)
@@ -175,6 +178,7 @@ def test_on_a_cpu_long_attention_takes_the_memory_of_a_tile():
     assert temporaries("cpu") < 0.8 * scores < 2 * scores < temporaries("")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length, rate, dtype, share", [(128, RATE, "float32", 5e-6), (1024, RATE, "bfloat16", 2e-2)])
 def test_fused_norm_and_its_gradients_are_those_of_the_plain_path(length, rate, dtype, share):
     rows, hidden = 4, 256
@@ -205,6 +209,7 @@ def test_fused_norm_and_its_gradients_are_those_of_the_plain_path(length, rate, 
     np.testing.assert_array_equal(dropped, dropout(jnp.ones_like(x), rate, dropout_keys) == 0)
 
 
+@pytest.mark.slow
 def test_a_training_step_with_kernels_is_the_same_on_any_mesh(monkeypatch):
     """Loss and gradient norm, with dropout: of the plain path on one device, and of the kernels on eight."""
 
@@ -249,6 +254,7 @@ def test_attention_is_fused_where_the_kernel_can_run():
         assert not fuses(config, Compute(chip="TPU v4"), 512)  # three heads a device do not fill lanes
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize(
     "name, length, heads",

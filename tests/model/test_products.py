@@ -26,6 +26,7 @@ def rounded(x):
     return np.float32(jnp.asarray(x).astype("bfloat16"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs, features", [(8, (3, 2, 16)), (64, (8,)), (8, (8,))])  # wider, narrower, equal
 @pytest.mark.parametrize("outputs_first", [False, True])
 def test_factors_are_rounded_and_sums_are_not(inputs, features, outputs_first):
@@ -48,6 +49,7 @@ def test_factors_are_rounded_and_sums_are_not(inputs, features, outputs_first):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k, m, n", [(16, 16, 8), (8, 32, 64), (32, 64, 4)])
 @pytest.mark.parametrize("transpose_a, transpose_b", [(False, False), (True, False), (False, True)])
 def test_matrices_are_multiplied_whatever_is_transposed(k, m, n, transpose_a, transpose_b):
@@ -92,6 +94,7 @@ def step():
     return both, params
 
 
+@pytest.mark.slow
 def test_a_step_with_bfloat16_products_is_the_float32_step_up_to_rounding(step):
     both, params = step
     (loss, exact), (rough_loss, rough) = (both[name](params) for name in ("float32", "bfloat16"))

@@ -53,6 +53,7 @@ def draw():
     return lambda *shape: rng.normal(size=shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("has_segments", [True, False])
 def test_each_query_sees_what_the_papers_say(draw, is_causal, has_segments):
@@ -90,6 +91,7 @@ def test_shift_reads_each_distance_of_each_query():
     assert list(distances(1, 4, True)) == [3, 2, 1, 0] and list(distances(2, 3, False)) == [2, 1, 0, -1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queries, keys", [(1, 1), (4, 9), (6, 33)])
 def test_queries_stand_at_any_places(queries, keys):
     rng, known = np.random.default_rng(keys), distances(keys, keys, is_causal=False).tolist()
@@ -101,6 +103,7 @@ def test_queries_stand_at_any_places(queries, keys):
         np.testing.assert_array_equal(moved[row, query], scores[row, query][:, at])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("predicts", [False, True])
 def test_memory_is_that_of_scores(predicts):
     """Forwards and backwards. An embedding of each pair of tokens would take 64 times as much as a head's scores."""
@@ -121,6 +124,7 @@ def test_memory_is_that_of_scores(predicts):
     assert max(found[1:]) < 16 and found[2] < 1.2 * found[1]
 
 
+@pytest.mark.slow
 def test_dropout_takes_each_rows_own_key(draw):
     query, key, value = draw(ROWS, QUERIES, HEADS, SIZE), *draw(2, ROWS, KEYS, HEADS, SIZE)
     keys = jax.random.split(jax.random.key(0), ROWS)

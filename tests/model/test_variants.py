@@ -41,6 +41,7 @@ def row(seed, length=12):
     return rng.integers(5, 60, (1, length)), np.ones((1, length), int), np.zeros((1, length), int)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_causal_model_sees_what_was_before_and_nothing_else(norm):
     run, _ = made(BertModel, dataclasses.replace(TINY, causal=True, norm=norm))
@@ -55,6 +56,7 @@ def test_a_causal_model_sees_what_was_before_and_nothing_else(norm):
         assert (other != pooled).any()  # the last token has seen all of it
 
 
+@pytest.mark.slow
 def test_a_causal_model_is_pooled_at_the_last_token_of_each_example():
     run, _ = made(BertModel, dataclasses.replace(TINY, causal=True))
     examples = [row(seed, length)[0][0] for seed, length in ((0, 5), (1, 3), (2, 7))]
@@ -82,6 +84,7 @@ def test_sinusoids_are_those_of_the_original_transformer():
             np.testing.assert_allclose(found[position, 2 * i + 1], math.cos(angle), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "positions, knows_order", [("learned", True), ("sinusoidal", True), ("each_layer", True), ("none", False)]
 )
@@ -96,6 +99,7 @@ def test_only_positions_tell_the_order_of_words(positions, knows_order):
     assert (np.abs(shuffled - straight[:, order]).max() > 0.1) == knows_order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 def test_no_output_depends_on_what_fine_tuning_may_change(positions):
     config = dataclasses.replace(TINY, positions=positions)
@@ -107,6 +111,7 @@ def test_no_output_depends_on_what_fine_tuning_may_change(positions):
     np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_features_of_a_model_that_ends_with_a_layernorm_are_its_output():
     model, ids = BertModel(dataclasses.replace(TINY, norm="pre")), jnp.arange(8)[None] + 5
     params = model.init(jax.random.key(0), ids, ids * 0 + 1, ids * 0)["params"]
@@ -117,6 +122,7 @@ def test_features_of_a_model_that_ends_with_a_layernorm_are_its_output():
     np.testing.assert_allclose(states[-1].mean(-1), 0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", [BertForSequenceClassification, BertForTokenClassification, BertForQuestionAnswering]
 )
@@ -135,6 +141,7 @@ def test_a_bilstm_on_top_reads_both_ways_and_no_padding(module):
     assert (changed != logits).any(-1).all()
 
 
+@pytest.mark.slow
 def test_two_lstms_see_one_side_each():
     """In all layers: the first half of a state what was before, the other half what comes, padding never."""
     config = dataclasses.replace(TINY, family="lstms", positions="none")
@@ -167,6 +174,7 @@ def test_two_lstms_are_pooled_where_each_has_read_the_whole_row():
         assert (run(changed) != before).any(-1).tolist() == [changed_at < 12] * 2  # padding is not read
 
 
+@pytest.mark.slow
 def test_each_lstm_predicts_the_words_that_it_has_not_seen():
     config = dataclasses.replace(TINY, family="lstms", positions="none")
     ids, segments, types = row(0)

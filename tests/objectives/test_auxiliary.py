@@ -70,6 +70,7 @@ def by_definition(task, params, batch, settings):
     return totals / count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "packing, settings", [(False, {}), (True, dict(targets=3, target_weight=0.25, layers_until=1.0))]
 )
@@ -127,6 +128,7 @@ def trained(corpus_file, records, tmp_path_factory):
     return folder / "straight", folder / "run"
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_bit_for_bit(trained):
     straight, resumed = (leaves(checkpoint.read_params(folder, STEPS)) for folder in trained)
     assert straight.keys() == resumed.keys() and any(auxiliary.LAYERS in name for name in straight)
@@ -136,6 +138,7 @@ def test_a_run_is_resumed_bit_for_bit(trained):
     assert losses[0] > 3 * nats and losses[-1] < nats
 
 
+@pytest.mark.slow
 def test_only_the_last_layer_is_evaluated(trained, corpus_file, records):
     """As by a run that has learnt nothing else, with the same params."""
     (line,) = [line for line in read_metrics(trained[0]) if line["step"] == STEPS and "eval/lm_loss" in line]
@@ -149,6 +152,7 @@ def test_only_the_last_layer_is_evaluated(trained, corpus_file, records):
         np.testing.assert_allclose(line[f"eval/{name}"], score, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_bits_per_byte_of_a_run_that_starts_from_nothing(trained, corpus_file, records, tmp_path, monkeypatch):
     source, config = pretrained.read(trained[1]), config_for(corpus_file, records)
     assert source.config.positions == "each_layer" and source.predicts_words

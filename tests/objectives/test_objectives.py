@@ -107,6 +107,7 @@ def test_what_cannot_be_learnt_is_said(objective, message):
         tasks.validate(config)
 
 
+@pytest.mark.slow
 def test_a_sum_is_weighted_and_each_part_is_reported_as_it_is(records_folder):
     def loss_and_gradient(objective):
         config = tiny_config(records=records_folder)
@@ -128,6 +129,7 @@ def test_a_sum_is_weighted_and_each_part_is_reported_as_it_is(records_folder):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 3, 5, 64])
 def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder, monkeypatch, part):
     config = tiny_config(records=records_folder)
@@ -167,6 +169,7 @@ def trained(records_folder, tmp_path_factory):
     return folder / "straight", folder / "run"
 
 
+@pytest.mark.slow
 def test_it_is_trained_and_resumed_bit_for_bit(trained, records_folder):
     straight, resumed = (leaves(checkpoint.read_params(folder, 10)) for folder in trained)
     assert straight.keys() == resumed.keys() and any("counter" in name for name in straight)
@@ -187,6 +190,7 @@ def test_it_is_evaluated_with_its_baseline_and_reported(trained):
     assert "loss of counts" in [axis.get_title() for axis in figure.axes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [False, True])
 def test_its_random_numbers_are_those_of_the_row(records_folder, packing):
     """The host's by place, the step's by row: the same for another start, in evaluation, and for another batch size."""
@@ -212,6 +216,7 @@ def test_its_random_numbers_are_those_of_the_row(records_folder, packing):
         np.testing.assert_allclose(scores[name], again[name], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_is_predicted_with_converted_and_fine_tuned(trained, tmp_path):
     source = pretrained.read_with_tokenizer(trained[1])
     assert source.predicts_words
@@ -225,6 +230,7 @@ def test_it_is_predicted_with_converted_and_fine_tuned(trained, tmp_path):
     assert (tmp_path / "search/best").read_text() == "runs/learning_rate=0.003\n"
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_it_is_planned_ahead():
     config = config_for("unused")
@@ -259,6 +265,7 @@ def test_what_is_added_must_be_declared(records_folder, monkeypatch):
         next(task.batches(0))
 
 
+@pytest.mark.slow
 def test_an_objective_without_words_leaves_them_out_of_packed_rows(records_folder):
     """The records are masked, and so have some."""
     for packing in (False, True):

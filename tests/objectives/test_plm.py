@@ -54,6 +54,7 @@ def pieces(records):
     return tokenizer.load("sentencepiece", records / "tokenizer.model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filled", [None, 0, 3, 7])
 def test_a_prediction_sees_what_comes_before_it_and_never_itself(pieces, filled):
     """Two sequences share a row: each token is changed in turn, and the predictions that change are those of
@@ -118,6 +119,7 @@ def test_records_end_with_cls_which_has_a_type_of_its_own(records, pieces, corpu
         batches(records)
 
 
+@pytest.mark.slow
 def test_packed_sequences_learn_what_padded_ones_do(records, pieces):
     found, counts = [], []
     for packing in (False, True):

@@ -61,6 +61,7 @@ def keys_of(rows, seed=0):
 # What is drawn.
 
 
+@pytest.mark.slow
 def test_words_are_drawn_from_the_softmax():
     logits = np.random.default_rng(0).normal(0, 1.5, (1, 2, 60)).astype(np.float32)
     logits[..., 50:] = np.finfo(np.float32).min  # rows that pad the vocabulary
@@ -101,6 +102,7 @@ def rewritten(task, params, batch, keys):
     return task.model.apply({"params": params}, batch, keys, method=rewrite)
 
 
+@pytest.mark.slow
 def test_the_encoder_reads_words_that_the_generator_finds_likely(task, params, monkeypatch):
     batch = {name: x[:4] for name, x in next(task.batches(0)).items()}
     run = jax.jit(lambda keys: jax.lax.map(lambda key: rewritten(task, params, batch, key), keys)[0])
@@ -141,6 +143,7 @@ def test_the_encoder_reads_words_that_the_generator_finds_likely(task, params, m
 # Who learns from what.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, embeddings", [("bert", "shared"), ("modernbert", "disentangled")])
 def test_only_shared_tables_connect_the_two_losses(records_folder, family, embeddings):
     task = task_for(records_folder, family, embeddings=embeddings)
@@ -169,6 +172,7 @@ def test_only_shared_tables_connect_the_two_losses(records_folder, family, embed
     assert "difference" not in finished["generator"] and "word" in finished["generator"]["bert"]["embeddings"]
 
 
+@pytest.mark.slow
 def test_microbatches_and_devices_do_not_change_a_step(records_folder):
     def after(make=one_device_mesh, **fields):
         config = config_for(records_folder, embeddings="disentangled")
@@ -193,6 +197,7 @@ def test_microbatches_and_devices_do_not_change_a_step(records_folder):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), again, params)
 
 
+@pytest.mark.slow
 def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
     config = config_for(records_folder)
     config.packing, config.stages = True, named_stages(only=stage(4, 64, 10))
@@ -233,6 +238,7 @@ def trained(records_folder, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_resumes_bit_for_bit(records_folder, tmp_path):
     launch(run_config(records_folder, 8), tmp_path / "straight")
     stopped = run_config(records_folder, 8)
@@ -244,6 +250,7 @@ def test_a_run_that_was_stopped_resumes_bit_for_bit(records_folder, tmp_path):
     assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
 
 
+@pytest.mark.slow
 def test_it_learns(trained):
     scores = [line for line in read_metrics(trained) if "eval/replaced_loss" in line][-1]
     assert scores["eval/replaced_loss"] < scores["eval/replaced_share_loss"] - 0.02
@@ -273,6 +280,7 @@ def test_what_a_run_that_starts_from_it_leaves_is_said_in_short(trained, capsys)
     assert capsys.readouterr().out.endswith(f"arrays loaded; not used: {names}\n")
 
 
+@pytest.mark.slow
 def test_both_halves_are_read_and_converted(trained, tmp_path):
     stored, source = checkpoint.read_params(trained, STEPS), pretrained.read(trained)
     tables, difference = stored["bert"]["embeddings"], stored["generator"]["difference"]

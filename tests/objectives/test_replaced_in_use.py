@@ -92,6 +92,7 @@ def test_disentangled_embeddings_are_learnt_in_all_stages(which):
 # Checkpoints.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["50*replaced + generator + mine", "mine + 50*replaced + generator"])
 def test_a_run_that_learnt_something_unknown_as_well_is_read_whole(disentangled, tmp_path, objective):
     run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update(objective=objective))
@@ -133,6 +134,7 @@ def begun_with(run, **settings):
     return pretrained.initialize(zeros, run, start=functools.partial(pretraining_run._started, config)), config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before, after", [
     ("disentangled", "disentangled"), ("disentangled", "apart"), ("shared", "shared"), ("shared", "disentangled"),
     ("shared", "apart"), ("apart", "disentangled"),
@@ -149,6 +151,7 @@ def test_both_models_begin_with_those_of_a_checkpoint(tmp_path, before, after, c
         np.testing.assert_allclose(found[name], x, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before, after, message", [
     ("disentangled", "shared", "= 'shared': the generator of init_checkpoint has other embeddings than the model; set"),
     ("apart", "disentangled", "= 'disentangled': the generator of init_checkpoint has embeddings of other sizes than"),
@@ -301,6 +304,7 @@ def modern(records_folder, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_stages_may_leave_replaced_words(modern, tmp_path):
     lines = read_metrics(modern)
     by_step = {line["step"]: set() for line in lines}
@@ -331,6 +335,7 @@ def test_a_generator_with_embeddings_of_its_own_is_a_modernbert(tmp_path):
     np.testing.assert_array_equal(part.params["bert"]["embeddings"]["word"]["embedding"][:150], own[:150])
 
 
+@pytest.mark.slow
 def test_the_generator_has_dropout_of_its_own(records_folder):
     config = config_for(records_folder)
     config.model.update(hidden_dropout_prob=0.3, num_hidden_layers=1)
@@ -350,6 +355,7 @@ def test_the_generator_has_dropout_of_its_own(records_folder):
     assert losses[0] == losses[2] != losses[1]
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_it_is_planned_ahead():
     config = config_for("unused", "electra", width=0.25)

@@ -35,6 +35,7 @@ def test_kernels_are_found_with_their_traffic_and_how_often_they_run():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_a_kernel_takes_the_time_of_its_cycles_or_of_its_traffic():
     v5e = GENERATIONS["v5litepod"]
@@ -51,6 +52,7 @@ def test_a_kernel_takes_the_time_of_its_cycles_or_of_its_traffic():
     assert kernel_seconds([], v5e, CONFIG, rows=64, length=128) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_the_kernels_for_long_texts_are_counted():
     kernels = [Kernel(name, 0, 1) for name in ("flash_forward", "flash_backward_64")]

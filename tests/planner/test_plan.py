@@ -54,6 +54,7 @@ def data_parallel():
     return config, result
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_with_data_parallelism_weights_and_gradients_cross_the_network_once_a_step(data_parallel):
     config, result = data_parallel
@@ -66,6 +67,7 @@ def test_with_data_parallelism_weights_and_gradients_cross_the_network_once_a_st
     assert 4 * matrix_count(config) <= summed < 4.1 * matrix_count(config)
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_gradients_can_cross_it_in_bfloat16_and_between_slices():
     config = tiny()
@@ -85,6 +87,7 @@ def test_gradients_can_cross_it_in_bfloat16_and_between_slices():
     assert not [c for c in result.collectives if c.in_loop]
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_vectors_are_gathered_and_gradients_summed_once_a_step_however_many_microbatches():
     config = embed.get_config()
@@ -104,6 +107,7 @@ def test_vectors_are_gathered_and_gradients_summed_once_a_step_however_many_micr
     assert '"steps": null' in summary.as_json([result]) and "days" not in summary.as_table([result], target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, objective", [("transformer_xl", "lm"), ("xlnet", "plm")])
 @pytest.mark.tpu_aot
 def test_rows_that_go_on_have_their_memory_on_their_chips(family, objective):
@@ -133,6 +137,7 @@ def test_tasks_that_only_their_data_describes_are_refused():
         finetuning_run.KIND.planning.open(config, None, ())
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_nobody_keeps_all_of_the_optimizers_state(data_parallel):
     """Neither with data parallelism, nor with fsdp: two moments of 4 bytes, a sixteenth of each."""
@@ -177,6 +182,7 @@ def at_rest(config, task, target) -> list[int]:
     return [sum(jax.tree.leaves(part)) * target.generation.devices_per_chip for part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_stored_measurements_are_those_of_todays_configs(name):
     """As far as it can be told without the compiler. tests/golden/make_hbm.py measures again, where something moved."""
@@ -290,6 +296,7 @@ def test_libtpu_knows_every_generation(prefix):
         assert devices[0].device_kind.startswith(generation.kind)
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_the_command_prints_a_list_for_machines(tmp_path):
     experiment = tmp_path / "short.py"
@@ -329,6 +336,7 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
         assert math.isclose(row["estimated_cost_dollars"], cost) and row["least_cost_dollars"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags, message",
     [

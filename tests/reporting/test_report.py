@@ -131,6 +131,7 @@ def test_the_page_has_its_pictures_inside(tmp_path):
     assert "http" not in written
 
 
+@pytest.mark.slow
 def test_checkpoints_are_linked_from_where_the_page_is(tmp_path, monkeypatch):
     runs = [made_run(tmp_path / "runs" / name, [5.0, 4.0]) for name in ("a", "b c")]
     checkpoint.write_params(runs[1], {"x": np.ones(3, np.float32)})
@@ -192,6 +193,7 @@ def test_runs_and_searches_of_one_name_are_told_apart(tmp_path, figures, monkeyp
     assert "<td>mine/sst2</td><td>50.0</td>" in written and "<td>yours/sst2</td><td>80.0</td>" in written
 
 
+@pytest.mark.slow
 def test_seeds_have_a_colour_of_their_own_only_when_alone(tmp_path, figures):
     for trial in ("both/runs/epochs=2,seed=0", "both/runs/epochs=2,seed=1", "both/runs/epochs=3,seed=0",
                   "one/runs/seed=0", "one/runs/seed=1"):  # fmt: skip
@@ -214,6 +216,7 @@ def checkpoint_of(config):
     return Pretrained("x", "bertjax", config, {"bert": params}, WordPiece(PIECES, lowercase=True), [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "causal, norm, positions", [(False, "post", "learned"), (True, "pre", "learned"), (True, "post", "each_layer")]
 )
@@ -255,6 +258,7 @@ def test_attention_is_what_the_model_attends_to(causal, norm, positions):
     np.testing.assert_allclose(x, states[2], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family, own",
     [

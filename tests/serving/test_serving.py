@@ -135,6 +135,7 @@ def test_mistakes_are_answered_in_a_line(server, path, content, status, said):
     assert found == status and said in answer["error"] and "\n" not in answer["error"]
 
 
+@pytest.mark.slow
 def test_each_sees_the_attention_of_its_own_text(server):
     texts = [f"the {'list ' * number}." for number in range(1, 9)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -148,6 +149,7 @@ def test_no_texts_have_no_results(server):
     assert post(f"{server}/fill_mask", {"texts": []}) == (200, {"results": []})
 
 
+@pytest.mark.slow
 def test_what_was_accepted_is_answered_after_sigterm(checkpoint):
     with serving(checkpoint) as (process, url), concurrent.futures.ThreadPoolExecutor(12) as pool:
         post(f"{url}/fill_mask", {"texts": TEXTS[:1]})
@@ -210,6 +212,7 @@ def test_what_takes_longer_than_the_grace_loses_its_connection(ended):
         ended(hang, 0.2)
 
 
+@pytest.mark.slow
 def test_the_command_says_mistakes_in_one_line(checkpoint, server):
     for flags, said in (
         (["--checkpoint=missing"], "missing"),
@@ -297,6 +300,7 @@ def said_of(method, model):
 METHODS = ["classify", "tag", "answer", "embed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_checkpoint_has_learnt_is_what_the_library_says(learnt, method):
     model, url = learnt[method]

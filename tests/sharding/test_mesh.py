@@ -70,6 +70,7 @@ def test_every_large_param_is_split_over_fsdp_and_tensor():
         assert share in (1, 1 / 2, 1 / 4)
 
 
+@pytest.mark.slow
 def test_every_matrix_of_the_state_is_split_over_all_devices():
     """Params and both moments at rest; biases and LayerNorm, a thousandth of it, are not."""
     for sizes in (dict(data=8), dict(data=2, fsdp=2, tensor=2), dict(data=4, fsdp=2)):
@@ -174,6 +175,7 @@ def test_peak_flops_are_known_by_kind():
     assert peak_flops(jax.devices()[0]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fsdp", [1, 2])
 def test_on_cpus_one_device_takes_all_cores_and_keeps_its_memory(fsdp):
     """In a process of its own, for devices are configured once. Numbers of pages tell whether memory comes back."""
@@ -200,6 +202,7 @@ print(len(jax.devices()), [pages() for _ in range(4)][-1])
         assert pages < 100  # of 25,600 small ones
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
 def test_on_cpus_a_step_takes_no_memory_before_its_turn():
     """In a process of its own. Each call needs 16 MB; the next ones are dispatched before the first has finished."""

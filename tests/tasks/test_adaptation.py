@@ -58,6 +58,7 @@ def adapted(checkpoint, corpus_file, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_run_reports_what_it_changed(checkpoint, adapted):
     """And begins with the checkpoint's own score: that of the same words, by its own vocabulary."""
     text = adaptation.read(adapted)
@@ -130,6 +131,7 @@ def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp
         np.testing.assert_allclose(array[size : size + PIECES], [rows[each].mean(0) for each in parts], atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(checkpoint, corpus_file, adapted, tmp_path):
     def config():
         found = adapting(checkpoint, corpus_file)
@@ -158,6 +160,7 @@ def test_the_result_is_read_by_transformers(adapted, tmp_path):
     np.testing.assert_allclose(ours[..., : source.config.vocab_size][inside > 0], expected[inside > 0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path):
     """Next words by a model that sees only those before, then masked words, by the same output layer."""
     fields = {"tokenizer.extend": 0, "adapt.new_pieces_first": 0, "adapt.positions": 0, "eval.bits_windows": 0}
@@ -181,6 +184,7 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
     assert own.model.config.causal
 
 
+@pytest.mark.slow
 def test_a_stage_may_change_what_the_checkpoints_family_has(checkpoint, corpus_file, tmp_path):
     """Such as the base of rotary angles; which family it is becomes known with the checkpoint."""
     modern = ModernBertConfig(
@@ -226,6 +230,7 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
     assert found["general"] / sum(found.values()) == pytest.approx(0.2, rel=0.02) and found["general"] == 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields, message",
     [
@@ -257,6 +262,7 @@ def test_a_mistake_is_one_line(fields, message, checkpoint, corpus_file, tmp_pat
         run(pretraining_run.KIND, config, tmp_path)
 
 
+@pytest.mark.slow
 def test_general_text_is_told_apart(checkpoint, corpus_file, tmp_path):
     general = tmp_path / "general.txt"
     general.write_text(make_corpus(60, seed=5))

@@ -243,6 +243,7 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
         validate(config)
 
 
+@pytest.mark.slow
 def test_a_search_over_weights_compiles_each(tuned, checkpoint, tmp_path):
     """The loss is another program, though the model is the same; what is wrong is said before the first trial."""
     config = config_for(tuned[0], checkpoint)
@@ -275,6 +276,7 @@ def test_classes_that_are_not_there_weigh_one():
 # Tables of texts to predict.
 
 
+@pytest.mark.slow
 def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
     """In the order of the rows, a part of them at once; the same as that of the texts by themselves."""
     monkeypatch.setattr(predicted_table, "ROWS_AT_ONCE", 7)
@@ -392,6 +394,7 @@ def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
             classify.labelled(source, tmp_path / "odd.jsonl")
 
 
+@pytest.mark.slow
 def test_commands_predict_tables_and_score_them(tuned, tmp_path):
     folder, workdir, dev = tuned
     write_table(tmp_path / "texts.csv", [{"words": text} for text, _ in dev])

@@ -93,6 +93,7 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
     assert turned == [3, 2, 1, 0]
 
 
+@pytest.mark.slow
 def test_a_student_resumes_bit_for_bit_on_eight_devices(teacher, untold, checkpoint, tmp_path, monkeypatch):
     """With smoothed labels and low-rank updates."""
     monkeypatch.setattr(finetuning_run, "make_mesh", make_mesh)
@@ -164,6 +165,7 @@ def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(
     assert all((one == other).all() for one, other in zip(again, first, strict=True))
 
 
+@pytest.mark.slow
 def test_a_student_begins_with_every_nth_layer_of_the_teacher(teacher, untold, checkpoint, tmp_path):
     config = config_for(untold, teacher, keep_layers=1)
     finetuning_run.adopt(config, None)

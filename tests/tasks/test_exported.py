@@ -58,6 +58,7 @@ def drawn(model, rng) -> dict[str, np.ndarray]:
     return dict(input_ids=ids, segments=segments, token_types=rng.integers(0, 2, shape).astype(np.int32) * segments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -195,6 +196,7 @@ OF_TEXTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OF_TEXTS)
 def test_of_texts_they_say_what_predict_says(kind, tmp_path):
     make, compare = OF_TEXTS[kind]
@@ -218,6 +220,7 @@ def modules_beside(*distributions: str) -> set[str]:
     return {"bertjax", *(module for module, names in owners.items() if not kept & set(map(canonicalize_name, names)))}
 
 
+@pytest.mark.slow
 def test_they_need_what_jax_requires_and_flatbuffers_only(tmp_path):
     """And are written by what we require: TensorFlow, which brings flatbuffers as well, is not everywhere."""
     assert "flatbuffers" in {Requirement(each).name for each in installs.requirements([])}

@@ -50,6 +50,7 @@ def test_each_row_of_the_table_reads_its_layers():
     np.testing.assert_allclose(found, 2 * states[3:6].sum(0) + 10 * states[6], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_lstm_reads_both_ways_and_no_padding(batch):
     model = BertForFeatureBasedTagging(CONFIG, 3, layers="embeddings", lstm_size=4, lstm_layers=2)
     ids, mask, types = batch
@@ -76,6 +77,7 @@ def config_for(folder, checkpoint, layers="last", **fields):
     return config
 
 
+@pytest.mark.slow
 def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp_path, monkeypatch):
     programs = []
 

@@ -154,6 +154,7 @@ def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
     assert all(abs(sum(guess["probabilities"].values()) - 1) < 1e-5 for guess in guesses[0])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_predicts_in_the_type_of_its_run_or_a_given_one(tuned):
     _, workdir = tuned
     texts = tokenizer().encode_ids(["ship sail wave", "bread oven butter knife"])
@@ -196,6 +197,7 @@ def test_a_checkpoint_decides_its_model(tuned, checkpoint):
         run(config, tuned[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)])
 def test_every_mesh_predicts_the_same(tuned, checkpoint, sizes):
     """45 examples in batches of 16: none lost, none counted twice, whoever works on them."""
@@ -215,6 +217,7 @@ def test_every_mesh_predicts_the_same(tuned, checkpoint, sizes):
     assert outputs[0].score == max(line.get("eval/accuracy", 0) for line in read_metrics(workdir))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tuned, checkpoint, tmp_path, monkeypatch, packing):
     folder, whole = tuned
@@ -251,6 +254,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tuned, checkpoint,
         assert value == pytest.approx(theirs[place], rel=1e-5), place
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_before_its_first_checkpoint_begins_with_the_pretrained_weights_again(
     tuned, checkpoint, tmp_path, capsys, monkeypatch
 ):
@@ -268,6 +272,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_with_the_pretrained
     assert "arrays loaded" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_two_hosts_learn_and_score_as_one(tuned, checkpoint, tmp_path):
     """No example of the dev set is lost or counted twice between them, and a search finds the same best run."""
     folder, _ = tuned
@@ -289,6 +294,7 @@ def test_two_hosts_learn_and_score_as_one(tuned, checkpoint, tmp_path):
     assert_same_run(tmp_path / "two/runs/learning_rate=0.003", tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_an_output_layer_for_something_else_is_not_taken_over(tuned, checkpoint, tmp_path, capsys):
     """Two labels here, two labels there, and yet others."""
     config = config_for(tuned[0], tuned[1], epochs=0.1)
@@ -362,6 +368,7 @@ class MeanPooled(nn.Module):
         return nn.Dense(5)((hidden * segments[..., None]).sum(1) / segments.sum(1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_a_model_of_somebody_elses_has_the_logits_that_it_declares(checkpoint):
     """Five of a text of three tokens, not one of each of them."""
     output_layer = OutputLayer("Mine", MeanPooled, output_layers.classification(5).loss, pooled=True)
@@ -375,6 +382,7 @@ def test_a_model_of_somebody_elses_has_the_logits_that_it_declares(checkpoint):
         OutputLayer("Mine", MeanPooled, output_layers.classification(5).loss)
 
 
+@pytest.mark.slow
 def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
     """Four times the same sequence: with dropout four scores, without it one."""
     source = pretrained.read(checkpoint)

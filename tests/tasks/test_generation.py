@@ -75,6 +75,7 @@ CAUSAL = [TINY, dataclasses.replace(TINY, norm="pre", positions="each_layer"),
           dataclasses.replace(TINY, positions="sinusoidal"), RELATIVE]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CAUSAL, ids=["post", "pre", "sinusoidal", "relative"])
 @pytest.mark.parametrize("text, tokens", [("w1", 8), ("w5 w7 w9 w2 w3", 30), ("w4 " * 38, 9)])
 def test_a_cache_changes_nothing(config, text, tokens):
@@ -84,6 +85,7 @@ def test_a_cache_changes_nothing(config, text, tokens):
     assert found.startswith(text.strip())
 
 
+@pytest.mark.slow
 def test_the_most_likely_piece_is_chosen_where_no_other_may_be():
     model, params = made(TINY)
     most_likely = generate(model, params, PIECES, "w1 w2", 12, Sampling(temperature=0.0))

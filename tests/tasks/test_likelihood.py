@@ -36,6 +36,7 @@ def texts():
     return ["", "the", *(" ".join(rng.choice(WORDS, rng.integers(1, 38))) for _ in range(30))]
 
 
+@pytest.mark.slow
 def test_a_model_with_a_memory_reads_long_texts_in_parts(texts):
     """Two parts of 16 tokens, of which the second remembers all of the first, are one of 32; longer texts are read."""
     whole = TransformerXLConfig(
@@ -56,6 +57,7 @@ def test_a_model_with_a_memory_reads_long_texts_in_parts(texts):
     assert scores["bits_per_byte"] == pytest.approx(-total / np.log(2) / len(longer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_text_has_the_sum_over_its_tokens(texts, causal, monkeypatch):
     """Each computed alone, without padding; in portions and batches that are not full."""
@@ -83,6 +85,7 @@ def test_a_text_has_the_sum_over_its_tokens(texts, causal, monkeypatch):
         assert ours == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_pairs_are_compared_and_counted(texts):
     model, params = model_of(CONFIG)
     sums = list(likelihood.log_likelihoods(model, params, PIECES, texts[1:11]))

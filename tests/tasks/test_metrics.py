@@ -26,6 +26,7 @@ def random_classes(rng, classes):
     return labels, np.where(rng.random(n) < rng.choice([0, 0.5, 1]), labels, predictions)
 
 
+@pytest.mark.slow
 def test_classes_are_scored_as_by_scikit_learn():
     rng = np.random.default_rng(0)
     for i in range(1000):  # a call of scikit-learn takes milliseconds

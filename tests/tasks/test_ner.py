@@ -166,6 +166,7 @@ SPLIT = ["yesterday", "(", "John", ")", "saw", '"', "Mary", '"', "in", "Paris", 
          "\u4eac", "."]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_raw_text_is_split_as_the_tokenizer_does():
     assert [RAW[start:end] for start, end in split_words(RAW)] == SPLIT
     assert split_words("") == split_words(" \n\u3000") == []

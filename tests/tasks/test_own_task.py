@@ -103,6 +103,7 @@ def test_its_own_fields_are_checked(trained, checkpoint):
         tasks.validate(config)
 
 
+@pytest.mark.slow
 def test_more_epochs_extend_a_finished_run(trained, checkpoint, capsys):
     """As more steps extend a finished pre-training."""
     launch(config_for(checkpoint), trained)
@@ -115,6 +116,7 @@ def test_more_epochs_extend_a_finished_run(trained, checkpoint, capsys):
     assert capsys.readouterr().out.startswith("already finished: 56 steps")
 
 
+@pytest.mark.slow
 def test_an_extension_that_was_stopped_in_its_last_evaluation_is_not_finished(trained, checkpoint, tmp_path, capsys):
     """The report of the shorter run is still there, and says nothing of the longer one."""
     shutil.copytree(trained, tmp_path / "run")
@@ -134,6 +136,7 @@ def stop():
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_other_numbers_of_examples_are_noticed(trained, checkpoint, tmp_path, capsys, monkeypatch):
     shutil.copytree(trained, tmp_path / "run")
 
@@ -157,6 +160,7 @@ def test_a_broken_entry_point_is_named_and_hurts_nobody_else(monkeypatch):
         tasks.register("glue", own_task.TASK)
 
 
+@pytest.mark.slow
 def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):
     """As an installed package would bring it: predict runs in a process of its own, where nobody registers anything."""
     package = tmp_path / "site/own-1.0.dist-info"
@@ -209,6 +213,7 @@ def test_the_config_is_written_only_when_the_run_was_restored(trained, checkpoin
     assert (trained / "config.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_it_is_searched(checkpoint, tmp_path):
     launch(config_for(checkpoint, sweep="paper"), tmp_path / "run")
     rows = (tmp_path / "run/sweep.md").read_text().splitlines()

@@ -85,6 +85,7 @@ def packed(short_records):
     return Pretraining(config, one_device_mesh(config), short_records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 6])
 def test_next_words_of_packed_sequences_are_those_of_padded_ones(dynamic_records, step):
     """All of them, and of no sequence that follows in a row."""
@@ -117,6 +118,7 @@ def loss_and_gradient(task):
     return jax.jit(jax.value_and_grad(lambda p, b: task.loss(p, task.normalize(b)), has_aux=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 3, 6, 9])  # of both stages
 def test_loss_and_gradient_of_pretraining_are_those_of_padded_sequences(padded, packed, params, step):
     batch, other = next(padded.batches(step)), next(packed.batches(step))
@@ -135,6 +137,7 @@ def test_the_planner_is_told_the_shapes_of_packed_batches(packed):
         assert {n: (x.shape, x.dtype) for n, x in real.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh, microbatches", [(dict(data=8), 1), (dict(data=2, fsdp=2, tensor=2), 1), (dict(data=1, fsdp=2, tensor=1), 3)]
 )
@@ -160,6 +163,7 @@ def test_a_packed_step_on_a_mesh_is_that_of_padded_sequences_on_one_device(padde
     assert_close(params, expected, 2e-5)
 
 
+@pytest.mark.slow
 def test_dropout_of_packed_rows_is_the_same_on_any_mesh(short_records):
     """Though the number of rows, of which some are empty, is another one."""
 
@@ -195,6 +199,7 @@ def test_there_is_room_for_the_masked_tokens_of_any_row(prob):
             assert sum(max(1, round(prob * size)) for size in sizes) <= row.predictions, (prob, length, sizes)
 
 
+@pytest.mark.slow
 def test_a_packed_run_ends_where_the_padded_one_does(short_records, tmp_path):
     """50 steps; `train/real_tokens_share` says how they differ."""
     ends, shares, losses = [], [], []
@@ -302,6 +307,7 @@ def fine_tuning(request):
     return output_layer, model, params, examples, loss
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_of_each_task_are_those_of_padded_examples(fine_tuning):
     *_, params, examples, loss = fine_tuning
     padded, packed, _ = batches_of(examples)
@@ -313,6 +319,7 @@ def test_loss_and_gradient_of_each_task_are_those_of_padded_examples(fine_tuning
     assert_close(gradient, packed_gradient)
 
 
+@pytest.mark.slow
 def test_examples_do_not_see_each_other(fine_tuning):
     *_, params, examples, loss = fine_tuning
     _, packed, first = batches_of(examples)
@@ -335,6 +342,7 @@ def test_examples_do_not_see_each_other(fine_tuning):
     assert compute(params, packed)[0][0] != compute(params, changed)[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 4])
 def test_predictions_of_packed_examples_are_those_of_padded_ones(fine_tuning, devices):
     output_layer, model, params, examples, _ = fine_tuning

@@ -89,6 +89,7 @@ def test_the_planner_is_told_the_shapes_of_the_real_batches(task):
         assert {n: (x.shape, x.dtype) for n, x in real.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
 
 
+@pytest.mark.slow
 def test_baselines_are_what_they_say(task, params, records_folder):
     scores = task.evaluate(params, step=10)
     assert scores.measured_on.endswith(" sequences of length 64") and scores.score == -scores.scores["mlm_loss"]
@@ -116,6 +117,7 @@ def test_baselines_are_what_they_say(task, params, records_folder):
     assert "unigram baseline" in text
 
 
+@pytest.mark.slow
 def test_evaluation_counts_every_held_out_sequence_once(task, params):
     """Whatever the batch size: the rows that fill up the last batch weigh nothing."""
     expected = task.evaluate(params, step=1).scores
@@ -131,6 +133,7 @@ def test_evaluation_counts_every_held_out_sequence_once(task, params):
     assert other.evaluate(params, step=1).scores["mlm_loss"] != pytest.approx(expected["mlm_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, records_folder, tmp_path):
     sources = [str(tmp_path / name) for name in ("much.txt", "little.txt")]
     for number, source in enumerate(sources):
@@ -192,6 +195,7 @@ def config_with(next_sentence, **where):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("next_sentence", ["pairs", "none"])
 def test_empty_rows_teach_nothing(task, params, records_folder, next_sentence):
     """They stand in for the records of a damaged file: some in a batch, or all."""
@@ -248,6 +252,7 @@ def trained(corpus_file, tmp_path_factory):
     return trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("next_sentence, metrics, said", [("none", None, None), ("order", "sop", "sentence order")])
 def test_what_pairs_teach_is_called_by_its_name(trained, next_sentence, metrics, said):
     lines = read_metrics(trained(next_sentence))
@@ -262,6 +267,7 @@ def test_what_pairs_teach_is_called_by_its_name(trained, next_sentence, metrics,
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_without_pairs_resumes_bit_for_bit(trained, corpus_file, tmp_path):
     workdir = shutil.copytree(trained("none"), tmp_path / "run")
     shutil.rmtree(workdir / checkpoint.FOLDER / "10")
@@ -278,6 +284,7 @@ def test_a_workdir_keeps_its_objective(trained, before, now):
         run(pretraining_run.KIND, config_with(now, records="elsewhere"), trained(before))
 
 
+@pytest.mark.slow
 def test_a_model_without_pairs_is_used_like_any_other(trained, tmp_path, capsys):
     source = pretrained.read(trained("none"))
     assert source.params.keys() == {"bert", "masked_lm"} and "pooler" not in source.params["bert"]
@@ -323,6 +330,7 @@ def test_records_of_another_tokenizer_are_refused(records_folder, tmp_path, fiel
         find_or_prepare(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_records_in_the_workdir_must_have_the_configs_recipe(corpus_file, tmp_path):
     config = tiny_config(corpus_file)
     folder, pieces = find_or_prepare(config, tmp_path)
@@ -419,6 +427,7 @@ def test_a_corpus_need_not_be_named_with_records_but_must_be_theirs(records_fold
         find_or_prepare(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_remat_auto_takes_the_first_policy_that_fits(records_folder, monkeypatch):
     config = tiny_config(records=records_folder)
     config.remat = "auto"
@@ -459,6 +468,7 @@ def test_a_program_fits_if_it_leaves_the_devices_memory_in_bounds():
     assert not fits_in_memory(lowered, (1 << 20) - 1)  # less than the argument
 
 
+@pytest.mark.slow
 def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file, capsys):
     """Two things at once, because each costs a run: its pieces are bytes, and it learns the next one."""
     config = config_with("none", corpus=corpus_file)
@@ -507,6 +517,7 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(tmp_path, corpus_file,
     assert pretrained.read(tmp_path / "copy").config == tuned.config
 
 
+@pytest.mark.slow
 def test_two_lstms_from_text_to_features(tmp_path, corpus_file):
     config = config_with("none", corpus=corpus_file)
     config.data.masking, config.eval.fill_masks = "dynamic", ()

@@ -261,6 +261,7 @@ def test_answers_that_are_not_at_their_place_stop_or_are_left_out(pieces, tmp_pa
         squad.validate(config)
 
 
+@pytest.mark.slow
 def test_offsets_are_those_of_real_text(pieces):
     """Every word of Python's documentation as an answer."""
     lines = (line for document in python_docs.read_documents() for line in document.lines)

@@ -94,6 +94,7 @@ def batches_of(order, start=0, rows=np.arange):
     return pipeline.train_batches(order, 3, **given)
 
 
+@pytest.mark.slow
 def test_a_row_goes_on_where_it_ended(records):
     """Through two epochs, from any step, for any number of hosts."""
     files, ids = find_records(records, LENGTH, 3, "train"), ids_of(records, "train")
@@ -131,6 +132,7 @@ def test_held_out_text_is_read_once_side_by_side(records, task):
     assert len(few) == 1 and few[0]["sequence_weights"].sum() == 3
 
 
+@pytest.mark.slow
 def test_two_steps_with_memory_are_one_of_twice_the_length(task):
     config, model = task.model.config, TransformerXLModel(task.model.config)
     ids = np.random.default_rng(0).integers(0, 261, (2, 2 * LENGTH))
@@ -185,6 +187,7 @@ def trained(task_class, config, mesh, steps):
     return state, losses
 
 
+@pytest.mark.slow
 def test_memory_helps_where_text_repeats():
     """One layer is enough for it. Without memory nothing is known but that there are eight tokens."""
     sizes = {"model.num_hidden_layers": 1, "model.initializer_range": 0.2, "model.hidden_dropout_prob": 0.0}
@@ -217,6 +220,7 @@ def xlnet_records(request, tmp_path_factory):
     return folder / "records"
 
 
+@pytest.mark.slow
 def test_an_xlnet_reads_documents_that_end_with_cls_in_one_segment(xlnet_records):
     pieces = tokenizer.load("sentencepiece", xlnet_records / tokenizer.KINDS["sentencepiece"].filename)
     files = find_records(xlnet_records, LENGTH, 3, "train")
@@ -231,6 +235,7 @@ def test_an_xlnet_reads_documents_that_end_with_cls_in_one_segment(xlnet_records
     assert text.split().count(str(pieces.cls_id)) == text.count(f"{pieces.sep_id} {pieces.cls_id}") >= 22
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("xlnet_records", ["compact"], indirect=True)
 def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records, tmp_path):
     """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
@@ -262,6 +267,7 @@ def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records, tmp_path):
     assert behind[2].filled.tolist() == np.where(goes_on, MEMORY, LENGTH).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"microbatches": 2}, {"mesh.data": 4, "mesh.fsdp": 2}])
 def test_any_mesh_and_number_of_microbatches_gives_the_same(one, fields):
     config = stream_config(**fields)
@@ -292,6 +298,7 @@ def items_of(workdir, step, *names):
     return [np.asarray(x) for x in jax.tree.leaves(found)]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(straight, records, tmp_path):
     launch_and_stop(Pretraining, stream_config(records), tmp_path, 4)
     assert checkpoint.steps(tmp_path)[-1] < 6
@@ -301,6 +308,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(straight, records, tmp_path)
     assert checkpoint.read_scores(tmp_path, 6).scores == checkpoint.read_scores(straight, 6).scores
 
 
+@pytest.mark.slow
 def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(records, tmp_path, monkeypatch):
     """Each device has a row's memory. It is emptied where a stage begins, and a jump into the next reads it again."""
     monkeypatch.setattr(pretraining_run, "make_mesh", make_mesh)
@@ -322,6 +330,7 @@ def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(records, tmp_path, monk
     assert state.memory.filled.tolist() == [LENGTH] * ROWS  # of the step before, and not of the stage before
 
 
+@pytest.mark.slow
 def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys):
     """By a branch with other rows."""
     branch = {"branch_from": f"{straight}@3", "data.records": "", "batch_size": 4}
@@ -334,6 +343,7 @@ def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys)
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
     """What its params make of all steps from the first on, or of so many that the rest cannot be seen."""
     config = stream_config(records, **{"model.hidden_dropout_prob": 0.0})
@@ -357,6 +367,7 @@ def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
     assert np.abs(state.memory.states - memory.states).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_step_that_is_skipped_leaves_no_memory(records):
     """That of the step before is not what comes before the next one."""
     config = stream_config(records, **{"optimizer.skip_nonfinite": 2})

@@ -34,6 +34,7 @@ from tests.test_several_hosts import EXPERIMENT, assert_same_run, finish, start
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
 
+@pytest.mark.slow
 def test_held_out_text_is_read_with_a_memory_of_its_own(records):  # noqa: F811
     """One that holds all before makes of a row what reading it at once does, at distances up to a limit."""
     found, pieces = {}, {}
@@ -60,6 +61,7 @@ def test_held_out_text_is_read_with_a_memory_of_its_own(records):  # noqa: F811
     assert abs(task.evaluate(params, 1).scores["lm_loss"] - found[0]) > 1e-3
 
 
+@pytest.mark.slow
 def test_bits_of_held_out_text_are_read_with_that_memory(records, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(adaptation, "WINDOW_BYTES", (150, 200))
     found = {}
@@ -81,6 +83,7 @@ def test_bits_of_held_out_text_are_read_with_that_memory(records, tmp_path, monk
     assert abs(found[0] - found[500]) > 1e-2
 
 
+@pytest.mark.slow
 def test_held_out_scores_do_not_depend_on_microbatches(records):  # noqa: F811
     found = []
     for microbatches in (1, 4):
@@ -91,6 +94,7 @@ def test_held_out_scores_do_not_depend_on_microbatches(records):  # noqa: F811
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_two_hosts_go_on_in_a_stream_where_one_stopped(records, tmp_path, monkeypatch):  # noqa: F811
     """Each has the memory of its own rows, from the checkpoint of one."""
     config = stream_config(records)
@@ -111,6 +115,7 @@ def test_two_hosts_go_on_in_a_stream_where_one_stopped(records, tmp_path, monkey
         np.testing.assert_allclose(ours, theirs, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):  # noqa: F811
     source = pretrained.read_with_tokenizer(straight)
     pieces, shown = insight.attention(source, "the ship")

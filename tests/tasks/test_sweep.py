@@ -182,6 +182,7 @@ def test_searches_on_different_data_do_not_share_a_workdir(checkpoint, tmp_path,
         launch.launch(config_for(other, checkpoint, sweep="seed=2"), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tmp_path, monkeypatch, with_pictures):
     write_sst2(tmp_path, train=96)
     config = config_for(tmp_path, checkpoint, sweep="epochs=2,4", max_seq_length=16)

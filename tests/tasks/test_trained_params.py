@@ -44,6 +44,7 @@ def params_of(workdir, step):
     return flatten_dict(checkpoints.read_params(workdir, step), sep="/")
 
 
+@pytest.mark.slow
 def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, checkpoint, capsys):
     def config(freeze_layers=1, still="pooler/dense/bias"):
         config = config_for(folder, checkpoint, epochs=1.0, freeze_layers=freeze_layers)
@@ -82,6 +83,7 @@ def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, checkpoint, c
     )
 
 
+@pytest.mark.slow
 def test_a_run_and_a_search_stop_early_and_know_that_they_have(folder, checkpoint, capsys):
     """With a learning rate that changes nothing, the second epoch is no better."""
 
@@ -138,6 +140,7 @@ def lora_config(folder, checkpoint, targets="query,value"):
     return config
 
 
+@pytest.mark.slow
 def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint, capsys):
     """Several labels for a text, with weights, packed."""
     folder, dev = topics
@@ -178,6 +181,7 @@ def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint,
     assert all(np.array_equal(again[name], found[name]) for name in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family, targets, count",
     [("bert", "all-linear", 4), ("modernbert", "attention,input", 3), ("eurobert", "value,input", 2)],
@@ -203,6 +207,7 @@ def test_merged_kernels_compute_what_updates_do(family, targets, count):
     assert np.abs(first - second).max() > 1e-3 and np.array_equal(first, again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["labels", "classes"])
 def test_devices_change_nothing_of_what_is_learnt(kind):
     """Low-rank updates and their dropout, with the labels of a teacher, or packed classes with weights."""

@@ -106,6 +106,7 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
     return jax.tree.map(np.subtract, before, jax.device_get(state.params)), jax.device_get(metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form, ways",
     [("pairs", ("microbatches", "data and fsdp", "devices and microbatches")), ("scored", ("microbatches", "data"))],
@@ -134,6 +135,7 @@ def packed(examples):
     return next(PackedOrder(examples, len(examples), 0, 64, 1).batches(range(1), np.arange))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["pairs", "scored", "labelled"])
 def test_packed_examples_and_missing_ones_change_neither_loss_nor_gradient(form, folder, checkpoint, tmp_path):
     task = task_of(config_for(folder, checkpoint, form), tmp_path)
@@ -148,6 +150,7 @@ def test_packed_examples_and_missing_ones_change_neither_loss_nor_gradient(form,
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), expected, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_sentence_and_itself_differ_by_dropout(is_packed, folder, checkpoint, tmp_path):
     task = task_of(config_for(folder, checkpoint, "sentences"), tmp_path)
@@ -164,6 +167,7 @@ def test_a_sentence_and_itself_differ_by_dropout(is_packed, folder, checkpoint, 
         assert (distances > 1e-3).all() if differs else (distances < 1e-5).all()
 
 
+@pytest.mark.slow
 def test_what_is_the_same_text_is_no_negative(folder, checkpoint, tmp_path):
     """The loss beside NumPy's, which leaves out candidates one by one."""
     task = task_of(config_for(folder, checkpoint, **{"loss.symmetric": True}), tmp_path)
@@ -246,6 +250,7 @@ def params_of(workdir):
     return pretrained.flattened(pretrained.read(f"{workdir}@latest").params)
 
 
+@pytest.mark.slow
 def test_a_run_on_several_sets_learns_and_resumes_bit_for_bit(folder, checkpoint, tmp_path):
     launch(mixed(folder, checkpoint), tmp_path / "straight")
     lines = read_metrics(tmp_path / "straight")
@@ -258,6 +263,7 @@ def test_a_run_on_several_sets_learns_and_resumes_bit_for_bit(folder, checkpoint
     assert straight.keys() == resumed.keys() and all(np.array_equal(straight[name], resumed[name]) for name in straight)
 
 
+@pytest.mark.slow
 def test_a_search_has_the_loss_of_each_trial(folder, checkpoint, tmp_path):
     config = config_for(folder, checkpoint, sweep="temperature=0.05,0.5 learning_rate=1e-3", epochs=0.3)
     validate(config)
@@ -278,6 +284,7 @@ def teacher(folder, checkpoint, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["vectors", "scores"])
 def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folder, checkpoint, tmp_path):
     fields = {"distill.teacher": str(teacher), "distill.what": what}
@@ -307,6 +314,7 @@ def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folde
     assert distillation._read(tmp_path / distillation.FILE, "other") is None
 
 
+@pytest.mark.slow
 def test_a_student_learns_the_vectors_of_its_teacher(teacher, folder, checkpoint, tmp_path):
     fields = {"distill.teacher": str(teacher), "distill.weight": 1.0, "epochs": 12.0, "head.dense": 32}
     config = config_for(folder, checkpoint, "sentences", **fields)
@@ -319,6 +327,7 @@ def test_a_student_learns_the_vectors_of_its_teacher(teacher, folder, checkpoint
 # Mistakes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields, message",
     [

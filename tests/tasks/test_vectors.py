@@ -71,6 +71,7 @@ def contents(path):
     return found["vectors"] if path.suffix == ".npz" else found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", vectors.SUFFIXES)
 def test_every_format_holds_the_same(make, suffix, tmp_path):
     path = tmp_path / f"new/v{suffix}"
@@ -201,6 +202,7 @@ def test_two_do_not_write_one_file(make, tmp_path):
     assert vectors.write(tmp_path / "v.npy", make, given()) == ((40, 32), 1)
 
 
+@pytest.mark.slow
 def test_long_texts_are_a_portion_of_their_own(make, tmp_path, monkeypatch):
     monkeypatch.setattr(vectors, "PORTION_CHARACTERS", 100)
     sizes = portions_of(make, monkeypatch)
@@ -208,6 +210,7 @@ def test_long_texts_are_a_portion_of_their_own(make, tmp_path, monkeypatch):
     assert sizes == [1, 3, 1]
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on(checkpoint, compiled, tmp_path):
     rows = texts_of(2 * vectors.PORTION_TEXTS + 5, seed=1)
     lines = "".join(f"{i}\t{text or 'a'}\n" for i, text in enumerate(rows))
@@ -236,6 +239,7 @@ def test_a_run_of_a_task_that_is_not_registered_here_has_hidden_states(checkpoin
     assert result.stdout.startswith("hidden [4, 32] of 1 texts"), result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, message",
     [

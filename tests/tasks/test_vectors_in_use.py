@@ -61,6 +61,7 @@ def trained(checkpoint, tmp_path_factory):
     return folder, folder / "run"
 
 
+@pytest.mark.slow
 def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tmp_path):
     folder, workdir = trained
     source = pretrained.read(workdir)
@@ -83,6 +84,7 @@ def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tm
     assert found["scores"]["accuracy"] == metrics.accuracy([row["same"] for row in odd], predicted) < 1
 
 
+@pytest.mark.slow
 def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
     folder, workdir = trained
     source = pretrained.read(workdir)
@@ -142,6 +144,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments, message", BAD)
 def test_negatives_that_cannot_be_mined_are_refused_in_one_line(arguments, message, tmp_path):
     given = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")

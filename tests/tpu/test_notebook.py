@@ -48,6 +48,7 @@ def test_no_outputs_are_kept_in_git():
         assert not cell.get("outputs") and cell.get("execution_count") is None, cell["id"]
 
 
+@pytest.mark.slow
 def test_every_cell_runs(executed):
     outputs, runs = executed
     for cell, parts in outputs.items():

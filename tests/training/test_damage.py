@@ -50,6 +50,7 @@ def swap(path, other):
     shutil.copy(other, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [truncate, flip, delete, swap])
 def test_no_value_is_believed_that_was_not_saved(saved, tmp_path, damage, capsys):
     names = sorted(path.relative_to(saved) for path in (saved / "checkpoints/10").rglob("*") if path.stat().st_size)
@@ -105,6 +106,7 @@ def test_damaged_params_are_not_predicted_with(saved, tmp_path):
     assert checkpoint.steps(workdir) == [8, 9, 10]  # who only reads moves nothing
 
 
+@pytest.mark.slow
 def test_a_flipped_letter_of_the_checksums_is_damage(saved, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(saved, workdir)

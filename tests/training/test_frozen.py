@@ -20,6 +20,7 @@ from tests.training.toy import Toy, toy_config
 TINY = dict(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_size=16, max_position_embeddings=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, layers", [
     ("bert", 3), ("roberta", 2), ("distilbert", 2), ("electra", 2), ("lstms", 3), ("modernbert", 6), ("modernbert", 7),
     ("eurobert", 2), ("mixer", 2),
@@ -171,6 +172,7 @@ def test_three_steps_of_torchs_adamw_with_a_group_for_each_layer(decay, freeze, 
     assert ((3, 4) in moments) == (not freeze) and ((2, 4) in moments) == (freeze == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lamb", "stable_adamw", "muon", "lion", "adafactor"])
 def test_every_optimizer_has_slower_layers(name):
     """In its first step, from the same params, a layer goes so much less far, decay included."""
@@ -185,6 +187,7 @@ def test_every_optimizer_has_slower_layers(name):
     np.testing.assert_array_equal(*(each["classifier"]["kernel"] for each in deltas))
 
 
+@pytest.mark.slow
 def test_devices_change_nothing_of_it():
     """Even where they split an array along its layers, of which some are frozen."""
     config = config_for(layer_decay=0.7)

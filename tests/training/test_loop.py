@@ -145,12 +145,14 @@ def on_one_device(records_folder, program):
     return two_steps(records_folder, (1, 1, 1), 1, program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh, microbatches", [((4, 1, 1), 4), ((2, 4, 1), 1), ((2, 2, 2), 2)])
 def test_devices_and_microbatches_change_nothing(records_folder, on_one_device, mesh, microbatches):
     """Nor what dropout draws."""
     assert_same_steps(two_steps(records_folder, mesh, microbatches), on_one_device)
 
 
+@pytest.mark.slow
 def test_devices_change_nothing_where_products_take_bfloat16(records_folder, on_one_device):
     one = two_steps(records_folder, (1, 1, 1), 1, dtype="bfloat16")
     assert_same_steps(two_steps(records_folder, (2, 2, 2), 2, dtype="bfloat16"), one)
@@ -166,6 +168,7 @@ def assert_same_steps(found, expected):
         np.testing.assert_allclose(found[0][name], expected[0][name], atol=3e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_one_batch_is_learnt_by_heart(records_folder):
     config = tiny_config(records=records_folder)
     config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -192,6 +195,7 @@ def test_no_transfer_between_host_and_devices_hides_in_a_step(records_folder, pr
     assert np.isfinite(metrics["loss"]) and program.train_step._cache_size() == compiled
 
 
+@pytest.mark.slow
 def test_training_runs_without_tensorflow(tmp_path):
     """Model, loop, checkpoints and TensorBoard on NumPy batches: nothing imports it."""
     script = f"""
@@ -292,6 +296,7 @@ def test_metrics_are_not_rewritten_where_nothing_is_dropped(tmp_path):
 KEPT = dict(eval=dict(every_steps=2), checkpoint=dict(every_steps=1, keep=2))
 
 
+@pytest.mark.slow
 def test_the_latest_checkpoints_and_the_best_are_kept(train_toy, tmp_path):
     result = train_toy(Toy(toy_config(), scores=[1, 5, 4, 3, 2]), **KEPT)
     assert checkpoint.steps(tmp_path) == [4, 9, 10]
@@ -311,6 +316,7 @@ def test_what_the_last_evaluation_makes_superfluous_goes_too(train_toy, tmp_path
     assert checkpoint.steps(tmp_path) == [10]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_survives_a_restart(train_toy, tmp_path):
     """Scores are read back, and what was the best before is still compared with what comes."""
     task = Toy(toy_config(), scores=[1, 5])
@@ -324,6 +330,7 @@ def test_the_best_checkpoint_survives_a_restart(train_toy, tmp_path):
     assert (tmp_path / "predictions.json").read_text() == "4\n"  # those of the best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
 def test_a_score_that_is_no_number_is_not_the_best(train_toy, tmp_path, score):
     train_toy(Toy(toy_config(), scores=[1, 5, score, 3, score]), **KEPT)
@@ -358,6 +365,7 @@ class Scored(Toy):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores, stops_at, best", [
     ([5, 4, 4, 9, 9], 6, 2),
     ([5, 5, 5, 9, 9], 6, 6),  # as good is not better; of equal ones the last is used
@@ -464,6 +472,7 @@ def test_where_nothing_is_held_out_nothing_is_scored(train_toy, tmp_path):
     assert result[1:] == (None, None, None) and checkpoint.steps(tmp_path) == [5, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_what_is_no_number_stops_the_run_and_is_not_saved(tmp_path, what):
     class Poisoned(Toy):
@@ -594,6 +603,7 @@ def test_the_log_says_where_the_wall_time_goes(train_toy, tmp_path, capsys):
     assert f"{total['goodput/evaluation']:.1%} evaluation" in printed
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_data_is_named(train_toy, tmp_path, capsys):
     class Stalling(Toy):
         total_steps = 20
@@ -638,6 +648,7 @@ def profiled_steps(workdir, name):
     return sorted(dict(event.stats)["step_num"] for event in events if event.name == "train"), {e.name for e in events}
 
 
+@pytest.mark.slow
 def test_a_profile_shows_whole_steps_and_no_others(train_toy, tmp_path, capsys):
     train_toy(Toy(toy_config()), profile="3:4")
     steps, names = profiled_steps(tmp_path, "steps_3_4")
@@ -646,6 +657,7 @@ def test_a_profile_shows_whole_steps_and_no_others(train_toy, tmp_path, capsys):
     assert int(train_toy(Toy(toy_config())).state.step) == 10
 
 
+@pytest.mark.slow
 def test_a_signal_closes_the_profile(train_toy, tmp_path):
     task = Toy(toy_config())
     stop_when(task, 5)

@@ -77,6 +77,7 @@ def test_a_host_asks_only_its_own_devices():
         require_memory(jax.errors.JaxRuntimeError(EXHAUSTED), config, running(config, {}), mesh, None)
 
 
+@pytest.mark.slow
 def test_the_setting_that_is_named_fits(monkeypatch, capsys):
     """Of pre-training, whose steps are known without data."""
     config, tried = tiny_config("unused"), []

@@ -23,6 +23,7 @@ def old(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_it_ends_where_it_would_have_ended(old, capsys):
     launch(config_of("text.txt"), "run")
     assert "training in run, from step 5" in capsys.readouterr().out

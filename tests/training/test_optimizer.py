@@ -310,6 +310,7 @@ def test_optaxs_optimizers_are_optaxs(name, options, made):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), params, expected)
 
 
+@pytest.mark.slow
 def test_muon_takes_the_matrices_of_a_stack_one_by_one():
     """As optax's takes the query of one layer by itself; embeddings and the output layers are Adam's."""
     config = tiny_config()
@@ -343,6 +344,7 @@ def test_muon_takes_the_matrices_of_a_stack_one_by_one():
         assert np.std(np.abs(update)) < 0.01  # the first step of Adam is of one size
 
 
+@pytest.mark.slow
 def test_muon_takes_the_matrices_of_groups_one_by_one():
     """ModernBERT's layers are in groups; those of a gated product are two matrices."""
     config = ModernBertConfig(
@@ -377,6 +379,7 @@ def abstract_params(model):
     return jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids, ids)["params"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, options", [
     ("adam", ""), ("stable_adamw", ""), ("muon", ""), ("lion", ""), ("adafactor", "min_dim_size_to_factor=8"),
     ("sm3", ""), ("prodigy", ""),
