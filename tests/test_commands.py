@@ -55,6 +55,7 @@ def test_main_goes_from_text_to_filled_masks(trained):
     assert not list((folder / "run").rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so_at_once(trained):
     folder, result = trained
     again = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder)

@@ -255,6 +255,7 @@ def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, c
     assert checkpoint.steps(parent) == [4, 8, 12]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "branch_from, fields, message",
     [
@@ -373,6 +374,7 @@ def test_a_batch_that_the_devices_cannot_share_is_named(records):
         Pretraining(config, make_mesh(config), records)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_begin_or_end_to_average_its_params_midway(records, parent):
     config = constant(records, 12)
     config.optimizer.average = 0.9
@@ -392,6 +394,7 @@ def test_the_largest_stage_is_that_of_the_most_tokens_in_a_microbatch(records):
     assert task_of(modern_config(records), records).largest_stage() == 3
 
 
+@pytest.mark.slow
 def test_a_branch_needs_no_corpus(parent):
     config = falling("", 10, parent).unlock()
     config.data.corpus = None

@@ -59,6 +59,7 @@ def test_it_is_trained_and_resumed_bit_for_bit(trained):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_it_predicts_and_is_converted_to_our_own_format(trained, tmp_path):
     source = pretrained.read_with_tokenizer(trained[1])
     model = BertForMaskedLM(source.config)

@@ -161,6 +161,7 @@ def test_two_lstms_see_one_side_each():
         np.testing.assert_array_equal(differs[..., 16:].any(-1), [(place <= changed_at) & (not is_padding)] * 2)
 
 
+@pytest.mark.slow
 def test_two_lstms_are_pooled_where_each_has_read_the_whole_row():
     model, (ids, segments, types) = LstmsModel(dataclasses.replace(TINY, family="lstms", positions="none")), row(0)
     ids, segments, types = (np.pad(x, ((0, 0), (0, 4))) for x in (ids, segments, types))

@@ -181,6 +181,7 @@ def test_it_is_trained_and_resumed_bit_for_bit(trained, records_folder):
         launch(config_for(records_folder, objective="mlm"), trained[0])
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_with_its_baseline_and_reported(trained):
     last = [line for line in read_metrics(trained[0]) if "eval/count_loss" in line][-1]
     assert {"eval/count_loss", "eval/count_noise", "eval/count_mean_loss", "eval/mlm_loss"} <= last.keys()
@@ -281,6 +282,7 @@ def test_an_objective_without_words_leaves_them_out_of_packed_rows(records_folde
         assert set(task.evaluate(params, 1).scores) == {"nsp_loss", "nsp_accuracy", "nsp_majority"}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_write_its_objective_otherwise(trained, records_folder):
     """`mlm+count` is no other, in another order it is: another checkpoint would be the best."""
     launch(config_for(records_folder, objective="1*count+mlm"), trained[0])

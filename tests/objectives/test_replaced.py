@@ -266,12 +266,14 @@ def test_it_learns(trained):
     assert "held-out replaced words: loss" in report and "held-out masked words by the generator: loss" in report
 
 
+@pytest.mark.slow
 def test_a_run_with_other_settings_is_refused(trained, records_folder):
     config = config_for(records_folder, steps=STEPS, embeddings="shared")
     with pytest.raises(UserError, match=r"config.objectives.generator.embeddings = 'shared': .* holds a run with 'dis"):
         launch(config, trained)
 
 
+@pytest.mark.slow
 def test_what_a_run_that_starts_from_it_leaves_is_said_in_short(trained, capsys):
     encoder = jax.tree.map(jnp.asarray, pretrained.read(trained).params["bert"])
     pretrained.initialize({"bert": encoder}, trained, encoder_only=True)

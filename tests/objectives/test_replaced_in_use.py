@@ -318,6 +318,7 @@ def test_stages_may_leave_replaced_words(modern, tmp_path):
         conversion.convert(modern, tmp_path / "part", "huggingface", part="generator")
 
 
+@pytest.mark.slow
 def test_what_is_plotted_is_measured(modern):
     names = {name for line in read_metrics(modern) for name in line}
     for name in ("replaced", "generator"):

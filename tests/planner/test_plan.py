@@ -153,6 +153,7 @@ def test_nobody_keeps_all_of_the_optimizers_state(data_parallel):
     assert in_loop and {c.axes for c in in_loop} == {("fsdp",)}, in_loop  # a layer's weights, when its turn comes
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_the_memory_is_what_was_committed(data_parallel):
     """Within 5 %: libtpu's releases differ by less, a lost sharding by more."""
@@ -217,6 +218,7 @@ def test_the_page_says_what_was_measured():
         assert f"| {config} | {topology} | {used} of {available} GiB | {steps} ms |" in page
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_a_setting_is_named_only_if_every_stage_that_failed_fits_with_it(data_parallel, monkeypatch):
     config, whole = data_parallel

@@ -80,6 +80,7 @@ def test_a_run_reports_what_it_changed(checkpoint, adapted):
     assert list(during) == [3, 6] and during[6] == pytest.approx(numbers[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
     config = pretrained.read_config(adapted)
     start = dict.fromkeys((3, 6))
@@ -145,6 +146,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(checkpoint, corpus_file, ada
     assert (tmp_path / "report.txt").read_text() == (adapted / "report.txt").read_text()
 
 
+@pytest.mark.slow
 def test_the_result_is_read_by_transformers(adapted, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     conversion.convert(adapted, tmp_path / "out", "huggingface")

@@ -121,6 +121,7 @@ def test_what_is_no_pair_is_named(content, message, tmp_path):
         likelihood.read_pairs(str(tmp_path / "pairs.jsonl"))
 
 
+@pytest.mark.slow
 def test_models_and_texts_without_likelihoods_are_named():
     model, params = model_of(CONFIG)
     with pytest.raises(UserError, match="has 52 tokens, more than the model's 40 positions"):

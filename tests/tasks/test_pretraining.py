@@ -277,6 +277,7 @@ def test_a_run_without_pairs_resumes_bit_for_bit(trained, corpus_file, tmp_path)
     assert all((resumed[name] == straight[name]).all() for name in straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before, now", [("none", "pairs"), ("order", "none"), ("order", "pairs")])
 def test_a_workdir_keeps_its_objective(trained, before, now):
     message = rf"config.data.next_sentence = '{now}': .* holds a run with '{before}'; choose another --workdir"

@@ -58,12 +58,14 @@ def test_every_cell_runs(executed):
     assert {"checkpoints", "metrics.jsonl", "report.txt"} <= {path.name for path in (runs / "colab").iterdir()}
 
 
+@pytest.mark.slow
 def test_it_trains_and_plots_the_loss(executed):
     outputs, _ = executed
     assert "step 35/35 loss" in said(outputs["train"]) and "unigram baseline" in said(outputs["train"])
     assert any("image/png" in output.get("data", {}) for output in outputs["loss"])
 
 
+@pytest.mark.slow
 def test_it_fills_masks_and_fine_tunes(executed):
     outputs, runs = executed
     filled = said(outputs["fill"])

@@ -1,0 +1,29 @@
+"""The loss, the gradient norm and the learning rate of tiny runs over 60 steps are those of the golden files.
+
+After an intended change, `python -m tests.golden.make_curves` writes the files anew and draws old beside new.
+"""
+
+import numpy as np
+import pytest
+
+from bertjax import families, objectives
+from tests import curves
+from tests.tasks.conftest import on_one_device  # noqa: F401
+
+CONFIGS = curves.configs()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_run_has_its_golden_curves(name, tmp_path, on_one_device):  # noqa: F811
+    trained, golden = curves.train(CONFIGS[name], tmp_path), curves.read(name)
+    assert trained.keys() == golden.keys()
+    for label, values in golden.items():
+        assert len(values) in (1, curves.STEPS)
+        np.testing.assert_allclose(trained[label], values, rtol=curves.TOLERANCE, atol=1e-6, err_msg=f"{name}: {label}")
+
+
+def test_every_family_and_every_objective_has_a_curve():
+    ours = {name for name in families.FAMILIES.names() if name not in families.FAMILIES.registered}
+    assert {config.model.family for config in CONFIGS.values()} == ours
+    learned = {term.name for config in CONFIGS.values() for term in objectives.of_stages(config)}
+    assert learned == {name for name in objectives.OBJECTIVES.names() if name not in objectives.OBJECTIVES.registered}
