@@ -1,4 +1,4 @@
-"""Plants 64 programming mistakes in the package, one at a time, and counts how many of them the tests catch.
+"""Plants programming mistakes in the package, one at a time, and counts how many of them the tests catch.
 
 Command:  python -m experiments.benchmarks.planted_faults --check
           python -m experiments.benchmarks.planted_faults --contexts=COVERAGE [--marker="not slow"] [--output=FILE.json]
@@ -41,7 +41,7 @@ from collections.abc import Iterable, Mapping, Sequence
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAULTS = pathlib.Path(__file__).with_suffix(".toml")
 CURVES = "tests/test_curves.py"
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+PYTEST = (sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider")  # -qq counts no tests
 SESSION_SECONDS = (20, 60, 200, 600)  # of the tests of the first pytest session, the second, the third, all others
 UNLISTED_SECONDS = 5.0  # assumed of a test without a duration, for the size of a session
 NO_TESTS = 5  # pytest's exit status
@@ -120,7 +120,7 @@ def covering_tests(data, fault: Fault, root: pathlib.Path) -> set[str]:
 
 def collected(copy: pathlib.Path, marker: str, environment: Mapping[str, str], *paths: str) -> set[str]:
     """Returns the node ids of the tests that a marker expression selects."""
-    command = [*PYTEST, "-o", "addopts=", "--collect-only", "-m", marker, *paths]  # more than one -q lists no tests
+    command = [*PYTEST, "--collect-only", "-m", marker, *paths]
     environment = {**environment, "PYTHONPATH": str(copy)}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -133,7 +133,7 @@ def sessions_of(tests: Iterable[str], durations: Mapping[str, float], unlisted: 
     sessions, left = [], 0.0
     for test in sorted(tests, key=lambda test: (durations.get(test, unlisted), test)):
         seconds = durations.get(test, min(unlisted, UNLISTED_SECONDS))
-        if seconds > left:
+        if not sessions or seconds > left:
             left = SESSION_SECONDS[min(len(sessions), len(SESSION_SECONDS) - 1)]
             sessions.append([])
         sessions[-1].append(test)
@@ -180,9 +180,9 @@ def run_tests(copy: pathlib.Path, tests: Sequence[str], seconds: float, environm
     return status, count, max(failed, key=len, default="")
 
 
-def examine(fault: Fault, tests: set[str], copies: queue.Queue, environment: Mapping, arguments) -> dict:
+def examine(fault: Fault, tests: set[str], copy: pathlib.Path, environment: Mapping, arguments) -> dict:
     """Runs the tests of a fault until a test fails; returns the result."""
-    copy, began, count, outcome, failed = copies.get(), time.monotonic(), 0, "not caught", ""
+    began, count, outcome, failed = time.monotonic(), 0, "not caught", ""
     path, intact, faulty = copy / fault.file, (copy / fault.file).read_text(), fault.content(copy)
     waiting = collections.deque(sessions_of(tests, arguments.seconds, arguments.unlisted))
     while waiting and outcome == "not caught":
@@ -193,10 +193,10 @@ def examine(fault: Fault, tests: set[str], copies: queue.Queue, environment: Map
         count += ran
         is_checked = status == 1 and failed and arguments.verify_green
         if is_checked and run_tests(copy, [failed], arguments.limit, environment)[0]:
-            waiting.appendleft([test for test in session if test != failed])  # it fails without the fault as well
+            rest = [test for test in session if test != failed]  # it fails without the fault as well
+            waiting.extendleft([rest] if rest else [])  # without names, pytest would run all tests
         elif status not in (0, NO_TESTS):
             outcome = OUTCOMES.get(status, f"exit status {status}")
-    copies.put(copy)
     result = dict(outcome=outcome, test=failed if outcome == "caught" else "", covering=len(tests), ran=count)
     return {**key_of(fault, arguments.marker), **result, "seconds": round(time.monotonic() - began, 1)}
 
@@ -220,8 +220,8 @@ def tests_of(faults: Sequence[Fault], copy: pathlib.Path, environment: Mapping, 
 def examine_all(faults: Sequence[Fault], arguments) -> list[dict]:
     """Examines faults in parallel, and stores each result at once; returns the results of all faults."""
     output = pathlib.Path(arguments.output)
-    stored = json.loads(output.read_text()) if output.is_file() and not arguments.again else []
-    keys = [key_of(fault, arguments.marker) for fault in faults]
+    stored = json.loads(output.read_text()) if output.is_file() else []
+    keys = [] if arguments.again else [key_of(fault, arguments.marker) for fault in faults]
     results = {each["name"]: each for each in stored for key in keys if key.items() <= each.items()}
     missing = [fault for fault in faults if fault.name not in results]
     with tempfile.TemporaryDirectory() as folder:
@@ -230,9 +230,16 @@ def examine_all(faults: Sequence[Fault], arguments) -> list[dict]:
         for number in range(arguments.jobs):
             copies.put(copy := copy_checkout(pathlib.Path(folder) / f"copy{number}"))
         tests = tests_of(missing, copy, environment, arguments)
+
+        def examine_in_copy(fault: Fault, tests: set[str]) -> dict:
+            copy = copies.get()
+            try:
+                return examine(fault, tests, copy, environment, arguments)
+            finally:
+                copies.put(copy)
+
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-            given = copies, environment, arguments
-            waiting = [pool.submit(examine, *pair, *given) for pair in zip(missing, tests)]
+            waiting = [pool.submit(examine_in_copy, *pair) for pair in zip(missing, tests)]
             try:
                 for result in map(concurrent.futures.Future.result, concurrent.futures.as_completed(waiting)):
                     results[result["name"]] = result
