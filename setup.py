@@ -78,6 +78,7 @@ setuptools.setup(
             "aiohttp>=3.10",
             "apache-beam>=2.60",
             "datasets>=3",
+            "filelock>=3.12",
             "hypothesis>=6",
             "ipykernel>=6.29",
             "mypy>=1.18",

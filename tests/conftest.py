@@ -20,16 +20,20 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/
 import collections
 import concurrent.futures
 import contextlib
+import functools
 import gc
 import importlib.util
 import json
 import math
 import pathlib
 import random
+import shutil
 import signal
 import time
 import zlib
+from collections.abc import Callable
 
+import filelock
 import jax
 import pytest
 
@@ -174,10 +178,32 @@ def with_pictures():
 
 
 @pytest.fixture(scope="session")
-def corpus_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    path.write_text(make_corpus(80))
-    return path
+def built_once(tmp_path_factory):
+    """Returns `built_once(name, build)`, which returns a folder of this run of pytest.
+
+    The first worker that needs the folder fills the folder by `build(folder)`; all workers read the folder, and no test
+    writes to the folder.
+    """
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def folder_of(name: str, build: Callable[[pathlib.Path], object]) -> pathlib.Path:
+        folder, unfinished = base / "built-once" / name, base / "unfinished" / name
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a build that failed
+                unfinished.mkdir(parents=True)
+                build(unfinished)
+                unfinished.rename(folder)
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def corpus_file(built_once):
+    return built_once("corpus", lambda folder: (folder / "text.txt").write_text(make_corpus(80))) / "text.txt"
 
 
 def tiny_config(corpus="", records=""):
@@ -187,13 +213,14 @@ def tiny_config(corpus="", records=""):
     config.model.update(
         vocab_size=150,
         hidden_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=64,
         max_position_embeddings=64,
     )
     config.stages = named_stages(short=stage(6, 32, 5), long=stage(4, 64, 10))
     config.batch_size, config.dtype = 16, "float32"  # also in processes that tests start
+    config.unroll = "no"
     config.optimizer.update(learning_rate=3e-3, warmup_steps=2)
     config.log_every_steps = 2
     config.eval.update(every_steps=5, max_sequences=40, fill_masks=("the [MASK] saw the [MASK] .",))
@@ -230,14 +257,32 @@ def in_process():
 
 
 @pytest.fixture(scope="session")
-def records_folder(corpus_file, tmp_path_factory):
+def records_folder(corpus_file, built_once):
     """Records of `tiny_config`."""
     from bertjax.data.preparation import prepare
 
-    folder = tmp_path_factory.mktemp("records") / "out"
-    with preparing_in_process():
-        prepare(tiny_config(corpus_file), folder)
-    return folder
+    def build(folder):
+        with preparing_in_process():
+            prepare(tiny_config(corpus_file), folder)
+
+    return built_once("records", build)
+
+
+@pytest.fixture(scope="session")
+def pretrained(corpus_file, built_once):
+    """Returns `pretrained(name)`: the workdir of a run of ten steps with the config `tests.curves.configs()[name]`."""
+    from bertjax.tasks.launch import launch
+    from tests.curves import configs
+
+    def build(name, folder):
+        config = configs()[name]
+        config.data.corpus = str(corpus_file)
+        for each in config.stages.values():
+            each.steps = 10 // len(config.stages)
+        with preparing_in_process():
+            launch(config, folder)
+
+    return lambda name: built_once(f"pretrained-{name}", functools.partial(build, name))
 
 
 def one_device_mesh(config):

@@ -7,6 +7,7 @@ signals. `fresh=True` starts Python anew, as users do.
 
 import atexit
 import functools
+import importlib
 import json
 import os
 import pathlib
@@ -172,6 +173,8 @@ def _become(module: str, arguments: list[str], cwd: str, environment: dict[str, 
 def _run(module: str) -> None:
     """Runs the module and ends as Python would, but for freeing all that was imported, which takes seconds."""
     code = 1
+    if "BERTJAX_TEST_COVERAGE" in os.environ:
+        importlib.import_module("experiments.benchmarks.test_coverage").start_in_fork()
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0

@@ -24,17 +24,19 @@ def on_one_device():
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory):
+def checkpoint(built_once):
     import flax.linen as nn
 
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = [*SPECIAL_PIECES, *WORDS, *letters, *("##" + x for x in letters), *".,:?!"]
-    config = BertConfig(
-        vocab_size=len(pieces), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=64, initializer_range=0.1,
-    )  # fmt: skip
-    ids = jnp.zeros((1, 8), jnp.int32)
-    params = nn.meta.unbox(jax.jit(BertForPreTraining(config).init)(jax.random.key(0), ids, ids, ids, ids)["params"])
-    folder = tmp_path_factory.mktemp("checkpoint")
-    huggingface.write(folder, config, jax.device_get(params), WordPiece(pieces, lowercase=True))
-    return folder
+    def build(folder):
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        pieces = [*SPECIAL_PIECES, *WORDS, *letters, *("##" + x for x in letters), *".,:?!"]
+        config = BertConfig(
+            vocab_size=len(pieces), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+            max_position_embeddings=64, initializer_range=0.1,
+        )  # fmt: skip
+        ids = jnp.zeros((1, 8), jnp.int32)
+        init = jax.jit(BertForPreTraining(config).init)
+        params = nn.meta.unbox(init(jax.random.key(0), ids, ids, ids, ids)["params"])
+        huggingface.write(folder, config, jax.device_get(params), WordPiece(pieces, lowercase=True))
+
+    return built_once("checkpoint", build)
