@@ -26,8 +26,8 @@ OUTPUT = "BERTJAX_TEST_COVERAGE"  # environment variable: the data file; tests/p
 
 def measurement(context: str | None = None) -> coverage.Coverage:
     """Returns a measurement of the package in this process, with a data file of its own."""
-    output = os.environ[OUTPUT]
-    return coverage.Coverage(output, data_suffix=True, source=[str(ROOT / "bertjax")], context=context, config_file=False)
+    options = dict(source=[str(ROOT / "bertjax")], config_file=False)
+    return coverage.Coverage(os.environ[OUTPUT], data_suffix=True, context=context, **options)
 
 
 def start_in_fork() -> None:
