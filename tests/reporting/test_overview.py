@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 
 import pytest
@@ -11,6 +9,8 @@ import pytest
 from bertjax import lock
 from bertjax.config import UserError
 from bertjax.reporting import overview
+from tests.processes import run as command
+from tests.processes import start
 from tests.reporting.test_report import made_run, made_trial
 
 
@@ -29,11 +29,8 @@ def test_runs_are_listed_with_their_state(tmp_path):
         assert lock.is_held(going_on) and not lock.is_held(finished)
         rows = {row.run: row for row in overview.rows([str(tmp_path)])}
     assert set(rows) == {"finished", "b/going on", "search", "torn"}
-    assert (rows["finished"].state, rows["b/going on"].state, rows["search"].state) == (
-        "finished",
-        "running",
-        "stopped",
-    )
+    states = [rows[name].state for name in ("finished", "b/going on", "search")]
+    assert states == ["finished", "running", "stopped"]
     assert rows["finished"].step == "30 of 1,000,000" and rows["finished"].loss == "3.250"
     assert rows["finished"].evaluation == "mlm_loss 4.500"
     assert rows["finished"].trains == "pretraining, bert 12 x 768" and rows["finished"].changed == "now"
@@ -49,28 +46,26 @@ def test_runs_are_listed_with_their_state(tmp_path):
 def test_what_is_no_folder_of_runs_is_said_in_one_line(tmp_path):
     with pytest.raises(UserError, match="no folder"):
         overview.rows([str(tmp_path / "missing")])
-    done = subprocess.run([sys.executable, "-m", "bertjax.runs", str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.strip() == f"error: no runs in {tmp_path}"
+    done = command("runs", tmp_path, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr == f"error: no runs in {tmp_path}\n"
 
 
-@pytest.mark.slow
 def test_the_page_follows_a_run_until_it_ends(tmp_path):
     run, page = made_run(tmp_path / "run", [5.0]), tmp_path / "run/report.html"
     with lock.held(run, "--workdir"):
-        command = [sys.executable, "-m", "bertjax.report", str(run), "--watch=0.2"]
-        watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert watching.stdout.readline().strip() == str(page)
-            assert re.search(r'http-equiv="refresh" content="0.2"', page.read_text())
-            assert "<td>10</td>" in page.read_text() and "mlm_loss 5.500" in page.read_text()
-            with (run / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps({"step": 30, "eval/mlm_loss": 4.125}) + "\n")
-            deadline = time.monotonic() + 60
-            while "mlm_loss 4.125" not in page.read_text():
-                assert time.monotonic() < deadline
+        watching, deadline = start("report", run, "--watch=0.2", cwd=tmp_path), time.monotonic() + 60
+
+        def wait_for(text):
+            while not page.exists() or text not in page.read_text():
+                assert watching.poll() is None and time.monotonic() < deadline, watching.describe()
                 time.sleep(0.05)
-            assert "<td>30</td>" in page.read_text() and "mlm_loss 5.500" not in page.read_text()
-        except BaseException:
-            watching.kill()
-            raise
+            return page.read_text()
+
+        shown = wait_for("mlm_loss 5.500")
+        assert re.search(r'http-equiv="refresh" content="0.2"', shown) and "<td>10</td>" in shown
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 30, "eval/mlm_loss": 4.125}) + "\n")
+        shown = wait_for("mlm_loss 4.125")
+        assert "<td>30</td>" in shown and "mlm_loss 5.500" not in shown
     assert watching.wait(60) == 0 and "refresh" not in page.read_text()
+    assert watching.stdout.splitlines()[0] == str(page)
