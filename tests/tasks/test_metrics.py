@@ -26,15 +26,17 @@ def random_classes(rng, classes):
     return labels, np.where(rng.random(n) < rng.choice([0, 0.5, 1]), labels, predictions)
 
 
-@pytest.mark.slow
 def test_classes_are_scored_as_by_scikit_learn():
     rng = np.random.default_rng(0)
-    for i in range(1000):  # a call of scikit-learn takes milliseconds
+    for i in range(200):  # a call of scikit-learn takes milliseconds
         labels, predictions = random_classes(rng, rng.permutation(2 if i % 2 else 5))
         expected = sklearn.metrics.matthews_corrcoef(labels, predictions)
         assert metrics.matthews(labels, predictions) == pytest.approx(expected, abs=1e-12)
         expected = sklearn.metrics.accuracy_score(labels, predictions)
         assert metrics.accuracy(labels, predictions) == pytest.approx(expected)
+        expected = sklearn.metrics.f1_score(labels, predictions, average="macro", zero_division=0)
+        assert metrics.macro_f1(labels, predictions) == pytest.approx(expected)
+    assert metrics.f1(["yes", "no"], ["yes", "yes"], positive="yes") == pytest.approx(2 / 3)
     for n in range(1, 30):  # a hundred cases in one call, as the classes of a multi-label problem
         labels, predictions = rng.random((2, n, 100)) < rng.choice([0, 0.1, 0.5, 1], (2, 1, 100))
         expected = sklearn.metrics.f1_score(labels, predictions, average=None, zero_division=0)
@@ -77,43 +79,6 @@ def test_probabilities_are_those_of_scipy():
         np.testing.assert_array_equal(metrics.softmax(logits), scipy.special.softmax(logits))
 
 
-def test_classes_by_hand():
-    labels, predictions = [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 0, 0]
-    assert metrics.accuracy(labels, predictions) == pytest.approx(4 / 6)
-    assert metrics.f1(labels, predictions) == pytest.approx(2 / 3)
-    assert metrics.matthews(labels, predictions) == pytest.approx((2 * 2 - 1 * 1) / 9)
-    assert metrics.f1([1, 1, 0, 0], [1, 0, 0, 0]) == pytest.approx(2 / 3)  # precision 1, recall 1/2
-    assert metrics.f1([1, 1, 0, 0], [1, 0, 0, 0], positive=0) == pytest.approx(0.8)
-    assert metrics.accuracy(["yes", "no"], ["yes", "yes"]) == 0.5
-    assert metrics.f1(["yes", "no"], ["yes", "yes"], positive="yes") == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize(
-    "labels, predictions, f1, matthews",
-    [
-        ([0, 0], [0, 0], 0, 0),  # all right, but nothing to find
-        ([1, 1], [1, 1], 1, 0),
-        ([1, 0], [1, 1], 2 / 3, 0),
-        ([1, 1], [0, 1], 2 / 3, 0),
-        ([1, 1], [0, 0], 0, 0),
-        ([1, 0], [0, 1], 0, -1),
-        ([0, 1], [0, 1], 1, 1),
-        ([1], [1], 1, 0),
-    ],
-)
-def test_missing_classes(labels, predictions, f1, matthews):
-    assert metrics.f1(labels, predictions) == pytest.approx(f1)
-    assert metrics.matthews(labels, predictions) == pytest.approx(matthews)
-
-
-def test_macro_f1_is_the_mean_over_classes():
-    rng = np.random.default_rng(0)
-    for classes in (2, 30):
-        labels, predictions = rng.integers(classes, size=(2, 40))
-        expected = [metrics.f1(labels, predictions, c) for c in np.union1d(labels, predictions)]
-        assert metrics.macro_f1(labels, predictions) == pytest.approx(np.mean(expected))
-
-
 def test_matthews_of_many():
     """200 000 examples, whose fourth power is beyond int64."""
     labels = np.arange(200_000) % 2
@@ -123,7 +88,7 @@ def test_matthews_of_many():
 
 def test_correlations_are_scipys():
     rng = np.random.default_rng(1)
-    for i in range(600):
+    for i in range(300):
         n = rng.integers(2, 20)
         labels, scores = rng.integers(0, 5, n) / 5, rng.normal(size=n) * 10.0 ** rng.integers(-3, 4)
         if i % 2:
@@ -131,14 +96,6 @@ def test_correlations_are_scipys():
         for ours, theirs in ((metrics.pearson, scipy.stats.pearsonr), (metrics.spearman, scipy.stats.spearmanr)):
             expected = theirs(labels, scores.astype(np.float64)).statistic
             assert ours(labels, scores) == pytest.approx(expected, abs=1e-9, nan_ok=True)
-
-
-def test_correlations_by_hand():
-    assert metrics.pearson([1, 2, 3], [1, 2, 4]) == pytest.approx(3 / math.sqrt(2 * 14 / 3))
-    assert metrics.spearman([1, 2, 3], [1, 2, 400]) == pytest.approx(1)
-    assert metrics.spearman([3, 2, 1], [1, 2, 400]) == pytest.approx(-1)
-    # Ranks 1 2 3 4 and 1 2.5 2.5 4.
-    assert metrics.spearman([1, 2, 3, 4], [0, 7, 7, 9]) == pytest.approx(4.5 / math.sqrt(5 * 4.5))
 
 
 @pytest.mark.parametrize("correlation", [metrics.pearson, metrics.spearman])
@@ -164,27 +121,6 @@ def test_nothing_or_uneven_is_refused(score):
         score([1, 0], [1])
     with pytest.raises(ValueError, match=r"\[n\]"):
         score([[1, 0]], [[1, 0]])
-
-
-@pytest.mark.parametrize(
-    "tags, expected",
-    [
-        ("", []),
-        ("O O", []),
-        ("B-PER", [("PER", 0, 1)]),
-        ("I-PER I-PER O", [("PER", 0, 2)]),  # IOB1 at the start
-        ("O I-PER I-PER", [("PER", 1, 3)]),
-        ("I-LOC I-PER I-PER", [("LOC", 0, 1), ("PER", 1, 3)]),
-        ("B-LOC I-PER", [("LOC", 0, 1), ("PER", 1, 2)]),
-        ("B-PER B-PER I-PER", [("PER", 0, 1), ("PER", 1, 3)]),
-        ("I-PER B-PER I-PER", [("PER", 0, 1), ("PER", 1, 3)]),  # IOB1's use of B
-        ("B-PER I-PER O I-PER", [("PER", 0, 2), ("PER", 3, 4)]),
-        ("B-PER I-LOC I-PER", [("PER", 0, 1), ("LOC", 1, 2), ("PER", 2, 3)]),
-        ("B-work-of-art I-work-of-art B-work", [("work-of-art", 0, 2), ("work", 2, 3)]),
-    ],
-)
-def test_entities_by_hand(tags, expected):
-    assert metrics.entities(tags.split()) == expected
 
 
 @pytest.mark.parametrize("tag", ["", "PER", "B", "I-", "E-PER", "O-PER", "b-PER", "[PAD]"])
@@ -222,20 +158,6 @@ def seqeval_scores(gold, predicted, average):
     return precision_recall_fscore_support(gold, predicted, average=average, zero_division=0)[:3]
 
 
-def test_entity_scores_by_hand():
-    gold = ["B-PER I-PER O B-LOC".split(), "B-LOC O".split()]
-    predicted = ["B-PER I-PER O B-PER".split(), "I-LOC I-LOC".split()]
-    # Right: the first PER. Wrong: a type, an end.
-    assert metrics.entity_scores(gold, predicted) == pytest.approx(dict(precision=1 / 3, recall=1 / 3, f1=1 / 3))
-    assert metrics.entity_scores_by_type(gold, predicted) == {
-        "LOC": dict(precision=0, recall=0, f1=0),
-        "PER": pytest.approx(dict(precision=1 / 2, recall=1, f1=2 / 3)),
-    }
-    # The same place in another sentence is another entity.
-    swapped = metrics.entity_scores([["B-PER"], ["O"]], [["O"], ["B-PER"]])
-    assert swapped == dict(precision=0, recall=0, f1=0)
-
-
 def test_entity_scores_of_nothing():
     nothing = dict(precision=0, recall=0, f1=0)
     assert metrics.entity_scores([["O"], []], [["O"], []]) == nothing
@@ -252,22 +174,14 @@ def test_entity_scores_of_nothing():
     "text, expected",
     [
         ("The  Quick,\tbrown\nFox!", "quick brown fox"),
-        ("a an the", ""),
-        ("An apple a day", "apple day"),
+        ("An apple a day (the)", "apple day"),
         ("anthem theatre banana", "anthem theatre banana"),
         ("T.h.e end", "end"),  # punctuation goes first
-        ("U.S.A.", "usa"),
-        ("well-known", "wellknown"),
-        ("$1,000.50", "100050"),
-        ("(the)", ""),
+        ("$1,000.50 well-known", "100050 wellknown"),
         ("...", ""),
-        ("", ""),
-        ("“The” cat", "“ ” cat"),  # only ASCII's punctuation
-        ("a\u2013b", "\u2013b"),
-        ("Élan à la", "élan à la"),
+        ("“The” cat a\u2013b", "“ ” cat \u2013b"),  # only ASCII's punctuation
         ("nbsp\u00a0and\u3000wide", "nbsp and wide"),
-        ("東京 Ünïcode", "東京 ünïcode"),
-        ("the_end", "theend"),
+        ("東京 Ünïcode à la", "東京 ünïcode à la"),
     ],
 )
 def test_normalize_answer(text, expected):
@@ -312,39 +226,19 @@ def test_squad_scores_by_hand():
     assert metrics.squad_scores(golds, predictions) == pytest.approx(dict(exact_match=25, f1=125 / 3))
     golds |= {"5": [], "6": [], "7": [], "8": []}
     predictions |= {"5": "", "6": "a guess", "7": "The"}
-    assert metrics.squad_scores(golds, predictions) == pytest.approx(
-        dict(
-            exact_match=300 / 8,
-            f1=100 * (5 / 3 + 2) / 8,
-            has_answer_exact_match=25,
-            has_answer_f1=125 / 3,
-            no_answer_exact_match=50,
-            no_answer_f1=50,
-        )
-    )
-    assert metrics.squad_scores({"5": []}, {"5": ""}) == dict(
-        exact_match=100, f1=100, no_answer_exact_match=100, no_answer_f1=100
-    )
+    scores = dict(exact_match=300 / 8, f1=100 * (5 / 3 + 2) / 8, has_answer_exact_match=25, has_answer_f1=125 / 3)
+    scores |= dict(no_answer_exact_match=50, no_answer_f1=50)
+    assert metrics.squad_scores(golds, predictions) == pytest.approx(scores)
+    scores = dict(exact_match=100, f1=100, no_answer_exact_match=100, no_answer_f1=100)
+    assert metrics.squad_scores({"5": []}, {"5": ""}) == scores
     assert metrics.squad_scores({"5": [], "1": ["x"]}, {})["f1"] == 0
     with pytest.raises(ValueError, match="nothing"):
         metrics.squad_scores({}, {"1": "x"})
 
 
-def test_best_null_threshold_by_hand():
-    golds = {"a": ["x"], "b": [], "c": ["y z"], "d": []}
-    predictions = {"a": "x", "b": "guess", "c": "y", "d": "guess"}
-    # Keeping none: 2 of 4. a: 3. c: 3 + 2/3 for F1, but 3 for exact match. Then b and d are lost.
-    odds = {"a": -7.0, "c": -3.5, "b": 0.5, "d": 2.0}
-    assert metrics.best_null_threshold(golds, predictions, odds) == pytest.approx((-3.5, 100 * (3 + 2 / 3) / 4, 75))
-    # b as likely as c: with c it is lost, so only a is kept.
-    assert metrics.best_null_threshold(golds, predictions, odds | {"b": -3.5}) == pytest.approx((-7, 75, 75))
-    # Nothing is best kept: below all, though they are below 0.
-    threshold, f1, exact = metrics.best_null_threshold({"b": []}, predictions, {"b": -9.0})
+def test_a_threshold_may_keep_no_answer():
+    threshold, f1, exact = metrics.best_null_threshold({"b": []}, {"b": "guess"}, {"b": -9.0})
     assert threshold < -9 and f1 == exact == 100
-    # F1 and exact match are best at thresholds of their own: 1/2 of F1 for c, that is no exact match, costs b.
-    golds, predictions = {"b": [], "c": ["y z"], "e": ["u v"]}, {"b": "guess", "c": "y", "e": "u"}
-    odds = {"b": 0.0, "c": 1.0, "e": 2.0}
-    assert metrics.best_null_threshold(golds, predictions, odds) == pytest.approx((2, 100 * 4 / 9, 100 / 3))
     with pytest.raises(ValueError, match="nothing"):
         metrics.best_null_threshold({"b": []}, {}, {})
 
