@@ -1,11 +1,12 @@
 """The search over hyperparameters: every run once, compiled once, the best kept, failures shown."""
 
 import json
+import shutil
 
-import numpy as np
 import pytest
 from etils import epath
 
+from bertjax import experiment
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
 from bertjax.reporting import curves, page
@@ -14,7 +15,7 @@ from bertjax.tasks import launch, sweep, validate
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.sweep import Result
 from bertjax.training import checkpoint as checkpoints
-from bertjax.training import workdir
+from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import Scores
 from bertjax.training.divergence import Diverged
 from bertjax.training.loop import Trained
@@ -55,82 +56,92 @@ def test_any_field_of_the_optimizer_can_be_searched():
     assert parse("weight_decay=0,0.1 bias_correction=False")[1] == {"bias_correction": False, "weight_decay": 0.1}
 
 
-def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_path, monkeypatch, capsys):
+def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_path, monkeypatch, with_pictures):
+    """The first trial learns nothing, and the second one is stopped in its last evaluation."""
     write_sst2(tmp_path, train=192)
-    compiled, trained = [], []
-
-    def watched_program(*arguments, _real=sweep.make_program):
-        compiled.append(_real(*arguments))
-        return compiled[-1]
-
-    def watched_run(kind, config, folder, *rest, _real=sweep.run_one, **more):
-        if len(trained) == 2 and not stopped:
-            stopped.append(True)
-            raise KeyboardInterrupt
-        trained.append(folder.name)
-        return _real(kind, config, folder, *rest, **more)
-
-    stopped: list[bool] = []
-    monkeypatch.setattr(sweep, "make_program", watched_program)
-    monkeypatch.setattr(sweep, "run_one", watched_run)
-    config = config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8,3e-3 epochs=5 seed=0,1", max_seq_length=16)
+    config = config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8,3e-3 epochs=5", max_seq_length=16)
+    config.checkpoint.every_steps = 20
     validate(config)
-    with pytest.raises(KeyboardInterrupt):
-        launch.launch(config, tmp_path / "run")
-    (program,) = compiled
+    programs, starts = [], []
+    evaluate, batches, make_program = FineTuning.evaluate, FineTuning.batches, sweep.make_program
+
+    def watched(self, start_step):
+        starts.append(start_step)
+        return batches(self, start_step)
+
+    def stopped(self, *given):
+        if len(starts) == 2:
+            raise KeyboardInterrupt
+        return evaluate(self, *given)
+
+    monkeypatch.setattr(sweep, "make_program", lambda *given: programs.append(make_program(*given)) or programs[-1])
+    monkeypatch.setattr(FineTuning, "batches", watched)
+    with monkeypatch.context() as patch:
+        patch.setattr(FineTuning, "evaluate", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            launch.launch(config, tmp_path / "run")
+    (program,) = programs
     assert program.train_step._cache_size() == 1  # of two runs
-    launch.launch(config_for(tmp_path, checkpoint, sweep=config.sweep, max_seq_length=16), tmp_path / "run")
-    assert trained == [sweep.name_of(settings) for settings in sweep.parse(config)]  # each of them once
+    worse, best = (tmp_path / f"run/runs/learning_rate={rate},epochs=5" for rate in ("1e-08", "0.003"))
+    assert checkpoints.steps(best)[-1] == 60 and not (best / sweep.RESULT).exists()
+    launch.launch(config, tmp_path / "run")
+    assert starts == [0, 0, 60] and read_metrics(best)[-1]["step"] == 60  # each trial once
 
-    results = {
-        folder.name: json.loads((folder / sweep.RESULT).read_text()) for folder in (tmp_path / "run/runs").iterdir()
-    }
-    assert results.keys() == set(trained)
-    scores = {name: result["scores"]["accuracy"] for name, result in results.items()}
-    best = max(scores, key=scores.get)
-    assert "0.003" in best and scores[best] > 0.8
-    assert [results[name]["failed"] for name in trained] == [True, True, False, False]
-    assert [name for name in trained if checkpoints.steps(tmp_path / "run/runs" / name)] == [best]
+    results = [json.loads((folder / sweep.RESULT).read_text()) for folder in (worse, best)]
+    score = results[1]["scores"]["accuracy"]
+    assert [result["failed"] for result in results] == [True, False] and score > 0.8
+    assert checkpoints.steps(best) and not checkpoints.steps(worse)
     said = (tmp_path / "run" / sweep.SUMMARY).read_text()
-    assert said.splitlines()[0] == (
-        "| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |"
-    )
-    pair = [100 * scores[name] for name in trained[2:]]
-    assert f"| 0.003 | 5 | {np.mean(pair):.2f} | {max(pair):.2f} | {np.std(pair, ddof=1):.2f} | 2 | 0 |" in said
-    assert f"best: runs/{best}, accuracy" in said
-    # The folder of the search stands for its best run.
-    source = pretrained.read(tmp_path / "run")
-    assert source.labels == ("0", "1") and source.path == f"{tmp_path / 'run/runs' / best}@60"
-    folder = tmp_path / "run/runs" / best
-    assert not checkpoints.is_resumable(folder, 60)  # no optimizer state is written only to be deleted
-
-    # Another search goes on with what there is of it; with other settings than before it does not.
-    wider = config_for(tmp_path, checkpoint, sweep="learning_rate=3e-3 epochs=5 seed=2,0,1", max_seq_length=16)
-    launch.launch(wider, tmp_path / "run")
-    assert len(trained) == 5 and trained[-1].endswith("seed=2")
-    (kept,) = [folder for folder in (tmp_path / "run/runs").iterdir() if checkpoints.steps(folder)]
-    top = {name: score for name, score in scores.items() if "0.003" in name}
-    top[trained[-1]] = json.loads((tmp_path / "run/runs" / trained[-1] / sweep.RESULT).read_text())["scores"][
-        "accuracy"
-    ]
-    assert top[kept.name] == max(top.values()) and pretrained.read(tmp_path / "run").path.startswith(str(kept))
-    # A narrower one, of runs that are not the best of all, changes nothing of that.
-    launch.launch(config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8 epochs=5", max_seq_length=16, seed=7),
-           tmp_path / "run")  # fmt: skip
-    assert (
-        len(trained) == 6 and pretrained.read(tmp_path / "run").path.startswith(str(kept)) and checkpoints.steps(kept)
-    )
-    other = config_for(tmp_path, checkpoint, sweep="learning_rate=3e-3 epochs=5 seed=0", max_seq_length=24)
-    with pytest.raises(UserError, match=r"seed=0: trained with other settings, max_seq_length = 24 \(was 16\); choose"):
-        launch.launch(other, tmp_path / "run")
-    with pytest.raises(UserError, match=r"holds a search, and this is a single run; choose another --workdir"):
-        launch.launch(config_for(tmp_path, checkpoint, max_seq_length=16), tmp_path / "run")
-    with pytest.raises(UserError, match=r"holds a single run, and this is a search; choose another --workdir"):
-        launch.launch(wider, kept)
+    assert said.startswith("| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |\n")
+    assert f"| 0.003 | 5 | {100 * score:.2f} | {100 * score:.2f} |  | 1 | 0 |" in said
+    assert f"best: runs/{best.name}, accuracy" in said
+    source = pretrained.read(tmp_path / "run")  # the folder of the search stands for its best run
+    assert source.labels == ("0", "1") and source.path == f"{best}@60"
+    drawn = (tmp_path / "run" / page.PAGE).read_text()  # with a row for each setting
+    assert all(f"<td>run/{folder.name}</td>" in drawn for folder in (worse, best)) and "<td>accuracy " in drawn
+    launch.draw(best)  # as a run that is no trial
+    assert "<td>60</td>" in (best / page.PAGE).read_text()
+    panels = [(axis.get_title(), axis.get_xlabel()) for axis in curves.draw([read_history(best)]).axes]
+    assert panels[:6] == [(title, x) for title in ("loss", "accuracy, dev set") for x in ("steps", "tokens", "hours")]
 
 
-def scored(accuracy):
-    scores = Scores({"accuracy": accuracy}, accuracy)
+def test_another_search_goes_on_with_the_trials_that_are_there(checkpoint, tmp_path, monkeypatch):
+    write_sst2(tmp_path, train=48)
+    trained, workdir = [], tmp_path / "run"
+
+    def run(kind, config, folder, *_, **more):
+        trained.append(folder.name)
+        opened = kind.open(config, folder, None)
+        workdirs.write_info(folder, opened.info, opened.tokenizer)
+        (folder / "checkpoints/1").mkdir(parents=True)
+        return scored(0.6 + config.seed / 10)
+
+    def search(text, **fields):
+        launch.launch(config_for(tmp_path, checkpoint, sweep=text, **fields), workdir)
+        return [path.parent.name for path in workdir.glob("runs/*/checkpoints")]
+
+    monkeypatch.setattr(sweep, "run_one", run)
+    assert search("seed=0,1") == ["seed=1"] and trained == ["seed=0", "seed=1"]
+    assert search("seed=2,0,1") == ["seed=2"] and trained[2:] == ["seed=2"]
+    # A narrower search, of trials that are not the best of all, changes nothing of that.
+    assert search("epochs=5 seed=0") == ["seed=2"] and trained[3:] == ["epochs=5,seed=0"]
+    assert (workdir / "best").read_text() == "runs/seed=2\n"
+    with pytest.raises(UserError, match=r"seed=0: trained with other settings, max_seq_length = 24 \(was 32\); choose"):
+        search("seed=0", max_seq_length=24)
+    shutil.copytree(tmp_path / "SST-2", tmp_path / "other/SST-2")
+    config = config_for(tmp_path / "other", checkpoint, sweep="seed=3")  # one best trial of two data sets
+    with pytest.raises(UserError, match=r"seed=0: trained with other settings, data.path = .*; choose another"):
+        launch.launch(config, workdir)
+    for text, folder, message in (
+        ("", workdir, r"holds a search, and this is a single run; choose another --workdir"),
+        ("seed=0", workdir / "runs/seed=2", r"holds a single run, and this is a search; choose another --workdir"),
+    ):
+        with pytest.raises(UserError, match=message):
+            launch.launch(config_for(tmp_path, checkpoint, sweep=text), folder)
+
+
+def scored(score, metric="accuracy"):
+    scores = Scores({metric: score}, score)
     return Trained(None, scores, 1, scores)
 
 
@@ -151,13 +162,6 @@ def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path,
     assert "| 42.86 | 100.00 | 53.45 | 7 | 4 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
 
 
-def written(kind, config, folder, *_, **more):
-    """As a run that ended at once."""
-    opened = kind.open(config, folder, None)
-    workdir.write_info(folder, opened.info, opened.tokenizer)
-    return scored(1.0)
-
-
 def test_a_trial_whose_score_is_no_number_fails_and_does_not_end_the_search(checkpoint, tmp_path, monkeypatch):
     """Such as the correlation of predictions that are all the same."""
     scores = Scores({"accuracy": None}, None)
@@ -167,64 +171,35 @@ def test_a_trial_whose_score_is_no_number_fails_and_does_not_end_the_search(chec
     assert "| 0.00 | 0.00 |  | 1 | 1 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
 
 
-def test_searches_on_different_data_do_not_share_a_workdir(checkpoint, tmp_path, monkeypatch):
-    """The best of them all would be kept, and the others' checkpoints deleted."""
+@pytest.mark.parametrize(
+    "search, programs",
+    [("learning_rate=1e-5,1e-4 epochs=1,2 seed=0,1", 1), ("class_weights=,1=9", 2), ("weight_decay=0,0.1", 2),
+     ("freeze_layers=0,1", 2), ("hidden_dropout_prob=0,0.1", 2), ("temperature=0.05,0.5", 2)],
+)  # fmt: skip
+def test_trials_share_a_program_unless_a_field_is_compiled_into_it(search, programs, checkpoint, tmp_path, monkeypatch):
     write_sst2(tmp_path, train=48)
-    other = tmp_path / "other"
-    other.mkdir()
-    write_sst2(other, train=48)
-    monkeypatch.setattr(sweep, "run_one", written)
-    launch.launch(config_for(tmp_path, checkpoint, sweep="seed=0"), tmp_path / "run")
-    launch.launch(config_for(tmp_path, checkpoint, sweep="epochs=2 seed=1"), tmp_path / "run")
-    with pytest.raises(
-        UserError, match=r"epochs=2,seed=1: trained with other settings, data.path = .*; choose another"
-    ):
-        launch.launch(config_for(other, checkpoint, sweep="seed=2"), tmp_path / "run")
+    config = config_for(tmp_path, checkpoint)
+    if "temperature" in search:  # vectors of texts, whose loss has fields
+        config = experiment.load("embed")
+        config.data.update(path=f"{tmp_path}/SST-2", form="scored", texts="sentence,sentence", label="label")
+        config.init_checkpoint, config.max_seq_length = str(checkpoint), 32
+    config.sweep, compiled = search, []
 
+    def run(kind, config, folder, program_of, **_):
+        opened = kind.open(config, folder, None)
+        compiled.append(program_of(opened))
+        return scored(1.0, opened.task.dataset.metric)
 
-@pytest.mark.slow
-def test_a_run_of_a_search_that_was_stopped_in_its_middle_goes_on(checkpoint, tmp_path, monkeypatch, with_pictures):
-    write_sst2(tmp_path, train=96)
-    config = config_for(tmp_path, checkpoint, sweep="epochs=2,4", max_seq_length=16)
-    config.checkpoint.every_steps = 5
-    evaluate = FineTuning.evaluate
-
-    def stopped(self, params, step, after_batch):
-        if step == 24:  # the last of the second run: saved, but not evaluated yet
-            raise KeyboardInterrupt
-        return evaluate(self, params, step, after_batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FineTuning, "evaluate", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            launch.launch(config, tmp_path / "run")
-    folder = tmp_path / "run/runs/epochs=4"
-    assert checkpoints.steps(folder)[-1] == 24 and not (folder / sweep.RESULT).exists()
-    starts, batches = [], FineTuning.batches
-
-    def watched(self, start_step):
-        starts.append(start_step)
-        return batches(self, start_step)
-
-    monkeypatch.setattr(FineTuning, "batches", watched)
+    monkeypatch.setattr(sweep, "run_one", run)
     launch.launch(config, tmp_path / "run")
-    assert starts == [24] and read_metrics(folder)[-1]["step"] == 24 and (folder / sweep.RESULT).exists()
-    assert "| 2 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
-    drawn = (tmp_path / "run" / page.PAGE).read_text()  # with a row for each setting
-    assert all(f"<td>run/epochs={epochs}</td>" in drawn for epochs in (2, 4)) and "<td>accuracy " in drawn
-    launch.draw(folder)  # as a run that is no trial
-    assert "<td>24</td>" in (folder / page.PAGE).read_text()
-    panels = [(axis.get_title(), axis.get_xlabel()) for axis in curves.draw([read_history(folder)]).axes]
-    assert panels[:6] == [(title, x) for title in ("loss", "accuracy, dev set") for x in ("steps", "tokens", "hours")]
+    assert len(compiled) == len(sweep.parse(config)) and len(set(map(id, compiled))) == programs
 
 
 def test_a_table_has_every_score():
-    results = [Result({"seed": i}, {"f1": f1, "accuracy": accuracy}, False) for i, (f1, accuracy) in
-               enumerate([(0.5, 0.9), (0.7, 0.6)])]  # fmt: skip
-    head, _, row = sweep.table(results, ("f1", "accuracy")).splitlines()
-    assert head == (
-        "| f1, mean | best | standard deviation | accuracy, mean | best | standard deviation | runs | failed |"
-    )
+    scores = [{"f1": 0.5, "accuracy": 0.9}, {"f1": 0.7, "accuracy": 0.6}]
+    head, _, row = sweep.table([Result({"seed": 0}, each, False) for each in scores], ("f1", "accuracy")).splitlines()
+    columns = "mean | best | standard deviation"
+    assert head == f"| f1, {columns} | accuracy, {columns} | runs | failed |"
     assert row == "| 60.00 | 70.00 | 14.14 | 75.00 | 90.00 | 21.21 | 2 | 0 |"
 
 
