@@ -85,16 +85,18 @@ def test_the_table_is_training_data(search, vectors, tmp_path):
     for name in ("mined.jsonl", "mined.csv"):
         lines = list(mining.write(tmp_path / name, search, mined, choice))
         source = text_sets.Source("data", str(tmp_path / name), "pairs", "anchor,positive,negative_1,negative_2", "")
-        found = text_sets.read(source, "train").texts
         rows = dict(mined.rows)
-        pairs = [(query, number) for query in rows for number in search.relevant[query]]
-        assert found == [
-            (search.queries[query], *(search.documents[i] for i in (number, *rows[query]))) for query, number in pairs
-        ]
-        assert lines[0] == f"2 negatives for {len(rows)} of {QUERIES} queries: {len(pairs)} rows in {tmp_path / name}"
+        expected = [
+            (search.queries[query], *(search.documents[number] for number in (relevant, *rows[query])))
+            for query in rows for relevant in search.relevant[query]
+        ]  # fmt: skip
+        assert text_sets.read(source, "train").texts == expected
+        assert lines[0] == (
+            f"2 negatives for {len(rows)} of {QUERIES} queries: {len(expected)} rows in {tmp_path / name}"
+        )
         assert "candidates have ranks from 1 to 20;" in lines[1] and "nearer than the margin allows" in lines[1]
-        fewer = f"{QUERIES - len(rows)} queries were dropped: they have fewer than 2 negatives"
-        assert lines[2] == fewer and 0 not in rows and len(rows) < QUERIES
+        assert lines[2] == f"{QUERIES - len(rows)} queries were dropped: they have fewer than 2 negatives"
+        assert 0 not in rows and len(rows) < QUERIES
     strict = Choice(2, margin=5.0)
     none = mining.mine(search, queries, documents, strict)
     with pytest.raises(UserError, match=r"none of 40 queries has 2 negatives: .* were nearer than the margin allows"):

@@ -1,10 +1,13 @@
 """`extract` of vectors: every format, a portion at a time, and what goes on after it was interrupted."""
 
+import dataclasses
 import os
 import signal
 import time
 
+import jax
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from bertjax.config import UserError
@@ -62,8 +65,6 @@ def test_the_mask_of_a_text_is_a_mask(source, compiled):
 
 def contents(path):
     if path.suffix == ".parquet":
-        import pyarrow.parquet
-
         table = pyarrow.parquet.read_table(path)
         assert table.column_names[-1] == "vector"
         return np.array(table["vector"].to_pylist(), np.float32)
@@ -71,7 +72,6 @@ def contents(path):
     return found["vectors"] if path.suffix == ".npz" else found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", vectors.SUFFIXES)
 def test_every_format_holds_the_same(make, suffix, tmp_path):
     path = tmp_path / f"new/v{suffix}"
@@ -82,8 +82,6 @@ def test_every_format_holds_the_same(make, suffix, tmp_path):
 
 
 def test_ids_are_kept(make, tmp_path, monkeypatch):
-    import pyarrow.parquet
-
     monkeypatch.setattr(vectors, "ROWS_AT_ONCE", 7)
     path, names = tmp_path / "v.parquet", [f"é{i}" for i in range(40)]
     vectors.write(path, make, TEXTS, lambda: names, "name")
@@ -96,18 +94,14 @@ def test_ids_are_kept(make, tmp_path, monkeypatch):
     assert path.read_bytes() == before
 
 
-class Stop(Exception):
-    pass
-
-
-def interrupted(path, make, after: int, texts=TEXTS) -> None:
+def interrupted(path, make, after: int) -> None:
     """Writes until `after` texts have been read."""
 
     def given():
-        yield from texts[:after]
-        raise Stop
+        yield from TEXTS[:after]
+        raise InterruptedError
 
-    with pytest.raises(Stop):
+    with pytest.raises(InterruptedError):
         vectors.write(path, make, given())
 
 
@@ -147,46 +141,41 @@ def test_what_is_done_is_not_repeated(make, torn, tmp_path, monkeypatch, capsys)
 
 
 def test_all_was_done_but_the_file(make, tmp_path, monkeypatch):
-    path, write_parquet = tmp_path / "v.parquet", vectors._write_parquet
-    monkeypatch.setattr(vectors, "_write_parquet", lambda *_: (_ for _ in ()).throw(Stop))
-    with pytest.raises(Stop):
-        vectors.write(path, make, TEXTS)
-    monkeypatch.setattr(vectors, "_write_parquet", write_parquet)
+    path = tmp_path / "v.parquet"
+    with monkeypatch.context() as patch:
+        patch.setattr(vectors, "_write_parquet", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            vectors.write(path, make, TEXTS)
     sizes = portions_of(make, monkeypatch)
     assert vectors.write(path, make, TEXTS) == ((40, 32), 1) and not sizes
     np.testing.assert_allclose(contents(path), make(TEXTS)[0], atol=1e-5)
 
 
-OTHERS = {
-    "layers": (lambda s: vectors.pooled(s, "embeddings", "mean"), TEXTS, "another --layers"),
-    "pool": (lambda s: vectors.pooled(s, "last", "cls"), TEXTS, "another --pool"),
-    "checkpoint": (lambda s: vectors.pooled(changed(s), "last", "mean"), TEXTS, "another --checkpoint"),
-    "texts": (lambda s: vectors.pooled(s, "last", "mean"), ["x", *TEXTS[1:]], "other texts"),
-    "order": (lambda s: vectors.pooled(s, "last", "mean"), [*TEXTS[1::-1], *TEXTS[2:]], "other texts"),
-    "fewer texts": (lambda s: vectors.pooled(s, "last", "mean"), TEXTS[:9], "other texts"),
-    "no texts": (lambda s: vectors.pooled(s, "last", "mean"), [], "other texts"),
-}
-
-
 def changed(source):
     """Another number in one place."""
-    import dataclasses
-
-    import jax
-
     params = jax.tree.map(np.array, source.params)
     params["bert"]["embeddings"]["norm"]["bias"][3] += 1e-3
     return dataclasses.replace(source, params=params)
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_what_is_begun_of_others_is_refused(make, source, other, tmp_path):
-    make_others, texts, message = OTHERS[other]
+OTHERS = {
+    "layers": (lambda source: vectors.pooled(source, "embeddings", "mean"), TEXTS, "another --layers"),
+    "pool": (lambda source: vectors.pooled(source, "last", "cls"), TEXTS, "another --pool"),
+    "checkpoint": (lambda source: vectors.pooled(changed(source), "last", "mean"), TEXTS, "another --checkpoint"),
+    "texts": (None, ["x", *TEXTS[1:]], "other texts"),
+    "order": (None, [*TEXTS[1::-1], *TEXTS[2:]], "other texts"),
+    "fewer texts": (None, TEXTS[:9], "other texts"),
+    "no texts": (None, [], "other texts"),
+}
+
+
+@pytest.mark.parametrize("make_others, texts, message", OTHERS.values(), ids=OTHERS)
+def test_what_is_begun_of_others_is_refused(make, source, make_others, texts, message, tmp_path):
     path = tmp_path / "v.npy"
     interrupted(path, make, 19)
     before = (tmp_path / "v.npy.partial").read_bytes()
     with pytest.raises(UserError, match=f"v.npy.partial: begun with {message}; delete it to begin anew, or name"):
-        vectors.write(path, make_others(source), texts)
+        vectors.write(path, make_others(source) if make_others else make, texts)
     assert (tmp_path / "v.npy.partial").read_bytes() == before
     vectors.write(path, make, TEXTS)
     assert len(np.load(path)) == 40
@@ -202,7 +191,6 @@ def test_two_do_not_write_one_file(make, tmp_path):
     assert vectors.write(tmp_path / "v.npy", make, given()) == ((40, 32), 1)
 
 
-@pytest.mark.slow
 def test_long_texts_are_a_portion_of_their_own(make, tmp_path, monkeypatch):
     monkeypatch.setattr(vectors, "PORTION_CHARACTERS", 100)
     sizes = portions_of(make, monkeypatch)
@@ -239,7 +227,6 @@ def test_a_run_of_a_task_that_is_not_registered_here_has_hidden_states(checkpoin
     assert result.stdout.startswith("hidden [4, 32] of 1 texts"), result.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -61,7 +61,6 @@ def trained(checkpoint, tmp_path_factory):
     return folder, folder / "run"
 
 
-@pytest.mark.slow
 def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tmp_path):
     folder, workdir = trained
     source = pretrained.read(workdir)
@@ -84,7 +83,6 @@ def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tm
     assert found["scores"]["accuracy"] == metrics.accuracy([row["same"] for row in odd], predicted) < 1
 
 
-@pytest.mark.slow
 def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
     folder, workdir = trained
     source = pretrained.read(workdir)
@@ -144,7 +142,6 @@ BAD = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments, message", BAD)
 def test_negatives_that_cannot_be_mined_are_refused_in_one_line(arguments, message, tmp_path):
     given = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")
@@ -170,22 +167,14 @@ def test_sets_that_cannot_be_judged_by_are_refused(said, message, trained):
 
 def test_what_has_no_vectors_says_so(checkpoint, trained, tmp_path):
     folder, _ = trained
-    given = (
-        f"--checkpoint={checkpoint}",
-        f"--data={folder}/beir/qrels/test.tsv",
-        "--form=search",
-        "--output=mined.csv",
-    )
-    result = command("mine", *given, cwd=tmp_path)
+    data = f"--data={folder}/beir/qrels/test.tsv", "--form=search"
+    result = command("mine", f"--checkpoint={checkpoint}", *data, "--output=mined.csv", cwd=tmp_path)
     assert result.returncode == 1 and "must have vectors of texts: the workdir of a run" in result.stderr
 
 
 def test_sentences_are_no_dev_set(checkpoint, trained):
     config = config_for(checkpoint, path=str(trained[0]), form="sentences", texts="a")
-    with pytest.raises(
-        UserError,
-        match=r"^config.data.dev.form = 'sentences': texts by themselves judge nothing; set",
-    ):
+    with pytest.raises(UserError, match=r"^config.data.dev.form = 'sentences': texts by themselves judge nothing; set"):
         validate(config)
     config.data.dev.update(path=f"{trained[0]}/dev.csv", form="labelled", texts="a,b")
     validate(config)
