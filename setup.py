@@ -47,7 +47,6 @@ setuptools.setup(
         "orbax-checkpoint>=0.11.32,<1",  # the API of 1.0 is another
         "pyarrow>=17",
         "safetensors>=0.6",
-        "scipy",
         "sentencepiece>=0.2.3",
         "sentencex>=1.0.10",
         "tenacity>=9",

@@ -2,7 +2,7 @@
 
 import os
 
-from tests.processes import QUICK_TO_COMPILE
+from tests.processes import QUICK_TO_COMPILE, in_process_pool
 
 # Tests compile much and compute little: no time for optimizations.
 os.environ["XLA_FLAGS"] = " ".join(
@@ -18,7 +18,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/bertjax/compiled"))
 
 import collections
-import concurrent.futures
 import contextlib
 import functools
 import gc
@@ -234,19 +233,9 @@ def preparing_in_process():
     from bertjax.data import preparation
     from bertjax.data.preparation import vocabulary
 
-    class Pool(concurrent.futures.Executor):
-        def submit(self, function, *arguments):
-            future = concurrent.futures.Future()
-            future.set_result(function(*arguments))
-            return future
-
-    @contextlib.contextmanager
-    def worker_pool(_):
-        yield Pool()
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "worker_pool", worker_pool)
-        patch.setattr(vocabulary, "worker_pool", worker_pool)
+        patch.setattr(preparation, "worker_pool", in_process_pool)
+        patch.setattr(vocabulary, "worker_pool", in_process_pool)
         yield
 
 

@@ -6,6 +6,8 @@ signals. `fresh=True` starts Python anew, as users do.
 """
 
 import atexit
+import concurrent.futures
+import contextlib
 import functools
 import importlib
 import json
@@ -75,6 +77,9 @@ class Process:
         return f"{self.name} {state}\n--- stdout\n{self.stdout[-1000:]}\n--- stderr\n{self.stderr[-3000:]}"
 
 
+QUICK = "BERTJAX_TESTS_QUICK"  # environment variable: preparation starts no processes, and runs draw no pages
+
+
 def environment_with(**variables: str) -> dict[str, str]:
     """For a process that computes on one CPU device, and keeps all that it compiles for the next."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": QUICK_TO_COMPILE, "JAX_PLATFORMS": "cpu",
@@ -107,6 +112,19 @@ def run(module: str, *arguments, cwd, timeout: float = 300, **more) -> subproces
     process = start(module, *arguments, cwd=cwd, **more)
     code = process.wait(timeout)
     return subprocess.CompletedProcess([module, *arguments], code, process.stdout, process.stderr)
+
+
+@contextlib.contextmanager
+def in_process_pool(workers):
+    """Yields an executor that calls functions at once, in place of processes, which take seconds to start."""
+
+    class Pool(concurrent.futures.Executor):
+        def submit(self, function, *arguments):
+            future = concurrent.futures.Future()
+            future.set_result(function(*arguments))
+            return future
+
+    yield Pool()
 
 
 @functools.cache
@@ -173,6 +191,10 @@ def _become(module: str, arguments: list[str], cwd: str, environment: dict[str, 
 def _run(module: str) -> None:
     """Runs the module and ends as Python would, but for freeing all that was imported, which takes seconds."""
     code = 1
+    if QUICK in os.environ:
+        bertjax.tasks.launch.draw = lambda workdir: None
+        bertjax.data.preparation.worker_pool = in_process_pool
+        bertjax.data.preparation.vocabulary.worker_pool = in_process_pool
     if "BERTJAX_TEST_COVERAGE" in os.environ:
         importlib.import_module("experiments.benchmarks.test_coverage").start_in_fork()
     try:
@@ -199,6 +221,6 @@ if __name__ == "__main__":
     import bertjax.data.tf
     import bertjax.interop.pretrained
     import bertjax.tasks.launch
-    import bertjax.tasks.pretraining  # noqa: F401
+    import bertjax.tasks.pretraining
 
     _run(_serve())

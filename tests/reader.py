@@ -25,7 +25,7 @@ from bertjax.text import tokenizer
 from tests.conftest import TOPICS, make_corpus
 from tests.families.test_modernbert import random_params
 from tests.pages import OTHERS, PAGES, ROOT, blocks_of, module_of, split_redirection
-from tests.processes import run
+from tests.processes import QUICK, run
 
 SIZES = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
 PIECES = {"wordpiece": 150, "bpe": 300, "sentencepiece": 80}  # bytes have as many as there are
@@ -79,7 +79,7 @@ class Reader:
         arguments, output = split_redirection(arguments)
         if any(argument.startswith("--config=") for argument in arguments):
             arguments = [*arguments, *made_small(arguments, self.folder), *tiny]
-        result = run(module, *arguments, cwd=self.folder, timeout=600)
+        result = run(module, *arguments, cwd=self.folder, timeout=600, **{QUICK: "1"})
         assert result.returncode == 0, (arguments, result.stdout[-1000:], result.stderr)
         if output:
             (self.folder / output).write_text(result.stdout)
@@ -123,6 +123,7 @@ def made_small(arguments: list[str], folder: pathlib.Path) -> list[str]:
         small.update({"eval.max_sequences": 16, "eval.bits_windows": min(config.eval.bits_windows, 4)})
         small["tokenizer.extend"] = min(config.tokenizer.extend, 5)
         small.update({"data.heldout_fraction": 0.15, "checkpoint.every_steps": 2})
+        small["eval.fill_masks"] = "()"
         shortest = min(stage.length for stage in config.stages.values())
         for name, stage in config.stages.items():
             length = 32 if stage.length == shortest else 64

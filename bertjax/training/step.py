@@ -57,13 +57,14 @@ class Program(NamedTuple):
 
 
 def make_program(task: Task, config, mesh: Mesh) -> Program:
-    axes = abstract_axes(task.init_params)
+    init_params = jax.jit(task.init_params)  # which the functions below trace once
+    axes = abstract_axes(init_params)
     frozen = find_frozen(task, config, axes)
     optimizer = _make_optimizer(task, config, axes, frozen)
     new_memory = task.recurrence.new_memory if task.recurrence else None
     has_average = config.optimizer.average > 0
-    layout = make_layout(task.init_params, optimizer, mesh, frozen, has_average, new_memory)
-    init = make_init(task.init_params, optimizer, layout, frozen, new_memory or (lambda: None))
+    layout = make_layout(init_params, optimizer, mesh, frozen, has_average, new_memory)
+    init = make_init(init_params, optimizer, layout, frozen, new_memory or (lambda: None))
     made = {_compiled_from(config): _make_train_step(task, optimizer, layout, frozen, mesh, config)}
 
     def step_of(of_stage: Task, its_config):
