@@ -12,42 +12,15 @@ from jax.sharding import SingleDeviceSharding
 from bertjax.config import BertConfig, Compute, named_stages, pretraining_config, stage
 from bertjax.model import kernels
 from bertjax.model.attention import SelfAttention, fuses
-from bertjax.model.dropout import dropout, row_keys
+from bertjax.model.dropout import dropout
 from bertjax.model.fused_attention import fused_attention
 from bertjax.model.fused_norm import fused_add_norm
 from bertjax.model.plain_attention import plain_attention
 from bertjax.model.tiles import Tile, tile_of
-from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.sharding.topology import accelerator
-from bertjax.tasks.pretraining import Pretraining
-from bertjax.training.schedules import make_schedule
-from bertjax.training.step import make_program, put_hyperparameters
+from tests.model.reference import arrays, assert_same, attend, keys_of, largest, metrics_of_a_step, packed
 
 RATE = 0.1
-
-
-def arrays(seed: int, *shapes, dtype="float32"):
-    keys = jax.random.split(jax.random.key(seed), len(shapes))
-    return [jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes)]
-
-
-def keys_of(rows: int, step: int = 0):
-    return row_keys(jax.random.key(step), jnp.arange(rows))
-
-
-def two_segments_and_padding(rows: int, length: int) -> jax.Array:
-    """Rows of two segments and padding of different lengths; the last one is padding only."""
-    ends = np.linspace(length // 4, length // 2, rows).astype(int)[:, None]
-    places = np.arange(length)
-    segments = np.where(places < ends, 1, np.where(places < 2 * ends, 2, 0))
-    segments[-1] = 0
-    return jnp.asarray(segments, jnp.int32)
-
-
-def close(a, b, share: float) -> None:
-    """Every difference is below this share of the largest number."""
-    a, b = np.float32(a), np.float32(b)
-    assert np.abs(a - b).max() <= share * np.abs(a).max(), (np.abs(a - b).max(), np.abs(a).max())
 
 
 def plain(x, kernel, bias, segments, dropout_keys, rate, causal=False, tile=None, compute=None):
@@ -63,84 +36,56 @@ def in_tiles(rows, heads, **options):
 fused = functools.partial(fused_attention, chip=kernels.EMULATED)
 
 
-def causal(attend):
-    return functools.partial(attend, causal=True)
+def causal(attention):
+    return functools.partial(attention, causal=True)
 
 
-def definition(x, kernel, bias, segments, dropout_keys, rate, causal=False):
-    """Vaswani et al. 2017, section 3.2.1, in float32, differentiated by JAX."""
-    query, key, value = jnp.moveaxis(jnp.tensordot(x, kernel, 1) + bias, 2, 0)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
-    allowed = segments[:, None, :, None] == segments[:, None, None, :]
-    place = np.arange(x.shape[1])
-    allowed &= (place[None, :] <= place[:, None]) | (not causal)
-    probs = dropout(jax.nn.softmax(scores, where=allowed), rate, dropout_keys)
-    context = jnp.einsum("bhqk,bkhd->bqhd", probs, value)
-    return context.reshape(*context.shape[:2], -1)
-
-
-def with_gradients(attend, rows, length, heads, size, rate, dtype):
-    """The output and gradients of an attention, on random inputs."""
-    hidden = 64
-    x, kernel, bias, gradient = arrays(
-        length, (rows, length, hidden), (hidden, 3, heads, size), (3, heads, size), (rows, length, heads * size)
-    )
-    inputs = [each.astype(dtype) for each in (x, kernel / 8, bias)]
-    segments, dropout_keys = two_segments_and_padding(rows, length), keys_of(rows) if rate else None
-
-    @jax.jit
-    def run(inputs):
-        out, pull_back = jax.vjp(lambda *inputs: attend(*inputs, segments, dropout_keys, rate), *inputs)
-        return out, *pull_back(gradient.astype(dtype))
-
-    return run(inputs)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "attend, rows, length, heads, size, rate, dtype, share",
+    "attention, sizes, rate, dtype, share",
     [
-        (plain, 3, 128, 4, 64, RATE, "float32", 5e-6),
-        (plain, 4, 37, 3, 24, RATE, "float32", 5e-6),
-        (plain, 4, 37, 3, 24, 0.0, "float32", 5e-6),
-        (plain, 2, 256, 2, 64, RATE, "bfloat16", 2e-2),  # two to three roundings of 2**-8
-        (in_tiles(2, 3), 4, 37, 3, 24, RATE, "float32", 5e-6),
-        (in_tiles(1, 2), 3, 128, 4, 64, RATE, "float32", 5e-6),
-        (in_tiles(1, 1), 2, 128, 2, 64, 0.0, "bfloat16", 2e-2),
-        (in_tiles(1, 1, causal=True), 4, 37, 3, 24, RATE, "float32", 5e-6),
-        (fused, 3, 128, 4, 64, RATE, "float32", 5e-6),
-        (fused, 2, 384, 2, 64, RATE, "float32", 5e-6),
-        (functools.partial(fused, unroll=True), 2, 128, 2, 64, RATE, "float32", 5e-6),
-        (fused, 2, 1024, 2, 64, RATE, "float32", 5e-6),
-        (fused, 9, 128, 4, 32, 0.0, "float32", 5e-6),
-        (fused, 2, 256, 2, 64, RATE, "bfloat16", 2e-2),
-        (causal(plain), 4, 37, 3, 24, RATE, "float32", 5e-6),
-        (causal(fused), 3, 128, 4, 64, RATE, "float32", 5e-6),
-        (causal(fused), 2, 1024, 2, 64, RATE, "float32", 5e-6),  # in two chunks
+        (plain, (4, 37, 3, 24), RATE, "float32", 5e-6),
+        (plain, (4, 37, 3, 24), 0.0, "bfloat16", 2e-2),  # two to three roundings of 2**-8
+        (causal(plain), (4, 37, 3, 24), RATE, "float32", 5e-6),
+        (in_tiles(2, 3), (4, 37, 3, 24), RATE, "float32", 5e-6),
+        (in_tiles(1, 1), (4, 37, 3, 24), 0.0, "bfloat16", 2e-2),
+        (in_tiles(1, 1, causal=True), (4, 37, 3, 24), RATE, "float32", 5e-6),
+        (fused, (3, 128, 4, 64), RATE, "float32", 5e-6),
+        (fused, (9, 128, 4, 32), 0.0, "float32", 5e-6),
+        (functools.partial(fused, unroll=True), (2, 128, 2, 64), RATE, "bfloat16", 2e-2),
+        (causal(fused), (2, 1024, 2, 64), RATE, "float32", 5e-6),  # in two chunks
     ],
 )
-def test_attention_and_its_gradients_are_those_of_the_definition(attend, rows, length, heads, size, rate, dtype, share):
-    is_causal = isinstance(attend, functools.partial) and attend.keywords.get("causal", False)
-    by_definition = functools.partial(definition, causal=is_causal)
-    expected = with_gradients(by_definition, rows, length, heads, size, rate, "float32")
-    found = with_gradients(attend, rows, length, heads, size, rate, dtype)
-    for a, b in zip(expected, found, strict=True):
-        assert b.dtype == dtype
-        close(a, b, share)
+def test_attention_and_its_gradients_are_those_of_the_definition(attention, sizes, rate, dtype, share):
+    rows, length, heads, size = sizes
+    shapes = ((rows, length, 64), (64, 3, heads, size), (3, heads, size), (rows, length, heads * size))
+    x, kernel, bias, gradient = arrays(dtype, *shapes)
+    segments, keys = packed(rows, length), keys_of(rows, rate)
+    is_causal = isinstance(attention, functools.partial) and attention.keywords.get("causal", False)
+
+    def definition(x, kernel, bias):
+        projected = jnp.moveaxis(jnp.tensordot(x, kernel, 1) + bias, 2, 0)
+        return attend(*projected, segments, keys, rate, is_causal)
+
+    def ours(x, kernel, bias):
+        return attention(x, kernel, bias, segments, keys, rate)
+
+    assert_same(definition, ours, [x, kernel / 8, bias], gradient, share, largest)
 
 
-@pytest.mark.slow
 def test_fused_attention_drops_what_plain_attention_drops():
     """With equal scores and an identity for values, the context is the dropout mask of one block of keys."""
     rows, length, heads, size = 2, 256, 2, 64
     segments = jnp.ones((rows, length), jnp.int32)
 
-    def mask(attend, step, first):
+    @functools.partial(jax.jit, static_argnums=0)
+    def attend_with(attention, kernel, keys):
         places = jnp.tile(jnp.eye(length)[None], (rows, 1, 1))
-        value = jnp.zeros((length, size)).at[first : first + size].set(jnp.eye(size))
-        kernel = jnp.zeros((length, 3, heads, size)).at[:, 2].set(value[:, None])
-        context = attend(places, kernel, jnp.zeros((3, heads, size)), segments, keys_of(rows, step), RATE)
-        return np.asarray(context) > 0
+        return attention(places, kernel, jnp.zeros((3, heads, size)), segments, keys, RATE) > 0
+
+    def mask(attention, step, first):
+        kernel = np.zeros((length, 3, heads, size), np.float32)
+        kernel[first : first + size, 2] = np.eye(size)[:, None]
+        return np.asarray(attend_with(attention, kernel, keys_of(rows, step=step)))
 
     masks = np.stack([mask(fused, 5, first) for first in (0, 192)])
     np.testing.assert_array_equal(masks, np.stack([mask(plain, 5, first) for first in (0, 192)]))
@@ -163,50 +108,35 @@ def test_tiles_of_attention_fit_in_the_cache(batch, length, heads, tile):
     assert tile_of(batch, length, heads) == tile
 
 
-@pytest.mark.slow
 def test_on_a_cpu_long_attention_takes_the_memory_of_a_tile():
     batch, length, config = 16, 256, BertConfig(hidden_size=64, num_attention_heads=8)
-    x, segments = jnp.zeros((batch, length, 64)), jnp.ones((batch, length), jnp.int32)
+    x, segments = np.zeros((batch, length, 64), np.float32), np.ones((batch, length), np.int32)
+    keys = keys_of(batch)
 
     def temporaries(chip):
         module = SelfAttention(config, Compute(chip=chip))
-        params = module.init(jax.random.key(0), x, segments)
-        gradient = jax.grad(lambda params, x: module.apply(params, x, segments, keys_of(batch))[0].sum(), (0, 1))
+        params = jax.eval_shape(module.init, jax.random.key(0), x, segments)
+        gradient = jax.grad(lambda params, x: module.apply(params, x, segments, keys)[0].sum(), (0, 1))
         return jax.jit(gradient).lower(params, x).compile().memory_analysis().temp_size_in_bytes
 
     scores = 4 * batch * 8 * length**2
     assert temporaries("cpu") < 0.8 * scores < 2 * scores < temporaries("")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("length, rate, dtype, share", [(128, RATE, "float32", 5e-6), (1024, RATE, "bfloat16", 2e-2)])
-def test_fused_norm_and_its_gradients_are_those_of_the_plain_path(length, rate, dtype, share):
+@pytest.mark.parametrize("length, dtype, share", [(128, "float32", 5e-6), (1024, "bfloat16", 2e-2)])
+def test_fused_norm_and_its_gradients_are_those_of_the_definition(length, dtype, share):
     rows, hidden = 4, 256
-    x, update, gradient = arrays(1, *[(rows, length, hidden)] * 3, dtype=dtype)
-    update_bias, scale, bias = arrays(2, *[(hidden,)] * 3)
-    dropout_keys = keys_of(rows)
+    x, update, gradient = arrays(dtype, *[(rows, length, hidden)] * 3)
+    vectors, keys = arrays("float32", *[(hidden,)] * 3), keys_of(rows)
 
-    def add_norm(x, update, update_bias, scale, bias):
-        total = (x + dropout(update + update_bias.astype(dtype), rate, dropout_keys)).astype(jnp.float32)
+    def definition(x, update, update_bias, scale, bias):
+        total = x + dropout(update + update_bias, RATE, keys)
         centered = total - total.mean(-1, keepdims=True)
-        normalized = centered * jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-12)
-        return (normalized * scale + bias).astype(dtype)
+        return centered * jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-12) * scale + bias
 
-    fused = functools.partial(
-        fused_add_norm, dropout_keys=dropout_keys, rate=rate, epsilon=1e-12, chip=kernels.EMULATED
-    )
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def run(function):
-        out, pull_back = jax.vjp(function, x + 3, update, update_bias, scale, bias)
-        return out, *pull_back(gradient)
-
-    found = run(fused)
-    for a, b in zip(run(add_norm), found, strict=True):
-        assert a.dtype == b.dtype
-        close(a, b, share)
-    dropped = found[2] == 0  # of the gradient of update
-    np.testing.assert_array_equal(dropped, dropout(jnp.ones_like(x), rate, dropout_keys) == 0)
+    fused = functools.partial(fused_add_norm, dropout_keys=keys, rate=RATE, epsilon=1e-12, chip=kernels.EMULATED)
+    _, (_, of_update, *_) = assert_same(definition, fused, [x + 3, update, *vectors], gradient, share, largest)
+    np.testing.assert_array_equal(of_update == 0, dropout(jnp.ones_like(x), RATE, keys) == 0)
 
 
 @pytest.mark.slow
@@ -215,24 +145,12 @@ def test_a_training_step_with_kernels_is_the_same_on_any_mesh(monkeypatch):
 
     def step(mesh_sizes, attention, microbatches):
         config = pretraining_config()
-        config.model.update(vocab_size=384, num_hidden_layers=2, hidden_size=256, num_attention_heads=4)
-        config.model.update(intermediate_size=512, max_position_embeddings=128, attention=attention)
-        config.stages = named_stages(short=stage(4, 128, 4))
+        config.model.update(vocab_size=64, num_hidden_layers=1, hidden_size=256, num_attention_heads=4)
+        config.model.update(intermediate_size=32, max_position_embeddings=128, attention=attention)
+        config.stages, config.unroll = named_stages(short=stage(4, 128, 4)), "no"
         config.batch_size, config.microbatches = 8, microbatches
         config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_sizes)))
-        mesh = make_mesh(config, jax.devices()[: int(np.prod(mesh_sizes))])
-        task = Pretraining(config, mesh, None)
-        program = make_program(task, config, mesh)
-        rng = np.random.default_rng(0)
-        batch = {
-            name: rng.integers(0, 2, each.shape).astype(each.dtype) for name, each in task.abstract_batch(0).items()
-        }
-        batch["input_ids"] = rng.integers(0, 384, (8, 128)).astype(np.int32)
-        batch["segments"] = np.asarray(two_segments_and_padding(8, 128))
-        hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 4), mesh)
-        state = program.init(jax.random.key(0))
-        _, metrics = program.train_step(state, put_batch(batch, mesh), hyperparameters)
-        return [float(metrics[name]) for name in ("loss", "grad_norm")]
+        return metrics_of_a_step(config, packed(8, 128))[0]
 
     expected = step((1, 1, 1), "xla", 1)
     monkeypatch.setattr(kernels, "EMULATED", "cpu")
@@ -241,11 +159,8 @@ def test_a_training_step_with_kernels_is_the_same_on_any_mesh(monkeypatch):
 
 def test_attention_is_fused_where_the_kernel_can_run():
     config = BertConfig()
-    assert fuses(config, Compute(chip="TPU v5 lite"), 512)
-    assert not fuses(config, Compute(chip="TPU v5 lite"), 64)
-    assert not fuses(config, Compute(chip="TPU v5 lite"), 4096)
-    assert not fuses(config, Compute(chip="TPU v3"), 512)
-    assert not fuses(config, Compute(chip="NVIDIA H100 80GB HBM3"), 512)
+    assert [fuses(config, Compute(chip="TPU v5 lite"), length) for length in (512, 64, 4096)] == [True, False, False]
+    assert not any(fuses(config, Compute(chip=chip), 512) for chip in ("TPU v3", "NVIDIA H100 80GB HBM3"))
     assert not fuses(BertConfig(attention="xla"), Compute(chip="TPU v4"), 512)
     assert fuses(BertConfig(attention="fused"), Compute(), 512)
     assert not fuses(BertConfig(hidden_size=640, num_attention_heads=8), Compute(chip="TPU v4"), 512)  # heads of 80

@@ -16,7 +16,7 @@ from bertjax.model.relative_attention import (
     probabilities,
     shift,
     shift_to,
-)
+)  # fmt: skip
 
 ROWS, MEMORY, QUERIES, HEADS, SIZE = 2, 3, 4, 2, 6
 KEYS = MEMORY + QUERIES
@@ -53,7 +53,6 @@ def draw():
     return lambda *shape: rng.normal(size=shape)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("has_segments", [True, False])
 def test_each_query_sees_what_the_papers_say(draw, is_causal, has_segments):
@@ -71,7 +70,7 @@ def test_each_query_sees_what_the_papers_say(draw, is_causal, has_segments):
     read, biases = Read(key, value, jnp.array(positions)), Biases(u, v)
     inputs = (jnp.array(query), jax.tree.map(jnp.array, read), biases, mask)
     term = SegmentTerm(*map(jnp.array, segment)) if has_segments else None
-    found = attend(*inputs, 0.0, Compute(), segments=term)
+    found = jax.jit(lambda *inputs: attend(*inputs, 0.0, Compute(), segments=term))(*inputs)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     if not has_segments:
         shown = probabilities(*inputs)
@@ -91,8 +90,7 @@ def test_shift_reads_each_distance_of_each_query():
     assert list(distances(1, 4, True)) == [3, 2, 1, 0] and list(distances(2, 3, False)) == [2, 1, 0, -1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("queries, keys", [(1, 1), (4, 9), (6, 33)])
+@pytest.mark.parametrize("queries, keys", [(1, 1), (6, 33)])
 def test_queries_stand_at_any_places(queries, keys):
     rng, known = np.random.default_rng(keys), distances(keys, keys, is_causal=False).tolist()
     scores = rng.normal(size=(3, queries, 2, len(known))).astype(np.float32)
@@ -103,12 +101,11 @@ def test_queries_stand_at_any_places(queries, keys):
         np.testing.assert_array_equal(moved[row, query], scores[row, query][:, at])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("predicts", [False, True])
 def test_memory_is_that_of_scores(predicts):
     """Forwards and backwards. An embedding of each pair of tokens would take 64 times as much as a head's scores."""
     heads, size, found = 2, 64, []
-    for length in (64, 128, 256):
+    for length in (128, 256):
         arrays = {name: jnp.zeros((1, length, heads, size)) for name in ("query", "keys", "values")}
         positions = jnp.zeros((2 * length, heads, size))
         places = jnp.arange(length)[None] if predicts else None
@@ -121,19 +118,19 @@ def test_memory_is_that_of_scores(predicts):
 
         program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(arrays, positions).compile()
         found.append(program.memory_analysis().temp_size_in_bytes / (4 * heads * length * length))
-    assert max(found[1:]) < 16 and found[2] < 1.2 * found[1]
+    assert max(found) < 16 and found[1] < 1.2 * found[0]
 
 
-@pytest.mark.slow
 def test_dropout_takes_each_rows_own_key(draw):
     query, key, value = draw(ROWS, QUERIES, HEADS, SIZE), *draw(2, ROWS, KEYS, HEADS, SIZE)
     keys = jax.random.split(jax.random.key(0), ROWS)
     mask, biases = np.ones((1, 1, QUERIES, KEYS), bool), Biases(*jnp.array(draw(2, HEADS, SIZE)))
 
-    def seen(rows, keys):
-        read = Read(jnp.array(key[rows]), jnp.array(value[rows]), jnp.array(draw(KEYS, HEADS, SIZE) * 0))
-        return np.asarray(attend(jnp.array(query[rows]), read, biases, mask, 0.5, Compute(), keys))
+    @jax.jit
+    def seen(query, key, value, keys):
+        read = Read(key, value, jnp.zeros((KEYS, HEADS, SIZE)))
+        return attend(query, read, biases, mask, 0.5, Compute(), keys)
 
-    both, none = seen(slice(None), keys), seen(slice(None), None)
-    np.testing.assert_allclose(seen(slice(1, 2), keys[1:])[0], both[1], atol=1e-6)
+    both, none = seen(query, key, value, keys), seen(query, key, value, None)
+    np.testing.assert_allclose(seen(query[1:], key[1:], value[1:], keys[1:])[0], both[1], atol=1e-6)
     assert np.abs(both - none).max() > 0.1

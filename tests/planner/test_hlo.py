@@ -1,46 +1,14 @@
 """Reading compiled text: loops, transfers, and the notations for who takes part."""
 
+import pathlib
+
 import pytest
 
 from bertjax.planner.hlo import Collective, HloModule
 
 MESH = {"data": 2, "fsdp": 4, "tensor": 2}
 
-TEXT = """HloModule jit_step, is_scheduled=true
-
-%piece (param_0: bf16[4,8]) -> bf16[32,8] {
-  %gather.1 = bf16[32,8]{1,0} all-gather(%param_0), channel_id=3, replica_groups={{0,2,4,6},{1,3,5,7},{8,10,12,14}}
-}
-
-%body.1 (carry: (s32[], f32[8])) -> (s32[], f32[8]) {
-  %inner = (s32[]) while(%x), condition=%condition.2, body=%body.2
-  %dot.1 = f32[8] fusion(%carry), kind=kOutput, calls=%piece, backend_config={"estimated_cycles":"100","other":"7"}
-  %sum.1 = (f32[16]{0}, f32[4]{0}) all-reduce(%a, %b), channel_id=4, replica_groups=[8,2]<=[16]
-}
-
-%condition.1 (carry: (s32[], f32[8])) -> pred[] {
-  %limit = s32[]{:T(128)} constant(12)
-  ROOT %less = pred[] compare(%i, %limit), direction=LT
-}
-
-%body.2 (carry: (s32[])) -> (s32[]) {
-  %mul = f32[8] multiply(%p, %p), backend_config={"estimated_cycles":"10"}, metadata={op_name="layers/mul"}
-}
-
-%condition.2 (carry: (s32[])) -> pred[] {
-  %limit.2 = s32[] constant(3)
-  ROOT %less.2 = pred[] compare(%i, %limit.2), direction=LT
-}
-
-ENTRY %main (param: f32[8]) -> f32[8] {
-  %start = (bf16[4,8], bf16[32,8]) fusion(%param), kind=kCustom, calls=%piece
-  %loop = (s32[], f32[8]) while(%init), condition=%condition.1, body=%body.1
-  %scatter = f32[10]{0} reduce-scatter(%g), channel_id=5, replica_groups=mesh['axis_0'=2,'axis_1'=8] {'axis_0'}
-  %begin = (bf16[2,8]{1,0}, bf16[16,8]{1,0}) all-gather-start(%w), channel_id=6, replica_groups=[2,8]<=[8,2]T(1,0)
-  %alone = f32[8] all-reduce(%l), channel_id=7, replica_groups={{0},{1},{2}}
-  ROOT %add = f32[8] add(%q, %r), backend_config={"estimated_cycles":"1000"}
-}
-"""
+TEXT = (pathlib.Path(__file__).parent / "loops.hlo").read_text()
 
 
 def test_cycles_count_a_loop_as_often_as_it_runs():

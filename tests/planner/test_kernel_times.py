@@ -1,7 +1,5 @@
 """How long the kernels of a step take on a TPU."""
 
-import dataclasses
-
 import pytest
 
 from bertjax.config import BertConfig
@@ -11,6 +9,7 @@ from bertjax.sharding.topology import GENERATIONS
 
 CONFIG = BertConfig(hidden_size=128, num_attention_heads=2)
 NAMES = ("add_norm_forward", "add_norm_backward", "attention_forward", "attention_backward")
+ALL_NAMES = (*NAMES, "flash_forward")
 CALL = (
     "  %{name}.1 = (bf16[4,128,128]{{2,1,0:T(8,128)(2,1)}}, f32[4,2,1,128]{{3,2,1,0}}) custom-call(%a, %b), "
     'custom_call_target="tpu_custom_call", '
@@ -35,25 +34,23 @@ def test_kernels_are_found_with_their_traffic_and_how_often_they_run():
     ]
 
 
+def seconds(*names: str, times: int = 1, bytes: int = 0, generation: str = "v5litepod", rows: int = 64) -> float:
+    """Returns the seconds of some kernels. libtpu analyses all kernels, once."""
+    kernels = [Kernel(name, bytes, times * (name in names)) for name in ALL_NAMES]
+    return kernel_seconds(kernels, GENERATIONS[generation], CONFIG, rows=rows, length=128)
+
+
 @pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_a_kernel_takes_the_time_of_its_cycles_or_of_its_traffic():
-    v5e = GENERATIONS["v5litepod"]
-    kernels = [Kernel(name, 0, 2) for name in NAMES]
-    one = kernel_seconds(kernels, v5e, CONFIG, rows=64, length=128)
+    one = seconds(*NAMES, times=2)
     # A sixth of BERT-base's heads, of which twelve layers take about 4 ms, and the norms of a sixth of its width.
     assert 2 * 50e-6 < one < 2 * 500e-6
-    assert kernel_seconds(kernels, v5e, CONFIG, rows=128, length=128) == pytest.approx(2 * one)
-    assert kernel_seconds(kernels, GENERATIONS["v4"], CONFIG, rows=64, length=128) == pytest.approx(
-        one / 2 * v5e.clock / GENERATIONS["v4"].clock  # two cores
+    assert 10e-6 < seconds("flash_forward") < 1e-3
+    assert seconds(*NAMES, times=2, rows=128) == pytest.approx(2 * one)
+    clock_of_v4 = GENERATIONS["v4"].clock
+    assert seconds(*NAMES, times=2, generation="v4") == pytest.approx(  # two cores
+        one / 2 * GENERATIONS["v5litepod"].clock / clock_of_v4
     )
-    slow = dataclasses.replace(kernels[0], bytes=10**9)
-    assert kernel_seconds([slow], v5e, CONFIG, rows=64, length=128) == pytest.approx(2 * 1e9 / 819e9)
-    assert kernel_seconds([], v5e, CONFIG, rows=64, length=128) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.tpu_aot
-def test_the_kernels_for_long_texts_are_counted():
-    kernels = [Kernel(name, 0, 1) for name in ("flash_forward", "flash_backward_64")]
-    assert 10e-6 < kernel_seconds(kernels, GENERATIONS["v5litepod"], CONFIG, rows=32, length=256) < 1e-3
+    assert seconds("add_norm_forward", times=2, bytes=10**9) == pytest.approx(2 * 1e9 / 819e9)
+    assert kernel_seconds([], GENERATIONS["v4"], CONFIG, rows=64, length=128) == 0

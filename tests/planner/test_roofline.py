@@ -1,5 +1,6 @@
 """The least time of a step, of a program as XLA writes it for a GPU, shortened."""
 
+import pathlib
 import re
 import types
 
@@ -12,71 +13,7 @@ from bertjax.planner.roofline import ATTENTION, COLLECTIVES, ELEMENTS, OPTIMIZER
 from bertjax.sharding.topology import accelerator
 
 # Sixteen layers; each takes its weights out of an array of all of them, and puts its output into one.
-TEXT = """HloModule jit_train_step, is_scheduled=true
-
-%fused_slice (p0: bf16[16,512,1024], p1: s32[]) -> bf16[512,1024] {
-  %p0 = bf16[16,512,1024]{2,1,0} parameter(0)
-  %p1 = s32[] parameter(1)
-  %slice = bf16[1,512,1024]{2,1,0} dynamic-slice(%p0, %p1), dynamic_slice_sizes={1,512,1024}
-  ROOT %flat = bf16[512,1024]{1,0} bitcast(%slice)
-}
-
-%fused_update (p0.1: bf16[16,4096,1024], p1.1: bf16[4096,1024], p2: s32[]) -> bf16[16,4096,1024] {
-  %p0.1 = bf16[16,4096,1024]{2,1,0} parameter(0)
-  %p1.1 = bf16[4096,1024]{1,0} parameter(1)
-  %p2 = s32[] parameter(2)
-  %wide = f32[4096,1024]{1,0} convert(%p1.1)
-  %tanh = f32[4096,1024]{1,0} tanh(%wide)
-  %narrow = bf16[1,4096,1024]{2,1,0} convert(%tanh)
-  ROOT %put = bf16[16,4096,1024]{2,1,0} dynamic-update-slice(%p0.1, %narrow, %p2)
-}
-
-%gemm_computation (p0.2: bf16[4096,512], p1.2: bf16[512,1024]) -> bf16[4096,1024] {
-  %p0.2 = bf16[4096,512]{1,0} parameter(0)
-  %p1.2 = bf16[512,1024]{1,0} parameter(1)
-  ROOT %dot = bf16[4096,1024]{1,0} dot(%p0.2, %p1.2), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-}
-
-%fused_sum (p0.3: f32[1000000]) -> f32[1000000] {
-  %p0.3 = f32[1000000]{0} parameter(0)
-  ROOT %twice = f32[1000000]{0} add(%p0.3, %p0.3), metadata={op_name="jit(train_step)/add"}
-}
-
-%body (arg: (s32[], bf16[16,512,1024], bf16[4096,512], bf16[16,4096,1024])) -> (s32[]) {
-  %arg = (s32[], bf16[16,512,1024]{2,1,0}, bf16[4096,512]{1,0}, bf16[16,4096,1024]{2,1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%arg), index=0
-  %weights = bf16[16,512,1024]{2,1,0} get-tuple-element(%arg), index=1
-  %x = bf16[4096,512]{1,0} get-tuple-element(%arg), index=2
-  %all = bf16[16,4096,1024]{2,1,0} get-tuple-element(%arg), index=3
-  %own = bf16[512,1024]{1,0} fusion(%weights, %i), kind=kLoop, calls=%fused_slice, metadata={op_name="vmap()/slice"}
-  %gemm = bf16[4096,1024]{1,0} fusion(%x, %own), kind=kCustom, calls=%gemm_computation, metadata={op_name="jvp(a)/dot"}
-  %put.1 = bf16[16,4096,1024]{2,1,0} fusion(%all, %gemm, %i), calls=%fused_update, metadata={op_name="vmap()/put"}
-  ROOT %next = (s32[], bf16[16,512,1024]{2,1,0}) tuple(%i, %weights, %x, %put.1)
-}
-
-%condition (arg.1: (s32[])) -> pred[] {
-  ROOT %less = pred[] fusion(%arg.1), kind=kLoop, calls=%compare
-}
-
-ENTRY %main (a: f32[1000000]) -> f32[] {
-  %a = f32[1000000]{0} parameter(0)
-  %qkv = bf16[2,512,3,4,64]{4,3,2,1,0} parameter(1)
-  %f = f32[64,256]{1,0} parameter(2)
-  %g = f32[256,128]{1,0} parameter(3)
-  %loop = (s32[], bf16[16,512,1024]{2,1,0}) while(%init), condition=%condition, body=%body, \
-backend_config={"known_trip_count":{"n":"16"}}
-  %sum = f32[1000000]{0} fusion(%a), kind=kLoop, calls=%fused_sum
-  %blas = (f32[64,128]{1,0}, s8[4194304]{0}) custom-call(%f, %g), custom_call_target="__cublas$gemm", \
-metadata={op_name="jvp(b)/dot"}, backend_config={"gemm_backend_config":{"dot_dimension_numbers":\
-{"lhs_contracting_dimensions":["1"],"lhs_batch_dimensions":[]}}}
-  %ours = (bf16[2,512,4,64]{3,2,1,0}, f32[2,4,512]{2,1,0}) custom-call(%qkv), \
-custom_call_target="__gpu$xla.gpu.triton", operand_layout_constraints={bf16[2,512,3,4,64]{4,3,2,1,0}}, \
-metadata={op_name="jit(train_step)/vmap(jvp())/attention/gpu_attention_forward/pallas_call"}, backend_config={ir = "}{"}
-  %gather-start = (f32[1000]{0}, f32[8000]{0}) all-gather-start(%small), channel_id=1, replica_groups=[1,8]<=[8]
-  %gather-done = f32[8000]{0} all-gather-done(%gather-start)
-  ROOT %end = f32[1000000]{0} bitcast(%sum)
-}
-"""
+TEXT = (pathlib.Path(__file__).parent / "layers.hlo").read_text()
 MIB = 1 << 20
 
 
