@@ -126,7 +126,6 @@ def test_a_classifier_says_what_apply_gives_and_has_gradients():
     assert model.classify([]) == []
 
 
-@pytest.mark.slow
 def test_tags_answers_and_vectors_are_what_apply_gives():
     tagger = made("BertForTokenClassification", "classifier", 3, labels=TAGS)
     logits = jax.jit(tagger.apply)(tagger.params, inputs(tagger, TEXTS))
@@ -147,7 +146,6 @@ def test_tags_answers_and_vectors_are_what_apply_gives():
     assert encoder.embed([]).shape == (0, 0)
 
 
-@pytest.mark.slow
 def test_a_causal_model_continues_a_text_with_the_likeliest_words():
     model = made("BertForMaskedLM", causal=True)
     (found,) = model.generate("the ship", 1, temperature=0.0)
@@ -163,16 +161,13 @@ def test_a_causal_model_continues_a_text_with_the_likeliest_words():
 @pytest.mark.parametrize(
     "use, message",
     [
-        (
-            lambda model: model.classify("ship"),
-            "made: has not learnt what classify needs; there are tag, predict, embed,",
-        ),
-        (lambda model: model.fill_mask("[MASK]"), "made: has not learnt what fill_mask needs; there are tag, predict"),
-        (lambda model: model.answer("ship", "sail"), "made: has not learnt what answer needs"),
+        (lambda model: model.classify("ship"), "has not learnt what classify needs; there are tag, predict, embed,"),
+        (lambda model: model.fill_mask("[MASK]"), "has not learnt what fill_mask needs; there are tag, predict"),
+        (lambda model: model.answer("ship", "sail"), "has not learnt what answer needs"),
         (lambda model: model.tag(["ship", float("nan")]), r"texts\[1\] = nan: is neither a text nor a tuple"),
-        (lambda model: model.tag([("ship", "sail")]), "'ship ||| sail': this checkpoint expects texts"),
+        (lambda model: model.tag([("ship", "sail")]), r"'ship \|\|\| sail': this checkpoint expects texts"),
         (lambda model: model.tag(["ship", ""]), "'': this checkpoint expects texts"),
-        (lambda model: model.embed("ship"), "made: has not learnt to make vectors; pool='mean' makes some of hidden"),
+        (lambda model: model.embed("ship"), "has not learnt to make vectors; pool='mean' makes some of hidden"),
         (lambda model: model.embed("ship", pool="max"), "pool = 'max': choose one of mean, cls, last"),
         (lambda model: model.embed("ship", pool="cls", layers="first"), "layers = 'first': choose one of embeddings,"),
         (lambda model: model.embed("ship", pool="cls"), "layers = 'concat_last_four': the model has 2 layers only"),
@@ -180,10 +175,9 @@ def test_a_causal_model_continues_a_text_with_the_likeliest_words():
     ],
 )
 def test_what_a_checkpoint_cannot_do_is_said_in_a_line(use, message):
-    model = made("BertForTokenClassification", "classifier", 3, labels=TAGS)
-    with pytest.raises(UserError, match=message.replace("|||", r"\|\|\|")) as error:
-        use(model)
-    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=message) as error:
+        use(made("BertForTokenClassification", "classifier", 3, labels=TAGS))
+    assert "\n" not in str(error.value) and str(error.value).startswith("made: ") == ("learnt" in message)
 
 
 def test_a_checkpoint_that_is_not_there_or_lacks_its_output_layer(tmp_path):

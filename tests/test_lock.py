@@ -36,7 +36,7 @@ def start(folder, begin):
 
 @pytest.mark.slow
 def test_of_several_that_start_together_one_goes_on(tmp_path):
-    processes = [start(tmp_path / "run", time.time() + 3) for _ in range(4)]
+    processes = [start(tmp_path / "run", time.time() + 2) for _ in range(3)]
     lines = [process.stdout.readline() for process in processes]
     (holder,) = [process for process, line in zip(processes, lines) if line == "held\n"]
     for process, line in zip(processes, lines):
