@@ -10,6 +10,8 @@ from bertjax.data.batches.masking import Draws, Rules, draw, mask_tokens
 VOCAB, MASK, CLS, SEP, LENGTH = 1000, 4, 2, 3, 128
 RULES = Rules(0.15, (0.8, 0.1, 0.1), 20, VOCAB, MASK, CLS, SEP)
 CONTINUES = np.arange(VOCAB) % 3 == 0
+SINGLE = np.zeros(VOCAB, bool)  # each word is one piece
+TOKENS, WORDS, SPANS = {}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}
 
 
 def masked(seed, length=LENGTH, rows=1, **options):
@@ -32,29 +34,25 @@ def selected(ids, masking):
 
 def test_hides_15_percent_and_never_a_special_token():
     ids, special, masking = masked(0, rows=500)
-    for row in range(500):
-        assert masking.counts[row] == round(0.15 * LENGTH)
-        positions, labels = (x[row, : masking.counts[row]] for x in (masking.positions, masking.labels))
-        assert not special[row, positions].any()
-        assert (np.diff(positions) > 0).all()
-        assert (labels == ids[row, positions]).all()
-        assert not masking.positions[row, len(positions) :].any() and not masking.labels[row, len(positions) :].any()
-        untouched = np.delete(np.arange(LENGTH), positions)
-        assert (masking.ids[row, untouched] == ids[row, untouched]).all()
+    chosen, used = selected(ids, masking), np.arange(20) < masking.counts[:, None]
+    assert (masking.counts == round(0.15 * LENGTH)).all() and not chosen[special].any()
+    assert (np.diff(masking.positions)[used[:, 1:]] > 0).all()
+    assert (masking.labels == np.where(used, np.take_along_axis(ids, masking.positions, 1), 0)).all()
+    assert not masking.positions[~used].any() and (masking.ids == ids)[~chosen].all()
 
 
-def test_padding_is_never_hidden_and_does_not_count():
+@pytest.mark.parametrize("limit", [1, 10, 20])
+def test_padding_is_never_hidden_and_does_not_count(limit):
     ids = np.full((300, LENGTH), 7, np.int32)
     ids[:, 0] = CLS
-    sizes = np.arange(300) % (LENGTH - 1) + 2
-    found = mask_tokens(ids, sizes, draw(np.random.default_rng(0), 300, LENGTH, RULES), RULES)
-    for row, size in enumerate(sizes):
-        assert found.counts[row] == min(20, max(1, round(0.15 * size)))
-        assert (found.positions[row] < size).all()
+    sizes, rules = np.arange(300) % (LENGTH - 1) + 2, RULES._replace(max_predictions_per_seq=limit)
+    found = mask_tokens(ids, sizes, draw(np.random.default_rng(0), 300, LENGTH, rules), rules)
+    assert (found.counts == np.clip(np.rint(0.15 * sizes), 1, limit)).all()
+    assert (found.positions < sizes[:, None]).all() and found.positions.shape == (300, limit)
 
 
 @pytest.mark.parametrize("split", [(0.8, 0.1, 0.1), (1.0, 0.0, 0.0), (0.5, 0.2, 0.3), (0.0, 1.0, 0.0)])
-@pytest.mark.parametrize("words", [{}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}])
+@pytest.mark.parametrize("words", [TOKENS, WORDS, SPANS])
 def test_the_split_of_what_becomes_of_the_tokens(split, words):
     _, _, masking = masked(0, rows=3000, split=split, **words)
     used = np.arange(20) < masking.counts[:, None]
@@ -65,9 +63,9 @@ def test_the_split_of_what_becomes_of_the_tokens(split, words):
     assert abs((behind == masking.labels[used]).mean() - split[2]) < tolerance
 
 
-@pytest.mark.parametrize("prob", [0.01, 0.3, 0.5])
-def test_other_shares_of_masked_tokens(prob):
-    for options in ({}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}):
+@pytest.mark.parametrize("options", [TOKENS, WORDS, SPANS])
+def test_other_shares_of_masked_tokens(options):
+    for prob in (0.01, 0.3, 0.5):
         _, _, masking = masked(0, rows=200, masked_lm_prob=prob, max_predictions_per_seq=64, **options)
         assert masking.counts.max() == round(prob * LENGTH) and masking.counts.mean() > 0.97 * prob * LENGTH - 0.5
 
@@ -83,12 +81,6 @@ def test_random_pieces_and_positions_are_uniform():
     hidden = np.delete(places, special)
     assert places[special].sum() == 0
     assert abs(hidden / hidden.mean() - 1).max() < 0.15
-
-
-@pytest.mark.parametrize("length, limit, expected", [(128, 5, 5), (4, 20, 1), (8, 20, 1), (20, 20, 3)])
-def test_at_least_one_and_at_most_the_limit(length, limit, expected):
-    found = masked(0, length, rows=50, max_predictions_per_seq=limit)[2]
-    assert (found.counts == expected).all() and found.positions.shape == (50, limit)
 
 
 @pytest.mark.parametrize("spans", [False, True])
@@ -107,40 +99,28 @@ def test_whole_words_are_hidden_together_or_not_at_all(spans):
 
 def test_a_word_over_the_limit_is_passed_over():
     ids = np.array([[CLS, 10, 11, 12, 13, 14, 15, 16, 17, SEP]], np.int32)
-    continues = np.zeros(VOCAB, bool)
-    continues[11:18] = True  # one word of eight pieces
-    rules = RULES._replace(max_predictions_per_seq=3, continues_word=continues)
+    continues = np.isin(np.arange(VOCAB), range(11, 18))  # one word of eight pieces
     for spans in (False, True):
-        draws = draw(np.random.default_rng(0), 1, 10, rules._replace(spans=spans))
-        assert mask_tokens(ids, np.array([10]), draws, rules._replace(spans=spans)).counts.tolist() == [0]
-
-
-def runs(chosen):
-    """The lengths of the sequences of True in each row."""
-    return [len(list(run)) for row in chosen for value, run in itertools.groupby(row) if value]
+        rules = RULES._replace(max_predictions_per_seq=3, continues_word=continues, spans=spans)
+        draws = draw(np.random.default_rng(0), 1, 10, rules)
+        assert mask_tokens(ids, np.array([10]), draws, rules).counts.tolist() == [0]
 
 
 def test_lengths_of_spans():
     """Where spans seldom meet: 1 to 10 words, 3.8 on average, each as often as in SpanBERT's figure 2."""
-    single = np.zeros(VOCAB, bool)
     ids, _, masking = masked(
-        0, 8192, rows=200, masked_lm_prob=0.02, max_predictions_per_seq=164, continues_word=single, spans=True
+        0, 8192, rows=200, masked_lm_prob=0.02, max_predictions_per_seq=164, continues_word=SINGLE, spans=True
     )
     assert (masking.counts == 164).all()
-    lengths = runs(selected(ids, masking))
-    shares = np.bincount(lengths)[1:11] / len(lengths)
+    runs = [len(list(run)) for row in selected(ids, masking) for value, run in itertools.groupby(row) if value]
+    shares = np.bincount(runs)[1:11] / len(runs)
     np.testing.assert_allclose(shares, 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10), atol=0.02)
-    assert 3.65 < np.mean(lengths) < 3.95
+    assert 3.65 < np.mean(runs) < 3.95
 
 
 def test_the_tokens_of_a_span_share_what_becomes_of_them():
-    rules = RULES._replace(
-        split=(0.5, 0.4, 0.1),
-        masked_lm_prob=0.5,
-        max_predictions_per_seq=10,
-        continues_word=np.zeros(VOCAB, bool),
-        spans=True,
-    )
+    shares = dict(split=(0.5, 0.4, 0.1), masked_lm_prob=0.5, max_predictions_per_seq=10)
+    rules = RULES._replace(**shares, continues_word=SINGLE, spans=True)
     ids = np.random.default_rng(0).integers(5, VOCAB, size=(1000, LENGTH), dtype=np.int32)
     draws = draw(np.random.default_rng(1), 1000, LENGTH, rules)
     draws = draws._replace(words=np.full_like(draws.words, 10), pieces=draws.pieces % 900 + 50)  # [MASK] is none
@@ -155,7 +135,7 @@ def test_the_tokens_of_a_span_share_what_becomes_of_them():
     assert len(replaced) and (np.array([len(set(row)) for row in replaced.tolist()]) > 6).all()  # pieces of their own
 
 
-@pytest.mark.parametrize("words", [{}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}])
+@pytest.mark.parametrize("words", [TOKENS, WORDS, SPANS])
 def test_a_row_is_masked_the_same_whichever_rows_are_beside_it(words):
     rules = RULES._replace(**words)
     rng = np.random.default_rng(3)
@@ -170,7 +150,7 @@ def test_a_row_is_masked_the_same_whichever_rows_are_beside_it(words):
 
 
 def test_no_rows_and_rows_without_text():
-    for words in ({}, {"continues_word": CONTINUES}, {"continues_word": CONTINUES, "spans": True}):
+    for words in (TOKENS, WORDS, SPANS):
         rules = RULES._replace(**words)
         for ids in (np.zeros((0, 8), np.int32), np.array([[CLS, SEP, 0, 0, 7, 7, 7, 7]], np.int32)):
             draws = draw(np.random.default_rng(0), len(ids), 8, rules)

@@ -19,11 +19,8 @@ def rows_of(count: int):
     rng = np.random.default_rng(0)
     ids, sizes = rng.integers(4, VOCABULARY, (count, LENGTH)), rng.integers(6, LENGTH + 1, count)
     ids[np.arange(LENGTH) >= sizes[:, None]] = 0
-    ids[np.arange(count), sizes // 2], ids[np.arange(count), sizes - 2], ids[np.arange(count), sizes - 1] = (
-        SEP,
-        SEP,
-        CLS,
-    )
+    for place, piece in ((sizes // 2, SEP), (sizes - 2, SEP), (sizes - 1, CLS)):
+        ids[np.arange(count), place] = piece
     return ids, sizes
 
 

@@ -1,6 +1,7 @@
 """Which documents are used: held out or not, how often, and what cleaning leaves out."""
 
 import collections
+import concurrent.futures
 import random
 
 import numpy as np
@@ -10,6 +11,7 @@ from bertjax.config import UserError
 from bertjax.data import preparation
 from bertjax.data.documents import cleaning, corpus
 from bertjax.data.documents.selection import is_heldout, selection_of
+from bertjax.data.sorting import gather, write_run
 from bertjax.lists import mixture_of
 from tests.conftest import make_corpus, tiny_config
 
@@ -22,14 +24,15 @@ def test_held_out_documents_are_a_random_share_and_do_not_depend_on_the_rest():
     assert not any(is_heldout(text, 0.0, seed=1) for text in texts)
 
 
-def read(config, pool=None, work=None):
-    """The lines of the selected documents, and the counts."""
+def read(config, work=None):
+    """The lines of the selected documents, and the counts; with the rules about repeats if there is a folder `work`."""
     counts, selection = collections.Counter(), selection_of(config)
     groups = corpus.groups([config.data.corpus])
     if work:
         (work / "hashes").mkdir()  # what a killed run has left
         (work / "hashes" / "documents-00000000.abc.partial").write_bytes(np.arange(2000, dtype=np.uint64).tobytes())
-        selection = preparation.with_repeats(selection, groups, str(work), pool, 2)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            selection = preparation.with_repeats(selection, groups, str(work), pool, 2)
     return [s.document.lines for group in groups for s in selection.read(group, counts)], counts
 
 
@@ -40,26 +43,16 @@ def config_of(tmp_path, documents, **cleaning_rules):
     return config
 
 
-@pytest.mark.parametrize(
-    "rules, change, left_out",
-    [(dict(min_words=4), "short_documents", [0]), (dict(max_symbols=0.3), "documents_of_symbols", [3])],
-)
-def test_documents_that_are_hardly_text_are_left_out(tmp_path, rules, change, left_out):
-    documents = [["one"], ["one two three four"], ["one two", "three four"], ["== | $$ a"], ["नमस्ते दुनिया कैसे हो"]]
-    found, counts = read(config_of(tmp_path, documents, **rules))
-    assert found == [lines for i, lines in enumerate(documents) if i not in left_out]
-    assert counts[change] == 1
-
-
-def test_text_is_normalized(tmp_path):
-    (found,), counts = read(config_of(tmp_path, [["cafe\u0301", "caf\u00e9"]], nfc=True))
-    assert found == ["caf\u00e9", "caf\u00e9"] and counts["normalized_lines"] == 1
-
-
-class Pool:
-    def submit(self, function, *arguments):
-        result = function(*arguments)
-        return type("Done", (), {"result": lambda self: result})()
+def test_documents_that_are_hardly_text_are_left_out_and_text_is_normalized(tmp_path):
+    short, long, hindi, symbols = ["one"], ["one two", "three four"], ["नमस्ते दुनिया कैसे हो"], ["== | $$ a"]
+    decomposed, composed = ["cafe\u0301", "caf\u00e9"], ["caf\u00e9", "caf\u00e9"]
+    for rules, given, expected, change in (
+        (dict(min_words=4), [short, long, hindi, symbols], [long, hindi, symbols], "short_documents"),
+        (dict(max_symbols=0.3), [short, long, hindi, symbols], [short, long, hindi], "documents_of_symbols"),
+        (dict(nfc=True), [short, decomposed], [short, composed], "normalized_lines"),
+    ):
+        found, counts = read(config_of(tmp_path, given, **rules))
+        assert (found, counts[change]) == (expected, 1)
 
 
 def test_repeats_are_found_as_by_brute_force(tmp_path, monkeypatch):
@@ -71,7 +64,7 @@ def test_repeats_are_found_as_by_brute_force(tmp_path, monkeypatch):
     documents += [["only here", f"and {i}"] for i in (1, 1, 1, 1, 2)] + documents[:50]
     rng.shuffle(documents)
     config = config_of(tmp_path, documents, duplicate_documents=True, max_line_documents=4)
-    found, counts = read(config, Pool(), tmp_path)
+    found, counts = read(config, tmp_path)
 
     unique = [lines for i, lines in enumerate(documents) if lines not in documents[:i]]
     having = collections.Counter(line for lines in unique for line in set(lines))
@@ -84,10 +77,10 @@ def test_repeats_are_found_as_by_brute_force(tmp_path, monkeypatch):
 
 def test_near_duplicates_are_found_by_how_much_they_share(tmp_path):
     """Copies with some words replaced; what is expected follows from their Jaccard similarity, over 300 pairs each."""
-    rng = random.Random(0)
+    rng, width = random.Random(0), cleaning.SHINGLE_WORDS
 
     def shingles(words):
-        return {tuple(words[i : i + cleaning.SHINGLE_WORDS]) for i in range(len(words) - cleaning.SHINGLE_WORDS + 1)}
+        return {tuple(words[i : i + width]) for i in range(len(words) - width + 1)}
 
     for replaced in (1, 3, 10):
         documents, expected = [], 0.0
@@ -99,7 +92,7 @@ def test_near_duplicates_are_found_by_how_much_they_share(tmp_path):
             documents += [[" ".join(words)], [" ".join(copy)]]
             shared = len(shingles(words) & shingles(copy)) / len(shingles(words) | shingles(copy))
             expected += 1 - (1 - shared**cleaning.BAND_HASHES) ** cleaning.BANDS
-        found, counts = read(config_of(tmp_path, documents, near_duplicates=True), Pool(), tmp_path)
+        found, counts = read(config_of(tmp_path, documents, near_duplicates=True), tmp_path)
         assert abs(counts["near_duplicates"] - expected) < 4 * max(1, expected * (1 - expected / 300)) ** 0.5
         assert all(lines in found for lines in documents[::2])
         (tmp_path / "repeats.npz").unlink()
@@ -115,12 +108,6 @@ def test_words_are_found_where_there_are_no_spaces(tmp_path):
     assert (first == second).sum() > 10 and not (first == third).any()
     config = config_of(tmp_path, [["我们在北京"], ["two words"], ["我们"]], min_words=3)
     assert read(config)[0] == [["我们在北京"]]
-
-
-def test_a_corpus_without_repeats_loses_nothing(tmp_path):
-    documents = [[f"text {i}", f"line {i}"] for i in range(20)]
-    config = config_of(tmp_path, documents, duplicate_documents=True, near_duplicates=True, max_line_documents=1)
-    assert read(config, Pool(), tmp_path)[0] == documents
 
 
 def test_what_cleaning_did_is_in_the_manifest(tmp_path, in_process, capsys):
@@ -152,8 +139,6 @@ def test_mixtures_name_sources_and_weights():
 
 
 def test_the_hash_ranges_cover_every_key(tmp_path):
-    from bertjax.data.sorting import gather, write_run
-
     rng = np.random.default_rng(0)
     keys = np.concatenate([rng.integers(2**64, size=500, dtype=np.uint64), np.array([0, 2**64 - 1], np.uint64)])
     rows = np.arange(502, dtype=np.int32)

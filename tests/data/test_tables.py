@@ -3,6 +3,7 @@
 import csv
 import inspect
 import io
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -75,21 +76,23 @@ def test_classes_have_their_names_and_numbers_are_numbers(provide):
         assert float(column(read_tfds("tfds:glue/stsb", "train")[0], "label")) == pytest.approx(3.8)
 
 
+def load(pieces, path, task, **fields):
+    """Loads the data of a fine-tuning task."""
+    config = fine_tuning_config(task, **fields)
+    config.data.path = str(path)
+    return tasks.get(config.task).load(config, pieces)
+
+
 def test_a_task_of_glue_from_tfds_is_that_of_its_files(provide, pieces, tmp_path):
     lines = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
     lines += [f"{row['label']}\t0\t0\t{row['sentence1']}\t{row['sentence2']}" for row in MRPC]
     for name in ("train", "dev"):
         (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
-    config = fine_tuning_config("glue", name="mrpc")
-    config.data.path = str(tmp_path)
-    from_files = tasks.get(config.task).load(config, pieces)
-    config.data.path = "tfds:glue/mrpc"
+    from_files = load(pieces, tmp_path, "glue", name="mrpc")
     with provide(MRPC):
-        from_tfds = tasks.get(config.task).load(config, pieces)
-    config = fine_tuning_config("glue", name="ax")
-    config.data.path = "tfds:glue/mnli"
+        from_tfds = load(pieces, "tfds:glue/mrpc", "glue", name="mrpc")
     with provide([dict(premise="the ship", hypothesis="sail", label=1, idx=0)]):
-        dataset = tasks.get(config.task).load(config, pieces)
+        dataset = load(pieces, "tfds:glue/mnli", "glue", name="ax")
     assert len(dataset.dev) == 2 and dataset.notes[0].startswith("no labelled diagnostics in tfds:glue/mnli")
     assert from_tfds.labels == from_files.labels
     np.testing.assert_array_equal(from_tfds.train.labels, from_files.train.labels)
@@ -97,36 +100,26 @@ def test_a_task_of_glue_from_tfds_is_that_of_its_files(provide, pieces, tmp_path
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.slow
 def test_sentences_and_questions(provide, pieces):
     with provide(CONLL):
         (sentence,) = ner.read_examples("tfds:conll2003", "train")
-        config = fine_tuning_config("ner", document_context=True)
-        config.data.path = "tfds:conll2003"
-        dataset = tasks.get(config.task).load(config, pieces)
-        assert len(dataset.train) == 1 and dataset.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
-        assert dataset.notes[-1].startswith("no -DOCSTART- lines")
+        dataset = load(pieces, "tfds:conll2003", "ner", document_context=True)
     assert sentence.words == ("EU", "rejects", "Britain") and sentence.tags == ("B-ORG", "O", "B-LOC")
+    assert len(dataset.train) == 1 and dataset.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
+    assert dataset.notes[-1].startswith("no -DOCSTART- lines")
+    questions = dict(doc_stride=128, max_query_length=64)
     with provide(SQUAD):
         (question,) = squad_files.read_examples("tfds:squad/v1.1", "train")
-        config = fine_tuning_config("squad", version="v1.1", doc_stride=128, max_query_length=64)
-        config.data.path = "tfds:squad/v1.1"
-        assert len(tasks.get(config.task).load(config, pieces).train) == 1
+        assert len(load(pieces, "tfds:squad/v1.1", "squad", version="v1.1", **questions).train) == 1
     assert question.answers == ("ship", "The ship") and question.starts == (4, 0)
     with provide(SQUAD2):
         (question,) = squad_files.read_examples("tfds:squad/v2.0", "train")
-        config = fine_tuning_config("squad", version="v2.0", doc_stride=128, max_query_length=64)
-        config.data.path = "tfds:squad/v2.0"
-        assert tasks.get(config.task).load(config, pieces).baseline == 1
+        assert load(pieces, "tfds:squad/v2.0", "squad", version="v2.0", **questions).baseline == 1
     assert question.answers == () and question.name == "q1"
-    shifted = [{**SQUAD[0], "answers": dict(text=["ship"], answer_start=[3])}]
-    config = fine_tuning_config("squad", version="v1.1", doc_stride=128, max_query_length=64)
-    config.data.path = "tfds:squad/v1.1"
-    with (
-        provide(shifted),
-        pytest.raises(UserError, match=r"tfds:squad/v1.1: 1 training questions have an answer .*: q1 \(there, 'ship'"),
-    ):
-        tasks.get(config.task).load(config, pieces)
+    message = r"tfds:squad/v1.1: 1 training questions have an answer .*: q1 \(there, 'ship'"
+    with provide([{**SQUAD[0], "answers": dict(text=["ship"], answer_start=[3])}]):
+        with pytest.raises(UserError, match=message):
+            load(pieces, "tfds:squad/v1.1", "squad", version="v1.1", **questions)
 
 
 def test_what_the_library_does_not_have():
@@ -169,23 +162,18 @@ def test_json_lines_keep_what_is_no_text(tmp_path):
     ],
 )
 def test_tables_as_spreadsheets_write_them(tmp_path, content):
-    assert table(tmp_path, content, "csv")[0] == [("a b", "x"), ("c", "y")]
+    expected = [("a b", "x"), ("c", "y")]
+    assert table(tmp_path, content, "csv")[0] == expected
     if '"' not in str(content):
         separated = content.replace(b",", b"\t") if isinstance(content, bytes) else content.replace(",", "\t")
-        assert [tuple(x.strip() for x in row) for row in table(tmp_path, separated, "tsv")[0]] == [
-            ("a b", "x"),
-            ("c", "y"),
-        ]
+        rows = table(tmp_path, separated, "tsv")[0]
+        assert [tuple(cell.strip() for cell in row) for row in rows] == expected
 
 
 @pytest.mark.parametrize(
     "content, suffix, message",
     [
-        (
-            "text;label\na, b;x\n",
-            "csv",
-            r"a.csv:1: one column, 'text;label': .* separated by semicolons, not by commas",
-        ),
+        ("text;label\na, b;x\n", "csv", r"a.csv:1: one column, 'text;label': .* by semicolons, not by commas"),
         ("text\tlabel\na\tx\n", "csv", r"a.csv:1: .* separated by tabs, not by commas; save it with commas"),
         ("text,label\na,x\n", "tsv", r"a.tsv:1: .* separated by commas, not by tabs"),
         ("text,label,label \na,x,y\n", "csv", r"a.csv:1: two columns are named 'label'"),
@@ -203,16 +191,16 @@ TEXTS = ['said "yes"', "a\tb", "two\nlines", 'x "y"\tz\n\nw', "it's", '5" nail',
 
 
 def test_a_tsv_that_is_quoted_as_pandas_does(tmp_path):
+    def quoted(rows, **how):
+        file = io.StringIO(newline="")
+        csv.writer(file, delimiter="\t", **how).writerows(rows)
+        return table(tmp_path, file.getvalue(), "tsv")
+
     for texts in (TEXTS, TEXTS[:1], TEXTS[1:2], TEXTS[2:3], TEXTS[4:6]):
-        for newline in ("\n", "\r\n"):
-            for order in (1, -1):
-                rows = [(text, "x")[::order] for text in texts]
-                file = io.StringIO(newline="")
-                csv.writer(file, delimiter="\t", lineterminator=newline).writerows([("text", "label")[::order], *rows])
-                assert table(tmp_path, file.getvalue(), "tsv")[0] == rows
-    file = io.StringIO(newline="")
-    csv.writer(file, delimiter="\t", quoting=csv.QUOTE_ALL).writerows([("text", "label"), ("a", "x")])
-    assert table(tmp_path, file.getvalue(), "tsv") == ([("a", "x")], [2])
+        for newline, order in itertools.product(("\n", "\r\n"), (1, -1)):
+            rows = [("text", "label")[::order], *((text, "x")[::order] for text in texts)]
+            assert quoted(rows, lineterminator=newline)[0] == rows[1:]
+    assert quoted([("text", "label"), ("a", "x")], quoting=csv.QUOTE_ALL) == ([("a", "x")], [2])
 
 
 @pytest.mark.parametrize(
@@ -248,9 +236,8 @@ def test_a_quote_does_not_swallow_rows(tmp_path):
 
 
 def test_rows_take_little_more_memory_than_their_text(tmp_path):
-    lines = [
-        f'"{number} {"a judge bakes some bread, " * 4}",{"pos" if number % 3 else "neg"}' for number in range(20_000)
-    ]
+    text = "a judge bakes some bread, " * 4
+    lines = [f'"{number} {text}",{"pos" if number % 3 else "neg"}' for number in range(20_000)]
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *lines]) + "\n")
     tracemalloc.start()
     rows, _ = read_table(tmp_path / "a.csv")
