@@ -6,6 +6,8 @@ import unicodedata
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from bertjax.config import UserError
 from bertjax.text import learning, tokenizer
@@ -40,9 +42,16 @@ def learn(kind: str, texts: list[str], size: int, lowercase: bool = True) -> tok
     return learning.learn(kind, learning.count_words(kind, texts, lowercase), size, lowercase)
 
 
+@pytest.fixture(scope="module", params=SIZE)
+def learnt(request):
+    """A vocabulary of each kind, learnt from the made-up corpus."""
+    learnt = learn(request.param, make_corpus(60).split("\n"), SIZE[request.param])
+    learnt.kind = request.param
+    return learnt
+
+
 def google_wordpiece(text: str, vocabulary: set[str], lowercase: bool) -> list[str]:
     """google-research/bert's BasicTokenizer and WordpieceTokenizer, written down from their description."""
-    import unicodedata
 
     def is_control(c):
         return c not in "\t\n\r" and unicodedata.category(c).startswith("C")
@@ -88,7 +97,7 @@ def test_wordpiece_follows_googles_rules(text, lowercase):
 
 
 @pytest.mark.parametrize("remembered", [3, 1_000_000])
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
+@pytest.mark.parametrize("kind", SIZE)
 def test_many_texts_are_encoded_as_each_of_them(kind, remembered, monkeypatch):
     """With characters that normalization removes, splits at, or changes; again with the words already known."""
     monkeypatch.setattr(tokenizer.wordpiece, "MAX_KNOWN_WORDS", remembered)
@@ -119,9 +128,7 @@ def test_bytes_are_those_of_utf8(text, tmp_path):
     assert all(0 <= start <= end <= len(text) for start, end in encoding.offsets)
     pieces.save(tmp_path)
     assert tokenizer.load("bytes", tmp_path / "bytes.txt").fingerprint == pieces.fingerprint
-    import tokenizers
-
-    theirs = tokenizers.Tokenizer.from_str(pieces.to_huggingface()).encode(text)
+    theirs = HuggingFaceTokenizer.from_str(pieces.to_huggingface()).encode(text)
     if "[" not in text:  # where special pieces are typed, theirs takes them for special
         assert theirs.ids == [pieces.cls_id, *encoding.ids, pieces.sep_id]
 
@@ -133,15 +140,7 @@ def test_words_of_bytes_begin_with_a_space():
     assert not pieces.continues_word[: len(tokenizer.SPECIAL_PIECES)].any()
 
 
-def test_another_file_is_no_vocabulary_of_bytes(tmp_path):
-    (tmp_path / "bytes.txt").write_text("[PAD]\n")
-    with pytest.raises(UserError, match=r"bytes.txt is not what a tokenizer of bytes has; leave the path empty"):
-        tokenizer.load("bytes", tmp_path / "bytes.txt")
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
-def test_offsets_point_at_the_characters_of_each_piece(kind):
-    learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
+def test_offsets_point_at_the_characters_of_each_piece(learnt):
     text = "The  ship, the Whale\tand an apple"
     encoding = learnt.encode(text)
     for i, (start, end) in zip(encoding.ids, encoding.offsets):
@@ -150,49 +149,54 @@ def test_offsets_point_at_the_characters_of_each_piece(kind):
             assert text[start:end].strip().lower() == piece
     covered = "".join(text[a:b] for a, b in encoding.offsets)
     assert covered.replace(" ", "").replace("\t", "") == text.replace(" ", "").replace("\t", "")
+    # Every piece that continues nothing begins a word.
+    encoding = learnt.encode(text := "shipwreck captains ovens")
+    starts = np.array(encoding.offsets)[~learnt.continues_word[encoding.ids]][:, 0]
+    assert len(starts) == 3 and all(text[start:].lstrip().split()[0] in text.split() for start in starts)
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
-def test_learnt_vocabulary_round_trips_through_its_file(kind, tmp_path):
-    learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
+def test_a_learnt_vocabulary_is_the_same_each_time_and_after_its_file(learnt, tmp_path):
+    again = learn(learnt.kind, make_corpus(60).split("\n"), SIZE[learnt.kind])
+    assert again.pieces == learnt.pieces and learnt.vocab_size == SIZE[learnt.kind]
     learnt.save(tmp_path)
-    loaded = tokenizer.load(kind, tmp_path / learnt.filename)
+    loaded = tokenizer.load(learnt.kind, tmp_path / learnt.filename)
     text = "the captain found the onion near the [MASK]"
-    assert loaded.vocab_size == SIZE[kind]
     assert loaded.fingerprint == learnt.fingerprint
     assert loaded.encode(text) == learnt.encode(text)
     assert loaded.decode(loaded.encode("the captain found the onion").ids) == "the captain found the onion"
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
-def test_learning_twice_gives_the_same_pieces(kind):
-    first, second = (learn(kind, make_corpus(200).split("\n"), SIZE[kind]) for _ in range(2))
-    assert first.pieces == second.pieces
+def test_special_pieces_never_come_out_of_a_text(learnt):
+    special = {learnt.pad_id, learnt.cls_id, learnt.sep_id, learnt.mask_id}
+    assert not special & set(learnt.encode("[CLS] the [MASK] ship [SEP] [PAD]").ids)
+    masked = learnt.encode_with_masks("the [MASK] saw the [MASK].")
+    assert masked.count(learnt.mask_id) == 2
+    assert "[MASK]" in learnt.decode(masked)
+
+
+def vocabulary_of(made: HuggingFaceTokenizer, texts, trainer, **options) -> dict[str, int]:
+    """The pieces that the library learns."""
+    made.train_from_iterator(texts, trainer(min_frequency=2, show_progress=False, **options))
+    return made.get_vocab()
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_wordpiece_learns_from_counts_what_the_library_learns_from_text(lowercase):
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
     texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
     learnt = learn("wordpiece", texts, 350, lowercase)
     letters = learnt.pieces[5 : next(i for i, piece in enumerate(learnt.pieces) if piece.startswith("##"))]
     inside = [piece for piece in learnt.pieces if piece.startswith("##") and len(piece) == 3]
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=350,
-        min_frequency=2,
-        special_tokens=[*tokenizer.SPECIAL_PIECES, *letters, *inside],
-        limit_alphabet=len(letters),
-        initial_alphabet=letters,
-        show_progress=False,
-    )
-    reference = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
+    reference = HuggingFaceTokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
     reference.normalizer = normalizers.BertNormalizer(strip_accents=lowercase, lowercase=lowercase)
     reference.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     halves = [re.sub(r"\S{100}", r"\g<0> ", text) for text in texts]  # of words that are too long
-    reference.train_from_iterator(halves, trainer)
+    special = [*tokenizer.SPECIAL_PIECES, *letters, *inside]
+    expected = vocabulary_of(
+        reference, halves, trainers.WordPieceTrainer, vocab_size=350, special_tokens=special,
+        limit_alphabet=len(letters), initial_alphabet=letters,
+    )  # fmt: skip
     assert len(letters) > 40
-    assert reference.get_vocab() == {piece: i for i, piece in enumerate(learnt.pieces)}
+    assert expected == {piece: i for i, piece in enumerate(learnt.pieces)}
 
 
 def test_a_part_of_the_occurrences_keeps_the_shares_of_words():
@@ -230,63 +234,32 @@ def test_sentencepiece_learns_from_long_lines_too():
     assert learnt.decode(learnt.encode("captain onion").ids) == "captain onion"
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
-def test_special_pieces_never_come_out_of_a_text(kind):
-    learnt = learn(kind, make_corpus(60).split("\n"), SIZE[kind])
-    special = {learnt.pad_id, learnt.cls_id, learnt.sep_id, learnt.mask_id}
-    assert not special & set(learnt.encode("[CLS] the [MASK] ship [SEP] [PAD]").ids)
-    masked = learnt.encode_with_masks("the [MASK] saw the [MASK].")
-    assert masked.count(learnt.mask_id) == 2
-    assert "[MASK]" in learnt.decode(masked)
-
-
-def test_continuations_are_pieces_inside_a_word():
-    wordpiece = learn("wordpiece", make_corpus(60).split("\n"), 120)
-    sentencepiece = learn("sentencepiece", make_corpus(60).split("\n"), 80)
-    bpe, text = learn("bpe", make_corpus(60).split("\n"), 350), "shipwreck captains ovens"
-    for pieces in (wordpiece, sentencepiece, bpe):
-        starts = np.array(pieces.encode(text).offsets)[~pieces.continues_word[pieces.encode(text).ids]][:, 0]
-        # Every piece that continues nothing begins a word.
-        assert len(starts) == 3
-        assert all(text[s:].lstrip().split()[0] in text.split() for s in starts)
-
-
 def test_a_learnt_bpe_has_what_the_library_learns_from_the_text():
     """Whatever the order of the words, for each of Unicode's texts, which it gives back."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
     texts = [*make_corpus(60).split("\n"), *HARD, *HARD]
     words = learning.count_words("bpe", texts)
     learnt = learning.learn("bpe", dict(reversed(list(words.items()))), 400, lowercase=False)
     assert learnt.fingerprint == learning.learn("bpe", words, 400, lowercase=False).fingerprint
-    reference = Tokenizer(models.BPE())
+    reference = HuggingFaceTokenizer(models.BPE())
     reference.normalizer, reference.decoder = normalizers.NFC(), decoders.ByteLevel()
     reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        min_frequency=2,
-        special_tokens=[*tokenizer.SPECIAL_PIECES],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     spaced = [" ".join(re.split("[ \t\r\n]+", text)) for text in texts]
-    reference.train_from_iterator(spaced, trainer)
-    assert reference.get_vocab() == {piece: i for i, piece in enumerate(learnt.pieces)}
+    expected = vocabulary_of(
+        reference, spaced, trainers.BpeTrainer, vocab_size=400, special_tokens=[*tokenizer.SPECIAL_PIECES],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    assert expected == {piece: i for i, piece in enumerate(learnt.pieces)}
     for text in HARD:
         composed = unicodedata.normalize("NFC", text).removeprefix(" ")
         assert learnt.decode(learnt.encode(text).ids) == composed
     lower = learning.learn("bpe", words, 400, lowercase=True)
     assert lower.encode("THE Ship").ids == lower.encode("the ship").ids
-    with pytest.raises(UserError, match=r"vocab_size = 5000: this corpus gives \d+ pieces; set it to that or less"):
-        learning.learn("bpe", words, 5000)
 
 
 def modernbert_json(**parts) -> dict:
     """A tokenizer.json whose parts are ModernBERT's: NFC, no space before a text, and added pieces, which it numbers
     before and after those of the model; with a length to which texts are cut, which is not ours to take from it."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
-    made = Tokenizer(models.BPE())
+    made = HuggingFaceTokenizer(models.BPE())
     made.normalizer, made.decoder = normalizers.NFC(), decoders.ByteLevel()
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -378,21 +351,18 @@ def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
         ("wordpiece", "", "is empty"),
         ("wordpiece", "the\n[UNK]\n", r"lacks \[PAD\], \[CLS\], \[SEP\], \[MASK\]"),
         ("sentencepiece", "not a model", "not a SentencePiece model"),
+        ("bytes", "[PAD]\n", "is not what a tokenizer of bytes has; leave the path empty"),
+        ("wordpiece", None, "tokenizer.path: no file .*/file"),
     ],
 )
 def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
-    path = tmp_path / "file"
-    path.write_text(content)
+    if content is not None:
+        (tmp_path / "file").write_text(content)
     with pytest.raises(UserError, match=message):
-        tokenizer.load(kind, path)
+        tokenizer.load(kind, tmp_path / "file")
 
 
-def test_a_missing_vocabulary_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"tokenizer.path: no file .*nowhere.txt"):
-        tokenizer.load("wordpiece", tmp_path / "nowhere.txt")
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
+@pytest.mark.parametrize("kind", SIZE)
 def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kind):
-    with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ pieces"):
+    with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ pieces; set it to that or less"):
         learn(kind, make_corpus(20).split("\n"), 9000)
