@@ -1,4 +1,7 @@
-"""Who takes part, where nobody else does. Several processes: tests/test_several_hosts.py."""
+"""Who takes part in a run, and who is missing. Several processes: tests/test_several_hosts.py."""
+
+import concurrent.futures
+import socket
 
 import pytest
 
@@ -18,16 +21,19 @@ def test_a_machine_by_itself_waits_for_nobody(alone, monkeypatch):
     assert hosts.join(timeout=1) == 0
 
 
+INVALID = "must be host:port, a count, and an index below it"
+
+
 @pytest.mark.parametrize(
     "values, message",
     [
         (("", "2", "0"), "JAX_COORDINATOR_ADDRESS: not set; set all three"),
         (("host:1234", "2", ""), "JAX_PROCESS_ID: not set; set all three"),
-        (("host", "2", "0"), "must be host:port, a count, and an index below it"),
-        (("host:1234", "2", "2"), "must be host:port, a count, and an index below it"),
         (("host:1234", "", ""), "JAX_NUM_PROCESSES and JAX_PROCESS_ID: not set; set all three"),
-        (("host:port", "2", "0"), "must be host:port, a count, and an index below it"),
-        (("host:1234", "two", "0"), "must be host:port, a count, and an index below it"),
+        *(
+            ((address, count, "2"), INVALID)
+            for address, count in (("host", "3"), ("host:port", "3"), ("host:1234", "2"), ("host:1234", "two"))
+        ),
     ],
 )
 def test_half_a_description_of_the_hosts_is_refused(alone, monkeypatch, values, message):
@@ -35,6 +41,17 @@ def test_half_a_description_of_the_hosts_is_refused(alone, monkeypatch, values, 
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message):
         hosts.join(timeout=1)
+
+
+def test_hosts_that_are_missing_are_named_to_all():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1] // 2 * 2}"
+    message = "hosts 1, 3 of 4 did not report within 1 seconds; start the same command on every host"
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for call in [pool.submit(hosts._roll_call, address, index, 4, 1) for index in (0, 2)]:
+            with pytest.raises(UserError, match=f"^{message}$"):
+                call.result()
 
 
 def test_another_jax_that_does_not_say_who_takes_part(alone, monkeypatch):
