@@ -7,37 +7,9 @@ import nbclient
 import nbformat
 import pytest
 
-from tests.conftest import make_corpus
 from tests.processes import ROOT, environment_with
 
 NOTEBOOK = ROOT / "tpu" / "bertjax_tpu.ipynb"
-
-
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-    """(the notebook with its outputs by the cells' ids, the folder of its runs)."""
-    folder = tmp_path_factory.mktemp("notebook")
-    (folder / "text.txt").write_text(make_corpus(80))
-    environment = {
-        **environment_with(),
-        "IPYTHONDIR": str(folder / "ipython"),
-        "BERTJAX_NOTEBOOK_STEPS": "35",
-        "BERTJAX_NOTEBOOK_EPOCHS": "1",
-        "BERTJAX_NOTEBOOK_CORPUS": str(folder / "text.txt"),
-        "BERTJAX_NOTEBOOK_VOCABULARY": "150",
-        "BERTJAX_NOTEBOOK_RUNS": str(folder / "runs"),
-    }
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    # As JupyterLab does, from the notebook's own folder: it has to find the repository by itself.
-    client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
-    )
-    client.execute(env=environment)  # raises where a cell does
-    return {cell.id: cell.get("outputs", []) for cell in notebook.cells}, folder / "runs"
-
-
-def said(outputs) -> str:
-    return "".join(output.text for output in outputs if output.output_type == "stream")
 
 
 def test_no_outputs_are_kept_in_git():
@@ -49,29 +21,26 @@ def test_no_outputs_are_kept_in_git():
 
 
 @pytest.mark.slow
-def test_every_cell_runs(executed):
-    outputs, runs = executed
-    for cell, parts in outputs.items():
-        assert all(part.output_type != "error" for part in parts), cell
-    assert f"bertjax is in {ROOT}" in said(outputs["install"])
-    assert said(outputs["devices"]).startswith("1 device(s)\n0 cpu cpu")
-    assert {"checkpoints", "metrics.jsonl", "report.txt"} <= {path.name for path in (runs / "colab").iterdir()}
-
-
-@pytest.mark.slow
-def test_it_trains_and_plots_the_loss(executed):
-    outputs, _ = executed
-    assert "step 35/35 loss" in said(outputs["train"]) and "unigram baseline" in said(outputs["train"])
+def test_every_cell_runs_and_prints_its_results(corpus_file, tmp_path):
+    sizes = dict(STEPS=35, EPOCHS=1, CORPUS=corpus_file, VOCABULARY=150, RUNS=tmp_path)
+    environment = environment_with(**{f"BERTJAX_NOTEBOOK_{name}": str(value) for name, value in sizes.items()})
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    # As JupyterLab does, from the notebook's own folder: it has to find the repository by itself.
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
+    )
+    client.execute(env=environment | {"IPYTHONDIR": str(tmp_path / "ipython")})  # raises where a cell does
+    outputs = {cell.id: cell.get("outputs", []) for cell in notebook.cells}
+    assert all(part.output_type != "error" for parts in outputs.values() for part in parts)
     assert any("image/png" in output.get("data", {}) for output in outputs["loss"])
-
-
-@pytest.mark.slow
-def test_it_fills_masks_and_fine_tunes(executed):
-    outputs, runs = executed
-    filled = said(outputs["fill"])
-    assert "this function returns a [MASK] of strings" in filled and filled.count("%") == 5
-    tuned = said(outputs["tune"])
-    assert f"started from {runs / 'colab'}@35 (bertjax)" in tuned and "320 training examples" in tuned
-    assert "step 10/10 loss" in tuned and "dev: accuracy" in tuned
-    guesses = said(outputs["compare"]).splitlines()
+    printed = {name: "".join(part.get("text", "") for part in parts) for name, parts in outputs.items()}
+    assert f"bertjax is in {ROOT}" in printed["install"]
+    assert printed["devices"].startswith("1 device(s)\n0 cpu cpu")
+    assert "step 35/35 loss" in printed["train"] and "unigram baseline" in printed["train"]
+    assert {"checkpoints", "metrics.jsonl", "report.txt"} <= {path.name for path in (tmp_path / "colab").iterdir()}
+    assert "this function returns a [MASK] of strings" in printed["fill"] and printed["fill"].count("%") == 5
+    assert f"started from {tmp_path / 'colab'}@35 (bertjax)" in printed["tune"]
+    assert "320 training examples" in printed["tune"]
+    assert "step 10/10 loss" in printed["tune"] and "dev: accuracy" in printed["tune"]
+    guesses = printed["compare"].splitlines()
     assert len(guesses) == 2 and all(re.search(r"\. (failure|result) \{'failure': 0\.", guess) for guess in guesses)
