@@ -199,20 +199,6 @@ def test_wordpiece_learns_from_counts_what_the_library_learns_from_text(lowercas
     assert expected == {piece: i for i, piece in enumerate(learnt.pieces)}
 
 
-def test_a_part_of_the_occurrences_keeps_the_shares_of_words():
-    rng = np.random.default_rng(0)
-    words = {f"{i:04}": int(n) for i, n in enumerate(rng.zipf(1.3, 3000).clip(max=10**9))}
-    size = 50_000
-    part = learning._within(size, words)
-    text = sum(n * (len(word) + 1) for word, n in part.items())
-    assert 0.9 * size < text <= size
-    every = sum(words.values()) / sum(part.values())
-    assert all(abs(part.get(word, 0) - n / every) < 1 for word, n in words.items())
-    tens = [(sum(d.get(f"{i:04}", 0) for i in range(at, at + 10))) for at in range(0, 3000, 10) for d in (part, words)]
-    assert all(abs(some - many / every) < 1 for some, many in zip(tens[::2], tens[1::2]))
-    assert learning._within(10**15, words) == words
-
-
 def test_learning_from_an_endless_word_ends():
     texts = ["the ship sails", "x" * 1_000_000]  # takes many minutes where the trainer is given the whole word
     learnt = learn("wordpiece", texts * 2, 31)
