@@ -1,7 +1,7 @@
 """Adapting a checkpoint: more pieces and positions, which change nothing at first; rehearsal; what is reported."""
 
 import dataclasses
-import json
+import shutil
 
 import flax.linen as nn
 import jax
@@ -11,17 +11,15 @@ import pytest
 from bertjax import experiment, families, tasks
 from bertjax.config import UserError, named_stages, stage
 from bertjax.data.records import RecordSet, mixed
-from bertjax.families.modernbert import ModernBertConfig
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.interop import conversion, huggingface, pretrained
+from bertjax.interop import conversion, pretrained
 from bertjax.lists import mixture_of
 from bertjax.stages import config_in, stages_of
 from bertjax.tasks import adaptation, pretraining_run
+from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint as checkpoints
-from bertjax.training.run import run
 from bertjax.training.sinks.jsonl import read_metrics
-from tests.conftest import launch_and_stop, make_corpus, one_device_mesh
-from tests.families.test_modernbert import random_params
+from tests.conftest import make_corpus, one_device_mesh
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 PIECES, FIRST = 6, 3
@@ -31,10 +29,10 @@ def adapting(checkpoint, corpus, **fields):
     config = experiment.load("adapt")
     config.init_checkpoint, config.data.corpus = str(checkpoint), str(corpus)
     config.stages = named_stages(adapt=stage(6, 32, 5))
-    config.update(dict(batch_size=8, dtype="float32", log_every_steps=1))
+    config.update(dict(batch_size=8, dtype="float32", log_every_steps=1, unroll="no"))
     config.data.heldout_fraction, config.tokenizer.extend = 0.15, PIECES
     config.adapt.new_pieces_first, config.adapt.positions = FIRST, 96
-    config.eval.update(every_steps=3, max_sequences=16, bits_windows=6)
+    config.eval.update(every_steps=3, max_sequences=16, bits_windows=3)
     config.checkpoint.every_steps, config.optimizer.warmup_steps = 3, 0
     config.update_from_flattened_dict(fields)
     return config
@@ -49,61 +47,63 @@ def short_windows():
 
 @pytest.fixture(scope="module")
 def adapted(checkpoint, corpus_file, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("adapted")
+    """The workdir of a run on the text of a domain and on general text."""
+    folder = tmp_path_factory.mktemp("adapted")
+    (folder / "general.txt").write_text(make_corpus(40, seed=5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretraining_run, "make_mesh", one_device_mesh)
-        config = adapting(checkpoint, corpus_file)
-        tasks.validate(config)
-        run(pretraining_run.KIND, config, workdir)
-    return workdir
+        launch(two_sources(checkpoint, corpus_file, folder), folder / "run")
+    return folder / "run"
 
 
-@pytest.mark.slow
-def test_a_run_reports_what_it_changed(checkpoint, adapted):
+def two_sources(checkpoint, corpus_file, folder):
+    general = folder / "general.txt"
+    config = adapting(checkpoint, f"{corpus_file},{general}", **{"data.mixture": f"{general}=25%"})
+    tasks.validate(config)
+    return config
+
+
+def test_a_run_reports_what_it_changed(checkpoint, corpus_file, adapted):
     """And begins with the checkpoint's own score: that of the same words, by its own vocabulary."""
+    sources = str(corpus_file), str(adapted.parent / "general.txt")
     text = adaptation.read(adapted)
-    (windows,) = text.windows.values()
-    assert len(windows) == 6 and any(window["hidden"] for window in windows)
-    before, after = pretrained.read(checkpoint), pretrained.read(adapted)
-    scores = [
-        next(iter(text.measured(BertForMaskedLM(each.config), each.params, each.tokenizer).values()))
-        for each in (before, after)
-    ]
-    (told,) = text.before.values()
-    assert told == pytest.approx(scores[0]) and scores[1]["tokens_per_word"] < 0.8 * told["tokens_per_word"]
-    numbers = [scores[0]["bits_per_byte"], scores[1]["bits_per_byte"]]
-    numbers += [scores[0]["tokens_per_word"], scores[1]["tokens_per_word"]]
-    report = (adapted / "report.txt").read_text()
-    line = "bits per byte {:.3f} before, {:.3f} after; tokens per word {:.3f} before, {:.3f} after"
-    assert line.format(*numbers) in report
-    during = {m["step"]: value for m in read_metrics(adapted) for name, value in m.items() if "bits_per_byte" in name}
-    assert list(during) == [3, 6] and during[6] == pytest.approx(numbers[1], rel=1e-4)
+    assert text.windows.keys() == text.before.keys() == set(sources)
+    assert all(len(each) == 3 for each in text.windows.values())
+    assert any(window["hidden"] for window in text.windows[sources[0]])
+    before, after = (
+        text.measured(BertForMaskedLM(each.config), each.params, each.tokenizer)
+        for each in (pretrained.read(checkpoint), pretrained.read(adapted))
+    )
+    assert text.before == {source: pytest.approx(scores) for source, scores in before.items()}
+    report, lines = (adapted / "report.txt").read_text(), read_metrics(adapted)
+    for source in sources:
+        assert after[source]["tokens_per_word"] < 0.8 * before[source]["tokens_per_word"]
+        numbers = [each[source][name] for name in ("bits_per_byte", "tokens_per_word") for each in (before, after)]
+        line = "bits per byte {:.3f} before, {:.3f} after; tokens per word {:.3f} before, {:.3f} after"
+        assert f"held-out text of {source}: {line.format(*numbers)}" in report
+        name = f"eval/bits_per_byte ({source})"
+        during = {line["step"]: line[name] for line in lines if name in line}
+        assert list(during) == [3, 6] and during[6] == pytest.approx(numbers[1], rel=1e-4)
+    for line in lines:
+        if "train/loss" in line:
+            share = line["train/tokens_per_step"] / (8 * 32)
+            assert line["train/real_tokens_share"] == pytest.approx(share)
 
 
-@pytest.mark.slow
 def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
-    config = pretrained.read_config(adapted)
-    start = dict.fromkeys((3, 6))
-    for step in start:
-        start[step] = pretrained.flattened(checkpoints.read_params(adapted, step))
-    old = pretrained.flattened(pretrained.read(checkpoint).params)
-    size = pretrained.read(checkpoint).tokenizer.vocab_size
-    table = "bert/embeddings/word/embedding"
-    for name, array in start[3].items():
-        if name in (table, "masked_lm/bias"):
-            np.testing.assert_array_equal(array[:size], old[name][:size])
-            assert len(array) == config.padded_vocab_size and (array[size + PIECES :] == 0).all()
-        elif "position" in name:  # 96 of them, of which the table had 64
-            np.testing.assert_array_equal(array, np.concatenate([old[name], old[name][:32]]))
-        elif name in old:
-            np.testing.assert_array_equal(array, old[name])
-    new = start[3][table][size : size + PIECES]
-    parts = [
-        pretrained.read(checkpoint).tokenizer.parts(piece) for piece in pretrained.read(adapted).tokenizer.pieces[size:]
-    ]
-    means = np.stack([old[table][each].mean(0) for each in parts])
-    assert (new != means).any(axis=1).all() and np.abs(new - means).max() < 2e-3  # three steps away
-    assert (start[6]["bert/encoder/layers/output/kernel"] != old["bert/encoder/layers/output/kernel"]).all()
+    before, table = pretrained.read(checkpoint), "bert/embeddings/word/embedding"
+    old, size = pretrained.flattened(before.params), before.tokenizer.vocab_size
+    first, last = (pretrained.flattened(checkpoints.read_params(adapted, step)) for step in (3, 6))
+    for name in old.keys() & first.keys():
+        rows = size if name in (table, "masked_lm/bias") else len(old[name])  # positions are repeated
+        np.testing.assert_array_equal(first[name][:rows], old[name][:rows])
+    for name in (table, "masked_lm/bias"):
+        assert len(first[name]) == pretrained.read_config(adapted).padded_vocab_size
+        assert (first[name][size + PIECES :] == 0).all()
+    parts = [before.tokenizer.parts(piece) for piece in pretrained.read(adapted).tokenizer.pieces[size:]]
+    change = np.abs(first[table][size : size + PIECES] - [old[table][each].mean(0) for each in parts])
+    assert (change > 0).any(axis=1).all() and change.max() < 2e-3  # three steps away
+    assert (last["bert/encoder/layers/output/kernel"] != old["bert/encoder/layers/output/kernel"]).all()
 
 
 @pytest.mark.parametrize("how", ["repeat", "interpolate"])
@@ -115,8 +115,10 @@ def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp
     before = pretrained.read(checkpoint)
     ids = np.random.default_rng(0).integers(0, before.tokenizer.vocab_size, (2, 40))
     inputs = (ids, np.ones_like(ids), np.zeros_like(ids), np.tile(np.arange(40), (2, 1)))
-    ours = BertForMaskedLM(opened.task.model.config).apply({"params": new}, *inputs)
-    theirs = BertForMaskedLM(before.config).apply({"params": before.params}, *inputs)
+    ours, theirs = (
+        jax.jit(BertForMaskedLM(config).apply)({"params": params}, *inputs)
+        for config, params in ((opened.task.model.config, new), (before.config, before.params))
+    )
     size = before.tokenizer.vocab_size
     if how == "repeat":
         np.testing.assert_allclose(ours[..., :size], theirs[..., :size], atol=1e-5)
@@ -132,18 +134,13 @@ def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp
         np.testing.assert_allclose(array[size : size + PIECES], [rows[each].mean(0) for each in parts], atol=1e-7)
 
 
-@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(checkpoint, corpus_file, adapted, tmp_path):
-    def config():
-        found = adapting(checkpoint, corpus_file)
-        tasks.validate(found)
-        return found
-
-    launch_and_stop(pretraining_run.Pretraining, config(), tmp_path, 2)
-    run(pretraining_run.KIND, config(), tmp_path)
-    ours, theirs = (pretrained.flattened(checkpoints.read_params(each, 6)) for each in (tmp_path, adapted))
+    workdir = shutil.copytree(adapted, tmp_path / "run")
+    shutil.rmtree(workdir / checkpoints.FOLDER / "6")
+    launch(two_sources(checkpoint, corpus_file, adapted.parent), workdir)
+    ours, theirs = (pretrained.flattened(checkpoints.read_params(each, 6)) for each in (workdir, adapted))
     assert all((ours[name] == theirs[name]).all() for name in theirs)
-    assert (tmp_path / "report.txt").read_text() == (adapted / "report.txt").read_text()
+    assert (workdir / "report.txt").read_text() == (adapted / "report.txt").read_text()
 
 
 @pytest.mark.slow
@@ -162,7 +159,6 @@ def test_the_result_is_read_by_transformers(adapted, tmp_path):
     np.testing.assert_allclose(ours[..., : source.config.vocab_size][inside > 0], expected[inside > 0], atol=1e-4)
 
 
-@pytest.mark.slow
 def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path):
     """Next words by a model that sees only those before, then masked words, by the same output layer."""
     fields = {"tokenizer.extend": 0, "adapt.new_pieces_first": 0, "adapt.positions": 0, "eval.bits_windows": 0}
@@ -170,7 +166,7 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
     first = stage(3, 16, 3, objective="lm", model=dict(causal=True))
     config.stages = named_stages(first=first, second=stage(3, 32, 5))
     tasks.validate(config)
-    run(pretraining_run.KIND, config, tmp_path)
+    launch(config, tmp_path)
     metrics = {m["step"]: m for m in read_metrics(tmp_path) if "train/loss" in m}
     assert ["train/lm_loss" in metrics[step] for step in (1, 3, 4, 6)] == [True, True, False, False]
     assert ["train/mlm_loss" in metrics[step] for step in (1, 3, 4, 6)] == [False, False, True, True]
@@ -186,34 +182,29 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
     assert own.model.config.causal
 
 
-@pytest.mark.slow
-def test_a_stage_may_change_what_the_checkpoints_family_has(checkpoint, corpus_file, tmp_path):
+def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint, corpus_file):
     """Such as the base of rotary angles; which family it is becomes known with the checkpoint."""
-    modern = ModernBertConfig(
-        vocab_size=100, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=32
-    )
-    pieces = pretrained.read(checkpoint).tokenizer
-    modern = dataclasses.replace(modern, vocab_size=pieces.vocab_size, classifier_pooling="mean")
-    huggingface.write(tmp_path / "modern", modern, random_params(BertForMaskedLM(modern), modern), pieces)
-    flags = ["--config=adapt", f"--config.data.corpus={corpus_file}", "--config.adapt.positions=9000"]
-    flags += ["--config.stages.adapt.model.global_rope_theta=5e5", "--config.model.attention_output_dropout_prob=0.25"]
-    config, _ = experiment.from_arguments([*flags, f"--config.init_checkpoint={tmp_path / 'modern'}"])
-    tasks.validate(config)
-    pretraining_run.adopt_checkpoint(config)
-    model = families.config_of(config_in(config, stages_of(config)[0]))
-    assert model == dataclasses.replace(
-        modern, vocab_size=pieces.vocab_size + 1000, max_position_embeddings=9000, global_rope_theta=5e5,
+    modern = request.getfixturevalue("pretrained")("modernbert")
+    angles = "--config.stages.adapt.model.global_rope_theta=5e5"
+    dropout = "--config.model.attention_output_dropout_prob=0.25"
+
+    def adopted(source, *flags):
+        flags = [*flags, f"--config.data.corpus={corpus_file}", f"--config.init_checkpoint={source}"]
+        config, _ = experiment.from_arguments(["--config=adapt", "--config.adapt.positions=9000", *flags])
+        tasks.validate(config)
+        pretraining_run.adopt_checkpoint(config)
+        return families.config_of(config_in(config, stages_of(config)[0]))
+
+    before = pretrained.read_config(modern)
+    assert adopted(modern, angles, dropout) == dataclasses.replace(
+        before, vocab_size=before.vocab_size + 1000, max_position_embeddings=9000, global_rope_theta=5e5,
         attention_output_dropout_prob=0.25,
     )  # fmt: skip
-    config, _ = experiment.from_arguments([*flags, f"--config.init_checkpoint={checkpoint}"])
-    tasks.validate(config)
     with pytest.raises(UserError, match=r"config.model.attention_output_dropout_prob = 0.25: .* no such field"):
-        pretraining_run.adopt_checkpoint(config)
-    config, _ = experiment.from_arguments([*flags[:-1], f"--config.init_checkpoint={checkpoint}"])
-    with pytest.raises(
-        UserError, match=r"config.stages.adapt.model.global_rope_theta: .* 'bert', whose models have no"
-    ):
-        pretraining_run.adopt_checkpoint(config)
+        adopted(checkpoint, angles, dropout)
+    message = r"config.stages.adapt.model.global_rope_theta: .* 'bert', whose models have no"
+    with pytest.raises(UserError, match=message):
+        adopted(checkpoint, angles)
 
 
 def test_a_share_of_the_text_is_kept_whatever_the_sizes():
@@ -232,52 +223,26 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
     assert found["general"] / sum(found.values()) == pytest.approx(0.2, rel=0.02) and found["general"] == 5000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"data.mixture": "x.txt=120%"}, r"config.data.mixture = 'x.txt=120%': 'x.txt' is no source"),
-        ({"data.mixture": "{corpus}=100%", "data.corpus": "{corpus},b"}, r"shares must leave some of 100 %"),
-        ({"data.mixture": "{corpus}=50%", "data.mix_when": "prepared"}, r"shares are .*mix_when=read"),
-        ({"tokenizer.extend": -1}, r"config.tokenizer.extend = -1: must be at least 0"),
-        ({"tokenizer.extend": 100_000}, r"config.tokenizer.extend = 100000: this corpus gives \d+ new pieces"),
-        ({"tokenizer.extend": 0}, r"config.adapt.new_pieces_first = 3: there are no new pieces"),
-        ({"adapt.model": False}, r"only the model of init_checkpoint itself .*adapt.model=True"),
-        ({"adapt.positions": 40}, r"config.adapt.positions = 40: .* has 64; choose more, or 0"),
-        ({"adapt.positions_from": "x"}, r"config.adapt.positions_from = 'x': choose one of repeat, interpolate"),
-        (
-            {"stages.adapt.length": 128, "stages.adapt.max_predictions_per_seq": 20},
-            r"config.stages.adapt.length = 128: .* has 96 positions; set --con",
-        ),
-        ({"model.hidden_size": 96}, r"config.model.hidden_size = 96: .* has 32; leave it out"),
-        ({"tokenizer.kind": "bytes"}, r"tokenizer.kind = 'bytes' has all the pieces that there are"),
-        ({"data.heldout_fraction": 0.0}, r"config.data.heldout_fraction = 0.0: holds out no text"),
-        ({"init_checkpoint": ""}, r"there is nothing to adapt: set init_checkpoint"),
-        ({"init_checkpoint": "nowhere"}, r"no checkpoint in 'nowhere'"),
-    ],
-)
+@pytest.mark.parametrize("fields, message", [
+    ({"data.mixture": "x.txt=120%"}, r"config.data.mixture = 'x.txt=120%': 'x.txt' is no source"),
+    ({"data.mixture": "{corpus}=100%", "data.corpus": "{corpus},b"}, r"shares must leave some of 100 %"),
+    ({"data.mixture": "{corpus}=50%", "data.mix_when": "prepared"}, r"shares are .*mix_when=read"),
+    ({"tokenizer.extend": -1}, r"config.tokenizer.extend = -1: must be at least 0"),
+    ({"tokenizer.extend": 100_000}, r"config.tokenizer.extend = 100000: this corpus gives \d+ new pieces"),
+    ({"tokenizer.extend": 0}, r"config.adapt.new_pieces_first = 3: there are no new pieces"),
+    ({"adapt.model": False}, r"only the model of init_checkpoint itself .*adapt.model=True"),
+    ({"adapt.positions": 40}, r"config.adapt.positions = 40: .* has 64; choose more, or 0"),
+    ({"adapt.positions_from": "x"}, r"config.adapt.positions_from = 'x': choose one of repeat, interpolate"),
+    ({"stages.adapt.length": 128, "stages.adapt.max_predictions_per_seq": 20}, r"length = 128: .* has 96 positions; s"),
+    ({"model.hidden_size": 96}, r"config.model.hidden_size = 96: .* has 32; leave it out"),
+    ({"tokenizer.kind": "bytes"}, r"tokenizer.kind = 'bytes' has all the pieces that there are"),
+    ({"data.heldout_fraction": 0.0}, r"config.data.heldout_fraction = 0.0: holds out no text"),
+    ({"init_checkpoint": ""}, r"there is nothing to adapt: set init_checkpoint"),
+    ({"init_checkpoint": "nowhere"}, r"no checkpoint in 'nowhere'"),
+])  # fmt: skip
 def test_a_mistake_is_one_line(fields, message, checkpoint, corpus_file, tmp_path):
     given = {name: x.format(corpus=corpus_file) if isinstance(x, str) else x for name, x in fields.items()}
     config = adapting(checkpoint, corpus_file, **given)
     with pytest.raises(UserError, match=message):
         tasks.validate(config)
-        run(pretraining_run.KIND, config, tmp_path)
-
-
-@pytest.mark.slow
-def test_general_text_is_told_apart(checkpoint, corpus_file, tmp_path):
-    general = tmp_path / "general.txt"
-    general.write_text(make_corpus(60, seed=5))
-    fields = {"tokenizer.extend": 0, "adapt.new_pieces_first": 0, "adapt.positions": 0, "stages.adapt.steps": 2}
-    fields |= {"data.mixture": f"{general}=25%"}
-    config = adapting(checkpoint, f"{corpus_file},{general}", **fields)
-    tasks.validate(config)
-    run(pretraining_run.KIND, config, tmp_path / "run")
-    report = (tmp_path / "run" / "report.txt").read_text()
-    assert all(f"held-out text of {source}: bits per byte" in report for source in (corpus_file, general))
-    names = {name for m in read_metrics(tmp_path / "run") for name in m}
-    assert {f"eval/bits_per_byte ({source})" for source in (corpus_file, general)} <= names
-    assert json.loads((tmp_path / "run" / adaptation.FILE).read_text())["before"].keys() == {
-        str(corpus_file),
-        str(general),
-    }
+        launch(config, tmp_path)
