@@ -10,24 +10,15 @@ import torch
 import transformers
 
 FOLDER = pathlib.Path(__file__).parent / "bert"
-WORDS = (
-    "the a ship sail harbour wave captain saw found left near and stayed whale storm ##s ##ed ##ing . , é ##é".split()
-)
+WORDS = "the a ship sail harbour wave captain saw found left near and stayed whale storm ##s ##ed ##ing . , é ##é"
 
 
 def main():
     torch.manual_seed(0)
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    config = transformers.BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=24,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
+    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+    dropout = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=24, **sizes, **dropout)
     model = transformers.BertForPreTraining(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # none of them 0 or 1, or it could be left out unseen
@@ -50,25 +41,19 @@ def main():
     for row, column in zip(*np.nonzero(weights)):
         by_position[row, positions[row, column]] = labels[row, column]
 
-    out = model(
-        input_ids=torch.tensor(ids),
-        attention_mask=torch.tensor(real.astype(np.int64)),
-        token_type_ids=torch.tensor(types),
-        labels=torch.tensor(by_position),
-        next_sentence_label=torch.tensor(random_next),
-        output_hidden_states=True,
-    )
+    given = dict(input_ids=ids, attention_mask=real.astype(np.int64), token_type_ids=types, labels=by_position)
+    given |= dict(next_sentence_label=random_next)
+    out = model(**{name: torch.tensor(x) for name, x in given.items()}, output_hidden_states=True)
     out.loss.backward()
     gradients = {f"gradient {name}": parameter.grad.numpy() for name, parameter in model.named_parameters()}
+    features = dict(
+        input_ids=ids, input_mask=real, segment_ids=types, masked_lm_positions=positions, masked_lm_ids=labels,
+        next_sentence_labels=random_next,
+    )  # fmt: skip
     np.savez_compressed(
         FOLDER / "expected.npz",
-        input_ids=ids.astype(np.int32),
-        input_mask=real.astype(np.int32),
-        segment_ids=types.astype(np.int32),
-        masked_lm_positions=positions.astype(np.int32),
-        masked_lm_ids=labels.astype(np.int32),
+        **{name: x.astype(np.int32) for name, x in features.items()},
         masked_lm_weights=weights,
-        next_sentence_labels=random_next.astype(np.int32),
         hidden_states=torch.stack(out.hidden_states).detach().numpy(),
         masked_lm_logits=np.take_along_axis(out.prediction_logits.detach().numpy(), positions[:, :, None], axis=1),
         next_sentence_logits=out.seq_relationship_logits.detach().numpy(),

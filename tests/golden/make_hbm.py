@@ -16,26 +16,11 @@ import jax
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 PATH = ROOT / "tests/golden/hbm.json"
+TPUS = ("v4-8", "v5litepod-4", "v5litepod-16", "v6e-8")
 NAMES = [
-    "base v4-8",
-    "base v5litepod-4",
-    "base v5litepod-16",
-    "base v6e-8",
-    "large v4-8",
-    "large v5litepod-4",
-    "large v5litepod-16",
-    "large v6e-8",
-    "base packed v4-8",
-    "base packed v5litepod-4",
-    "base packed v5litepod-16",
-    "base packed v6e-8",
+    *(f"{model} {tpu}" for model in ("base", "large", "base packed") for tpu in TPUS),
     "small:tiny v5litepod-16",  # a test compiles it again
-    "base h100-1",
-    "base h100-8",
-    "large h100-1",
-    "large h100-8",
-    "modern:150m h100-1",
-    "modern:150m h100-8",
+    *(f"{model} {gpus}" for model in ("base", "large", "modern:150m") for gpus in ("h100-1", "h100-8")),
     "small:tiny h100-8",  # a test compiles it again
 ]
 REAL_TOKENS = (0.92, 0.75)  # the share of Wikipedia's and books' sequences, see experiments/benchmarks/RESULTS.md

@@ -47,18 +47,28 @@ def ours(found, numbers, vectors, widths=()):
     return split.score(list(vectors)), split.decide(list(vectors)), metric
 
 
+def assert_same(scores, evaluator, given, vectors, names, tolerance=1e-9):
+    """Compares scores, also of the first four numbers of each vector, if `names` have their suffix."""
+    for name, theirs in names.items():
+        width = 4 if name.endswith("_4") else None
+        expected = evaluator(*given, truncate_dim=width)(Stub(vectors))
+        assert scores[name] == pytest.approx(expected[f"cosine_{theirs}"], abs=tolerance), name
+
+
+def sides(pairs):
+    return [[str(i) for i in side] for side in pairs.T]
+
+
 @pytest.mark.parametrize("has_ties", [False, True])
 def test_scored_pairs(has_ties):
     vectors, rng = made(80, has_ties), np.random.default_rng(0)
     pairs, values = rng.integers(80, size=(120, 2)), rng.integers(0, 11, 120) / 2
     scores, decided, metric = ours(TextSet(pairs, values.astype(np.float32)), pairs, vectors, widths=(4,))
     assert not decided and metric == "spearman" and scores.keys() == {"spearman", "pearson", "spearman_4"}
-    sides = [[str(i) for i in side] for side in pairs.T]
-    for width, suffix in ((None, ""), (4, "_4")):
-        theirs = evaluation.EmbeddingSimilarityEvaluator(*sides, values.tolist(), truncate_dim=width)(Stub(vectors))
-        assert scores[f"spearman{suffix}"] == pytest.approx(theirs["spearman_cosine"], abs=1e-6)
-    theirs = evaluation.EmbeddingSimilarityEvaluator(*sides, values.tolist())(Stub(vectors))
-    assert scores["pearson"] == pytest.approx(theirs["pearson_cosine"], abs=1e-6)
+    given, evaluator = (*sides(pairs), values.tolist()), evaluation.EmbeddingSimilarityEvaluator
+    for width, name in ((None, "spearman"), (None, "pearson"), (4, "spearman_4")):
+        theirs = evaluator(*given, truncate_dim=width)(Stub(vectors))
+        assert scores[name] == pytest.approx(theirs[f"{name.removesuffix('_4')}_cosine"], abs=1e-6)
 
 
 @pytest.mark.parametrize("has_ties", [False, True])
@@ -68,14 +78,11 @@ def test_labelled_pairs(positive, has_ties):
     pairs, labels = rng.integers(80, size=(120, 2)), (rng.random(120) < positive).astype(np.int32)
     scores, decided, metric = ours(TextSet(pairs, labels), pairs, vectors, widths=(4,))
     assert metric == "average_precision"
-    sides = [[str(i) for i in side] for side in pairs.T]
-    theirs = evaluation.BinaryClassificationEvaluator(*sides, labels.tolist())(Stub(vectors))
-    assert scores["average_precision"] == pytest.approx(theirs["cosine_ap"], abs=1e-9)
-    for name in ("accuracy", "f1"):
-        assert scores[name] == pytest.approx(theirs[f"cosine_{name}"], abs=1e-9)
-        assert decided[f"{name}_threshold"] == pytest.approx(theirs[f"cosine_{name}_threshold"], abs=1e-6)
-    theirs = evaluation.BinaryClassificationEvaluator(*sides, labels.tolist(), truncate_dim=4)(Stub(vectors))
-    assert scores["average_precision_4"] == pytest.approx(theirs["cosine_ap"], abs=1e-9)
+    given, evaluator = (*sides(pairs), labels.tolist()), evaluation.BinaryClassificationEvaluator
+    names = {"average_precision": "ap", "average_precision_4": "ap", "accuracy": "accuracy", "f1": "f1"}
+    assert_same(scores, evaluator, given, vectors, names)
+    names = {f"{name}_threshold": f"{name}_threshold" for name in ("accuracy", "f1")}
+    assert_same(decided, evaluator, given, vectors, names, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("has_ties", [False, True])
@@ -93,11 +100,8 @@ def test_retrieval(documents, has_ties):
         {name(i): str(queries + i) for i in range(documents)},
         {str(i): {name(document) for document in found} for i, found in enumerate(relevant)},
     )
-    theirs = evaluation.InformationRetrievalEvaluator(*given)(Stub(vectors))
-    for each in ("ndcg@10", "mrr@10", "recall@1", "recall@10"):
-        assert scores[each] == pytest.approx(theirs[f"cosine_{each}"], abs=1e-9), each
-    theirs = evaluation.InformationRetrievalEvaluator(*given, truncate_dim=4)(Stub(vectors))
-    assert scores["ndcg@10_4"] == pytest.approx(theirs["cosine_ndcg@10"], abs=1e-9)
+    names = {each: each.removesuffix("_4") for each in ("ndcg@10", "ndcg@10_4", "mrr@10", "recall@1", "recall@10")}
+    assert_same(scores, evaluation.InformationRetrievalEvaluator, given, vectors, names)
 
 
 def test_documents_that_are_more_or_less_relevant():

@@ -33,6 +33,11 @@ def task_of(embeddings: str):
     return Pretraining(config, one_device_mesh(config), None)
 
 
+def random_like(rng, path, x):
+    """Returns random params; scales of norms are around 1."""
+    return (0.1 * rng.standard_normal(x.shape) + (path[-1].key == "scale")).astype(np.float32)
+
+
 def batch_of(rows=3, length=32):
     rng = np.random.default_rng(0)
     sizes = np.array([length, length * 2 // 3, length])[:, None]
@@ -51,16 +56,16 @@ def batch_of(rows=3, length=32):
     return batch | dict(pair_labels=np.zeros(rows, np.int32), sequence_weights=np.ones(rows, np.float32)), ids
 
 
-@pytest.fixture(scope="module", params=["shared", "apart", "disentangled"])
-def compared(request, tmp_path_factory):
-    """Our losses, what the encoder has read, and gradients; transformers' classes of both halves."""
-    task, (batch, ids) = task_of(request.param), batch_of()
-    params = jax.device_get(task.init_params(jax.random.key(0)))
-    rng = np.random.default_rng(1)
-    params = jax.tree.map(lambda x: (x + 0.1 * rng.standard_normal(x.shape)).astype(np.float32), nn.meta.unbox(params))
+@pytest.mark.parametrize("embeddings", ["shared", "apart", "disentangled"])
+def test_losses_and_gradients_are_transformers(embeddings, tmp_path):
+    """Those of a step, with the tokens that the generator has drawn."""
+    task, (batch, ids) = task_of(embeddings), batch_of()
+    shapes, rng = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0))), np.random.default_rng(1)
+    params = jax.tree_util.tree_map_with_path(lambda path, x: random_like(rng, path, x), shapes)
+    replaced, generator = task.terms
     read = {}
 
-    def rewritten(encoded, weights, keys, rewrite=task.terms[1].objective.rewrite):
+    def rewritten(encoded, weights, keys, rewrite=generator.objective.rewrite):
         found = rewrite(encoded, weights, keys)
         read["ids"] = found[0].batch["input_ids"]
         return found
@@ -69,28 +74,22 @@ def compared(request, tmp_path_factory):
         total, metrics = task.loss(params, task.normalize(batch))
         return total, (metrics, read["ids"])
 
-    replaced, generator = task.terms
     spied = generator._replace(objective=dataclasses.replace(generator.objective, rewrite=rewritten))
     task.model = task.model.clone(terms=(replaced, spied))
     (_, (metrics, drawn)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    drawn, gradient = np.asarray(drawn), jax.device_get(gradient)
 
-    folder, theirs = tmp_path_factory.mktemp("halves"), {}
-    finished = task.terms[1].objective.finished(params)
-    own = task.terms[1].objective.models(task.model.config)["generator"]
+    finished, theirs = generator.objective.finished(params), {}
+    own = generator.objective.models(task.model.config)["generator"]
     for name, config, its in (
         ("ForPreTraining", task.model.config, finished),
         ("ForMaskedLM", own, finished["generator"]),
     ):
-        huggingface.write(folder / name, config, its, None, f"Electra{name}")
+        huggingface.write(tmp_path / name, config, its, None, f"Electra{name}")
         loader = getattr(transformers, f"Electra{name}")
-        theirs[name], info = loader.from_pretrained(folder / name, output_loading_info=True)
+        model, info = loader.from_pretrained(tmp_path / name, output_loading_info=True)
         assert not any(info.values()), info
-    return request.param, task, batch, ids, (metrics, np.asarray(drawn), jax.device_get(gradient)), theirs
-
-
-def test_losses_and_gradients_are_transformers(compared):
-    embeddings, task, batch, ids, (metrics, drawn, gradient), theirs = compared
-    discriminator, generator = (theirs[name].eval() for name in ("ForPreTraining", "ForMaskedLM"))
+        theirs[name] = model.eval()
     used = batch["word_weights"] > 0
     is_masked = np.zeros(ids.shape, bool)
     for row, places in enumerate(batch["word_positions"]):
@@ -102,8 +101,8 @@ def test_losses_and_gradients_are_transformers(compared):
         return dict(input_ids=torch.tensor(ids, dtype=torch.long), **rest)
 
     labels = torch.tensor(np.where(is_masked, ids, -100), dtype=torch.long)
-    of_words = generator(**given(batch["input_ids"]), labels=labels).loss
-    found = discriminator(**given(drawn), labels=torch.tensor(drawn != ids))
+    of_words = theirs["ForMaskedLM"](**given(batch["input_ids"]), labels=labels).loss
+    found = theirs["ForPreTraining"](**given(drawn), labels=torch.tensor(drawn != ids))
     np.testing.assert_allclose(metrics["generator_loss"], of_words.item(), rtol=1e-4)
     np.testing.assert_allclose(metrics["replaced_loss"], found.loss.item(), rtol=1e-4)
     (of_words + 50 * found.loss).backward()
@@ -112,16 +111,14 @@ def test_losses_and_gradients_are_transformers(compared):
     np.testing.assert_allclose(metrics["replaced_accuracy"], said[real].mean(), rtol=1e-5)
     np.testing.assert_allclose(metrics["replaced_share"], (drawn != ids)[real].mean(), rtol=1e-5)
 
-    def of(model):
-        return {name: param.grad.numpy() for name, param in model.named_parameters()}
-
-    expected = {"ForPreTraining": of(discriminator), "ForMaskedLM": of(generator)}
+    expected = {
+        kind: {name: param.grad.numpy() for name, param in model.named_parameters()} for kind, model in theirs.items()
+    }
     shared = [name for name in expected["ForMaskedLM"] if name.startswith(TABLES)]
     if embeddings == "shared":
         for name in shared:
             sums = sum(each[name] for each in expected.values())
             expected["ForPreTraining"][name] = expected["ForMaskedLM"][name] = sums
-    own = task.terms[1].objective.models(task.model.config)["generator"]
     of_difference = gradient["generator"].get("difference")
     whole = joined(gradient["bert"], {x: part for x, part in gradient["generator"].items() if x != "difference"})[1]
     ours = gradient["bert"]
