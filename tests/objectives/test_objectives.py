@@ -1,33 +1,26 @@
 """Objectives: what ours add to a batch, how they are summed, and one from outside of the package."""
 
+import copy
 import dataclasses
+import itertools
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bertjax import objectives, tasks
-from bertjax.config import UserError, pretraining_config
+from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.data.batches import additions as additions_module
-from bertjax.interop import conversion, pretrained
 from bertjax.objectives.parts import words
 from bertjax.objectives.parts.additions import additions_of
-from bertjax.planner.plan import plan
-from bertjax.reporting import curves
-from bertjax.reporting.history import read_history
-from bertjax.sharding.topology import accelerator
 from bertjax.stages import stages_of
-from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
-from bertjax.training import checkpoint
-from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.step import make_program
-from tests.conftest import launch_and_stop, one_device_mesh, tiny_config, without_compilation_cache
+from tests.conftest import one_device_mesh, tiny_config
+from tests.families.test_families import params_and_loss_after_a_step
 from tests.objectives import own_objective
-from tests.tasks.test_finetuning import config_for as fine_tuning_config_for
-from tests.tasks.test_finetuning import write_sst2
-from tests.training.test_loop import leaves
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -107,20 +100,45 @@ def test_what_cannot_be_learnt_is_said(objective, message):
         tasks.validate(config)
 
 
+def config_for(records="unused", objective="count + mlm", **fields):
+    config = tiny_config(records=records)
+    config.model.update(hidden_size=16, intermediate_size=32)
+    config.objective, config.stages = objective, named_stages(only=stage(10, 32, 5))
+    config.eval.fill_masks = ()
+    config.update_from_flattened_dict(fields)
+    tasks.validate(config)
+    return config
+
+
+def task_for(records, *given, **fields):
+    config = config_for(records, *given, **fields)
+    pieces = tokenizer.load("wordpiece", records / "vocab.txt")
+    return Pretraining(config, one_device_mesh(config), records, tokenizer=pieces)
+
+
+def params_of(task, deviation=0.1):
+    """Returns random params, none of which is 0."""
+    rng = np.random.default_rng(0)
+
+    def value(path, x):
+        return (rng.normal(0, deviation, x.shape) + (path[-1].key == "scale")).astype(x.dtype)
+
+    shapes = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
+    return jax.tree_util.tree_map_with_path(value, shapes)
+
+
+def loss_and_gradient(task, batch):
+    """Returns a function of the params."""
+    return jax.value_and_grad(lambda params: task.loss(params, task.normalize(batch)), has_aux=True)
+
+
 @pytest.mark.slow
 def test_a_sum_is_weighted_and_each_part_is_reported_as_it_is(records_folder):
-    def loss_and_gradient(objective):
-        config = tiny_config(records=records_folder)
-        config.objective = objective
-        task = Pretraining(config, one_device_mesh(config), records_folder)
-        batch = next(task.batches(0))
-        return task, jax.value_and_grad(lambda p: task.loss(p, task.normalize(batch)), has_aux=True)
-
-    both, run = loss_and_gradient("0.25*mlm + 3*nsp")
-    params = make_program(both, both.config, both.mesh).init(jax.random.key(0)).params
-    (loss, metrics), gradient = jax.jit(run)(params)
-    (words, expected), of_words = jax.jit(loss_and_gradient("mlm")[1])(params)
-    (pairs, _), of_pairs = jax.jit(loss_and_gradient("nsp")[1])(params)
+    both = task_for(records_folder, "0.25*mlm + 3*nsp")
+    batch, params = next(both.batches(0)), params_of(both)
+    alone = [task_for(records_folder, objective) for objective in ("mlm", "nsp")]
+    run = jax.jit(lambda params: [loss_and_gradient(task, batch)(params) for task in (both, *alone)])
+    ((loss, metrics), gradient), ((words, expected), of_words), ((pairs, _), of_pairs) = run(params)
     assert metrics["mlm_loss"] == expected["mlm_loss"] == words and metrics["nsp_loss"] == pairs
     np.testing.assert_allclose(loss, 0.25 * words + 3 * pairs, rtol=1e-6)
     jax.tree.map(
@@ -129,124 +147,84 @@ def test_a_sum_is_weighted_and_each_part_is_reported_as_it_is(records_folder):
     )  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", [1, 3, 5, 64])
+@pytest.mark.parametrize("part", [1, 3, 64])
 def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder, monkeypatch, part):
-    config = tiny_config(records=records_folder)
-    task = Pretraining(config, one_device_mesh(config), records_folder)
-    batch = next(task.batches(0))
-    params = make_program(task, config, task.mesh).init(jax.random.key(0)).params
+    task = task_for(records_folder, "mlm")
+    batch, params = next(task.batches(0)), params_of(task)
 
-    def run():
-        return jax.jit(jax.value_and_grad(lambda p: task.loss(p, task.normalize(batch)), has_aux=True))(params)
+    def traced():
+        return jax.jit(loss_and_gradient(task, batch)).trace(params)
 
-    expected = run()
+    expected = traced()
     monkeypatch.setattr(words, "MOST_BYTES", 0)
     monkeypatch.setattr(words, "PART_BYTES", part * 16 * 4 * 256)  # 16 rows of 256 words
-    program = str(jax.make_jaxpr(lambda p: task.loss(p, task.normalize(batch))[0])(params))
-    assert "16,5,256" not in program.replace(" ", "") or part >= 5
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), run(), expected)
+    in_parts = traced()
+    assert "16,5,256" not in str(in_parts.jaxpr).replace(" ", "") or part >= 5
+    found, expected = (each.lower().compile()(params) for each in (in_parts, expected))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective, settings, fields", [
+    ("count + mlm", {}, {}),
+    ("50*replaced + generator", dict(generator=dict(width=0.5, embeddings="disentangled")),
+     {"model.num_attention_heads": 4}),
+    ("lm + auxiliary", {}, {"model.causal": True, "model.num_hidden_layers": 2, "data.next_sentence": "none",
+                            "data.masking": "dynamic"}),
+])  # fmt: skip
+def test_eight_devices_and_microbatches_give_the_step_of_one_device(objective, settings, fields, records_folder):
+    """With dropout, and with the random numbers of the objectives."""
+    config = config_for(records_folder)
+    config.optimizer.update(name="sgd", schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.0)
+    config.update_from_flattened_dict(fields)
+    objectives.learn(config, objective, **settings)
+    several = copy.deepcopy(config)
+    several.mesh.update(data=2, fsdp=2, tensor=2)
+    several.microbatches = 2
+    expected, loss = params_and_loss_after_a_step(config, 1, records_folder)
+    params, sharded_loss = params_and_loss_after_a_step(several, 8, records_folder)
+    np.testing.assert_allclose(sharded_loss, loss, rtol=2e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), params, expected)
 
 
 # One from outside.
 
 
-def config_for(records, **fields):
-    config = tiny_config(records=records)
-    config.objective = "count + mlm"
-    config.update(fields)
-    tasks.validate(config)
-    return config
-
-
-@pytest.fixture(scope="module")
-def trained(records_folder, tmp_path_factory):
-    """The workdirs of a straight run, and of one that was stopped after step 7 and resumed."""
-    folder = tmp_path_factory.mktemp("count")
-    launch(config_for(records_folder), folder / "straight")
-    launch_and_stop(Pretraining, config_for(records_folder), folder / "run", step=7)
-    launch(config_for(records_folder), folder / "run")
-    return folder / "straight", folder / "run"
-
-
-@pytest.mark.slow
-def test_it_is_trained_and_resumed_bit_for_bit(trained, records_folder):
-    straight, resumed = (leaves(checkpoint.read_params(folder, 10)) for folder in trained)
-    assert straight.keys() == resumed.keys() and any("counter" in name for name in straight)
-    assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
-    lines = read_metrics(trained[0])
-    losses = [line["train/count_loss"] for line in lines if "train/count_loss" in line]
-    assert losses[-1] < losses[0] and all("train/mlm_accuracy" in line for line in lines if "train/loss" in line)
-    with pytest.raises(UserError, match=r"config.objective = 'mlm'.*'count \+ mlm'"):
-        launch(config_for(records_folder, objective="mlm"), trained[0])
-
-
-@pytest.mark.slow
-def test_it_is_evaluated_with_its_baseline_and_reported(trained):
-    last = [line for line in read_metrics(trained[0]) if "eval/count_loss" in line][-1]
-    assert {"eval/count_loss", "eval/count_noise", "eval/count_mean_loss", "eval/mlm_loss"} <= last.keys()
-    assert 0 < abs(last["eval/count_noise"]) < 0.5  # the mean of many random numbers: evaluation has keys, too
-    assert "held-out counts: " in (trained[0] / "report.txt").read_text()
-    figure = curves.draw([read_history(trained[0])])
-    assert "loss of counts" in [axis.get_title() for axis in figure.axes]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("packing", [False, True])
-def test_its_random_numbers_are_those_of_the_row(records_folder, packing):
-    """The host's by place, the step's by row: the same for another start, in evaluation, and for another batch size."""
-    config = config_for(records_folder, packing=packing)
-    pieces = tokenizer.load("wordpiece", records_folder / "vocab.txt")
-    task = Pretraining(config, one_device_mesh(config), records_folder, tokenizer=pieces)
-    batch, told = next(task.batches(7)), task.abstract_batch(1)
+def assert_as_planned(task, batch):
+    """Compares the shapes and types of a batch with what the planner is told."""
+    told = task.abstract_batch(0)
     assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
-    for position, expected in enumerate(task.batches(5)):
-        if position == 2:
-            assert all((batch[name] == expected[name]).all() for name in batch)
-            break
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_its_numbers_of_the_host_are_those_of_the_row(records_folder, packing):
+    """A batch is the same after another start."""
+    task = task_for(records_folder, packing=packing)
+    batch, (_, _, expected) = next(task.batches(7)), itertools.islice(task.batches(5), 3)
+    assert_as_planned(task, batch)
+    assert all((batch[name] == expected[name]).all() for name in batch)
     first = batch["count"][:, 0] if packing else batch["count"]
     np.testing.assert_allclose(100 * first, (batch["segments"] == 1).sum(1), rtol=1e-6)
     assert ((batch["segments"] > 0) == batch["inside"]).all()
 
-    params = make_program(task, task.config, task.mesh).init(jax.random.key(0)).params
+
+@pytest.mark.slow
+def test_its_random_numbers_in_evaluation_are_those_of_the_row(records_folder):
+    """Scores are the same with another batch size."""
+    task, other = task_for(records_folder), task_for(records_folder)
+    params = jax.tree.map(jnp.asarray, params_of(task))
     scores = task.evaluate(params, step=1).scores
-    other = Pretraining(config, one_device_mesh(config), records_folder, tokenizer=pieces)
     other.eval_batch_size, other._statistics = 5, task._statistics
     again = other.evaluate(params, step=1).scores
     for name in ("count_noise", "count_loss"):
         np.testing.assert_allclose(scores[name], again[name], rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_it_is_predicted_with_converted_and_fine_tuned(trained, tmp_path):
-    source = pretrained.read_with_tokenizer(trained[1])
-    assert source.predicts_words
-    conversion.convert(trained[1], tmp_path / "ours", "bertjax")
-    again = pretrained.read(tmp_path / "ours")
-    assert "counter" in again.params and leaves(again.params).keys() == leaves(source.params).keys()
-    write_sst2(tmp_path)
-    config = fine_tuning_config_for(tmp_path, trained[1], epochs=4.0, sweep="learning_rate=1e-9,3e-3")
-    tasks.validate(config)
-    launch(config, tmp_path / "search")
-    assert (tmp_path / "search/best").read_text() == "runs/learning_rate=0.003\n"
-
-
-@pytest.mark.slow
-@pytest.mark.tpu_aot
-def test_it_is_planned_ahead():
-    config = config_for("unused")
-    config.model.update(hidden_size=128, vocab_size=256, max_position_embeddings=128)
-    with without_compilation_cache():
-        (result,) = plan(config, accelerator("v5litepod-4"), [0])
-    assert result.fits and result.flops_per_step > 0
-
-
 def test_masks_do_not_depend_on_what_else_is_added(records_folder):
     """Nor on the order of the sum; what is added is made of the tokens that the records have."""
     pieces, found = tokenizer.load("wordpiece", records_folder / "vocab.txt"), []
     for objective in ("mlm", "mlm + count", "count + mlm"):
-        config = config_for(records_folder, objective=objective)
-        config.data.masking = "dynamic"
+        config = config_for(records_folder, objective, **{"data.masking": "dynamic"})
         batch = {"input_ids": np.arange(5, 69)[None].repeat(4, 0).astype(np.int32), "segments": np.ones((4, 64), int)}
         additions = additions_of(config, stages_of(config)[-1], pieces)
         found.append(added_to(batch, additions))
@@ -260,31 +238,18 @@ def test_masks_do_not_depend_on_what_else_is_added(records_folder):
 def test_what_is_added_must_be_declared(records_folder, monkeypatch):
     undeclared = dataclasses.replace(own_objective.OBJECTIVE, adds={"count": ("sequence", np.float32)})
     monkeypatch.setitem(objectives.OBJECTIVES.registered, "twin", undeclared)
-    config = config_for(records_folder, objective="twin + mlm")
-    task = Pretraining(config, one_device_mesh(config), records_folder)
+    task = task_for(records_folder, "twin + mlm")
     with pytest.raises(ValueError, match=r"objective twin: adds .*chosen_id.* to batches; its `adds` must say so"):
         next(task.batches(0))
 
 
-@pytest.mark.slow
 def test_an_objective_without_words_leaves_them_out_of_packed_rows(records_folder):
     """The records are masked, and so have some."""
-    for packing in (False, True):
-        config = tiny_config(records=records_folder)
-        config.objective, config.packing, config.eval.fill_masks = "nsp", packing, ()
-        tasks.validate(config)
-        task = Pretraining(config, one_device_mesh(config), records_folder)
-        batch, told = next(task.batches(0)), task.abstract_batch(0)
-        assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
-        assert ("word_ids" in batch) == (not packing)
-        params = make_program(task, task.config, task.mesh).init(jax.random.key(0)).params
-        assert set(params) == {"bert", "next_sentence"}
-        assert set(task.evaluate(params, 1).scores) == {"nsp_loss", "nsp_accuracy", "nsp_majority"}
-
-
-@pytest.mark.slow
-def test_a_resumed_run_may_write_its_objective_otherwise(trained, records_folder):
-    """`mlm+count` is no other, in another order it is: another checkpoint would be the best."""
-    launch(config_for(records_folder, objective="1*count+mlm"), trained[0])
-    with pytest.raises(UserError, match=r"config\.objective"):
-        launch(config_for(records_folder, objective="mlm + count"), trained[0])
+    padded, packed = (task_for(records_folder, "nsp", packing=packing) for packing in (False, True))
+    for task in (padded, packed):
+        batch = next(task.batches(0))
+        assert_as_planned(task, batch)
+        assert ("word_ids" in batch) == (task is padded)
+    params = jax.tree.map(jnp.asarray, params_of(packed))
+    assert set(params) == {"bert", "next_sentence"}
+    assert set(packed.evaluate(params, 1).scores) == {"nsp_loss", "nsp_accuracy", "nsp_majority"}

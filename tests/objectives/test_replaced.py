@@ -1,9 +1,8 @@
-"""Replaced words: what is drawn, what the encoder reads, who gets which gradient, and whole runs."""
+"""Replaced words: the words that are drawn and read, the gradients of both models, scores, and configs."""
 
 import dataclasses
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,28 +12,21 @@ from bertjax import experiment, families, objectives, tasks
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.families.electra import ElectraConfig
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.interop import conversion, pretrained
 from bertjax.objectives.parts import words
 from bertjax.objectives.parts.model import EncodedBatch, drawn
-from bertjax.sharding.mesh import make_mesh, put_batch
-from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import RowSize
-from bertjax.training import checkpoint
-from bertjax.training.schedules import schedule_of
 from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.step import make_program, put_hyperparameters
-from tests.conftest import launch_and_stop, one_device_mesh, tiny_config
-from tests.training.test_loop import leaves
+from tests.conftest import one_device_mesh, tiny_config
+from tests.objectives.test_objectives import assert_as_planned, params_of
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 SIZES = dict(vocab_size=150, hidden_size=32, num_attention_heads=2, intermediate_size=64, max_position_embeddings=64)
 
 
-def config_for(records="unused", family="bert", steps=4, **settings):
+def config_for(records="unused", family="bert", steps=4, depth=2, **settings):
     config = tiny_config(records=records)
-    if family != "bert":
-        config.model = families.model_fields(family, **SIZES, num_hidden_layers=4)
+    config.model = families.model_fields(family, **SIZES, num_hidden_layers=depth)
     config.model.update({name: 0.0 for name in config.model if "dropout" in name})
     objectives.learn(config, "50*replaced + generator", generator=dict(width=0.5) | settings)
     config.stages, config.eval.fill_masks = named_stages(only=stage(steps, 32, 5)), ()
@@ -47,13 +39,6 @@ def task_for(*given, **settings):
     return Pretraining(config, one_device_mesh(config), config.data.records)
 
 
-def random_params(task):
-    """Initial params, moved so that none of them is 0."""
-    rng = np.random.default_rng(0)
-    params = jax.device_get(nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0))))
-    return jax.tree.map(lambda x: (x + 0.1 * rng.standard_normal(x.shape)).astype(np.float32), params)
-
-
 def keys_of(rows, seed=0):
     return jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(jnp.arange(rows))
 
@@ -61,7 +46,6 @@ def keys_of(rows, seed=0):
 # What is drawn.
 
 
-@pytest.mark.slow
 def test_words_are_drawn_from_the_softmax():
     logits = np.random.default_rng(0).normal(0, 1.5, (1, 2, 60)).astype(np.float32)
     logits[..., 50:] = np.finfo(np.float32).min  # rows that pad the vocabulary
@@ -82,12 +66,12 @@ def test_words_are_drawn_from_the_softmax():
 
 @pytest.fixture(scope="module")
 def task(records_folder):
-    return task_for(records_folder, embeddings="disentangled")
+    return task_for(records_folder, depth=1, embeddings="disentangled")
 
 
 @pytest.fixture(scope="module")
 def params(task):
-    return random_params(task)
+    return params_of(task, deviation=0.5)
 
 
 def rewritten(task, params, batch, keys):
@@ -124,18 +108,17 @@ def test_the_encoder_reads_words_that_the_generator_finds_likely(task, params, m
     logits = jax.jit(BertForMaskedLM(own).apply)({"params": whole["generator"]}, *inputs)
     for row, place in np.argwhere(batch["word_weights"] > 0)[::4]:
         probabilities = np.asarray(jax.nn.softmax(logits[row, place]))
-        counts = np.bincount(
-            found["input_ids"][:, row, batch["word_positions"][row, place]], minlength=len(probabilities)
-        )
+        drawn_words = found["input_ids"][:, row, batch["word_positions"][row, place]]
+        counts = np.bincount(drawn_words, minlength=len(probabilities))
         assert np.abs(counts / 1500 - probabilities).max() < 0.06
     words_of_rows = found["input_ids"][:, is_predicted]
     assert len(np.unique(words_of_rows, axis=0)) > 1000
 
     # Logits that are made in parts give the same words and loss.
-    expected = rewritten(task, params, batch, keys_of(4))
+    expected = jax.jit(lambda keys: rewritten(task, params, batch, keys))(keys_of(4))
     monkeypatch.setattr(words, "MOST_BYTES", 0)
     monkeypatch.setattr(words, "PART_BYTES", 2 * 4 * 4 * 256)
-    again = rewritten(task, params, batch, keys_of(4))
+    again = jax.jit(lambda keys: rewritten(task, params, batch, keys))(keys_of(4))
     assert (again[0]["input_ids"] == expected[0]["input_ids"]).all()
     np.testing.assert_allclose(again[1], expected[1], rtol=1e-5)
 
@@ -143,11 +126,10 @@ def test_the_encoder_reads_words_that_the_generator_finds_likely(task, params, m
 # Who learns from what.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family, embeddings", [("bert", "shared"), ("modernbert", "disentangled")])
 def test_only_shared_tables_connect_the_two_losses(records_folder, family, embeddings):
-    task = task_for(records_folder, family, embeddings=embeddings)
-    batch, params = next(task.batches(0)), random_params(task)
+    task = task_for(records_folder, family, depth=1, embeddings=embeddings)
+    batch, params = next(task.batches(0)), params_of(task)
 
     def losses(params):
         weights = task.normalize(batch)["weights"]
@@ -172,41 +154,15 @@ def test_only_shared_tables_connect_the_two_losses(records_folder, family, embed
     assert "difference" not in finished["generator"] and "word" in finished["generator"]["bert"]["embeddings"]
 
 
-@pytest.mark.slow
-def test_microbatches_and_devices_do_not_change_a_step(records_folder):
-    def after(make=one_device_mesh, **fields):
-        config = config_for(records_folder, embeddings="disentangled")
-        config.model.update(attention_probs_dropout_prob=0.1, num_attention_heads=4)
-        config.update(fields)
-        tasks.validate(config)
-        mesh = make(config)
-        task = Pretraining(config, mesh, records_folder)
-        program = make_program(task, config, mesh)
-        schedule = put_hyperparameters(0, schedule_of(config, 4), mesh)
-        state, metrics = program.train_step(
-            program.init(jax.random.key(0)), put_batch(next(task.batches(0)), mesh), schedule
-        )
-        return {name: float(x) for name, x in metrics.items()}, jax.device_get(state.params)
-
-    metrics, params = after()
-    axes = dict(data=2, fsdp=2, tensor=2)
-    others, again = after(make_mesh, microbatches=2, mesh=axes)
-    assert metrics.keys() == others.keys()
-    for name, value in metrics.items():
-        np.testing.assert_allclose(others[name], value, rtol=2e-4, err_msg=name)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), again, params)
-
-
-@pytest.mark.slow
 def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
-    config = config_for(records_folder)
+    config = config_for(records_folder, depth=1)
     config.packing, config.stages = True, named_stages(only=stage(4, 64, 10))
     tasks.validate(config)
     task = Pretraining(config, one_device_mesh(config), records_folder)
-    batch, told = next(task.batches(0)), task.abstract_batch(0)
-    assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
+    batch = next(task.batches(0))
+    assert_as_planned(task, batch)
     assert batch["segments"].max() > 1
-    params, batch = random_params(task), {name: x for name, x in batch.items() if name != "dropout_rows"}
+    params, batch = params_of(task), {name: x for name, x in batch.items() if name != "dropout_rows"}
     found, _ = jax.jit(lambda batch: rewritten(task, params, batch, keys_of(len(batch["input_ids"]))))(batch)
     changed = {(row, place) for row, place in np.argwhere(found["input_ids"] != batch["input_ids"])}
     used = np.argwhere(batch["word_weights"] > 0)
@@ -215,105 +171,18 @@ def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
     assert weights.sum() == (batch["segments"] > 0).sum()
 
 
-# Whole runs.
-
-
-STEPS = 500
-
-
-def run_config(records_folder, steps):
-    config = config_for(records_folder, steps=steps, embeddings="disentangled")
-    config.eval.update(every_steps=steps, max_sequences=min(200, 4 * steps))
-    config.checkpoint.every_steps, config.log_every_steps = steps, 50
-    config.optimizer.bias_correction = True
-    tasks.validate(config)
-    return config
-
-
-@pytest.fixture(scope="module")
-def trained(records_folder, tmp_path_factory):
-    """The workdir of a run."""
-    folder = tmp_path_factory.mktemp("replaced")
-    launch(run_config(records_folder, STEPS), folder)
-    return folder
-
-
 @pytest.mark.slow
-def test_a_run_that_was_stopped_resumes_bit_for_bit(records_folder, tmp_path):
-    launch(run_config(records_folder, 8), tmp_path / "straight")
-    stopped = run_config(records_folder, 8)
-    stopped.checkpoint.every_steps = 5
-    launch_and_stop(Pretraining, stopped, tmp_path / "run", step=7)
-    launch(run_config(records_folder, 8), tmp_path / "run")
-    straight, resumed = (leaves(checkpoint.read_params(tmp_path / name, 8)) for name in ("straight", "run"))
-    assert straight.keys() == resumed.keys() and any("difference" in name for name in straight)
-    assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
-
-
-@pytest.mark.slow
-def test_it_learns(trained):
-    scores = [line for line in read_metrics(trained) if "eval/replaced_loss" in line][-1]
-    assert scores["eval/replaced_loss"] < scores["eval/replaced_share_loss"] - 0.02
-    assert scores["eval/generator_loss"] < scores["eval/unigram_loss"] - 0.3
-    assert scores["eval/replaced_accuracy"] > scores["eval/replaced_majority"]
-    assert scores["eval/replaced_majority"] == pytest.approx(1 - scores["eval/replaced_share"])
-    share, at_replaced, at_original = (
-        scores[f"eval/replaced_{name}"] for name in ("share", "accuracy_at_replaced", "accuracy_at_original")
+def test_scores_of_a_run_fit_together(pretrained):
+    workdir = pretrained("electra")
+    scores = [line for line in read_metrics(workdir) if "eval/replaced_loss" in line][-1]
+    share, at_replaced, at_original, accuracy, majority = (
+        scores[f"eval/replaced_{name}"]
+        for name in ("share", "accuracy_at_replaced", "accuracy_at_original", "accuracy", "majority")
     )
-    mixed = share * at_replaced + (1 - share) * at_original
-    assert scores["eval/replaced_accuracy"] == pytest.approx(mixed) and 0 < at_replaced < 1
-    report = (trained / "report.txt").read_text()
+    assert majority == pytest.approx(1 - share) and 0 < share < 0.5
+    assert accuracy == pytest.approx(share * at_replaced + (1 - share) * at_original)
+    report = (workdir / "report.txt").read_text()
     assert "held-out replaced words: loss" in report and "held-out masked words by the generator: loss" in report
-
-
-@pytest.mark.slow
-def test_a_run_with_other_settings_is_refused(trained, records_folder):
-    config = config_for(records_folder, steps=STEPS, embeddings="shared")
-    with pytest.raises(UserError, match=r"config.objectives.generator.embeddings = 'shared': .* holds a run with 'dis"):
-        launch(config, trained)
-
-
-@pytest.mark.slow
-def test_what_a_run_that_starts_from_it_leaves_is_said_in_short(trained, capsys):
-    encoder = jax.tree.map(jnp.asarray, pretrained.read(trained).params["bert"])
-    pretrained.initialize({"bert": encoder}, trained, encoder_only=True)
-    layers = ("dense/bias", "dense/kernel", "output/bias", "output/kernel")
-    names = ", ".join(["generator", *(f"replaced_tokens/{layer}" for layer in layers)])
-    assert capsys.readouterr().out.endswith(f"arrays loaded; not used: {names}\n")
-
-
-@pytest.mark.slow
-def test_both_halves_are_read_and_converted(trained, tmp_path):
-    stored, source = checkpoint.read_params(trained, STEPS), pretrained.read(trained)
-    tables, difference = stored["bert"]["embeddings"], stored["generator"]["difference"]
-    assert "embeddings" not in stored["generator"]["bert"] or "word" not in stored["generator"]["bert"]["embeddings"]
-    summed = tables["word"]["embedding"] + difference["word"]["embedding"]
-    np.testing.assert_array_equal(source.params["bert"]["embeddings"]["word"]["embedding"], summed)
-    own = source.params["generator"]["bert"]["embeddings"]
-    np.testing.assert_array_equal(own["word"]["embedding"], tables["word"]["embedding"])
-    assert np.abs(difference["word"]["embedding"]).max() > 1e-3
-    assert not source.predicts_words and "bertjax.convert --part=generator" in source.no_words
-
-    conversion.convert(trained, tmp_path / "ours", "bertjax")
-    again = pretrained.read(tmp_path / "ours")
-    jax.tree.map(np.testing.assert_array_equal, again.params, source.params)
-    said = conversion.convert(trained, tmp_path / "encoder", "huggingface")
-    assert "left out, for which BertModel has no place: generator, replaced_tokens" in said
-    np.testing.assert_array_equal(
-        pretrained.read(tmp_path / "encoder").params["bert"]["embeddings"]["word"]["embedding"][:150], summed[:150]
-    )
-    for origin, to in ((trained, "huggingface"), (tmp_path / "ours", "bertjax")):
-        conversion.convert(origin, tmp_path / f"part-{to}", to, part="generator")
-        part = pretrained.read(tmp_path / f"part-{to}")
-        assert part.predicts_words and part.config.family == "electra" and part.config.hidden_size == 16
-        np.testing.assert_array_equal(
-            part.params["bert"]["embeddings"]["word"]["embedding"][:150], tables["word"]["embedding"][:150]
-        )
-    assert "generator_loss" in (tmp_path / "part-huggingface/README.md").read_text()
-    with pytest.raises(UserError, match=r"--part=teacher: .* has generator"):
-        conversion.convert(trained, tmp_path / "none", "bertjax", part="teacher")
-    with pytest.raises(UserError, match=r"--part=generator: .* has trained no other model than its own"):
-        conversion.convert(tmp_path / "encoder", tmp_path / "none", "bertjax", part="generator")
 
 
 # Configs.
@@ -330,10 +199,10 @@ def test_sizes_of_generators():
         heads = config.num_attention_heads, config.head_size
         return config.hidden_size, config.embedding_size, *heads, config.intermediate_size, config.num_hidden_layers
 
-    assert sizes(generator("electra")) == (16, 128, 1, 16, 32, 2)
+    assert sizes(generator("electra")) == (16, 128, 1, 16, 32, 1)
     assert sizes(generator("bert", causal=False)) == (16, 32, 1, 16, 32, 1)
     assert isinstance(generator("bert"), ElectraConfig) and sizes(generator("bert", "apart"))[:2] == (16, 16)
-    assert sizes(generator("modernbert")) == (16, 32, 1, 16, 32, 2)
+    assert sizes(generator("modernbert")) == (16, 32, 1, 16, 32, 1)
     assert (
         type(generator("modernbert", width=1))
         is type(generator("modernbert", "apart"))

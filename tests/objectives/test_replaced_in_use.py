@@ -28,8 +28,9 @@ from bertjax.training import checkpoint, frozen
 from bertjax.training.checkpoint import Scores
 from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.workdir import RunInfo, write_info
-from tests.conftest import one_device_mesh, without_compilation_cache
+from tests.conftest import one_device_mesh
 from tests.interop.test_model_card import read_card
+from tests.objectives.test_objectives import params_of
 from tests.objectives.test_replaced import config_for, keys_of
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -45,10 +46,10 @@ def shapes_of(task):
 
 
 def made_run(folder, *given, step=4, scores=(), **settings):
-    """A run that has random numbers for what it would have learnt."""
-    config, rng = config_for(*given, **settings), np.random.default_rng(0)
+    """Makes a run with random params; returns its folder and the params."""
+    config = config_for(*given, **settings)
     tasks.validate(config)
-    params = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), shapes_of(task_of(config)))
+    params = params_of(task_of(config), deviation=1.0)
     checkpoint.write_params(folder, params)
     (folder / "checkpoints/0").rename(folder / f"checkpoints/{step}")
     write_info(folder, RunInfo(config.lock()), None)
@@ -92,37 +93,69 @@ def test_disentangled_embeddings_are_learnt_in_all_stages(which):
 # Checkpoints.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["50*replaced + generator + mine", "mine + 50*replaced + generator"])
 def test_a_run_that_learnt_something_unknown_as_well_is_read_whole(disentangled, tmp_path, objective):
     run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update(objective=objective))
-    found, stored = flattened(pretrained.read(run).params), flattened(disentangled[1])
-    summed = stored[TABLE] + stored["generator/difference/word/embedding"]
-    np.testing.assert_array_equal(found[TABLE], summed)
-    np.testing.assert_array_equal(found[f"generator/{TABLE}"], stored[TABLE])
-    assert "generator" in pretrained.read(run).parts and "--part=generator" in pretrained.read(run).no_words
+    source = pretrained.read(run)
+    jax.tree.map(np.testing.assert_array_equal, source.params, pretrained.read(disentangled[0]).params)
+    assert "generator" in source.parts and "--part=generator" in source.no_words
     conversion.convert(run, tmp_path / "part", "huggingface", part="generator")
 
 
-@pytest.mark.parametrize("value", [
-    3, {"generator": 3}, {"generator": {"width": "a"}}, {"generator": {"width": None}}, {"generator": {"wide": 1}},
-    {"generator": {"embeddings": ["shared"]}}, {"generator": {"layers": 7}},
+def test_a_run_with_other_settings_is_refused(disentangled):
+    config = config_for(embeddings="shared")
+    with pytest.raises(UserError, match=r"config.objectives.generator.embeddings = 'shared': .* holds a run with 'dis"):
+        launch(config, disentangled[0])
+
+
+def test_what_a_run_that_starts_from_it_leaves_is_said_in_short(disentangled, capsys):
+    encoder = jax.tree.map(jnp.asarray, pretrained.read(disentangled[0]).params["bert"])
+    pretrained.initialize({"bert": encoder}, disentangled[0], encoder_only=True)
+    layers = ("dense/bias", "dense/kernel", "output/bias", "output/kernel")
+    names = ", ".join(["generator", *(f"replaced_tokens/{layer}" for layer in layers)])
+    assert capsys.readouterr().out.endswith(f"arrays loaded; not used: {names}\n")
+
+
+def test_both_halves_are_read_and_converted(disentangled, tmp_path):
+    run, stored = disentangled[0], flattened(disentangled[1])
+    source = pretrained.read(run)
+    assert f"generator/{TABLE}" not in stored
+    summed = stored[TABLE] + stored["generator/difference/word/embedding"]
+    np.testing.assert_array_equal(flattened(source.params)[TABLE], summed)
+    np.testing.assert_array_equal(flattened(source.params)[f"generator/{TABLE}"], stored[TABLE])
+    assert not source.predicts_words and "bertjax.convert --part=generator" in source.no_words
+
+    conversion.convert(run, tmp_path / "ours", "bertjax")
+    jax.tree.map(np.testing.assert_array_equal, pretrained.read(tmp_path / "ours").params, source.params)
+    said = conversion.convert(run, tmp_path / "encoder", "huggingface")
+    assert "left out, for which BertModel has no place: generator, replaced_tokens" in said
+    np.testing.assert_array_equal(flattened(pretrained.read(tmp_path / "encoder").params)[TABLE][:150], summed[:150])
+    for origin, to in ((run, "huggingface"), (tmp_path / "ours", "bertjax")):
+        conversion.convert(origin, tmp_path / f"part-{to}", to, part="generator")
+        part = pretrained.read(tmp_path / f"part-{to}")
+        assert part.predicts_words and part.config.family == "electra" and part.config.hidden_size == 16
+        np.testing.assert_array_equal(flattened(part.params)[TABLE][:150], stored[TABLE][:150])
+    assert "generator_loss" in (tmp_path / "part-huggingface/README.md").read_text()
+    with pytest.raises(UserError, match=r"--part=teacher: .* has generator"):
+        conversion.convert(run, tmp_path / "none", "bertjax", part="teacher")
+    with pytest.raises(UserError, match=r"--part=generator: .* has trained no other model than its own"):
+        conversion.convert(tmp_path / "encoder", tmp_path / "none", "bertjax", part="generator")
+
+
+@pytest.mark.parametrize("path, value", [
+    *((("objectives",), value) for value in (3, {"generator": 3})),
+    *((("objectives", "generator"), {name: value}) for name, value in (
+        ("width", "a"), ("width", None), ("wide", 1), ("embeddings", ["shared"]), ("layers", 7))),
+    *((("stages", "only", "objective"), value) for value in (3, "50*", "mlm + mlm")),
 ])  # fmt: skip
-def test_damaged_settings_are_one_line(disentangled, tmp_path, value):
-    run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update(objectives=value))
+def test_damaged_settings_are_one_line(disentangled, tmp_path, path, value):
+    def change(content):
+        functools.reduce(dict.__getitem__, path[:-1], content)[path[-1]] = value
+
+    run = changed_info(disentangled[0], tmp_path / "run", change)
     with pytest.raises(UserError, match=r"config.json: damaged, or written by another version") as error:
         pretrained.read(run)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("value", [3, "50*", "mlm + mlm"])
-def test_a_damaged_objective_of_a_stage_is_one_line(disentangled, tmp_path, value):
-    def change(content):
-        content["stages"]["only"]["objective"] = value
-
-    run = changed_info(disentangled[0], tmp_path / "run", change)
-    with pytest.raises(UserError, match=r"config.json: damaged, or written by another version"):
-        pretrained.read(run)
 
 
 def begun_with(run, **settings):
@@ -134,7 +167,6 @@ def begun_with(run, **settings):
     return pretrained.initialize(zeros, run, start=functools.partial(pretraining_run._started, config)), config
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("before, after", [
     ("disentangled", "disentangled"), ("disentangled", "apart"), ("shared", "shared"), ("shared", "disentangled"),
     ("shared", "apart"), ("apart", "disentangled"),
@@ -151,7 +183,6 @@ def test_both_models_begin_with_those_of_a_checkpoint(tmp_path, before, after, c
         np.testing.assert_allclose(found[name], x, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("before, after, message", [
     ("disentangled", "shared", "= 'shared': the generator of init_checkpoint has other embeddings than the model; set"),
     ("apart", "disentangled", "= 'disentangled': the generator of init_checkpoint has embeddings of other sizes than"),
@@ -278,23 +309,14 @@ def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
         tasks.validate(config, is_adopted=True)
 
 
-def test_projections_count_as_flops():
-    for family in ("bert", "modernbert"):
-        config = families.config_of(config_for("unused", family))
-        narrow = config_of(config, GeneratorSettings(width=0.5))
-        apart = config_of(config, GeneratorSettings(width=0.5, embeddings="apart"))
-        flops = [families.of(each).layer_flops(each, 8) for each in (narrow, apart)]
-        assert flops[0] - flops[1] == 2 * 8 * 32 * 16
-
-
 # Whole runs.
 
 
 @pytest.fixture(scope="module")
 def modern(records_folder, tmp_path_factory):
     """A ModernBERT that learns replaced words and pairs, then masked words alone, in embeddings that are shared."""
-    config = config_for(records_folder, "modernbert", width=0.5)
-    config.model.num_hidden_layers, config.objective = 1, f"{config.objective} + nsp"
+    config = config_for(records_folder, "modernbert", depth=1, width=0.5)
+    config.objective = f"{config.objective} + nsp"
     config.stages = named_stages(short=stage(3, 32, 5), long=stage(2, 64, 10, objective="mlm"))
     config.eval.update(every_steps=3, max_sequences=16)
     config.checkpoint.every_steps, config.log_every_steps = 3, 1
@@ -336,13 +358,11 @@ def test_a_generator_with_embeddings_of_its_own_is_a_modernbert(tmp_path):
     np.testing.assert_array_equal(part.params["bert"]["embeddings"]["word"]["embedding"][:150], own[:150])
 
 
-@pytest.mark.slow
 def test_the_generator_has_dropout_of_its_own(records_folder):
-    config = config_for(records_folder)
-    config.model.update(hidden_dropout_prob=0.3, num_hidden_layers=1)
-    task, rng = Pretraining(config, one_device_mesh(config), records_folder), np.random.default_rng(0)
-    batch = next(task.batches(0))
-    params = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), shapes_of(task))
+    config = config_for(records_folder, depth=1)
+    config.model.hidden_dropout_prob = 0.3
+    task = Pretraining(config, one_device_mesh(config), records_folder)
+    batch, params = next(task.batches(0)), params_of(task)
 
     @jax.jit
     def loss_of(dropout_keys):
@@ -356,15 +376,10 @@ def test_the_generator_has_dropout_of_its_own(records_folder):
     assert losses[0] == losses[2] != losses[1]
 
 
-@pytest.mark.slow
 @pytest.mark.tpu_aot
-def test_it_is_planned_ahead():
+def test_a_plan_needs_a_mesh_that_divides_the_generator():
     config = config_for("unused", "electra", width=0.25)
-    config.model.update(num_attention_heads=4, hidden_size=128, intermediate_size=256, num_hidden_layers=1)
-    tasks.validate(config, with_data=False)
-    with without_compilation_cache():
-        (result,) = plan(config, accelerator("v5litepod-4"), [0])
-        assert result.fits and result.flops_per_step > 0
-        config.mesh.update(data=1, tensor=-1)
-        with pytest.raises(UserError, match="the generator has num_attention_heads = 1: must be a multiple of the 4"):
-            plan(config, accelerator("v5litepod-4"), [0])
+    config.model.num_attention_heads = 4
+    config.mesh.update(data=1, tensor=-1)
+    with pytest.raises(UserError, match="the generator has num_attention_heads = 1: must be a multiple of the 4"):
+        plan(config, accelerator("v5litepod-4"), [0])
