@@ -11,19 +11,20 @@ from ml_collections import ConfigDict
 from bertjax import families
 from bertjax.config import BertConfig, Compute, UserError, param_group, param_groups
 from bertjax.sharding.mesh import make_mesh, put_batch
+from bertjax.training.frozen import layer_factors
+from bertjax.training.optimizers import make_optimizer
 from bertjax.training.schedules import schedule_of
-from bertjax.training.state import joined, learnt
+from bertjax.training.state import abstract_axes
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.families import own_family
+from tests.training.test_optimizer import updates_of
 from tests.training.toy import Toy, toy_config
 
 TINY = dict(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_size=16, max_position_embeddings=16)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family, layers", [
-    ("bert", 3), ("roberta", 2), ("distilbert", 2), ("electra", 2), ("lstms", 3), ("modernbert", 6), ("modernbert", 7),
-    ("eurobert", 2), ("mixer", 2),
+    ("bert", 2), ("electra", 1), ("lstms", 3), ("modernbert", 7), ("eurobert", 2), ("mixer", 2),
 ])  # fmt: skip
 def test_a_layer_is_the_first_whose_states_its_params_change(family, layers):
     """Of the states after the embeddings, the first layer, ... those from its own on depend on a layer's params."""
@@ -172,22 +173,25 @@ def test_three_steps_of_torchs_adamw_with_a_group_for_each_layer(decay, freeze, 
     assert ((3, 4) in moments) == (not freeze) and ((2, 4) in moments) == (freeze == 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lamb", "stable_adamw", "muon", "lion", "adafactor"])
 def test_every_optimizer_has_slower_layers(name):
-    """In its first step, from the same params, a layer goes so much less far, decay included."""
-    deltas = []
-    for decay in (1.0, 0.5):
-        _, _, (before, after) = train(Layered(config_for(name=name, layer_decay=decay)), 1)
-        deltas.append(jax.tree.map(np.subtract, after, before))
-    (plain, slow) = (each["bert"]["encoder"]["layers"]["dense"]["kernel"] for each in deltas)
-    np.testing.assert_allclose(slow, plain * np.array([0.25, 0.5, 1])[:, None, None], atol=1e-6)
-    (plain, slow) = (each["bert"]["embeddings"]["word"]["embedding"] for each in deltas)
-    np.testing.assert_allclose(slow, plain / 8, atol=1e-6)
-    np.testing.assert_array_equal(*(each["classifier"]["kernel"] for each in deltas))
+    """The update of a layer is smaller by the factor of the layer, decay included."""
+    task, rng = Layered(config_for(name=name)), np.random.default_rng(0)
+    shapes = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
+    params, gradient = (jax.tree.map(lambda x: rng.normal(size=x.shape), shapes) for _ in range(2))
+    axes = abstract_axes(task.init_params)
+    factors = layer_factors(task, 0.5, axes, shapes, {})
+    plain, slow = (
+        updates_of(make_optimizer(task.config.optimizer, axes, each), params, gradient, 0.02)
+        for each in (None, factors)
+    )
+    expected = plain | {"bert": jax.tree.map(np.copy, plain["bert"])}
+    expected["bert"]["embeddings"]["word"]["embedding"] /= 8
+    for x in expected["bert"]["encoder"]["layers"]["dense"].values():
+        x *= np.float32([0.25, 0.5, 1]).reshape(-1, *[1] * (x.ndim - 1))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), slow, expected)
 
 
-@pytest.mark.slow
 def test_devices_change_nothing_of_it():
     """Even where they split an array along its layers, of which some are frozen."""
     config = config_for(layer_decay=0.7)
@@ -202,16 +206,6 @@ def test_devices_change_nothing_of_it():
     kernel = program.layout.state.params["bert"]["encoder"]["layers"]["dense"]["kernel"]
     assert kernel.spec[0] == "data"
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), several, alone)
-
-
-def test_what_is_joined_is_what_was_parted():
-    params = {"a": np.arange(12).reshape(3, 4), "b": {"c": np.ones(2), "d": np.zeros(2)}}
-    frozen = {("a",): 2, ("b", "c"): None}
-    part = learnt(params, frozen)
-    assert part["a"].tolist() == [[8, 9, 10, 11]] and part["b"].keys() == {"d"}
-    whole = joined(params, jax.tree.map(lambda x: x + 1, part), frozen)
-    assert whole["a"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [9, 10, 11, 12]]
-    assert whole["b"]["c"].tolist() == [1, 1] and whole["b"]["d"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("changes, message", [

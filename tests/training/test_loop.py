@@ -1,8 +1,10 @@
 """The loop: resume, microbatches, meshes, learning, NaN, what is written where."""
 
+import functools
 import gzip
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -32,9 +34,14 @@ from tests.conftest import one_device_mesh, tiny_config
 from tests.training.toy import Toy, toy_config
 
 
-def make_task(records_folder, config=None, mesh=None):
-    config = config or tiny_config(records=records_folder)
-    return Pretraining(config, mesh or one_device_mesh(config), records_folder)
+def config_for(records_folder):
+    config = tiny_config(records=records_folder)
+    config.model.update(hidden_size=16, intermediate_size=32)
+    return config
+
+
+def make_task(config, mesh=None):
+    return Pretraining(config, mesh or one_device_mesh(config), config.data.records)
 
 
 def leaves(tree):
@@ -43,33 +50,32 @@ def leaves(tree):
 
 @pytest.fixture(scope="module")
 def program(records_folder):
-    """Of `tiny_config`, for all tests that leave model and loss as they are."""
-    task = make_task(records_folder)
+    """The compiled functions for all tests that leave the model and the loss as they are."""
+    task = make_task(config_for(records_folder))
     return make_program(task, task.config, task.mesh)
 
 
 @pytest.fixture(scope="module")
 def straight_run(records_folder, program, tmp_path_factory):
     """All ten steps in one go: workdir and final state."""
-    workdir = tmp_path_factory.mktemp("straight")
-    config = tiny_config(records=records_folder)
-    task = make_task(records_folder, config)
+    workdir, config = tmp_path_factory.mktemp("straight"), config_for(records_folder)
+    task = make_task(config)
     result = train(task, config, workdir, task.mesh, program=program)
+    assert program.train_step._cache_size() == 2  # one program for each of the two lengths
     return workdir, leaves(result.state), result.scores
 
 
 def test_a_resumed_run_equals_a_straight_one_bit_for_bit(records_folder, program, straight_run, tmp_path):
-    """Stopped after step 5 by a signal, in the first stage, and again after step 8, in the second."""
-    config = tiny_config(records=records_folder)
-    for stop_after in (5, 8, None):
-        task = make_task(records_folder, config)
-        if stop_after:
-            stop_when(task, stop_after)
-            with pytest.raises(KeyboardInterrupt, match=f"stopped at step {stop_after}"):
-                train(task, config, tmp_path, task.mesh, program=program)
-            assert checkpoint.steps(tmp_path)[-1] == stop_after
-        else:
-            result = train(task, config, tmp_path, task.mesh, program=program)
+    """A signal stops the run after step 5, in the first stage, and again after step 8, in the second."""
+    config = config_for(records_folder)
+
+    def run(task):
+        return train(task, config, tmp_path, task.mesh, program=program)
+
+    for stop_after in (5, 8):
+        stopped_run(run, make_task(config), stop_after)
+        assert checkpoint.steps(tmp_path)[-1] == stop_after
+    result = run(make_task(config))
     _, expected, expected_scores = straight_run
     resumed = leaves(result.state)
     assert expected.keys() == resumed.keys()
@@ -89,6 +95,14 @@ def stop_when(task, step):
             yield batch
 
     task.batches = interrupted
+
+
+def stopped_run(run, task, step):
+    """Runs a task until a SIGTERM stops the run after a step."""
+    stop_when(task, step)
+    with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}"):
+        run(task)
+    return task
 
 
 def test_metrics_are_written_once_for_every_step(straight_run):
@@ -117,26 +131,19 @@ def tensorboard_events(workdir):
     return [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value]
 
 
-def first_step(task, config, total_steps, program=None):
-    """(state, batch) -> (state, metrics), and the state to begin with."""
-    program = program or make_program(task, config, task.mesh)
-    hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, total_steps), task.mesh)
-    state = program.init(jax.random.key(0))
-    return lambda *x: program.train_step(*x, hyperparameters), state
-
-
 def two_steps(records_folder, mesh_sizes, microbatches, program=None, dtype="float32"):
-    """Params and metrics after two steps of the first stage on a mesh (data, fsdp, tensor)."""
-    config = tiny_config(records=records_folder)
-    config.dtype = dtype
+    """Returns the params and metrics after two steps of the first stage on a mesh (data, fsdp, tensor)."""
+    config = config_for(records_folder)
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_sizes)))
-    config.microbatches = microbatches
+    config.update(dict(microbatches=microbatches, dtype=dtype))
     mesh = make_mesh(config, jax.devices()[: int(np.prod(mesh_sizes))])
-    task = make_task(records_folder, config, mesh)
-    step, state = first_step(task, config, 10, program)
+    task = make_task(config, mesh)
+    program = program or make_program(task, config, mesh)
+    hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 10), mesh)
+    state = program.init(jax.random.key(0))
     with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
         for batch in itertools.islice(task.batches(0), 2):
-            state, metrics = step(state, put_batch(batch, mesh))
+            state, metrics = program.train_step(state, put_batch(batch, mesh), hyperparameters)
     return leaves(state.params), jax.device_get(metrics)
 
 
@@ -145,8 +152,7 @@ def on_one_device(records_folder, program):
     return two_steps(records_folder, (1, 1, 1), 1, program)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh, microbatches", [((4, 1, 1), 4), ((2, 4, 1), 1), ((2, 2, 2), 2)])
+@pytest.mark.parametrize("mesh, microbatches", [((2, 2, 2), 2), pytest.param((2, 4, 1), 1, marks=pytest.mark.slow)])
 def test_devices_and_microbatches_change_nothing(records_folder, on_one_device, mesh, microbatches):
     """Nor what dropout draws."""
     assert_same_steps(two_steps(records_folder, mesh, microbatches), on_one_device)
@@ -155,97 +161,34 @@ def test_devices_and_microbatches_change_nothing(records_folder, on_one_device, 
 @pytest.mark.slow
 def test_devices_change_nothing_where_products_take_bfloat16(records_folder, on_one_device):
     one = two_steps(records_folder, (1, 1, 1), 1, dtype="bfloat16")
-    assert_same_steps(two_steps(records_folder, (2, 2, 2), 2, dtype="bfloat16"), one)
+    assert_same_steps(two_steps(records_folder, (4, 1, 1), 4, dtype="bfloat16"), one)
     losses = [float(metrics["loss"]) for _, metrics in (one, on_one_device)]
     assert 1e-6 < abs(losses[0] - losses[1]) < 0.01  # it is bfloat16
 
 
 def assert_same_steps(found, expected):
-    """Of `two_steps`."""
-    for name in found[1]:
-        np.testing.assert_allclose(found[1][name], expected[1][name], rtol=2e-5, err_msg=name)
-    for name in found[0]:
-        np.testing.assert_allclose(found[0][name], expected[0][name], atol=3e-5, err_msg=name)
-
-
-@pytest.mark.slow
-def test_one_batch_is_learnt_by_heart(records_folder):
-    config = tiny_config(records=records_folder)
-    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    config.optimizer.update(learning_rate=1e-2, warmup_steps=10, bias_correction=True)
-    task = make_task(records_folder, config)
-    step, state = first_step(task, config, 300)
-    batch = next(task.batches(0))
-    for _ in range(250):
-        state, metrics = step(state, batch)
-    assert metrics["mlm_loss"] < 0.1 and metrics["nsp_loss"] < 0.1
-    assert metrics["mlm_accuracy"] > 0.99 and metrics["nsp_accuracy"] > 0.99
-
-
-def test_no_transfer_between_host_and_devices_hides_in_a_step(records_folder, program):
-    task = make_task(records_folder)
-    hyperparameters = put_hyperparameters(0, make_schedule(task.config.optimizer, 10), task.mesh)
-    state = program.init(jax.random.key(0))
-    batches = [put_batch(batch, task.mesh) for batch in itertools.islice(task.batches(0), 3)]
-    state, _ = program.train_step(state, batches[0], hyperparameters)
-    compiled = program.train_step._cache_size()
-    with jax.transfer_guard("disallow"):
-        for batch in batches[1:]:
-            state, metrics = program.train_step(state, batch, hyperparameters)
-    assert np.isfinite(metrics["loss"]) and program.train_step._cache_size() == compiled
+    """Compares two results of `two_steps`."""
+    for values, others, tolerance in zip(found[::-1], expected[::-1], (dict(rtol=2e-5), dict(atol=3e-5))):
+        for name in values:
+            np.testing.assert_allclose(values[name], others[name], err_msg=name, **tolerance)
 
 
 @pytest.mark.slow
 def test_training_runs_without_tensorflow(tmp_path):
-    """Model, loop, checkpoints and TensorBoard on NumPy batches: nothing imports it."""
+    """The task, the loop, checkpoints and TensorBoard import neither TensorFlow nor PyArrow."""
     script = f"""
-import sys
-import numpy as np
-from bertjax.config import pretraining_config, named_stages, stage
-from bertjax.sharding.mesh import make_mesh
-from bertjax.training.loop import train
-from tests.conftest import tiny_config
+import pathlib, sys
 from bertjax.tasks.pretraining import Pretraining
+from bertjax.training.loop import train
+from tests.training.toy import Toy, toy_config
 
-config = tiny_config()
-config.stages = named_stages(short=stage(4, 32, 5))
-config.mesh.data = 1
-
-def batches(self, start):
-    for step in range(start, 4):
-        rng = np.random.default_rng(step)
-        ids = rng.integers(5, 150, (16, 32), dtype=np.int32)
-        yield dict(
-            input_ids=ids, segments=np.ones_like(ids), token_types=np.zeros_like(ids),
-            word_positions=np.tile(np.arange(5, dtype=np.int32), (16, 1)), word_ids=ids[:, :5],
-            word_weights=np.ones((16, 5), np.float32), pair_labels=ids[:, 0] % 2,
-            sequence_weights=np.ones(16, np.float32),
-        )
-
-class NumpyTask(Pretraining):
-    batches = batches
-    def evaluate(self, params, step, after_batch):
-        return None
-
-import jax
-mesh = make_mesh(config, jax.devices()[:1])
-state, *_ = train(NumpyTask(config, mesh, None), config, {str(tmp_path)!r}, mesh)
-assert int(state.step) == 4 and not {{"tensorflow", "pyarrow"}} & set(sys.modules)
+task = Toy(toy_config())
+state, *_ = train(task, task.config, pathlib.Path({str(tmp_path)!r}), task.mesh)
+assert int(state.step) == 10 and not {{"tensorflow", "pyarrow"}} & set(sys.modules)
 print("trained")
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.stdout.strip().endswith("trained"), result.stderr[-2000:]
-
-
-def test_what_pretraining_says_of_its_wall_time_adds_up(straight_run):
-    *_, last = lines = read_metrics(straight_run[0])
-    walls = [line for line in lines if "wall/steps" in line]
-    assert min(line[f"wall/{part}"] for line in walls for part in PARTS) >= 0
-    total = sum(line[f"wall/{part}"] for line in walls for part in PARTS)
-    for part in PARTS:
-        assert last[f"goodput/{part}"] == pytest.approx(sum(line[f"wall/{part}"] for line in walls) / total)
-    assert sum(last[f"goodput/{part}"] for part in PARTS) == pytest.approx(1)
-    assert walls[0]["wall/restart"] > 0 == walls[1]["wall/restart"] < walls[0]["wall/compile"]
 
 
 # What any task can show, with one that compiles in a moment.
@@ -296,46 +239,29 @@ def test_metrics_are_not_rewritten_where_nothing_is_dropped(tmp_path):
 KEPT = dict(eval=dict(every_steps=2), checkpoint=dict(every_steps=1, keep=2))
 
 
-@pytest.mark.slow
-def test_the_latest_checkpoints_and_the_best_are_kept(train_toy, tmp_path):
-    result = train_toy(Toy(toy_config(), scores=[1, 5, 4, 3, 2]), **KEPT)
-    assert checkpoint.steps(tmp_path) == [4, 9, 10]
-    assert (result.best_step, result.best.score, result.scores.score) == (4, 5, 2)
+@pytest.mark.parametrize("scores, kept, steps", [
+    ([1, 5, 4, 3, 2], dict(keep=2), [4, 9, 10]),  # the latest and the best
+    ([1, 5, 4, 3, 2], dict(keep=1, keep_every=3), [3, 4, 6, 9, 10]),
+    ([1, 5, 4, 3, 6], dict(keep=1), [10]),  # the last evaluation makes others superfluous
+    ([1, 5, math.nan, 3, math.inf], dict(keep=2), [4, 9, 10]),  # which are not the best
+])  # fmt: skip
+def test_the_latest_the_best_and_regular_checkpoints_are_kept(train_toy, tmp_path, scores, kept, steps):
+    result = train_toy(Toy(toy_config(), scores=scores), eval=KEPT["eval"], checkpoint=dict(every_steps=1) | kept)
+    best = 4 if 4 in steps else 10
+    assert checkpoint.steps(tmp_path) == steps and checkpoint.best_step(tmp_path) == best
+    assert (result.best_step, result.best.score) == (best, scores[best // 2 - 1])
+    last = scores[-1] if math.isfinite(scores[-1]) else None
+    assert checkpoint.read_scores(tmp_path, 10).scores == {"score": last}
 
 
-def test_checkpoints_of_regular_steps_are_kept(train_toy, tmp_path):
-    kept = dict(every_steps=1, keep=1, keep_every=3)
-    train_toy(Toy(toy_config(), scores=[1, 5, 4, 3, 2]), eval=KEPT["eval"], checkpoint=kept)
-    assert checkpoint.steps(tmp_path) == [3, 4, 6, 9, 10]
-
-
-def test_what_the_last_evaluation_makes_superfluous_goes_too(train_toy, tmp_path):
-    train_toy(
-        Toy(toy_config(), scores=[1, 5, 4, 3, 6]), eval=dict(every_steps=2), checkpoint=dict(every_steps=1, keep=1)
-    )
-    assert checkpoint.steps(tmp_path) == [10]
-
-
-@pytest.mark.slow
 def test_the_best_checkpoint_survives_a_restart(train_toy, tmp_path):
     """Scores are read back, and what was the best before is still compared with what comes."""
-    task = Toy(toy_config(), scores=[1, 5])
-    stop_when(task, 5)
-    with pytest.raises(KeyboardInterrupt, match="stopped at step 5"):
-        train_toy(task, **KEPT)
+    stopped_run(functools.partial(train_toy, **KEPT), Toy(toy_config(), scores=[1, 5]), 5)
     assert checkpoint.best_step(tmp_path) == 4
     train_toy(Toy(toy_config(), scores=[4, 3, 2]), **KEPT)
     assert checkpoint.steps(tmp_path) == [4, 9, 10] and checkpoint.best_step(tmp_path) == 4
     assert checkpoint.read_scores(tmp_path, 4).decided == {"threshold": pytest.approx(3.14159, abs=1e-4)}
     assert (tmp_path / "predictions.json").read_text() == "4\n"  # those of the best
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("score", [float("nan"), float("inf")])
-def test_a_score_that_is_no_number_is_not_the_best(train_toy, tmp_path, score):
-    train_toy(Toy(toy_config(), scores=[1, 5, score, 3, score]), **KEPT)
-    assert checkpoint.steps(tmp_path) == [4, 9, 10] and checkpoint.best_step(tmp_path) == 4
-    assert checkpoint.read_scores(tmp_path, 10).scores == {"score": None}
 
 
 def test_scores_on_different_data_are_not_compared(train_toy, tmp_path):
@@ -365,16 +291,15 @@ class Scored(Toy):
         return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scores, stops_at, best", [
-    ([5, 4, 4, 9, 9], 6, 2),
-    ([5, 5, 5, 9, 9], 6, 6),  # as good is not better; of equal ones the last is used
-    ([4, 5, 3, 5, 9], 8, 8),
-    ([float("nan"), float("nan"), 1, 2, 3], 4, None),
-    ([1, float("nan"), 2, 1, 1], 10, 6),
+@pytest.mark.parametrize("scores, stops_at, best, restarts", [
+    ([5, 4, 4, 9, 9], 6, 2, (1, 4, 5)),
+    ([5, 5, 5, 9, 9], 6, 6, ()),  # as good is not better; of equal ones the last is used
+    ([4, 5, 3, 5, 9], 8, 8, (2, 3, 6, 7)),
+    ([math.nan, math.nan, 1, 2, 3], 4, None, (2, 3)),
+    ([1, math.nan, 2, 1, 1], 10, 6, (4, 9)),
 ])  # fmt: skip
-def test_a_run_ends_when_it_waits_too_long_for_a_better_score(train_toy, tmp_path, scores, stops_at, best):
-    """With the state of a run that was stopped before every step, whose scores of all but the best are deleted."""
+def test_a_run_ends_when_it_waits_too_long_for_a_better_score(train_toy, tmp_path, scores, stops_at, best, restarts):
+    """The state is that of a run that was stopped again and again; all scores but the best are deleted."""
 
     def task_of(scores):
         task = Scored(toy_config())
@@ -384,15 +309,12 @@ def test_a_run_ends_when_it_waits_too_long_for_a_better_score(train_toy, tmp_pat
     result = train_toy(task := task_of(scores), tmp_path / "straight", **PATIENT)
     assert (int(result.state.step), result.best_step, task.evaluated[-1]) == (stops_at, best, stops_at)
     assert checkpoint.steps(tmp_path / "straight") == sorted({best, stops_at} - {None})
-    for step in range(1, stops_at):
-        task = task_of(scores)
-        stop_when(task, step)
-        with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}"):
-            train_toy(task, **PATIENT)
+    for step in restarts:
+        stopped_run(functools.partial(train_toy, **PATIENT), task_of(scores), step)
     for _ in range(2):  # the second time it knows that it has ended
         task = task_of(scores)
         resumed = train_toy(task, **PATIENT)
-        assert resumed.best_step == best and task.evaluated in ([stops_at], [])
+        assert (resumed.best_step == best and task.evaluated in ([stops_at], [])) or not restarts
         assert all(map(np.array_equal, *(leaves(each.state).values() for each in (result, resumed))))
 
 
@@ -405,10 +327,7 @@ def test_a_longer_patience_goes_on(train_toy):
 def test_a_signal_before_an_evaluation_saves_and_does_not_evaluate(train_toy, tmp_path):
     straight = tmp_path / "straight"
     train_toy(Toy(toy_config()), workdir=straight)
-    task = Toy(toy_config())
-    stop_when(task, 5)  # step 5 is to be evaluated
-    with pytest.raises(KeyboardInterrupt, match="stopped at step 5"):
-        train_toy(task)
+    task = stopped_run(train_toy, Toy(toy_config()), 5)  # step 5 is to be evaluated
     assert checkpoint.steps(tmp_path) == [5] and task.evaluated == []
     task = Toy(toy_config())
     train_toy(task)
@@ -418,18 +337,7 @@ def test_a_signal_before_an_evaluation_saves_and_does_not_evaluate(train_toy, tm
 def test_what_a_stopped_run_logs_is_what_it_would_have_logged(train_toy, tmp_path):
     """Stopped between two reports, at a step of its own."""
     train_toy(Toy(toy_config()), tmp_path / "straight", log_every_steps=4)
-    task = Toy(toy_config())
-    batches = task.batches
-
-    def interrupted(start):
-        for step, batch in enumerate(batches(start), 1):
-            if step == 7:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield batch
-
-    task.batches = interrupted
-    with pytest.raises(KeyboardInterrupt, match=r"stopped at step [67]"):
-        train_toy(task, log_every_steps=4)
+    stopped_run(functools.partial(train_toy, log_every_steps=4), Toy(toy_config()), 6)
     train_toy(Toy(toy_config()), log_every_steps=4)
 
     def logged(workdir):
@@ -472,32 +380,10 @@ def test_where_nothing_is_held_out_nothing_is_scored(train_toy, tmp_path):
     assert result[1:] == (None, None, None) and checkpoint.steps(tmp_path) == [5, 10]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_what_is_no_number_stops_the_run_and_is_not_saved(tmp_path, what):
-    class Poisoned(Toy):
-        def batches(self, start_step):
-            for step, batch in enumerate(super().batches(start_step), start_step + 1):
-                yield {**batch, "poison": np.full_like(batch["y"], step >= 7)}
-
-        def loss(self, params, batch, dropout_keys=None):
-            value, metrics = super().loss(params, batch, dropout_keys)
-            poison = batch["poison"].max()
-            if what == "loss":
-                return jnp.where(poison, jnp.nan, value), metrics
-            return value + jnp.sqrt(value - jax.lax.stop_gradient(value) + 1 - poison), metrics  # its slope at 0
-
-    task = Poisoned(toy_config())
-    which = "of step 7 is nan" if what == "loss" else "gradient norm (nan|inf)"
-    with pytest.raises(UserError, match=f"training diverged: .*{which}"):
-        train(task, task.config, tmp_path, task.mesh)
-    assert checkpoint.steps(tmp_path) == [5]
-
-
 class Poisoned(Toy):
-    """Its loss is no number in these steps."""
+    """A task whose loss, or only the gradient of the loss, is no number in some steps."""
 
-    poisoned = (3, 7)
+    poisoned, what = (3, 7), "loss"
 
     def batches(self, start_step):
         for step, batch in enumerate(super().batches(start_step), start_step + 1):
@@ -505,7 +391,19 @@ class Poisoned(Toy):
 
     def loss(self, params, batch, dropout_keys=None):
         value, metrics = super().loss(params, batch, dropout_keys)
-        return jnp.where(batch["poison"].max(), jnp.nan, value), metrics
+        poison = batch["poison"].max()
+        if self.what == "loss":
+            return jnp.where(poison, jnp.nan, value), metrics
+        return value + jnp.sqrt(value - jax.lax.stop_gradient(value) + 1 - poison), metrics  # its slope at 0
+
+
+@pytest.mark.parametrize("what, message", [("loss", "of step 7 is nan"), ("gradient", "gradient norm (nan|inf)")])
+def test_what_is_no_number_stops_the_run_and_is_not_saved(tmp_path, what, message):
+    task = Poisoned(toy_config())
+    task.what, task.poisoned = what, range(7, 11)
+    with pytest.raises(UserError, match=f"training diverged: .*{message}"):
+        train(task, task.config, tmp_path, task.mesh)
+    assert checkpoint.steps(tmp_path) == [5]
 
 
 def test_updates_that_are_not_finite_can_be_left_out(tmp_path, capsys):
@@ -598,15 +496,18 @@ def test_the_log_says_where_the_wall_time_goes(train_toy, tmp_path, capsys):
     assert reports[6]["train/sequences_per_second"] > 16 / 0.3  # the evaluation's 0.3 s are not counted
     assert total["goodput/evaluation"] * elapsed > 0.55 and total["goodput/data"] * elapsed > 0.15
     assert total["goodput/checkpoints"] > 0.001
+    walls = {part: sum(line.get(f"wall/{part}", 0) for line in lines) for part in PARTS}
+    for part in PARTS:
+        assert total[f"goodput/{part}"] == pytest.approx(walls[part] / sum(walls.values())) and walls[part] >= 0
+    assert reports[2]["wall/restart"] > 0 == reports[4]["wall/restart"]
     printed = capsys.readouterr().out.splitlines()[-1]
     assert printed.startswith("wall time: ") and "% waiting for data, " in printed
     assert f"{total['goodput/evaluation']:.1%} evaluation" in printed
 
 
-@pytest.mark.slow
 def test_a_step_that_waits_for_data_is_named(train_toy, tmp_path, capsys):
     class Stalling(Toy):
-        total_steps = 20
+        total_steps = 14
 
         def batches(self, start_step):
             for step, batch in enumerate(super().batches(start_step)):
@@ -659,20 +560,14 @@ def test_a_profile_shows_whole_steps_and_no_others(train_toy, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_signal_closes_the_profile(train_toy, tmp_path):
-    task = Toy(toy_config())
-    stop_when(task, 5)
-    with pytest.raises(KeyboardInterrupt, match="stopped at step 5"):
-        train_toy(task, profile="4:9")
+    stopped_run(functools.partial(train_toy, profile="4:9"), Toy(toy_config()), 5)
     assert profiled_steps(tmp_path, "steps_4_9")[0] == [4, 5]
     train_toy(Toy(toy_config()), profile="4:9")  # resumed: the rest of them
     assert profiled_steps(tmp_path, "steps_6_9")[0] == [6, 7, 8, 9]
 
 
 def test_a_run_that_resumes_behind_its_profile_says_so(train_toy, tmp_path, capsys):
-    task = Toy(toy_config())
-    stop_when(task, 5)
-    with pytest.raises(KeyboardInterrupt):
-        train_toy(task)
+    stopped_run(train_toy, Toy(toy_config()), 5)
     train_toy(Toy(toy_config()), profile="2:5")
     assert "config.profile = '2:5': no profile, this process runs steps 6 to 10" in capsys.readouterr().out
     assert not (tmp_path / "profile").exists()

@@ -1,90 +1,172 @@
-"""What outsiders register is used like ours: trained with, stopped and resumed."""
+"""A family, an objective, an optimizer, a schedule and a sink from outside of the package, in the same runs."""
 
 import numpy as np
 import pytest
 
-from bertjax import tasks
-from bertjax.config import UserError
+from bertjax import families, objectives, tasks
+from bertjax.config import UserError, named_stages, stage
+from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.interop import conversion, pretrained
+from bertjax.planner.plan import plan
+from bertjax.reporting import curves, insight
+from bertjax.reporting.history import read_history
+from bertjax.sharding.topology import accelerator
+from bertjax.tasks import fill_mask
+from bertjax.tasks.launch import launch
+from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint, optimizers, sinks
 from bertjax.training.loop import train
 from bertjax.training.sinks.jsonl import read_metrics
-from tests.conftest import tiny_config
+from tests.conftest import launch_and_stop, tiny_config, without_compilation_cache
+from tests.families import own_family
+from tests.objectives import own_objective
+from tests.tasks.conftest import on_one_device  # noqa: F401
 from tests.training import own_parts
-from tests.training.test_loop import leaves, stop_when
+from tests.training.test_loop import leaves, stopped_run
 from tests.training.toy import Toy, toy_config
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
 
-@pytest.fixture(autouse=True)
+
+@pytest.fixture(scope="module", autouse=True)
 def registered():
+    families.register("mixer", own_family.FAMILY)
+    objectives.register("count", own_objective.OBJECTIVE)
     with own_parts.registered():
         yield
+    del families.FAMILIES.registered["mixer"]
+    del objectives.OBJECTIVES.registered["count"]
 
 
-def test_they_train_and_a_resumed_run_equals_a_straight_one(tmp_path):
-    config = own_parts.used_in(toy_config())
-    straight = train(task := Toy(config), config, tmp_path / "straight", task.mesh)
-    for stop_after in (7, None):
-        task = Toy(config)
-        if stop_after:
-            stop_when(task, stop_after)
-            with pytest.raises(KeyboardInterrupt):
-                train(task, config, tmp_path / "run", task.mesh)
-            assert checkpoint.steps(tmp_path / "run")[-1] == stop_after
-        else:
-            resumed = train(task, config, tmp_path / "run", task.mesh)
-    expected, found = leaves(straight.state), leaves(resumed.state)
-    assert expected.keys() == found.keys() and any("trace" in name for name in found)
-    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+def config_for(records, objective="count + mlm", **model):
+    config = own_parts.used_in(tiny_config(records=records))
+    fields = {name: value for name, value in config.model.items() if name != "family"}
+    config.model = families.model_fields("mixer", **fields | dict(hidden_size=16, mixing_act="relu") | model)
+    config.objective, config.stages = objective, named_stages(only=stage(10, 32, 5))
+    tasks.validate(config)
+    return config
 
-    # The same steps by hand.
-    params = {"dense": {"kernel": np.zeros((3, 1)), "bias": np.zeros(1)}}
+
+@pytest.fixture(scope="module")
+def runs(records_folder, tmp_path_factory):
+    """The workdirs of a straight run, and of a run that was stopped before step 7 and resumed."""
+    folder = tmp_path_factory.mktemp("own")
+    launch(config_for(records_folder), folder / "straight")
+    launch_and_stop(Pretraining, config_for(records_folder), folder / "resumed", step=7)
+    launch(config_for(records_folder), folder / "resumed")
+    return folder / "straight", folder / "resumed"
+
+
+@pytest.mark.slow
+def test_a_resumed_run_equals_a_straight_one_bit_for_bit(runs):
+    straight, resumed = (leaves(checkpoint.read_params(folder, 10)) for folder in runs)
+    assert straight.keys() == resumed.keys()
+    assert all(any(part in name for name in straight) for part in ("counter", "mix_0"))
+    assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
+
+
+@pytest.mark.slow
+def test_the_objective_is_evaluated_with_its_baseline_and_reported(runs):
+    lines = read_metrics(runs[0])
+    last = [line for line in lines if "eval/count_loss" in line][-1]
+    assert {"eval/count_loss", "eval/count_noise", "eval/count_mean_loss", "eval/mlm_loss"} <= last.keys()
+    assert 0 < abs(last["eval/count_noise"]) < 0.5  # the mean of many random numbers: evaluation has keys, too
+    assert all("train/mlm_accuracy" in line for line in lines if "train/loss" in line)
+    assert "held-out counts: " in (runs[0] / "report.txt").read_text()
+    figure = curves.draw([read_history(runs[0])])
+    assert "loss of counts" in [axis.get_title() for axis in figure.axes]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_may_write_its_objective_otherwise(runs, records_folder):
+    """The same sum in another order has another best checkpoint."""
+    launch(config_for(records_folder, "1*count+mlm"), runs[0])
+    for objective in ("mlm + count", "mlm"):
+        with pytest.raises(UserError, match=r"config.objective = .*'count \+ mlm'"):
+            launch(config_for(records_folder, objective), runs[0])
+
+
+@pytest.mark.slow
+def test_a_run_predicts_and_is_converted_to_our_own_format(runs, tmp_path):
+    source = pretrained.read_with_tokenizer(runs[1])
+    assert source.predicts_words and isinstance(source.config, own_family.MixerConfig)
+    (filled,) = fill_mask.fill_masks(BertForMaskedLM(source.config), source.params, source.tokenizer, ["the [MASK] ."])
+    assert len(filled.masks[0]) == 5
+    conversion.convert(runs[1], tmp_path / "ours", "bertjax")
+    again = pretrained.read(tmp_path / "ours")
+    assert again.config == source.config and again.config.mixing_act == "relu" and "counter" in again.params
+    assert leaves(again.params).keys() == leaves(source.params).keys()
+    with pytest.raises(UserError, match=r"a model with model.family = 'mixer' has no attention"):
+        insight.attention(source, "the ship")
+
+
+@pytest.mark.slow
+@pytest.mark.tpu_aot
+def test_a_run_is_planned_ahead():
+    config = config_for("unused", hidden_size=128, vocab_size=256, max_position_embeddings=128)
+    with without_compilation_cache():
+        (result,) = plan(config, accelerator("v5litepod-4"), [0])
+    assert result.fits and result.flops_per_step > 0
+    assert result.optimizer_bytes == result.params_bytes  # one number for each param, where Adam has two
+
+
+# With a task that compiles in a moment.
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory):
+    """The folder with a straight run and with a run that was stopped at step 7 and resumed; both final states."""
+    folder, config = tmp_path_factory.mktemp("toys"), own_parts.used_in(toy_config())
+    straight = train(task := Toy(config), config, folder / "straight", task.mesh)
+    stopped_run(lambda task: train(task, config, folder / "run", task.mesh), Toy(config), 7)
+    assert checkpoint.steps(folder / "run")[-1] == 7
+    resumed = train(task := Toy(config), config, folder / "run", task.mesh)
+    return folder, leaves(straight.state), leaves(resumed.state)
+
+
+def test_the_optimizer_makes_the_steps_of_its_formula(toys):
+    _, straight, resumed = toys
+    assert straight.keys() == resumed.keys() and any("trace" in name for name in resumed)
+    assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
+
+    params = {"kernel": np.zeros((3, 1)), "bias": np.zeros(1)}
     trace = {"kernel": np.zeros((3, 1)), "bias": np.zeros(1)}
-    for step, batch in enumerate(Toy(config).batches(0)):
-        x, y, dense = batch["x"].astype(float), batch["y"].astype(float), params["dense"]
-        error = 2 * ((x @ dense["kernel"])[:, 0] + dense["bias"] - y) / len(y)
+    for step, batch in enumerate(Toy(toy_config()).batches(0)):
+        x, y = batch["x"].astype(float), batch["y"].astype(float)
+        error = 2 * ((x @ params["kernel"])[:, 0] + params["bias"] - y) / len(y)
         gradient = {"kernel": x.T @ error[:, None], "bias": error.sum(keepdims=True)}
         norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
         for name, decay in (("kernel", 0.01), ("bias", 0.0)):
             trace[name] = gradient[name] / max(norm, 1) + 0.9 * trace[name]
-            dense[name] = dense[name] - 0.01 * (1 - step % 4 / 4) * (trace[name] + decay * dense[name])
-    for name, value in params["dense"].items():
-        np.testing.assert_allclose(straight.state.params["dense"][name], value, rtol=1e-5)
+            params[name] = params[name] - 0.01 * (1 - step % 4 / 4) * (trace[name] + decay * params[name])
+    for name, value in params.items():
+        np.testing.assert_allclose(straight[f".params['dense']['{name}']"], value, rtol=1e-5)
 
 
-def test_a_sink_gets_every_number_once_and_is_told_what_is_void(tmp_path):
-    config = own_parts.used_in(toy_config())
-    task = Toy(config)
-    stop_when(task, 7)
-    with pytest.raises(KeyboardInterrupt):
-        train(task, config, tmp_path, task.mesh)
-    train(task := Toy(config), config, tmp_path, task.mesh)
-    first, second = (tmp_path / "table.txt").read_text().split("after 7\n")
+def test_a_sink_gets_every_number_once_and_is_told_what_is_void(toys):
+    folder = toys[0] / "run"
+    first, second = (folder / "table.txt").read_text().split("after 7\n")
     assert first.startswith("after 0\n") and first.endswith("closed\n") and second.endswith("closed\n")
     lines = [line.split() for line in (first + second).splitlines() if line[0].isdigit()]
     written = [(int(step), name) for step, name, _ in lines]
-    assert written == [(line["step"], name) for line in read_metrics(tmp_path) for name in line if name != "step"]
+    assert written == [(line["step"], name) for line in read_metrics(folder) for name in line if name != "step"]
     assert [step for step, name in written if name == "train/loss"] == [2, 4, 5, 6, 8, 10]
 
 
 def test_tensorboard_leaves_out_what_a_resumed_run_writes_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config = toy_config()
     for start, values in ((0, {2: 1.0, 4: 2.0, 6: 3.0}), (4, {6: 4.0, 8: 5.0})):
-        sink = sinks.SINKS.get("tensorboard")(tmp_path, start, config)
+        sink = sinks.SINKS.get("tensorboard")(tmp_path, start, toy_config())
         for step, value in values.items():
             sink.write(step, {"train/loss": value})
         sink.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [
-        (2, 1.0), (4, 2.0), (6, 4.0), (8, 5.0)]  # fmt: skip
+    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert found == [(2, 1.0), (4, 2.0), (6, 4.0), (8, 5.0)]
 
 
-def test_names_that_nobody_has_are_refused():
-    config = tiny_config("text.txt")
-    config.sinks = ("table", "tensorbord")
-    with pytest.raises(UserError, match=r"config.sinks = 'tensorbord': choose one of jsonl, tensorboard, .*, table"):
-        tasks.validate(config)
+def test_a_name_of_the_package_cannot_be_registered():
     with pytest.raises(UserError, match=r"optimizer 'adam' is one of bertjax's own; register yours under another name"):
         optimizers.register("adam", own_parts.momentum)

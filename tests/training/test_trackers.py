@@ -14,7 +14,7 @@ from bertjax.training.loop import train
 from bertjax.training.sinks.jsonl import JsonLines, read_metrics
 from bertjax.training.sinks.trackers import Tracker
 from tests.conftest import tiny_config
-from tests.training.test_loop import stop_when
+from tests.training.test_loop import stopped_run
 from tests.training.toy import Toy, toy_config
 
 
@@ -64,14 +64,8 @@ def written(folder, start: int, *numbers: tuple[int, dict], end=True, factory=Ke
 
 def test_a_run_gets_what_metrics_jsonl_has_and_resumed_goes_on(kept, tmp_path):
     config = toy_config(sinks=("jsonl,kept",))
-    for stop_after in (7, None):
-        task = Toy(config)
-        if stop_after:
-            stop_when(task, stop_after)
-            with pytest.raises(KeyboardInterrupt):
-                train(task, config, tmp_path, task.mesh)
-        else:
-            train(task, config, tmp_path, task.mesh)
+    stopped_run(lambda task: train(task, config, tmp_path, task.mesh), Toy(config), 7)
+    train(task := Toy(config), config, tmp_path, task.mesh)
     lines = [(line["step"], name, x) for line in read_metrics(tmp_path) for name, x in line.items() if name != "step"]
     found = kept["run0"]
     assert len(kept) == 1 and [each for each in found if isinstance(each, tuple)] == lines
