@@ -130,22 +130,18 @@ def test_no_model_is_fine_tuned_at_positions_that_it_has_not_learnt(name):
             assert length <= learnt or cell.model is scaled.RANDOM, f"{table}, {title}: {cell.name} has {length}"
 
 
-@pytest.mark.slow
-def test_what_fails_is_said_in_one_line(data, tmp_path):
-    (data / "corpora/books.txt").write_text("")
-    suite = Suite("trial", tmp_path / "work", data)
-    for path in data.glob("corpora/wiki*"):
-        path.unlink()
-    with pytest.raises(UserError, match=r"^[^\n]*\(.*work/vocabulary.log\)$") as caught:
-        run_all(suite, [scaled.BERT], 1, lambda to_do: None)
-    assert not str(caught.value).startswith("error")
-
-
-def test_a_run_that_was_killed_is_no_mistake_of_the_user(data, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "script, message",
+    [
+        ("echo step 300; kill -9 $$", r"^vocabulary vocabulary: killed by SIGKILL, .*--jobs \(.*vocabulary.log\)$"),
+        ("echo step 300; echo error: no text >&2; exit 1", r"^no text \(.*work/vocabulary.log\)$"),
+    ],
+)
+def test_a_command_that_fails_is_told_in_one_line(data, tmp_path, monkeypatch, script, message):
     monkeypatch.setattr(sys, "executable", tmp_path / "python")
-    (tmp_path / "python").write_text("#!/bin/sh\necho step 300\nkill -9 $$\n")
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "python").chmod(0o755)
-    with pytest.raises(UserError, match=r"^vocabulary vocabulary: killed by SIGKILL, .*--jobs \(.*vocabulary.log\)$"):
+    with pytest.raises(UserError, match=message):
         run_all(Suite("trial", tmp_path / "work", data), [scaled.BERT], 1, lambda to_do: None)
 
 

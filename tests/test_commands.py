@@ -12,21 +12,23 @@ import time
 import numpy as np
 import pytest
 
+from bertjax import experiment, tasks
 from bertjax.__main__ import COMMANDS
+from bertjax.config import UserError
 from bertjax.sharding.topology import has_accelerator
+from bertjax.tasks.launch import launch
 from tests.conftest import make_corpus
 from tests.interop.test_golden import GOLDEN
 from tests.processes import ROOT, environment_with, run, start
+from tests.tasks.conftest import on_one_device  # noqa: F401  a fixture
 
-# Small enough to train in seconds.
-TINY = [
-    "--config.data.heldout_fraction=0.15", "--config.data.dupe_factor=2", "--config.model.vocab_size=150",
-    "--config.model.hidden_size=32", "--config.model.num_attention_heads=2", "--config.model.num_hidden_layers=2",
-    "--config.model.intermediate_size=64", "--config.batch_size=16", "--config.mesh.data=1",
-    "--config.stages.short.steps=6", "--config.stages.short.length=32", "--config.stages.long.steps=4",
-    "--config.stages.long.length=64",
-    "--config.stages.long.max_predictions_per_seq=10", "--config.log_every_steps=2", "--config.eval.max_sequences=32",
-]  # fmt: skip
+SETTINGS = """
+    data.heldout_fraction=0.15 data.dupe_factor=2 model.vocab_size=150 model.hidden_size=16 model.num_attention_heads=2
+    model.num_hidden_layers=1 model.intermediate_size=32 batch_size=16 mesh.data=1 unroll=no stages.short.steps=6
+    stages.short.length=32 stages.long.steps=4 stages.long.length=64 stages.long.max_predictions_per_seq=10
+    log_every_steps=2 eval.max_sequences=32
+"""
+TINY = [f"--config.{setting}" for setting in SETTINGS.split()]  # train in seconds
 
 
 def base(*arguments):
@@ -55,15 +57,20 @@ def test_main_goes_from_text_to_filled_masks(trained):
     assert not list((folder / "run").rglob("*.partial"))
 
 
-@pytest.mark.slow
-def test_a_finished_run_says_so_at_once(trained):
+def test_a_finished_run_is_not_trained_again(trained):
+    """Also with other settings, which are named."""
     folder, result = trained
-    again = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY), cwd=folder)
+    arguments = base("--config.data.corpus=text.txt", "--workdir=run", *TINY)
+    again = run("main", *arguments, cwd=folder)
     assert again.returncode == 0 and again.stdout.startswith("already finished: 10 steps")
     assert again.stdout.split("\n")[1:] == result.stdout.split("\n")[-len(again.stdout.split("\n")) + 1 :]
+    other = run("main", *arguments, "--config.seed=5", cwd=folder)
+    assert "this run was trained with other settings: seed = 5 (was 0)" in other.stdout
+    refused = run("main", *arguments, "--config.model.num_hidden_layers=3", cwd=folder)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: config.model.num_hidden_layers = 3: run holds a run with 1")
 
 
-@pytest.mark.slow
 def test_predict_fills_masks_as_text_and_as_json(trained):
     folder, _ = trained
     (folder / "texts.txt").write_text("the [MASK] saw the [MASK] .\n\na [MASK]\n")
@@ -79,19 +86,18 @@ def test_predict_fills_masks_as_text_and_as_json(trained):
 
 def test_evaluate_counts_minimal_pairs(trained):
     folder, _ = trained
-    pairs = [
-        (f"the ship saw the {word} .", f"ship the saw {word} the .", f"x{i % 2}") for i, word in enumerate("ab cd")
+    lines = [
+        {"good": f"the ship saw the {word} .", "bad": f"ship the saw {word} the .", "paradigm": f"x{i % 2}"}
+        for i, word in enumerate("ab cd")
     ]
-    lines = [json.dumps({"good": good, "bad": bad, "paradigm": kind}) for good, bad, kind in pairs]
-    (folder / "pairs.jsonl").write_text("\n".join(lines))
-    plain = run("evaluate", "--checkpoint=run", "--pairs=pairs.jsonl", cwd=folder)
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = "--checkpoint=run", "--pairs=pairs.jsonl"
+    plain = run("evaluate", *arguments, cwd=folder)
     assert plain.returncode == 0 and "% of 3" in plain.stdout and "in 5 pairs" not in plain.stdout, plain.stderr
     assert "of 5 pairs (chance: 50 %)" in plain.stdout
-    found = json.loads(
-        run("evaluate", "--checkpoint=run", "--pairs=pairs.jsonl", "--most=1", "--json", cwd=folder).stdout
-    )
-    assert found["pairs"] == 2 and found["paradigms"].keys() == {"x0", "x1"}
-    assert found["share"] == sum(found["paradigms"].values()) / 2
+    scores = json.loads(run("evaluate", *arguments, "--most=1", "--json", cwd=folder).stdout)
+    assert scores["pairs"] == 2 and scores["paradigms"].keys() == {"x0", "x1"}
+    assert scores["share"] == sum(scores["paradigms"].values()) / 2
     missing = run("evaluate", "--checkpoint=run", "--pairs=none.jsonl", cwd=folder)
     assert missing.returncode == 1 and missing.stderr == "error: --pairs: no file 'none.jsonl'\n"
 
@@ -148,14 +154,9 @@ def test_prepare_stops_at_once_and_keeps_what_is_finished(number, tmp_path):
     arguments = base("--config.data.corpus=text.txt", "--output=out", "--workers=2", *TINY)
     arguments += ["--config.model.vocab_size=6", "--config.tokenizer.path=vocab.txt", "--config.data.dupe_factor=1"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "bertjax.prepare", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=environment_with(),
-        start_new_session=True,
-    )
+        [sys.executable, "-m", "bertjax.prepare", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=tmp_path, env=environment_with(), start_new_session=True,
+    )  # fmt: skip
     while not list((tmp_path / "out").glob("unfinished/*/[!c]*")):  # beside corpus-...: the workers are at work
         assert process.poll() is None
         time.sleep(0.05)
@@ -165,25 +166,15 @@ def test_prepare_stops_at_once_and_keeps_what_is_finished(number, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"vocab.txt", "unfinished"}
 
 
-def test_a_finished_run_tells_which_settings_it_was_not_trained_with(trained):
-    folder, _ = trained
-    again = run("main", *base("--config.data.corpus=text.txt", "--workdir=run", *TINY, "--config.seed=5"), cwd=folder)
-    assert "this run was trained with other settings: seed = 5 (was 0)" in again.stdout
-
-
 def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
     folder, _ = trained
     run_folder = folder / "run"
-    for source, output, form in (
-        (run_folder, "hf", "huggingface"),
-        ("hf", "google", "tf1"),
-        ("google", "b", "bertjax"),
-    ):
+    ways = (run_folder, "hf", "huggingface"), ("hf", "google", "tf1"), ("google", "b", "bertjax")
+    for source, output, form in ways:
         result = run("convert", f"--source={source}", f"--output={output}", f"--format={form}", cwd=tmp_path)
         assert result.returncode == 0 and f"-> {form}: " in result.stdout, result.stderr
-    before, after = (
-        run("predict", f"--checkpoint={path}", "the [MASK] saw the ship .", cwd=tmp_path) for path in (run_folder, "b")
-    )
+    text = "the [MASK] saw the ship ."
+    before, after = (run("predict", f"--checkpoint={path}", text, cwd=tmp_path) for path in (run_folder, "b"))
     assert before.stdout == after.stdout and "[MASK] 1: " in after.stdout, after.stderr
     again = run("convert", "--source=hf", "--output=hf", "--format=tf1", cwd=tmp_path)
     assert again.returncode != 0 and "error: --output=hf: exists and is not empty" in again.stderr
@@ -193,27 +184,23 @@ def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
 def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
     folder, _ = trained
     assert run("convert", f"--source={folder}/run", "--output=hf", "--format=huggingface", cwd=tmp_path).returncode == 0
-    arguments = base(f"--config.data.records={folder}/run/records", "--config.init_checkpoint=hf", "--workdir=w", *TINY,
-                     "--config.model.max_position_embeddings=512")  # fmt: skip
+    arguments = base(f"--config.data.records={folder}/run/records", "--config.init_checkpoint=hf", "--workdir=w", *TINY)
     first = run("main", *arguments, cwd=tmp_path)
     assert "started from hf (huggingface): 26 of 26 arrays loaded" in first.stdout, first.stderr
     shutil.rmtree(tmp_path / "hf")
-    again = run("main", *arguments, cwd=tmp_path)
-    assert again.returncode == 0 and "already finished: 10 steps" in again.stdout, again.stderr
     longer = run("main", *arguments, "--config.stages.long.steps=5", cwd=tmp_path)
     assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
 
 
-@pytest.mark.slow
 def test_extract_writes_hidden_states(trained, tmp_path):
     folder, _ = trained
     arguments = f"--checkpoint={folder}/run", "--layers=sum_all", "--output=f.npz", "the ship", "a", "--dtype=float32"
     result = run("extract", *arguments, cwd=tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
     assert list((tmp_path / "compiled").iterdir())  # for the next time
-    assert result.returncode == 0 and "hidden [7, 32] of 2 texts" in result.stdout, result.stderr
+    assert result.returncode == 0 and "hidden [7, 16] of 2 texts" in result.stdout, result.stderr
     with np.load(tmp_path / "f.npz") as arrays:
         exact = arrays["hidden"]
-        assert exact.shape == (7, 32) and arrays["offsets"].tolist() == [0, 4, 7]
+        assert exact.shape == (7, 16) and arrays["offsets"].tolist() == [0, 4, 7]
     assert run("extract", *arguments[:-1], "--dtype=bfloat16", cwd=tmp_path).returncode == 0
     with np.load(tmp_path / "f.npz") as arrays:
         rounded = arrays["hidden"]
@@ -222,45 +209,45 @@ def test_extract_writes_hidden_states(trained, tmp_path):
 
 def test_report_looks_into_a_run(trained, tmp_path):
     folder, _ = trained
-    result = run("report", "run", f"--output={tmp_path}", "--text=the ship saw the oven .", cwd=folder)
+    result = run("report", "run@10", f"--output={tmp_path}", "--text=the ship saw the oven .", cwd=folder)
     assert result.returncode == 0 and result.stdout == f"{tmp_path}/report.html\n", result.stderr
     page = (tmp_path / "report.html").read_text()
     assert "Attention, head by head" in page and "Nearest word embeddings" in page and page.count("<img") == 2
+    assert "Thin lines: training" in page
     own = (folder / "run/report.html").read_text()
     assert "Attention, head by head" not in own and '<a href="checkpoints/10">run@10</a>' in own
-    for arguments, message in (
-        ((), "error: name the workdirs of one or more runs"),
-        (("run", "run"), "error: --output: say in which folder to write about several runs"),
-        (
-            ("run", "run", f"--output={tmp_path}", "--text=a"),
-            "error: --text: of one run only; of 2 runs, their curves are drawn",
-        ),
-        (("nowhere",), "error: no checkpoint in 'nowhere': give the workdir of a run, a Hugging Face folder "
-         "(config.json and model.safetensors), hub:NAME for one of the hub, or Google's bert_model.ckpt"),
-        (("run", "nowhere", f"--output={tmp_path}"),
-         "error: no nowhere/config.json: 'nowhere' is not the workdir of a run"),
-        (("run@7",), "error: run@7: no such checkpoint; there are 10"),
-        ((str(GOLDEN),), f"error: --output: say in which folder to write about {GOLDEN}"),
-        ((".",), "error: .: no run, and runs/ in it has no finished trial of a search"),
-        ((".", "--words=a"), "error: --words: . has no checkpoint to look into; a search's are in runs/"),
-    ):  # fmt: skip
-        (folder / "runs").mkdir(exist_ok=True)
-        result = run("report", *arguments, cwd=folder)
-        assert result.returncode == 1 and result.stderr == f"{message}\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source, has_curves", [("run@10", True), (str(GOLDEN), False)])
-def test_report_looks_into_a_step_of_a_run_and_into_published_checkpoints(source, has_curves, trained, tmp_path):
-    folder, _ = trained
-    result = run("report", source, f"--output={tmp_path}", cwd=folder)
+def test_report_looks_into_a_published_checkpoint(tmp_path):
+    result = run("report", str(GOLDEN), f"--output={tmp_path}", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     page = (tmp_path / "report.html").read_text()
     assert "Attention, head by head" in page and (tmp_path / "report-attention.png").exists()
-    assert (tmp_path / "report.png").exists() == ("Thin lines: training" in page) == has_curves
+    assert "Thin lines: training" not in page and not (tmp_path / "report.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "name the workdirs of one or more runs"),
+        (["run", "run"], "--output: say in which folder to write about several runs"),
+        (["run", "run", "--output=x", "--text=a"], "--text: of one run only; of 2 runs, their curves are drawn"),
+        (["nowhere"], "no checkpoint in 'nowhere': give the workdir of a run, a Hugging Face folder (config.json and "
+         "model.safetensors), hub:NAME for one of the hub, or Google's bert_model.ckpt"),
+        (["run", "nowhere", "--output=x"], "no nowhere/config.json: 'nowhere' is not the workdir of a run"),
+        (["run@7"], "run@7: no such checkpoint; there are 10"),
+        ([str(GOLDEN)], f"--output: say in which folder to write about {GOLDEN}"),
+        (["."], ".: no run, and runs/ in it has no finished trial of a search"),
+        ([".", "--words=a"], "--words: . has no checkpoint to look into; a search's are in runs/"),
+    ],
+)  # fmt: skip
+def test_report_refuses_what_it_cannot_draw(trained, arguments, message):
+    folder, _ = trained
+    (folder / "runs").mkdir(exist_ok=True)
+    result = run("report", *arguments, cwd=folder)
+    assert result.returncode == 1 and result.stderr == f"error: {message}\n"
+
+
 @pytest.mark.parametrize("module", sorted({module for module, _ in COMMANDS.values()}))
 def test_help_imports_no_more_than_it_needs(module, tmp_path):
     """So that it answers at once."""
@@ -270,64 +257,48 @@ def test_help_imports_no_more_than_it_needs(module, tmp_path):
     assert {"absl", "bertjax"} <= imported and not imported & {"jax", "flax", "optax", "orbax", "tensorflow", "scipy"}
 
 
-BAD = {
-    "no config": ([], "--config"),
-    "no such config": (["--config=nowhere.py"], "error: --config=nowhere.py: no such file"),
-    "no config but a text": (
-        ["--config=one.txt"],
-        "error: --config=one.txt: not Python: line 1: invalid syntax",
-    ),
-    "long text to fill": (
-        base("--config.data.records=RECORDS", *TINY, "--config.eval.fill_masks=('the [MASK]" + " x" * 600 + "',)"),
-        "tokens, more than the model's 512 positions",
-    ),
-    "no such size": ([f"--config={ROOT}/experiments/small.py:huge"], "unknown model size 'huge'"),
-    "no records": (base("--config.data.records=nowhere"), "config.data.records: no folder 'nowhere'"),
-    "misspelt flag": (base("--workdirr=x"), "workdirr"),
-    "misspelt field": (base("--config.batchsize=3"), "did you mean batch_size?"),
-    "wrong type": (base("--config.batch_size=many"), "error: --config.batch_size=many: not a whole number"),
-    "argument": (base("train", "--config.data.corpus=x.txt"), "unexpected argument 'train'"),
-    "no corpus": (base(), "config.data.corpus = None: say where the text is"),
-    "missing corpus": (base("--config.data.corpus=nowhere.txt"), "data.corpus: no file or folder 'nowhere.txt'"),
-    "empty corpus": (base("--config.data.corpus=empty.txt"), "data.corpus: 'empty.txt' contains no text"),
-    "heads": (
-        base("--config.model.hidden_size=100", "--config.data.corpus=x"),
-        "multiple of model.num_attention_heads",
-    ),
-    "empty vocabulary": (
-        base("--config.data.corpus=one.txt", "--config.tokenizer.path=empty.txt"),
-        "the vocabulary empty.txt is empty",
-    ),
-    "vocabulary too large": (
-        base("--config.data.corpus=one.txt"),
-        "config.model.vocab_size = 30522: this corpus gives",
-    ),
-    "mesh": (base("--config.mesh.data=7", "--config.data.corpus=x"), "does not multiply to the 1 devices"),
-}
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "--config"),
+        (["--config=one.txt"], "error: --config=one.txt: not Python: line 1: invalid syntax"),
+        (base("--workdirr=x"), "workdirr"),
+        (base("train", "--config.data.corpus=x.txt"), "error: unexpected argument 'train'"),
+        (base("--config.mesh.data=7", "--config.data.corpus=x"), "does not multiply to the 1 devices"),
+    ],
+)
+def test_mistakes_get_one_clear_line(arguments, message, tmp_path):
+    (tmp_path / "one.txt").write_text("One document of one line.\n")
+    result = run("main", *arguments, cwd=tmp_path)
+    assert result.returncode != 0 and message in result.stderr
+    assert "Traceback" not in result.stderr and result.stderr.count("error:") <= 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BAD)
-def test_mistakes_get_one_clear_line(name, trained, tmp_path):
-    arguments, message = BAD[name]
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (["data.records=RECORDS", f"eval.fill_masks=('the [MASK]{' x' * 600}',)"],
+         "tokens, more than the model's 512 positions"),
+        (["data.records=nowhere"], "config.data.records: no folder 'nowhere'"),
+        (["data.corpus=nowhere.txt"], "data.corpus: no file or folder 'nowhere.txt'"),
+        (["data.corpus=empty.txt"], "data.corpus: 'empty.txt' contains no text"),
+        (["data.corpus=one.txt", "tokenizer.path=empty.txt"], "the vocabulary empty.txt is empty"),
+        (["data.corpus=one.txt", "model.vocab_size=30522"], "config.model.vocab_size = 30522: this corpus gives"),
+    ],
+)  # fmt: skip
+def test_wrong_data_get_one_clear_line(settings, message, trained, tmp_path, monkeypatch, in_process, on_one_device):  # noqa: F811
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "one.txt").write_text("One document of one line.\n")
+    monkeypatch.chdir(tmp_path)
     records = str(trained[0] / "run/records")
-    result = run("main", *(argument.replace("RECORDS", records) for argument in arguments), cwd=tmp_path)
-    assert result.returncode != 0
-    assert message in result.stderr and "Traceback" not in result.stderr
-    assert result.stderr.count("error:") <= 1
+    arguments = [f"--config.{setting.replace('RECORDS', records)}" for setting in settings]
+    config, _ = experiment.from_arguments(["bertjax", *base(*TINY, *arguments)])
+    with pytest.raises(UserError) as error:
+        tasks.validate(config)
+        launch(config, tmp_path / "run")
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_workdir_of_another_model_is_refused(trained):
-    folder, _ = trained
-    arguments = base("--config.data.corpus=text.txt", "--workdir=run", *TINY, "--config.model.num_hidden_layers=3")
-    result = run("main", *arguments, cwd=folder)
-    assert result.returncode != 0 and "Traceback" not in result.stderr
-    assert "error: config.model.num_hidden_layers = 3: run holds a run with 2" in result.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -2,6 +2,7 @@
 
 import itertools
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -36,13 +37,17 @@ THREE = dict(
     decay=stage(2, 64, 20, batch_size=4, data=dict(masked_lm_prob=0.1), optimizer=dict(
         learning_rate=5e-4, schedule="trapezoid", decay_proportion=1.0, decay_to=0.1)),
 )  # fmt: skip
+SHORT = dict(  # of the same kinds, which need three programs
+    begin=stage(0, 32, 10, tokens=32.0 * (2 * 4 + 2 * 8), ramp_from=4, ramp_tokens=32.0 * 2 * 4),
+    context=stage(2, 32, 10, model=dict(global_rope_theta=1e6)),
+    decay=stage(2, 32, 10, batch_size=4, data=dict(masked_lm_prob=0.1), optimizer=dict(learning_rate=5e-4)),
+)
 
 
 @pytest.fixture(scope="module")
 def records(corpus_file, tmp_path_factory):
     """Full sentences that are masked when they are read."""
-    folder = tmp_path_factory.mktemp("stages") / "records"
-    config = tiny_config(corpus_file)
+    folder, config = tmp_path_factory.mktemp("stages") / "records", tiny_config(corpus_file)
     config.data.update(masking="dynamic", next_sentence="none", dupe_factor=1)
     with preparing_in_process():
         prepare(config, folder)
@@ -51,8 +56,8 @@ def records(corpus_file, tmp_path_factory):
 
 def modern_config(records, stages=THREE, **fields):
     config = tiny_config(records=records)
-    own = dict(vocab_size=150, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
-    config.model = families.model_fields("modernbert", **own, max_position_embeddings=64, local_attention=16)
+    sizes = dict(vocab_size=150, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    config.model = families.model_fields("modernbert", **sizes, max_position_embeddings=64, local_attention=16)
     config.data.update(masking="dynamic", next_sentence="none", masked_lm_prob=0.3, dupe_factor=1)
     config.optimizer.update(learning_rate=1e-3, schedule="constant", warmup_steps=0, warmup_tokens=400.0)
     config.stages = named_stages(**stages)
@@ -70,6 +75,12 @@ def task_of(config, records):
 
 def leaves(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
+
+
+def end_equal(folder, other, step: int) -> bool:
+    """Returns whether two runs have the same params at a step, bit for bit."""
+    ends = (leaves(checkpoint.read_params(each, step)) for each in (folder, other))
+    return all((a == b).all() for a, b in zip(*ends, strict=True))
 
 
 def test_the_stages_of_bert_are_the_simplest_case():
@@ -142,7 +153,6 @@ def test_a_schedule_of_tokens_counts_them(records):
     np.testing.assert_allclose([float(rate(s)) for s in (9, 10)], 5e-4 * np.array([1, 0.55]), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_batches_are_those_of_their_stage(records):
     """Sizes and masks, from whatever step on they are read."""
     config = modern_config(records)
@@ -154,7 +164,7 @@ def test_batches_are_those_of_their_stage(records):
     shares = [batch["word_weights"].sum() / (batch["segments"] > 0).sum() for batch in batches]
     np.testing.assert_allclose(shares[:9], 0.3, atol=0.04)
     np.testing.assert_allclose(shares[9:], 0.1, atol=0.03)
-    for step in (1, 2, 5, 6, 8, 9, 10):
+    for step in (5, 9):
         again = next(task.batches(step))
         assert all((again[name] == batches[step][name]).all() for name in again)
 
@@ -167,17 +177,13 @@ def test_no_record_is_read_twice_while_the_batch_grows(monkeypatch):
     for batch_size, steps in [(4, 8), (12, 1)]:
         order = Order(files, batch_size, 0, RowSize(32, 1, 5), before)
         for lane in range(order.lanes):
-            taken = [
-                ("abc".index(path) * 100 + number)
-                for path, first, count in itertools.islice(order.spans(lane, 0), 8)
-                for number in range(first, first + count)
-            ]
+            spans = itertools.islice(order.spans(lane, 0), 8)
+            taken = [(path, number) for path, first, count in spans for number in range(first, first + count)]
             read += taken[: steps * batch_size // order.lanes]
         before += batch_size * steps
     assert len(read) == len(set(read)) == 44
 
 
-@pytest.mark.slow
 def test_a_step_has_the_angles_of_its_stage(records):
     config = modern_config(records)
     task = task_of(config, records)
@@ -196,24 +202,56 @@ def test_a_step_has_the_angles_of_its_stage(records):
     assert program.step_of(*task.at(6)) is program.step_of(*task.at(8)) is not program.train_step
 
 
-@pytest.mark.slow
-def test_a_run_that_stops_at_every_boundary_ends_as_one_that_does_not(records, tmp_path):
-    config = modern_config(records)
+def averaged(records):
+    """A run of all stages that averages its params and saves each step."""
+    config = modern_config(records, SHORT).unlock()
+    config.optimizer.average = 0.8
     config.log_every_steps = config.checkpoint.every_steps = 1
-    launch(config.copy_and_resolve_references(), tmp_path / "straight")
-    for step in (2, 4, 6, 9):
-        launch_and_stop(Pretraining, config.copy_and_resolve_references(), tmp_path / "stopped", step + 1)
+    config.checkpoint.keep, config.eval.every_steps = 20, 100
+    return config.lock()
+
+
+@pytest.fixture(scope="module")
+def straight(records, tmp_path_factory, on_one_device):  # noqa: F811
+    folder = tmp_path_factory.mktemp("straight")
+    launch(averaged(records), folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_run_that_stops_at_boundaries_ends_as_a_run_that_does_not(records, straight, tmp_path):
+    for step in (2, 6):  # the batch grows; another stage begins
+        launch_and_stop(Pretraining, averaged(records), tmp_path / "stopped", step + 1)
         assert checkpoint.steps(tmp_path / "stopped")[-1] == step
-    launch(config.copy_and_resolve_references(), tmp_path / "stopped")
-    straight, stopped = (leaves(checkpoint.read_params(tmp_path / name, 11)) for name in ("straight", "stopped"))
-    assert all((a == b).all() for a, b in zip(straight, stopped))
-    used = [pretrained.read(f"{tmp_path / 'straight'}@{step}").config.global_rope_theta for step in (9, 11)]
-    assert used == [1e6, 160_000.0]
-    conversion.convert(f"{tmp_path / 'straight'}@9", tmp_path / "converted", "bertjax")  # without a step of its own
+    launch(averaged(records), tmp_path / "stopped")
+    assert end_equal(straight, tmp_path / "stopped", 8)
+    lines = [line for line in read_metrics(straight) if "train/learning_rate" in line]
+    rate = schedule_of(averaged(records), 8)
+    assert [line["train/learning_rate"] for line in lines] == [float(rate(step)) for step in range(8)]
+
+
+@pytest.mark.slow
+def test_the_average_of_the_params_is_evaluated_saved_and_read(records, straight):
+    params = [leaves(checkpoint._read(straight, step, "params", None)) for step in range(1, 6)]
+    average = leaves(checkpoint.read_params(straight, 1))
+    for step, new_params in enumerate(params[1:], 1):
+        decay = min(0.8, (1 + step) / (10 + step))
+        average = [decay * old + (1 - decay) * new for old, new in zip(average, new_params)]
+    for saved, expected in zip(leaves(checkpoint.read_params(straight, 5)), average):
+        np.testing.assert_allclose(saved, expected, rtol=1e-4, atol=1e-6)
+    assert any(abs(a - b).max() > 1e-5 for a, b in zip(average, params[-1]))
+    source = pretrained.read(straight)
+    assert all((a == b).all() for a, b in zip(leaves(source.params), leaves(checkpoint.read_params(straight, 8))))
+    scores = task_of(averaged(records), records).evaluate(jax.device_put(source.params), 8).scores
+    assert scores["mlm_loss"] == pytest.approx(checkpoint.read_scores(straight, 8).scores["mlm_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_read_with_the_angles_of_its_stage(straight, tmp_path):
+    angles = [pretrained.read(f"{straight}@{step}").config.global_rope_theta for step in (6, 8)]
+    assert angles == [1e6, 160_000.0]
+    conversion.convert(f"{straight}@6", tmp_path / "converted", "bertjax")  # the folder has no steps
     assert pretrained.read(tmp_path / "converted").config.global_rope_theta == 1e6
-    lines = [line for line in read_metrics(tmp_path / "straight") if "train/learning_rate" in line]
-    rate = schedule_of(config, 11)
-    assert [line["train/learning_rate"] for line in lines] == [float(rate(step)) for step in range(11)]
 
 
 def constant(records, steps, **fields):
@@ -240,19 +278,21 @@ def parent(records, tmp_path_factory, on_one_device):  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps, stops_at", [(10, None), (14, 13)])
-def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, capsys, steps, stops_at):
-    launch(falling(records, steps), tmp_path / "straight")
-    if stops_at:
-        launch_and_stop(Pretraining, falling(records, steps, parent), tmp_path / "branch", stops_at)
+def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, capsys):
+    """Also after the branch was interrupted and resumed."""
+    launch(falling(records, 14), tmp_path / "straight")
+    line = f"branching off from {parent}, step 8"
     capsys.readouterr()
-    launch(falling(records, steps, parent), tmp_path / "branch")
-    assert (f"branching off from {parent}, step 8" in capsys.readouterr().out) == (stops_at is None)
-    ends = [leaves(checkpoint.read_params(tmp_path / name, steps)) for name in ("branch", "straight")]
-    assert all((a == b).all() for a, b in zip(*ends))
+    launch_and_stop(Pretraining, falling(records, 14, parent), tmp_path / "branch", 13)
+    assert line in capsys.readouterr().out
+    launch(falling(records, 14, parent), tmp_path / "branch")
+    assert line not in capsys.readouterr().out
+    assert end_equal(tmp_path / "branch", tmp_path / "straight", 14)
     assert not (tmp_path / "branch" / "records").exists()  # it reads its parent's
     assert require_info(tmp_path / "branch").config.branch_from == f"{parent}@8"
     assert checkpoint.steps(parent) == [4, 8, 12]
+    with pytest.raises(UserError, match=r"config.branch_from = '': .* holds a run with '.*@8'"):
+        launch(falling(records, 14), tmp_path / "branch")
 
 
 @pytest.mark.slow
@@ -263,7 +303,7 @@ def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, c
         ("{parent}", {}, r"write WORKDIR@STEP, or WORKDIR@latest"),
         ("{parent}/nowhere@8", {}, "no finished checkpoint in"),
         ("{parent}@12", {}, r"the stages of this config end at step 10; add steps"),
-        ("{parent}@8", {"model.hidden_size": 64}, r"branch_from = .*@8': model.hidden_size is 32 there, here 64"),
+        ("{parent}@8", {"model.hidden_size": 64}, r"branch_from = .*@8': model.hidden_size is 16 there, here 64"),
         ("{parent}@8", {"optimizer.name": "lamb"}, r"branch_from = .*@8': optimizer.name is 'adam' there, here 'lamb'"),
     ],
 )
@@ -276,51 +316,13 @@ def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from,
     assert "\n" not in str(error.value) and not checkpoint.steps(tmp_path / "branch")
 
 
-@pytest.mark.slow
-def test_a_branch_is_not_mistaken_for_another_run(records, parent, tmp_path):
-    launch(falling(records, 10, parent), tmp_path / "branch")
-    with pytest.raises(UserError, match=r"config.branch_from = '': .* holds a run with '.*@8'"):
-        launch(falling(records, 14), tmp_path / "branch")
-
-
-@pytest.mark.slow
-def test_the_average_of_the_params_is_evaluated_saved_resumed_and_read(records, tmp_path):
-    def config():
-        found = constant(records, 5)
-        found.optimizer.average = 0.8
-        found.checkpoint.every_steps, found.checkpoint.keep = 1, 20
-        return found.lock()
-
-    launch(config(), tmp_path / "straight")
-    launch_and_stop(Pretraining, config(), tmp_path / "stopped", 3)
-    launch(config(), tmp_path / "stopped")
-    ends = [leaves(checkpoint.read_params(tmp_path / name, 5)) for name in ("straight", "stopped")]
-    assert all((a == b).all() for a, b in zip(*ends))
-    folder = tmp_path / "straight"
-    each = [leaves(checkpoint._read(folder, step, "params", None)) for step in range(1, 6)]
-    average = leaves(checkpoint.read_params(folder, 1))
-    for step, params in enumerate(each[1:], 1):
-        decay = min(0.8, (1 + step) / (10 + step))
-        average = [decay * old + (1 - decay) * new for old, new in zip(average, params)]
-    for ours, expected in zip(ends[0], average):
-        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
-    assert any(abs(a - b).max() > 1e-5 for a, b in zip(average, each[-1]))
-    source = pretrained.read(folder)
-    assert all((a == b).all() for a, b in zip(leaves(source.params), ends[0]))
-    task = task_of(config(), records)
-    scores = task.evaluate(jax.device_put(source.params), 5)
-    assert scores.scores["mlm_loss"] == pytest.approx(checkpoint.read_scores(folder, 5).scores["mlm_loss"], rel=1e-5)
-
-
-@pytest.mark.slow
 def test_z_loss_is_added_in_training_alone(records):
-    losses, gradients = [], []
+    losses, gradients, task = [], [], task_of(constant(records, 4).lock(), records)
+    params = jax.jit(lambda key: nn.unbox(task.init_params(key)))(jax.random.key(0))
+    batch = task.normalize(next(task.batches(0)))
+    keys = row_keys(jax.random.key(0), jax.numpy.arange(len(batch["input_ids"])))
     for z_loss in (0.0, 0.5):
-        config = constant(records, 4, z_loss=z_loss).lock()
-        task = task_of(config, records)
-        params = make_program(task, config, task.mesh).init(jax.random.key(0)).params
-        batch = task.normalize(next(task.batches(0)))
-        keys = row_keys(jax.random.key(0), jax.numpy.arange(len(batch["input_ids"])))
+        task = task_of(constant(records, 4, z_loss=z_loss).lock(), records)
         (loss, _), gradient = jax.jit(jax.value_and_grad(task.loss, has_aux=True))(params, batch, keys)
         losses += [float(loss), float(jax.jit(task.loss)(params, batch)[0])]
         gradients.append(np.asarray(gradient["masked_lm"]["bias"]))
@@ -382,7 +384,7 @@ def test_a_run_does_not_begin_or_end_to_average_its_params_midway(records, paren
         launch(config.lock(), parent)
 
 
-def test_a_checkpoint_is_used_with_the_angles_that_it_was_trained_with():
+def test_a_config_after_a_step_has_the_angles_of_its_stage():
     config = modern_config("somewhere")
     thetas = [config_after(config, step).model.global_rope_theta for step in (0, 6, 7, 9, 10, 11, 12)]
     assert thetas == [160_000.0, 160_000.0, 1e6, 1e6, 160_000.0, 160_000.0, 160_000.0]
@@ -493,15 +495,16 @@ def test_copies_of_files_come_close_to_any_weights():
 
 def test_mixtures_that_cannot_be_are_named(two_sources):
     folder, _ = two_sources
-    with pytest.raises(UserError, match=r"data.mixture = .*: 'sky.txt' is no source of the text, which has .*sea.txt"):
-        config = two_stages(folder).unlock()
-        config.stages.end.data.mixture = "sky.txt=2"
-        tasks.validate(config)
-    with pytest.raises(UserError, match=r"stages.begin.data.mixture = .*; set data.mix_when=read"):
-        config = two_stages(folder).unlock()
-        config.data.mix_when = "prepared"
-        tasks.validate(config)
-    with pytest.raises(UserError, match=r"data.mix_when = 'prepared': the records in .* were prepared with 'read'"):
-        config = two_stages(folder, folder / "records").unlock()
-        config.data.mix_when, config.stages = "prepared", named_stages(begin=stage(12, 32, 10))
-        launch(config, folder / "run")
+
+    def mistaken(message, records="", **fields):
+        config = two_stages(folder, records).unlock()
+        config.update_from_flattened_dict(fields)
+        with pytest.raises(UserError, match=message):
+            launch(config, folder / "run") if records else tasks.validate(config)
+
+    message = r"data.mixture = .*: 'sky.txt' is no source of the text, which has .*sea.txt"
+    mistaken(message, **{"stages.end.data.mixture": "sky.txt=2"})
+    prepared = {"data.mix_when": "prepared"}
+    mistaken(r"stages.begin.data.mixture = .*; set data.mix_when=read", **prepared)
+    message = r"data.mix_when = 'prepared': the records in .* were prepared with 'read'"
+    mistaken(message, folder / "records", **prepared, stages=named_stages(begin=stage(12, 32, 10)))

@@ -16,15 +16,12 @@ from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining, cou
 from bertjax.model.attention import Dense, LayerNorm
 from bertjax.model.dropout import dropout, fold_in, row_keys
 from bertjax.model.encoder import ACTIVATIONS
+from tests.model.reference import random_params
 
 TINY = BertConfig(
-    vocab_size=100,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=64,
+    vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
     max_position_embeddings=32,
-)
+)  # fmt: skip
 
 
 def abstract_params(module, config):
@@ -35,12 +32,9 @@ def abstract_params(module, config):
 
 @pytest.fixture(scope="module")
 def tiny():
-    model = BertForPreTraining(TINY)
-    ids = jnp.zeros((1, 8), jnp.int32)
-    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(1), ids, ids, ids, ids)["params"])
-    # Weights that are large enough for every path to matter.
-    keys = iter(jax.random.split(jax.random.key(2), 99))
-    return model, jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), params)
+    """A model whose weights are large enough for every path to matter."""
+    model, ids = BertForPreTraining(TINY), np.zeros((1, 8), np.int32)
+    return model, random_params(model, *[ids] * 4, deviation=0.2)
 
 
 @functools.cache
@@ -79,9 +73,8 @@ def test_params_are_plain_stacked_float32():
     assert params["bert"]["embeddings"]["word"]["embedding"].shape == (128, 32)  # 100 words and their padding
 
 
-@pytest.mark.slow
 def test_initial_values_are_googles():
-    config = dataclasses.replace(TINY, hidden_size=128, intermediate_size=512)
+    config = dataclasses.replace(TINY, num_hidden_layers=1, hidden_size=128, intermediate_size=512)
     ids = jnp.zeros((1, 8), jnp.int32)
     params = nn.meta.unbox(jax.jit(BertForPreTraining(config).init)(jax.random.key(0), ids, ids, ids, ids)["params"])
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -99,29 +92,24 @@ def test_padding_changes_nothing(tiny):
     ids, segments, types = inputs()
     positions = np.array([[1, 5, 15]] * 3)
     expected = forward(model, params, ids, segments, types, positions)
-
-    def pad(x, value=0):
-        return np.pad(x, ((0, 0), (0, 9)), constant_values=value)
-
-    padded = forward(model, params, pad(ids, 77), pad(segments), pad(types, 1), positions)
-    for a, b in zip(expected, padded):
+    wider = (np.pad(x, ((0, 0), (0, 9)), constant_values=n) for x, n in ((ids, 77), (segments, 0), (types, 1)))
+    for a, b in zip(expected, forward(model, params, *wider, positions)):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
 def test_packed_segments_do_not_see_each_other(tiny):
     """Two texts in one row, each with its own positions, give what each gives alone; a change in one stays there."""
     _, params = tiny
-    ids, _, types = inputs(rows=2, length=12)
+    ids, _, types = inputs(rows=2, length=8)
     encoder = BertModel(TINY)
-    alone, _ = forward(encoder, params["bert"], ids, np.ones_like(ids), types)
-    row = [np.concatenate(x)[None] for x in (ids, [[1] * 12, [2] * 12], types, [np.arange(12)] * 2)]
+    row = [np.concatenate(x)[None] for x in (ids, [[1] * 8, [2] * 8], types, [np.arange(8)] * 2)]
     packed, _ = forward(encoder, params["bert"], *row)
+    alone, _ = forward(encoder, params["bert"], ids, np.ones_like(ids), types)
     np.testing.assert_allclose(packed[0], np.concatenate(alone), atol=2e-5)
 
-    changed = row[0].copy()
-    changed[0, 15] = 5 if changed[0, 15] != 5 else 6
-    after, _ = forward(encoder, params["bert"], changed, *row[1:])
-    assert (after[0, :12] == packed[0, :12]).all() and (after[0, 12:] != packed[0, 12:]).any()
+    row[0][0, 11] = 5 if row[0][0, 11] != 5 else 6
+    after, _ = forward(encoder, params["bert"], *row)
+    assert (after[0, :8] == packed[0, :8]).all() and (after[0, 8:] != packed[0, 8:]).any()
 
 
 def test_position_and_token_type_matter(tiny):
@@ -133,15 +121,14 @@ def test_position_and_token_type_matter(tiny):
     assert abs(hidden - other).max() > 1e-3 and abs(hidden - moved).max() > 1e-3
 
 
-@pytest.mark.slow
 def test_masked_words_are_predicted_where_they_stand_and_padding_words_never(tiny):
     model, params = tiny
-    ids, segments, types = inputs()
-    everywhere, _ = forward(model, params, ids, segments, types, np.arange(16)[None].repeat(3, 0))
-    some, _ = forward(model, params, ids, segments, types, np.array([[3, 9], [0, 15], [7, 7]]))
-    np.testing.assert_allclose(some[1], everywhere[1, [0, 15]], atol=1e-5)
+    batch = inputs()
+    everywhere, _ = forward(model, params, *batch, np.arange(16)[None].repeat(3, 0))
+    some, _ = forward(model, params, *batch, np.array([[3, 9, 3], [0, 15, 0], [7, 7, 7]]))
+    np.testing.assert_allclose(some[1], everywhere[1, [0, 15, 0]], atol=1e-5)
     assert everywhere.shape == (3, 16, 128)
-    probabilities = jax.nn.softmax(everywhere)
+    probabilities = np.asarray(jax.nn.softmax(everywhere))
     assert (probabilities[..., 100:] == 0).all() and np.allclose(probabilities.sum(-1), 1, atol=1e-5)
 
 
@@ -181,46 +168,35 @@ def test_encoder_layer_against_numpy(tiny):
     )
 
 
-@pytest.mark.slow
-def test_recomputation_changes_no_gradient(tiny):
-    model, params = tiny
-    ids, segments, types = inputs()
+@pytest.fixture(scope="module")
+def gradient_of(tiny):
+    """Returns `gradient_of(compute)`: a compiled gradient with dropout, the program's text, and its bytes of memory."""
+    _, params = tiny
+    batch, keys = (*inputs(), np.array([[2], [3], [4]])), row_keys(jax.random.key(3), jnp.arange(3))
 
-    def gradient(model):
+    @functools.cache
+    def gradient(compute):
         def loss(params):
-            keys = jax.random.split(jax.random.key(3), len(ids))
-            words, pairs = model.apply({"params": params}, ids, segments, types, ids % 16, keys)
+            words, pairs = BertForPreTraining(TINY, compute).apply({"params": params}, *batch, keys)
             return jax.nn.logsumexp(words[..., :100]).sum() + pairs.sum()
 
-        return jax.jit(jax.grad(loss))(params)
+        lowered = jax.jit(jax.value_and_grad(loss)).lower(params)
+        compiled = lowered.compile()
+        return compiled(params), lowered.as_text(), compiled.memory_analysis().temp_size_in_bytes
 
-    plain = gradient(model)
-    for remat in ("dots", "full"):
-        recomputed = gradient(BertForPreTraining(TINY, Compute(remat=remat)))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain, recomputed)
-
-
-@pytest.mark.slow
-def test_recomputation_saves_memory():
-    config = dataclasses.replace(TINY, num_hidden_layers=4)
-    ids = jax.ShapeDtypeStruct((8, 64), np.int32)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 8))
-
-    def temporaries(remat):
-        model = BertModel(config, Compute(remat=remat))
-
-        def loss(params, ids, keys):
-            return model.apply({"params": params}, ids, ids, ids, dropout_keys=keys)[0].sum()
-
-        params = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), *[np.ones((1, 8), int)] * 3)["params"]))
-        return jax.jit(jax.grad(loss)).lower(params, ids, keys).compile().memory_analysis().temp_size_in_bytes
-
-    assert temporaries("full") < 0.7 * temporaries("none")
+    return gradient
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("compute", [Compute(remat="dots"), Compute(remat="full"), Compute(unroll=True)])
+def test_neither_recomputation_nor_unrolling_changes_a_gradient(gradient_of, compute):
+    (expected, text, memory), (gradient, other_text, less_memory) = gradient_of(Compute()), gradient_of(compute)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected, gradient)
+    assert "dynamic_update_slice" in text and ("dynamic_update_slice" not in other_text) == compute.unroll
+    assert compute.remat != "full" or less_memory < 0.8 * memory
+
+
 def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
-    """And of nothing else: neither of the rows beside it, nor of how many there are."""
+    """And of nothing else: neither of the rows beside it, nor of their number."""
     model, params = tiny
     ids, segments, types = inputs()
     keys = jax.random.split(jax.random.key(0), len(ids))
@@ -235,34 +211,15 @@ def test_the_dropout_of_a_row_is_a_function_of_its_key(tiny):
     assert np.abs(apply(rows, keys[::-1]) - together).max() > 1e-2
 
 
-@pytest.mark.slow
-def test_dropout_drops_the_given_share_independently():
-    """Of 64 rows, three layers and three places in each: no two masks, and no two neighbours, know of one another."""
-    shape, rate = (64, 20, 60), 0.1
-    rows = row_keys(jax.random.key(1), jnp.arange(64))
-    masks = np.stack(
-        [
-            dropout(jnp.ones(shape), rate, fold_in(fold_in(rows, layer), site)) == 0
-            for layer in (1, 2, 3) for site in (0, 1, 2)
-        ]
-    ).astype(float)  # fmt: skip
-
-    def deviations(a, b):
-        """How many standard errors the correlation of two sets of drawings is from 0."""
-        return ((a - rate) * (b - rate)).mean() / (rate * (1 - rate)) * np.sqrt(a.size)
-
-    assert abs((masks.mean() - rate) / np.sqrt(rate * (1 - rate) / masks.size)) < 4
-    assert np.abs((masks.mean((2, 3)) - rate) / np.sqrt(rate * (1 - rate) / 1200)).max() < 5  # of each row
-    assert np.abs((masks.mean((0, 1)) - rate) / np.sqrt(rate * (1 - rate) / 576)).max() < 5  # of each position
-    flat = masks.reshape(9, 64, -1)
-    for shift in (1, 2, 8, 16, 60, 64, 128, 256):
-        assert abs(deviations(flat[..., shift:], flat[..., :-shift])) < 4.5, shift
-    assert abs(deviations(masks[:, 1:], masks[:, :-1])) < 4.5  # neighbouring rows
-    for a in range(9):
-        for b in range(a):
-            assert abs(deviations(masks[a], masks[b])) < 4.5, (a, b)  # layers and places
-    x = jnp.full(shape, 3.0)
-    assert set(np.unique(dropout(x, rate, rows))) == {np.float32(0), np.float32(3) / np.float32(0.9)}
+def test_dropout_drops_its_rate_of_the_elements_and_scales_the_rest():
+    """Of each row, and of each position. tests/model/test_dropout.py tests that masks are independent."""
+    shape, rate, rows = (64, 20, 60), 0.1, row_keys(jax.random.key(1), jnp.arange(64))
+    x = np.full(shape, 3, np.float32)
+    dropped = np.asarray(dropout(x, rate, fold_in(fold_in(rows, 1), 2)))
+    assert set(np.unique(dropped)) == {np.float32(0), np.float32(3) / np.float32(0.9)}
+    for axes in ((0, 1, 2), (1, 2), 0):
+        shares = (dropped == 0).mean(axes)
+        assert np.abs(shares - rate).max() < 5 * np.sqrt(rate * (1 - rate) * shares.size / x.size)
     assert (dropout(x, rate, None) == x).all() and (dropout(x, 0.0, rows) == x).all()
 
 
@@ -270,9 +227,8 @@ def test_bfloat16_is_close_to_float32(tiny):
     model, params = tiny
     ids, segments, types = inputs()
     exact = forward(model, params, ids, segments, types, ids % 16)[0][..., :100]
-    rough = forward(BertForPreTraining(TINY, Compute("bfloat16", "bfloat16")), params, ids, segments, types, ids % 16)[
-        0
-    ]
+    half = BertForPreTraining(TINY, Compute("bfloat16", "bfloat16"))
+    rough, _ = forward(half, params, ids, segments, types, ids % 16)
     assert rough.dtype == jnp.float32
     error = np.linalg.norm(rough[..., :100] - exact) / np.linalg.norm(exact)
     assert 0 < error < 3e-2
@@ -304,9 +260,10 @@ def test_without_pairs_the_same_words_are_predicted_by_fewer_params(tiny):
     np.testing.assert_array_equal(forward(BertForMaskedLM(TINY), fewer, *batch), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("features", [(3, 2, 4), (2,)])  # more than inputs, fewer
-@pytest.mark.parametrize("dtype, x_dtype", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")])
+@pytest.mark.parametrize(
+    "features, dtype, x_dtype",
+    [((3, 2, 4), "float32", "float32"), ((2,), "bfloat16", "bfloat16"), ((2,), "float32", "bfloat16")],
+)  # more features than inputs, fewer
 def test_a_product_and_its_gradients_are_jaxs(features, dtype, x_dtype):
     dense = Dense(BertConfig(), Compute(dtype, dtype), (7,), features, (None,) * (1 + len(features)))
     x = jax.random.normal(jax.random.key(0), (2, 5, 7)).astype(x_dtype)
@@ -321,7 +278,6 @@ def test_a_product_and_its_gradients_are_jaxs(features, dtype, x_dtype):
         np.testing.assert_allclose(np.float32(a), np.float32(b), atol=2e-2 if a.dtype == "bfloat16" else 1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chip", ["", "cpu"])
 def test_layer_norm_and_its_gradient_are_flaxs(chip):
     """Flax derives the gradient from two passes over x; ours is in closed form."""
@@ -331,43 +287,24 @@ def test_layer_norm_and_its_gradient_are_flaxs(chip):
     x, grad = rng.normal(3, 2, (2, 4, 32)).astype(np.float32), rng.normal(size=(2, 4, 32)).astype(np.float32)
     params = {name: rng.normal(size=32).astype(np.float32) for name in ("scale", "bias")}
 
-    def result(module):
+    @functools.partial(jax.jit, static_argnums=0)
+    def result(module, x):
         out, back = jax.vjp(lambda params, x: module.apply({"params": params}, x), params, x)
-        return out, back(grad)
+        return out, back(grad.astype(x.dtype))
 
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), result(ours), result(theirs))
+    expected = result(theirs, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), result(ours, x), expected)
     half = LayerNorm(TINY, Compute("bfloat16", "bfloat16", chip=chip))
-    out, back = jax.vjp(lambda x: half.apply({"params": params}, x), jnp.bfloat16(x))
-    assert out.dtype == back(out)[0].dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.float32(out), result(ours)[0], atol=0.05)
+    out, (_, gradient) = result(half, jnp.bfloat16(x))
+    assert out.dtype == gradient.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.float32(out), expected[0], atol=0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype, absolute, relative", [(jnp.float32, 5e-7, 1e-6), (jnp.bfloat16, 1e-9, 0.2)])
 def test_gelu_is_exact_in_the_tails(dtype, absolute, relative):
-    x = jnp.linspace(-6, 6, 241).astype(dtype)
-    expected = [float(v) * 0.5 * math.erfc(-float(v) / math.sqrt(2)) for v in x]
+    x = np.linspace(-6, 6, 241).astype(dtype)
+    expected = [v * 0.5 * math.erfc(-v / math.sqrt(2)) for v in x.astype(float)]
     np.testing.assert_allclose(np.float32(ACTIVATIONS["gelu"](x)), expected, atol=absolute, rtol=relative)
-
-
-@pytest.mark.slow
-def test_unrolled_layers_compute_the_same(tiny):
-    _, params = tiny
-    keys = row_keys(jax.random.key(3), jnp.arange(3))
-
-    def lowered(unroll):
-        model = BertForPreTraining(TINY, Compute(unroll=unroll))
-
-        def loss(params):
-            words, pairs = model.apply({"params": params}, *inputs(), np.array([[2], [3], [4]]), keys)
-            return words[..., :50].std() + pairs.std()
-
-        return jax.jit(jax.value_and_grad(loss)).lower(params)
-
-    looped, unrolled = lowered(False), lowered(True)
-    assert "dynamic_update_slice" in looped.as_text() and "dynamic_update_slice" not in unrolled.as_text()
-    before, after = (program.compile()(params) for program in (looped, unrolled))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), before, after)
 
 
 def test_a_model_with_one_token_type_takes_pairs_as_of_it(tiny):

@@ -3,7 +3,6 @@
 import functools
 import re
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +12,7 @@ from bertjax.config import BertConfig, Compute
 from bertjax.families.with_heads import BertForPreTraining
 from bertjax.model.dropout import row_keys
 from bertjax.model.products import multiply, project
+from tests.model.reference import random_params
 
 ON_CPU = Compute("float32", "bfloat16", chip="cpu")
 
@@ -26,7 +26,6 @@ def rounded(x):
     return np.float32(jnp.asarray(x).astype("bfloat16"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("inputs, features", [(8, (3, 2, 16)), (64, (8,)), (8, (8,))])  # wider, narrower, equal
 @pytest.mark.parametrize("outputs_first", [False, True])
 def test_factors_are_rounded_and_sums_are_not(inputs, features, outputs_first):
@@ -44,26 +43,23 @@ def test_factors_are_rounded_and_sums_are_not(inputs, features, outputs_first):
         expected = np.moveaxis(expected, -1, 0)
     np.testing.assert_allclose(of_kernel, expected, atol=1e-4)
     np.testing.assert_allclose(product, np.tensordot(rounded(x), rounded(kernel), 1), atol=1e-4)
-    np.testing.assert_allclose(
-        of_x, np.tensordot(rounded(grad), rounded(kernel), (axes, list(range(1, kernel.ndim)))), atol=1e-4
-    )
+    expected = np.tensordot(rounded(grad), rounded(kernel), (axes, list(range(1, kernel.ndim))))
+    np.testing.assert_allclose(of_x, expected, atol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("k, m, n", [(16, 16, 8), (8, 32, 64), (32, 64, 4)])
-@pytest.mark.parametrize("transpose_a, transpose_b", [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    "k, m, n, transpose_a, transpose_b", [(16, 16, 8, False, False), (8, 32, 64, True, False), (32, 64, 4, False, True)]
+)
 def test_matrices_are_multiplied_whatever_is_transposed(k, m, n, transpose_a, transpose_b):
     a, b = normal(0, 2, 3, m, k), normal(1, 2, 3, k, n)
     given = [jnp.swapaxes(x, -1, -2) if turned else x for x, turned in ((a, transpose_a), (b, transpose_b))]
     for compute, expected in ((ON_CPU, rounded(a) @ rounded(b)), (Compute(), np.asarray(a) @ np.asarray(b))):
-        product = jax.jit(
-            functools.partial(multiply, compute=compute, transpose_a=transpose_a, transpose_b=transpose_b)
-        )
-        np.testing.assert_allclose(product(*given), expected, atol=1e-4)
+        product = multiply(*given, compute=compute, transpose_a=transpose_a, transpose_b=transpose_b)
+        np.testing.assert_allclose(product, expected, atol=1e-4)
 
 
 SMALL = BertConfig(
-    vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256,
+    vocab_size=500, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=256,
     max_position_embeddings=128,
 )  # fmt: skip
 
@@ -78,7 +74,7 @@ def step():
     words = np.take_along_axis(ids, places, axis=1)
     keys = row_keys(jax.random.key(0), jnp.arange(16))
     model = BertForPreTraining(SMALL)
-    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(1), ids, segments, types, places)["params"])
+    params = random_params(model, ids, segments, types, places, deviation=0.02)
 
     def compiled(compute):
         def loss(params):
@@ -94,7 +90,6 @@ def step():
     return both, params
 
 
-@pytest.mark.slow
 def test_a_step_with_bfloat16_products_is_the_float32_step_up_to_rounding(step):
     both, params = step
     (loss, exact), (rough_loss, rough) = (both[name](params) for name in ("float32", "bfloat16"))
@@ -107,7 +102,6 @@ def test_a_step_with_bfloat16_products_is_the_float32_step_up_to_rounding(step):
         assert error < 3e-2, (jax.tree_util.keystr(path), error)
 
 
-@pytest.mark.slow
 def test_every_product_of_a_step_takes_the_fast_path(step):
     text = step[0]["bfloat16"].as_text()
     types = dict(re.findall(r"%([\w.\-]+) = (\w+)\[", text))
@@ -117,5 +111,5 @@ def test_every_product_of_a_step_takes_the_fast_path(step):
         if large and types[first] != "bf16" and "next_sentence" not in line:
             slow.append(line)
     fast = re.findall(r"kind=kCustom.*__ynn_fusion", text)
-    # Per layer: three of each of four kernels, and seven of attention.
-    assert not slow and len(fast) >= 2 * (3 * 4 + 7), (slow, len(fast))
+    # Of a layer: three of each of four kernels, and seven of attention.
+    assert not slow and len(fast) >= 3 * 4 + 7, (slow, len(fast))
