@@ -1,7 +1,6 @@
 """Answers in paragraphs: windows, labels, the n best, and a tiny run to its predictions file."""
 
 import dataclasses
-import itertools
 import json
 import random
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 
 from bertjax.config import UserError, fine_tuning_config
-from bertjax.data.documents import python_docs
 from bertjax.experiment import load
 from bertjax.interop import conversion, pretrained
 from bertjax.tasks import finetuning_run, metrics, pairs, squad, squad_files, validate
@@ -18,6 +16,8 @@ from bertjax.tasks.squad_files import Question
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS
+from tests.processes import ROOT
+from tests.tasks.test_finetuning import quick
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -59,11 +59,8 @@ def test_every_label_is_the_answer_in_the_text(pieces):
             found.add(window.question)
     # What no window holds as a whole is longer than a step of the windows.
     missing = [q for i, q in enumerate(questions) if i not in found]
-    assert (
-        len(missing) == apart < 30
-        and exact == 300
-        and all(len(pieces.encode(q.answers[0]).ids) > 24 - 3 - 5 - 7 for q in missing)
-    )
+    assert len(missing) == apart < 30 and exact == 300
+    assert all(len(pieces.encode(q.answers[0]).ids) > 24 - 3 - 5 - 7 for q in missing)
     inside = Question("q", "ship?", "the anchor ship", ("nchor",), (5,))
     encoded = squad.encode([inside], pieces, **SIZES, with_labels=True)
     assert encoded.exact == 0 and encoded.notes([inside], 5) == (
@@ -131,75 +128,66 @@ def test_an_answer_is_neither_too_long_nor_backwards_nor_in_the_question():
 
 
 def squad_file(questions, version):
-    paragraphs = [
-        {
-            "context": q.context,
-            "qas": [
-                {"id": q.name, "question": q.text, "is_impossible": not q.answers}
-                | {"answers": [{"text": t, "answer_start": s} for t, s in zip(q.answers, q.starts)]}
-            ],
-        }
-        for q in questions
-    ]
+    paragraphs = []
+    for question in questions:
+        answers = [{"text": text, "answer_start": start} for text, start in zip(question.answers, question.starts)]
+        asked = {"id": question.name, "question": question.text, "is_impossible": not answers, "answers": answers}
+        paragraphs.append({"context": question.context, "qas": [asked]})
     return json.dumps({"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]})
 
 
-@pytest.mark.parametrize("version", ["v1.1", "v2.0"])
-def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
+def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
     for name, count in (("train", 40), ("dev", 20)):
         questions = random_questions(count, seed=count)
         questions[0] = dataclasses.replace(questions[0], text=" ".join(WORDS[:39]) + " " + WORDS[1])  # a long one
-        if version == "v2.0":
-            questions = [Question(q.name, q.text, q.context) if i % 3 == 0 else q for i, q in enumerate(questions)]
-        (tmp_path / f"{name}-{version}.json").write_text(squad_file(questions, version))
-    config = fine_tuning_config("squad", version=version, doc_stride=16, max_query_length=36)
-    config.data.path, config.init_checkpoint = str(tmp_path), str(checkpoint)
-    config.update(dict(batch_size=16, max_seq_length=64, epochs=1.0, log_every_steps=2))
-    validate(config)
+        questions = [Question(q.name, q.text, q.context) if i % 3 == 0 else q for i, q in enumerate(questions)]
+        (tmp_path / f"{name}-v2.0.json").write_text(squad_file(questions, "v2.0"))
+    config = fine_tuning_config("squad", version="v2.0", doc_stride=16, max_query_length=36)
+    validate(quick(config, tmp_path, checkpoint, max_seq_length=64, epochs=1.0))
     launch(config, tmp_path / "run")
-    predictions = json.loads((tmp_path / "run/predictions.json").read_text())
+    predictions, best, odds = (
+        json.loads((tmp_path / f"run/{name}.json").read_text())
+        for name in ("predictions", "nbest_predictions", "null_odds")
+    )
     assert predictions.keys() == {q.name for q in questions}
     scores = read_metrics(tmp_path / "run")[-2]
     again = metrics.squad_scores({q.name: q.answers for q in questions}, predictions)
-    assert scores["eval/f1"] == pytest.approx(again["f1"] / 100)
-    assert scores["eval/exact_match"] == pytest.approx(again["exact_match"] / 100)
-    assert ("eval/null_threshold" in scores) == (version == "v2.0")
-    assert ("null_threshold" in (tmp_path / "run/report.txt").read_text()) == (version == "v2.0")
+    assert all(scores[f"eval/{name}"] == pytest.approx(again[name] / 100) for name in ("f1", "exact_match"))
+    assert "null_threshold" in (tmp_path / "run/report.txt").read_text()
     source = pretrained.read(tmp_path / "run")
     assert source.architecture == "BertForQuestionAnswering"
-    pairs = [(q.text, q.context) for q in questions]
     # The tuned threshold is that of the checkpoint, and decides.
-    assert source.decided.get("null_threshold") == scores.get("eval/null_threshold")
-    found = list(squad.predict(dataclasses.replace(source, decided={}), pairs))
-    for (_, context), answer in zip(pairs, found):
-        assert context[answer["start"] : answer["end"]] == answer["answer"] and np.isfinite(answer["null_odds"])
+    assert source.decided == {"null_threshold": scores["eval/null_threshold"]}
+    texts = [(q.text, q.context) for q in questions]
+    found = list(squad.predict(dataclasses.replace(source, decided={}), texts))
     # Prediction encodes as evaluation did, the long question as well.
-    best = json.loads((tmp_path / "run/nbest_predictions.json").read_text())
     for question, answer in zip(questions, found):
         first = best[question.name][0]
+        assert question.context[answer["start"] : answer["end"]] == answer["answer"]
         assert (answer["start"], answer["end"]) == (first["start"], first["end"])
         assert answer["probability"] == pytest.approx(first["probability"], rel=1e-4)
-    if version == "v2.0":
-        odds = json.loads((tmp_path / "run/null_odds.json").read_text())
-        assert [answer["null_odds"] for answer in found] == pytest.approx([odds[q.name] for q in questions], abs=1e-4)
+        assert answer["null_odds"] == pytest.approx(odds[question.name], abs=1e-4)
     middle = float(np.median([answer["null_odds"] for answer in found]))
     decided = dataclasses.replace(source, decided={"null_threshold": middle})
-    for before, answer in zip(found, squad.predict(decided, pairs)):
+    for before, answer in zip(found, squad.predict(decided, texts)):
         assert answer["answer"] == ("" if before["null_odds"] > middle else before["answer"])
-    content, note = squad.submission(source, str(tmp_path / f"dev-{version}.json"))
+    content, note = squad.submission(source, str(tmp_path / "dev-v2.0.json"))
     assert json.loads(content) == predictions and note.startswith("20 answers")
     # Scored again without training, the dev set has the same scores; the threshold is not tuned again.
-    again = finetuning_run.score(source, *squad.labelled(source, str(tmp_path / f"dev-{version}.json")))
+    again = finetuning_run.score(source, *squad.labelled(source, str(tmp_path / "dev-v2.0.json")))
     assert again.scores == pytest.approx({name: scores[f"eval/{name}"] for name in again.scores})
     silent = dataclasses.replace(source, decided={"null_threshold": -1e9})
-    none = finetuning_run.score(silent, *squad.labelled(silent, str(tmp_path / f"dev-{version}.json")))
-    assert version == "v1.1" or none.scores["no_answer_f1"] == 1
+    none = finetuning_run.score(silent, *squad.labelled(silent, str(tmp_path / "dev-v2.0.json")))
+    assert none.scores["no_answer_f1"] == 1
     # It goes along to a workdir; for other formats convert names it among what is left out.
     conversion.convert(tmp_path / "run", tmp_path / "ours", "bertjax")
     ours = pretrained.read(tmp_path / "ours")
-    assert ours.decided == source.decided and list(squad.predict(ours, pairs)) == list(squad.predict(source, pairs))
+    assert ours.decided == source.decided and list(squad.predict(ours, texts)) == list(squad.predict(source, texts))
     line = conversion.convert(tmp_path / "run", tmp_path / "theirs", "huggingface")
-    assert ("has no place: null_threshold = " in line) == (version == "v2.0")
+    assert "has no place: null_threshold = " in line
+
+
+UNANSWERED = squad_file([Question("q7", "ship?", "a ship")], "1.1")
 
 
 @pytest.mark.parametrize(
@@ -210,19 +198,13 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path, version):
         (squad_file([Question("q7", "ship?", "a ship")] * 2, "2.0"), r"two questions have the id q7"),
         (
             squad_file([Question("q7", "ship?", "a ship", ("ship",), ("x",))], "1.1"),
-            r"qas\[0\].answers\[0\].answer_start",
+            r"qas\[0\].answers\[0\].answer_",
         ),
         (squad_file([Question("q7", "ship?", "a ship", ("ship",), (-4,))], "1.1"), r"Expected `int` >= 0"),
         ('{"data": [{"paragraphs": [], "title": ' + "[" * 100_000, r"nested too deep"),
-        (
-            squad_file([Question("q7", None, "a ship")], "2.0"),
-            r"Expected `str`, got `null` - at `\$.data\[0\].paragraphs\[0\].qas",
-        ),
+        (squad_file([Question("q7", None, "a ship")], "2.0"), r"Expected `str`, got `null` - at `\$.data\[0\].paragra"),
         ('{"data": [{"paragraphs": [{"context": "a", "qas": ["q7"]}]}]}', r"Expected `object`, got `str`"),
-        (
-            squad_file([Question("q7", "ship?", "a ship")], "1.1").replace("true", "false"),
-            r"question q7 has neither an answer nor is_impossible",
-        ),
+        (UNANSWERED.replace("true", "false"), r"question q7 has neither an answer nor is_impossible"),
         ('{"date": []}', r"missing required field `data`"),
     ],
 )
@@ -237,16 +219,14 @@ def test_answers_that_are_not_at_their_place_stop_or_are_left_out(pieces, tmp_pa
     """All are counted, the first named; the dev set is scored with them."""
     for name, count in (("train", 20), ("dev", 6)):
         questions = random_questions(count, seed=count)
-        wrong = [
-            dataclasses.replace(q, starts=(q.starts[0] + 1,)) if i % 3 == 2 else q for i, q in enumerate(questions)
-        ]
-        (tmp_path / f"{name}-v1.1.json").write_text(squad_file(wrong, "1.1"))
+        questions[2::3] = [dataclasses.replace(q, starts=(q.starts[0] + 1,)) for q in questions[2::3]]
+        (tmp_path / f"{name}-v1.1.json").write_text(squad_file(questions, "1.1"))
     config = load("squad:v1.1")
     config.data.path, config.max_seq_length = str(tmp_path), 64
-    said = (
-        r"6 training questions have an answer that is not at its answer_start: q2, q5, q8, q11, q14 and 1 more \(there,"
-    )
-    with pytest.raises(UserError, match=said + r" '.*' is not at character \d+\); mend them, or .*on_bad_answer=skip"):
+    said = r"6 training questions have an answer that is not at its answer_start: q2, q5, q8, q11, q14 and 1 more \("
+    with pytest.raises(
+        UserError, match=said + r"there, '.*' is not at character \d+\); mend them, or .*on_bad_answer=skip"
+    ):
         squad.load(config, pieces)
     config.data.on_bad_answer = "skip"
     dataset = squad.load(config, pieces)
@@ -256,21 +236,20 @@ def test_answers_that_are_not_at_their_place_stop_or_are_left_out(pieces, tmp_pa
     (split,) = dataset.dev
     found = split.read([np.zeros((len(ids), 2)) for ids in split.examples.input_ids])
     assert len(found.texts) == 6
+    assert split.decide(found) == {} and split.score(found).keys() == {"f1", "exact_match"}  # no threshold in v1.1
     config.data.on_bad_answer = "ignore"
     with pytest.raises(UserError, match=r"config.data.on_bad_answer = 'ignore': choose one of stop, skip"):
         squad.validate(config)
 
 
-@pytest.mark.slow
 def test_offsets_are_those_of_real_text(pieces):
-    """Every word of Python's documentation as an answer."""
-    lines = (line for document in python_docs.read_documents() for line in document.lines)
-    context = " ".join(itertools.islice(lines, 200))[:4000]
+    """Every word of the beginning of README.md as an answer."""
+    context = (ROOT / "README.md").read_text()[:1200]
     questions, start = [], 0
     for word in context.split():
         start = context.index(word, start)
         questions.append(Question(str(start), "ship?", context, (word,), (start,)))
         start += len(word)
-    sizes = {**SIZES, "max_seq_length": 4000}  # one window
+    sizes = {**SIZES, "max_seq_length": 1200}  # one window
     exact = squad.encode(questions, pieces, **sizes, with_labels=True).exact
-    assert len(questions) > 150 and exact > 0.99 * len(questions)
+    assert len(questions) > 100 and exact > 0.99 * len(questions)

@@ -11,6 +11,7 @@ from bertjax.tasks import swag, validate
 from bertjax.tasks.launch import launch
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS
+from tests.tasks.test_finetuning import quick
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -30,11 +31,7 @@ def write(path, count, seed, label=None):
 
 
 def config_for(folder, checkpoint):
-    config = fine_tuning_config("swag")
-    config.data.path, config.init_checkpoint = str(folder), str(checkpoint)
-    config.update(dict(batch_size=16, max_seq_length=32, epochs=6.0, log_every_steps=5))
-    config.optimizer.learning_rate = 3e-3
-    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = quick(fine_tuning_config("swag"), folder, checkpoint, epochs=6.0)
     validate(config)
     return config
 
