@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import signal
-import time
 
 import jax
 import numpy as np
@@ -17,7 +16,7 @@ from bertjax.tasks import vectors
 from bertjax.tasks.hidden_states import extract
 from tests.conftest import TOPICS
 from tests.interop.test_golden import edit
-from tests.processes import run, start
+from tests.processes import run
 
 WORDS = [word for words in TOPICS.values() for word in words]
 
@@ -198,26 +197,14 @@ def test_long_texts_are_a_portion_of_their_own(make, tmp_path, monkeypatch):
     assert sizes == [1, 3, 1]
 
 
-@pytest.mark.slow
-def test_a_killed_command_goes_on(checkpoint, compiled, tmp_path):
-    rows = texts_of(2 * vectors.PORTION_TEXTS + 5, seed=1)
-    lines = "".join(f"{i}\t{text or 'a'}\n" for i, text in enumerate(rows))
-    (tmp_path / "t.tsv").write_text("name\tsentence\n" + lines)
-    given = f"--checkpoint={checkpoint}", "--input=t.tsv", "--texts=sentence", "--pool=mean", "--layers=last"
-    given += "--output=v.parquet", "--id=name", "--dtype=float32"
-    process = start("extract", *given, cwd=tmp_path)
-    journal, deadline = tmp_path / "v.parquet.partial.jsonl", time.monotonic() + 120
-    while not (journal.exists() and len(journal.read_text().splitlines()) > 1) and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL and not (tmp_path / "v.parquet").exists()
-    result = run("extract", *given, cwd=tmp_path)
-    assert result.returncode == 0 and "going on after" in result.stdout, result.stderr
-    assert f"vectors [{len(rows)}, 32] of {len(rows)} texts in v.parquet" in result.stdout
-    some = [0, vectors.PORTION_TEXTS - 1, vectors.PORTION_TEXTS, len(rows) - 1]  # at the ends of portions
-    expected, _ = compiled([rows[i] or "a" for i in some])
-    np.testing.assert_allclose(contents(tmp_path / "v.parquet")[some], expected, atol=1e-4)
+def test_the_command_writes_vectors_of_a_table(checkpoint, compiled, tmp_path):
+    texts = [text or "a" for text in texts_of(20, seed=1)]
+    rows = "".join(f"{i}\t{text}\n" for i, text in enumerate(texts))
+    (tmp_path / "t.tsv").write_text("name\tsentence\n" + rows)
+    flags = "--texts=sentence", "--pool=mean", "--layers=last", "--output=v.parquet", "--id=name", "--dtype=float32"
+    result = run("extract", f"--checkpoint={checkpoint}", "--input=t.tsv", *flags, cwd=tmp_path)
+    assert result.stdout.endswith("vectors [20, 32] of 20 texts in v.parquet\n"), result.stderr
+    np.testing.assert_allclose(contents(tmp_path / "v.parquet"), compiled(texts)[0], atol=1e-4)
 
 
 def test_a_run_of_a_task_that_is_not_registered_here_has_hidden_states(checkpoint, tmp_path):
