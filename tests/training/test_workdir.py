@@ -59,7 +59,7 @@ def test_every_difference_is_found_with_its_field_and_both_values(tmp_path):
 @pytest.mark.parametrize(
     "field, value, message",
     [
-        ("model.num_hidden_layers", 3, "config.model.num_hidden_layers = 3: RUN holds a run with 2; choose another"),
+        ("model.num_hidden_layers", 3, "config.model.num_hidden_layers = 3: RUN holds a run with 1; choose another"),
         ("optimizer.name", "lamb", "config.optimizer.name = 'lamb': RUN holds a run with 'adam'; choose another"),
         ("data.language", "de", "config.data.language = 'de': RUN holds a run with 'en'; choose another"),
     ],
