@@ -6,47 +6,40 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import experiment, objectives, tasks
-from bertjax.config import UserError, named_stages, stage
-from bertjax.data.preparation import prepare
+from bertjax import objectives, tasks
+from bertjax.config import UserError
 from bertjax.interop import pretrained
 from bertjax.objectives import auxiliary
 from bertjax.tasks import adaptation, pretraining_run
-from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint
 from bertjax.training.sinks.jsonl import read_metrics
-from tests.conftest import launch_and_stop, one_device_mesh, preparing_in_process
-from tests.training.test_loop import leaves
+from tests.conftest import one_device_mesh
+from tests.curves import configs
+from tests.objectives.test_objectives import assert_as_planned, params_of
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
-LAYERS, STEPS, WIDTH = 3, 12, 32
+LAYERS, WIDTH, STEPS = 3, 16, 10
 
 
-def config_for(corpus, records="", packing=True, **settings):
-    config = experiment.load("characters:cores")
-    config.model.update(hidden_size=WIDTH, num_hidden_layers=LAYERS, intermediate_size=64, max_position_embeddings=64)
-    config.stages, config.batch_size, config.packing = named_stages(only=stage(STEPS, 64, 10)), 8, packing
-    config.data.update(corpus=str(corpus), records=str(records), heldout_fraction=0.15)
-    config.update(dict(dtype="float32", log_every_steps=1, unroll="no"))
-    config.optimizer.warmup_steps = 0
-    config.eval.update(every_steps=STEPS, max_sequences=16)
-    config.objectives.auxiliary.update(settings)
+def config_for(records="records", packing=True, **settings):
+    config = configs()["transformer-auxiliary"]
+    config.model.num_hidden_layers, config.packing, config.data.records = LAYERS, packing, str(records)
+    config.stages.only.steps = STEPS
+    objectives.learn(config, "lm + auxiliary", auxiliary=settings)
     return config
 
 
 @pytest.fixture(scope="module")
-def records(corpus_file, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("characters") / "records"
-    with preparing_in_process():
-        prepare(config_for(corpus_file), folder)
-    return folder
+def run(request):
+    """The workdir of a run with two layers."""
+    return request.getfixturevalue("pretrained")("transformer-auxiliary")
 
 
-def task_for(*given, **fields):
-    config = config_for(*given, **fields)
+def task_for(records=None, **fields):
+    config = config_for(records or "records", **fields)
     tasks.validate(config)
-    return Pretraining(config, one_device_mesh(config), config.data.records)
+    return Pretraining(config, one_device_mesh(config), records)
 
 
 def by_definition(task, params, batch, settings):
@@ -74,14 +67,13 @@ def by_definition(task, params, batch, settings):
 @pytest.mark.parametrize(
     "packing, settings", [(False, {}), (True, dict(targets=3, target_weight=0.25, layers_until=1.0))]
 )
-def test_losses_and_gradients_while_layers_stop(corpus_file, records, packing, settings):
+def test_losses_and_gradients_while_layers_stop(run, packing, settings):
     """All in one compiled function: the progress is an input."""
-    task, settings = task_for(corpus_file, records, packing, **settings), auxiliary.AuxiliarySettings(**settings)
-    params = nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
+    task, settings = task_for(run / "records", packing=packing, **settings), auxiliary.AuxiliarySettings(**settings)
+    params = params_of(task)
     batch = next(task.batches(5))
     assert (batch["progress"] == np.float32(5 / STEPS)).all()
-    told = task.abstract_batch(0)
-    assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
+    assert_as_planned(task, batch)
     step = jax.jit(jax.value_and_grad(lambda p, b: task.loss(p, task.normalize(b)), has_aux=True))
     each = by_definition(task, params, batch, settings)
     for progress in (0.0, 0.16, 0.17, 0.34, 0.9):
@@ -96,68 +88,50 @@ def test_losses_and_gradients_while_layers_stop(corpus_file, records, packing, s
     assert step._cache_size() == 1
 
 
-def test_what_nothing_predicts_with_has_no_params(corpus_file, records):
+def test_what_nothing_predicts_with_has_no_params():
     def layers_of(**settings):
-        task = task_for(corpus_file, records, **settings)
-        params = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
-        return {name: params[name]["layers"]["kernel"].shape for name in params if name != "bert"}
+        params = nn.meta.unbox(jax.eval_shape(task_for(packing=False, **settings).init_params, jax.random.key(0)))
+        return {name: params[name]["layers"]["kernel"].shape for name in params if name not in ("bert", "masked_lm")}
 
     assert layers_of() == {auxiliary.LAYERS: (LAYERS - 1, 2, 384, WIDTH), auxiliary.LAST: (1, 1, 384, WIDTH)}
     assert layers_of(layers_until=0.0, targets=4) == {auxiliary.LAST: (1, 3, 384, WIDTH)}
     assert layers_of(targets=1) == {auxiliary.LAYERS: (LAYERS - 1, 1, 384, WIDTH)}
 
 
-def test_flops_are_those_of_all_output_layers(corpus_file, records):
+def test_flops_are_those_of_all_output_layers():
     def flops(objective, **settings):
-        config = config_for(corpus_file, records, packing=False, **settings)
+        config = config_for(packing=False, **settings)
         config.objective = objective
-        return Pretraining(config, one_device_mesh(config), records).flops(0, 1)
+        return Pretraining(config, one_device_mesh(config), None).flops(0, 1)
 
     for settings, predicted in ((dict(targets=3), 3 * (LAYERS - 1) + 2), (dict(layers_until=0.0, targets=5), 4)):
-        expected = 3 * 8 * 63 * 2 * WIDTH * 384 * predicted  # three passes of eight rows
+        expected = 3 * 8 * 31 * 2 * WIDTH * 384 * predicted  # three passes of eight rows
         assert flops("lm + auxiliary", **settings) - flops("lm") == expected
 
 
-@pytest.fixture(scope="module")
-def trained(corpus_file, records, tmp_path_factory):
-    """A straight run, and one that was stopped after step 7 and resumed."""
-    folder, config = tmp_path_factory.mktemp("auxiliary"), config_for(corpus_file, records)
-    launch(config, folder / "straight")
-    launch_and_stop(Pretraining, config, folder / "run", step=7)
-    launch(config, folder / "run")
-    return folder / "straight", folder / "run"
-
-
 @pytest.mark.slow
-def test_a_run_is_resumed_bit_for_bit(trained):
-    straight, resumed = (leaves(checkpoint.read_params(folder, STEPS)) for folder in trained)
-    assert straight.keys() == resumed.keys() and any(auxiliary.LAYERS in name for name in straight)
-    assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
-    losses = [line["train/auxiliary_loss"] for line in read_metrics(trained[0]) if "train/loss" in line]
-    nats = np.log(261)  # of a character at first, so that four layers' losses are told from two's and from none
-    assert losses[0] > 3 * nats and losses[-1] < nats
-
-
-@pytest.mark.slow
-def test_only_the_last_layer_is_evaluated(trained, corpus_file, records):
-    """As by a run that has learnt nothing else, with the same params."""
-    (line,) = [line for line in read_metrics(trained[0]) if line["step"] == STEPS and "eval/lm_loss" in line]
-    assert not any("auxiliary" in name for name in line if name.startswith("eval/"))
-    config = config_for(corpus_file, records)
+def test_only_the_last_layer_is_evaluated(run):
+    """The scores are those of a task that has learnt nothing else, with the same params."""
+    lines = read_metrics(run)
+    nats = np.log(261)  # of a character at first, so that the losses of both layers are told from one and from none
+    assert next(line["train/auxiliary_loss"] for line in lines if "train/loss" in line) > 1.5 * nats
+    (scores,) = [line for line in lines if "eval/lm_loss" in line]
+    assert not any("auxiliary" in name for name in scores if name.startswith("eval/"))
+    config = configs()["transformer-auxiliary"]
     config.objective = "lm"
-    alone = Pretraining(config, one_device_mesh(config), records)
-    params = jax.tree.map(jnp.asarray, checkpoint.read_params(trained[0], STEPS))
-    scores = alone.evaluate({name: params[name] for name in ("bert",)}, STEPS).scores
-    for name, score in scores.items():
-        np.testing.assert_allclose(line[f"eval/{name}"], score, rtol=1e-5)
+    alone = Pretraining(config, one_device_mesh(config), run / "records")
+    params = jax.tree.map(jnp.asarray, checkpoint.read_params(run, STEPS))
+    for name, score in alone.evaluate({name: params[name] for name in ("bert", "masked_lm")}, STEPS).scores.items():
+        np.testing.assert_allclose(scores[f"eval/{name}"], score, rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_bits_per_byte_of_a_run_that_starts_from_nothing(trained, corpus_file, records, tmp_path, monkeypatch):
-    source, config = pretrained.read(trained[1]), config_for(corpus_file, records)
-    assert source.config.positions == "each_layer" and source.predicts_words
+def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_path, monkeypatch):
+    source, config = pretrained.read(run), configs()["transformer-auxiliary"]
+    assert source.predicts_words
     monkeypatch.setattr(adaptation, "WINDOW_BYTES", (20, 30))  # all rows have one length
     config.eval.bits_windows = 4
+    config.data.update(corpus=str(corpus_file), records=str(run / "records"))
     task = pretraining_run.KIND.open(config, tmp_path, None).task
     scores = task.evaluate(jax.tree.map(jnp.asarray, source.params), STEPS).scores
     (bits,) = (value for name, value in scores.items() if name.startswith("bits_per_byte"))
@@ -168,34 +142,23 @@ def test_bits_per_byte_of_a_run_that_starts_from_nothing(trained, corpus_file, r
     assert text.report(after) == [f"held-out text of {corpus_file}: bits per byte {bits:.3f}; tokens per word 5.000"]
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        (
-            {"objective": "auxiliary"},
-            "config.objective = 'auxiliary': auxiliary only helps others to be learnt; put one",
-        ),
-        ({"objective": "auxiliary + lm"}, "config.objective = .*: auxiliary only helps others to be learnt; put one"),
-        (
-            {"objective": "nsp + auxiliary", "data.next_sentence": "pairs"},
-            "what the last layer predicts is missing: write 'lm . auxiliary'",
-        ),
-        ({"model.causal": False}, "learns words as mlm, not as lm"),
-        ({"objectives.auxiliary.targets": 0}, "config.objectives.auxiliary.targets = 0: must be at least 1"),
-        ({"objectives.auxiliary.layers_until": 1.5}, "auxiliary.layers_until = 1.5: must be at least 0 and at most 1"),
-        ({"objectives.auxiliary.target_weight": 0.0}, "auxiliary.target_weight = 0.0: must be above 0"),
-        ({"objectives.auxiliary.targets": 1, "objectives.auxiliary.layers_until": 0.0}, "nothing is predicted besides"),
-        ({"objective": "lm"}, "config.objectives.auxiliary: lm is learnt, without it; leave it out"),
-        ({"eval.bits_windows": 3, "data.corpus": None}, "config.data.corpus = None: eval.bits_windows = 3 are of held"),
-    ],
-)
+@pytest.mark.parametrize("fields, message", [
+    ({"objective": "auxiliary"},
+     "config.objective = 'auxiliary': auxiliary only helps others to be learnt; put one"),
+    ({"objective": "auxiliary + lm"}, "config.objective = .*: auxiliary only helps others to be learnt; put one"),
+    ({"objective": "nsp + auxiliary", "data.next_sentence": "pairs"},
+     "what the last layer predicts is missing: write 'lm . auxiliary'"),
+    ({"model.causal": False}, "learns words as mlm, not as lm"),
+    ({"objectives.auxiliary.targets": 0}, "config.objectives.auxiliary.targets = 0: must be at least 1"),
+    ({"objectives.auxiliary.layers_until": 1.5}, "auxiliary.layers_until = 1.5: must be at least 0 and at most 1"),
+    ({"objectives.auxiliary.target_weight": 0.0}, "auxiliary.target_weight = 0.0: must be above 0"),
+    ({"objectives.auxiliary.targets": 1, "objectives.auxiliary.layers_until": 0.0}, "nothing is predicted besides"),
+    ({"objective": "lm"}, "config.objectives.auxiliary: lm is learnt, without it; leave it out"),
+    ({"eval.bits_windows": 3, "data.corpus": None}, "config.data.corpus = None: eval.bits_windows = 3 are of held"),
+])  # fmt: skip
 def test_what_cannot_be_learnt_is_said(fields, message):
-    config = config_for("corpus", "records")
+    config = config_for()
     config.update_from_flattened_dict(fields)
     with pytest.raises(UserError, match=message) as error:
         tasks.validate(config)
     assert "\n" not in str(error.value)
-
-
-def test_it_is_found_by_its_name():
-    assert objectives.OBJECTIVES.get("auxiliary").is_auxiliary and not objectives.OBJECTIVES.get("lm").is_auxiliary
