@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bertjax import families, tasks
-from bertjax.config import UserError, fine_tuning_config
+from bertjax.config import UserError, fine_tuning_config, named_stages, stage
 from bertjax.families.with_heads import BertForMaskedLM, count_parameters, forward_flops
 from bertjax.interop import conversion, huggingface, pretrained, tf1
 from bertjax.sharding.mesh import make_mesh, put_batch
@@ -64,7 +64,7 @@ def config_for(family, records="unused", **fields):
     config.model = families.model_fields(family, **{**SIZES, **FAMILIES[family]})
     config.model.update({name: 0.0 for name in config.model if "dropout" in name})
     config.data.update(masking="dynamic", next_sentence="none")
-    config.eval.fill_masks = ()
+    config.eval.fill_masks, config.stages = (), named_stages(only=stage(10, 64, 10))
     config.optimizer.update(name="sgd", schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.0)
     config.update_from_flattened_dict(fields)
     return config
@@ -154,7 +154,9 @@ def params_and_loss_after_a_step(config, devices, records):
     state = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(x.dtype), program.state)
     state = jax.device_put(state, program.layout.state)
     recipe = put_hyperparameters(0, schedule_of(config, 10), mesh)
-    state, metrics = program.train_step(state, put_batch(next(task.batches(0)), mesh), recipe)
+    batch = next(task.batches(0))
+    assert not config.packing or batch["segments"].max() > 1
+    state, metrics = program.train_step(state, put_batch(batch, mesh), recipe)
     return jax.device_get((state.params, metrics["loss"]))
 
 
