@@ -10,27 +10,18 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from bertjax import tasks
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.batches.examples import Examples
 from bertjax.data.documents import tables
 from bertjax.interop import conversion, huggingface, pretrained
-from bertjax.tasks import (
-    classification,
-    classify,
-    finetuning,
-    finetuning_run,
-    metrics,
-    output_layers,
-    predicted_table,
-    squad,
-    targets,
-    validate,
-)
+from bertjax.tasks import classification, classify, finetuning, finetuning_run, metrics, output_layers, predicted_table
 from bertjax.tasks.launch import launch
 from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
+from bertjax.tasks.targets import labels_of
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS, one_device_mesh
-from tests.processes import run as command
+from tests.tasks.test_finetuning import quick, tokenizer
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -69,25 +60,24 @@ def write_topics(folder, train=300, dev=60):
 
 
 def config_for(folder, checkpoint="none", **data):
-    fields = dict(text="text", second_text="", label="topics", multi_label="list", is_number=False) | data
-    config = fine_tuning_config("classify", **fields)
-    config.data.path, config.init_checkpoint = str(folder), str(checkpoint)
-    config.update(dict(batch_size=16, max_seq_length=32, log_every_steps=5, epochs=4.0, dtype="float32"))
-    config.optimizer.learning_rate = 3e-3
-    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    return config
+    fields = dict(text="text", second_text="", label="topics", multi_label="list", is_number=False)
+    return quick(fine_tuning_config("classify", **fields | data), folder, checkpoint)
 
 
 @pytest.fixture(scope="module")
 def tuned(checkpoint, tmp_path_factory):
     """(folder of the data, workdir of a finished run on it, the rows of the dev set)."""
     folder = tmp_path_factory.mktemp("topics")
-    dev = write_topics(folder)
+    dev = write_topics(folder, train=600)
     config = config_for(folder, checkpoint)
-    config.update(dict(packing=True, epochs=8.0))
-    validate(config)
+    config.update(dict(packing=True, epochs=12.0))
+    tasks.validate(config)
     launch(config, folder / "run")
     return folder, folder / "run", dev
+
+
+def indicators(texts):
+    return [[name in labels for name in LABELS] for labels in texts]
 
 
 def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned, tmp_path):
@@ -104,9 +94,8 @@ def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned
     middle = float(np.median([each["probabilities"]["sea"] for each in found]))
     for each in classification.predict(dataclasses.replace(source, decided={"threshold": middle}), texts):
         assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > middle]
-    indicators = [[[name in labels for name in LABELS] for labels in side]
-                  for side in ([topics for _, topics in dev], [each["labels"] for each in found])]  # fmt: skip
-    assert metrics.f1_of_labels(*indicators) == pytest.approx(source.scores)
+    sides = (topics for _, topics in dev), (each["labels"] for each in found)
+    assert metrics.f1_of_labels(*map(indicators, sides)) == pytest.approx(source.scores)
 
     # Our own format keeps the threshold; others take 0.5.
     conversion.convert(workdir, tmp_path / "ours", "bertjax")
@@ -163,12 +152,7 @@ def test_a_column_for_each_label(tmp_path):
 @pytest.mark.parametrize(
     "suffix, written, cell, message",
     [
-        (
-            "jsonl",
-            "list",
-            None,
-            r"train.jsonl:1: topics is null, expected a list of labels; of a text without any, \[\]",
-        ),
+        ("jsonl", "list", None, r"train.jsonl:1: topics is null, expected a list of labels; of a text without any, \["),
         ("jsonl", "list", {"sea": 1}, r"topics is an object, expected a list"),
         ("jsonl", "list", [["sea"]], r"topics is a list, expected text"),
         ("jsonl", "list", [1, 0, 1], r"topics has '1' twice, .* config.data.label names"),
@@ -183,10 +167,9 @@ def test_a_column_for_each_label(tmp_path):
     ],
 )
 def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
-    more = {"jsonl": [["law"], ["sea"]], "csv": ["0", "1"] if not written else ["['law']", "['sea']"]}[suffix]
-    more = ["law", "sea"] if written == "|" else more
+    law, sea = {"jsonl": (["law"], ["sea"]), "csv": ("['law']", "['sea']")}[suffix] if written == "list" else "01"
     for name in ("train", "dev"):
-        rows = [{"text": "ship", "other": "1", "topics": each} for each in (cell, *more)]
+        rows = [{"text": "ship", "other": "1", "topics": each} for each in (cell, law, sea)]
         write_table(tmp_path / f"{name}.{suffix}", rows)
     data = dict(multi_label=written) if written else dict(multi_label="", label="topics,other")
     with pytest.raises(UserError, match=message):
@@ -204,7 +187,7 @@ def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
 )
 def test_settings_that_contradict_each_other(fields, message):
     with pytest.raises(UserError, match=message):
-        validate(config_for("folder", **fields))
+        tasks.validate(config_for("folder", **fields))
 
 
 # Weights of the classes.
@@ -223,15 +206,12 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
     given = np.array(dataset.train.labels)
     assert task_of(class_weights="balanced")._loss.weights == pytest.approx((1 - given).sum(0) / given.sum(0))
     for text, message in (
-        (
-            "earth=2",
-            r"config.head.class_weights = 'earth=2': 'earth' is no label of the training data, which has court,",
-        ),
-        ("sea", r"config.head.class_weights = 'sea': write LABEL=WEIGHT,\.\.\., with weights of at least 0"),
-        ("sea=-1", r"with weights of at least 0"),
-        ("court=0,garden=0,kitchen=0,sea=0", r"one weight at least must be above 0"),
+        ("earth=2", r" = 'earth=2': 'earth' is no label of the training data, which has court,"),
+        ("sea", r" = 'sea': write LABEL=WEIGHT,\.\.\., with weights of at least 0"),
+        ("sea=-1", r" = .*with weights of at least 0"),
+        ("court=0,garden=0,kitchen=0,sea=0", r" = .*one weight at least must be above 0"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match="config.head.class_weights" + message):
             task_of(class_weights=text)
     with pytest.raises(UserError, match=r"config.head.label_smoothing = 0.1: is for classes, of which a text has one"):
         task_of(label_smoothing=0.1)
@@ -240,34 +220,22 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
         task_of(numbers, class_weights="balanced")
     config.head.label_smoothing = 1.0
     with pytest.raises(UserError, match=r"config.head.label_smoothing = 1.0: must be at least 0 and below 1"):
-        validate(config)
+        tasks.validate(config)
 
 
-@pytest.mark.slow
-def test_a_search_over_weights_compiles_each(tuned, checkpoint, tmp_path):
-    """The loss is another program, though the model is the same; what is wrong is said before the first trial."""
+def test_a_search_over_unknown_weights_is_refused_before_the_first_trial(tuned, checkpoint, tmp_path):
     config = config_for(tuned[0], checkpoint)
-    config.update(dict(epochs=1.0, sweep="class_weights=,sea=9"))
-    launch(config, tmp_path / "search")
-    losses = [
-        next(line["train/loss"] for line in read_metrics(tmp_path / "search/runs" / name) if "train/loss" in line)
-        for name in ("class_weights=", "class_weights=sea=9")
-    ]
-    assert losses[1] > 1.3 * losses[0]
-    table = (tmp_path / "search/sweep.md").read_text()
-    assert "micro_f1, mean" in table and "macro_f1, mean" in table and "threshold" not in table
     config.sweep = "class_weights=,earth=9"
     with pytest.raises(UserError, match=r"'earth' is no label of the training data"):
-        launch(config, tmp_path / "other")
-    assert not (tmp_path / "other/runs").exists()
+        launch(config, tmp_path)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_classes_that_are_not_there_weigh_one():
-    examples = Examples(
-        [np.arange(3)] * 2, [np.zeros(3)] * 2, [np.array([-1, 0, 2]), np.array([0, 0, -1])], per_token=True
-    )
+    ids, types, tags = [np.arange(3)] * 2, [np.zeros(3)] * 2, [np.array([-1, 0, 2]), np.array([0, 0, -1])]
+    examples = Examples(ids, types, tags, per_token=True)
     assert CrossEntropy.balanced(examples, 4).tolist() == [4 / (2 * 3), 1, 4 / 2, 1]
-    examples = Examples([np.arange(3)] * 2, [np.zeros(3)] * 2, np.array([[1, 0, 1], [1, 0, 0]]))
+    examples = Examples(ids, types, np.array([[1, 0, 1], [1, 0, 0]]))
     assert SigmoidCrossEntropy.balanced(examples, 3).tolist() == [1, 1, 1]
     nothing = {"labels": np.zeros(2, int), "weights": np.ones(2)}  # a batch of a class without weight
     assert CrossEntropy((0.0, 1.0)).counted(nothing).sum() == 0
@@ -276,7 +244,6 @@ def test_classes_that_are_not_there_weigh_one():
 # Tables of texts to predict.
 
 
-@pytest.mark.slow
 def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
     """In the order of the rows, a part of them at once; the same as that of the texts by themselves."""
     monkeypatch.setattr(predicted_table, "ROWS_AT_ONCE", 7)
@@ -294,17 +261,17 @@ def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
         said = predicted_table.write(output, task, source, tmp_path / f"texts{source_suffix}", names)
         assert said == f"60 predictions in {output}, 1 of them of texts truncated to 32 tokens"
         found, _ = tables.read_table(output)
-        assert [row.columns["text"] for row in found] == [row["text"] for row in rows]
-        assert [str(row.columns["id"]) for row in found] == [str(i) for i in range(60)]
+        assert [(row.columns["text"], str(row.columns["id"])) for row in found] == [
+            (row["text"], str(row["id"])) for row in rows
+        ]
         for i, (row, one) in enumerate(zip(found, expected)):
-            columns = row.columns
             if suffix == ".jsonl":
-                assert columns["predicted"]["labels"] == one["labels"] and ("cut" in columns["predicted"]) == (i == 3)
+                predicted = row.columns["predicted"]
+                assert predicted["labels"] == one["labels"] and ("cut" in predicted) == (i == 3)
             else:  # and what is written can be read as labels again
-                assert targets.labels_of(row, "predicted.labels", "list") == one["labels"]
-                assert float(columns["predicted.probabilities.sea"]) == pytest.approx(
-                    one["probabilities"]["sea"], abs=1e-5
-                )
+                assert labels_of(row, "predicted.labels", "list") == one["labels"]
+                chance = float(row.columns["predicted.probabilities.sea"])
+                assert chance == pytest.approx(one["probabilities"]["sea"], abs=1e-5)
     with pytest.raises(UserError, match=r"out.tsv:2: there is a column 'predicted.labels' already"):
         predicted_table.write(tmp_path / "again.csv", task, source, tmp_path / "out.tsv", names)
     assert not list(tmp_path.glob("again*")), "no half of a table stays"
@@ -319,10 +286,8 @@ def test_columns_are_the_runs_or_given(tuned):
     assert names == [("text",), ("a", "b")]
     with pytest.raises(UserError, match=r"--second_text=b: name the column of the first text as well"):
         predicted_table.text_columns(classify.TASK, source, "", "b")
-    with pytest.raises(
-        UserError, match=r'--text=text: this checkpoint expects "question \|\|\| paragraph"; name the col'
-    ):
-        predicted_table.text_columns(squad.TASK, other, "", "")
+    with pytest.raises(UserError, match=r'--text=text: this checkpoint expects "question \|\|\| paragraph"; name'):
+        predicted_table.text_columns(tasks.get("squad"), other, "", "")
 
 
 def test_rows_that_differ_are_for_json_lines(tmp_path):
@@ -377,14 +342,12 @@ def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
     assert scores.scores == pytest.approx(source.scores) and scores.decided == source.decided
     # The threshold stays that of the dev set, whatever would be the best for these texts.
     found = list(classification.predict(source, [(text,) for text, _ in dev]))
-    odd = [
-        (text, [name for name in LABELS if each["probabilities"][name] > 0.9]) for (text, _), each in zip(dev, found)
-    ]
-    write_table(tmp_path / "odd.jsonl", [{"text": text, "topics": topics} for text, topics in odd])
-    sides = [[[name in labels for name in LABELS] for labels in side]
-             for side in ([labels for _, labels in odd], [each["labels"] for each in found])]  # fmt: skip
+    likely = [chance for each in found for chance in each["probabilities"].values() if chance > 0.5]
+    odd = [[name for name in LABELS if each["probabilities"][name] > np.median(likely)] for each in found]
+    write_table(tmp_path / "odd.jsonl", [{"text": text, "topics": topics} for (text, _), topics in zip(dev, odd)])
+    expected = metrics.f1_of_labels(indicators(odd), indicators(each["labels"] for each in found))
     scores = finetuning_run.score(source, *classify.labelled(source, tmp_path / "odd.jsonl"))
-    assert scores.scores == pytest.approx(metrics.f1_of_labels(*sides)) and scores.scores["micro_f1"] < 0.9
+    assert scores.scores == pytest.approx(expected) and scores.scores["micro_f1"] < 0.9
     for rows, message in (
         ([{"text": "ship", "topics": ["earth"]}], r"odd.jsonl:1: unknown label 'earth'; expected one of court, garden"),
         ([{"text": "ship"}], r"odd.jsonl:1: no column 'topics'; there are text"),
@@ -392,23 +355,3 @@ def test_a_labelled_file_is_scored_as_the_dev_set_was(tuned, tmp_path):
         write_table(tmp_path / "odd.jsonl", rows)
         with pytest.raises(UserError, match=message):
             classify.labelled(source, tmp_path / "odd.jsonl")
-
-
-@pytest.mark.slow
-def test_commands_predict_tables_and_score_them(tuned, tmp_path):
-    folder, workdir, dev = tuned
-    write_table(tmp_path / "texts.csv", [{"words": text} for text, _ in dev])
-    given = ("predict", f"--checkpoint={workdir}", "--input=texts.csv", "--text=words", "--output=out.tsv")
-    result = command(*given, cwd=tmp_path)
-    assert result.stdout == "60 predictions in out.tsv\n", result.stderr
-    assert len((tmp_path / "out.tsv").read_text().splitlines()) == 61
-    given = ("evaluate", f"--checkpoint={workdir}", f"--data={folder}/dev.jsonl", "--json")
-    result = command(*given, cwd=tmp_path)
-    source = pretrained.read(workdir)
-    assert json.loads(result.stdout) == {"scores": pytest.approx(source.scores), "decided": source.decided}
-
-
-def tokenizer():
-    from tests.tasks.test_finetuning import tokenizer
-
-    return tokenizer()
