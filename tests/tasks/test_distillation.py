@@ -12,7 +12,7 @@ import pytest
 from bertjax.config import BertConfig, UserError, fine_tuning_config
 from bertjax.families.modernbert import ModernBertConfig
 from bertjax.interop import huggingface, pretrained, resizing
-from bertjax.tasks import distillation, finetuning, finetuning_run, squad, validate
+from bertjax.tasks import classification, distillation, finetuning, finetuning_run, metrics, squad, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy, SquaredError
 from tests.conftest import TOPICS, one_device_mesh
@@ -73,6 +73,10 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
     dataset = finetuning_run.load_material(config, tmp_path, None).dataset
     train, logits = dataset.train, dataset.train.teacher_logits
     assert len(logits) == len(train) == 200
+    source, rows = pretrained.read(teacher), rows_of(200, 2, list(LABELS))[:8]
+    predicted = classification.predict(source, [(row["text"],) for row in rows])
+    expected = [[each["probabilities"][label] for label in LABELS] for each in predicted]
+    np.testing.assert_allclose([metrics.softmax(each) for each in logits[:8]], expected, rtol=1e-4, atol=1e-6)
     padded = train.batch(np.array([5, 0, -1]), 16)["teacher_logits"]
     np.testing.assert_array_equal(padded, [logits[5], logits[0], np.zeros(len(LABELS))])
     batch = next(finetuning.FineTuning(config, one_device_mesh(config), dataset).batches(0))
@@ -83,7 +87,7 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
         np.testing.assert_array_equal(batch["teacher_logits"][row, number], known[tuple(ids)])
     assert len(rows) == 16
     # Another order of the labels: that of the data counts.
-    assert distillation._order(pretrained.read(teacher), dataset.output_layer, LABELS[::-1], "") == [3, 2, 1, 0]
+    assert distillation._order(source, dataset.output_layer, LABELS[::-1], "") == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("kind", ["classes", "labels", "number"])
