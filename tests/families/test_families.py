@@ -151,8 +151,11 @@ def params_and_loss_after_a_step(config, devices, records):
     mesh, rng = make_mesh(config, jax.devices()[:devices]), np.random.default_rng(0)
     task = Pretraining(config, mesh, records, tokenizer=tokenizer.load("wordpiece", records / "vocab.txt"))
     program = make_program(task, config, mesh)
-    state = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(x.dtype), program.state)
-    state = jax.device_put(state, program.layout.state)
+
+    def value(path, x):  # large enough for attention to matter
+        return (rng.normal(0, 0.3, x.shape) + ("scale" in jax.tree_util.keystr(path[-1:]))).astype(x.dtype)
+
+    state = jax.device_put(jax.tree_util.tree_map_with_path(value, program.state), program.layout.state)
     recipe = put_hyperparameters(0, schedule_of(config, 10), mesh)
     batch = next(task.batches(0))
     assert not config.packing or batch["segments"].max() > 1
@@ -170,7 +173,7 @@ def test_packed_rows_on_eight_devices_give_the_step_of_padded_rows_on_one(family
     expected, loss = params_and_loss_after_a_step(one, 1, records_folder)
     params, sharded_loss = params_and_loss_after_a_step(eight, 8, records_folder)
     np.testing.assert_allclose(sharded_loss, loss, rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), params, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), params, expected)
 
 
 @pytest.mark.parametrize("family, fields, mesh, message", [
