@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import random
 import re
 import shutil
@@ -12,9 +13,11 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax import tasks
 from bertjax.config import BertConfig, Compute, UserError, fine_tuning_config, pretraining_config
 from bertjax.data.batches.examples import Examples
 from bertjax.interop import conversion, pretrained
+from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import classification, classify, finetuning, finetuning_run, glue, output_layers, sweep, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.output_layers import OutputLayer
@@ -173,6 +176,22 @@ def test_a_checkpoint_predicts_in_the_type_of_its_run_or_a_given_one(tuned):
     assert 1e-6 < difference < 2e-2
 
 
+@pytest.mark.slow
+def test_eight_devices_predict_the_same_as_one(tuned, checkpoint):
+    """45 examples in batches of 16: no example is lost or counted twice."""
+    config = config_for(tuned[0], checkpoint)
+    finetuning_run.adopt(config, None)
+    source, outputs = pretrained.read(tuned[1]), []
+    for sizes in (dict(data=1, fsdp=1, tensor=1), dict(data=2, fsdp=2, tensor=2)):
+        config.mesh.update(sizes)
+        mesh = make_mesh(config, jax.devices()[: math.prod(sizes.values())])
+        task = finetuning.FineTuning(config, mesh, tasks.get(config.task).load(config, source.tokenizer))
+        outputs.append(task.evaluate(source.params, 0))
+        assert len(task._predict(source.params, task.dataset.dev[0].examples)) == 45
+    assert outputs[0] == outputs[1]
+    assert outputs[0].score == max(line.get("eval/accuracy", 0) for line in read_metrics(tuned[1]))
+
+
 def test_a_checkpoint_decides_its_model(tuned, checkpoint):
     config = config_for(tuned[0], checkpoint, max_seq_length=128)
     with pytest.raises(UserError, match=r"config.max_seq_length = 128: .* has 64 positions only; set"):
@@ -186,10 +205,10 @@ def test_a_checkpoint_decides_its_model(tuned, checkpoint):
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tuned, checkpoint, tmp_path, monkeypatch, capsys):
-    """Stopped before its first checkpoint, and in an evaluation."""
-    folder, whole = tuned
-    config = config_for(folder, checkpoint)
-    config.checkpoint.every_steps = 20
+    """Stopped before its first checkpoint, and in an evaluation, with packed rows."""
+    whole, config = tmp_path / "whole", config_for(tuned[0], checkpoint)
+    config.packing, config.checkpoint.every_steps = True, 20
+    run(config, whole)
     evaluate = finetuning.FineTuning.evaluate
 
     def interrupted(self, params, step, after_batch):
