@@ -295,7 +295,6 @@ def test_libtpu_knows_every_generation(prefix):
         assert devices[0].device_kind.startswith(generation.kind)
 
 
-@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_the_command_prints_a_list_for_machines(tmp_path):
     experiment = tmp_path / "short.py"
