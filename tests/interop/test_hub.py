@@ -25,7 +25,7 @@ from tests.processes import run
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
-ENDPOINT = huggingface_hub.constants.ENDPOINT
+ENDPOINT = pytest.importorskip("huggingface_hub.constants").ENDPOINT
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {path.name: path.read_bytes() for path in GOLDEN.iterdir() if path.suffix != ".npz"}
 REPOSITORIES = {
