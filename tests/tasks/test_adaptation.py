@@ -19,7 +19,7 @@ from bertjax.tasks import adaptation, pretraining_run
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint as checkpoints
 from bertjax.training.sinks.jsonl import read_metrics
-from tests.conftest import make_corpus, one_device_mesh
+from tests.conftest import make_corpus, one_device_mesh, preparing_in_process
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 PIECES, FIRST = 6, 3
@@ -40,7 +40,7 @@ def adapting(checkpoint, corpus, **fields):
 
 @pytest.fixture(scope="module", autouse=True)
 def short_windows():
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, preparing_in_process():
         patch.setattr(adaptation, "WINDOW_BYTES", (60, 120))
         yield
 
