@@ -1,14 +1,21 @@
 """A stream of text, whose rows go on in the next step with a memory: its order, the state, resuming, its use."""
 
+import contextlib
+import dataclasses
+import functools
 import itertools
+import json
+import re
+import shutil
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bertjax import families, objectives, tasks
-from bertjax.config import named_stages, pretraining_config, stage
+from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.data.batches import pipeline
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
@@ -16,34 +23,41 @@ from bertjax.data.preparation import prepare
 from bertjax.data.records import find_records
 from bertjax.families import config_of
 from bertjax.families.transformer_xl.model import TransformerXLModel
+from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.families.xlnet.model import XlnetModel
 from bertjax.interop import pretrained
 from bertjax.model.recurrence import new_memory
 from bertjax.objectives import lm
+from bertjax.reporting import insight
 from bertjax.sharding.mesh import make_mesh, put_batch
-from bertjax.tasks import pretraining_run
+from bertjax.tasks import adaptation, bits, fill_mask, generation, pretraining_run
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint
 from bertjax.training.recurrence import warmed_up
 from bertjax.training.schedules import make_schedule
+from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.step import make_program, put_hyperparameters
+from tests import processes
 from tests.conftest import launch_and_stop, make_corpus, one_device_mesh, preparing_in_process
+from tests.tasks.test_finetuning import config_for as fine_tuning_config_for
+from tests.tasks.test_finetuning import write_sst2
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
-LENGTH, MEMORY, ROWS = 16, 24, 8  # the memory reaches back into the row before the last
+LENGTH, MEMORY, ROWS, HIDDEN = 16, 24, 8, 16  # the memory reaches back into the row before the last
+TEXT = make_corpus(14)
+SIZES = dict(num_hidden_layers=1, hidden_size=HIDDEN, num_attention_heads=2, intermediate_size=16)
 
 
 def stream_config(records="unused", **fields):
     config = pretraining_config().unlock()
-    sizes = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=48)
-    config.model = families.model_fields("transformer_xl", vocab_size=261, memory_length=MEMORY, **sizes)
+    config.model = families.model_fields("transformer_xl", vocab_size=261, memory_length=MEMORY, **SIZES)
     config.tokenizer.kind = "bytes"
     config.data.update(records=str(records), next_sentence="none", masking="dynamic", heldout_fraction=0.2)
     config.data.update(dupe_factor=1, short_seq_prob=0.0, stream=True)
     config.stages = named_stages(only=stage(6, LENGTH, 3))
-    config.batch_size, config.dtype, config.log_every_steps = ROWS, "float32", 1
+    config.batch_size, config.dtype, config.log_every_steps, config.unroll = ROWS, "float32", 1, "no"
     config.optimizer.update(learning_rate=1e-2, warmup_steps=0, bias_correction=True, schedule="constant")
     config.eval.update(every_steps=6, max_sequences=30, fill_masks=())
     config.checkpoint.every_steps = 3
@@ -51,42 +65,87 @@ def stream_config(records="unused", **fields):
     return config.lock()
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stream")
-    (folder / "text.txt").write_text(make_corpus(30))
-    config = stream_config("").unlock()
-    config.data.corpus = str(folder / "text.txt")
+@pytest.fixture(scope="session")
+def text_file(built_once):
+    return built_once("stream-text", lambda folder: (folder / "text.txt").write_text(TEXT)) / "text.txt"
+
+
+def prepare_text(config, text_file, folder):
+    config = config.copy_and_resolve_references().unlock()
+    config.data.update(records="", corpus=str(text_file))
     with preparing_in_process():
-        prepare(config, folder / "records")
-    return folder / "records"
+        prepare(config, folder)
 
 
-@pytest.fixture(scope="module")
-def task(records):
-    config = stream_config(records)
-    return Pretraining(config, one_device_mesh(config), records)
+@pytest.fixture(scope="session")
+def records(built_once, text_file):
+    return built_once("stream", functools.partial(prepare_text, stream_config(), text_file))
 
 
-def ids_of(records, split):
-    """The tokens of all records, in their order."""
+def xlnet_config(records="unused"):
+    """A stream that an XLNet reads, with pieces of its own."""
+    config = stream_config(records).unlock()
+    given = dict(memory_length=MEMORY, initializer_range=0.2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config.model = families.model_fields("xlnet", vocab_size=80, **SIZES | given | dict(num_hidden_layers=2))
+    config.tokenizer.kind = "sentencepiece"
+    objectives.learn(config, "plm", plm=dict(k=4, max_span_words=2))
+    tasks.validate(config.lock())
+    return config
+
+
+@pytest.fixture(scope="session")
+def xlnet_records(built_once, text_file):
+    return built_once("stream-xlnet", functools.partial(prepare_text, xlnet_config(), text_file))
+
+
+def two_stages(records):
+    """A run of two stages, in which each device has two rows. Its memory is emptied where the second stage begins."""
+    fields = {"mesh.data": 2, "mesh.fsdp": 2, "checkpoint.every_steps": 1, "checkpoint.keep": 9, "eval.every_steps": 5}
+    config = stream_config(records, **fields).unlock()
+    config.stages = named_stages(first=stage(2, LENGTH, 3), then=stage(3, LENGTH, 3))
+    return config.lock()
+
+
+@pytest.fixture(scope="session")
+def straight(records, built_once):
+    """The workdir of a run of two stages that was never stopped."""
+
+    def build(folder):
+        with four_devices():
+            launch(two_stages(records), folder)
+
+    return built_once("stream-run", build)
+
+
+@contextlib.contextmanager
+def four_devices():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining_run, "make_mesh", lambda config: make_mesh(config, jax.devices()[:4]))
+        yield
+
+
+def rows_of(records, split):
+    """The arrays of all records, in their order."""
     files = find_records(records, LENGTH, 3, split)
-    batches = pipeline.heldout_batches(files, LENGTH, 3, batch_size=1, max_sequences=files.total)
-    return np.concatenate([batch["input_ids"] for batch in batches])
+    batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=1, max_sequences=files.total))
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
-def test_records_are_the_text_in_its_order(records):
-    """Sentence after sentence, each document between [CLS] and [SEP], whether a sequence ends there or not."""
-    pieces = tokenizer.load("bytes", records / tokenizer.KINDS["bytes"].filename, True)
-    text = "".join(map(chr, ids_of(records, "train").ravel()))
-    documents, place, found = make_corpus(30).split("\n\n"), 0, 0
-    for document in documents:
-        ids = [token for line in document.strip().split("\n") for token in pieces.encode(line).ids]
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_records_are_the_text_in_its_order(records, xlnet_records, kind):
+    """Each document is framed, whether a sequence ends there or not; all are in one segment."""
+    folder = records if kind == "bytes" else xlnet_records
+    pieces = tokenizer.load(kind, folder / tokenizer.KINDS[kind].filename, True)
+    rows = rows_of(folder, "train")
+    assert (rows["segments"] == 1).all() and (rows["token_types"] == 0).all()
+    text, place, found = "".join(map(chr, rows["input_ids"].ravel())), 0, 0
+    for document in TEXT.strip().split("\n\n"):
+        ids = [token for line in pieces.encode_ids(document.split("\n")) for token in line]
         own = "".join(map(chr, pieces.framed(ids)))
         if (at := text.find(own, place)) >= 0:
             assert at == place  # nothing is between it and the document before
             place, found = at + len(own), found + 1
-    assert found >= 22 and len(text) - place < 1000  # there are 24; the last one is cut where no whole sequence is left
+    assert found == 9 and len(text) - place < 1000  # the tenth is cut where no whole sequence is left
 
 
 def batches_of(order, start=0, rows=np.arange):
@@ -94,10 +153,9 @@ def batches_of(order, start=0, rows=np.arange):
     return pipeline.train_batches(order, 3, **given)
 
 
-@pytest.mark.slow
 def test_a_row_goes_on_where_it_ended(records):
     """Through two epochs, from any step, for any number of hosts."""
-    files, ids = find_records(records, LENGTH, 3, "train"), ids_of(records, "train")
+    files, ids = find_records(records, LENGTH, 3, "train"), rows_of(records, "train")["input_ids"]
     order = Order(files, ROWS, 0, RowSize(LENGTH, 1), is_stream=True)
     starts = [row * len(ids) // ROWS for row in range(ROWS + 1)]
     steps = 2 * max(np.diff(starts)) + 1
@@ -120,8 +178,8 @@ def test_a_row_goes_on_where_it_ended(records):
         np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), x)
 
 
-def test_held_out_text_is_read_once_side_by_side(records, task):
-    files, ids = find_records(records, LENGTH, 3, "heldout"), ids_of(records, "heldout")
+def test_held_out_text_is_read_once_side_by_side(records):
+    files, ids = find_records(records, LENGTH, 3, "heldout"), rows_of(records, "heldout")["input_ids"]
     given = dict(additions=[lm.OBJECTIVE.addition(stream_config(), None, None)], is_stream=True)
     batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=ROWS, max_sequences=21, **given))
     rows = [np.concatenate([b["input_ids"][row][b["segments"][row] > 0] for b in batches]) for row in range(ROWS)]
@@ -132,36 +190,8 @@ def test_held_out_text_is_read_once_side_by_side(records, task):
     assert len(few) == 1 and few[0]["sequence_weights"].sum() == 3
 
 
-@pytest.mark.slow
-def test_two_steps_with_memory_are_one_of_twice_the_length(task):
-    config, model = task.model.config, TransformerXLModel(task.model.config)
-    ids = np.random.default_rng(0).integers(0, 261, (2, 2 * LENGTH))
-    ones = np.ones_like(ids)
-    params = model.init(jax.random.key(0), ids, ones, ones)
-
-    @jax.jit
-    def both():
-        straight = model.apply(params, ids, ones, ones, method="encode")
-        memory, parts = new_memory(2, 2, MEMORY, 32, jnp.float32), []
-        for part in (slice(LENGTH), slice(LENGTH, None)):
-            inputs = ids[:, part], ones[:, part], ones[:, part]
-            hidden, memory = model.apply(params, *inputs, memory=memory, method="encode")
-            parts.append(hidden)
-        emptied = model.apply(params, *inputs, memory=memory.where(jnp.array([False, True])), method="encode")[0]
-        alone = model.apply(params, *inputs, method="encode")
-        return straight, jnp.concatenate(parts, axis=1), memory, emptied, alone
-
-    straight, parts, memory, emptied, alone = both()
-    np.testing.assert_allclose(parts, straight, atol=1e-5)
-    assert memory.filled.tolist() == [MEMORY, MEMORY] and config.memory_length >= LENGTH
-    np.testing.assert_allclose(emptied[0], alone[0], atol=1e-5)
-    assert np.abs(emptied[1] - alone[1]).max() > 1e-2
-
-
 class Copying(Pretraining):
-    """Rows whose tokens are those of the step before; new ones every eighth step. `remembers`: whether rows go on."""
-
-    remembers = True
+    """Rows whose tokens are those of the step before; new ones every eighth step."""
 
     def batches(self, start_step):
         for step in itertools.count(start_step):
@@ -171,95 +201,88 @@ class Copying(Pretraining):
                 "input_ids": ids, "segments": every, "token_types": 0 * ids, "pair_labels": zeros,
                 "word_positions": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
                 "word_ids": np.roll(ids, -1, 1), "word_weights": every.astype(np.float32),
-                "sequence_weights": np.ones(ROWS, np.float32), "goes_on": zeros + (self.remembers and step % 8 > 0),
+                "sequence_weights": np.ones(ROWS, np.float32), "goes_on": zeros + (step % 8 > 0),
             }  # fmt: skip
 
 
-def trained(task_class, config, mesh, steps):
-    """The state after some steps, and the losses."""
-    task = task_class(config, mesh, None)
-    program = make_program(task, config, mesh)
-    state, losses = program.init(jax.random.key(0)), []
-    hyper = put_hyperparameters(0, make_schedule(config.optimizer, steps), mesh)
-    for batch in itertools.islice(task.batches(0), steps):
-        state, metrics = program.train_step(state, put_batch(batch, mesh), hyper)
-        losses.append(float(metrics["loss"]))
-    return state, losses
+COPYING = {"model.initializer_range": 0.2, "optimizer.learning_rate": 5e-3, "optimizer.skip_nonfinite": 2}
 
 
-@pytest.mark.slow
-def test_memory_helps_where_text_repeats():
+class Copier:
+    """A program that learns from `Copying`, compiled once for several tests."""
+
+    def __init__(self, devices=1, **fields):
+        self.config = stream_config(**COPYING, **fields)
+        self.mesh = make_mesh(self.config, jax.devices()[:devices])
+        self.task = Copying(self.config, self.mesh, None)
+        self.program = make_program(self.task, self.config, self.mesh)
+
+    def trained(self, steps, change=lambda step, batch: batch):
+        """Returns the state after the steps, and the losses and the filled memory of each step."""
+        state, losses, filled = self.program.init(jax.random.key(0)), [], []
+        hyper = put_hyperparameters(0, make_schedule(self.config.optimizer, steps), self.mesh)
+        for step, batch in enumerate(itertools.islice(self.task.batches(0), steps)):
+            state, metrics = self.program.train_step(state, put_batch(change(step, batch), self.mesh), hyper)
+            losses.append(float(metrics["loss"]))
+            filled.append(int(state.memory.filled.max()))
+        return state, losses, filled
+
+
+@pytest.fixture(scope="module")
+def copier():
+    return Copier()
+
+
+def test_memory_helps_where_text_repeats(copier):
     """One layer is enough for it. Without memory nothing is known but that there are eight tokens."""
-    sizes = {"model.num_hidden_layers": 1, "model.initializer_range": 0.2, "model.hidden_dropout_prob": 0.0}
-    config = stream_config(**sizes, **{"optimizer.learning_rate": 5e-3})
-    mesh = one_device_mesh(config)
-    _, with_memory = trained(Copying, config, mesh, 160)
-    _, without = trained(type("Forgetful", (Copying,), {"remembers": False}), config, mesh, 160)
-    assert np.mean(with_memory[-16:]) < 1 and 1.8 < np.mean(without[-16:])
+    _, with_memory, _ = copier.trained(160)
+    _, without, _ = copier.trained(160, lambda step, batch: batch | {"goes_on": 0 * batch["goes_on"]})
+    assert max(with_memory[-7:]) < 1 and 1.8 < min(without[-7:])  # the step before these seven has new tokens
 
 
-def xlnet_config(records="", **fields):
-    """A stream that an XLNet reads, with pieces of its own."""
-    config = stream_config(records).unlock()
-    sizes = dict(vocab_size=80, num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=48)
-    config.model = families.model_fields("xlnet", memory_length=MEMORY, initializer_range=0.2, **sizes)
-    config.tokenizer.kind = "sentencepiece"
-    objectives.learn(config, "plm", plm=dict(k=4, max_span_words=2))
-    config.update_from_flattened_dict(fields)
-    tasks.validate(config.lock())
-    return config
+def test_any_mesh_and_number_of_microbatches_gives_the_same(copier):
+    other = Copier(devices=4, **{"mesh.data": 2, "mesh.fsdp": 2, "microbatches": 2})
+    (expected, expected_losses, _), (state, losses, _) = copier.trained(3), other.trained(3)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for found, theirs in zip(jax.tree.leaves(state.memory), jax.tree.leaves(expected.memory)):
+        np.testing.assert_allclose(found, theirs, atol=1e-3)  # Adam's first steps have the size of a gradient's sign
+    assert state.memory.states.addressable_shards[0].data.shape[0] == 2  # each device has its own rows only
 
 
-@pytest.fixture(scope="module", params=["google", "compact"])
-def xlnet_records(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(f"xlnet-{request.param}")
-    (folder / "text.txt").write_text(make_corpus(30))
-    layout = {"data.corpus": str(folder / "text.txt"), "data.layout": request.param}
-    with preparing_in_process():
-        prepare(xlnet_config(**layout), folder / "records")
-    return folder / "records"
+def test_a_step_that_is_skipped_leaves_no_memory(copier):
+    """The memory of the step before is not of the text before the next step."""
+    state, _, filled = copier.trained(
+        3, lambda step, batch: batch | {"word_weights": batch["word_weights"] * (np.nan if step == 1 else 1)}
+    )
+    assert filled == [LENGTH, 0, LENGTH] and np.isfinite(jax.tree.leaves(state.params)[0]).all()
 
 
-@pytest.mark.slow
-def test_an_xlnet_reads_documents_that_end_with_cls_in_one_segment(xlnet_records):
-    pieces = tokenizer.load("sentencepiece", xlnet_records / tokenizer.KINDS["sentencepiece"].filename)
-    files = find_records(xlnet_records, LENGTH, 3, "train")
-    rows = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=1, max_sequences=files.total))
-    assert all((row["segments"] == 1).all() and (row["token_types"] == 0).all() for row in rows)
-    text = " ".join(str(token) for row in rows for token in row["input_ids"].ravel())
-    framed = [
-        " ".join(map(str, pieces.framed([token for ids in pieces.encode_ids(document.split("\n")) for token in ids])))
-        for document in make_corpus(30).strip().split("\n\n")
-    ]
-    assert sum(document in text for document in framed) >= 22  # a few are held out, and one is cut
-    assert text.split().count(str(pieces.cls_id)) == text.count(f"{pieces.sep_id} {pieces.cls_id}") >= 22
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("xlnet_records", ["compact"], indirect=True)
-def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records, tmp_path):
+def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
     """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
-    config, records = xlnet_config(xlnet_records), xlnet_records
-    launch(config, tmp_path)
-    assert "plm_loss" in checkpoint.read_scores(tmp_path, 6).scores
-    assert all(np.abs(found).max() > 0 for found in items_of(tmp_path, 6, "memory"))
-
-    pieces = tokenizer.load("sentencepiece", records / tokenizer.KINDS["sentencepiece"].filename)
-    task, model = Pretraining(config, one_device_mesh(config), records, tokenizer=pieces), XlnetModel(config_of(config))
+    config = xlnet_config(xlnet_records)
+    pieces = tokenizer.load("sentencepiece", xlnet_records / tokenizer.KINDS["sentencepiece"].filename)
+    task = Pretraining(config, one_device_mesh(config), xlnet_records, tokenizer=pieces)
+    program = make_program(task, config, task.mesh)
+    state, model = program.init(jax.random.key(0)), XlnetModel(config_of(config))
+    params = {"params": jax.device_get(state.params["bert"])}
     first, second = itertools.islice(task.batches(0), 2)
-    params = {"params": pretrained.read(tmp_path).params["bert"]}
-    memory = new_memory(ROWS, 2, MEMORY, 32, jnp.float32)
+    hyper = put_hyperparameters(0, make_schedule(config.optimizer, 6), task.mesh)
+    state, metrics = program.train_step(state, put_batch(first, task.mesh), hyper)
+    assert "plm_loss" in metrics and state.memory.filled.tolist() == [LENGTH] * ROWS
 
+    @jax.jit
+    def states_of(batch):
+        inputs = batch["input_ids"], batch["segments"], batch["token_types"]
+        return model.apply(params, *inputs, every_layer=True, method="encode")
+
+    @jax.jit
     def read(batch, memory):
         given = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
         see_all = np.ones((1, 1, LENGTH), bool)
         return model.apply(params, *given, see_all, memory=memory, method="encode_permuted")
 
-    _, _, memory = read(first, memory)
-    inputs = first["input_ids"], first["segments"], first["token_types"]
-    states = model.apply(params, *inputs, every_layer=True, method="encode")
-    np.testing.assert_allclose(memory.states[:, :, -LENGTH:], np.moveaxis(states[:-1], 0, 1), atol=1e-5)
-    assert memory.filled.tolist() == [LENGTH] * ROWS
+    _, _, memory = read(first, new_memory(ROWS, 2, MEMORY, HIDDEN, jnp.float32))
+    np.testing.assert_allclose(memory.states[:, :, -LENGTH:], np.moveaxis(states_of(first)[:-1], 0, 1), atol=1e-5)
     goes_on = np.arange(ROWS) % 2
     behind, (_, alone, _) = read(second, memory.where(goes_on)), read(second, None)
     same = np.abs(behind[1] - alone).max((1, 2)) < 1e-5
@@ -267,117 +290,186 @@ def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records, tmp_path):
     assert behind[2].filled.tolist() == np.where(goes_on, MEMORY, LENGTH).tolist()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fields", [{"microbatches": 2}, {"mesh.data": 4, "mesh.fsdp": 2}])
-def test_any_mesh_and_number_of_microbatches_gives_the_same(one, fields):
-    config = stream_config(**fields)
-    mesh = make_mesh(config) if "mesh.data" in fields else one_device_mesh(config)
-    state, losses = trained(Copying, config, mesh, 3)
-    np.testing.assert_allclose(losses, one[1], rtol=1e-5)
-    for found, expected in zip(jax.tree.leaves(state.memory), jax.tree.leaves(one[0].memory)):
-        np.testing.assert_allclose(found, expected, atol=1e-3)  # Adam's first steps have the size of a gradient's sign
-    rows = state.memory.states.addressable_shards[0].data.shape[0]
-    assert rows == (1 if "mesh.data" in fields else ROWS)  # each device has its own rows only
-
-
-@pytest.fixture(scope="module")
-def one():
-    config = stream_config()
-    return trained(Copying, config, one_device_mesh(config), 3)
-
-
-@pytest.fixture(scope="module")
-def straight(records, tmp_path_factory, on_one_device):
-    folder = tmp_path_factory.mktemp("straight")
-    launch(stream_config(records), folder)
-    return folder
-
-
 def items_of(workdir, step, *names):
     found = [checkpoint._read(workdir, step, name, None) for name in names]
     return [np.asarray(x) for x in jax.tree.leaves(found)]
 
 
-@pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(straight, records, tmp_path):
-    launch_and_stop(Pretraining, stream_config(records), tmp_path, 4)
-    assert checkpoint.steps(tmp_path)[-1] < 6
-    launch(stream_config(records), tmp_path)
-    for a, b in zip(items_of(tmp_path, 6, "params", "memory"), items_of(straight, 6, "params", "memory"), strict=True):
+def assert_same(workdir, other, step, *names):
+    for a, b in zip(items_of(workdir, step, *names), items_of(other, step, *names), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert checkpoint.read_scores(tmp_path, 6).scores == checkpoint.read_scores(straight, 6).scores
 
 
-@pytest.mark.slow
-def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(records, tmp_path, monkeypatch):
-    """Each device has a row's memory. It is emptied where a stage begins, and a jump into the next reads it again."""
-    monkeypatch.setattr(pretraining_run, "make_mesh", make_mesh)
-    config = stream_config(records, **{"mesh.data": 4, "mesh.fsdp": 2, "checkpoint.every_steps": 1}).unlock()
-    config.stages, config.checkpoint.keep = named_stages(first=stage(2, LENGTH, 3), then=stage(3, LENGTH, 3)), 9
-    config.eval.every_steps = 5
-    launch(config.lock(), tmp_path / "straight")
-    filled = [int(items_of(tmp_path / "straight", step, "memory")[0].min()) for step in range(1, 6)]
+def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(straight, records, tmp_path):
+    filled = [int(items_of(straight, step, "memory")[0].min()) for step in range(1, 6)]
     assert filled == [LENGTH, MEMORY, LENGTH, MEMORY, MEMORY]
-    launch_and_stop(Pretraining, config, tmp_path / "stopped", 4)
-    launch(config, tmp_path / "stopped")
-    found = [items_of(tmp_path / folder, 5, "params", "memory") for folder in ("stopped", "straight")]
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-    task = Pretraining(config, make_mesh(config), records)
-    program = make_program(task, config, task.mesh)
-    state = warmed_up(task, program, program.init(jax.random.key(1)), task.mesh, 3, [].append)
-    assert state.memory.filled.tolist() == [LENGTH] * ROWS  # of the step before, and not of the stage before
+    workdir = shutil.copytree(straight, tmp_path / "run")
+    for step in ("4", "5"):
+        shutil.rmtree(workdir / checkpoint.FOLDER / step)
+    with four_devices():
+        launch(two_stages(records), workdir)
+    assert_same(workdir, straight, 5, "params", "memory")
+    assert checkpoint.read_scores(workdir, 5).scores == checkpoint.read_scores(straight, 5).scores
 
 
-@pytest.mark.slow
 def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys):
-    """By a branch with other rows."""
-    branch = {"branch_from": f"{straight}@3", "data.records": "", "batch_size": 4}
-    launch(stream_config("", **branch), tmp_path / "rows")
-    assert "the checkpoint has no memory of these rows: reads steps 1 to 3 again" in capsys.readouterr().out
-    assert checkpoint.steps(tmp_path / "rows")[-1] == 6
-    launch(stream_config("", **branch | {"batch_size": ROWS}), tmp_path / "same")
-    assert "reads steps" not in capsys.readouterr().out
-    for a, b in zip(items_of(tmp_path / "same", 6, "params", "memory"), items_of(straight, 6, "params", "memory")):
-        np.testing.assert_array_equal(a, b)
+    """By a branch with other rows; a branch with the same rows has the memory of the checkpoint."""
+    config = two_stages("").unlock()
+    config.branch_from = f"{straight}@3"
+    with four_devices():
+        launch(config, tmp_path / "same")
+        assert "reads steps" not in capsys.readouterr().out
+        config.batch_size = 4
+        launch_and_stop(Pretraining, config, tmp_path / "rows", 4)
+    assert "the checkpoint has no memory of these rows: reads steps 2 to 3 again" in capsys.readouterr().out
+    assert_same(tmp_path / "same", straight, 5, "params", "memory")
 
 
-@pytest.mark.slow
 def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
     """What its params make of all steps from the first on, or of so many that the rest cannot be seen."""
-    config = stream_config(records, **{"model.hidden_dropout_prob": 0.0})
+    config = stream_config(records, **{"model.hidden_dropout_prob": 0.0, "model.num_hidden_layers": 2}).unlock()
+    config.stages = named_stages(first=stage(6, LENGTH, 3), then=stage(3, LENGTH, 3))
     task, mesh = Pretraining(config, one_device_mesh(config), records), one_device_mesh(config)
     program, said = make_program(task, config, mesh), []
     params = program.init(jax.random.key(1)).params
-    model, step = TransformerXLModel(config_of(config)), 6
-    memory = new_memory(ROWS, 2, MEMORY, 32, jnp.float32)
-    for batch in itertools.islice(task.batches(0), step):
-        goes_on = memory.where(batch["goes_on"] > 0)
+    model = TransformerXLModel(config_of(config))
+
+    @jax.jit
+    def read(batch, memory):
         inputs = batch["input_ids"], batch["segments"], batch["token_types"]
-        memory = model.apply({"params": params["bert"]}, *inputs, memory=goes_on, method="encode")[1]
+        goes_on = memory.where(batch["goes_on"] > 0)
+        return model.apply({"params": params["bert"]}, *inputs, memory=goes_on, method="encode")[1]
+
+    def warm(step):
+        return warmed_up(task, program, program.init(jax.random.key(1)), mesh, step, said.append).memory
+
+    memory = new_memory(ROWS, 2, MEMORY, HIDDEN, jnp.float32)
+    for batch in itertools.islice(task.batches(0), 6):
+        memory = read(batch, memory)
     assert task.recurrence.reach == 4  # two layers, each of which sees into the second row before
-    state = warmed_up(task, program, program.init(jax.random.key(1)), mesh, step, said.append)
+    found = warm(6)
     assert said == ["the checkpoint has no memory of these rows: reads steps 3 to 6 again to fill it"]
-    np.testing.assert_array_equal(state.memory.filled, memory.filled)
-    np.testing.assert_allclose(state.memory.states, memory.states, atol=1e-5)
-    shorter = task.recurrence._replace(reach=3)
-    monkeypatch.setattr(Pretraining, "recurrence", shorter)
-    state = warmed_up(task, program, program.init(jax.random.key(1)), mesh, step, said.append)
-    assert np.abs(state.memory.states - memory.states).max() > 1e-3
+    np.testing.assert_array_equal(found.filled, memory.filled)
+    np.testing.assert_allclose(found.states, memory.states, atol=1e-5)
+    assert warm(7).filled.tolist() == [LENGTH] * ROWS  # of the step before, and not of the stage before
+    monkeypatch.setattr(Pretraining, "recurrence", task.recurrence._replace(reach=3))
+    assert np.abs(warm(6).states - memory.states).max() > 1e-3
 
 
-@pytest.mark.slow
-def test_a_step_that_is_skipped_leaves_no_memory(records):
-    """That of the step before is not what comes before the next one."""
-    config = stream_config(records, **{"optimizer.skip_nonfinite": 2})
-    task, mesh = Pretraining(config, one_device_mesh(config), records), one_device_mesh(config)
-    program = make_program(task, config, mesh)
-    state, hyper = program.init(jax.random.key(0)), put_hyperparameters(0, make_schedule(config.optimizer, 6), mesh)
-    broken = [False, True, False]
-    filled = []
-    for batch, is_broken in zip(itertools.islice(task.batches(0), 3), broken):
-        weights = batch["word_weights"] * (np.nan if is_broken else 1)
-        state, _ = program.train_step(state, put_batch(batch | {"word_weights": weights}, mesh), hyper)
-        filled.append(int(state.memory.filled.max()))
-    assert filled == [LENGTH, 0, LENGTH] and np.isfinite(jax.tree.leaves(state.params)[0]).all()
+# In use.
+
+
+def random_params(task):
+    """Random params whose attention differs from place to place."""
+    params = jax.jit(task.init_params)(jax.random.key(3))
+    return jax.tree.map(lambda x: 20 * np.asarray(x) if x.ndim > 1 else x, nn.meta.unbox(params))
+
+
+def test_held_out_text_is_read_with_a_memory_of_its_own(records):
+    """A memory that holds all tokens before a row gives the scores of one long row, at distances up to a limit."""
+
+    def task_of(**fields):
+        config = stream_config(records, **{name.replace("_", ".", 1): value for name, value in fields.items()})
+        return Pretraining(config, one_device_mesh(config), records)
+
+    files, task = find_records(records, LENGTH, 3, "heldout"), task_of()
+    given = dict(additions=[lm.OBJECTIVE.addition(task.config, None, None)], is_stream=True)
+    batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=8, max_sequences=30, **given))
+    whole = {
+        name: np.concatenate([batch[name] for batch in batches], axis=1)
+        for name in batches[0]
+        if batches[0][name].ndim > 1
+    }
+    params, scores = random_params(task), {}
+    places = np.broadcast_to(np.arange(whole["input_ids"].shape[1]), whole["input_ids"].shape)
+    for limit in (0, 20):
+        model = BertForMaskedLM(dataclasses.replace(config_of(task.config), clamp_length=limit))
+        inputs = whole["input_ids"], whole["segments"], whole["token_types"], places
+        logits = jax.jit(model.apply)({"params": params}, *inputs)
+        losses = -np.take_along_axis(jax.nn.log_softmax(logits[..., :261]), whole["word_ids"][..., None], -1)[..., 0]
+        scores[limit] = task_of(eval_memory_length=500, eval_clamp_length=limit).evaluate(params, 1).scores
+        expected = (losses * whole["word_weights"]).sum() / whole["word_weights"].sum()
+        np.testing.assert_allclose(scores[limit]["lm_loss"], expected, rtol=1e-4)
+    assert abs(scores[0]["lm_loss"] - scores[20]["lm_loss"]) > 1e-3
+    assert abs(task.evaluate(params, 1).scores["lm_loss"] - scores[0]["lm_loss"]) > 1e-3
+    assert task_of(microbatches=4).evaluate(params, 1).scores == task.evaluate(params, 1).scores
+
+
+def test_bits_of_held_out_text_are_read_with_that_memory(records, text_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(adaptation, "WINDOW_BYTES", (150, 200))
+    found = {}
+    for memory in (0, 500):
+        fields = {"eval.memory_length": memory, "eval.bits_windows": 2, "data.corpus": str(text_file)}
+        config = stream_config(records, **fields)
+        task = pretraining_run.KIND.open(config, tmp_path / str(memory), None).task
+        params = random_params(task)
+        scores = task.evaluate(params, 1).scores
+        (found[memory],) = (value for name, value in scores.items() if name.startswith("bits_per_byte"))
+    (windows,) = adaptation.read(tmp_path / "500").windows.values()
+    texts = [window["text"] for window in windows]
+    pieces = tokenizer.load("bytes", records / tokenizer.KINDS["bytes"].filename, True)
+    for memory, number in found.items():
+        model = BertForMaskedLM(dataclasses.replace(config_of(config), memory_length=memory or MEMORY))
+        expected = bits.bits_per_byte(model, params, pieces, texts, [[False]] * len(texts), LENGTH)["bits_per_byte"]
+        np.testing.assert_allclose(number, expected, rtol=1e-5)
+    assert abs(found[0] - found[500]) > 1e-2
+
+
+def test_a_left_to_right_model_of_bytes_from_text_to_text(straight, tmp_path):
+    (scores,) = [line for line in read_metrics(straight) if "eval/lm_loss" in line]
+    assert scores.keys() >= {"eval/unigram_loss", "eval/lm_accuracy", "eval/lm_majority"}
+    assert scores["eval/lm_loss"] < 5.4 < np.log(261) and "eval/mlm_loss" not in scores  # of bytes equally likely
+    assert (straight / "report.txt").read_text().startswith("held-out next words: loss")
+
+    source, said = pretrained.read(straight), "The ship"
+    given = BertForMaskedLM(source.config), source.params, source.tokenizer
+    found = generation.generate(*given, said, 20, generation.Sampling(0.8, 50, 0.9), seed=3)
+    assert found.startswith(said) and len(said) < len(found) <= len(said) + 20
+    for text in (said, "a [MASK]"):
+        refused = r"only a model that was trained with masks fills a .*; --generate=N continues a text"
+        with pytest.raises(UserError, match=refused):
+            next(fill_mask.fill_masks(*given, [text]))
+    flags = ("--generate=20", "--temperature=0.8", "--top_k=50", "--top_p=0.9", "--seed=3", "--json")
+    predicted = processes.run("predict", f"--checkpoint={straight}", *flags, said, cwd=tmp_path)
+    assert json.loads(predicted.stdout) == {"text": said, "continued": found}, predicted.stderr
+
+
+def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
+    source = pretrained.read_with_tokenizer(straight)
+    pieces, shown = insight.attention(source, "the ship")
+    assert shown.shape == (1, 2, len(pieces), len(pieces))
+    np.testing.assert_allclose(shown.sum(-1), 1, atol=1e-5)
+    assert not np.triu(shown, 1).any() and np.tril(shown, -1).any()  # it sees what comes before, and nothing else
+    write_sst2(tmp_path, train=32, dev=16)
+    launch(fine_tuning_config_for(tmp_path, straight, epochs=1.0, packing=True), tmp_path / "tuned")
+    tuned = pretrained.read_with_tokenizer(tmp_path / "tuned")
+    assert tuned.config.memory_length == MEMORY and tuned.config.family == "transformer_xl"
+    (found,) = tasks.get("glue").predict(tuned, [("ship sail harbour",)])
+    assert found["label"] in ("0", "1")
+
+
+@pytest.mark.parametrize("fields, message", [
+    ({"packing": True}, "config.packing = True: rows that go on in the next step (data.stream) are full"),
+    ({"eval.clamp_length": -1}, "config.eval.clamp_length = -1: must be at least 0"),
+    ({"data.stream": False, "eval.memory_length": 9}, "config.eval.memory_length = 9: is of rows that go on"),
+    ({"model.memory_length": 0}, "config.model.memory_length = 0: must be at least 1"),
+    ({"model.memory_length": -3}, "config.model.memory_length = -3: must be at least 1"),
+    ({"data.dupe_factor": 2}, "config.data.dupe_factor = 2: a stream of text is cut into whole sequences, once"),
+    ({"data.masking": "static"}, "config.data.masking = 'static': "),
+    ({"objective": "mlm"}, "config.data.stream = True: mlm reads sequences by themselves, not text that goes on"),
+    ({"stages": named_stages(only=stage(6, LENGTH, 3, batch_size=4))}, "config.stages.only.batch_size = 4: rows"),
+    ({"model": pretraining_config().model}, "config.data.stream = True: model.family = 'bert' has no memory"),
+])  # fmt: skip
+def test_what_cannot_go_on_is_told(fields, message):
+    config = stream_config().copy_and_resolve_references().unlock()
+    for field, value in fields.items():
+        section, _, name = field.rpartition(".")
+        (config[section] if section else config)[name] = value
+    with pytest.raises(UserError, match=f"^{re.escape(message)}.*$"):
+        tasks.validate(config.lock())
+
+
+def test_a_mesh_that_does_not_divide_the_rows_is_told(records):
+    config = stream_config(records, **{"batch_size": 6})
+    with pytest.raises(UserError, match=r"^config.batch_size = 6: .* must be a multiple of the 8 devices"):
+        Pretraining(config, make_mesh(config), records)
