@@ -57,6 +57,7 @@ def test_main_goes_from_text_to_filled_masks(trained):
     assert not list((folder / "run").rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(trained):
     """Also with other settings, which are named."""
     folder, result = trained
@@ -130,6 +131,7 @@ def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
     assert files and all((ours / f).read_bytes() == (its / f).read_bytes() for f in files)
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on(trained, tmp_path):
     folder, _ = trained
     arguments = base(f"--config.data.records={folder}/run/records", "--workdir=stopped", *TINY,

@@ -58,6 +58,7 @@ def test_every_experiment_has_a_snapshot():
     assert ablations - {f"ablations/{name}" for name in not_experiments} == ours & ablations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_model_of_the_ablations_is_a_valid_config(scale):
     """And differs from BERT's in what its table compares, and in the records that this takes."""

@@ -100,6 +100,7 @@ def named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_examples_of_the_library_run(named, in_process, monkeypatch, capsys):
     """One after the other; what they train has been trained."""
     launched, names, page = [], {}, (ROOT / "docs" / "library.md").read_text()

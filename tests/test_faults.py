@@ -56,6 +56,7 @@ def test_however_often_ctrl_c_is_pressed_there_is_one_line_at_most(records_folde
     assert process.stderr.count("\n") <= 1 and "Traceback" not in process.stderr, process.stderr
 
 
+@pytest.mark.slow
 def test_the_second_of_two_runs_in_a_workdir_refuses_and_the_first_goes_on(records_folder, tmp_path):
     pair = [train(records_folder, tmp_path) for _ in range(2)]
     wait_until(lambda: any(process.poll() is not None for process in pair), pair[0] if pair[1].poll() else pair[1])

@@ -45,6 +45,7 @@ def inputs(model, texts) -> np.ndarray:
     return batch
 
 
+@pytest.mark.slow
 def test_importing_it_imports_nothing_else():
     program = (
         "import sys, bertjax; assert set(bertjax.__all__) <= set(dir(bertjax)); print(*sys.modules)\n"
@@ -90,6 +91,7 @@ def test_the_site_says_what_all_that_is_public_does(tmp_path):
         assert first in said, f"{path}: {first}"
 
 
+@pytest.mark.slow
 def test_masks_are_filled_with_what_apply_gives():
     model = bertjax.load(GOLDEN)
     texts = ["the ship saw the [MASK] .", "a [MASK] near the [MASK] and the captain"]
@@ -126,6 +128,7 @@ def test_a_classifier_says_what_apply_gives_and_has_gradients():
     assert model.classify([]) == []
 
 
+@pytest.mark.slow
 def test_tags_answers_and_vectors_are_what_apply_gives():
     tagger = made("BertForTokenClassification", "classifier", 3, labels=TAGS)
     logits = jax.jit(tagger.apply)(tagger.params, inputs(tagger, TEXTS))
@@ -146,6 +149,7 @@ def test_tags_answers_and_vectors_are_what_apply_gives():
     assert encoder.embed([]).shape == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_causal_model_continues_a_text_with_the_likeliest_words():
     model = made("BertForMaskedLM", causal=True)
     (found,) = model.generate("the ship", 1, temperature=0.0)

@@ -153,6 +153,7 @@ def test_a_schedule_of_tokens_counts_them(records):
     np.testing.assert_allclose([float(rate(s)) for s in (9, 10)], 5e-4 * np.array([1, 0.55]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_batches_are_those_of_their_stage(records):
     """Sizes and masks, from whatever step on they are read."""
     config = modern_config(records)
@@ -184,6 +185,7 @@ def test_no_record_is_read_twice_while_the_batch_grows(monkeypatch):
     assert len(read) == len(set(read)) == 44
 
 
+@pytest.mark.slow
 def test_a_step_has_the_angles_of_its_stage(records):
     config = modern_config(records)
     task = task_of(config, records)
@@ -316,6 +318,7 @@ def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from,
     assert "\n" not in str(error.value) and not checkpoint.steps(tmp_path / "branch")
 
 
+@pytest.mark.slow
 def test_z_loss_is_added_in_training_alone(records):
     losses, gradients, task = [], [], task_of(constant(records, 4).lock(), records)
     params = jax.jit(lambda key: nn.unbox(task.init_params(key)))(jax.random.key(0))

@@ -294,6 +294,7 @@ def test_what_is_no_text_is_left_out_and_all_else_stays(tmp_path, monkeypatch):
     assert "is null, not a string" in faults[4] and "is list" in faults[5] and "among body" in faults[7]
 
 
+@pytest.mark.slow
 def test_python_carries_a_corpus_of_english(monkeypatch):
     """The topics of pydoc, and docstrings of the standard library."""
     monkeypatch.setattr(python_docs, "MAX_CHARACTERS_PER_PACKAGE", 100_000)

@@ -123,6 +123,7 @@ def summarize(runs: list[dict[str, float]]) -> dict[str, list[float]]:
     return {name: [float(np.mean(x)), float(np.std(x, ddof=1))] for name, x in values.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masks", ["tokens", "whole words"])
 def test_our_records_have_the_statistics_of_googles(masks, tmp_path, in_process):
     golden = json.loads(GOLDEN.read_text())

@@ -264,6 +264,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reader_name, how, lost, layout, is_masked",
     [*(("plain", *each) for each in DAMAGES), *(("tf_data", *each) for each in DAMAGES[:4])],

@@ -107,6 +107,7 @@ def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, 
         np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_attention_is_drawn_with_windows_and_adds_up():
     config = dataclasses.replace(TINY, local_attention=4, num_hidden_layers=4)
     params = random_params(BertForMaskedLM(config), config)

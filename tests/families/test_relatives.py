@@ -25,6 +25,7 @@ SIZES = dict(
 DISTILBERT = DistilBertConfig(**SIZES)
 
 
+@pytest.mark.slow
 def test_what_attention_adds_has_no_dropout_in_distilbert():
     """With feed-forward layers of zeros, whose dropout does nothing, only that would be random."""
     segments, x = jnp.ones((2, 8), jnp.int32), jax.random.normal(jax.random.key(0), (2, 8, 32))

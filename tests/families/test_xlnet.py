@@ -59,6 +59,7 @@ def test_labels_of_answers_and_tags_are_where_their_words_are(pieces):
     assert tagged.token_types[0].tolist() == [0] * (len(tagged.input_ids[0]) - 1) + [2]
 
 
+@pytest.mark.slow
 def test_words_are_predicted_from_all_others_and_never_from_themselves(pieces):
     model = BertForMaskedLM(dataclasses.replace(TINY, max_position_embeddings=32))
     params = random_params(model, TINY)

@@ -187,6 +187,7 @@ def gradient_of(tiny):
     return gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", [Compute(remat="dots"), Compute(remat="full"), Compute(unroll=True)])
 def test_neither_recomputation_nor_unrolling_changes_a_gradient(gradient_of, compute):
     (expected, text, memory), (gradient, other_text, less_memory) = gradient_of(Compute()), gradient_of(compute)

@@ -21,6 +21,7 @@ from bertjax.sharding.topology import accelerator
 from tests.model.reference import arrays, assert_same, attend, largest, packed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows, length, heads, size, window, dtype, share",
     [

@@ -147,6 +147,7 @@ def test_a_sum_is_weighted_and_each_part_is_reported_as_it_is(records_folder):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 3, 64])
 def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder, monkeypatch, part):
     task = task_for(records_folder, "mlm")
@@ -243,6 +244,7 @@ def test_what_is_added_must_be_declared(records_folder, monkeypatch):
         next(task.batches(0))
 
 
+@pytest.mark.slow
 def test_an_objective_without_words_leaves_them_out_of_packed_rows(records_folder):
     """The records are masked, and so have some."""
     padded, packed = (task_for(records_folder, "nsp", packing=packing) for packing in (False, True))

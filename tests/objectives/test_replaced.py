@@ -126,6 +126,7 @@ def test_the_encoder_reads_words_that_the_generator_finds_likely(task, params, m
 # Who learns from what.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, embeddings", [("bert", "shared"), ("modernbert", "disentangled")])
 def test_only_shared_tables_connect_the_two_losses(records_folder, family, embeddings):
     task = task_for(records_folder, family, depth=1, embeddings=embeddings)
@@ -154,6 +155,7 @@ def test_only_shared_tables_connect_the_two_losses(records_folder, family, embed
     assert "difference" not in finished["generator"] and "word" in finished["generator"]["bert"]["embeddings"]
 
 
+@pytest.mark.slow
 def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
     config = config_for(records_folder, depth=1)
     config.packing, config.stages = True, named_stages(only=stage(4, 64, 10))

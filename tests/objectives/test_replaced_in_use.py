@@ -116,6 +116,7 @@ def test_what_a_run_that_starts_from_it_leaves_is_said_in_short(disentangled, ca
     assert capsys.readouterr().out.endswith(f"arrays loaded; not used: {names}\n")
 
 
+@pytest.mark.slow
 def test_both_halves_are_read_and_converted(disentangled, tmp_path):
     run, stored = disentangled[0], flattened(disentangled[1])
     source = pretrained.read(run)
@@ -358,6 +359,7 @@ def test_a_generator_with_embeddings_of_its_own_is_a_modernbert(tmp_path):
     np.testing.assert_array_equal(part.params["bert"]["embeddings"]["word"]["embedding"][:150], own[:150])
 
 
+@pytest.mark.slow
 def test_the_generator_has_dropout_of_its_own(records_folder):
     config = config_for(records_folder, depth=1)
     config.model.hidden_dropout_prob = 0.3

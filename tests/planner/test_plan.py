@@ -174,6 +174,7 @@ def bytes_of(arrays, shardings, target) -> int:
     return sum(jax.tree.leaves(parts)) * target.generation.devices_per_chip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", sorted({name.rpartition(" ")[0] for name in GOLDEN}))
 def test_the_stored_measurements_are_those_of_todays_configs(experiment):
     """As far as it can be told without the compiler. tests/golden/make_hbm.py measures again, where something moved."""
@@ -244,6 +245,7 @@ def test_what_is_tried_against_a_lack_of_memory_ends():
     assert splits == [{"remat": "full", "mesh.data": -1, "mesh.fsdp": ways} for ways in (2, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_what_does_not_fit_is_said_with_what_does():
     config = tiny()

@@ -50,6 +50,7 @@ def test_what_is_no_folder_of_runs_is_said_in_one_line(tmp_path):
     assert done.returncode == 1 and done.stderr == f"error: no runs in {tmp_path}\n"
 
 
+@pytest.mark.slow
 def test_the_page_follows_a_run_until_it_ends(tmp_path):
     run, page = made_run(tmp_path / "run", [5.0]), tmp_path / "run/report.html"
     with lock.held(run, "--workdir"):

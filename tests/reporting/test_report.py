@@ -222,6 +222,7 @@ def checkpoint_of(config):
     return Pretrained("x", "bertjax", config, {"bert": params}, WordPiece(PIECES, lowercase=True), [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "causal, norm, positions", [(False, "post", "learned"), (True, "pre", "learned"), (True, "post", "each_layer")]
 )

@@ -73,6 +73,7 @@ def server(checkpoint):
         yield url
 
 
+@pytest.mark.slow
 def test_many_requests_at_once_are_answered_as_the_library_does(server, checkpoint):
     model = bertjax.load(checkpoint)
     expected = {filled.text: filled.masks for filled in model.fill_mask(TEXTS, top_k=3)}

@@ -63,6 +63,7 @@ def two_sources(checkpoint, corpus_file, folder):
     return config
 
 
+@pytest.mark.slow
 def test_a_run_reports_what_it_changed(checkpoint, corpus_file, adapted):
     """And begins with the checkpoint's own score: that of the same words, by its own vocabulary."""
     sources = str(corpus_file), str(adapted.parent / "general.txt")
@@ -90,6 +91,7 @@ def test_a_run_reports_what_it_changed(checkpoint, corpus_file, adapted):
             assert line["train/real_tokens_share"] == pytest.approx(share)
 
 
+@pytest.mark.slow
 def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
     before, table = pretrained.read(checkpoint), "bert/embeddings/word/embedding"
     old, size = pretrained.flattened(before.params), before.tokenizer.vocab_size
@@ -106,6 +108,7 @@ def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
     assert (last["bert/encoder/layers/output/kernel"] != old["bert/encoder/layers/output/kernel"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["repeat", "interpolate"])
 def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp_path):
     config = adapting(checkpoint, corpus_file, **{"adapt.positions_from": how, "eval.bits_windows": 0})
@@ -134,6 +137,7 @@ def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp
         np.testing.assert_allclose(array[size : size + PIECES], [rows[each].mean(0) for each in parts], atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(checkpoint, corpus_file, adapted, tmp_path):
     workdir = shutil.copytree(adapted, tmp_path / "run")
     shutil.rmtree(workdir / checkpoints.FOLDER / "6")
@@ -159,6 +163,7 @@ def test_the_result_is_read_by_transformers(adapted, tmp_path):
     np.testing.assert_allclose(ours[..., : source.config.vocab_size][inside > 0], expected[inside > 0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path):
     """Next words by a model that sees only those before, then masked words, by the same output layer."""
     fields = {"tokenizer.extend": 0, "adapt.new_pieces_first": 0, "adapt.positions": 0, "eval.bits_windows": 0}
@@ -182,6 +187,7 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
     assert own.model.config.causal
 
 
+@pytest.mark.slow
 def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint, corpus_file):
     """Such as the base of rotary angles; which family it is becomes known with the checkpoint."""
     modern = request.getfixturevalue("pretrained")("modernbert")

@@ -244,6 +244,7 @@ def test_classes_that_are_not_there_weigh_one():
 # Tables of texts to predict.
 
 
+@pytest.mark.slow
 def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
     """In the order of the rows, a part of them at once; the same as that of the texts by themselves."""
     monkeypatch.setattr(predicted_table, "ROWS_AT_ONCE", 7)

@@ -58,6 +58,7 @@ def untold(tmp_path_factory):
     return data(tmp_path_factory.mktemp("untold"), rows_of(200, 2, list(LABELS)), rows_of(40, 3))
 
 
+@pytest.mark.slow
 def test_a_student_learns_what_the_teacher_says_where_labels_say_nothing(teacher, untold, checkpoint, tmp_path):
     fields = {"distill.teacher": str(teacher), "distill.weight": 1.0, "epochs": 8.0}
     config = config_for(untold, checkpoint, **fields)
@@ -66,6 +67,7 @@ def test_a_student_learns_what_the_teacher_says_where_labels_say_nothing(teacher
     assert pretrained.read(tmp_path).scores["accuracy"] > 0.9
 
 
+@pytest.mark.slow
 def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, checkpoint, tmp_path):
     """Padded and packed: those that the teacher gives each text, in the order of the data's labels."""
     config = config_for(untold, checkpoint, **{"distill.teacher": str(teacher), "packing": True})
@@ -121,6 +123,7 @@ def test_the_loss_and_its_gradient_are_torchs(kind):
     np.testing.assert_allclose(gradient, ours.grad.numpy(), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(teacher, untold, checkpoint, tmp_path):
     shutil.copytree(teacher, tmp_path / "teacher")
 
@@ -137,6 +140,7 @@ def test_the_logits_stay_when_the_teacher_is_gone_and_are_those_of_this_teacher(
     np.testing.assert_array_equal(logits(path=teacher), first)
 
 
+@pytest.mark.slow
 def test_a_student_begins_with_every_nth_layer_of_the_teacher(teacher, untold, checkpoint, tmp_path):
     source = pretrained.read(checkpoint)
     bert = source.params["bert"]
@@ -163,6 +167,7 @@ def test_a_student_begins_with_every_nth_layer_of_the_teacher(teacher, untold, c
         resizing.with_layers({"bert/encoder/first/output/kernel": np.zeros(3)}, ModernBertConfig(), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields, message",
     [
@@ -193,6 +198,7 @@ def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
         launch(config, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_what_has_no_classes_has_no_teacher(teacher):
     config = fine_tuning_config("squad")
     config.distill.teacher = str(teacher)

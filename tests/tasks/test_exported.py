@@ -74,6 +74,7 @@ def words(tmp_path_factory):
     return model, folder
 
 
+@pytest.mark.slow
 def test_programs_compute_what_the_library_does(words):
     (model, folder), rng = words, np.random.default_rng(0)
     run = loaded(folder)
@@ -202,6 +203,7 @@ OF_TEXTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OF_TEXTS)
 def test_of_texts_they_say_what_predict_says(kind, one_length, tmp_path):
     make, compare = OF_TEXTS[kind]

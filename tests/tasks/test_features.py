@@ -45,6 +45,7 @@ def test_each_row_of_the_table_reads_its_layers():
     np.testing.assert_allclose(found, 2 * states[3:6].sum(0) + 10 * states[6], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_lstm_reads_both_ways_and_no_padding():
     rng = np.random.default_rng(0)
     mask = (np.arange(12) < np.array([[12], [7], [3]])).astype(np.int32)

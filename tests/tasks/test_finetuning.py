@@ -332,6 +332,7 @@ def test_a_model_of_somebody_elses_has_the_logits_that_it_declares(checkpoint):
         OutputLayer("Mine", MeanPooled, output_layers.classification(5).loss)
 
 
+@pytest.mark.slow
 def test_dropout_differs_between_the_choices_of_an_example(checkpoint):
     """Four times the same sequence: with dropout four scores, without it one."""
     source = pretrained.read(checkpoint)

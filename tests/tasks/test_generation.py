@@ -76,6 +76,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_cache_changes_nothing(name):
     """For as long as the model has room, after a short prompt or a long one."""

@@ -37,6 +37,7 @@ def texts():
     return ["", "the", *(" ".join(rng.choice(WORDS, rng.choice([2, 6, 20]))) for _ in range(16))]
 
 
+@pytest.mark.slow
 def test_a_model_with_a_memory_reads_long_texts_in_parts(texts):
     """Two parts of 16 tokens, of which the second remembers all of the first, are one of 32; longer texts are read."""
     whole = TransformerXLConfig(**SIZES, memory_length=32)
@@ -53,6 +54,7 @@ def test_a_model_with_a_memory_reads_long_texts_in_parts(texts):
     assert scores["bits_per_byte"] == pytest.approx(-total / np.log(2) / len(longer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_text_has_the_sum_over_its_tokens(texts, causal, monkeypatch):
     """Each computed alone, without padding; in portions and batches that are not full."""

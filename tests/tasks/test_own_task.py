@@ -58,11 +58,13 @@ def trained(checkpoint, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_it_is_trained_and_resumed(trained):
     assert max(line.get("eval/accuracy", 0) for line in read_metrics(trained)) > 0.9
     assert "accuracy" in (trained / "report.txt").read_text() and "margin 0.25" in (trained / "report.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(trained, tmp_path):
     """Fine-tuning's; the latest of pre-training, whose scores at different lengths say nothing."""
     steps, best = checkpoints.steps(trained), checkpoints.best_step(trained)
@@ -89,6 +91,7 @@ def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(train
         pretrained.read(tmp_path / "nowhere@best")
 
 
+@pytest.mark.slow
 def test_its_own_fields_are_checked(trained, checkpoint):
     config = config_for(checkpoint)
     config.data.letter = "st"
@@ -102,6 +105,7 @@ def test_its_own_fields_are_checked(trained, checkpoint):
         tasks.validate(config)
 
 
+@pytest.mark.slow
 def test_more_epochs_extend_a_finished_run(trained, checkpoint, tmp_path, capsys, monkeypatch):
     """Even if it is stopped in its last evaluation, when the report of the shorter run is still there."""
     shutil.copytree(trained, tmp_path / "run")
@@ -129,6 +133,7 @@ def stop():
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_other_numbers_of_examples_are_noticed(trained, checkpoint, tmp_path, capsys, monkeypatch):
     shutil.copytree(trained, tmp_path / "run")
 
@@ -152,6 +157,7 @@ def test_a_broken_entry_point_is_named_and_hurts_nobody_else(monkeypatch):
         tasks.register("glue", own_task.TASK)
 
 
+@pytest.mark.slow
 def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):
     """As an installed package would bring it: predict runs in a process of its own, where nobody registers anything."""
     package = tmp_path / "site/own-1.0.dist-info"
@@ -169,6 +175,7 @@ def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):
     assert result.returncode == 1 and "error: config.task = 'letter': choose one of" in result.stderr
 
 
+@pytest.mark.slow
 def test_it_is_converted_there_and_back(trained, checkpoint, tmp_path):
     conversion.convert(trained, tmp_path / "ours", "bertjax")
     before, after = ([*own_task.predict(pretrained.read(path), [(SEA,)])] for path in (trained, tmp_path / "ours"))
@@ -180,6 +187,7 @@ def test_it_is_converted_there_and_back(trained, checkpoint, tmp_path):
         launch(config_for(checkpoint), tmp_path / "ours")
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten_before_the_run_is_restored(trained, checkpoint, monkeypatch):
     def fails(*_):
         raise UserError("torn")

@@ -82,6 +82,7 @@ def packed(short_records):
     return Pretraining(config, one_device_mesh(config), short_records)
 
 
+@pytest.mark.slow
 def test_next_words_of_packed_sequences_are_those_of_padded_ones(dynamic_records):
     """All of them, and of no sequence that follows in a row."""
     results, step = [], 6
@@ -120,6 +121,7 @@ def loss_and_gradient(task):
     return jax.jit(jax.value_and_grad(lambda p, b: task.loss(p, task.normalize(b)), has_aux=True))
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_of_pretraining_are_those_of_padded_sequences(padded, packed, params):
     """And so no pair of sentences sees another one."""
     compute, compute_packed = loss_and_gradient(padded), loss_and_gradient(packed)
@@ -153,6 +155,7 @@ def on_one(short_records):
     return after_a_step(short_records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh, microbatches", [(dict(data=4, fsdp=2), 3), (dict(data=2, fsdp=2, tensor=2), 1)])
 def test_a_packed_step_is_the_same_on_any_mesh(short_records, on_one, mesh, microbatches):
     """With its dropout, though the number of rows, of which some are empty, may be another one."""

@@ -90,6 +90,7 @@ def assert_shapes(batch, told):
     assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
 
 
+@pytest.mark.slow
 def test_stages_follow_each_other_and_can_be_entered_anywhere(task):
     straight = list(task.batches(0))
     assert [batch["input_ids"].shape for batch in straight] == [(16, 32)] * 6 + [(16, 64)] * 4
@@ -140,6 +141,7 @@ def test_evaluation_counts_every_held_out_sequence_once(task, params, scores):
     assert fewer != pytest.approx(scores.scores["mlm_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_each_source_counts_in_evaluation_as_much_as_in_training(task, params, records_folder, tmp_path):
     sources = [str(tmp_path / name) for name in ("much.txt", "little.txt")]
     for number, source in enumerate(sources):
@@ -224,6 +226,7 @@ def test_without_pairs_the_loss_is_that_of_the_words(task, params, step_of):
     assert task.flops(0, 1) - words.flops(0, 1) == 3 * 2 * 16 * (32 * 32 + 2 * 32)  # pooler and head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("next_sentence, metrics, said", [("order", "sop", "sentence order"), ("none", None, None)])
 def test_what_pairs_teach_is_called_by_its_name(task, params, next_sentence, metrics, said):
     own = task_with(task, data__next_sentence=next_sentence)
@@ -236,6 +239,7 @@ def test_what_pairs_teach_is_called_by_its_name(task, params, next_sentence, met
     assert lines == ["held-out masked words", *([f"held-out {said}"] if said else ())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("now", ["pairs", "order"])
 def test_a_workdir_keeps_its_objective(pretrained, now):
     config = curves.configs()["lstms"]
@@ -389,6 +393,7 @@ def test_a_program_fits_if_it_leaves_the_devices_memory_in_bounds():
     assert not fits_in_memory(lowered, (1 << 20) - 1)  # less than the argument
 
 
+@pytest.mark.slow
 def test_two_lstms_from_text_to_features(pretrained, tmp_path):
     origin = pretrained("lstms")
     assert (origin / "report.txt").read_text().startswith("held-out next and previous words: loss")

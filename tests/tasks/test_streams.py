@@ -233,6 +233,7 @@ def copier():
     return Copier()
 
 
+@pytest.mark.slow
 def test_memory_helps_where_text_repeats(copier):
     """One layer is enough for it. Without memory nothing is known but that there are eight tokens."""
     _, with_memory, _ = copier.trained(160)
@@ -240,6 +241,7 @@ def test_memory_helps_where_text_repeats(copier):
     assert max(with_memory[-7:]) < 1 and 1.8 < min(without[-7:])  # the step before these seven has new tokens
 
 
+@pytest.mark.slow
 def test_any_mesh_and_number_of_microbatches_gives_the_same(copier):
     other = Copier(devices=4, **{"mesh.data": 2, "mesh.fsdp": 2, "microbatches": 2})
     (expected, expected_losses, _), (state, losses, _) = copier.trained(3), other.trained(3)
@@ -249,6 +251,7 @@ def test_any_mesh_and_number_of_microbatches_gives_the_same(copier):
     assert state.memory.states.addressable_shards[0].data.shape[0] == 2  # each device has its own rows only
 
 
+@pytest.mark.slow
 def test_a_step_that_is_skipped_leaves_no_memory(copier):
     """The memory of the step before is not of the text before the next step."""
     state, _, filled = copier.trained(
@@ -257,6 +260,7 @@ def test_a_step_that_is_skipped_leaves_no_memory(copier):
     assert filled == [LENGTH, 0, LENGTH] and np.isfinite(jax.tree.leaves(state.params)[0]).all()
 
 
+@pytest.mark.slow
 def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
     """Its states of content, whatever is predicted; a row that goes on sees them, one that does not does not."""
     config = xlnet_config(xlnet_records)
@@ -300,6 +304,7 @@ def assert_same(workdir, other, step, *names):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(straight, records, tmp_path):
     filled = [int(items_of(straight, step, "memory")[0].min()) for step in range(1, 6)]
     assert filled == [LENGTH, MEMORY, LENGTH, MEMORY, MEMORY]
@@ -312,6 +317,7 @@ def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(straight, records, tmp_
     assert checkpoint.read_scores(workdir, 5).scores == checkpoint.read_scores(straight, 5).scores
 
 
+@pytest.mark.slow
 def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys):
     """By a branch with other rows; a branch with the same rows has the memory of the checkpoint."""
     config = two_stages("").unlock()
@@ -325,6 +331,7 @@ def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys)
     assert_same(tmp_path / "same", straight, 5, "params", "memory")
 
 
+@pytest.mark.slow
 def test_memory_is_warmed_up_as_far_as_it_reaches(records, monkeypatch):
     """What its params make of all steps from the first on, or of so many that the rest cannot be seen."""
     config = stream_config(records, **{"model.hidden_dropout_prob": 0.0, "model.num_hidden_layers": 2}).unlock()
@@ -365,6 +372,7 @@ def random_params(task):
     return jax.tree.map(lambda x: 20 * np.asarray(x) if x.ndim > 1 else x, nn.meta.unbox(params))
 
 
+@pytest.mark.slow
 def test_held_out_text_is_read_with_a_memory_of_its_own(records):
     """A memory that holds all tokens before a row gives the scores of one long row, at distances up to a limit."""
 
@@ -395,6 +403,7 @@ def test_held_out_text_is_read_with_a_memory_of_its_own(records):
     assert task_of(microbatches=4).evaluate(params, 1).scores == task.evaluate(params, 1).scores
 
 
+@pytest.mark.slow
 def test_bits_of_held_out_text_are_read_with_that_memory(records, text_file, tmp_path, monkeypatch):
     monkeypatch.setattr(adaptation, "WINDOW_BYTES", (150, 200))
     found = {}
@@ -415,6 +424,7 @@ def test_bits_of_held_out_text_are_read_with_that_memory(records, text_file, tmp
     assert abs(found[0] - found[500]) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_left_to_right_model_of_bytes_from_text_to_text(straight, tmp_path):
     (scores,) = [line for line in read_metrics(straight) if "eval/lm_loss" in line]
     assert scores.keys() >= {"eval/unigram_loss", "eval/lm_accuracy", "eval/lm_majority"}
@@ -434,6 +444,7 @@ def test_a_left_to_right_model_of_bytes_from_text_to_text(straight, tmp_path):
     assert json.loads(predicted.stdout) == {"text": said, "continued": found}, predicted.stderr
 
 
+@pytest.mark.slow
 def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
     source = pretrained.read_with_tokenizer(straight)
     pieces, shown = insight.attention(source, "the ship")

@@ -56,6 +56,7 @@ def test_any_field_of_the_optimizer_can_be_searched():
     assert parse("weight_decay=0,0.1 bias_correction=False")[1] == {"bias_correction": False, "weight_decay": 0.1}
 
 
+@pytest.mark.slow
 def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_path, monkeypatch, with_pictures):
     """The first trial learns nothing, and the second one is stopped in its last evaluation."""
     write_sst2(tmp_path, train=192)

@@ -60,6 +60,7 @@ def params_of(workdir, step):
     return flatten_dict(checkpoints.read_params(workdir, step), sep="/")
 
 
+@pytest.mark.slow
 def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, two_layers, capsys):
     def config(freeze_layers=1, still="pooler/dense/bias"):
         config = config_for(folder, two_layers, epochs=1.0, freeze_layers=freeze_layers)
@@ -96,6 +97,7 @@ def test_frozen_layers_stay_and_resume_as_if_never_stopped(folder, two_layers, c
     assert f"{counts}; the optimizer's state has {sizes[0]:,} bytes, not {sizes[1]:,}\n" in said
 
 
+@pytest.mark.slow
 def test_a_run_and_a_search_stop_early_and_know_that_they_have(folder, checkpoint, capsys):
     """With a learning rate that changes nothing, the second epoch is no better."""
 
@@ -152,6 +154,7 @@ def lora_config(folder, checkpoint, targets="query,value"):
     return config
 
 
+@pytest.mark.slow
 def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint, capsys):
     """Several labels for a text, with weights, packed."""
     folder, dev = topics
@@ -192,6 +195,7 @@ def test_low_rank_updates_are_learnt_resumed_merged_and_used(topics, checkpoint,
     assert all(np.array_equal(again[name], found[name]) for name in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family, layers, targets, count",
     [("bert", 1, "all-linear", 4), ("modernbert", 4, "attention,input", 3), ("eurobert", 1, "value,input", 2)],
@@ -217,6 +221,7 @@ def test_merged_kernels_compute_what_updates_do(family, layers, targets, count):
     assert np.abs(first - second).max() > 1e-3 and np.array_equal(first, again)
 
 
+@pytest.mark.slow
 def test_devices_change_nothing_of_what_is_learnt():
     """Low-rank updates and their dropout, with packed classes that have weights."""
     rng = np.random.default_rng(0)

@@ -133,6 +133,7 @@ def encode(folder, checkpoint, tmp_path_factory):
 NO_INPUTS = ("labels", "weights", "dropout_rows")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["pairs", "scored", "labelled"])
 def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
     form, encode, folder, checkpoint, tmp_path
@@ -246,6 +247,7 @@ def mixed(folder, checkpoint, **fields):
     return config
 
 
+@pytest.mark.slow
 def test_a_run_on_several_sets_learns(folder, checkpoint, tmp_path):
     launch(mixed(folder, checkpoint), tmp_path)
     lines = read_metrics(tmp_path)
@@ -268,6 +270,7 @@ def teacher(folder, checkpoint, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["vectors", "scores"])
 def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folder, checkpoint, tmp_path):
     fields = {"distill.teacher": str(teacher), "distill.what": what}

@@ -71,6 +71,7 @@ def contents(path):
     return found["vectors"] if path.suffix == ".npz" else found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", vectors.SUFFIXES)
 def test_every_format_holds_the_same(make, suffix, tmp_path):
     path = tmp_path / f"new/v{suffix}"

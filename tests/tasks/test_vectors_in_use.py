@@ -83,6 +83,7 @@ def test_a_file_is_judged_as_the_dev_set_was_and_with_its_thresholds(trained, tm
     assert found["scores"]["accuracy"] == metrics.accuracy([row["same"] for row in odd], predicted) < 1
 
 
+@pytest.mark.slow
 def test_retrieval_is_judged_with_both_prompts(trained, tmp_path):
     folder, workdir = trained
     source = pretrained.read(workdir)
@@ -118,6 +119,7 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
     assert "12 dev queries for 40 documents: 52 texts" in dataset.notes
 
 
+@pytest.mark.slow
 def test_vectors_and_cosines_are_predicted_of_a_table(trained, tmp_path):
     folder, workdir = trained
     given = ("predict", f"--checkpoint={workdir}", f"--input={folder}/dev.csv", "--text=a")

@@ -62,6 +62,7 @@ def late(tmp_path_factory):
     return folder, rows
 
 
+@pytest.mark.slow
 def test_what_truncation_loses_is_learnt_in_windows(late, checkpoint, tmp_path):
     folder, dev = late
     config = config_for(folder, checkpoint, multi_label="", windows="mean", doc_stride=12)

@@ -239,6 +239,7 @@ def test_metrics_are_not_rewritten_where_nothing_is_dropped(tmp_path):
 KEPT = dict(eval=dict(every_steps=2), checkpoint=dict(every_steps=1, keep=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores, kept, steps", [
     ([1, 5, 4, 3, 2], dict(keep=2), [4, 9, 10]),  # the latest and the best
     ([1, 5, 4, 3, 2], dict(keep=1, keep_every=3), [3, 4, 6, 9, 10]),
@@ -291,6 +292,7 @@ class Scored(Toy):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores, stops_at, best, restarts", [
     ([5, 4, 4, 9, 9], 6, 2, (1, 4, 5)),
     ([5, 5, 5, 9, 9], 6, 6, ()),  # as good is not better; of equal ones the last is used
@@ -505,6 +507,7 @@ def test_the_log_says_where_the_wall_time_goes(train_toy, tmp_path, capsys):
     assert f"{total['goodput/evaluation']:.1%} evaluation" in printed
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_data_is_named(train_toy, tmp_path, capsys):
     class Stalling(Toy):
         total_steps = 14
