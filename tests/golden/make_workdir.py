@@ -27,7 +27,7 @@ from tests.conftest import make_corpus, tiny_config
 
 def config_of(corpus):
     config = tiny_config(corpus)
-    config.model.update(vocab_size=128, hidden_size=8, intermediate_size=16)
+    config.model.update(vocab_size=128, hidden_size=8, num_hidden_layers=2, intermediate_size=16)
     config.stages = named_stages(short=stage(8, 16, 3))
     config.data.update(dupe_factor=1)
     config.dtype = "float32"

@@ -25,9 +25,7 @@ def old(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_it_ends_where_it_would_have_ended(old, capsys):
-    config = config_of("text.txt")
-    config.model.num_hidden_layers = 2
-    launch(config, "run")
+    launch(config_of("text.txt"), "run")
     assert "training in run, from step 5" in capsys.readouterr().out
     assert checkpoint.steps("run") == [5, 8]
     found = flax.traverse_util.flatten_dict(checkpoint.read_params("run", 8), sep="/")
