@@ -57,7 +57,7 @@ class Program(NamedTuple):
 
 
 def make_program(task: Task, config, mesh: Mesh) -> Program:
-    init_params = jax.jit(task.init_params)  # which the functions below trace once
+    init_params = jax.jit(task.init_params)  # one trace serves all functions below
     axes = abstract_axes(init_params)
     frozen = find_frozen(task, config, axes)
     optimizer = _make_optimizer(task, config, axes, frozen)
@@ -192,8 +192,11 @@ def _make_train_step(task: Task, optimizer, layout: Layout, frozen: Frozen, mesh
         return summed(lambda *part: gradients(params, *part), in_parts((batch, keys)))
 
     def cached_gradients(params, batch, keys):
-        """As `gradients`, for rows that depend on each other: what the model says of all of them, the gradient of the
-        loss with respect to that, and then the gradient of each microbatch (GradCache; Gao et al. 2021)."""
+        """Returns the same as `gradients` for rows that depend on each other (GradCache; Gao et al. 2021).
+
+        Computes the outputs of all rows, then the gradient of the loss with respect to these outputs, and then the
+        gradient of each microbatch.
+        """
         parts = in_parts((batch, keys))
         outputs = jax.lax.map(lambda part: task.outputs(params, *part), parts)
 

@@ -94,7 +94,8 @@ def test_retrieval(documents, has_ties):
     search = Search(range(queries), range(documents), relevant)
     scores, decided, metric = ours(search, np.arange(queries + documents), vectors, widths=(4,))
     assert not decided and metric == "ndcg@10"
-    name = "{:04}".format  # so that their order of ids, by which they sort what is equal, is that of the numbers
+    # sentence-transformers sorts documents with equal scores by their ids; zeros keep the order of the numbers.
+    name = "{:04}".format
     given = (
         {str(i): str(i) for i in range(queries)},
         {name(i): str(queries + i) for i in range(documents)},

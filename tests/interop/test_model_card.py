@@ -1,4 +1,4 @@
-"""The model card that `convert` writes for Hugging Face: what it says is what the run did."""
+"""The model card that `convert` writes for Hugging Face describes the run."""
 
 import dataclasses
 import json
