@@ -37,6 +37,7 @@ import jax
 import pytest
 
 from bertjax.config import named_stages, pretraining_config, stage
+from bertjax.data.batches.readers import plain
 from bertjax.sharding.mesh import make_mesh
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
@@ -160,6 +161,17 @@ def products_of_float32():
     """Has dtype "auto" mean float32, whatever this processor multiplies faster; tests of bfloat16 name it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertjax.sharding.mesh.cpu_dtype", lambda: "float32")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def reader_without_tensorflow():
+    """Sets the reader of records to the one that starts faster.
+
+    `tests/data/test_readers.py` compares both readers; the commands, in processes, read with TensorFlow.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertjax.data.batches.pipeline.reader", lambda: plain)
         yield
 
 

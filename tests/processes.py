@@ -77,7 +77,8 @@ class Process:
         return f"{self.name} {state}\n--- stdout\n{self.stdout[-1000:]}\n--- stderr\n{self.stderr[-3000:]}"
 
 
-QUICK = "BERTJAX_TESTS_QUICK"  # environment variable: preparation starts no processes, and runs draw no pages
+# Environment variable: preparation starts no processes, runs draw no pages and read without TensorFlow.
+QUICK = "BERTJAX_TESTS_QUICK"
 
 
 def environment_with(**variables: str) -> dict[str, str]:
@@ -195,6 +196,7 @@ def _run(module: str) -> None:
         bertjax.tasks.launch.draw = lambda workdir: None
         bertjax.data.preparation.worker_pool = in_process_pool
         bertjax.data.preparation.vocabulary.worker_pool = in_process_pool
+        bertjax.data.batches.pipeline.reader = lambda: bertjax.data.batches.readers.plain
     if "BERTJAX_TEST_COVERAGE" in os.environ:
         importlib.import_module("experiments.benchmarks.test_coverage").start_in_fork()
     try:
@@ -217,6 +219,8 @@ if __name__ == "__main__":
     import jax
     import matplotlib.figure  # noqa: F401
 
+    import bertjax.data.batches.pipeline
+    import bertjax.data.batches.readers.plain
     import bertjax.data.preparation
     import bertjax.data.tf
     import bertjax.interop.pretrained

@@ -405,10 +405,9 @@ def _read_checksums(workdir: epath.PathLike, step: int) -> dict | None:
 
 def _with_checksums(items: dict) -> ocp.args.Composite:
     """Returns what to save: the items and their checksums."""
-    found = {item: checksums.on_devices(tree) for item, tree in items.items()}
-    found = jax.tree.map(int, jax.device_get(found))
+    sums = {item: checksums.of_tree(tree) for item, tree in items.items()}
     to_save = {item: ocp.args.StandardSave(tree) for item, tree in items.items()}
-    return ocp.args.Composite(**to_save, checksums=ocp.args.JsonSave(found))
+    return ocp.args.Composite(**to_save, checksums=ocp.args.JsonSave(sums))
 
 
 def write_params(workdir: epath.PathLike, params: dict) -> None:

@@ -1,4 +1,4 @@
-"""The reader that the tests of data use: the one without TensorFlow, which starts faster."""
+"""The reader that a test of data asks for."""
 
 import importlib
 
@@ -7,10 +7,9 @@ import pytest
 from bertjax.data.batches import pipeline
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def reader_name(request, monkeypatch):
-    """Sets the reader of records: "plain", unless a test asks for another. `test_readers` compares both readers."""
-    name = getattr(request, "param", "plain")
-    module = importlib.import_module(f"bertjax.data.batches.readers.{name}")
+    """Sets the reader of records, "plain" or "tf_data", by indirect parametrization."""
+    module = importlib.import_module(f"bertjax.data.batches.readers.{request.param}")
     monkeypatch.setattr(pipeline, "reader", lambda: module)
-    return name
+    return request.param
