@@ -1,7 +1,7 @@
 """The GPU kernels, emulated on a CPU, beside their definitions.
 
 On a GPU, without the settings of the other tests, the same tests run on its kernels:
-  pytest --noconftest -n 0 tests/model/test_gpu_kernels.py -k "definition or drops"
+  pytest --noconftest -n 0 -m '' tests/model/test_gpu_kernels.py -k "definition or drops"
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from bertjax.model.encoder import ACTIVATIONS
 from bertjax.model.gpu_activation import can_activate_on_gpu, gpu_activate
 from bertjax.model.gpu_attention import AllTiles, Tiles, can_attend_on_gpu, gpu_attention
 from bertjax.model.gpu_norm import can_norm_on_gpu, gpu_add_norm, gpu_norm, gpu_sum_and_norm
+from tests.markers import slow_case
 from tests.model.reference import arrays, assert_same, attend, keys_of, metrics_of_a_step, packed
 
 EMULATED, H100 = gpu_kernels.EMULATED, "NVIDIA H100 80GB HBM3"
@@ -31,15 +32,15 @@ DIFFERENT = AllTiles(Tiles(32, 64, 4, 1), Tiles(64, 16, 4, 1), Tiles(16, 32, 4, 
 @pytest.mark.parametrize(
     "length, size, options, dtype, bound",
     [
-        (7, 32, dict(rate=0.0), "float32", 1e-6),  # padded to 16
-        (200, 64, dict(causal=True), "float32", 1e-6),  # padded to 256
+        slow_case(7, 32, dict(rate=0.0), "float32", 1e-6),  # padded to 16
+        slow_case(200, 64, dict(causal=True), "float32", 1e-6),  # padded to 256
         (200, 16, dict(causal=True, window=30), "float32", 1e-6),
-        (300, 16, dict(rate=0.0, window=64), "float32", 1e-6),  # some pieces are outside the window
-        (128, 128, {}, "float32", 1e-6),
-        (256, 16, dict(tiles=DIFFERENT), "float32", 1e-6),
-        (90, 16, dict(tiles=AllTiles(*[Tiles(32, 64, 4, 1)] * 3)), "float32", 1e-6),  # padded to 128
+        slow_case(300, 16, dict(rate=0.0, window=64), "float32", 1e-6),  # some pieces are outside the window
+        slow_case(128, 128, {}, "float32", 1e-6),
+        slow_case(256, 16, dict(tiles=DIFFERENT), "float32", 1e-6),
+        slow_case(90, 16, dict(tiles=AllTiles(*[Tiles(32, 64, 4, 1)] * 3)), "float32", 1e-6),  # padded to 128
         (128, 64, {}, "bfloat16", 4e-3),  # a rounding is 2e-3 of a norm
-        (128, 64, {}, "float16", 6e-4),
+        slow_case(128, 64, {}, "float16", 6e-4),
     ],
 )
 def test_attention_and_its_gradient_are_those_of_the_definition(length, size, options, dtype, bound):
@@ -75,8 +76,8 @@ def test_attention_drops_the_elements_that_dropout_drops():
     [
         (2, 64, 128, 0.1, True, "float32", 1e-6),
         (3, 20, 96, 0.3, False, "bfloat16", 4e-3),
-        (3, 20, 96, 0.3, False, "float32", 1e-6),
-        (2, 8, 768, 0.0, True, "bfloat16", 4e-3),
+        slow_case(3, 20, 96, 0.3, False, "float32", 1e-6),
+        slow_case(2, 8, 768, 0.0, True, "bfloat16", 4e-3),
     ],
 )
 def test_the_norm_of_a_sum_and_its_gradient_are_those_of_the_definition(
@@ -109,7 +110,7 @@ def test_the_norm_of_a_sum_and_its_gradient_are_those_of_the_definition(
 @pytest.mark.parametrize(
     "shape, activation, has_bias, dtype, bound",
     [
-        ((2, 64, 256), "gelu_new", True, "float32", 1e-6),
+        slow_case((2, 64, 256), "gelu_new", True, "float32", 1e-6),
         ((3, 16, 2, 128), "gelu", False, "float32", 1e-6),
         ((1, 48, 2, 128), "relu", True, "bfloat16", 4e-3),
     ],
@@ -137,8 +138,8 @@ KERNELS += ["gpu_norm_forward", "gpu_norm_backward", "gpu_activation_backward"]
     "model, remat, unroll",
     [
         ("bert", "none", "auto"),
-        pytest.param("gpt", "full", "no", marks=pytest.mark.slow),
-        pytest.param("modernbert", "none", "yes", marks=pytest.mark.slow),
+        slow_case("gpt", "full", "no"),
+        slow_case("modernbert", "none", "yes"),
     ],
 )
 def test_a_step_with_kernels_is_the_same_on_any_mesh(model, remat, unroll, monkeypatch):
@@ -165,7 +166,7 @@ def test_a_step_with_kernels_is_the_same_on_any_mesh(model, remat, unroll, monke
     np.testing.assert_allclose(scores, expected, rtol=2e-5)
 
 
-@pytest.mark.parametrize("size, length, causal, window", [(16, 7, True, None), (128, 300, False, 64)])
+@pytest.mark.parametrize("size, length, causal, window", [(16, 7, True, None), slow_case(128, 300, False, 64)])
 def test_the_kernels_are_in_the_language_of_a_gpu(size, length, causal, window):
     """Emulation takes what the compiler of kernels would not."""
     half = jnp.bfloat16

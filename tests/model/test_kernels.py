@@ -18,6 +18,7 @@ from bertjax.model.fused_norm import fused_add_norm
 from bertjax.model.plain_attention import plain_attention
 from bertjax.model.tiles import Tile, tile_of
 from bertjax.sharding.topology import accelerator
+from tests.markers import slow_case
 from tests.model.reference import arrays, assert_same, attend, keys_of, largest, metrics_of_a_step, packed
 
 RATE = 0.1
@@ -47,12 +48,12 @@ def causal(attention):
         (plain, (4, 37, 3, 24), 0.0, "bfloat16", 2e-2),  # two to three roundings of 2**-8
         (causal(plain), (4, 37, 3, 24), RATE, "float32", 5e-6),
         (in_tiles(2, 3), (4, 37, 3, 24), RATE, "float32", 5e-6),
-        (in_tiles(1, 1), (4, 37, 3, 24), 0.0, "bfloat16", 2e-2),
+        slow_case(in_tiles(1, 1), (4, 37, 3, 24), 0.0, "bfloat16", 2e-2),
         (in_tiles(1, 1, causal=True), (4, 37, 3, 24), RATE, "float32", 5e-6),
         (fused, (3, 128, 4, 64), RATE, "float32", 5e-6),
-        (fused, (9, 128, 4, 32), 0.0, "float32", 5e-6),
-        (functools.partial(fused, unroll=True), (2, 128, 2, 64), RATE, "bfloat16", 2e-2),
-        (causal(fused), (2, 1024, 2, 64), RATE, "float32", 5e-6),  # in two chunks
+        slow_case(fused, (9, 128, 4, 32), 0.0, "float32", 5e-6),
+        slow_case(functools.partial(fused, unroll=True), (2, 128, 2, 64), RATE, "bfloat16", 2e-2),
+        slow_case(causal(fused), (2, 1024, 2, 64), RATE, "float32", 5e-6),  # in two chunks
     ],
 )
 def test_attention_and_its_gradients_are_those_of_the_definition(attention, sizes, rate, dtype, share):
@@ -123,7 +124,7 @@ def test_on_a_cpu_long_attention_takes_the_memory_of_a_tile():
     assert temporaries("cpu") < 0.8 * scores < 2 * scores < temporaries("")
 
 
-@pytest.mark.parametrize("length, dtype, share", [(128, "float32", 5e-6), (1024, "bfloat16", 2e-2)])
+@pytest.mark.parametrize("length, dtype, share", [(128, "float32", 5e-6), slow_case(1024, "bfloat16", 2e-2)])
 def test_fused_norm_and_its_gradients_are_those_of_the_definition(length, dtype, share):
     rows, hidden = 4, 256
     x, update, gradient = arrays(dtype, *[(rows, length, hidden)] * 3)
