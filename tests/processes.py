@@ -1,8 +1,8 @@
 """The package's commands in processes of their own.
 
-`run` and `start` fork them off one process that has imported JAX and TensorFlow already: a start costs milliseconds
-instead of seconds. What runs is the same, `python -m bertjax.MODULE` with its own flags, environment, folder and
-signals. `fresh=True` starts Python anew, as users do.
+`run` and `start` fork the processes off one process that has imported JAX already: a start costs milliseconds instead
+of seconds. A fork runs `python -m bertjax.MODULE` with its own flags, environment, folder and signals, and reads records
+without TensorFlow. `fresh=True` starts Python anew, as users do.
 """
 
 import atexit
@@ -77,8 +77,7 @@ class Process:
         return f"{self.name} {state}\n--- stdout\n{self.stdout[-1000:]}\n--- stderr\n{self.stderr[-3000:]}"
 
 
-# Environment variable: preparation starts no processes, runs draw no pages and read without TensorFlow.
-QUICK = "BERTJAX_TESTS_QUICK"
+QUICK = "BERTJAX_TESTS_QUICK"  # environment variable: preparation starts no processes, and runs draw no pages
 
 
 def environment_with(**variables: str) -> dict[str, str]:
@@ -143,7 +142,7 @@ def _forking() -> subprocess.Popen:
     )
 
 
-# The process that forks. It computes nothing: JAX's and TensorFlow's threads, which no fork survives, start with that.
+# The process that forks. It computes nothing: JAX's threads, which no fork survives, start with that.
 
 
 def _serve() -> str:
@@ -192,11 +191,11 @@ def _become(module: str, arguments: list[str], cwd: str, environment: dict[str, 
 def _run(module: str) -> None:
     """Runs the module and ends as Python would, but for freeing all that was imported, which takes seconds."""
     code = 1
+    bertjax.data.batches.pipeline.reader = lambda: bertjax.data.batches.readers.plain
     if QUICK in os.environ:
         bertjax.tasks.launch.draw = lambda workdir: None
         bertjax.data.preparation.worker_pool = in_process_pool
         bertjax.data.preparation.vocabulary.worker_pool = in_process_pool
-        bertjax.data.batches.pipeline.reader = lambda: bertjax.data.batches.readers.plain
     if "BERTJAX_TEST_COVERAGE" in os.environ:
         importlib.import_module("experiments.benchmarks.test_coverage").start_in_fork()
     try:
@@ -222,7 +221,6 @@ if __name__ == "__main__":
     import bertjax.data.batches.pipeline
     import bertjax.data.batches.readers.plain
     import bertjax.data.preparation
-    import bertjax.data.tf
     import bertjax.interop.pretrained
     import bertjax.tasks.launch
     import bertjax.tasks.pretraining
