@@ -149,23 +149,20 @@ def test_a_column_for_each_label(tmp_path):
         classify.load(config, tokenizer())
 
 
-@pytest.mark.parametrize(
-    "suffix, written, cell, message",
-    [
-        ("jsonl", "list", None, r"train.jsonl:1: topics is null, expected a list of labels; of a text without any, \["),
-        ("jsonl", "list", {"sea": 1}, r"topics is an object, expected a list"),
-        ("jsonl", "list", [["sea"]], r"topics is a list, expected text"),
-        ("jsonl", "list", [1, 0, 1], r"topics has '1' twice, .* config.data.label names"),
-        ("jsonl", "list", ["nan"], r"topics is 'nan', which stands for no value"),
-        ("jsonl", "list", ["law", "law\ufeff"], r"train.jsonl:1: topics is 'law.+ufeff', but 'law' at"),
-        ("csv", "list", "sea|law", r"train.csv:2: topics is 'sea|law', expected a list .* set config.data.multi_label"),
-        ("csv", "list", "['sea' 'law']", r"expected a list such as"),
-        ("csv", "list", "[1 0]", r"expected a list such as"),
-        ("csv", "|", "['sea', 'law']", r"topics is a list, .* set config.data.multi_label=list"),
-        ("csv", "", "2", r"train.csv:2: topics is '2', expected 0 or 1"),
-        ("csv", "", "", r"topics is empty; remove rows without a label"),
-    ],
-)
+@pytest.mark.parametrize("suffix, written, cell, message", [
+    ("jsonl", "list", None, r"train.jsonl:1: topics is null, expected a list of labels; of a text without any, \["),
+    ("jsonl", "list", {"sea": 1}, r"topics is an object, expected a list"),
+    ("jsonl", "list", [["sea"]], r"topics is a list, expected text"),
+    ("jsonl", "list", [1, 0, 1], r"topics has '1' twice, .* config.data.label names"),
+    ("jsonl", "list", ["nan"], r"topics is 'nan', which stands for no value"),
+    ("jsonl", "list", ["law", "law\ufeff"], r"train.jsonl:1: topics is 'law.+ufeff', but 'law' at"),
+    ("csv", "list", "sea|law", r"train.csv:2: topics is 'sea|law', expected a list .* set config.data.multi_label"),
+    ("csv", "list", "['sea' 'law']", r"expected a list such as"),
+    ("csv", "list", "[1 0]", r"expected a list such as"),
+    ("csv", "|", "['sea', 'law']", r"topics is a list, .* set config.data.multi_label=list"),
+    ("csv", "", "2", r"train.csv:2: topics is '2', expected 0 or 1"),
+    ("csv", "", "", r"topics is empty; remove rows without a label"),
+])  # fmt: skip
 def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
     law, sea = {"jsonl": (["law"], ["sea"]), "csv": ("['law']", "['sea']")}[suffix] if written == "list" else "01"
     for name in ("train", "dev"):
@@ -176,15 +173,12 @@ def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
         classify.load(config_for(tmp_path, **data), tokenizer())
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        (dict(label="a,b"), r"config.data.multi_label = 'list': is for one column .* leave it out"),
-        (dict(is_number=True), r"config.data.is_number = True: one number is predicted, of one column"),
-        (dict(label="a,b", is_number=True, multi_label=""), r"config.data.is_number = True"),
-        (dict(label="a,b,a", multi_label=""), r"config.data.label = 'a,b,a': names one twice"),
-    ],
-)
+@pytest.mark.parametrize("fields, message", [
+    (dict(label="a,b"), r"config.data.multi_label = 'list': is for one column .* leave it out"),
+    (dict(is_number=True), r"config.data.is_number = True: one number is predicted, of one column"),
+    (dict(label="a,b", is_number=True, multi_label=""), r"config.data.is_number = True"),
+    (dict(label="a,b,a", multi_label=""), r"config.data.label = 'a,b,a': names one twice"),
+])  # fmt: skip
 def test_settings_that_contradict_each_other(fields, message):
     with pytest.raises(UserError, match=message):
         tasks.validate(config_for("folder", **fields))

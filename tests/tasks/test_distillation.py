@@ -168,25 +168,19 @@ def test_a_student_begins_with_every_nth_layer_of_the_teacher(teacher, untold, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"distill.temperature": 0.0}, r"config.distill.temperature = 0.0: must be above 0"),
-        (
-            {"data.label": "topics", "data.multi_label": "list"},
-            r"is of another kind of task \(BertForSequenceClassific",
-        ),
-        ({"distill.teacher": "", "distill.weight": 0.9}, r"config.distill.weight = 0.9: there is no teacher"),
-        ({"lora.alpha": 3.0}, r"config.lora.alpha = 3.0: there are no low-rank updates: set lora.rank"),
-        ({"distill.weight": 1.5}, r"config.distill.weight = 1.5: must be above 0 and at most 1"),
-        ({"keep_layers": 2}, r"config.keep_layers = 2: .* has 1; choose fewer"),
-        ({"distill.teacher": "nowhere"}, r"no checkpoint in 'nowhere'"),
-        ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no classifier; choose a fine-tuned"),
-        ({"head.class_weights": "balanced"}, r"does not know the weights of head.class_weights"),
-        ({"data.is_number": True, "data.label": "number"}, r"has other labels: 4 rows; the data has one number"),
-        ({"data.label": "other"}, r"has other labels: court, garden, kitchen, sea; the data has a, b"),
-    ],
-)
+@pytest.mark.parametrize("fields, message", [
+    ({"distill.temperature": 0.0}, r"config.distill.temperature = 0.0: must be above 0"),
+    ({"data.label": "topics", "data.multi_label": "list"}, r"is of another kind of task \(BertForSequenceClassific"),
+    ({"distill.teacher": "", "distill.weight": 0.9}, r"config.distill.weight = 0.9: there is no teacher"),
+    ({"lora.alpha": 3.0}, r"config.lora.alpha = 3.0: there are no low-rank updates: set lora.rank"),
+    ({"distill.weight": 1.5}, r"config.distill.weight = 1.5: must be above 0 and at most 1"),
+    ({"keep_layers": 2}, r"config.keep_layers = 2: .* has 1; choose fewer"),
+    ({"distill.teacher": "nowhere"}, r"no checkpoint in 'nowhere'"),
+    ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: has no classifier; choose a fine-tuned"),
+    ({"head.class_weights": "balanced"}, r"does not know the weights of head.class_weights"),
+    ({"data.is_number": True, "data.label": "number"}, r"has other labels: 4 rows; the data has one number"),
+    ({"data.label": "other"}, r"has other labels: court, garden, kitchen, sea; the data has a, b"),
+])  # fmt: skip
 def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
     rows = rows_of(20, 4)
     rows = [row | {"number": i, "other": "ab"[i % 2], "topics": [row["label"]]} for i, row in enumerate(rows)]

@@ -102,15 +102,12 @@ def test_a_finished_run_says_so(tuned, checkpoint, capsys):
         run(config_for(folder, checkpoint, name="cola"), workdir)
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        (dict(input_ids=[np.array([2, 5, 100])]), "has 100 as token id, which must be from 0 to 99"),
-        (dict(token_types=[np.array([0, 0, 2])]), "has 2 as token type, which must be from 0 to 1"),
-        (dict(labels=np.array([3])), "has 3 as label, which must be from 0 to 2"),
-        (dict(labels=[np.array([-1, 0, 5])], per_token=True), "has 5 as label"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", [
+    (dict(input_ids=[np.array([2, 5, 100])]), "has 100 as token id, which must be from 0 to 99"),
+    (dict(token_types=[np.array([0, 0, 2])]), "has 2 as token type, which must be from 0 to 1"),
+    (dict(labels=np.array([3])), "has 3 as label, which must be from 0 to 2"),
+    (dict(labels=[np.array([-1, 0, 5])], per_token=True), "has 5 as label"),
+])  # fmt: skip
 def test_what_no_table_has_a_row_for_is_named_before_it_is_nan(changes, message):
     model = BertConfig(vocab_size=100, type_vocab_size=1)
     fine = Examples([np.array([2, 5, 3])], [np.array([0, 0, 1])], np.array([2]))
@@ -357,17 +354,14 @@ def test_answers_do_not_reach_into_padding():
     np.testing.assert_allclose(losses, [np.log(4)], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name, rows, message",
-    [
-        ("sst2", "sentence\tlabel\nship\t2\n", r"train.tsv:2: unknown label '2'; expected one of 0, 1"),
-        ("sst2", "sentence\tlabels\nship\t1\n", r"train.tsv:2: no column 'label'; there are sentence, labels"),
-        ("sst2", "sentence\tlabel\nship\t1\textra\n", r"train.tsv:2: 3 columns, expected 2: sentence, label"),
-        ("sst2", "sentence\tlabel\n", r"train.tsv: no example in it"),
-        ("sst2", "", r"train.tsv: no example in it"),
-        ("stsb", "sentence1\tsentence2\tscore\nship\tsail\tmuch\n", r"train.tsv:2: score is 'much', expected a number"),
-    ],
-)
+@pytest.mark.parametrize("name, rows, message", [
+    ("sst2", "sentence\tlabel\nship\t2\n", r"train.tsv:2: unknown label '2'; expected one of 0, 1"),
+    ("sst2", "sentence\tlabels\nship\t1\n", r"train.tsv:2: no column 'label'; there are sentence, labels"),
+    ("sst2", "sentence\tlabel\nship\t1\textra\n", r"train.tsv:2: 3 columns, expected 2: sentence, label"),
+    ("sst2", "sentence\tlabel\n", r"train.tsv: no example in it"),
+    ("sst2", "", r"train.tsv: no example in it"),
+    ("stsb", "sentence1\tsentence2\tscore\nship\tsail\tmuch\n", r"train.tsv:2: score is 'much', expected a number"),
+])  # fmt: skip
 def test_what_is_wrong_in_a_file_is_said_with_its_place(checkpoint, tmp_path, name, rows, message):
     for file in ("train.tsv", "dev.tsv"):
         (tmp_path / file).write_text(rows)
@@ -511,19 +505,16 @@ def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
         labelled(tmp_path, [("ship", letter) for letter in "abcdefghijklmnopqrst"], dev=[("ship", "no")])
 
 
-@pytest.mark.parametrize(
-    "label, message",
-    [
-        (["toxic", "insult"], r"train.jsonl:2: label is a list, .* set config.data.multi_label=list"),
-        ([1, 0, 1], r"label is a list"),
-        ({"toxic": 1}, r"label is an object"),
-        ("['toxic', 'insult']", r"label is a list"),
-        ("[1 0 1]", r"label is a list"),
-        (None, r"train.jsonl:2: label is null; remove rows without a label"),
-        ("  ", r"label is empty"),
-        ("nan", r"label is 'nan', which stands for no value"),
-    ],
-)
+@pytest.mark.parametrize("label, message", [
+    (["toxic", "insult"], r"train.jsonl:2: label is a list, .* set config.data.multi_label=list"),
+    ([1, 0, 1], r"label is a list"),
+    ({"toxic": 1}, r"label is an object"),
+    ("['toxic', 'insult']", r"label is a list"),
+    ("[1 0 1]", r"label is a list"),
+    (None, r"train.jsonl:2: label is null; remove rows without a label"),
+    ("  ", r"label is empty"),
+    ("nan", r"label is 'nan', which stands for no value"),
+])  # fmt: skip
 def test_what_is_no_label_is_refused(tmp_path, label, message):
     for suffix in ("jsonl", "csv") if isinstance(label, str) else ("jsonl",):
         (tmp_path / suffix).mkdir()

@@ -99,16 +99,13 @@ def test_correlations_are_scipys():
 
 
 @pytest.mark.parametrize("correlation", [metrics.pearson, metrics.spearman])
-@pytest.mark.parametrize(
-    "labels, scores",
-    [
-        ([1, 1, 1], [1, 2, 3]),
-        ([1, 2, 3], [0.1, 0.1, 0.1]),  # their mean is not 0.1
-        ([2, 2], [2, 2]),
-        ([1], [1]),
-        ([1, 2, 3], [1, math.nan, 2]),
-    ],
-)
+@pytest.mark.parametrize("labels, scores", [
+    ([1, 1, 1], [1, 2, 3]),
+    ([1, 2, 3], [0.1, 0.1, 0.1]),  # their mean is not 0.1
+    ([2, 2], [2, 2]),
+    ([1], [1]),
+    ([1, 2, 3], [1, math.nan, 2]),
+])  # fmt: skip
 def test_undefined_correlations_are_nan(correlation, labels, scores):
     assert math.isnan(correlation(labels, scores)) and math.isnan(correlation(scores, labels))
 
@@ -170,20 +167,17 @@ def test_entity_scores_of_nothing():
             metrics.entity_scores([["O"], ["O"]], predicted)
 
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("The  Quick,\tbrown\nFox!", "quick brown fox"),
-        ("An apple a day (the)", "apple day"),
-        ("anthem theatre banana", "anthem theatre banana"),
-        ("T.h.e end", "end"),  # punctuation goes first
-        ("$1,000.50 well-known", "100050 wellknown"),
-        ("...", ""),
-        ("“The” cat a\u2013b", "“ ” cat \u2013b"),  # only ASCII's punctuation
-        ("nbsp\u00a0and\u3000wide", "nbsp and wide"),
-        ("東京 Ünïcode à la", "東京 ünïcode à la"),
-    ],
-)
+@pytest.mark.parametrize("text, expected", [
+    ("The  Quick,\tbrown\nFox!", "quick brown fox"),
+    ("An apple a day (the)", "apple day"),
+    ("anthem theatre banana", "anthem theatre banana"),
+    ("T.h.e end", "end"),  # punctuation goes first
+    ("$1,000.50 well-known", "100050 wellknown"),
+    ("...", ""),
+    ("“The” cat a\u2013b", "“ ” cat \u2013b"),  # only ASCII's punctuation
+    ("nbsp\u00a0and\u3000wide", "nbsp and wide"),
+    ("東京 Ünïcode à la", "東京 ünïcode à la"),
+])  # fmt: skip
 def test_normalize_answer(text, expected):
     assert metrics.normalize_answer(text) == expected
 

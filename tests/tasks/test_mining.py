@@ -147,18 +147,15 @@ def test_a_search_is_read_as_beir_writes_it(tmp_path):
     assert text_sets.read_search(flagged(folder / "qrels/dev.tsv"), "train") == found
 
 
-@pytest.mark.parametrize(
-    "corpus, queries, qrels, message",
-    [
-        (CORPUS, ASKED, [("q1", "d3", 1)], r"dev.tsv:2: 'd3', which is relevant to query 'q1', is not in .*/corpus"),
-        (CORPUS, ASKED, [("q1", "d1", 1), ("q9", "d1", 1)], r"dev.tsv:3: no query 'q9' in .*queries.jsonl"),
-        (CORPUS, ASKED, [("q1", "d1", 0)], r"dev.tsv: no score is above 0, so that no query has a relevant document"),
-        (CORPUS, ASKED, [("q1", "d1", "much")], r"dev.tsv:2: score is 'much', expected a number"),
-        ([], ASKED, [("q1", "d1", 1)], r"corpus.jsonl: no example in it"),
-        (CORPUS * 2, ASKED, [("q1", "d1", 1)], r"corpus.jsonl:4: a second text with the _id 'd2'"),
-        ([{"_id": "d1", "body": "x"}], ASKED, [("q1", "d1", 1)], r"corpus.jsonl:1: no column 'text'; there are _id"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("corpus, queries, qrels, message", [
+    (CORPUS, ASKED, [("q1", "d3", 1)], r"dev.tsv:2: 'd3', which is relevant to query 'q1', is not in .*/corpus"),
+    (CORPUS, ASKED, [("q1", "d1", 1), ("q9", "d1", 1)], r"dev.tsv:3: no query 'q9' in .*queries.jsonl"),
+    (CORPUS, ASKED, [("q1", "d1", 0)], r"dev.tsv: no score is above 0, so that no query has a relevant document"),
+    (CORPUS, ASKED, [("q1", "d1", "much")], r"dev.tsv:2: score is 'much', expected a number"),
+    ([], ASKED, [("q1", "d1", 1)], r"corpus.jsonl: no example in it"),
+    (CORPUS * 2, ASKED, [("q1", "d1", 1)], r"corpus.jsonl:4: a second text with the _id 'd2'"),
+    ([{"_id": "d1", "body": "x"}], ASKED, [("q1", "d1", 1)], r"corpus.jsonl:1: no column 'text'; there are _id"),
+])  # fmt: skip
 def test_what_is_wrong_in_a_search_is_named(corpus, queries, qrels, message, tmp_path):
     with pytest.raises(UserError, match=message):
         text_sets.read_search(flagged(write_beir(tmp_path, corpus, queries, dev=qrels)), "dev")

@@ -125,21 +125,18 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9  # without the neighbours' context
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ("ship NN O\nsail O\n", r"a:2: 2 columns, expected 3 as in the lines before"),
-        ("ship NN O\tO\nsail NN\tO\n", r"a:2: 3 columns, expected 4"),
-        ("1 ship O\n2 sail O\n\n1 net O\n", r"a:1: the first column has no words, but 1, 2"),
-        ("1-2 ship O\n8.1 sail O\n", r"a:1: the first column has no words"),
-        ("bc/cctv/00 0 O\nbc/cctv/00 1 O\n", r"a:1: the first column has no words, but bc/cctv/00"),
-        ("# text = a ship\nship O\n", r"a:1: a comment, '# text = a ship'; remove lines that begin with #"),
-        ("ship NN O\n#sent 2\n", r"a:2: a comment, '#sent 2'"),
-        ("ship\n", r"a:1: 1 columns, expected a word and its tag"),
-        ("ship NN LOC\n", r"a:1: the tag is 'LOC', expected O, B-type or I-type"),
-        ("\n-DOCSTART- O\n\n", r"a: no sentence in it"),
-    ],
-)
+@pytest.mark.parametrize("content, message", [
+    ("ship NN O\nsail O\n", r"a:2: 2 columns, expected 3 as in the lines before"),
+    ("ship NN O\tO\nsail NN\tO\n", r"a:2: 3 columns, expected 4"),
+    ("1 ship O\n2 sail O\n\n1 net O\n", r"a:1: the first column has no words, but 1, 2"),
+    ("1-2 ship O\n8.1 sail O\n", r"a:1: the first column has no words"),
+    ("bc/cctv/00 0 O\nbc/cctv/00 1 O\n", r"a:1: the first column has no words, but bc/cctv/00"),
+    ("# text = a ship\nship O\n", r"a:1: a comment, '# text = a ship'; remove lines that begin with #"),
+    ("ship NN O\n#sent 2\n", r"a:2: a comment, '#sent 2'"),
+    ("ship\n", r"a:1: 1 columns, expected a word and its tag"),
+    ("ship NN LOC\n", r"a:1: the tag is 'LOC', expected O, B-type or I-type"),
+    ("\n-DOCSTART- O\n\n", r"a: no sentence in it"),
+])  # fmt: skip
 def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
     (tmp_path / "a").write_text(content)
     with pytest.raises(UserError, match=message):

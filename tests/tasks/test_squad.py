@@ -190,24 +190,18 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
 UNANSWERED = squad_file([Question("q7", "ship?", "a ship")], "1.1")
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ("{", r"train-v1.1.json: not in SQuAD's format \(Input data was truncated"),
-        ('{"data": []}', r"no question in it"),
-        (squad_file([Question("q7", "ship?", "a ship")] * 2, "2.0"), r"two questions have the id q7"),
-        (
-            squad_file([Question("q7", "ship?", "a ship", ("ship",), ("x",))], "1.1"),
-            r"qas\[0\].answers\[0\].answer_",
-        ),
-        (squad_file([Question("q7", "ship?", "a ship", ("ship",), (-4,))], "1.1"), r"Expected `int` >= 0"),
-        ('{"data": [{"paragraphs": [], "title": ' + "[" * 100_000, r"nested too deep"),
-        (squad_file([Question("q7", None, "a ship")], "2.0"), r"Expected `str`, got `null` - at `\$.data\[0\].paragra"),
-        ('{"data": [{"paragraphs": [{"context": "a", "qas": ["q7"]}]}]}', r"Expected `object`, got `str`"),
-        (UNANSWERED.replace("true", "false"), r"question q7 has neither an answer nor is_impossible"),
-        ('{"date": []}', r"missing required field `data`"),
-    ],
-)
+@pytest.mark.parametrize("content, message", [
+    ("{", r"train-v1.1.json: not in SQuAD's format \(Input data was truncated"),
+    ('{"data": []}', r"no question in it"),
+    (squad_file([Question("q7", "ship?", "a ship")] * 2, "2.0"), r"two questions have the id q7"),
+    (squad_file([Question("q7", "ship?", "a ship", ("ship",), ("x",))], "1.1"), r"qas\[0\].answers\[0\].answer_"),
+    (squad_file([Question("q7", "ship?", "a ship", ("ship",), (-4,))], "1.1"), r"Expected `int` >= 0"),
+    ('{"data": [{"paragraphs": [], "title": ' + "[" * 100_000, r"nested too deep"),
+    (squad_file([Question("q7", None, "a ship")], "2.0"), r"Expected `str`, got `null` - at `\$.data\[0\].paragra"),
+    ('{"data": [{"paragraphs": [{"context": "a", "qas": ["q7"]}]}]}', r"Expected `object`, got `str`"),
+    (UNANSWERED.replace("true", "false"), r"question q7 has neither an answer nor is_impossible"),
+    ('{"date": []}', r"missing required field `data`"),
+])  # fmt: skip
 def test_what_is_wrong_in_a_file_is_said(tmp_path, content, message):
     path = tmp_path / "train-v1.1.json"
     path.write_text(content)

@@ -39,14 +39,11 @@ def test_the_papers_search_is_24_runs():
     assert len({sweep.name_of(settings) for settings in parse("paper seed=20240101,20240102,20240101")}) == 48
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("rate=1", r"config.sweep = 'rate=1': 'rate=1' is not understood; write"),
-        ("seed", r"'seed' is not understood"),
-        ("epochs=two", r"'two': invalid values for epochs"),
-    ],
-)
+@pytest.mark.parametrize("text, message", [
+    ("rate=1", r"config.sweep = 'rate=1': 'rate=1' is not understood; write"),
+    ("seed", r"'seed' is not understood"),
+    ("epochs=two", r"'two': invalid values for epochs"),
+])  # fmt: skip
 def test_a_search_that_is_not_understood(text, message):
     with pytest.raises(UserError, match=message):
         parse(text)

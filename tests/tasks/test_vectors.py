@@ -215,17 +215,14 @@ def test_a_run_of_a_task_that_is_not_registered_here_has_hidden_states(checkpoin
     assert result.stdout.startswith("hidden [4, 32] of 1 texts"), result.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--output=v.npy", "a"], "--output=v.npy: hidden states are written to an .npz; or give --pool=mean"),
-        (["--output=v.npy", "--pool=mean", "--width=3", "a"], "--width=3: is for vectors that a checkpoint makes"),
-        (["--output=v.npy", "--pool=mean", "--id=x", "a"], "--id=x: is for a table; give --input=FILE that ends in"),
-        (["--output=v.npy", "--pool=mean", "--id=x", "--input=t.csv"], "--id=x: only a .parquet has columns"),
-        (["--output=v.npy", "--pool=mean", "--input=t.csv"], "t.csv:2: no column 'text'; name one of a, b with"),
-        (["--output=v.npy", "--pool=mean", "--input=t.csv", "x"], "unexpected argument 'x'; with a table as --input"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("arguments, message", [
+    (["--output=v.npy", "a"], "--output=v.npy: hidden states are written to an .npz; or give --pool=mean"),
+    (["--output=v.npy", "--pool=mean", "--width=3", "a"], "--width=3: is for vectors that a checkpoint makes"),
+    (["--output=v.npy", "--pool=mean", "--id=x", "a"], "--id=x: is for a table; give --input=FILE that ends in"),
+    (["--output=v.npy", "--pool=mean", "--id=x", "--input=t.csv"], "--id=x: only a .parquet has columns"),
+    (["--output=v.npy", "--pool=mean", "--input=t.csv"], "t.csv:2: no column 'text'; name one of a, b with"),
+    (["--output=v.npy", "--pool=mean", "--input=t.csv", "x"], "unexpected argument 'x'; with a table as --input"),
+])  # fmt: skip
 def test_what_extract_cannot_do_is_said_in_a_line(arguments, message, checkpoint, tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     result = run("extract", f"--checkpoint={checkpoint}", *arguments, cwd=tmp_path)

@@ -151,16 +151,13 @@ def test_negatives_that_cannot_be_mined_are_refused_in_one_line(arguments, messa
     assert result.returncode == 1 and result.stderr == f"error: {message}\n"
 
 
-@pytest.mark.parametrize(
-    "said, message",
-    [
-        (dict(form="sentences"), r"^--form=sentences: choose one of pairs, scored, labelled, squad, search$"),
-        (dict(widths="64"), r"^--widths=64: 64 is more than the 32 numbers of a vector$"),
-        (dict(widths="8,x"), r"^--widths=8,x: write widths such as 256,128,64$"),
-        (dict(texts="a"), r"^--texts=a: labelled pairs have two texts: name their two columns$"),
-        (dict(label="score"), r"dev.csv:2: no column 'score'; there are a, b, label$"),
-    ],
-)
+@pytest.mark.parametrize("said, message", [
+    (dict(form="sentences"), r"^--form=sentences: choose one of pairs, scored, labelled, squad, search$"),
+    (dict(widths="64"), r"^--widths=64: 64 is more than the 32 numbers of a vector$"),
+    (dict(widths="8,x"), r"^--widths=8,x: write widths such as 256,128,64$"),
+    (dict(texts="a"), r"^--texts=a: labelled pairs have two texts: name their two columns$"),
+    (dict(label="score"), r"dev.csv:2: no column 'score'; there are a, b, label$"),
+])  # fmt: skip
 def test_sets_that_cannot_be_judged_by_are_refused(said, message, trained):
     folder, workdir = trained
     with pytest.raises(UserError, match=message):

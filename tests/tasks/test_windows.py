@@ -78,13 +78,10 @@ def test_what_truncation_loses_is_learnt_in_windows(late, checkpoint, tmp_path):
     assert len(found) == len(dev) and np.mean(right) == pytest.approx(accuracy) and "cut" not in found[0]
 
 
-@pytest.mark.parametrize(
-    "data, message",
-    [
-        ({"windows": "sum"}, r"config.data.windows = 'sum': choose mean or max of the windows' logits"),
-        ({"windows": "max", "doc_stride": 0}, r"config.data.doc_stride = 0: must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize("data, message", [
+    ({"windows": "sum"}, r"config.data.windows = 'sum': choose mean or max of the windows' logits"),
+    ({"windows": "max", "doc_stride": 0}, r"config.data.doc_stride = 0: must be at least 1"),
+])  # fmt: skip
 def test_a_mistake_is_one_line(data, message):
     config = config_for("data", **({"doc_stride": 4} | data))
     with pytest.raises(UserError, match=message):
