@@ -3,8 +3,6 @@
 import itertools
 import json
 import re
-import subprocess
-import sys
 
 import flax.linen as nn
 import jax
@@ -23,7 +21,6 @@ from bertjax.training.workdir import RunInfo, write_info
 from experiments.ablations import bits as bits_command
 from experiments.ablations import characters, race, scaled, successors, tables, today
 from experiments.ablations.suite import Suite, run_all
-from tests.processes import ROOT, environment_with
 
 TRIAL = scaled.SCALES["trial"]
 
@@ -130,21 +127,6 @@ def test_no_model_is_fine_tuned_at_positions_that_it_has_not_learnt(name):
             assert length <= learnt or cell.model is scaled.RANDOM, f"{table}, {title}: {cell.name} has {length}"
 
 
-@pytest.mark.parametrize(
-    "script, message",
-    [
-        ("echo step 300; kill -9 $$", r"^vocabulary vocabulary: killed by SIGKILL, .*--jobs \(.*vocabulary.log\)$"),
-        ("echo step 300; echo error: no text >&2; exit 1", r"^no text \(.*work/vocabulary.log\)$"),
-    ],
-)
-def test_a_command_that_fails_is_told_in_one_line(data, tmp_path, monkeypatch, script, message):
-    monkeypatch.setattr(sys, "executable", tmp_path / "python")
-    (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "python").chmod(0o755)
-    with pytest.raises(UserError, match=message):
-        run_all(Suite("trial", tmp_path / "work", data), [scaled.BERT], 1, lambda to_do: None)
-
-
 def test_a_table_takes_the_place_of_the_one_before(data, tmp_path):
     folder = tmp_path / "work/bert"
     write_info(folder, RunInfo(pretraining_config()), None)
@@ -162,36 +144,6 @@ def test_a_table_takes_the_place_of_the_one_before(data, tmp_path):
     assert "\n| BERT |  |  |  |  | 55.0 ± 7.1 |  |  |  |  |\n" in text  # of 50 and 60
     assert "\n| baseline |  |  |  |  | 42.0 |  |  |  |  |\n" in text and text.count("| baseline |") == 1
     assert (tmp_path / "new/objective.png").exists() and "![objective](objective.png)" in text
-
-
-def test_scores_after_fewer_steps_stand_beside_those_of_the_end(data, tmp_path):
-    wanted = [cell for _, cell in scaled.cells("steps", TRIAL)]
-    run_recorded(data, tmp_path, *wanted)
-    names = {"no_nsp@20-conll-32", "no_nsp-conll-32", "ltr@20-conll-32", "ltr-conll-32"}
-    assert {cell.name for cell in wanted} == names
-    (axis,) = tables.draw(tmp_path / "work", "steps", TRIAL).axes
-    assert [list(bars[0].get_xdata()) for bars in axis.containers] == [[20, 40], [20, 40]]
-    np.testing.assert_allclose([list(bars[0].get_ydata()) for bars in axis.containers], 55.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "missing, flag, message",
-    [
-        ("glue/STS-B/dev.tsv", "--tables=objective", "--data=data: no glue/STS-B/dev.tsv in it"),
-        ("", "--results=data", "--results=data: a folder; name a file in it, such as data/RESULTS.md"),
-        ("", "--jobs=999", "--jobs=999: from 1 to "),
-        ("", "--tables=sizes", "--tables=sizes: there are objective, size"),
-    ],
-)
-def test_mistakes_are_told_at_once(data, missing, flag, message):
-    if missing:
-        (data / missing).rename(data.parent / "elsewhere")
-    command = [sys.executable, "-m", "experiments.ablations", "--scale=trial", "--data=data", flag]
-    environment = environment_with(PYTHONPATH=str(ROOT))
-    done = subprocess.run(command, cwd=data.parent, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and message in done.stderr, done.stderr
-    assert not (data.parent / "runs").exists()
 
 
 @pytest.mark.parametrize("scale", scaled.SCALES)
@@ -216,13 +168,6 @@ def test_rows_of_today_have_equally_many_params(scale):
 
     counts = {name: params(today.get_config(f"{scale}/{name}/3000")) for name in ("bert", "sentences", "rotary", "glu")}
     assert max(counts.values()) < 1.04 * min(counts.values()), counts
-
-
-@pytest.mark.parametrize("which", ["cores/bert", "cores/new/3000", "large/bert/3000", "cores/bert/7", "cores/bert/x"])
-def test_a_row_of_today_that_is_none_is_named(which):
-    known = "with 8 steps or more, of cores, gpu, trial and "
-    with pytest.raises(UserError, match=f"'{which}' is not SCALE/ROW/STEPS {known}"):
-        today.get_config(which)
 
 
 def results_today(*rows: str) -> list[dict]:
@@ -264,7 +209,6 @@ class RecordedRace(race.Race):
     def _command(self, module, folder, arguments, result=None):
         self.started.append(f"{module} {folder.name}")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.with_suffix(".given").write_text("\n".join(map(str, arguments)))
         if result:
             result.write_text('{"share": 0.6, "bits_per_byte": 2.0}')
             return
@@ -338,23 +282,9 @@ def test_rows_of_characters_read_as_many_bytes_and_differ_in_what_is_learnt(scal
         (only,) = config.stages.values()
         bytes_per_step = 32 * scaled.SCALES[scale].pretraining["batch_size"]
         assert only.length * config.batch_size == bytes_per_step
-        assert config.tokenizer.kind == "bytes" and config.model.vocab_size == 261
-        assert config.model.num_hidden_layers == 3 * int(scaled.SCALES[scale].size.split("-")[0]) // 2
     learnt = {name: [term.name for term in objectives.of(config)] for name, config in configs.items()}
     own = {"masked": ["mlm"], "next": ["lm"], "auxiliary": ["lm", "auxiliary"], "recurrent": ["lm"]}
     assert learnt == own and configs["next"].model == configs["auxiliary"].model
-    assert configs["masked"].data.do_whole_word_mask and configs["recurrent"].data.stream
-
-
-def test_bytes_have_no_vocabulary_and_longer_windows(compete):
-    runs = compete(characters.TABLE, ["masked", "auxiliary"], [0])
-    assert runs.started == [
-        "bertjax.prepare records-words", "bertjax.main masked-0", "experiments.ablations.bits masked-0-9-bits",
-        "bertjax.prepare records-bytes", "bertjax.main auxiliary-0", "experiments.ablations.bits auxiliary-0-9-bits",
-    ]  # fmt: skip
-    assert {"--windows=160,250", "--length=256"} <= set((runs.workdir / "auxiliary-0-9-bits.given").read_text().split())
-    *_, masked, auxiliary = race.formatted(characters.TABLE, runs.finished()).splitlines()
-    assert masked.endswith("| 1.0 |  | 2.000 |") and auxiliary.endswith("| 1.0 | 2.000 |  |")
 
 
 def test_text_that_is_held_out_is_not_trained_on(data):
