@@ -1,18 +1,10 @@
 """Preparation from end to end: the same bytes for any number of workers, and nothing lost or leaked on the way."""
 
 import collections
-import contextlib
 import hashlib
 import itertools
-import os
-import pathlib
 import random
 import re
-import resource
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -26,8 +18,6 @@ from bertjax.data.preparation import blocks, shards
 from bertjax.data.records.manifest import read_manifest
 from bertjax.text import learning, tokenizer
 from tests.conftest import make_corpus, preparing_in_process, tiny_config
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def digest(folder):
@@ -106,12 +96,10 @@ def test_records_of_another_recipe_are_refused(corpus_file, records_folder):
 
 
 def unmasked(batch):
-    """The tokens before they were masked, and whether each of them was."""
-    ids, hidden = batch["input_ids"].copy(), np.zeros(batch["input_ids"].shape, bool)
-    used = batch["word_weights"] > 0
-    places = np.nonzero(used)[0], batch["word_positions"][used]
-    ids[places], hidden[places] = batch["word_ids"][used], True
-    return ids, hidden
+    """Returns the tokens before they were masked."""
+    ids, used = batch["input_ids"].copy(), batch["word_weights"] > 0
+    ids[np.nonzero(used)[0], batch["word_positions"][used]] = batch["word_ids"][used]
+    return ids
 
 
 def test_held_out_text_is_not_in_training(corpus_file, records_folder):
@@ -123,7 +111,7 @@ def test_held_out_text_is_not_in_training(corpus_file, records_folder):
     sentences = {" ".join(map(str, pieces.encode(line).ids)) for line in lines[True] - lines[False]}
 
     def count_in(split):
-        ids, _ = unmasked(everything(records_folder, 64, 10, split))
+        ids = unmasked(everything(records_folder, 64, 10, split))
         text = " | ".join(" ".join(map(str, row)) for row in ids)
         return sum(sentence in text for sentence in sentences)
 
@@ -142,18 +130,6 @@ def test_every_document_is_used_dupe_factor_times_and_shards_share_evenly(record
     # Nothing but the result is left.
     assert {path.name for path in records_folder.iterdir()} == {"manifest.json", "vocab.txt", "length32", "length64"}
     assert not list(records_folder.rglob("*.partial"))
-
-
-def test_whole_words_and_sentencepiece(corpus_file, tmp_path, in_process):
-    config = tiny_config(corpus_file)
-    config.tokenizer.kind, config.model.vocab_size = "sentencepiece", 80
-    config.data.update(do_whole_word_mask=True, dupe_factor=1)
-    config.stages = named_stages(short=stage(1, 64, 20))
-    preparation.prepare(config, tmp_path)
-    pieces = tokenizer.load("sentencepiece", tmp_path / "tokenizer.model")
-    ids, hidden = unmasked(everything(tmp_path, 64, 20, "train"))
-    follows = pieces.continues_word[ids[:, 1:]] & ~np.isin(ids[:, :-1], [pieces.cls_id, pieces.sep_id])
-    assert follows.any() and (hidden[:, 1:][follows] == hidden[:, :-1][follows]).all()
 
 
 def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path, in_process):
@@ -186,20 +162,17 @@ def test_two_big_documents_make_a_block(monkeypatch):
     assert sizes[:3] == [2, 2, 2] and sum(sizes) == 46 and min(sizes[3:]) >= 16
 
 
-TWENTY = make_corpus(20)
+TWENTY, ENDLESS = make_corpus(20), "x" * 1_000_000
 
 
-@pytest.mark.parametrize(
-    "text, options, message",
-    [
-        ("Only one document.\nWith two lines.", {"data.heldout_fraction": 0.0}, "gives 1 document for training"),
-        (TWENTY, {"data.cleaning.min_words": 999}, r"training; .* 20 documents left out, of no words, or of fewer"),
-        (TWENTY, {"data.heldout_fraction": 0.0001}, r"heldout_fraction = 0.0001: of 20 documents it holds out 0"),
-        (TWENTY + "\n" + "x" * 1_000_000, {}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
-        (TWENTY + "\n" + "x" * 1_000_000, {"tokenizer.path": ""}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
-        (TWENTY, {"model.vocab_size": 30522}, r"vocab_size = 30522: .*vocab.txt has 7 pieces"),
-    ],
-)
+@pytest.mark.parametrize("text, options, message", [
+    ("Only one document.\nWith two lines.", {"data.heldout_fraction": 0.0}, "gives 1 document for training"),
+    (TWENTY, {"data.cleaning.min_words": 999}, r"training; .* 20 documents left out, of no words, or of fewer"),
+    (TWENTY, {"data.heldout_fraction": 0.0001}, r"heldout_fraction = 0.0001: of 20 documents it holds out 0"),
+    (f"{TWENTY}\n{ENDLESS}", {}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
+    (f"{TWENTY}\n{ENDLESS}", {"tokenizer.path": ""}, r"text.txt:\d+: a sentence of 1,000,000 characters"),
+    (TWENTY, {"model.vocab_size": 30522}, r"vocab_size = 30522: .*vocab.txt has 7 pieces"),
+])  # fmt: skip
 def test_corpora_that_cannot_serve(tmp_path, in_process, text, options, message):
     (tmp_path / "text.txt").write_text(text)
     config = with_vocabulary(tiny_config(tmp_path / "text.txt"), tmp_path, "the", "one")
@@ -308,28 +281,22 @@ def test_what_a_killed_run_has_finished_is_not_kept_for_another(monkeypatch, tmp
     assert digest(tmp_path / "out") == digest(tmp_path / "anew")
 
 
-def test_when_a_bad_document_is_mended_blocks_of_the_same_text_are_kept(monkeypatch, tmp_path, in_process):
+def test_blocks_of_the_same_text_are_kept_when_a_bad_document_is_mended(monkeypatch, tmp_path, in_process):
     config = many_blocks(monkeypatch, tmp_path)
     monkeypatch.setattr(corpus, "PORTION_BYTES", 10**9)  # one group, so that the mended file is in the identity of all
     text = (tmp_path / "2.txt").read_text()
     made, sequences_of = [], blocks.sequences_of
     monkeypatch.setattr(blocks, "sequences_of", lambda block, job: made.append(block) or sequences_of(block, job))
-    for mends in (False, True):
-        (tmp_path / "2.txt").write_text(text + "\n" + "x" * 104_000 + "\n")
-        config.data.on_bad_document = "stop"
-        with pytest.raises(UserError, match=r"2.txt:\d+: a sentence of 104,000 .*--config.data.on_bad_document=skip"):
-            preparation.prepare(config, tmp_path / f"out{mends}")
-        before = len(made)
-        assert before > 6
-        if mends:
-            (tmp_path / "2.txt").write_text(text + "\nA mended line.\n")
-        else:
-            config.data.on_bad_document = "skip"
-        preparation.prepare(config, tmp_path / f"out{mends}")
-        assert len(made) - before <= 4, "only the last block of each part is another"
-        made.clear()
+    (tmp_path / "2.txt").write_text(text + "\n" + "x" * 104_000 + "\n")
+    with pytest.raises(UserError, match=r"2.txt:\d+: a sentence of 104,000 .*--config.data.on_bad_document=skip"):
+        preparation.prepare(config, tmp_path / "out")
+    before = len(made)
+    assert before > 6
+    (tmp_path / "2.txt").write_text(text + "\nA mended line.\n")
+    preparation.prepare(config, tmp_path / "out")
+    assert len(made) - before <= 4, "only the last block of each part is another"
     preparation.prepare(config, tmp_path / "anew")
-    assert digest(tmp_path / "outTrue") == digest(tmp_path / "anew")
+    assert digest(tmp_path / "out") == digest(tmp_path / "anew")
 
 
 def test_bad_documents_are_left_out_and_counted(monkeypatch, tmp_path, in_process, capsys):
@@ -416,65 +383,45 @@ def test_one_held_out_document_in_each_group_is_too_few(monkeypatch, tmp_path, i
         preparation.prepare(config, tmp_path / "out")
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the files of a running process")
-def test_a_preparation_that_was_stopped_goes_on_and_leaves_no_process(tmp_path, monkeypatch, in_process, capsys):
-    """Stopped by a full disk, by Ctrl-C, and by SIGKILL: no byte differs from an undisturbed preparation."""
-    (tmp_path / "text.txt").write_text(9 * make_corpus(1_000))
-    (tmp_path / "vocab.txt").write_text("\n".join([*tokenizer.SPECIAL_PIECES, "the"]))
-    options = ["data.corpus=text.txt", "tokenizer.path=vocab.txt", "model.vocab_size=6", "data.dupe_factor=1"]
-    flags = [f"--config={ROOT / 'experiments/base.py'}", *(f"--config.{option}" for option in options)]
-
-    def stopped(how, largest_file=resource.RLIM_INFINITY):
-        """Prepares in a session of its own; `how` ends it. Returns its exit code and stderr."""
-        command = [sys.executable, "-m", "bertjax.prepare", "--output=out", "--workers=2", *flags]
-        streams = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **streams)
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (largest_file, largest_file))  # its workers inherit it
-        try:
-            how(process)
-            _, errors = process.communicate(timeout=300)
-            wait_until(lambda: not is_alive(process.pid))  # the resource tracker ends just after its parent
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        return process.returncode, errors
-
-    def is_alive(session):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(session, 0)
-            return True
-
-    def at_work(kind):
-        began, files = time.time_ns(), f"out/unfinished/*/{kind}"
-        wait_until(lambda: any(path.stat().st_mtime_ns > began for path in tmp_path.glob(files)))
-
-    # Files may have 300 KB, too few for what a block spills.
-    code, errors = stopped(lambda _: None, largest_file=300_000)
-    assert code == 1
-    assert re.fullmatch(r"error: out/unfinished/\w+/block-\S+: cannot be written \(File too large\)\n", errors)
-    # A terminal sends Ctrl-C to all processes. No worker ever hears it, so that none prints a traceback.
-    code, errors = stopped(lambda process: at_work("block-*") or os.killpg(process.pid, signal.SIGINT))
-    assert (code, errors) == (130, "error: interrupted\n")
-    stopped(lambda process: at_work("*.json") or process.kill())
-    monkeypatch.chdir(tmp_path)
-    config, _ = experiment.from_arguments(flags)
-    preparation.prepare(config, "out")
-    assert "going on with the unfinished preparation in out" in capsys.readouterr().out
-    preparation.prepare(config, "undisturbed")
-    assert digest(tmp_path / "out") == digest(tmp_path / "undisturbed")
-
-
 def test_finished_records_are_not_written_over(corpus_file, records_folder, tmp_path):
     with pytest.raises(UserError, match="already contains finished records"):
         preparation.prepare(tiny_config(corpus_file), records_folder)
     with pytest.raises(UserError, match="workers=0"):
         preparation.prepare(tiny_config(corpus_file), tmp_path / "out", workers=0)
+
+
+@pytest.fixture
+def with_duplicates(tmp_path, monkeypatch):
+    """A config of several groups and blocks, with duplicates."""
+    pytest.importorskip("apache_beam")
+    config = many_blocks(monkeypatch, tmp_path, documents=200)
+    for seed in (1, 2):
+        with (tmp_path / f"{seed}.txt").open("a") as file:
+            file.write("\n" + make_corpus(40, seed=3))
+    config.tokenizer.path, config.model.vocab_size = "", 110
+    config.data.mixture = f"{tmp_path}/2.txt=0.5"
+    config.data.cleaning.update(duplicate_documents=True, near_duplicates=True, max_line_documents=1)
+    return config
+
+
+@pytest.mark.slow
+def test_beam_writes_the_records_of_the_local_run(with_duplicates, tmp_path, in_process, monkeypatch, capsys):
+    monkeypatch.setitem(learning.COUNTED_LETTERS, "wordpiece", 200)  # fewer than there are
+    here = preparation.prepare(with_duplicates, tmp_path / "here")
+    assert "; of words rarer than " in capsys.readouterr().out
+    assert here["cleaning"]["duplicate_documents"] == 40 and here["cleaning"]["repeated_lines"] > 0
+    left = tmp_path / "beam" / "unfinished" / "beam"  # by a pipeline that was stopped
+    left.mkdir(parents=True)
+    (left / "words-00000-of-00009").write_text('["nonsense", 1000000]\n')
+    (tmp_path / "beam" / "length32").mkdir()
+    (tmp_path / "beam" / "length32" / "train-00000-of-00016.tfrecord").write_bytes(b"another's")
+    assert preparation.prepare(with_duplicates, tmp_path / "beam", beam_options=[]) == here
+    assert digest(tmp_path / "beam") == digest(tmp_path / "here")
+
+
+def test_mistakes_in_a_corpus_of_beam_are_one_line(with_duplicates, tmp_path, in_process):
+    with (tmp_path / "2.txt").open("a") as file:
+        file.write("\n" + "x" * 200_000)
+    with pytest.raises(UserError, match=r"^.*2.txt:\d+: a sentence of 200,000 characters[^\n]*$"):
+        preparation.prepare(with_duplicates, tmp_path / "out", beam_options=[])
+    assert not (tmp_path / "out" / "manifest.json").exists()

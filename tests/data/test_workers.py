@@ -74,33 +74,6 @@ def test_no_pipe_is_closed_twice(monkeypatch):
     assert str(fail_in_pool(use)) == "the error" and not failed
 
 
-def test_semaphores_are_removed_by_a_thread_that_python_waits_for():
-    """The thread that sends the work is not. Here it ends, and removes what it is the last to hold, slowly."""
-    script = """
-import threading, time
-from multiprocessing import queues, synchronize
-from bertjax.data.workers import worker_pool
-
-def debug(message):
-    if "exiting" in message:
-        time.sleep(0.5)
-
-def remove(name, then=synchronize.SemLock._cleanup):
-    if threading.current_thread() is not threading.main_thread():
-        print("removed by", threading.current_thread().name, flush=True)
-    then(name)
-
-queues.debug, synchronize.SemLock._cleanup = debug, staticmethod(remove)
-try:
-    with worker_pool(2):
-        raise ValueError
-except ValueError:
-    time.sleep(1)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_dead_worker_is_one_line():
     assert "a worker process died" in str(fail_in_pool(lambda pool: pool.submit(os._exit, 1).result()))
 
@@ -142,3 +115,15 @@ command.run(main)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
+def test_workers_end_when_their_parent_is_killed():
+    """Otherwise the workers would hold the pipe of the output, and `run` would wait for them."""
+    script = """
+import os, signal
+from bertjax.data.workers import worker_pool
+
+with worker_pool(2):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=50).returncode == -signal.SIGKILL
