@@ -1,11 +1,7 @@
-"""Two commands at once on one folder: one of them writes, the other says who does."""
+"""Two commands at once on one folder of an object store. With the lock of a file system: tests/test_faults.py."""
 
 import json
 import os
-import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,46 +9,6 @@ import pytest
 
 from bertjax import lock
 from bertjax.config import UserError
-
-HOLD = """
-import sys, time
-from bertjax import lock
-from bertjax.config import UserError
-while time.time() < float(sys.argv[2]):  # so that all begin at once
-    pass
-try:
-    with lock.held(sys.argv[1], "--workdir"):
-        print("held", flush=True)
-        sys.stdin.read()
-except UserError as error:
-    print(error, flush=True)
-"""
-
-
-def start(folder, begin):
-    command = [sys.executable, "-c", HOLD, str(folder), str(begin)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.slow
-def test_of_several_that_start_together_one_goes_on(tmp_path):
-    processes = [start(tmp_path / "run", time.time() + 2) for _ in range(3)]
-    lines = [process.stdout.readline() for process in processes]
-    (holder,) = [process for process, line in zip(processes, lines) if line == "held\n"]
-    for process, line in zip(processes, lines):
-        if process is not holder:
-            assert re.match(rf"--workdir={tmp_path}/run: in use by (host \S+, process {holder.pid}, |another)", line)
-    with pytest.raises(UserError, match=f"process {holder.pid}, since 20"):
-        with lock.held(tmp_path / "run", "--workdir"):
-            pass
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    with lock.held(tmp_path / "run", "--workdir"):  # nothing of the killed one is in the way
-        pass
-    for process in processes:
-        process.stdin.close()
-        process.wait()
-        process.stdout.close()
 
 
 @pytest.fixture
