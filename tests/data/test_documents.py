@@ -1,4 +1,4 @@
-"""Documents out of every format, and one clear line for every file that is none."""
+"""Documents of a corpus: all formats and places, errors in one line, and text that changes while it is read."""
 
 import ast
 import functools
@@ -8,15 +8,17 @@ import json
 import lzma
 import os
 import pathlib
+import sys
 
+import fsspec
 import pyarrow
 import pytest
 import zstandard
 from pyarrow import parquet
 
 from bertjax.config import UserError
-from bertjax.data.documents import python_docs, sentences
-from bertjax.data.documents.corpus import read_documents
+from bertjax.data.documents import corpus, python_docs, sentences
+from bertjax.data.documents.corpus import portions, read_documents, read_portion
 from bertjax.data.documents.reading import Document, Reading, find_files
 
 TEXT = "One line.\nAnother line.\n\n\nSecond document.\n"
@@ -82,27 +84,20 @@ def test_bad_parquet_files_are_named(tmp_path):
 
 
 def test_folders_and_globs_are_sorted_and_sources_are_mixed(tmp_path):
-    for name in ("b.txt", "sub/c.txt", "a.txt", "notes.md"):
+    """A folder may have the name of a file, and links are followed."""
+    for name in ("b.txt", "sub.txt/c.txt", "a.txt", "notes.md", "elsewhere.md/d.txt"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"Text of {name}.")
-    names = ["a.txt", "b.txt", "sub/c.txt"]
-    for pattern, expected in (("", names), ("/", names), ("/**/*.txt", names), ("/*.txt", names[:2])):
-        assert [os.path.relpath(f.path, tmp_path) for f in find_files(f"{tmp_path}{pattern}")] == expected
-    mixed = [d.lines for d in read_documents([f"{tmp_path}/sub", f"{tmp_path}/a.txt"])]
-    assert mixed == [["Text of sub/c.txt."], ["Text of a.txt."]]
-
-
-def test_a_folder_may_be_called_like_a_file_and_links_are_followed(tmp_path):
-    folder = tmp_path / "corpus.txt"
-    for name, text in (("elsewhere", "Linked."), ("corpus.txt/inner.txt", "Inner.")):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "a.txt").write_text(text)
-    (folder / "link").symlink_to("../elsewhere")
-    assert lines_of(folder) == lines_of(tmp_path / "*.txt/*/*.txt") == [["Inner."], ["Linked."]]
-    (folder / "none.txt").symlink_to("nowhere")
-    with pytest.raises(UserError, match=r"data.corpus: no file or folder '.*corpus.txt/none.txt'"):
-        lines_of(folder)
+    (tmp_path / "sub.txt/link").symlink_to("../elsewhere.md")
+    names = ["a.txt", "b.txt", "elsewhere.md/d.txt", "sub.txt/c.txt", "sub.txt/link/d.txt"]
+    for pattern, expected in (("", names), ("/", names), ("/**/*.txt", names), ("/[ab].txt", names[:2])):
+        assert [os.path.relpath(f.path, tmp_path) for f in find_files(f"{tmp_path}{pattern}")] == expected, pattern
+    mixed = [d.lines for d in read_documents([f"{tmp_path}/sub.txt", f"{tmp_path}/a.txt"])]
+    assert mixed == [["Text of sub.txt/c.txt."], ["Text of elsewhere.md/d.txt."], ["Text of a.txt."]]
+    (tmp_path / "sub.txt/none.txt").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"data.corpus: no file or folder '.*sub.txt/none.txt'"):
+        lines_of(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -118,29 +113,26 @@ def test_files_and_folders_that_may_not_be_read_are_named(tmp_path):
     (tmp_path / "sub").chmod(0o700)
 
 
-@pytest.mark.parametrize(
-    "name, content, message",
-    [
-        ("a.txt", b"", "contains no text"),
-        ("a.txt", b" \n\n \n", "contains no text"),
-        ("a.txt", b"fine\ncaf\xe9 au lait\n", r"a.txt:2: byte 4 of the line, 0xe9, is not UTF-8"),
-        ("a.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', r"a.jsonl:2: no .text. .* among txt"),
-        ("a.jsonl", b"[1, 2]\n", r"a.jsonl:1: not a JSON object"),
-        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl:1: not a JSON object"),
-        ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", r"a.jsonl:1: not a JSON object"),
-        ("a.txt.gz", b"no gzip at all", "a.txt.gz: damaged after line 0, or not .gz"),
-        ("a.txt.gz", gzipped(TEXT.encode())[:-9], "a.txt.gz: cut off"),
-        ("a.txt.xz", lzma.compress(TEXT.encode() * 99)[:-30], "a.txt.xz: cut off"),
-        ("a.txt.zst", b"no zst at all", "a.txt.zst: damaged"),
-        ("a.txt.zst", zstandard.compress(TEXT.encode())[:-3], "a.txt.zst: cut off"),
-        ("a.pdf", b"%PDF", "cannot read .*a.pdf"),
-        ("a.txt.gz", gzipped(gzipped(b"text")), r"not text: .*what is in it is compressed \(.gz\)"),
-        ("a.jsonl.xz", lzma.compress(gzipped(b"text")), r"not text: .*what is in it is compressed \(.gz\)"),
-        ("a.txt", gzipped(b"text"), r"not text: .*it is compressed \(.gz\), which its name does not say"),
-        ("a.txt", b"PK\x03\x04 and so on", "not text: .*a .zip archive"),
-        ("a.txt", "text".encode("utf-16"), "not text: .*UTF-16"),
-    ],
-)
+@pytest.mark.parametrize("name, content, message", [
+    ("a.txt", b"", "contains no text"),
+    ("a.txt", b" \n\n \n", "contains no text"),
+    ("a.txt", b"fine\ncaf\xe9 au lait\n", r"a.txt:2: byte 4 of the line, 0xe9, is not UTF-8"),
+    ("a.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', r"a.jsonl:2: no .text. .* among txt"),
+    ("a.jsonl", b"[1, 2]\n", r"a.jsonl:1: not a JSON object"),
+    ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl:1: not a JSON object"),
+    ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", r"a.jsonl:1: not a JSON object"),
+    ("a.txt.gz", b"no gzip at all", "a.txt.gz: damaged after line 0, or not .gz"),
+    ("a.txt.gz", gzipped(TEXT.encode())[:-9], "a.txt.gz: cut off"),
+    ("a.txt.xz", lzma.compress(TEXT.encode() * 99)[:-30], "a.txt.xz: cut off"),
+    ("a.txt.zst", b"no zst at all", "a.txt.zst: damaged"),
+    ("a.txt.zst", zstandard.compress(TEXT.encode())[:-3], "a.txt.zst: cut off"),
+    ("a.pdf", b"%PDF", "cannot read .*a.pdf"),
+    ("a.txt.gz", gzipped(gzipped(b"text")), r"not text: .*what is in it is compressed \(.gz\)"),
+    ("a.jsonl.xz", lzma.compress(gzipped(b"text")), r"not text: .*what is in it is compressed \(.gz\)"),
+    ("a.txt", gzipped(b"text"), r"not text: .*it is compressed \(.gz\), which its name does not say"),
+    ("a.txt", b"PK\x03\x04 and so on", "not text: .*a .zip archive"),
+    ("a.txt", "text".encode("utf-16"), "not text: .*UTF-16"),
+])  # fmt: skip
 def test_bad_files_are_named_with_their_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
@@ -175,25 +167,6 @@ def test_compressed_files_of_several_streams_are_read_whole_or_not_at_all(tmp_pa
             lines_of(path)
 
 
-@pytest.mark.parametrize("compression", [".gz", ".xz", ".zst"])
-def test_a_flipped_bit_of_a_compressed_file_is_found(tmp_path, compression):
-    path = tmp_path / f"a.txt{compression}"
-    compress = COMPRESS[compression]
-    if compression == ".zst":
-        compress = zstandard.ZstdCompressor(write_checksum=True).compress
-    first, second, third = (compress(part.encode()) for part in PARTS)
-    path.write_bytes(first + second + third)
-    expected = lines_of(path)
-    for place in range(len(second)):
-        flipped = bytearray(second)
-        flipped[place] ^= 4
-        path.write_bytes(first + flipped + third)
-        try:
-            assert lines_of(path) == expected  # such as a bit of gzip's modified time
-        except UserError as error:
-            assert f"a.txt{compression}: " in str(error)
-
-
 def test_frames_that_zstd_skips(tmp_path):
     frame = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"index"
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(TEXT.encode()) + frame)
@@ -210,14 +183,11 @@ def test_lines_do_not_depend_on_where_a_file_is_split(tmp_path, monkeypatch, com
     assert [d.source.rpartition(":")[2] for d in documents] == ["1", "5", "7", "11"]
 
 
-@pytest.mark.parametrize(
-    "name, content, message",
-    [
-        ("a.txt", "short\n\n" + "no end " * 1000, "a.txt:3: a line of more than 1,000 bytes"),
-        ("a.txt", "short\n\n" + "no blank line\n" * 10, "a.txt:3: a document of more than 100 characters, which ends"),
-        ("a.jsonl", json.dumps({"text": "x" * 101}), "a.jsonl:1: a document of more than 100 characters"),
-    ],
-)
+@pytest.mark.parametrize("name, content, message", [
+    ("a.txt", "short\n\n" + "no end " * 1000, "a.txt:3: a line of more than 1,000 bytes"),
+    ("a.txt", "short\n\n" + "no blank line\n" * 10, "a.txt:3: a document of more than 100 characters, which ends"),
+    ("a.jsonl", json.dumps({"text": "x" * 101}), "a.jsonl:1: a document of more than 100 characters"),
+])  # fmt: skip
 def test_a_line_or_document_without_end_is_refused(tmp_path, monkeypatch, name, content, message):
     limits = dict(MAX_LINE_BYTES=1000, CHUNK_BYTES=100, MAX_DOCUMENT_CHARACTERS=100)
     for limit, value in limits.items():
@@ -313,3 +283,164 @@ def test_docstrings_are_found_where_python_finds_them():
     ]
     expected = {ast.get_docstring(n, clean=False) for n in nodes} - {None}
     assert expected <= set(python_docs.docstrings(path))
+
+
+# Portions of a corpus.
+
+
+def write(folder, **texts):
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text)
+
+
+def test_portions_group_files_by_size_and_give_the_whole_corpus(tmp_path, monkeypatch):
+    documents = tuple(Document(f"{i}", [f"document {i}"]) for i in range(3))
+    monkeypatch.setattr(python_docs, "read_documents", lambda: documents)
+    monkeypatch.setattr(corpus, "PORTION_BYTES", 100)
+    monkeypatch.setattr(corpus, "FILE_BYTES", 20)
+    write(tmp_path, a="a" * 60, b="b" * 60, c="c" * 500, d="d", e="e", f="f", g="g", h="h", i="i")
+    sources = [str(tmp_path), "pydoc", f"{tmp_path}/c.txt"]
+    parts = portions(sources)
+    names = ["".join(os.path.basename(path)[0] for path in part.files) for part in parts]
+    assert names == ["ab", "c", "defgh", "i", "", "c"]
+    assert [(p.number, p.bytes) for p in parts] == list(enumerate([120, 500, 5, 1, 0, 500]))
+    assert [p.source for p in parts] == [*4 * [sources[0]], *sources[1:]]
+    assert parts == portions(sources)
+    assert len({p.identity for p in parts}) == 5 and parts[1].identity == parts[5].identity  # c.txt twice
+    read = [document for part in parts for document in read_portion(part)]
+    assert read == list(read_documents(sources)) and len(read) == 10 + 3
+
+
+def test_another_text_is_another_identity(tmp_path):
+    write(tmp_path, a="one", b="two")
+    identities = [portions([str(tmp_path)])[0].identity]
+    for change in (
+        lambda: write(tmp_path, b="three"),
+        lambda: (tmp_path / "b.txt").rename(tmp_path / "c.txt"),
+        lambda: os.utime(tmp_path / "a.txt", ns=(0, 0)),
+    ):
+        change()
+        identities.append(portions([str(tmp_path)])[0].identity)
+    assert len(set(identities)) == 4 and portions([str(tmp_path)])[0].identity == identities[-1]
+
+
+def test_a_file_that_changes_or_vanishes_is_named(tmp_path):
+    write(tmp_path, a="one\n\nmore", b="two")
+    (part,) = portions([str(tmp_path)])
+    reading = read_portion(part)
+    assert next(reading).lines == ["one"]
+    write(tmp_path, a="one\n\nmore\n\nappended")
+    for rest in (reading, read_portion(part)):
+        with pytest.raises(UserError, match=r"a.txt: changed while the corpus was read"):
+            list(rest)
+    (part,) = portions([str(tmp_path)])
+    (tmp_path / "b.txt").unlink()
+    with pytest.raises(UserError, match=r"b.txt: cannot be read \(.*No such file"):
+        list(read_portion(part))
+
+
+def test_one_empty_file_of_many_is_fine(tmp_path):
+    write(tmp_path, a="", b="text", c=" \n\n")
+    assert lines_of(tmp_path) == [["text"]]
+    with pytest.raises(UserError, match=r"data.corpus: '.*c.txt' contains no text"):
+        list(read_documents([f"{tmp_path}/b.txt", f"{tmp_path}/c.txt"]))
+
+
+@pytest.fixture
+def remote():
+    """A folder of an object store."""
+    store = fsspec.filesystem("memory")
+    table = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table({"text": ["one", "two"]}), table)
+    store.pipe(
+        {
+            "/store/b.txt": b"b",
+            "/store/a #%20.txt.gz": gzip.compress(b"a"),
+            "/store/sub/c.parquet": table.getvalue().to_pybytes(),
+            "/store/sub/notes.md": b"no text",
+        }
+    )
+    yield "memory://store"
+    store.rm("/store", recursive=True)
+
+
+def test_text_on_an_object_store_is_listed_and_read_as_on_a_disk(remote):
+    documents = list(read_documents([remote]))
+    assert [d.lines for d in documents] == [["a"], ["b"], ["one"], ["two"]]
+    assert [d.source for d in documents[1:3]] == [f"{remote}/b.txt:1", f"{remote}/sub/c.parquet:1"]
+    assert list(read_documents([f"{remote}/"])) == list(read_documents([f"{remote}/**/*.*"])) == documents
+    assert [f.path for f in find_files(f"{remote}/*.txt*")] == [f"{remote}/a #%20.txt.gz", f"{remote}/b.txt"]
+    assert [f.path for f in find_files(f"{remote}/b.txt")] == [f"{remote}/b.txt"]
+
+
+def test_what_is_not_on_an_object_store_is_named(remote):
+    for source, message in {
+        "memory://none": "data.corpus: no file or folder 'memory://none'",
+        f"{remote}/none.txt": f"data.corpus: no file or folder '{remote}/none.txt'",
+        f"{remote}/*.jsonl": r"no text files in 'memory://store/\*.jsonl'",
+        f"{remote}/sub/notes.md": "cannot read 'memory://store/sub/notes.md'; supported are",
+        "nosuch://store/a.txt": "'nosuch://store/a.txt' cannot be listed",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            portions([source])
+    (part,), store = portions([f"{remote}/*.txt"]), fsspec.filesystem("memory")
+    store.pipe("/store/b.txt", b"longer")
+    with pytest.raises(UserError, match=r"memory://store/b.txt: changed while"):
+        list(read_portion(part))
+    store.rm("/store/b.txt")
+    with pytest.raises(UserError, match=r"memory://store/b.txt: cannot be read \(no such file"):
+        list(read_portion(part))
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A data set of Hugging Face's library, in a folder."""
+    folder = tmp_path_factory.mktemp("hub") / "set"
+    folder.mkdir()
+    rows = [{"text": f"line {i}.\nand another.", "body": f"body {i}", "n": i} for i in range(600)]
+    rows[1]["text"], rows[2]["text"] = None, " \n"
+    parquet.write_table(pyarrow.Table.from_pylist(rows[:400]), folder / "train-0.parquet", row_group_size=150)
+    parquet.write_table(pyarrow.Table.from_pylist(rows[400:]), folder / "train-1.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows[:3]), folder / "test-0.parquet")
+    return folder
+
+
+def test_hugging_face_data_sets_are_streamed_in_the_order_of_their_files(hub):
+    documents = list(read_documents([f"hf:{hub}"]))
+    assert [d.lines[0] for d in documents] == [f"line {i}." for i in range(600) if i not in (1, 2)]
+    assert documents[1].source == f"hf:{hub} example 4" and documents[1].lines == ["line 3.", "and another."]
+    assert lines_of(f"hf:{hub}:test") == [["line 0.", "and another."]]
+    assert lines_of(f"hf:{hub}:test:body") == [[f"body {i}"] for i in range(3)]
+    assert len(lines_of(f"hf:{hub}::body")) == len(lines_of(f"hf:{hub}", text_column="body")) == 600
+
+
+@pytest.mark.parametrize("rest, message", [
+    (":validation", r"cannot be read after example 0 \(Bad split: validation. Available splits: .*train"),
+    (":test:title", r"COLUMN = 'title': 'hf:.*' has no such column; it has text, body, n"),
+    ("::n", r"COLUMN = 'n': 'hf:.*' has int64 there, not text"),
+    ("", r"config.data.text_column = 'title': 'hf:.*' has no such column"),
+    ("#other", r"data.corpus: 'hf:.*#other' cannot be loaded \(BuilderConfig 'other' not found"),
+    ("-none", r"data.corpus: 'hf:.*-none' cannot be loaded \(Couldn't find any data file"),
+    (":a:b:c", r"write hf:NAME\[#CONFIGURATION\]\[:SPLIT\[:COLUMN\]\]"),
+])  # fmt: skip
+def test_an_error_of_a_hugging_face_data_set_is_one_line(hub, rest, message):
+    with pytest.raises(UserError, match=message) as caught:
+        lines_of(f"hf:{hub}{rest}", text_column="title")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hugging_face_data_set_that_changes_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "one"}))
+    (part,) = portions([f"hf:{tmp_path}"])
+    assert part.files == () and [d.lines for d in read_portion(part)] == [["one"]]
+    path.write_text(json.dumps({"text": "another"}))
+    with pytest.raises(UserError, match=r"data.corpus: 'hf:.*' changed while the corpus was read"):
+        list(read_portion(part))
+    assert portions([f"hf:{tmp_path}"])[0].identity != part.identity
+
+
+def test_hugging_faces_library_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"'hf:user/set' needs Hugging Face's library: pip install 'bertjax\[hf\]'"):
+        portions(["hf:user/set"])

@@ -5,16 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax.data.batches.examples import (
-    LENGTHS,
-    WINDOW,
-    Examples,
-    PackedOrder,
-    TrainingOrder,
-    evaluation_batches,
-    packed_evaluation,
-    padded_length,
-)
+from bertjax.data.batches import examples as batching
+from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder, padded_length
 from bertjax.data.batches.packing import RowSize
 
 
@@ -39,18 +31,6 @@ def test_every_epoch_holds_every_example_once(count, batch_size):
         assert (in_place == (order.steps_per_epoch - 1) // order.window_steps).all()  # the epoch's last window
     if order.steps_per_epoch >= 4:  # other examples meet: not the same batches in another order
         assert len({frozenset(frozenset(rows) for rows in epoch.tolist()) for epoch in epochs}) == 4
-
-
-def test_the_batch_with_padding_is_of_any_length():
-    """13 batches in the last window; a batch's rank tells how long its examples are beside the others'."""
-    examples, ranks = make_examples((4 * WINDOW + 13) * 8 - 4), []
-    for seed in range(200):
-        order = TrainingOrder(examples, 8, seed, longest=128)
-        batches = [order.rows(step) for step in range(4 * WINDOW, order.steps_per_epoch)]
-        longest = [examples.lengths[rows[rows >= 0]].max() for rows in batches]
-        (short,) = (i for i, rows in enumerate(batches) if rows.min() < 0)
-        ranks.append(np.argsort(np.argsort(longest))[short])
-    assert np.bincount(ranks, minlength=13).min() > 3  # 15.4 expected in each place
 
 
 @pytest.mark.parametrize("order_of, count", [(TrainingOrder, 301), (TrainingOrder, 19), (PackedOrder, 301)])
@@ -87,7 +67,7 @@ def test_short_examples_do_not_pay_for_long_ones():
     examples = make_examples(2000, longest=500)
     order = TrainingOrder(examples, 16, seed=0, longest=512)
     lengths = np.array([order.length(step) for step in range(4 * order.steps_per_epoch)])
-    assert set(lengths) <= set(LENGTHS)
+    assert set(lengths) <= set(batching.LENGTHS)
     assert 16 * lengths.sum() < 1.35 * 4 * examples.lengths.sum()
     # The order is still random: lengths do not rise within a window.
     place = np.arange(len(lengths)) % order.steps_per_epoch % order.window_steps
@@ -96,7 +76,7 @@ def test_short_examples_do_not_pay_for_long_ones():
 
 def test_evaluation_counts_nobody_twice_and_loses_nobody():
     examples, seen = make_examples(45, labels=np.arange(45)), []
-    for rows, length in evaluation_batches(examples, 8, 128):
+    for rows, length in batching.evaluation_batches(examples, 8, 128):
         batch = examples.batch(rows, length)
         for host in range(4):  # the last batch has nothing for some of them
             own = slice(2 * host, 2 * host + 2)
@@ -109,7 +89,7 @@ def test_evaluation_counts_nobody_twice_and_loses_nobody():
         np.testing.assert_array_equal(batch["segments"].sum(1)[real], examples.lengths[rows[real]])
         seen.extend(rows[real])
     assert sorted(seen) == list(range(45))
-    assert not list(evaluation_batches(Examples([], []), 8, 128))
+    assert not list(batching.evaluation_batches(Examples([], []), 8, 128))
 
 
 IDS = [np.array([7, 8, 9]), np.array([5]), np.array([1, 2]), np.array([3])]
@@ -184,13 +164,13 @@ def test_short_examples_share_rows():
 @pytest.mark.parametrize("batch_size, multiple", [(8, 1), (8, 4), (64, 8)])
 def test_packed_evaluation_counts_nobody_twice_and_loses_nobody(batch_size, multiple):
     examples, seen, shapes = make_examples(45, labels=np.arange(45)), [], set()
-    for found, *places in packed_evaluation(examples, batch_size, 128, multiple):
+    for found, *places in batching.packed_evaluation(examples, batch_size, 128, multiple):
         batch = examples.packed(found, *places)
         assert [ids[0] - 1 for _, _, ids in found_in(batch)] == found.tolist()
         seen += found.tolist()
         shapes.add(batch["input_ids"].shape)
     assert sorted(seen) == list(range(45)) and len(shapes) == 1 and shapes.pop()[0] % multiple == 0
-    assert not list(packed_evaluation(Examples([], []), batch_size, 128, multiple))
+    assert not list(batching.packed_evaluation(Examples([], []), batch_size, 128, multiple))
 
 
 def test_packed_labels_and_choices():

@@ -156,9 +156,3 @@ def test_no_rows_and_rows_without_text():
             draws = draw(np.random.default_rng(0), len(ids), 8, rules)
             masking = mask_tokens(ids, np.full(len(ids), 2), draws, rules)
             assert (masking.ids == ids).all() and masking.positions.shape == (len(ids), 20) and not masking.counts.any()
-
-
-def test_the_generator_decides_everything():
-    first, again, other = (masked(seed, rows=3)[2] for seed in (1, 1, 2))
-    assert (first.ids == again.ids).all() and (first.positions == again.positions).all()
-    assert not np.array_equal(first.positions, other.positions)

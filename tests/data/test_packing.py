@@ -7,7 +7,7 @@ from bertjax.config import UserError
 from bertjax.data.batches import order, packing
 from bertjax.data.batches.masking import masks
 from bertjax.data.batches.order import Order
-from bertjax.data.batches.packing import RowSize, arrange, pack_pretraining
+from bertjax.data.batches.packing import RowSize, arrange
 from bertjax.data.records import RecordSet
 from tests.data.test_pipeline import LENGTH, RULES, assert_same, batches_of, damage, random_rows, write_set
 
@@ -181,12 +181,6 @@ def test_a_host_reads_only_its_groups(tmp_path, monkeypatch):
     assert made.groups_of(np.arange(3, 9), 12).tolist() == [1, 2]
 
 
-def test_many_sequences_a_step_are_packed_in_many_groups():
-    """Or each of many hosts would read them all."""
-    groups = {24: 1, 96: 1, 256: 2, 384: 2, 640: 4, 1000: 4, 4000: 16, 4096: 32, 8192: 64}
-    assert {batch_size: order.count_groups(batch_size) for batch_size in groups} == groups
-
-
 def test_files_of_long_and_of_short_sequences_share_the_groups():
     lengths = np.repeat([512, 100], 50_000).astype(np.uint16)
     files = RecordSet(("long", "short"), (50_000, 50_000), lengths=lengths)
@@ -225,33 +219,3 @@ def test_a_row_with_too_many_masked_tokens_is_refused(tmp_path):
     message = r"config.packing: a row has \d+ predicted words, but there is room for 3; set config.data.masked_lm_prob"
     with pytest.raises(UserError, match=message):
         batches_of(measured_set(tmp_path), 20, multiple=1, additions=[masks(RULES)], row=RowSize(LENGTH, 8, 3))
-
-
-def test_packing_is_what_it_says():
-    """By hand: three sequences in two rows."""
-    batch = {
-        "input_ids": np.array([[1, 5, 2, 0, 0], [1, 6, 0, 0, 0], [1, 7, 8, 9, 2]], np.int32),
-        "segments": np.array([[1, 1, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]], np.int32),
-        "token_types": np.array([[0, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 1, 1]], np.int32),
-        "word_positions": np.array([[1, 0], [1, 0], [1, 3]], np.int32),
-        "word_ids": np.array([[50, 0], [60, 0], [70, 90]], np.int32),
-        "word_weights": np.array([[1, 0], [1, 0], [1, 1]], np.float32),
-        "pair_labels": np.array([1, 0, 1], np.int32),
-        "sequence_weights": np.array([1, 1, 1], np.float32),
-    }
-    packed = pack_pretraining(batch, np.array([4, 5, 6]), np.array([0, 0, 1]), np.array([0, 3, 0]), 3, RowSize(5, 2, 3))
-    expected = {
-        "dropout_rows": [4, 6, 0],
-        "input_ids": [[1, 5, 2, 1, 6], [1, 7, 8, 9, 2], [0] * 5],
-        "segments": [[1, 1, 1, 2, 2], [1, 1, 1, 1, 1], [0] * 5],
-        "token_types": [[0, 0, 1, 0, 1], [0, 0, 0, 1, 1], [0] * 5],
-        "positions": [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4], [0] * 5],
-        "word_positions": [[1, 4, 0], [1, 3, 0], [0] * 3],
-        "word_ids": [[50, 60, 0], [70, 90, 0], [0] * 3],
-        "word_weights": [[1, 1, 0], [1, 1, 0], [0] * 3],
-        "first_tokens": [[0, 3], [0, 0], [0, 0]],
-        "pair_labels": [[1, 0], [1, 0], [0, 0]],
-        "sequence_weights": [[1, 1], [1, 0], [0, 0]],
-    }
-    assert {name: x.tolist() for name, x in packed.items()} == expected
-    assert packing.numbers_in_row(np.array([0, 0, 1, 3, 3, 3])).tolist() == [0, 1, 0, 0, 1, 2]

@@ -309,16 +309,13 @@ def test_files_of_which_nothing_can_be_read_are_refused(tmp_path, reader_name):
         batches_of(files, 15)
 
 
-@pytest.mark.parametrize(
-    "field, value, name, is_masked",
-    [
-        ("ids", 1000, "input_ids", True),
-        ("ids", 1200, "input_ids", False),  # before the masking rules look them up
-        ("labels", 1500, "masked_lm_ids", True),
-        ("positions", 16, "masked_lm_positions", True),
-        ("label", 2, "next_sentence_labels", True),
-    ],
-)
+@pytest.mark.parametrize("field, value, name, is_masked", [
+    ("ids", 1000, "input_ids", True),
+    ("ids", 1200, "input_ids", False),  # before the masking rules look them up
+    ("labels", 1500, "masked_lm_ids", True),
+    ("positions", 16, "masked_lm_positions", True),
+    ("label", 2, "next_sentence_labels", True),
+])  # fmt: skip
 def test_values_that_no_record_has_are_named(tmp_path, monkeypatch, field, value, name, is_masked):
     monkeypatch.setattr(order, "SHUFFLE_WINDOW", 7)
     rows = random_rows(120, is_masked=is_masked)

@@ -11,7 +11,6 @@ from bertjax.config import UserError
 from bertjax.data import preparation
 from bertjax.data.documents import cleaning, corpus
 from bertjax.data.documents.selection import is_heldout, selection_of
-from bertjax.data.sorting import gather, write_run
 from bertjax.lists import mixture_of
 from tests.conftest import make_corpus, tiny_config
 
@@ -136,17 +135,3 @@ def test_mixtures_name_sources_and_weights():
         config.data.mixture = mixture
         with pytest.raises(UserError, match=message):
             mixture_of(config)
-
-
-def test_the_hash_ranges_cover_every_key(tmp_path):
-    rng = np.random.default_rng(0)
-    keys = np.concatenate([rng.integers(2**64, size=500, dtype=np.uint64), np.array([0, 2**64 - 1], np.uint64)])
-    rows = np.arange(502, dtype=np.int32)
-    paths = [str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "none")]
-    write_run(paths[0], keys[:300], [rows[:100], rows[100:300]])
-    write_run(paths[1], keys[300:], [rows[300:]])
-    write_run(paths[2], keys[:0], [rows[:0]])
-    for count in (1, 3, 8, 1000):
-        found = [gather(paths, rows.dtype, i, count) for i in range(count)]
-        np.testing.assert_array_equal(np.concatenate([k for k, _ in found]), np.sort(keys))
-        np.testing.assert_array_equal(keys[np.concatenate([r for _, r in found])], np.sort(keys))

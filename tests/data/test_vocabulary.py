@@ -43,13 +43,10 @@ def test_words_are_those_of_the_sentences_that_are_not_held_out(kind, corpus_fil
     assert (counts.total, counts.threshold) == (expected.total(), 1)
 
 
-@pytest.mark.parametrize(
-    "kind, message",
-    [
-        ("wordpiece", "data.corpus: there are no words to learn a vocabulary from"),
-        ("sentencepiece", "SentencePiece could not learn from this corpus"),
-    ],
-)
+@pytest.mark.parametrize("kind, message", [
+    ("wordpiece", "data.corpus: there are no words to learn a vocabulary from"),
+    ("sentencepiece", "SentencePiece could not learn from this corpus"),
+])  # fmt: skip
 def test_a_corpus_without_words_is_one_line(kind, message, tmp_path, in_process):
     path = tmp_path / "empty.txt"
     path.write_text("\u200b\n\n\u200b\u200b\n")  # nothing is left of it

@@ -72,27 +72,24 @@ def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
     assert learnt(objective=".5*count+mlm + 3 * nsp ") == {"count": 0.5, "mlm": 1, "nsp": 3}
 
 
-@pytest.mark.parametrize(
-    "objective, message",
-    [
-        (
-            "mln",
-            "config.objective = 'mln': choose one of auxiliary, bilm, generator, lm, mlm, nsp, plm, replaced, sop, "
-            "count, twin",
-        ),
-        ("mlm nsp", "config.objective = 'mlm nsp': write one objective, or a sum such as"),
-        ("mlm + ", r"config.objective = 'mlm \+ ': write one objective"),
-        ("mlm + 0*nsp", "with weights above 0"),
-        ("mlm + 1e3*nsp", r"config.objective = .*write one objective"),
-        ("mlm + mlm", r"config.objective = 'mlm \+ mlm': has mlm twice"),
-        ("lm", "config.objective = 'lm': a model with these fields of config.model learns words as mlm, not as lm"),
-        ("bilm", "config.objective = 'bilm': a model with these fields of config.model learns words as mlm"),
-        ("mlm + lm", r"config.objective = 'mlm \+ lm': mlm and lm both predict words; leave one out"),
-        ("mlm + count + twin", r"config.objective = .*: twin adds 'chosen_id' to batches, which have it"),
-        ("mlm + sop", r"config.data.next_sentence = 'pairs': records need other pairs for objective = .*: set order"),
-        ("nsp", r"config.eval.fill_masks = .*: nsp does not teach it; set \(\)"),
-    ],
-)
+@pytest.mark.parametrize("objective, message", [
+    (
+        "mln",
+        "config.objective = 'mln': choose one of auxiliary, bilm, generator, lm, mlm, nsp, plm, replaced, sop, "
+        "count, twin",
+    ),
+    ("mlm nsp", "config.objective = 'mlm nsp': write one objective, or a sum such as"),
+    ("mlm + ", r"config.objective = 'mlm \+ ': write one objective"),
+    ("mlm + 0*nsp", "with weights above 0"),
+    ("mlm + 1e3*nsp", r"config.objective = .*write one objective"),
+    ("mlm + mlm", r"config.objective = 'mlm \+ mlm': has mlm twice"),
+    ("lm", "config.objective = 'lm': a model with these fields of config.model learns words as mlm, not as lm"),
+    ("bilm", "config.objective = 'bilm': a model with these fields of config.model learns words as mlm"),
+    ("mlm + lm", r"config.objective = 'mlm \+ lm': mlm and lm both predict words; leave one out"),
+    ("mlm + count + twin", r"config.objective = .*: twin adds 'chosen_id' to batches, which have it"),
+    ("mlm + sop", r"config.data.next_sentence = 'pairs': records need other pairs for objective = .*: set order"),
+    ("nsp", r"config.eval.fill_masks = .*: nsp does not teach it; set \(\)"),
+])  # fmt: skip
 def test_what_cannot_be_learnt_is_said(objective, message):
     config = tiny_config("corpus")
     config.objective, config.eval.fill_masks = objective, ("a [MASK]",)

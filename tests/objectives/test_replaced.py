@@ -237,26 +237,23 @@ def test_equal_settings_make_equal_terms():
     assert "objectives" not in pretraining_config()
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        (dict(width=1.5), "config.objectives.generator.width = 1.5: must be above 0 and at most 1"),
-        (dict(width=0.3), "generator.width = 0.3: makes 0.6 of model.num_attention_heads = 2; choose one that gives"),
-        (dict(width=0.1), "generator.width = 0.1: makes 0.2 of model.num_attention_heads = 2"),
-        (dict(layers=0.2), "generator.layers = 0.2: makes 0.4 of model.num_hidden_layers = 2"),
-        (dict(embeddings="none"), "generator.embeddings = 'none': choose one of shared, apart, disentangled"),
-        ({"objective": "replaced"}, "config.objective = 'replaced': nothing replaces words: write '50.replaced"),
-        ({"objective": "generator"}, "config.objective = 'generator': nothing would read the words of the generator"),
-        ({"objective": "mlm"}, "config.objectives.generator: mlm is learnt, without it; leave it out"),
-        ({"objective": "mlm + replaced + generator"}, "mlm and generator both predict words; leave one out"),
-        ({"model.causal": True, "data.next_sentence": "none"}, "learns words as lm, not as mlm"),
-        ({"eval.fill_masks": ("a [MASK]",)}, r"replaced \+ generator does not teach it; set \(\)"),
-        ({"eval.bits_windows": 3, "init_checkpoint": "x", "data.corpus": "x"}, "eval.bits_windows = 3: a model that"),
-        ({"eval.patience": 3}, r"eval.patience = 3: goes by the loss of replaced.*write 'generator \+ 50\*replaced'"),
-        ({"stages.only.objective": "mlm", "embeddings": "disentangled"}, "mlm is learnt, without it"),
-        ({"model.family": "roberta"}, "model.family = 'roberta' shares no embeddings with a narrower one; set apart"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("fields, message", [
+    (dict(width=1.5), "config.objectives.generator.width = 1.5: must be above 0 and at most 1"),
+    (dict(width=0.3), "generator.width = 0.3: makes 0.6 of model.num_attention_heads = 2; choose one that gives"),
+    (dict(width=0.1), "generator.width = 0.1: makes 0.2 of model.num_attention_heads = 2"),
+    (dict(layers=0.2), "generator.layers = 0.2: makes 0.4 of model.num_hidden_layers = 2"),
+    (dict(embeddings="none"), "generator.embeddings = 'none': choose one of shared, apart, disentangled"),
+    ({"objective": "replaced"}, "config.objective = 'replaced': nothing replaces words: write '50.replaced"),
+    ({"objective": "generator"}, "config.objective = 'generator': nothing would read the words of the generator"),
+    ({"objective": "mlm"}, "config.objectives.generator: mlm is learnt, without it; leave it out"),
+    ({"objective": "mlm + replaced + generator"}, "mlm and generator both predict words; leave one out"),
+    ({"model.causal": True, "data.next_sentence": "none"}, "learns words as lm, not as mlm"),
+    ({"eval.fill_masks": ("a [MASK]",)}, r"replaced \+ generator does not teach it; set \(\)"),
+    ({"eval.bits_windows": 3, "init_checkpoint": "x", "data.corpus": "x"}, "eval.bits_windows = 3: a model that"),
+    ({"eval.patience": 3}, r"eval.patience = 3: goes by the loss of replaced.*write 'generator \+ 50\*replaced'"),
+    ({"stages.only.objective": "mlm", "embeddings": "disentangled"}, "mlm is learnt, without it"),
+    ({"model.family": "roberta"}, "model.family = 'roberta' shares no embeddings with a narrower one; set apart"),
+])  # fmt: skip
 def test_what_cannot_be_learnt_is_said(fields, message):
     settings = {name: value for name, value in fields.items() if name in ("width", "layers", "embeddings")}
     config = config_for("records", fields.get("model.family", "bert"), **settings)

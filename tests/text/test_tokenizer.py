@@ -304,19 +304,16 @@ def test_modernberts_words_have_a_space_before_them_but_for_the_first_of_a_text(
     assert modernbert.encode("so the").offsets[-1] == (3, 6)  # without the space
 
 
-@pytest.mark.parametrize(
-    "parts, message",
-    [
-        ({"pre_tokenizer": {"type": "Metaspace"}}, "pre_tokenizer Metaspace is not supported; supported: 'ByteLevel'"),
-        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}}, "pre_tokenizer null is not supported"),
-        ({"model": {"type": "BPE", "byte_fallback": True}}, "model.byte_fallback = True is not supported"),
-        ({"model": {"type": "BPE", "dropout": 0.1}}, r"model.dropout = 0.1 is not supported; supported: null"),
-        ({"model": {"type": "BPE", "dropout": "much"}}, "is not a tokenizer.json"),
-        ({"normalizer": {"type": "Unheard"}}, "is not a tokenizer.json"),
-        ({"added_tokens": []}, r"the ids in .* have gaps|lacks \[PAD\]"),
-        ({"post_processor": {"type": "TemplateProcessing", "single": []}}, "is not a tokenizer.json|post_processor"),
-    ],
-)
+@pytest.mark.parametrize("parts, message", [
+    ({"pre_tokenizer": {"type": "Metaspace"}}, "pre_tokenizer Metaspace is not supported; supported: 'ByteLevel'"),
+    ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}}, "pre_tokenizer null is not supported"),
+    ({"model": {"type": "BPE", "byte_fallback": True}}, "model.byte_fallback = True is not supported"),
+    ({"model": {"type": "BPE", "dropout": 0.1}}, r"model.dropout = 0.1 is not supported; supported: null"),
+    ({"model": {"type": "BPE", "dropout": "much"}}, "is not a tokenizer.json"),
+    ({"normalizer": {"type": "Unheard"}}, "is not a tokenizer.json"),
+    ({"added_tokens": []}, r"the ids in .* have gaps|lacks \[PAD\]"),
+    ({"post_processor": {"type": "TemplateProcessing", "single": []}}, "is not a tokenizer.json|post_processor"),
+])  # fmt: skip
 def test_byte_level_tokenizers_that_do_something_else_are_refused(parts, message, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json(**parts)))
     with pytest.raises(UserError, match=message) as error:
@@ -331,16 +328,13 @@ def test_published_vocabularies_are_read_cased_and_uncased(tmp_path):
     assert tokenizer.load("wordpiece", path, lowercase=True).encode("Paris is").ids == [6, 7]
 
 
-@pytest.mark.parametrize(
-    "kind, content, message",
-    [
-        ("wordpiece", "", "is empty"),
-        ("wordpiece", "the\n[UNK]\n", r"lacks \[PAD\], \[CLS\], \[SEP\], \[MASK\]"),
-        ("sentencepiece", "not a model", "not a SentencePiece model"),
-        ("bytes", "[PAD]\n", "is not what a tokenizer of bytes has; leave the path empty"),
-        ("wordpiece", None, "tokenizer.path: no file .*/file"),
-    ],
-)
+@pytest.mark.parametrize("kind, content, message", [
+    ("wordpiece", "", "is empty"),
+    ("wordpiece", "the\n[UNK]\n", r"lacks \[PAD\], \[CLS\], \[SEP\], \[MASK\]"),
+    ("sentencepiece", "not a model", "not a SentencePiece model"),
+    ("bytes", "[PAD]\n", "is not what a tokenizer of bytes has; leave the path empty"),
+    ("wordpiece", None, "tokenizer.path: no file .*/file"),
+])  # fmt: skip
 def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
     if content is not None:
         (tmp_path / "file").write_text(content)

@@ -155,20 +155,17 @@ def test_base_on_a_fresh_v5litepod_16_is_three_commands(cloud):
         assert sorted(path.name for path in (home / "bertjax/code").iterdir()) == sorted(ARCHIVED)
 
 
-@pytest.mark.parametrize(
-    "settings, present, absent",
-    [
-        (dict(PROVISIONING="on-demand"), [], ["--spot", "--reserved"]),
-        (dict(PROVISIONING="reserved"), ["--reserved"], ["--spot"]),
-        (dict(PROJECT="some-project"), ["--project=some-project"], []),
-        (dict(ACCELERATOR="v4-32"), ["--runtime-version=tpu-ubuntu2204-base"], []),
-        (dict(ACCELERATOR="v5p-8"), ["--runtime-version=v2-alpha-tpuv5"], []),
-        (dict(ACCELERATOR="v6e-64"), ["--runtime-version=v2-alpha-tpuv6e"], []),
-        (dict(ACCELERATOR="tpu7x-8", RUNTIME_VERSION="given"), ["--runtime-version=given"], []),
-        (dict(CREATE_FLAGS="--internal-ips --network=n"), ["--internal-ips", "--network=n"], []),
-        (dict(SLICES="2"), ["--node-count=2", "--node-prefix=bertjax"], ["--node-id=bertjax"]),
-    ],
-)
+@pytest.mark.parametrize("settings, present, absent", [
+    (dict(PROVISIONING="on-demand"), [], ["--spot", "--reserved"]),
+    (dict(PROVISIONING="reserved"), ["--reserved"], ["--spot"]),
+    (dict(PROJECT="some-project"), ["--project=some-project"], []),
+    (dict(ACCELERATOR="v4-32"), ["--runtime-version=tpu-ubuntu2204-base"], []),
+    (dict(ACCELERATOR="v5p-8"), ["--runtime-version=v2-alpha-tpuv5"], []),
+    (dict(ACCELERATOR="v6e-64"), ["--runtime-version=v2-alpha-tpuv6e"], []),
+    (dict(ACCELERATOR="tpu7x-8", RUNTIME_VERSION="given"), ["--runtime-version=given"], []),
+    (dict(CREATE_FLAGS="--internal-ips --network=n"), ["--internal-ips", "--network=n"], []),
+    (dict(SLICES="2"), ["--node-count=2", "--node-prefix=bertjax"], ["--node-id=bertjax"]),
+])  # fmt: skip
 def test_create_asks_for_what_env_says(cloud, settings, present, absent):
     call = commands(cloud("create --dry-run", **settings))[0]
     assert set(present) <= set(call) and not set(absent) & set(call)
@@ -207,18 +204,15 @@ def test_dry_run_and_help_need_nothing(cloud, script):
     assert cloud.stub.calls == []
 
 
-@pytest.mark.parametrize(
-    "script, settings, words",
-    [
-        ("run", dict(BUCKET=""), ["BUCKET", "tpu/env.sh"]),
-        ("keep", dict(BUCKET="/tmp/here"), ["BUCKET=/tmp/here", "gs://"]),
-        ("run", dict(RECORDS="records"), ["RECORDS=records", "gs://"]),
-        ("create", dict(SLICES="two"), ["SLICES=two"]),
-        ("create", dict(PROVISIONING="cheap"), ["PROVISIONING=cheap", "spot, on-demand, reserved"]),
-        ("create", dict(ACCELERATOR="v99-8"), ["ACCELERATOR=v99-8", "RUNTIME_VERSION"]),
-        ("create", dict(ACCELERATOR="tpu7x-8"), ["GKE", "RUNTIME_VERSION"]),
-    ],
-)
+@pytest.mark.parametrize("script, settings, words", [
+    ("run", dict(BUCKET=""), ["BUCKET", "tpu/env.sh"]),
+    ("keep", dict(BUCKET="/tmp/here"), ["BUCKET=/tmp/here", "gs://"]),
+    ("run", dict(RECORDS="records"), ["RECORDS=records", "gs://"]),
+    ("create", dict(SLICES="two"), ["SLICES=two"]),
+    ("create", dict(PROVISIONING="cheap"), ["PROVISIONING=cheap", "spot, on-demand, reserved"]),
+    ("create", dict(ACCELERATOR="v99-8"), ["ACCELERATOR=v99-8", "RUNTIME_VERSION"]),
+    ("create", dict(ACCELERATOR="tpu7x-8"), ["GKE", "RUNTIME_VERSION"]),
+])  # fmt: skip
 def test_a_wrong_setting_is_one_clear_line(cloud, script, settings, words):
     message = cloud.error(script, **settings)
     assert all(word in message for word in words), message
@@ -233,18 +227,15 @@ def test_without_gcloud(cloud):
     assert "gcloud is not installed" in cloud.error("create", PATH=str(tools))
 
 
-@pytest.mark.parametrize(
-    "answers, code, words",
-    [
-        (dict(create=[QUOTA]), 1, ["quota for v5litepod-16 (spot) in us-west4-a", "iam-admin/quotas"]),
-        (dict(create=[CAPACITY]), 75, ["no capacity for v5litepod-16", "ZONE", "tpu/keep.sh"]),
-        (dict(create=[(1, "ERROR: (gcloud) PERMISSION_DENIED: no")]), 1, ["PERMISSION_DENIED"]),
-        (dict(queue=["FAILED"], reason=[QUOTA[1]]), 1, ["quota for v5litepod-16"]),
-        (dict(queue=["FAILED"], reason=[CAPACITY[1]]), 75, ["no capacity"]),
-        (dict(queue=["FAILED"], reason=["an internal error"]), 75, ["an internal error", "tpu/delete.sh"]),
-        (dict(queue=["PROVISIONING", "SUSPENDED"]), 75, ["preempted", "tpu/delete.sh", "tpu/keep.sh"]),
-    ],
-)
+@pytest.mark.parametrize("answers, code, words", [
+    (dict(create=[QUOTA]), 1, ["quota for v5litepod-16 (spot) in us-west4-a", "iam-admin/quotas"]),
+    (dict(create=[CAPACITY]), 75, ["no capacity for v5litepod-16", "ZONE", "tpu/keep.sh"]),
+    (dict(create=[(1, "ERROR: (gcloud) PERMISSION_DENIED: no")]), 1, ["PERMISSION_DENIED"]),
+    (dict(queue=["FAILED"], reason=[QUOTA[1]]), 1, ["quota for v5litepod-16"]),
+    (dict(queue=["FAILED"], reason=[CAPACITY[1]]), 75, ["no capacity"]),
+    (dict(queue=["FAILED"], reason=["an internal error"]), 75, ["an internal error", "tpu/delete.sh"]),
+    (dict(queue=["PROVISIONING", "SUSPENDED"]), 75, ["preempted", "tpu/delete.sh", "tpu/keep.sh"]),
+])  # fmt: skip
 def test_create_says_why_there_is_no_tpu(cloud, answers, code, words):
     cloud.stub.answers = answers
     message = cloud.error("create", code=code)
