@@ -1,4 +1,4 @@
-"""EuroBERT: its norm, its kernels on any mesh, its pooling of packed texts, and tied embeddings."""
+"""EuroBERT: its norm, its pooling of packed texts, and tied embeddings. `test_families.py` compares its kernels."""
 
 import dataclasses
 
@@ -6,18 +6,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from bertjax.config import Compute
 from bertjax.families.eurobert import EuroBertConfig
 from bertjax.families.eurobert.model import EuroBertModel
 from bertjax.families.with_heads import BertForMaskedLM, BertForSequenceClassification
 from bertjax.interop import conversion, huggingface, pretrained
-from bertjax.model import gpu_kernels, kernels
 from bertjax.model.attention import RMSNorm
-from bertjax.sharding.rules import RULES, stacked
+from bertjax.sharding.rules import stacked
 from tests.families.test_modernbert import random_params
-from tests.model.test_flash_attention import packed
 
 TINY = EuroBertConfig(
     vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
@@ -59,30 +56,6 @@ def test_rms_norm_and_its_gradient_are_the_definition():
     half = RMSNorm(TINY, Compute(dtype="bfloat16"))
     found = half.apply({"params": {"scale": scale}}, tiny)
     np.testing.assert_allclose(found.astype(jnp.float32), definition(tiny.astype(jnp.float32), scale), rtol=1e-2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chip", [kernels.EMULATED, gpu_kernels.EMULATED])
-def test_kernels_give_the_same_on_any_mesh(chip):
-    """States and gradients, of the plain path on one device, and of the kernels on eight."""
-    sizes = dict(hidden_size=128, num_attention_heads=4, head_dim=64, intermediate_size=256)
-    config = dataclasses.replace(TINY, **sizes, max_position_embeddings=160)
-    ids, segments = np.random.default_rng(0).integers(0, 300, (4, 160)), packed(4, 160)
-    plain = EuroBertModel(config)
-    params = {"params": random_params(BertForMaskedLM(config), config)["bert"]}
-
-    def loss(params, model):
-        states = model.apply(params, ids, segments, ids, method="encode")
-        return jnp.square(states).sum() + states[:, :, ::7].sum(), states
-
-    differentiate = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
-    (_, expected), of_params = differentiate(params, plain)
-    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
-        (_, found), of_same = differentiate(params, dataclasses.replace(plain, compute=Compute(chip=chip)))
-    np.testing.assert_allclose(found, expected, atol=2e-5)
-    for a, b in zip(jax.tree.leaves(of_params), jax.tree.leaves(of_same), strict=True):
-        np.testing.assert_allclose(b, a, atol=2e-5 * max(1.0, np.abs(a).max()))
 
 
 def test_packed_texts_are_pooled_as_rows_of_their_own():

@@ -1,4 +1,4 @@
-"""The contract of every family: steps on eight devices, packed rows, FLOPs, conversion, fine-tuning, bad input."""
+"""The contract of every family: steps on eight devices, packed rows, FLOPs, kernels, conversion, tuning, bad input."""
 
 import dataclasses
 import functools
@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from bertjax import families, tasks
-from bertjax.config import UserError, fine_tuning_config, named_stages, stage
+from bertjax.config import Compute, UserError, fine_tuning_config, named_stages, stage
+from bertjax.families import transformer_xl
 from bertjax.families.with_heads import BertForMaskedLM, count_parameters, forward_flops
 from bertjax.interop import conversion, huggingface, pretrained, tf1
+from bertjax.model import gpu_kernels, kernels
 from bertjax.sharding.mesh import make_mesh, put_batch
+from bertjax.sharding.rules import RULES
 from bertjax.tasks.exported.straight import straight
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
@@ -26,6 +29,7 @@ from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import TOPICS, make_corpus, tiny_config
 from tests.families import own_family
 from tests.families.test_modernbert import random_params
+from tests.model.reference import packed
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -77,6 +81,11 @@ def abstract_params(config):
 
 # Costs.
 
+ENWIK8 = dict(
+    vocab_size=204, hidden_size=512, num_hidden_layers=12, num_attention_heads=8, intermediate_size=2048,
+    memory_length=512,
+)  # fmt: skip
+
 
 @pytest.mark.parametrize("family, fields, count", [
     ("modernbert", dict(num_hidden_layers=22, hidden_size=768, num_attention_heads=12, intermediate_size=1152),
@@ -96,10 +105,24 @@ def abstract_params(config):
      116_718_336 + 32_000),  # the encoder, and the bias of the output layer
     ("xlnet", dict(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
      360_268_800 + 32_000),
+    ("transformer_xl", {}, 151_106_305),  # 151 and 41 million in tables 1 and 2 of the paper
+    ("transformer_xl", ENWIK8, 41_055_436),
 ])  # fmt: skip
 def test_published_sizes(family, fields, count):
     config = families.FAMILIES.get(family).config(**fields)
     assert count_parameters(nn.meta.unbox(abstract_params(config)), config) == count
+
+
+@pytest.mark.parametrize("untie_biases", [False, True])
+def test_params_of_a_transformer_xl_show_the_config_and_their_layers(untie_biases):
+    config = transformer_xl.TransformerXLConfig(**ENWIK8 | dict(untie_biases=untie_biases))
+    params = nn.meta.unbox(abstract_params(config))
+    shown = transformer_xl.FAMILY.shown(params)
+    assert all(getattr(config, name) in values for name, values in shown.items()) and len(shown) == 7
+    path = ("encoder", "layers", "biases", "content") if untie_biases else ("encoder", "biases", "content")
+    assert ("biases" in params["bert"]["encoder"]["layers"]) == untie_biases
+    numbers = transformer_xl.FAMILY.layer_numbers(config, path)
+    np.testing.assert_array_equal(numbers, 1 + np.arange(12) if untie_biases else 0)
 
 
 def matrix_products(config, rows, length, words, new_memory=None) -> int:
@@ -174,6 +197,39 @@ def test_packed_rows_on_eight_devices_give_the_step_of_padded_rows_on_one(family
     params, sharded_loss = params_and_loss_after_a_step(eight, 8, records_folder)
     np.testing.assert_allclose(sharded_loss, loss, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), params, expected)
+
+
+WIDE = dict(
+    vocab_size=300, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
+    max_position_embeddings=160,
+)  # fmt: skip
+GROUPED = dict(hidden_size=128, num_hidden_layers=1, num_key_value_heads=2, head_dim=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family, fields, chip", [
+    ("eurobert", GROUPED, kernels.EMULATED), ("eurobert", GROUPED, gpu_kernels.EMULATED),
+    ("modernbert", dict(global_attn_every_n_layers=2, local_attention=32), kernels.EMULATED),
+])  # fmt: skip
+def test_kernels_give_the_same_on_any_mesh(family, fields, chip):
+    """Compares states and gradients of the plain path on one device with the kernels' on eight devices."""
+    config = families.FAMILIES.get(family).config(**WIDE | fields)
+    ids, segments = np.random.default_rng(0).integers(0, 300, (4, 160)), packed(4, 160)
+    plain = families.FAMILIES.get(family).model(config, Compute())
+    params = {"params": random_params(BertForMaskedLM(config), config)["bert"]}
+
+    def loss(params, model):
+        states = model.apply(params, ids, segments, ids, method="encode")
+        return jnp.square(states).sum() + states[:, :, ::7].sum(), states
+
+    differentiate = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+    (_, expected), of_params = differentiate(params, plain)
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
+        (_, computed), of_same = differentiate(params, dataclasses.replace(plain, compute=Compute(chip=chip)))
+    np.testing.assert_allclose(computed, expected, atol=2e-5)
+    for a, b in zip(jax.tree.leaves(of_params), jax.tree.leaves(of_same), strict=True):
+        np.testing.assert_allclose(b, a, atol=2e-5 * max(1.0, np.abs(a).max()))
 
 
 @pytest.mark.parametrize("family, fields, mesh, message", [

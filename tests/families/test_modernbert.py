@@ -42,16 +42,6 @@ def random_params(model, config, seed=0):
     return params
 
 
-OLD = {"global_attn_every_n_layers": 3, "global_rope_theta": 1000.0, "local_rope_theta": 77.0}
-NEW = {
-    "layer_types": (["full_attention", "sliding_attention", "sliding_attention"] * 3)[:8],
-    "rope_parameters": {
-        "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 77.0},
-    },
-}
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("modernbert")
@@ -128,13 +118,6 @@ def test_a_classifier_starts_from_the_words_head(folder):
     started = FAMILY.start(source.params)
     assert (started["bert"]["pooler"]["dense"]["kernel"] == source.params["masked_lm"]["dense"]["kernel"]).all()
     assert FAMILY.start(started) is started
-
-
-def test_windows_look_to_both_sides():
-    """A causal mask has no window: there is no such field, whatever sets it."""
-    with pytest.raises(UserError, match=r"config.model has no field 'causal'") as error:
-        experiment.from_arguments(["--config=modern", "--config.model.causal=True"])
-    assert "\n" not in str(error.value)
 
 
 def test_initial_values_are_smaller_where_matrices_put_out():

@@ -1,27 +1,21 @@
-"""XLNet: texts that end with <cls>, words that are predicted from all others, and fine-tuning."""
+"""XLNet: texts that end with <cls>, and words that are predicted from all others."""
 
 import dataclasses
 import json
-import random
 
 import numpy as np
 import pytest
 
-from bertjax import tasks
-from bertjax.config import fine_tuning_config
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.interop import huggingface, pretrained, tokenizer_files
-from bertjax.tasks import bits, likelihood, metrics, ner, squad
+from bertjax.interop import huggingface, tokenizer_files
+from bertjax.tasks import bits, likelihood, ner, squad
 from bertjax.tasks.fill_mask import fill_masks
-from bertjax.tasks.launch import launch
 from bertjax.text import learning
 from bertjax.text.tokenizer import XLNET
-from bertjax.training.sinks.jsonl import read_metrics
-from tests.conftest import TOPICS, make_corpus
+from tests.conftest import make_corpus
 from tests.families.test_modernbert import random_params
 from tests.objectives.test_plm import PIECES, TINY
-from tests.tasks.test_ner import conll
-from tests.tasks.test_squad import random_questions, squad_file
+from tests.tasks.test_squad import random_questions
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -106,58 +100,3 @@ def test_the_tokenizer_of_a_folder_is_read_without_its_sentencepiece_model(folde
     for text in ("the ship", "An anchor near the harbour."):
         (ids,), (others,) = again.encode_ids([text]), pieces.encode_ids([text])
         assert again.framed(ids, ids) == pieces.framed(others, others)
-
-
-def fine_tuned(config, folder):
-    config.eval.every_steps = 1000
-    tasks.validate(config)
-    launch(config, folder / "tuned")
-    return pretrained.read_with_tokenizer(folder / "tuned")
-
-
-def config_to_tune(name, folder, checkpoint, epochs, **settings):
-    config = fine_tuning_config(name, **settings)
-    config.data.path, config.init_checkpoint = str(folder), str(checkpoint)
-    config.update(dict(batch_size=16, max_seq_length=48, log_every_steps=20, epochs=epochs, unroll="no"))
-    config.optimizer.learning_rate = 5e-3
-    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    return config
-
-
-def sought(count, seed):
-    """Questions for the one word about the sea in a text about the court."""
-    rng = random.Random(seed)
-    for number in range(count):
-        words = rng.choices(TOPICS["court"], k=rng.randint(1, 9))
-        place = rng.randrange(len(words))
-        words[place] = rng.choice(TOPICS["sea"])
-        start = len(" ".join([*words[:place], ""]))
-        yield squad.Question(f"q{number}", "the sea?", " ".join(words), (words[place],), (start,))
-
-
-@pytest.mark.slow
-def test_answers_are_found(folder, tmp_path):
-    for name, count in (("train", 320), ("dev", 30)):
-        (tmp_path / f"{name}-v1.1.json").write_text(squad_file(list(sought(count, count)), "v1.1"))
-    config = config_to_tune("squad", tmp_path, folder, epochs=6.0, version="v1.1", doc_stride=8, max_query_length=10)
-    tuned = fine_tuned(config, tmp_path)
-    scores = read_metrics(tmp_path / "tuned")[-2]
-    assert scores["eval/f1"] > 0.8
-    questions = list(sought(30, 30))
-    found = list(squad.predict(tuned, [(q.text, q.context) for q in questions]))
-    assert {q.name: a["answer"] for q, a in zip(questions, found)} == json.loads(
-        (tmp_path / "tuned/predictions.json").read_text()
-    )
-    for question, answer in zip(questions, found):
-        assert question.context[answer["start"] : answer["end"]] == answer["answer"]
-
-
-@pytest.mark.slow
-def test_words_are_tagged(folder, tmp_path):
-    (tmp_path / "eng.train").write_text(conll(300, 2, apart=True))
-    (tmp_path / "eng.testa").write_text(conll(60, 3, apart=True))
-    tuned = fine_tuned(config_to_tune("ner", tmp_path, folder, epochs=8.0, document_context=True), tmp_path)
-    assert read_metrics(tmp_path / "tuned")[-2]["eval/f1"] > 0.9
-    sentences = ner.read(tmp_path / "eng.testa")
-    found = [result["tags"] for result in ner.predict(tuned, [(" ".join(s.words),) for s in sentences])]
-    assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9

@@ -1,22 +1,13 @@
 """The TPU kernels for long texts: emulated on a CPU beside the definition, and compiled ahead for every such TPU."""
 
-import dataclasses
-import functools
-
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from bertjax.config import Compute
-from bertjax.families.modernbert import ModernBertConfig
-from bertjax.families.modernbert.model import ModernBertModel
 from bertjax.model import kernels
 from bertjax.model.flash_attention import can_flash, flash_attention
 from bertjax.model.rotary import Rotation, rotate, rotation
-from bertjax.sharding.rules import RULES
 from bertjax.sharding.topology import accelerator
 from tests.model.reference import arrays, assert_same, attend, largest, packed
 
@@ -48,34 +39,6 @@ def test_the_kernels_and_their_gradients_are_those_of_the_definition(rows, lengt
 
     inputs = [x, kernel / 8, *([bias] if heads == 4 else [])]
     assert_same(definition, flash, inputs, gradient, share, largest)
-
-
-@pytest.mark.slow
-def test_modernbert_with_kernels_is_the_same_on_any_mesh():
-    """States and gradients, of the plain path on one device, and of the kernels on eight."""
-    config = ModernBertConfig(
-        vocab_size=64, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
-        global_attn_every_n_layers=2, local_attention=32,
-    )  # fmt: skip
-    ids = jax.random.randint(jax.random.key(0), (4, 130), 0, 64)
-    segments = packed(4, 130, last=1)
-    plain = ModernBertModel(config)
-    params = nn.meta.unbox(
-        jax.jit(functools.partial(plain.init, method="encode"))(jax.random.key(1), ids, segments, ids)
-    )
-
-    def loss(params, model):
-        states = model.apply(params, ids, segments, ids, method="encode")
-        return jnp.square(states).sum() + states[:, :, ::7].sum(), states
-
-    differentiate = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
-    (_, expected), of_params = differentiate(params, plain)
-    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
-        (_, found), of_same = differentiate(params, dataclasses.replace(plain, compute=Compute(chip=kernels.EMULATED)))
-    np.testing.assert_allclose(found, expected, atol=2e-5)
-    for a, b in zip(jax.tree.leaves(of_params), jax.tree.leaves(of_same), strict=True):
-        np.testing.assert_allclose(b, a, atol=2e-5 * max(1.0, np.abs(a).max()))
 
 
 def test_the_plain_path_computes_what_the_kernels_cannot():
