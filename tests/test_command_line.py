@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -17,8 +16,7 @@ from bertjax import __main__, experiment
 from bertjax.command import lines
 from bertjax.config import UserError
 from experiments.benchmarks import installs
-
-ROOT = pathlib.Path(__file__).parents[1]
+from tests.processes import ROOT
 
 MINE = """
 import ml_collections
@@ -187,22 +185,6 @@ def command(*arguments, cwd, **environment):
     return subprocess.run(arguments, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments, code, start",
-    [(["--help"], 0, "Trains BERT"), (["--config=base", "--x=x"], 1, "error: Unknown command line flag 'x'")],
-)
-def test_both_doors_say_the_same(arguments, code, start, tmp_path):
-    here = dict(cwd=tmp_path, PYTHONPATH=str(ROOT))
-    by_module = command(sys.executable, "-m", "bertjax.main", *arguments, **here)
-    by_name = command(sys.executable, "-m", "bertjax", "train", *arguments, **here)
-    assert (by_module.returncode, by_module.stdout) == (by_name.returncode, by_name.stdout)
-    assert by_module.stderr == by_name.stderr and by_module.stderr.count("\n") == by_module.returncode == code
-    assert (by_module.stdout + by_module.stderr).startswith(start)
-    if code == 0:
-        assert "--config: An experiment: adapt, " in by_name.stdout and "--workdir: " in by_name.stdout
-
-
 def test_the_task_of_an_experiment_cannot_be_overridden():
     with pytest.raises(UserError, match=r"^--config.task=squad: an experiment is for one task"):
         parse("--config=glue:mrpc", "--config.task=squad")
@@ -292,19 +274,12 @@ def test_lines_of_an_input(tmp_path):
     assert list(lines(str(path))) == ["one", "", "two", "three \u2028 it"]
     path.write_bytes(b"")
     assert list(lines(str(path))) == list(lines(None)) == []
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
+    for content, message in (
         (b"fine\ncaf\xe9\n", r"texts.txt:2 is not UTF-8 \(unexpected end of data at byte 3\)"),
         (gzip.compress(b"fine", mtime=0), "texts.txt is compressed; unpack it first"),
-        (None, "--input=.*texts.txt: is a folder; name a file with one text per line"),
-    ],
-    ids=["latin-1", "gzip", "folder"],
-)
-def test_inputs_that_are_no_text(tmp_path, content, message):
-    path = tmp_path / "texts.txt"
-    path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        list(lines(str(path)))
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            list(lines(str(path)))
+    with pytest.raises(UserError, match=f"--input={tmp_path}: is a folder; name a file with one text per line"):
+        list(lines(str(tmp_path)))
