@@ -30,7 +30,7 @@ from bertjax.model.recurrence import new_memory
 from bertjax.objectives import lm
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import make_mesh, put_batch
-from bertjax.tasks import adaptation, bits, fill_mask, generation, pretraining_run
+from bertjax.tasks import fill_mask, generation, pretraining_run
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text import tokenizer
@@ -190,74 +190,35 @@ def test_held_out_text_is_read_once_side_by_side(records):
     assert len(few) == 1 and few[0]["sequence_weights"].sum() == 3
 
 
-class Copying(Pretraining):
-    """Rows whose tokens are those of the step before; new ones every eighth step."""
-
-    def batches(self, start_step):
-        for step in itertools.count(start_step):
-            ids = np.random.default_rng(step // 8).integers(0, 8, (ROWS, LENGTH)).astype(np.int32)
-            every, zeros = np.ones_like(ids), np.zeros(ROWS, np.int32)
-            yield {
-                "input_ids": ids, "segments": every, "token_types": 0 * ids, "pair_labels": zeros,
-                "word_positions": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
-                "word_ids": np.roll(ids, -1, 1), "word_weights": every.astype(np.float32),
-                "sequence_weights": np.ones(ROWS, np.float32), "goes_on": zeros + (step % 8 > 0),
-            }  # fmt: skip
-
-
-COPYING = {"model.initializer_range": 0.2, "optimizer.learning_rate": 5e-3, "optimizer.skip_nonfinite": 2}
-
-
-class Copier:
-    """A program that learns from `Copying`, compiled once for several tests."""
-
-    def __init__(self, devices=1, **fields):
-        self.config = stream_config(**COPYING, **fields)
-        self.mesh = make_mesh(self.config, jax.devices()[:devices])
-        self.task = Copying(self.config, self.mesh, None)
-        self.program = make_program(self.task, self.config, self.mesh)
-
-    def trained(self, steps, change=lambda step, batch: batch):
-        """Returns the state after the steps, and the losses and the filled memory of each step."""
-        state, losses, filled = self.program.init(jax.random.key(0)), [], []
-        hyper = put_hyperparameters(0, make_schedule(self.config.optimizer, steps), self.mesh)
-        for step, batch in enumerate(itertools.islice(self.task.batches(0), steps)):
-            state, metrics = self.program.train_step(state, put_batch(change(step, batch), self.mesh), hyper)
-            losses.append(float(metrics["loss"]))
-            filled.append(int(state.memory.filled.max()))
-        return state, losses, filled
-
-
-@pytest.fixture(scope="module")
-def copier():
-    return Copier()
+def after_three_steps(records, devices=1, change=lambda step, batch: batch, **fields):
+    """Returns the state, and the losses and the filled memory of each step."""
+    config = stream_config(records, **{"optimizer.skip_nonfinite": 2}, **fields)
+    mesh = make_mesh(config, jax.devices()[:devices])
+    task = Pretraining(config, mesh, records)
+    program, losses, filled = make_program(task, config, mesh), [], []
+    state, hyper = program.init(jax.random.key(0)), put_hyperparameters(0, make_schedule(config.optimizer, 3), mesh)
+    for step, batch in enumerate(itertools.islice(task.batches(0), 3)):
+        state, metrics = program.train_step(state, put_batch(change(step, batch), mesh), hyper)
+        losses.append(float(metrics["loss"]))
+        filled.append(int(state.memory.filled.max()))
+    return state, losses, filled
 
 
 @pytest.mark.slow
-def test_memory_helps_where_text_repeats(copier):
-    """One layer is enough for it. Without memory nothing is known but that there are eight tokens."""
-    _, with_memory, _ = copier.trained(160)
-    _, without, _ = copier.trained(160, lambda step, batch: batch | {"goes_on": 0 * batch["goes_on"]})
-    assert max(with_memory[-7:]) < 1 and 1.8 < min(without[-7:])  # the step before these seven has new tokens
-
-
-@pytest.mark.slow
-def test_any_mesh_and_number_of_microbatches_gives_the_same(copier):
-    other = Copier(devices=4, **{"mesh.data": 2, "mesh.fsdp": 2, "microbatches": 2})
-    (expected, expected_losses, _), (state, losses, _) = copier.trained(3), other.trained(3)
+def test_any_mesh_and_number_of_microbatches_gives_the_same(records):
+    state, losses, _ = after_three_steps(records, 4, **{"mesh.data": 2, "mesh.fsdp": 2, "microbatches": 2})
+    expected, expected_losses, filled = after_three_steps(records)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for found, theirs in zip(jax.tree.leaves(state.memory), jax.tree.leaves(expected.memory)):
         np.testing.assert_allclose(found, theirs, atol=1e-3)  # Adam's first steps have the size of a gradient's sign
     assert state.memory.states.addressable_shards[0].data.shape[0] == 2  # each device has its own rows only
-
-
-@pytest.mark.slow
-def test_a_step_that_is_skipped_leaves_no_memory(copier):
-    """The memory of the step before is not of the text before the next step."""
-    state, _, filled = copier.trained(
-        3, lambda step, batch: batch | {"word_weights": batch["word_weights"] * (np.nan if step == 1 else 1)}
+    # The memory of the step before one that is skipped is not of the text before the next step.
+    weights = {1: np.nan}
+    state, _, of_skipped = after_three_steps(
+        records, change=lambda step, batch: batch | {"word_weights": batch["word_weights"] * weights.get(step, 1)}
     )
-    assert filled == [LENGTH, 0, LENGTH] and np.isfinite(jax.tree.leaves(state.params)[0]).all()
+    assert filled == [LENGTH, MEMORY, MEMORY] and of_skipped == [LENGTH, 0, LENGTH]
+    assert np.isfinite(jax.tree.leaves(state.params)[0]).all()
 
 
 @pytest.mark.slow
@@ -294,26 +255,22 @@ def test_an_xlnet_remembers_what_its_tokens_were(xlnet_records):
     assert behind[2].filled.tolist() == np.where(goes_on, MEMORY, LENGTH).tolist()
 
 
-def items_of(workdir, step, *names):
-    found = [checkpoint._read(workdir, step, name, None) for name in names]
-    return [np.asarray(x) for x in jax.tree.leaves(found)]
-
-
-def assert_same(workdir, other, step, *names):
-    for a, b in zip(items_of(workdir, step, *names), items_of(other, step, *names), strict=True):
-        np.testing.assert_array_equal(a, b)
+def assert_same(workdir, other, step):
+    for name in ("params", "memory"):
+        a, b = (jax.tree.leaves(checkpoint._read(folder, step, name, None)) for folder in (workdir, other))
+        assert all(map(np.array_equal, a, b)), name
 
 
 @pytest.mark.slow
 def test_a_sharded_run_of_two_stages_goes_on_bit_for_bit(straight, records, tmp_path):
-    filled = [int(items_of(straight, step, "memory")[0].min()) for step in range(1, 6)]
+    filled = [int(jax.tree.leaves(checkpoint._read(straight, i, "memory", None))[0].min()) for i in range(1, 6)]
     assert filled == [LENGTH, MEMORY, LENGTH, MEMORY, MEMORY]
     workdir = shutil.copytree(straight, tmp_path / "run")
     for step in ("4", "5"):
         shutil.rmtree(workdir / checkpoint.FOLDER / step)
     with four_devices():
         launch(two_stages(records), workdir)
-    assert_same(workdir, straight, 5, "params", "memory")
+    assert_same(workdir, straight, 5)
     assert checkpoint.read_scores(workdir, 5).scores == checkpoint.read_scores(straight, 5).scores
 
 
@@ -328,7 +285,7 @@ def test_memory_that_no_checkpoint_has_is_read_again(straight, tmp_path, capsys)
         config.batch_size = 4
         launch_and_stop(Pretraining, config, tmp_path / "rows", 4)
     assert "the checkpoint has no memory of these rows: reads steps 2 to 3 again" in capsys.readouterr().out
-    assert_same(tmp_path / "same", straight, 5, "params", "memory")
+    assert_same(tmp_path / "same", straight, 5)
 
 
 @pytest.mark.slow
@@ -383,11 +340,8 @@ def test_held_out_text_is_read_with_a_memory_of_its_own(records):
     files, task = find_records(records, LENGTH, 3, "heldout"), task_of()
     given = dict(additions=[lm.OBJECTIVE.addition(task.config, None, None)], is_stream=True)
     batches = list(pipeline.heldout_batches(files, LENGTH, 3, batch_size=8, max_sequences=30, **given))
-    whole = {
-        name: np.concatenate([batch[name] for batch in batches], axis=1)
-        for name in batches[0]
-        if batches[0][name].ndim > 1
-    }
+    names = [name for name, x in batches[0].items() if x.ndim > 1]
+    whole = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in names}
     params, scores = random_params(task), {}
     places = np.broadcast_to(np.arange(whole["input_ids"].shape[1]), whole["input_ids"].shape)
     for limit in (0, 20):
@@ -401,27 +355,6 @@ def test_held_out_text_is_read_with_a_memory_of_its_own(records):
     assert abs(scores[0]["lm_loss"] - scores[20]["lm_loss"]) > 1e-3
     assert abs(task.evaluate(params, 1).scores["lm_loss"] - scores[0]["lm_loss"]) > 1e-3
     assert task_of(microbatches=4).evaluate(params, 1).scores == task.evaluate(params, 1).scores
-
-
-@pytest.mark.slow
-def test_bits_of_held_out_text_are_read_with_that_memory(records, text_file, tmp_path, monkeypatch):
-    monkeypatch.setattr(adaptation, "WINDOW_BYTES", (150, 200))
-    found = {}
-    for memory in (0, 500):
-        fields = {"eval.memory_length": memory, "eval.bits_windows": 2, "data.corpus": str(text_file)}
-        config = stream_config(records, **fields)
-        task = pretraining_run.KIND.open(config, tmp_path / str(memory), None).task
-        params = random_params(task)
-        scores = task.evaluate(params, 1).scores
-        (found[memory],) = (value for name, value in scores.items() if name.startswith("bits_per_byte"))
-    (windows,) = adaptation.read(tmp_path / "500").windows.values()
-    texts = [window["text"] for window in windows]
-    pieces = tokenizer.load("bytes", records / tokenizer.KINDS["bytes"].filename, True)
-    for memory, number in found.items():
-        model = BertForMaskedLM(dataclasses.replace(config_of(config), memory_length=memory or MEMORY))
-        expected = bits.bits_per_byte(model, params, pieces, texts, [[False]] * len(texts), LENGTH)["bits_per_byte"]
-        np.testing.assert_allclose(number, expected, rtol=1e-5)
-    assert abs(found[0] - found[500]) > 1e-2
 
 
 @pytest.mark.slow
@@ -478,9 +411,3 @@ def test_what_cannot_go_on_is_told(fields, message):
         (config[section] if section else config)[name] = value
     with pytest.raises(UserError, match=f"^{re.escape(message)}.*$"):
         tasks.validate(config.lock())
-
-
-def test_a_mesh_that_does_not_divide_the_rows_is_told(records):
-    config = stream_config(records, **{"batch_size": 6})
-    with pytest.raises(UserError, match=r"^config.batch_size = 6: .* must be a multiple of the 8 devices"):
-        Pretraining(config, make_mesh(config), records)
