@@ -51,17 +51,6 @@ def short_records(tmp_path_factory):
     return folder / "records"
 
 
-@pytest.fixture(scope="module")
-def dynamic_records(short_records, tmp_path_factory):
-    """Of the same text, not masked, of full sentences."""
-    folder = tmp_path_factory.mktemp("dynamic") / "records"
-    config = config_of("", False, short_records.parent / "text.txt")
-    config.data.update(masking="dynamic", next_sentence="none", short_seq_prob=0.9)
-    with preparing_in_process():
-        prepare(config, folder)
-    return folder
-
-
 def config_of(records, packing, corpus="", **mesh):
     config = tiny_config(corpus, records)
     config.packing = packing
@@ -70,69 +59,33 @@ def config_of(records, packing, corpus="", **mesh):
     return config
 
 
-@pytest.fixture(scope="module")
-def padded(short_records):
-    config = config_of(short_records, False)
-    return Pretraining(config, one_device_mesh(config), short_records)
-
-
-@pytest.fixture(scope="module")
-def packed(short_records):
-    config = config_of(short_records, True)
-    return Pretraining(config, one_device_mesh(config), short_records)
-
-
 @pytest.mark.slow
-def test_next_words_of_packed_sequences_are_those_of_padded_ones(dynamic_records):
-    """All of them, and of no sequence that follows in a row."""
-    results, step = [], 6
-    pieces = tokenizer.load("wordpiece", dynamic_records / "vocab.txt")
+@pytest.mark.parametrize("objective", ["masked words and pairs", "next words"])
+def test_loss_and_gradient_of_pretraining_are_those_of_padded_sequences(objective, short_records, tmp_path):
+    """And so no sequence sees another one, or predicts the first word of the next one in its row."""
+    fields, records = {}, short_records
+    if objective == "next words":
+        fields, records = {"data.masking": "dynamic", "data.next_sentence": "none"}, tmp_path
+        config = config_of("", False, short_records.parent / "text.txt")
+        config.update_from_flattened_dict(fields | {"data.short_seq_prob": 0.9})
+        with preparing_in_process():
+            prepare(config, records)
+    pieces, found, params = tokenizer.load("wordpiece", records / "vocab.txt"), [], None
     for packing in (False, True):
-        config = config_of(dynamic_records, packing)
-        config.model.causal, config.data.masking, config.data.next_sentence = True, "dynamic", "none"
-        task = Pretraining(config, one_device_mesh(config), dynamic_records, tokenizer=pieces)
-        if not packing:
-            params = params_of(task)
-        batch = next(task.batches(step))
-        assert_shapes_are_told(task, batch, stage=1)
-        sequences = int(batch["sequence_weights"].sum())
-        assert batch["word_weights"].sum() == (batch["segments"] > 0).sum() - 2 * sequences  # [CLS], last [SEP]
-        (loss, metrics), gradient = loss_and_gradient(task)(params, batch)
-        assert metrics.keys() == {"lm_loss", "lm_accuracy", "tokens", "padding"}
-        results.append((loss, gradient))
-    assert_close(*results)
-
-
-def assert_shapes_are_told(task, batch, stage):
-    told = task.abstract_batch(stage)
-    assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
-
-
-def params_of(task):
-    return nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
-
-
-@pytest.fixture(scope="module")
-def params(padded):
-    return params_of(padded)
-
-
-def loss_and_gradient(task):
-    return jax.jit(jax.value_and_grad(lambda p, b: task.loss(p, task.normalize(b)), has_aux=True))
-
-
-@pytest.mark.slow
-def test_loss_and_gradient_of_pretraining_are_those_of_padded_sequences(padded, packed, params):
-    """And so no pair of sentences sees another one."""
-    compute, compute_packed = loss_and_gradient(padded), loss_and_gradient(packed)
-    for step in (0, 3):
-        batch, other = next(padded.batches(step)), next(packed.batches(step))
-        (loss, metrics), gradient = compute(params, batch)
-        (packed_loss, packed_metrics), packed_gradient = compute_packed(params, other)
-        assert_shapes_are_told(packed, other, stage=0)
-        assert len(other["input_ids"]) < 16 == len(batch["input_ids"])
-        assert packed_metrics.pop("padding") < metrics.pop("padding") / 2
-        assert_close((packed_loss, packed_metrics, packed_gradient), (loss, metrics, gradient))
+        config = config_of(records, packing)
+        config.update_from_flattened_dict(fields)
+        config.model.causal = bool(fields)
+        task = Pretraining(config, one_device_mesh(config), records, tokenizer=pieces)
+        params = params or nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
+        batch, told = next(task.batches(3)), task.abstract_batch(0)
+        assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
+        step = jax.value_and_grad(lambda p, b, task=task: task.loss(p, task.normalize(b)), has_aux=True)
+        found.append((len(batch["input_ids"]), *jax.jit(step)(params, batch)))
+        if fields:  # all words but [CLS]; the last [SEP] of a sequence predicts nothing
+            assert batch["word_weights"].sum() == (batch["segments"] > 0).sum() - 2 * batch["sequence_weights"].sum()
+    (rows, (loss, metrics), gradient), (fewer, (packed_loss, packed_metrics), packed_gradient) = found
+    assert fewer < 16 == rows and packed_metrics.pop("padding") < metrics.pop("padding") / 2
+    assert_close((packed_loss, packed_metrics, packed_gradient), (loss, metrics, gradient))
 
 
 def after_a_step(records, microbatches=1, **mesh):
