@@ -269,6 +269,7 @@ def falling(records, steps, parent=None):
     config.optimizer.update(schedule="trapezoid", decay_proportion=(steps - 8) / steps, decay="sqrt")
     if parent is not None:
         config.branch_from, config.data.records = f"{parent}@8", ""
+        tasks.validate(config)  # which needs no corpus
     return config.lock()
 
 
@@ -342,7 +343,6 @@ def test_z_loss_is_added_in_training_alone(records):
     [
         (stage(0, 32, 10), r"stages.only.steps = 0: must be at least 1, or tokens above 0"),
         (stage(4, 32, 10, tokens=1e3), r"stages.only.tokens = 1000.0: a stage has steps or tokens, not both"),
-        (stage(4, 128, 40), r"stages.only.length = 128: longer than sequences may be"),
         (stage(4, 32, 10, model=dict(global_rope_theta=0.0)), r"model.global_rope_theta = 0.0: must be above 0"),
         (stage(4, 32, 10, model=dict(hidden_size=64)), r"only.model.hidden_size = 64: is nothing that a stage may"),
         (stage(4, 32, 10, data=dict(masked_lm_prob=0.7)), r"only.data.masked_lm_prob = 0.7: must be above 0 and at"),
@@ -353,15 +353,12 @@ def test_z_loss_is_added_in_training_alone(records):
         (stage(4, 32, 10, ramp_from=8, ramp_tokens=1e3), r"only.ramp_from = 8: must be below batch_size = 8"),
         (stage(4, 32, 10, ramp_from=4, ramp_tokens=1.0), r"only.ramp_tokens = 1.0: too few"),
         (stage(4, 32, 10, ramp_from=4, ramp_tokens=1e5), r"only.ramp_tokens = 100000.0: the stage ends before"),
-        (stage(0, 32, 10, tokens=512, ramp_from=4, ramp_tokens=512), r"ramp_tokens = 512.0: the stage ends before"),
         (stage(0, 32, 10, tokens=50), r"only.tokens = 50.0: too few for one step of 8 sequences of 32"),
         (stage(4, 32, 10, batch_size=1000, ramp_from=1, ramp_tokens=1e9), r"makes 1000 batch sizes"),
         (stage(4, 32, 10, optimizer=dict(schedule="flat")), r"optimizer.schedule = 'flat'"),
         (stage(4, 32, 10, optimizer=dict(learning_rate="x")), r"optimizer.learning_rate = 'x': must be such as 0.001"),
         (stage(4, 32, 10, batch_size=None), r"only.batch_size = None: must be such as 8"),
-        (stage(4, 32, 10, data=dict(masked_lm_split=0.8)), r"only.data.masked_lm_split = 0.8: must be such as"),
         (stage(4, 32, 10, model=dict(local_attention=7)), r"model.local_attention = 7: must be even"),
-        (stage(4, 32, 10, model=dict(initializer_range=0.1)), r"only.model.initializer_range = 0.1: is nothing that"),
         (stage(1e2, 32, 10), r"only.steps = 100.0: must be a whole number"),
         (stage(0, 32, 10, tokens=None), r"only.tokens = None: must be a whole number"),
         (stage(4, 32, 10, optimizer=dict(name="lamb")), r"only.optimizer.name = 'lamb': is nothing that a stage"),
@@ -397,16 +394,6 @@ def test_the_largest_stage_is_that_of_the_most_tokens_in_a_microbatch(records):
     stages = dict(a=stage(2, 32, 10, batch_size=16), b=stage(2, 64, 20, batch_size=4, microbatches=1))
     assert task_of(modern_config(records, stages), records).largest_stage() == 0
     assert task_of(modern_config(records), records).largest_stage() == 3
-
-
-@pytest.mark.slow
-def test_a_branch_needs_no_corpus(parent):
-    config = falling("", 10, parent).unlock()
-    config.data.corpus = None
-    tasks.validate(config)
-    config.branch_from = ""
-    with pytest.raises(UserError, match=r"config.data.corpus = None: say where the text is"):
-        tasks.validate(config)
 
 
 def test_masks_of_records_cannot_change():

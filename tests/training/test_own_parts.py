@@ -1,23 +1,20 @@
 """A family, an objective, an optimizer, a schedule and a sink from outside of the package, in the same runs."""
 
+import jax
 import numpy as np
 import pytest
 
 from bertjax import families, objectives, tasks
 from bertjax.config import UserError, named_stages, stage
-from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.interop import conversion, pretrained
-from bertjax.planner.plan import plan
+from bertjax.interop import pretrained
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import read_history
-from bertjax.sharding.topology import accelerator
-from bertjax.tasks import fill_mask
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.training import checkpoint, optimizers, sinks
 from bertjax.training.loop import train
 from bertjax.training.sinks.jsonl import read_metrics
-from tests.conftest import launch_and_stop, tiny_config, without_compilation_cache
+from tests.conftest import launch_and_stop, tiny_config
 from tests.families import own_family
 from tests.objectives import own_objective
 from tests.tasks.conftest import on_one_device  # noqa: F401
@@ -38,76 +35,38 @@ def registered():
     del objectives.OBJECTIVES.registered["count"]
 
 
-def config_for(records, objective="count + mlm", **model):
+def config_for(records, objective="count + mlm"):
     config = own_parts.used_in(tiny_config(records=records))
     fields = {name: value for name, value in config.model.items() if name != "family"}
-    config.model = families.model_fields("mixer", **fields | dict(hidden_size=16, mixing_act="relu") | model)
+    config.model = families.model_fields("mixer", **fields | dict(hidden_size=16, mixing_act="relu"))
     config.objective, config.stages = objective, named_stages(only=stage(10, 32, 5))
     tasks.validate(config)
     return config
 
 
-@pytest.fixture(scope="module")
-def runs(records_folder, tmp_path_factory):
-    """The workdirs of a straight run, and of a run that was stopped before step 7 and resumed."""
-    folder = tmp_path_factory.mktemp("own")
-    launch(config_for(records_folder), folder / "straight")
-    launch_and_stop(Pretraining, config_for(records_folder), folder / "resumed", step=7)
-    launch(config_for(records_folder), folder / "resumed")
-    return folder / "straight", folder / "resumed"
-
-
 @pytest.mark.slow
-def test_a_resumed_run_equals_a_straight_one_bit_for_bit(runs):
-    straight, resumed = (leaves(checkpoint.read_params(folder, 10)) for folder in runs)
-    assert straight.keys() == resumed.keys()
-    assert all(any(part in name for name in straight) for part in ("counter", "mix_0"))
-    assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
+def test_a_run_is_resumed_bit_for_bit_evaluated_and_reported(records_folder, tmp_path):
+    """The resumed run writes the same objective in other words."""
+    launch(config_for(records_folder), tmp_path / "straight")
+    launch_and_stop(Pretraining, config_for(records_folder), tmp_path / "run", step=7)
+    launch(config_for(records_folder, "1*count+mlm"), tmp_path / "run")
+    source, straight = (pretrained.read_with_tokenizer(tmp_path / name) for name in ("run", "straight"))
+    jax.tree.map(np.testing.assert_array_equal, source.params, straight.params)
+    assert source.predicts_words and source.config.mixing_act == "relu" and "counter" in source.params
+    for objective in ("mlm + count", "mlm"):  # the same sum in another order has another best checkpoint
+        with pytest.raises(UserError, match=r"config.objective = .*'count \+ mlm'"):
+            launch(config_for(records_folder, objective), tmp_path / "run")
+    with pytest.raises(UserError, match=r"a model with model.family = 'mixer' has no attention"):
+        insight.attention(source, "the ship")
 
-
-@pytest.mark.slow
-def test_the_objective_is_evaluated_with_its_baseline_and_reported(runs):
-    lines = read_metrics(runs[0])
+    lines = read_metrics(tmp_path / "run")
     last = [line for line in lines if "eval/count_loss" in line][-1]
     assert {"eval/count_loss", "eval/count_noise", "eval/count_mean_loss", "eval/mlm_loss"} <= last.keys()
     assert 0 < abs(last["eval/count_noise"]) < 0.5  # the mean of many random numbers: evaluation has keys, too
     assert all("train/mlm_accuracy" in line for line in lines if "train/loss" in line)
-    assert "held-out counts: " in (runs[0] / "report.txt").read_text()
-    figure = curves.draw([read_history(runs[0])])
+    assert "held-out counts: " in (tmp_path / "run/report.txt").read_text()
+    figure = curves.draw([read_history(tmp_path / "run")])
     assert "loss of counts" in [axis.get_title() for axis in figure.axes]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_may_write_its_objective_otherwise(runs, records_folder):
-    """The same sum in another order has another best checkpoint."""
-    launch(config_for(records_folder, "1*count+mlm"), runs[0])
-    for objective in ("mlm + count", "mlm"):
-        with pytest.raises(UserError, match=r"config.objective = .*'count \+ mlm'"):
-            launch(config_for(records_folder, objective), runs[0])
-
-
-@pytest.mark.slow
-def test_a_run_predicts_and_is_converted_to_our_own_format(runs, tmp_path):
-    source = pretrained.read_with_tokenizer(runs[1])
-    assert source.predicts_words and isinstance(source.config, own_family.MixerConfig)
-    (filled,) = fill_mask.fill_masks(BertForMaskedLM(source.config), source.params, source.tokenizer, ["the [MASK] ."])
-    assert len(filled.masks[0]) == 5
-    conversion.convert(runs[1], tmp_path / "ours", "bertjax")
-    again = pretrained.read(tmp_path / "ours")
-    assert again.config == source.config and again.config.mixing_act == "relu" and "counter" in again.params
-    assert leaves(again.params).keys() == leaves(source.params).keys()
-    with pytest.raises(UserError, match=r"a model with model.family = 'mixer' has no attention"):
-        insight.attention(source, "the ship")
-
-
-@pytest.mark.slow
-@pytest.mark.tpu_aot
-def test_a_run_is_planned_ahead():
-    config = config_for("unused", hidden_size=128, vocab_size=256, max_position_embeddings=128)
-    with without_compilation_cache():
-        (result,) = plan(config, accelerator("v5litepod-4"), [0])
-    assert result.fits and result.flops_per_step > 0
-    assert result.optimizer_bytes == result.params_bytes  # one number for each param, where Adam has two
 
 
 # With a task that compiles in a moment.

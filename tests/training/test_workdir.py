@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bertjax.config import UserError, fine_tuning_config, named_stages, stage
+from bertjax.config import UserError, fine_tuning_config
 from bertjax.text import tokenizer
 from bertjax.training import checkpoint, workdir
 from bertjax.training.workdir import RunInfo
@@ -23,13 +23,6 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     again = workdir.require_info(tmp_path)
     assert again == info and again.config.data.doc_stride == 16 and again.config.is_locked
     assert workdir.differences(info, again) == []
-
-
-def test_the_stages_of_a_run_are_read_by_their_own_names(tmp_path):
-    config = tiny_config("text.txt")
-    config.stages = named_stages(only=stage(6, 32, 5))
-    workdir.write_info(tmp_path, RunInfo(config), None)
-    assert list(workdir.require_info(tmp_path).config.stages) == ["only"]
 
 
 def test_the_tokenizer_that_was_used_is_the_one_that_is_loaded(tmp_path):
