@@ -303,29 +303,26 @@ def test_the_command_prints_a_list_for_machines(tmp_path):
     experiment.write_text(
         "from bertjax.config import model_size, named_stages, pretraining_config, stage\n\ndef get_config():\n"
         "    config = pretraining_config()\n    config.model.update(**model_size('1-32-2'), vocab_size=128)\n"
-        "    long = stage(0, 64, 10, tokens=5120, ramp_from=4, ramp_tokens=1280)\n"
-        "    config.stages = named_stages(short=stage(10, 32, 5), long=long)\n"
-        "    config.batch_size, config.optimizer.average = 8, 0.99\n    return config\n"
+        "    config.stages = named_stages(only=stage(0, 64, 10, tokens=5120, ramp_from=4, ramp_tokens=1280))\n"
+        "    config.batch_size, config.optimizer.average, config.kernels = 8, 0.99, 'no'\n    return config\n"
     )
-    packed = ("--config.packing=True", "--real_tokens_share=0.6,0.4")
+    packed = ("--config.packing=True", "--real_tokens_share=0.4")
     arguments = f"--config={experiment}", "--topology=v6e-4", "--json", "--price=2", *packed
     done = run("compile", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
-    assert [(row["stage"], row["steps"]) for row in rows] == [("short", 10), ("long", 10)]  # 8, and 5 of half a batch
-    assert [row["rows"] for row in rows] == [8, 4]  # 4.8 and 3.2, on four chips
-    for row in rows:
-        assert row.keys() == {
-            "stage", "steps", "chips", "batch_size", "rows", "length", "remat", "unroll", "params_bytes",
-            "optimizer_bytes", "hbm_used_bytes", "hbm_available_bytes", "flops_per_step", "estimated_step_seconds",
-            "estimated_mfu", "estimated_cost_dollars", "least_step_seconds", "most_mfu", "least_cost_dollars",
-            "collectives", "roofline",
-        }  # fmt: skip
-        assert row["chips"] == 4 and row["batch_size"] == 8
-        assert row["params_bytes"] + row["optimizer_bytes"] < row["hbm_used_bytes"] < row["hbm_available_bytes"]
-        assert 0 < row["estimated_mfu"] < 1 and row["most_mfu"] is None
-        cost = row["steps"] * row["estimated_step_seconds"] / 3600 * 4 * 2
-        assert math.isclose(row["estimated_cost_dollars"], cost) and row["least_cost_dollars"] is None
+    (row,) = json.loads(done.stdout)
+    assert row.keys() == {
+        "stage", "steps", "chips", "batch_size", "rows", "length", "remat", "unroll", "params_bytes",
+        "optimizer_bytes", "hbm_used_bytes", "hbm_available_bytes", "flops_per_step", "estimated_step_seconds",
+        "estimated_mfu", "estimated_cost_dollars", "least_step_seconds", "most_mfu", "least_cost_dollars",
+        "collectives", "roofline",
+    }  # fmt: skip
+    assert (row["stage"], row["steps"]) == ("only", 10)  # five of half a batch
+    assert (row["chips"], row["batch_size"], row["rows"]) == (4, 8, 4)  # 3.2 rows of sequences, on four chips
+    assert row["params_bytes"] + row["optimizer_bytes"] < row["hbm_used_bytes"] < row["hbm_available_bytes"]
+    assert 0 < row["estimated_mfu"] < 1 and row["most_mfu"] is None
+    cost = row["steps"] * row["estimated_step_seconds"] / 3600 * 4 * 2
+    assert math.isclose(row["estimated_cost_dollars"], cost) and row["least_cost_dollars"] is None
 
 
 @pytest.mark.parametrize(
