@@ -194,6 +194,7 @@ def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
     assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
 
 
+@pytest.mark.slow  # tests/tasks/test_vectors.py writes vectors with the command
 def test_extract_writes_hidden_states(trained, tmp_path):
     folder, _ = trained
     arguments = f"--checkpoint={folder}/run", "--layers=sum_all", "--output=f.npz", "the ship", "a", "--dtype=float32"
@@ -220,6 +221,7 @@ def test_report_looks_into_a_run(trained, tmp_path):
     assert "Attention, head by head" not in own and '<a href="checkpoints/10">run@10</a>' in own
 
 
+@pytest.mark.slow
 def test_report_looks_into_a_published_checkpoint(tmp_path):
     result = run("report", str(GOLDEN), f"--output={tmp_path}", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
