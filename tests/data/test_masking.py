@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax.data.batches.masking import Draws, Rules, draw, mask_tokens
+from bertjax.data.batches.masking import Rules, draw, mask_tokens
 
 VOCAB, MASK, CLS, SEP, LENGTH = 1000, 4, 2, 3, 128
 RULES = Rules(0.15, (0.8, 0.1, 0.1), 20, VOCAB, MASK, CLS, SEP)
@@ -63,26 +63,6 @@ def test_the_split_of_what_becomes_of_the_tokens(split, words):
     assert abs((behind == masking.labels[used]).mean() - split[2]) < tolerance
 
 
-@pytest.mark.parametrize("options", [TOKENS, WORDS, SPANS])
-def test_other_shares_of_masked_tokens(options):
-    for prob in (0.01, 0.3, 0.5):
-        _, _, masking = masked(0, rows=200, masked_lm_prob=prob, max_predictions_per_seq=64, **options)
-        assert masking.counts.max() == round(prob * LENGTH) and masking.counts.mean() > 0.97 * prob * LENGTH - 0.5
-
-
-def test_random_pieces_and_positions_are_uniform():
-    _, _, masking = masked(1, rows=8000)
-    used = np.arange(20) < masking.counts[:, None]
-    behind, labels = np.take_along_axis(masking.ids, masking.positions, axis=1)[used], masking.labels[used]
-    pieces = np.bincount(behind[(behind != MASK) & (behind != labels)], minlength=VOCAB)
-    places = np.bincount(masking.positions[used], minlength=LENGTH)
-    assert (pieces[5:] > 0).all() and pieces[5:].max() < 3 * pieces[5:].mean()
-    special = [0, LENGTH // 2, LENGTH - 1]
-    hidden = np.delete(places, special)
-    assert places[special].sum() == 0
-    assert abs(hidden / hidden.mean() - 1).max() < 0.15
-
-
 @pytest.mark.parametrize("spans", [False, True])
 def test_whole_words_are_hidden_together_or_not_at_all(spans):
     ids, special, masking = masked(2, rows=500, continues_word=CONTINUES, spans=spans)
@@ -133,20 +113,6 @@ def test_the_tokens_of_a_span_share_what_becomes_of_them():
     assert abs((kept == 10).mean() - 0.1) < 0.04
     replaced = behind[(hidden == 0) & (kept < 5)]
     assert len(replaced) and (np.array([len(set(row)) for row in replaced.tolist()]) > 6).all()  # pieces of their own
-
-
-@pytest.mark.parametrize("words", [TOKENS, WORDS, SPANS])
-def test_a_row_is_masked_the_same_whichever_rows_are_beside_it(words):
-    rules = RULES._replace(**words)
-    rng = np.random.default_rng(3)
-    ids = rng.integers(5, VOCAB, size=(40, LENGTH), dtype=np.int32)
-    ids[:, 0] = CLS
-    sizes = rng.integers(2, LENGTH + 1, size=40)
-    draws = draw(rng, 40, LENGTH, rules)
-    whole = mask_tokens(ids, sizes, draws, rules)
-    for rows in (np.array([7]), np.arange(3, 40, 5), np.argsort(sizes)[:10]):
-        for all_rows, own in zip(whole, mask_tokens(ids[rows], sizes[rows], Draws(*(x[rows] for x in draws)), rules)):
-            np.testing.assert_array_equal(all_rows[rows], own)
 
 
 def test_no_rows_and_rows_without_text():

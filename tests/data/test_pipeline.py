@@ -137,6 +137,7 @@ class Pieces(NamedTuple):
 LENGTH, PREDICTIONS = 16, 3
 DATA = dict(masked_lm_prob=0.2, masked_lm_split=(0.8, 0.1, 0.1), do_whole_word_mask=False, do_span_mask=False)
 RULES = rules_of(DATA, Pieces(), PREDICTIONS)
+WORDS = {"continues_word": np.arange(1000) % 3 == 0}
 
 
 def random_rows(count, vocab_size=1000, is_masked=True):
@@ -178,11 +179,8 @@ def batches_of(files, steps=None, **settings):
 
 def heldout(files, batch_size=16, max_sequences=120, **settings):
     """The held-out batches, in one."""
-    batches = list(
-        pipeline.heldout_batches(
-            files, LENGTH, PREDICTIONS, batch_size=batch_size, max_sequences=max_sequences, **settings
-        )
-    )
+    settings |= dict(batch_size=batch_size, max_sequences=max_sequences)
+    batches = list(pipeline.heldout_batches(files, LENGTH, PREDICTIONS, **settings))
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
@@ -199,11 +197,13 @@ def unmasked(tmp_path):
     return write_set(tmp_path / "unmasked", random_rows(96, is_masked=False))
 
 
-def test_dynamic_masks_are_a_function_of_seed_step_and_row(unmasked):
-    straight = batches_of(unmasked, 30)
-    assert_same(straight[17:], batches_of(unmasked, 13, start=17))
+@pytest.mark.parametrize("words", [{}, WORDS, {**WORDS, "spans": True}], ids=["tokens", "words", "spans"])
+def test_dynamic_masks_are_a_function_of_seed_step_and_row(unmasked, words):
+    additions = [masks(RULES._replace(**words))]
+    straight = batches_of(unmasked, 30, additions=additions)
+    assert_same(straight[17:], batches_of(unmasked, 13, start=17, additions=additions))
     for rows in ([0, 1, 2], [5], [1, 3, 6]):
-        own = batches_of(unmasked, 13, start=17, rows=lambda _, rows=rows: np.array(rows))
+        own = batches_of(unmasked, 13, start=17, rows=lambda _, rows=rows: np.array(rows), additions=additions)
         assert_same([{name: x[rows] for name, x in batch.items()} for batch in straight[17:]], own)
 
 

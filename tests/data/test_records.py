@@ -12,7 +12,6 @@ from bertjax.data import records
 from bertjax.data.batches.pipeline import heldout_batches
 from bertjax.data.records import layouts, lengths
 from bertjax.data.records.manifest import read_manifest, write_manifest
-from bertjax.data.tf import tf
 
 # What create_pretraining_data.py writes for max_seq_length 8 and max_predictions_per_seq 2.
 GOOGLE = {
@@ -50,30 +49,6 @@ def write_sizes(path, sizes):
 
 def find(folder, length=8, predictions=2, split="train", **options):
     return records.find_records(folder, length, predictions, split, **options)
-
-
-def test_the_bytes_are_those_of_tensorflows_writer(tmp_path):
-    """Numbers of one to five bytes, in messages whose lengths take one byte and more."""
-    rng = np.random.default_rng(0)
-    block = {
-        "small": rng.integers(0, 2, (50, 3)),
-        "ids": (2.0 ** rng.uniform(0, 31, (50, 200))).astype(np.int64),
-        "zero": np.zeros((50, 1), np.int32),
-        "weights": rng.random((50, 40), np.float32),
-        "a_name_that_is_long_" + "x" * 150: rng.integers(0, 127, (50, 1)),
-    }
-    parts = [{name: values[rows] for name, values in block.items()} for rows in (slice(20), slice(20, None))]
-    records.write_records(tmp_path / "ours", parts)
-    with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
-        for row in range(50):
-            message = tf.train.Example()
-            for name, values in block.items():
-                feature = message.features.feature[name]
-                numbers = feature.float_list if values.dtype == np.float32 else feature.int64_list
-                numbers.value.extend(values[row].tolist())
-            writer.write(message.SerializeToString(deterministic=True))
-    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
 
 
 def test_googles_records_are_what_we_read(tmp_path):

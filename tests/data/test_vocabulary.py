@@ -10,7 +10,6 @@ from bertjax.data.documents import corpus, sentences
 from bertjax.data.documents.selection import is_heldout, selection_of
 from bertjax.data.preparation import blocks, vocabulary
 from bertjax.data.preparation.counts import PARTS, WordCounts, sample
-from bertjax.text import learning
 from tests.conftest import tiny_config
 
 SIZE = {"wordpiece": 120, "sentencepiece": 80}
@@ -101,13 +100,3 @@ def test_a_sample_does_not_depend_on_order_and_parts():
     for count in (2, 7, 1000):
         parts = [dict(items[i] for i in some) for some in np.array_split(rng.permutation(len(items)), count)]
         assert sample(parts, 10_000) == whole
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
-def test_a_large_corpus_gives_nearly_the_pieces_of_all_its_text(kind, corpus_file, monkeypatch, in_process):
-    config = config_of(corpus_file, kind)
-    whole = vocabulary.learn_vocabulary(config, workers=1)
-    monkeypatch.setitem(learning.TRAINING_BYTES, kind, 6000)  # a tenth
-    part = vocabulary.learn_vocabulary(config, workers=1)
-    assert whole.pieces != part.pieces
-    assert len(set(whole.pieces) & set(part.pieces)) > 0.85 * SIZE[kind]

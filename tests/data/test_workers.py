@@ -1,6 +1,5 @@
 """How a pool of workers ends; that Ctrl-C does not reach them is in `test_preparation`."""
 
-import multiprocessing.connection
 import os
 import signal
 import subprocess
@@ -59,19 +58,6 @@ def send_much(pool):
 @pytest.mark.parametrize("before", [use, receive_half, send_much])
 def test_error_in_body_comes_out_and_nothing_waits(before):
     assert str(fail_in_pool(before)) == "the error"
-
-
-def test_no_pipe_is_closed_twice(monkeypatch):
-    """Slow closing makes the race of two threads certain: one of them failed, or closed another's file."""
-    failed = []
-
-    def close(connection):
-        time.sleep(0.05)
-        os.close(connection._handle)
-
-    monkeypatch.setattr(multiprocessing.connection.Connection, "_close", close)
-    monkeypatch.setattr(threading, "excepthook", failed.append)
-    assert str(fail_in_pool(use)) == "the error" and not failed
 
 
 def test_dead_worker_is_one_line():

@@ -1,6 +1,8 @@
-"""All kinds of tokenizer against what they wrap, against Google's rules, and against themselves."""
+"""All kinds of tokenizer beside the libraries that they wrap and beside Google's rules; words of raw text."""
 
+import itertools
 import json
+import pathlib
 import re
 import unicodedata
 
@@ -11,15 +13,8 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from bertjax.config import UserError
 from bertjax.text import learning, tokenizer
+from bertjax.text.words import split_words
 from tests.conftest import make_corpus
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-[]()中文字é"
-PIECES = [
-    *tokenizer.SPECIAL_PIECES,
-    *sorted(set(LETTERS)),
-    *sorted("##" + c for c in set(LETTERS)),
-    *"the un ##aff ##able cafe resume hello world ##ing mask sep".split(),
-]
 
 SIZE = {"wordpiece": 120, "sentencepiece": 80, "bpe": 350}  # pieces that the made-up corpus can give
 
@@ -50,50 +45,22 @@ def learnt(request):
     return learnt
 
 
-def google_wordpiece(text: str, vocabulary: set[str], lowercase: bool) -> list[str]:
-    """google-research/bert's BasicTokenizer and WordpieceTokenizer, written down from their description."""
-
-    def is_control(c):
-        return c not in "\t\n\r" and unicodedata.category(c).startswith("C")
-
-    def is_punctuation(c):
-        o = ord(c)
-        ascii_marks = 33 <= o <= 47 or 58 <= o <= 64 or 91 <= o <= 96 or 123 <= o <= 126
-        return ascii_marks or unicodedata.category(c).startswith("P")
-
-    def is_space(c):
-        return c in " \t\n\r" or unicodedata.category(c) == "Zs"
-
-    text = "".join(" " if is_space(c) else c for c in text if ord(c) not in (0, 0xFFFD) and not is_control(c))
-    text = "".join(f" {c} " if "\u4e00" <= c <= "\u9fff" else c for c in text)
-    words = []
-    for word in text.split():
-        if lowercase:
-            word = "".join(c for c in unicodedata.normalize("NFD", word.lower()) if unicodedata.category(c) != "Mn")
-        words += "".join(f" {c} " if is_punctuation(c) else c for c in word).split()
-    pieces = []
-    for word in words:
-        found, start = [], 0
-        while start < len(word) and len(word) <= 100:
-            end = next(
-                (e for e in range(len(word), start, -1) if ("##" if start else "") + word[start:e] in vocabulary),
-                None,
-            )
-            if end is None:
-                break
-            found.append(("##" if start else "") + word[start:end])
-            start = end
-        pieces += found if start == len(word) else ["[UNK]"]
-    return pieces
-
-
-@pytest.mark.parametrize("lowercase", [True, False])
-@pytest.mark.parametrize("text", HARD)
-def test_wordpiece_follows_googles_rules(text, lowercase):
-    pieces = tokenizer.WordPiece(PIECES, lowercase)
-    got = [pieces.pieces[i] for i in pieces.encode(text).ids]
-    assert got == google_wordpiece(text, set(PIECES), lowercase)
-    assert pieces.encode_ids([text])[0] == pieces.encode(text).ids
+@pytest.mark.parametrize("text, cased, uncased", [
+    ("UNaffable Café", "[UNK] [UNK]", "un ##aff ##able cafe"),
+    ("naïve Cafe\u0301s café", "na ##ï ##ve [UNK] café", "na ##ive cafe ##s cafe"),
+    ("中文na a中", "中 文 na a 中", "中 文 na a 中"),
+    ("na\t \u00a0\u3000a\u200ba\x00\ufffda", "na a ##a ##a", "na a ##a ##a"),
+    ("[MASK] don't", "[ [UNK] ] don ' [UNK]", "[ mask ] don ' [UNK]"),
+    ("a" * 100 + " " + "a" * 101, "a" + 99 * " ##a" + " [UNK]", "a" + 99 * " ##a" + " [UNK]"),
+    ("ÀA Ångström", "À ##A [UNK]", "a ##a [UNK]"),
+])  # fmt: skip
+def test_wordpiece_follows_googles_rules(text, cased, uncased):
+    """Cleaning, words, accents, and the longest pieces of a word."""
+    words = "un ##aff ##able cafe café na ##ï ##ve ##ive ##s 中 文 a ##a [ ] ' don mask À ##A"
+    for lowercase, expected in ((False, cased), (True, uncased)):
+        wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *words.split()], lowercase)
+        assert [wordpiece.pieces[i] for i in wordpiece.encode(text).ids] == expected.split()
+        assert wordpiece.encode_ids([text])[0] == wordpiece.encode(text).ids
 
 
 @pytest.mark.parametrize("remembered", [3, 1_000_000])
@@ -286,10 +253,8 @@ def test_modernberts_added_pieces_are_kept_whole_and_its_special_ones_are_not_re
     ids = modernbert.encode("[CLS] [SEP] <|endoftext|> [PAD][MASK]").ids
     assert not {*modernbert.special_ids, modernbert.pieces.index("<|endoftext|>")} & {*ids}
     assert modernbert.decode(ids) == "[CLS] [SEP] <|endoftext|> [PAD][MASK]"
-    text = "the captain found the onion near the harbour and the whale"
-    assert modernbert.decode(modernbert.encode(text).ids) == text  # nothing is cut
-    one, long = modernbert.encode_ids(["a", text])
-    assert len(one) == 1 < len(long)  # nor padded
+    one, long = modernbert.encode_ids(["a", "a" * 9 + "b" * 9])
+    assert len(one) == 1 and len(long) > 8, "neither padded nor cut"
 
 
 def test_modernberts_words_have_a_space_before_them_but_for_the_first_of_a_text(modernbert):
@@ -346,3 +311,39 @@ def test_unusable_vocabularies_are_refused(tmp_path, kind, content, message):
 def test_a_corpus_too_small_for_the_vocabulary_says_how_many_pieces_it_gives(kind):
     with pytest.raises(UserError, match=r"vocab_size = 9000: this corpus gives \d+ pieces; set it to that or less"):
         learn(kind, make_corpus(20).split("\n"), 9000)
+
+
+# The words of raw text, in which WordPiece looks for pieces.
+
+
+@pytest.mark.parametrize("text, words", [
+    ('(John) "Rome/Berlin",', ["(", "John", ")", '"', "Rome", "/", "Berlin", '"', ","]),
+    ("\u201cU.S.\u201d it\u2019s", ["\u201c", "U", ".", "S", ".", "\u201d", "it", "\u2019", "s"]),
+    ("我住在北京。", ["我", "住", "在", "北", "京", "。"]),
+    ("iPhone用户𠀀x", ["iPhone", "用", "户", "𠀀", "x"]),
+    ("cafe\u0301 Émile ÉCOLE", ["cafe\u0301", "Émile", "ÉCOLE"]),  # accents in one character and in two
+    ("a\tb\u00a0c\u3000d\r\ne", ["a", "b", "c", "d", "e"]),
+    ("東京 タワー 한국어 ไทย", ["東", "京", "タワー", "한국어", "ไทย"]),
+    ("\U0001f600\U0001f600 x", ["\U0001f600\U0001f600", "x"]),  # characters of two UTF-16 units, no punctuation
+    ("in\u200bside \u200b end\x00", ["in\u200bside", "end"]),  # what the normalizer removes is no word
+    ("[SEP] x", ["[", "SEP", "]", "x"]),
+    ("$5+5=10", ["$", "5", "+", "5", "=", "10"]),
+    (" \u200b\n", []),
+    ("", []),
+])  # fmt: skip
+def test_words_and_their_places(text, words):
+    places = split_words(text)
+    assert [text[start:end] for start, end in places] == words
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(places))
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_pieces_of_the_words_are_those_of_the_text(lowercase):
+    """Also of a document with code, tables and marks."""
+    letters = [chr(i) for i in range(33, 127)]
+    wordpiece = tokenizer.WordPiece([*tokenizer.SPECIAL_PIECES, *letters, *("##" + x for x in letters)], lowercase)
+    texts = (pathlib.Path(__file__).parents[2] / "docs/text.md").read_text().splitlines()
+    texts.append("Straße/Zoë\u0308 北京x\u200by\u0085z (don't) \u2026")
+    for text in texts:
+        pieces = wordpiece.encode_ids([text[start:end] for start, end in split_words(text)])
+        assert [*itertools.chain(*pieces)] == wordpiece.encode(text).ids and [] not in pieces

@@ -28,21 +28,6 @@ CAPACITY = 1, 'ERROR: (gcloud) There is no more capacity in the zone "us-west4-a
 AWAY = 1, "ERROR: connection reset"
 LOST = 255, "ERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh] exited with return code [255]."
 
-# From `gcloud ... --help` of Google Cloud SDK 528.
-EVERYWHERE = {"--project", "--quiet", "--format"}
-KNOWN_FLAGS = {
-    "queued-resources create": {
-        *("--zone", "--accelerator-type", "--runtime-version", "--node-id", "--node-count", "--node-prefix", "--spot"),
-        *("--reserved", "--guaranteed", "--internal-ips", "--network", "--subnetwork", "--service-account", "--labels"),
-    },
-    "queued-resources describe": {"--zone"},
-    "queued-resources delete": {"--zone", "--force", "--async"},
-    "tpu-vm describe": {"--zone"},
-    "tpu-vm ssh": {"--zone", "--worker", "--command", "--internal-ip", "--ssh-flag"},
-    "tpu-vm scp": {"--zone", "--worker", "--internal-ip", "--scp-flag"},
-    "storage ls": set(),
-}
-
 
 class Cloud:
     """A copy of the scripts, and a stub of gcloud."""
@@ -104,23 +89,11 @@ def cloud(tmp_path):
         cloud("delete --yes")  # ends what still runs on the fake workers
     cloud.stub.shutdown()
     cloud.stub.server_close()
-    assert_flags_are_known(cloud.stub.calls)
-
-
-def assert_flags_are_known(calls):
-    for call in calls:
-        subcommand = " ".join(call[:2] if call[0] == "storage" else call[2:4])
-        unknown = (
-            {word.partition("=")[0] for word in call if word.startswith("--")} - KNOWN_FLAGS[subcommand] - EVERYWHERE
-        )
-        assert not unknown, f"gcloud {subcommand} has no {unknown}"
 
 
 def commands(printed: str) -> list[list[str]]:
     """The words of the calls of gcloud that a dry run prints."""
-    calls = [shlex.split(line)[1:] for line in printed.splitlines() if line.startswith("gcloud")]
-    assert_flags_are_known(calls)
-    return calls
+    return [shlex.split(line)[1:] for line in printed.splitlines() if line.startswith("gcloud")]
 
 
 LAUNCH = ["scp", "unpack", "install", "check", "start"]
@@ -265,14 +238,6 @@ def test_arguments_arrive_as_they_were(cloud):
     assert shlex.split(command)[-3:] == arguments
 
 
-def test_keep_alone_does_it_all(cloud):
-    cloud.stub.answers = dict(run=["exit 0"])
-    said = cloud("keep", arguments=["--", "--config.seed=1"])
-    assert cloud.deeds == NEW
-    assert "done: gs://bucket/runs/base" in said and "tpu/delete.sh" in said
-    assert (cloud.homes()[0] / "arguments").read_text().endswith("--config.seed=1\n")
-
-
 RECOVERIES = {
     # A request of before is waited for; it runs, and is preempted first as a queued resource, then as a node.
     "preempted twice": (
@@ -284,10 +249,7 @@ RECOVERIES = {
         [*NEW, "delete", *NEW, "delete", *NEW],
     ),
     # The worker's ssh fails at three looks in a row; the looks of setup and run stand between.
-    "a worker is lost": (
-        dict(status=[*4 * [None], LOST, LOST, LOST], run=["train", "exit 0"]),
-        [*NEW, "end", *LAUNCH],
-    ),
+    "a worker is lost": (dict(status=[*4 * [None], LOST, LOST, LOST], run=["train", "exit 0"]), [*NEW, "end", *LAUNCH]),
     "a worker stays lost": (
         dict(status=[*4 * [None], *4 * [LOST]], end=[LOST], run=["train", "exit 0"]),
         [*NEW, "end", "delete", *NEW],
@@ -311,8 +273,10 @@ RECOVERIES = {
 @pytest.mark.parametrize("what", RECOVERIES)
 def test_keep_brings_the_run_back(cloud, what):
     cloud.stub.answers, deeds = RECOVERIES[what]
-    cloud("keep --delete-when-done", MAX_RESTARTS="1")
-    assert cloud.deeds == [*deeds, "delete"]
+    said = cloud("keep --delete-when-done", MAX_RESTARTS="1", arguments=["--", "--config.seed=1"])
+    assert cloud.deeds == [*deeds, "delete"] and "done: gs://bucket/runs/base" in said
+    starts = [word for call in cloud.stub.calls for word in call if "worker.sh start" in word]
+    assert starts and all(word.endswith("--config.seed=1") for word in starts)
 
 
 def test_keep_gives_up_after_some_failures_and_where_there_is_no_quota(cloud):
