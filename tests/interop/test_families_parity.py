@@ -15,7 +15,6 @@ from bertjax.families.electra import ElectraConfig
 from bertjax.families.eurobert import EuroBertConfig
 from bertjax.families.modernbert import ModernBertConfig
 from bertjax.families.roberta import RobertaConfig
-from bertjax.families.roberta.huggingface import read_config
 from bertjax.families.with_heads import (
     BertForMaskedLM,
     BertForPreTraining,
@@ -237,20 +236,6 @@ def test_a_discriminator_has_no_place_for_words(tmp_path):
     assert "left out, for which ElectraModel has no place: replaced_tokens" in said
     with pytest.raises(UserError, match="ElectraForMaskedLM: it has cls/predictions, which the checkpoint lacks; use "):
         conversion.convert(tmp_path / "theirs", tmp_path / "words", "huggingface", "ElectraForMaskedLM")
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        (dict(position_embedding_type="relative_key"), "position_embedding_type 'relative_key' is not supported"),
-        (dict(pad_token_id=300), "max_position_embeddings is 66, of which pad_token_id leaves none"),
-        (dict(pad_token_id=None), "pad_token_id is None, which positions are counted from"),
-        (dict(hidden_act="silu"), "hidden_act 'silu' is not supported"),
-    ],
-)
-def test_a_roberta_that_differs_is_refused(fields, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        read_config(tmp_path / "config.json", transformers.RobertaConfig(**OF_ROBERTA).to_dict() | fields)
 
 
 # XLNet reads two streams.

@@ -23,7 +23,7 @@ from bertjax.families.with_heads import (
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.reporting import insight
 from bertjax.sharding.mesh import put_batch
-from bertjax.tasks import classification, finetuning, likelihood, output_layers
+from bertjax.tasks import classification, finetuning, output_layers
 from bertjax.tasks.generation import Sampling, generate
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training import checkpoint
@@ -276,32 +276,3 @@ def test_fine_tuning_goes_the_same_way_step_by_step(kind, head, tmp_path):
         moved, off = (theirs[place] - first[place]).norm(), (theirs[place] - ours).norm()
         # The little besides is for what the softmax ignores, whose gradients are rounding errors: the keys' bias, say.
         assert off < 0.01 * moved + 1e-4, (name, off.item(), moved.item())
-
-
-SENTENCES = ["the captain found the onion .", "captain the found onion the .", "a whale stayed near", "the the the the"]
-
-
-@pytest.mark.parametrize("family", ["Bert", "ModernBert"])
-def test_pseudo_log_likelihoods_are_those_of_a_loop_in_pytorch(family, tmp_path):
-    """One masked token after the other."""
-    pieces = WordPiece([*SPECIAL_PIECES, *sorted({word for text in SENTENCES for word in text.split()})], True)
-    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
-    config = getattr(transformers, f"{family}Config")(vocab_size=pieces.vocab_size, **SIZES, **special)
-    torch.manual_seed(0)
-    theirs = getattr(transformers, f"{family}ForMaskedLM")(config)
-    for parameter in theirs.eval().parameters():
-        parameter.data.add_(0.05 * torch.randn_like(parameter))
-    theirs.save_pretrained(tmp_path)
-    pieces.save(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    source = pretrained.read_with_tokenizer(tmp_path)
-    ours = list(likelihood.log_likelihoods(BertForMaskedLM(source.config), source.params, source.tokenizer, SENTENCES))
-    for text, found in zip(SENTENCES, ours):
-        ids, total = torch.tensor([[pieces.cls_id, *pieces.encode(text).ids, pieces.sep_id]]), 0.0
-        for place in range(1, ids.shape[1] - 1):
-            masked = ids.clone()
-            masked[0, place] = pieces.mask_id
-            with torch.no_grad():
-                total += theirs(masked).logits[0, place].log_softmax(-1)[ids[0, place]].item()
-        assert found == pytest.approx(total, rel=1e-4)
-    assert len(set(np.round(ours, 3))) == len(SENTENCES)

@@ -1,6 +1,5 @@
 """Folders whose weights are in PyTorch's format: read as safetensors are, and refused in one line if they are more."""
 
-import json
 import os
 import pickle
 import shutil
@@ -34,19 +33,6 @@ def test_whole_files_are_read_and_converted(folder, state, is_zip, tmp_path):
     assert same(read.params, pretrained.read(GOLDEN).params) and read.tokenizer is not None
     conversion.convert(folder, tmp_path / "written", "huggingface")
     assert (tmp_path / "written/model.safetensors").read_bytes() == (GOLDEN / "model.safetensors").read_bytes()
-
-
-def test_several_files_with_an_index_are_one_checkpoint(folder, state):
-    names = sorted(state)
-    parts = {"pytorch_model-00001-of-00002.bin": names[:9], "pytorch_model-00002-of-00002.bin": names[9:]}
-    for file, held in parts.items():
-        torch.save({name: state[name] for name in held}, folder / file)
-    weight_map = {name: file for file, held in parts.items() for name in held}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    assert same(pretrained.read(folder).params, pretrained.read(GOLDEN).params)
-    (folder / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(UserError, match=r"00002-of-00002.bin: missing, but listed in"):
-        pretrained.read(folder)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
