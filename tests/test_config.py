@@ -147,6 +147,7 @@ MISTAKES = {
         ("batch_size", 0, "config.batch_size = 0: must be at least 1"),
         ("microbatches", 3, "config.batch_size = 256: must be a multiple of microbatches = 3"),
         ("stages", named_stages(), "config.stages = .*must be one or more named stages"),
+        ("stages", named_stages(short=3), r"config.stages = .*must be one or more named stages"),
         ("seed", 2**64, "config.seed = 18446744073709551616: must be at least 0 and below 2"),
         ("data.seed", -1, "config.data.seed = -1: must be at least 0"),
         ("data.corpus", 5, "config.data.corpus = 5: must be a string"),

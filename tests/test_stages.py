@@ -353,6 +353,7 @@ def test_z_loss_is_added_in_training_alone(records):
         (stage(4, 32, 10, ramp_from=8, ramp_tokens=1e3), r"only.ramp_from = 8: must be below batch_size = 8"),
         (stage(4, 32, 10, ramp_from=4, ramp_tokens=1.0), r"only.ramp_tokens = 1.0: too few"),
         (stage(4, 32, 10, ramp_from=4, ramp_tokens=1e5), r"only.ramp_tokens = 100000.0: the stage ends before"),
+        (stage(0, 32, 10, tokens=512, ramp_from=4, ramp_tokens=512), r"ramp_tokens = 512.0: the stage ends before"),
         (stage(0, 32, 10, tokens=50), r"only.tokens = 50.0: too few for one step of 8 sequences of 32"),
         (stage(4, 32, 10, batch_size=1000, ramp_from=1, ramp_tokens=1e9), r"makes 1000 batch sizes"),
         (stage(4, 32, 10, optimizer=dict(schedule="flat")), r"optimizer.schedule = 'flat'"),

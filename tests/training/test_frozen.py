@@ -1,9 +1,10 @@
-"""What is frozen, and the rates of layers: beside PyTorch's AdamW, and against what a param can change."""
+"""What is frozen, and the rates of layers: beside optax's AdamW, and against what a param can change."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
@@ -118,10 +119,26 @@ def train(task, steps, program=None):
     return program, state, found
 
 
-@pytest.mark.parametrize("decay, freeze, still", [(0.7, 0, ""), (0.7, 2, ""), (1.0, 1, "kernel")])
-@pytest.mark.parametrize("norm", [0.5, 1e9])  # of which gradients are clipped, and not
-def test_three_steps_of_torchs_adamw_with_a_group_for_each_layer(decay, freeze, still, norm):
-    torch = pytest.importorskip("torch")
+def split(params) -> dict[tuple[str, int], np.ndarray]:
+    """Returns the arrays of a tree by name and layer; the layer of the output layer is 4."""
+    dense = params["bert"]["encoder"]["layers"]["dense"]
+    found = {("embedding", 0): params["bert"]["embeddings"]["word"]["embedding"]}
+    found |= {(name, 1 + layer): dense[name][layer] for name in dense for layer in range(3)}
+    return found | {(f"classifier {name}", 4): x for name, x in params["classifier"].items()}
+
+
+def loss_of(arrays, batch):
+    """The loss of `Layered` with arrays that are split."""
+    x = batch["x"] @ arrays["embedding", 0]
+    for layer in (1, 2, 3):
+        x = x + jnp.tanh(x @ arrays["kernel", layer] + arrays["bias", layer])
+    guess = (x @ arrays["classifier kernel", 4])[:, 0] + arrays["classifier bias", 4]
+    return ((guess - batch["y"]) ** 2).mean()
+
+
+# Gradients are clipped to the norm of 0.5, and not to 1e9.
+@pytest.mark.parametrize("decay, freeze, still, norm", [(0.7, 0, "", 1e9), (0.7, 2, "", 0.5), (1.0, 1, "kernel", 0.5)])
+def test_three_steps_of_optaxs_adamw_with_an_optimizer_for_each_layer(decay, freeze, still, norm):
     config = config_for(layer_decay=decay, max_grad_norm=norm)
     config.freeze_layers = freeze
     config.optimizer.groups = param_groups(slow=param_group("classifier/bias", 0.5, weight_decay=0.2))
@@ -130,44 +147,29 @@ def test_three_steps_of_torchs_adamw_with_a_group_for_each_layer(decay, freeze, 
     task = Layered(config)
     _, state, (params, *ours) = train(task, 3)
 
-    def split(params):
-        """Returns the arrays of a tree by layer: {(name, layer): array}, the output layer's being 4."""
-        dense = params["bert"]["encoder"]["layers"]["dense"]
-        found = {("embedding", 0): params["bert"]["embeddings"]["word"]["embedding"]}
-        found |= {(name, 1 + layer): dense[name][layer] for name in dense for layer in range(3)}
-        return found | {(f"classifier {name}", 4): x for name, x in params["classifier"].items()}
+    def optimizer_of(name, layer):
+        if (freeze and layer <= freeze) or name == still:
+            return None
+        rate = 0.02 * (0.5 if name == "classifier bias" else decay ** max(0, 3 - layer))
+        return optax.adamw(rate, weight_decay={"classifier bias": 0.2, "bias": 0.0}.get(name, 0.05))
 
-    tensors = {each: torch.tensor(np.asarray(x), requires_grad=True) for each, x in split(params).items()}
-    trained = {
-        (name, layer): tensor
-        for (name, layer), tensor in tensors.items()
-        if not (freeze and layer <= freeze) and not (still and name == still)
-    }
-    optimizer = torch.optim.AdamW(
-        [
-            {
-                "params": [tensor],
-                "lr": 0.02 * (0.5 if name == "classifier bias" else decay ** max(0, 3 - layer)),
-                "weight_decay": 0.2 if name == "classifier bias" else 0.0 if name == "bias" else 0.05,
-            }
-            for (name, layer), tensor in trained.items()
-        ]
-    )
+    expected = split(params)
+    trained = {each: optimizer for each in expected if (optimizer := optimizer_of(*each))}
+    states = {each: optimizer.init(expected[each]) for each, optimizer in trained.items()}
+
+    @jax.jit
+    def step(arrays, states, batch):
+        gradient = jax.grad(loss_of)(arrays, batch)
+        size = jnp.maximum(1, optax.global_norm([gradient[each] for each in trained]) / norm)
+        for each, optimizer in trained.items():
+            update, states[each] = optimizer.update(gradient[each] / size, states[each], arrays[each])
+            arrays[each] = arrays[each] + update
+        return arrays, states
+
     for batch, found in zip(task.batches(0), ours):
-        batch = {name: torch.tensor(x) for name, x in batch.items()}
-        x = batch["x"] @ tensors["embedding", 0]
-        for layer in (1, 2, 3):
-            x = x + torch.tanh(x @ tensors["kernel", layer] + tensors["bias", layer])
-        guess = (x @ tensors["classifier kernel", 4])[:, 0] + tensors["classifier bias", 4]
-        optimizer.zero_grad()
-        (batch["weights"] * (guess - batch["y"]) ** 2).mean().backward()
-        torch.nn.utils.clip_grad_norm_(trained.values(), norm)
-        optimizer.step()
+        expected, states = step(expected, states, batch)
         for each, x in split(found).items():
-            if each in trained:
-                np.testing.assert_allclose(x, tensors[each].detach(), atol=1e-6, err_msg=str(each))
-            else:
-                np.testing.assert_array_equal(x, split(params)[each], err_msg=str(each))
+            np.testing.assert_allclose(x, expected[each], atol=1e-6 if each in trained else 0, err_msg=str(each))
     moments = {x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim}
     assert ((3, 4, 4) in moments) == (not freeze and not still) and ((1, 4, 4) in moments) == (freeze == 2)
     assert ((3, 4) in moments) == (not freeze) and ((2, 4) in moments) == (freeze == 1)

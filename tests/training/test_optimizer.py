@@ -189,52 +189,25 @@ def test_schedules_are_their_formulas(fields, total, rates):
     np.testing.assert_allclose([schedule(step) for step in rates], [*rates.values()], rtol=0, atol=tolerance)
 
 
-ENCODER = {
-    "bert/embeddings/word/embedding", "bert/embeddings/position/embedding", "bert/embeddings/token_type/embedding",
-    "bert/encoder/layers/attention/query_key_value/kernel", "bert/encoder/layers/attention/output/kernel",
-    "bert/encoder/layers/intermediate/kernel", "bert/encoder/layers/output/kernel",
-}  # fmt: skip
-LSTM = {
-    f"lstm/{direction}_{layer}/{gate}/kernel"
-    for direction in ("forward", "backward") for layer in (0, 1)
-    for gate in ("ii", "if", "ig", "io", "hi", "hf", "hg", "ho")
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    "model, inputs, decays, also_left_alone",
+    "model, inputs",
     [
-        (
-            BertForPreTraining(TINY),
-            4,
-            ENCODER | {"bert/pooler/dense/kernel", "masked_lm/dense/kernel", "next_sentence/dense/kernel"},
-            set(),
-        ),
-        (
-            BertForFeatureBasedTagging(TINY, labels=3, layers="weighted_sum_all", lstm_size=8, lstm_layers=2),
-            3,
-            ENCODER | LSTM | {"classifier/dense/kernel"},
-            {"layer_weights", "layer_scale"},  # which are not Google's; to decay them would be to prefer equal weights
-        ),
+        (BertForPreTraining(TINY), 4),
+        (BertForFeatureBasedTagging(TINY, labels=3, layers="weighted_sum_all", lstm_size=8, lstm_layers=2), 3),
     ],
     ids=["pre-training", "LSTM"],
 )
-def test_what_decays(model, inputs, decays, also_left_alone):
+def test_what_decays(model, inputs):
     """Google leaves out what has LayerNorm or bias in its name. Without a gradient nothing but decay moves a param."""
     boxed = abstract_params(model, inputs)
     params = jax.tree.map(lambda x: np.ones(x.shape), nn.meta.unbox(boxed))
     optimizer = make_optimizer(pretraining_config().optimizer, nn.get_partition_spec(boxed))
     updates = updates_of(optimizer, params, jax.tree.map(np.zeros_like, params), 0.5)
-    moved = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.unique(update)
-        for path, update in jax.tree_util.tree_leaves_with_path(updates)
-    }
-    assert {name for name, values in moved.items() if (values != 0).all()} == decays
-    assert all(np.allclose(moved[name], -0.5 * 0.01) for name in decays)
-    left_alone = {name for name, values in moved.items() if (values == 0).all()}
-    assert left_alone == moved.keys() - decays
-    google = {name for name in left_alone if re.search(r"norm/(scale|bias)$|bias$", name)}
-    assert left_alone - google == also_left_alone and len(google) > 10
+    # The weights of layers are not Google's; to decay them would be to prefer equal weights.
+    left_alone = re.compile(r"norm/(scale|bias)$|bias$|^layer_(weights|scale)$")
+    for path, update in jax.tree_util.tree_leaves_with_path(updates):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        np.testing.assert_allclose(update, 0 if left_alone.search(name) else -0.5 * 0.01, err_msg=name)
 
 
 def test_groups_have_rates_and_decays_of_their_own():
@@ -375,7 +348,6 @@ def test_moments_lie_where_their_own_shapes_say(name, options, count):
     (dict(groups=param_groups(a=param_group("("))), r"config.optimizer.groups.a.params = '\(': no regular expression"),
     (dict(groups=param_groups(a="b")), r"optimizer.groups.a = 'b': write param_groups\(a=param_group\(PATTERN"),
     (dict(groups=param_groups(a=param_group(5))), r"optimizer.groups.a = .*: write param_groups\(a=param_group\("),
-    (dict(name="rprop"), r"config.optimizer.name = 'rprop': choose one of adam, lamb, stable_adamw, muon, or"),
     (dict(name="muon", options="ns_coeffs=3"), r"optimizer.name = 'muon': cannot be used with options 'ns_coeffs=3'"),
     (dict(name="noisy_sgd"), r"config.optimizer.name = 'noisy_sgd': keeps a random key, which checkpoints cannot hold"),
     (dict(name="sgd", options="momentum=x"), r"optimizer.name = 'sgd': cannot be used with options 'momentum=x', a"),
