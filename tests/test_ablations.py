@@ -1,6 +1,5 @@
 """What runs the paper's comparisons: everything once and in order, going on where it was, and the tables of it."""
 
-import itertools
 import json
 import re
 
@@ -9,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import objectives
 from bertjax.config import BertConfig, UserError, dropout_fields, model_size, pretraining_config
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.sharding.mesh import make_mesh
@@ -68,13 +66,6 @@ def recorded(data, tmp_path) -> Recorded:
     return suite
 
 
-def run_recorded(data, tmp_path, *cells) -> Recorded:
-    """Runs cells, each after its model, and returns the suite."""
-    suite = recorded(data, tmp_path)
-    run_all(suite, [run for cell in cells for run in (cell.model, cell)], 1, lambda to_do: None)
-    return suite
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_everything_runs_once_after_what_it_needs(data, tmp_path, jobs):
     wanted = [cell for table in scaled.TABLES for _, cell in scaled.cells(table, TRIAL)]
@@ -95,7 +86,8 @@ def test_everything_runs_once_after_what_it_needs(data, tmp_path, jobs):
 
 
 def test_the_data_are_the_first_part_of_all(data, tmp_path):
-    suite = run_recorded(data, tmp_path, *(scaled.Cell(scaled.BERT, task) for task in ("sst2", "squad")))
+    suite, cells = recorded(data, tmp_path), [scaled.Cell(scaled.BERT, task) for task in ("sst2", "squad")]
+    run_all(suite, [scaled.BERT, *cells], 1, lambda to_do: None)
     settings = {name: settings for _, name, settings in suite.started}
     corpora = settings["vocabulary"]["data.corpus"].split(",")
     assert [path.rpartition("/")[2] for path in corpora] == ["books.txt", "wiki-000.txt", "wiki-simple-000.txt"]
@@ -105,14 +97,6 @@ def test_the_data_are_the_first_part_of_all(data, tmp_path):
     assert [len(part) for part in lines] == [1 + TRIAL.sentences, 1 + 600] and lines[0][0] == "sentence\tlabel"
     for part in ("train", "dev"):
         assert json.loads((articles / f"{part}-v1.1.json").read_text()) == {"data": [1, 2]}
-
-
-def test_after_an_interrupt_nothing_starts(data, tmp_path):
-    suite = Suite("trial", tmp_path / "work", data)
-    suite.interrupt()
-    with pytest.raises(KeyboardInterrupt, match="interrupted; the same command goes on"):
-        run_all(suite, [scaled.BERT], 2, lambda to_do: None)
-    assert not suite.processes
 
 
 @pytest.mark.parametrize("name", scaled.SCALES)
@@ -158,6 +142,7 @@ def test_every_row_is_a_valid_config_that_differs_from_the_others(module, scale)
     assert len({config.to_json_best_effort() for config in configs}) == len(configs)
     sizes = ("num_attention_heads", "vocab_size", "hidden_size", "num_hidden_layers")
     assert module is today or all(len({config.model[name] for config in configs}) == 1 for name in sizes)
+    assert module is not characters or len({stages_of(config)[0].tokens_per_step for config in configs}) == 1
 
 
 @pytest.mark.parametrize("scale", scaled.SCALES)
@@ -190,17 +175,6 @@ def test_the_table_of_today_has_means_and_differences():
     assert line.endswith("| 1 | 100 | 2.0 | 1.0 | 2.000 | 60.0 | 70.0 | 80.0 |")
 
 
-def test_steps_are_timed_but_those_of_lines_that_compile():
-    lines = [
-        {"step": 10, "wall/steps": 9.0, "wall/compile": 7.0},
-        {"step": 30, "wall/steps": 3.0, "wall/data": 1.0, "wall/compile": 0.0, "wall/checkpoints": 9.0},
-        {"step": 30, "eval/mlm_loss": 3.0},
-        {"step": 40, "wall/steps": 8.0, "wall/data": 2.0, "wall/compile": 5.0},  # the first of another stage
-        {"step": 60, "wall/steps": 4.0, "wall/evaluation": 6.0},
-    ]
-    assert race.rate(lines) == 5.0
-
-
 class RecordedRace(race.Race):
     """Notes the commands, and leaves what they would have left."""
 
@@ -219,79 +193,39 @@ class RecordedRace(race.Race):
                 trial = folder / "runs" / argument.removeprefix("--config.sweep=")
                 trial.mkdir(parents=True)
                 (trial / "result.json").write_text('{"scores": {"f1": 0.7, "accuracy": 0.8}, "failed": false}')
-        if module == "bertjax.main" and "-" in folder.name and folder.name.count("-") == 1:
+        if module == "bertjax.main" and folder.name.count("-") == 1:  # a pre-training
             write_info(folder, RunInfo(pretraining_config()), None)
             (folder / "metrics.jsonl").write_text('{"step": 9, "wall/steps": 50, "wall/data": 10, "wall/compile": 8}\n')
 
 
-@pytest.fixture
-def compete(data, tmp_path):
-    """Returns `compete(table, names, seeds)`, which runs rows of a table. Each corpus has a file to hold out."""
+def test_a_run_of_today_is_scored_once_and_what_is_done_is_kept(data, tmp_path):
+    def compete(seed) -> RecordedRace:
+        runs = RecordedRace("trial", tmp_path / "race", data)
+        object.__setattr__(runs, "started", [])
+        runs.compete(today.TABLE.rows["glu"], seed, 9, 1.0)
+        return runs
+
+    with pytest.raises(UserError, match=r"books\.txt: is trained on; put more than 1 files of each corpus beside it"):
+        TRIAL.heldout(data / "corpora")
     (data / "corpora/books-001.txt").write_text("any")
     (data / "corpora/books.txt").rename(data / "corpora/books-000.txt")
     (data / "corpora/wiki-simple-000.txt").unlink()
-
-    def run(table, names, seeds) -> RecordedRace:
-        runs = RecordedRace("trial", tmp_path / "race", data, table=table)
-        object.__setattr__(runs, "started", [])
-        for seed, name in itertools.product(seeds, names):
-            runs.compete(table.rows[name], seed, 9, 1.0)
-        return runs
-
-    return run
-
-
-def test_a_run_of_today_is_scored_once_and_what_is_done_is_kept(compete, tmp_path):
-    first = compete(today.TABLE, ["glu"], [0])
-    assert first.started == [
+    assert compete(0).started == [
         "bertjax.vocabulary vocabulary-wordpiece", "bertjax.prepare records-sentences", "bertjax.main glu-0",
         "bertjax.evaluate glu-0-9-blimp", "experiments.ablations.bits glu-0-9-bits", "bertjax.main glu-0-conll",
         "bertjax.main glu-0-sst2",
     ]  # fmt: skip
-    (line,) = first.finished()
-    scores = dict(bits_per_byte=2.0, blimp=0.6, conll=70.0, sst2=80.0)
-    assert line.items() >= {"row": "glu", "seed": 0, "steps": 9, "budget": 1.0, "minutes": 1.0, **scores}.items()
     (tmp_path / "race/glu-1").mkdir()
     (tmp_path / "race/glu-1-9-blimp.json").write_text('{"share": 0.9}')  # of a run that was stopped
-    second = compete(today.TABLE, ["glu"], [1])
+    second = compete(1)
     assert "bertjax.evaluate glu-1-9-blimp" not in second.started and len(second.started) == 4
-    assert [(line["seed"], line["blimp"]) for line in second.finished()] == [(0, 0.6), (1, 0.9)]
-    with pytest.raises(UserError, match=r"steps\.json is not there: run `calibrate` first"):
-        second.rates(["glu"])
+    lines = [{name: line[name] for name in ("row", "seed", "steps", *today.TABLE.scores)} for line in second.finished()]
+    scores = dict(row="glu", steps=9, bits_per_byte=2.0, conll=70.0, sst2=80.0)
+    assert lines == [scores | dict(seed=0, blimp=0.6), scores | dict(seed=1, blimp=0.9)]
     (tmp_path / "race/steps.json").write_text('{"glu": 5.0}')
     assert second.rates(["glu"]) == {"glu": 5.0}
     with pytest.raises(UserError, match=r"steps\.json has no bert, all: run `calibrate` first"):
         second.rates(["bert", "glu", "all"])
-
-
-def test_a_row_without_words_has_no_scores_of_them_and_is_trained_once(compete):
-    runs = compete(successors.TABLE, ["masked", "replaced"], [0, 1])
-    tuned = [f"bertjax.main replaced-0-{task}-{seed}" for seed in (0, 1) for task in ("conll", "sst2", "mrpc")]
-    assert [each for each in runs.started if "replaced" in each] == ["bertjax.main replaced-0", *tuned]
-    assert runs.started.count("bertjax.evaluate masked-0-9-blimp") == 1  # once, as its pre-training
-    assert runs.results.name == "successors.jsonl"
-    *_, masked, replaced = race.formatted(successors.TABLE, runs.finished()).splitlines()
-    scores = "| 2 | 9 | 0.0 | 1.0 |  | 2.000 | 60.0 | 70.0 ± 0.0 | 80.0 ± 0.0 | 80.0 ± 0.0 |"
-    assert masked.endswith(scores) and "| 1.0 |  |  |  | 70.0 ± 0.0 (+0.0 ± 0.0) |" in replaced
-
-
-@pytest.mark.parametrize("scale", scaled.SCALES)
-def test_rows_of_characters_read_as_many_bytes_and_differ_in_what_is_learnt(scale):
-    configs = {name: characters.get_config(f"{scale}/{name}/3000") for name in characters.TABLE.rows}
-    for config in configs.values():
-        (only,) = config.stages.values()
-        bytes_per_step = 32 * scaled.SCALES[scale].pretraining["batch_size"]
-        assert only.length * config.batch_size == bytes_per_step
-    learnt = {name: [term.name for term in objectives.of(config)] for name, config in configs.items()}
-    own = {"masked": ["mlm"], "next": ["lm"], "auxiliary": ["lm", "auxiliary"], "recurrent": ["lm"]}
-    assert learnt == own and configs["next"].model == configs["auxiliary"].model
-
-
-def test_text_that_is_held_out_is_not_trained_on(data):
-    (data / "corpora/wiki-002.txt").touch()
-    (data / "corpora/wiki-003.txt").touch()
-    with pytest.raises(UserError, match=r"books\.txt: is trained on; put more than 1 files of each corpus beside it"):
-        TRIAL.heldout(data / "corpora")
 
 
 class _Pieces:
