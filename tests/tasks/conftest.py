@@ -14,7 +14,7 @@ from tests.conftest import TOPICS, one_device_mesh
 WORDS = [word for words in TOPICS.values() for word in words]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def on_one_device():
     """Runs use one of the eight devices: quicker where a test is not about devices."""
     with pytest.MonkeyPatch.context() as patch:

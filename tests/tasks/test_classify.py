@@ -16,14 +16,11 @@ from bertjax.data.batches.examples import Examples
 from bertjax.data.documents import tables
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.tasks import classification, classify, finetuning, finetuning_run, metrics, output_layers, predicted_table
-from bertjax.tasks.launch import launch
 from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
 from bertjax.tasks.targets import labels_of
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS, one_device_mesh
-from tests.tasks.test_finetuning import quick, tokenizer
-
-pytestmark = pytest.mark.usefixtures("on_one_device")
+from tests.tasks.test_finetuning import quick, run, tokenizer
 
 LABELS = tuple(sorted(TOPICS))
 
@@ -71,8 +68,7 @@ def tuned(checkpoint, tmp_path_factory):
     dev = write_topics(folder, train=600)
     config = config_for(folder, checkpoint)
     config.update(dict(packing=True, epochs=12.0))
-    tasks.validate(config)
-    launch(config, folder / "run")
+    run(config, folder / "run")
     return folder, folder / "run", dev
 
 
@@ -110,16 +106,13 @@ def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned
         assert one["labels"] == [name for name in LABELS if one["probabilities"][name] > 0.5]
 
 
-AS_WRITTEN = {
-    "json lists": ("jsonl", "list", [["sea", "law"], [], ["law"]]),
-    "numbers": ("jsonl", "list", [[2, 17], [], [17]]),
-    "written lists": ("csv", "list", ["['sea', 'law']", "", '["law"]']),
-    "bars": ("csv", "|", ["sea| law", "", "law"]),
-    "texts": ("jsonl", ", ", ["sea, law", " ", "law"]),
-}
-
-
-@pytest.mark.parametrize("suffix, written, cells", AS_WRITTEN.values(), ids=AS_WRITTEN)
+@pytest.mark.parametrize("suffix, written, cells", [
+    ("jsonl", "list", [["sea", "law"], [], ["law"]]),
+    ("jsonl", "list", [[2, 17], [], [17]]),
+    ("csv", "list", ["['sea', 'law']", "", '["law"]']),
+    ("csv", "|", ["sea| law", "", "law"]),
+    ("jsonl", ", ", ["sea, law", " ", "law"]),
+])  # fmt: skip
 def test_labels_as_people_write_them(tmp_path, suffix, written, cells):
     for name in ("train", "dev"):
         write_table(tmp_path / f"{name}.{suffix}", [{"text": "ship", "topics": cell} for cell in cells])
@@ -158,7 +151,6 @@ def test_a_column_for_each_label(tmp_path):
     ("jsonl", "list", ["law", "law\ufeff"], r"train.jsonl:1: topics is 'law.+ufeff', but 'law' at"),
     ("csv", "list", "sea|law", r"train.csv:2: topics is 'sea|law', expected a list .* set config.data.multi_label"),
     ("csv", "list", "['sea' 'law']", r"expected a list such as"),
-    ("csv", "list", "[1 0]", r"expected a list such as"),
     ("csv", "|", "['sea', 'law']", r"topics is a list, .* set config.data.multi_label=list"),
     ("csv", "", "2", r"train.csv:2: topics is '2', expected 0 or 1"),
     ("csv", "", "", r"topics is empty; remove rows without a label"),
@@ -178,10 +170,98 @@ def test_what_is_no_labels_is_refused(tmp_path, suffix, written, cell, message):
     (dict(is_number=True), r"config.data.is_number = True: one number is predicted, of one column"),
     (dict(label="a,b", is_number=True, multi_label=""), r"config.data.is_number = True"),
     (dict(label="a,b,a", multi_label=""), r"config.data.label = 'a,b,a': names one twice"),
+    (dict(windows="sum", doc_stride=4), r"config.data.windows = 'sum': choose mean or max of the windows' logits"),
+    (dict(windows="max", doc_stride=0), r"config.data.doc_stride = 0: must be at least 1"),
 ])  # fmt: skip
-def test_settings_that_contradict_each_other(fields, message):
+def test_settings_that_cannot_be(fields, message):
     with pytest.raises(UserError, match=message):
         tasks.validate(config_for("folder", **fields))
+
+
+# Labels of which each text has one; numbers.
+
+
+def test_tables_of_the_users_own(tmp_path):
+    config = config_for(tmp_path, text="a", second_text="b", label="same", multi_label="")
+    (tmp_path / "train.csv").write_text('a,b,same\n"ship, sail",wave,yes\nrose,judge,no\n')
+    (tmp_path / "dev.csv").write_text('a,b,same\nship,"oven\nbread",no\n')
+    dataset = classify.load(config, tokenizer())
+    assert dataset.labels == ("no", "yes") and dataset.train.labels.tolist() == [1, 0]
+    assert dataset.dev[0].score([np.array([1.0, 0.0])]) == {"accuracy": 1.0, "macro_f1": 1.0}
+    for cell, message in (("maybe", "unknown label 'maybe'; expected one of no, yes"), ("", "same is empty; remove")):
+        (tmp_path / "dev.csv").write_text(f"a,b,same\nship,oven,{cell}\n")
+        with pytest.raises(UserError, match="dev.csv:2: " + message):
+            classify.load(config, tokenizer())
+    (tmp_path / "dev.csv").unlink()
+    with pytest.raises(UserError, match=r"no dev.csv, dev.tsv or dev.jsonl in it"):
+        classify.load(config, tokenizer())
+    (tmp_path / "train.csv").unlink()
+    for name in ("train", "dev"):
+        write_table(tmp_path / f"{name}.jsonl", [dict(a="ship", b="sail", same=1), dict(a="ship", b="oven", same=0)])
+    config.data.is_number = True
+    dataset = classify.load(config, tokenizer())
+    assert dataset.labels == () and dataset.train.labels.dtype == float and dataset.metric == "spearman"
+    (tmp_path / "dev.jsonl").write_text(json.dumps({"a": None, "b": "ship", "same": 1}) + "\n")
+    with pytest.raises(UserError, match=r"dev.jsonl:1: a is null"):
+        classify.load(config, tokenizer())
+
+
+def labelled(folder, rows, suffix="jsonl", dev=None, **fields):
+    """`classify` of (text, label) in both files."""
+    for name, content in (("train", rows), ("dev", dev or rows)):
+        write_table(folder / f"{name}.{suffix}", [{"text": text, "label": label} for text, label in content])
+    return classify.load(config_for(folder, label="label", multi_label="", **fields), tokenizer())
+
+
+def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
+    assert labelled(tmp_path, [("ship", "pos"), ("rose", "neg "), ("oven", " pos")]).labels == ("neg", "pos")
+    assert labelled(tmp_path, [("ship", 1), ("rose", 0.0), ("oven", 1.0), ("net", "1")]).labels == ("0", "1")
+    assert labelled(tmp_path, [("ship", True), ("rose", False)]).labels == ("false", "true")
+    assert labelled(tmp_path, [("ship", "[OTHER]"), ("rose", "(a)")]).labels == ("(a)", "[OTHER]")
+    for one, other, message in (
+        ("1.0", "1", r"train.jsonl:2: label is '1', but '1.0' at .*train.jsonl:1; write both in one way"),
+        (True, 1, r"train.jsonl:2: label is '1', but 'true'"),
+        ("True", True, r"but 'True'"),
+        ("caf\u00e9", "cafe\u0301", r"train.jsonl:2: label is"),
+        ("pos", "pos\ufeff", r"train.jsonl:2: label is"),
+    ):
+        with pytest.raises(UserError, match=message):
+            labelled(tmp_path, [("ship", one), ("rose", other)])
+    scores = [("ship", f"{number / 8}") for number in range(20)]
+    with pytest.raises(UserError, match=r"config.data.is_number = False: label has 20 different numbers, such as 0.1"):
+        labelled(tmp_path, scores)
+    with pytest.raises(UserError, match=r"dev.jsonl:1: unknown label 'no'; expected one of a, .*, l and 8 more labels"):
+        labelled(tmp_path, [("ship", letter) for letter in "abcdefghijklmnopqrst"], dev=[("ship", "no")])
+
+
+@pytest.mark.parametrize("label, message", [
+    (["toxic", "insult"], r"train.jsonl:2: label is a list, .* set config.data.multi_label=list"),
+    ({"toxic": 1}, r"label is an object"),
+    ("['toxic', 'insult']", r"label is a list"),
+    (None, r"train.jsonl:2: label is null; remove rows without a label"),
+    ("  ", r"label is empty"),
+    ("nan", r"label is 'nan', which stands for no value"),
+])  # fmt: skip
+def test_what_is_no_label_is_refused(tmp_path, label, message):
+    for suffix in ("jsonl", "csv") if isinstance(label, str) else ("jsonl",):
+        (tmp_path / suffix).mkdir()
+        with pytest.raises(UserError, match=message):
+            labelled(tmp_path / suffix, [("ship", "a"), ("rose", label), ("oven", "b")], suffix)
+
+
+@pytest.mark.parametrize("label", ["nan", "Infinity", "1_000", "1e39", "1,5", True, "much"])
+def test_what_is_no_number_is_refused(tmp_path, label):
+    with pytest.raises(UserError, match=r"train.jsonl:2: label is '.*', expected a number"):
+        labelled(tmp_path, [("ship", 1), ("rose", label)], is_number=True)
+    found = labelled(tmp_path, [("ship", 1), ("rose", " -2.5e-1 ")], is_number=True)
+    assert found.train.labels.tolist() == [1, -0.25]
+
+
+def test_dev_texts_of_the_training_data_are_counted(tmp_path):
+    rows = [("ship", "a"), ("rose", "b"), ("oven", "a")]
+    notes = labelled(tmp_path, rows, dev=[("rose", "a"), ("net", "b"), ("ship", "a")]).notes
+    assert "2 of 3 dev texts are also in the training data" in notes
+    assert not any("also in" in note for note in labelled(tmp_path, rows, dev=[("net", "a")]).notes)
 
 
 # Weights of the classes.
@@ -217,14 +297,6 @@ def test_weights_of_what_there_is_not_are_refused(tuned, checkpoint):
         tasks.validate(config)
 
 
-def test_a_search_over_unknown_weights_is_refused_before_the_first_trial(tuned, checkpoint, tmp_path):
-    config = config_for(tuned[0], checkpoint)
-    config.sweep = "class_weights=,earth=9"
-    with pytest.raises(UserError, match=r"'earth' is no label of the training data"):
-        launch(config, tmp_path)
-    assert not (tmp_path / "runs").exists()
-
-
 def test_classes_that_are_not_there_weigh_one():
     ids, types, tags = [np.arange(3)] * 2, [np.zeros(3)] * 2, [np.array([-1, 0, 2]), np.array([0, 0, -1])]
     examples = Examples(ids, types, tags, per_token=True)
@@ -256,9 +328,7 @@ def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
         said = predicted_table.write(output, task, source, tmp_path / f"texts{source_suffix}", names)
         assert said == f"60 predictions in {output}, 1 of them of texts truncated to 32 tokens"
         found, _ = tables.read_table(output)
-        assert [(row.columns["text"], str(row.columns["id"])) for row in found] == [
-            (row["text"], str(row["id"])) for row in rows
-        ]
+        assert [str(row.columns["id"]) for row in found] == [str(row["id"]) for row in rows]
         for i, (row, one) in enumerate(zip(found, expected)):
             if suffix == ".jsonl":
                 predicted = row.columns["predicted"]
@@ -270,8 +340,6 @@ def test_tables_get_columns_of_what_is_predicted(tuned, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"out.tsv:2: there is a column 'predicted.labels' already"):
         predicted_table.write(tmp_path / "again.csv", task, source, tmp_path / "out.tsv", names)
     assert not list(tmp_path.glob("again*")), "no half of a table stays"
-    with pytest.raises(UserError, match=r"texts.csv:2: no column 'words'; name that of the texts with --text, of id,"):
-        predicted_table.write(tmp_path / "again.csv", task, source, tmp_path / "texts.csv", ("words",))
 
 
 def test_columns_are_the_runs_or_given(tuned):
@@ -296,17 +364,12 @@ def test_rows_that_differ_are_for_json_lines(tmp_path):
     assert (tmp_path / "out.csv").read_bytes().decode() == 'a,b\n1,\n"[1, ""é""]",\n"x\ry",""\n'
 
 
-@pytest.mark.parametrize(
-    "suffix, ends", [("csv", "\n"), ("csv", "\r\n"), ("csv", "\r"), ("tsv", "\n"), ("jsonl", "\n")]
-)
+@pytest.mark.parametrize("suffix, ends", [("csv", "\r\n"), ("csv", "\r"), ("tsv", "\n"), ("jsonl", "\n")])
 def test_rows_one_by_one_are_those_of_the_whole_table(tmp_path, suffix, ends):
-    rows = [{"text": 'a "b', "n": "1"}, {"text": "c", "n": "2"}]
-    if suffix == "jsonl":
-        text = ends.join(json.dumps(row) for row in rows)
-    else:
-        sign = {"csv": ",", "tsv": "\t"}[suffix]
-        text = ends.join([f"text{sign}n", f'"a ""b"{sign}1', "", f"c{sign}2"])
-    path = tmp_path / f"table.{suffix}"
+    path, rows = tmp_path / f"table.{suffix}", [{"text": 'a "b', "n": "1"}, {"text": "c", "n": "2"}]
+    sign = "\t" if suffix == "tsv" else ","
+    lines = [f"text{sign}n", f'"a ""b"{sign}1', "", f"c{sign}2"] if suffix != "jsonl" else map(json.dumps, rows)
+    text = ends.join(lines)
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert [row.columns for row in tables.rows_of(path)] == rows
     assert list(tables.rows_of(path)) == list(tables.read_table(path)[0])

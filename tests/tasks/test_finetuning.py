@@ -1,42 +1,39 @@
-"""Fine-tuning from files to scores, through the commands' own functions."""
+"""Fine-tuning from files to scores, searches over settings, and a task that is defined outside of the package."""
 
 import dataclasses
+import importlib.metadata
 import json
+import os
 import random
 import re
 import shutil
+import signal
 
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
+from bertjax import experiment, tasks
 from bertjax.config import BertConfig, UserError, fine_tuning_config, pretraining_config
 from bertjax.data.batches.examples import Examples
 from bertjax.interop import conversion, pretrained
-from bertjax.tasks import classification, classify, finetuning, finetuning_run, glue, output_layers, sweep, validate
+from bertjax.reporting import page
+from bertjax.tasks import classification, finetuning, finetuning_run, glue, output_layers, sweep, validate
 from bertjax.tasks.launch import launch
 from bertjax.tasks.pairs import encode_pairs
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
+from bertjax.training import checkpoint as checkpoints
+from bertjax.training import workdir as workdirs
+from bertjax.training.divergence import Diverged
+from bertjax.training.loop import Trained
 from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.workdir import require_info
-from tests.conftest import TOPICS, one_device_mesh
+from tests.conftest import TOPICS, launch_and_stop, one_device_mesh
 from tests.processes import ROOT
 from tests.processes import run as command
+from tests.tasks import own_task
 from tests.test_several_hosts import assert_same_run, finish, is_silent, start
-
-pytestmark = pytest.mark.usefixtures("on_one_device")
-
-
-def topic_rows(count: int, seed: int) -> list[tuple[str, str, str]]:
-    """(text, other text, "1" where both are of one topic)."""
-    rng, rows = random.Random(seed), []
-    for _ in range(count):
-        one, other = rng.choice(sorted(TOPICS)), rng.choice(sorted(TOPICS))
-        other = one if rng.random() < 0.5 else other
-        texts = [" ".join(rng.choices(TOPICS[topic], k=rng.randint(2, 9))) for topic in (one, other)]
-        rows.append((*texts, str(int(one == other))))
-    return rows
 
 
 def write_lines(path, *lines: str) -> None:
@@ -46,9 +43,11 @@ def write_lines(path, *lines: str) -> None:
 def write_sst2(folder, train=300, dev=45):
     """Files as SST-2's; positive is what is about the sea."""
     for name, count, seed in (("train", train, 0), ("dev", dev, 1)):
-        rows = [(a, str(int(a.split()[0] in TOPICS["sea"]))) for a, _, _ in topic_rows(count, seed)]
+        rng = random.Random(seed)
+        topics = rng.choices(sorted(TOPICS), k=count)
+        rows = [f"{' '.join(rng.choices(TOPICS[x], k=rng.randint(2, 9)))}\t{int(x == 'sea')}" for x in topics]
         (folder / "SST-2").mkdir(exist_ok=True)
-        write_lines(folder / f"SST-2/{name}.tsv", "sentence\tlabel", *map("\t".join, rows))
+        write_lines(folder / f"SST-2/{name}.tsv", "sentence\tlabel", *rows)
 
 
 def quick(config, folder, checkpoint, **fields):
@@ -115,7 +114,7 @@ def test_what_no_table_has_a_row_for_is_named_before_it_is_nan(changes, message)
 
 
 def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path, capsys):
-    """Labels swapped, as many rows: a finished run says it, a longer one and a search refuse it."""
+    """Labels swapped, as many rows: a finished run says it, a longer one refuses it."""
     shutil.copytree(tuned[0], tmp_path / "moved")
     shutil.copytree(tuned[1], tmp_path / "run")
     config, train = config_for(tmp_path / "moved", checkpoint), tmp_path / "moved/SST-2/train.tsv"
@@ -127,12 +126,6 @@ def test_data_that_changed_is_named_and_never_mixed(tuned, checkpoint, tmp_path,
     config.epochs = 5.0
     with pytest.raises(UserError, match=r"holds a run on other data \(SST-2/train.tsv changed\), and would mix both"):
         run(config, tmp_path / "run")
-    material = finetuning_run.load_material(config, tmp_path / "run", require_info(tmp_path / "run"))
-    (tmp_path / "search/runs").mkdir(parents=True)
-    (tmp_path / "run").rename(tmp_path / "search/runs/seed=0")
-    config.sweep = "seed=0"
-    with pytest.raises(UserError, match=r"SST-2/train.tsv changed"):
-        sweep.check_others(tmp_path / "search", config, material)
 
 
 def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
@@ -143,11 +136,9 @@ def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
     conversion.convert(workdir, tmp_path / "hf", "huggingface")
     fields = json.loads((tmp_path / "hf/config.json").read_text())
     assert fields["architectures"] == ["BertForSequenceClassification"] and fields["id2label"] == {"0": "0", "1": "1"}
-    guesses, exported = (
-        list(classification.predict(each, [(text,) for text in texts]))
-        for each in (source, pretrained.read(tmp_path / "hf"))
-    )
-    assert guesses == exported
+    texts = [(text,) for text in texts]
+    guesses = list(classification.predict(source, texts))
+    assert guesses == list(classification.predict(pretrained.read(tmp_path / "hf"), texts))
     right = np.mean([guess["label"] == label for guess, label in zip(guesses, labels)])
     assert right == max(line.get("eval/accuracy", 0) for line in read_metrics(workdir))  # the best, not the latest
     assert all(abs(sum(guess["probabilities"].values()) - 1) < 1e-5 for guess in guesses)
@@ -252,9 +243,7 @@ def test_pairs_are_cut_as_google_cuts_them():
 @pytest.mark.parametrize("name, rows, message", [
     ("sst2", "sentence\tlabel\nship\t2\n", r"train.tsv:2: unknown label '2'; expected one of 0, 1"),
     ("sst2", "sentence\tlabels\nship\t1\n", r"train.tsv:2: no column 'label'; there are sentence, labels"),
-    ("sst2", "sentence\tlabel\nship\t1\textra\n", r"train.tsv:2: 3 columns, expected 2: sentence, label"),
     ("sst2", "sentence\tlabel\n", r"train.tsv: no example in it"),
-    ("sst2", "", r"train.tsv: no example in it"),
     ("stsb", "sentence1\tsentence2\tscore\nship\tsail\tmuch\n", r"train.tsv:2: score is 'much', expected a number"),
 ])  # fmt: skip
 def test_what_is_wrong_in_a_file_is_said_with_its_place(checkpoint, tmp_path, name, rows, message):
@@ -301,22 +290,21 @@ GLUE_AS_READ = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def glue_folder(tmp_path):
+def write_glue(path):
     """Columns in the order of the distribution, and a quotation mark that quotes nothing."""
     for folder, (header, train, dev, *others) in GLUE.items():
-        (tmp_path / folder).mkdir()
+        (path / folder).mkdir()
         files = {"train": train, "dev": [dev], "dev_matched": [dev], "dev_mismatched": others}
         for file, rows in files.items():
-            write_lines(tmp_path / folder / f"{file}.tsv", *([header] if header else []), *rows)
-    (tmp_path / "MNLI/diagnostic-full.tsv").write_text("Premise\tHypothesis\tLabel\nstorm\twave\tcontradiction\n")
-    return tmp_path
+            write_lines(path / folder / f"{file}.tsv", *([header] if header else []), *rows)
+    write_lines(path / "MNLI/diagnostic-full.tsv", "Premise\tHypothesis\tLabel", "storm\twave\tcontradiction")
 
 
 @pytest.mark.parametrize("name", GLUE_AS_READ)
-def test_every_task_of_glue_reads_its_own_files(glue_folder, name):
+def test_every_task_of_glue_reads_its_own_files(tmp_path, name):
+    write_glue(tmp_path)
     config, pieces = fine_tuning_config("glue", name=name), tokenizer()
-    config.data.path = str(glue_folder)
+    config.data.path = str(tmp_path)
     dataset = glue.load(config, pieces)
     names, labels, first, dev = GLUE_AS_READ[name]
 
@@ -333,118 +321,17 @@ def test_every_task_of_glue_reads_its_own_files(glue_folder, name):
         assert dataset.notes[0] == "1 lines with a wrong number of columns dropped"
 
 
-def table_config(folder, **fields):
-    config = fine_tuning_config(
-        "classify", **dict(text="text", second_text="", label="label", is_number=False) | fields
-    )
-    config.data.path = str(folder)
-    return config
-
-
-def test_tables_of_the_users_own(tmp_path):
-    config = table_config(tmp_path, text="a", second_text="b", label="same")
-    (tmp_path / "train.csv").write_text('a,b,same\n"ship, sail",wave,yes\nrose,judge,no\n')
-    (tmp_path / "dev.csv").write_text('a,b,same\nship,"oven\nbread",no\n')
-    dataset = classify.load(config, tokenizer())
-    assert dataset.labels == ("no", "yes") and dataset.train.labels.tolist() == [1, 0]
-    assert dataset.dev[0].score([np.array([1.0, 0.0])]) == {"accuracy": 1.0, "macro_f1": 1.0}
-    for cell, message in (("maybe", "unknown label 'maybe'; expected one of no, yes"), ("", "same is empty; remove")):
-        (tmp_path / "dev.csv").write_text(f"a,b,same\nship,oven,{cell}\n")
-        with pytest.raises(UserError, match="dev.csv:2: " + message):
-            classify.load(config, tokenizer())
-    (tmp_path / "dev.csv").unlink()
-    with pytest.raises(UserError, match=r"no dev.csv, dev.tsv or dev.jsonl in it"):
-        classify.load(config, tokenizer())
-    (tmp_path / "train.csv").unlink()
-    for name in ("train", "dev"):
-        rows = [json.dumps({"a": a, "b": b, "same": int(s)}) for a, b, s in topic_rows(40, seed=3)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
-    config.data.is_number = True
-    dataset = classify.load(config, tokenizer())
-    assert dataset.labels == () and dataset.train.labels.dtype == float and dataset.metric == "spearman"
-    (tmp_path / "dev.jsonl").write_text(json.dumps({"a": None, "b": "ship", "same": 1}) + "\n")
-    with pytest.raises(UserError, match=r"dev.jsonl:1: a is null"):
-        classify.load(config, tokenizer())
-
-
-def labelled(folder, rows, suffix="jsonl", dev=None, **fields):
-    """`classify` of (text, label) in both files."""
-    for name, content in (("train", rows), ("dev", dev or rows)):
-        if suffix == "jsonl":
-            text = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in content)
-        else:
-            text = "text,label\n" + "".join(f'{text},"{label}"\n' for text, label in content)
-        (folder / f"{name}.{suffix}").write_text(text)
-    return classify.load(table_config(folder, **fields), tokenizer())
-
-
-def test_labels_that_are_written_in_two_ways_are_one_or_refused(tmp_path):
-    assert labelled(tmp_path, [("ship", "pos"), ("rose", "neg "), ("oven", " pos")]).labels == ("neg", "pos")
-    assert labelled(tmp_path, [("ship", 1), ("rose", 0.0), ("oven", 1.0), ("net", "1")]).labels == ("0", "1")
-    assert labelled(tmp_path, [("ship", True), ("rose", False)]).labels == ("false", "true")
-    assert labelled(tmp_path, [("ship", "[OTHER]"), ("rose", "(a)")]).labels == ("(a)", "[OTHER]")
-    for one, other, message in (
-        ("1.0", "1", r"train.jsonl:2: label is '1', but '1.0' at .*train.jsonl:1; write both in one way"),
-        (True, 1, r"train.jsonl:2: label is '1', but 'true'"),
-        ("True", True, r"but 'True'"),
-        ("caf\u00e9", "cafe\u0301", r"train.jsonl:2: label is"),
-        ("pos", "pos\ufeff", r"train.jsonl:2: label is"),
-    ):
-        with pytest.raises(UserError, match=message):
-            labelled(tmp_path, [("ship", one), ("rose", other)])
-    scores = [("ship", f"{number / 8}") for number in range(20)]
-    with pytest.raises(UserError, match=r"config.data.is_number = False: label has 20 different numbers, such as 0.1"):
-        labelled(tmp_path, scores)
-    with pytest.raises(UserError, match=r"dev.jsonl:1: unknown label 'no'; expected one of a, .*, l and 8 more labels"):
-        labelled(tmp_path, [("ship", letter) for letter in "abcdefghijklmnopqrst"], dev=[("ship", "no")])
-
-
-@pytest.mark.parametrize("label, message", [
-    (["toxic", "insult"], r"train.jsonl:2: label is a list, .* set config.data.multi_label=list"),
-    ([1, 0, 1], r"label is a list"),
-    ({"toxic": 1}, r"label is an object"),
-    ("['toxic', 'insult']", r"label is a list"),
-    ("[1 0 1]", r"label is a list"),
-    (None, r"train.jsonl:2: label is null; remove rows without a label"),
-    ("  ", r"label is empty"),
-    ("nan", r"label is 'nan', which stands for no value"),
-])  # fmt: skip
-def test_what_is_no_label_is_refused(tmp_path, label, message):
-    for suffix in ("jsonl", "csv") if isinstance(label, str) else ("jsonl",):
-        (tmp_path / suffix).mkdir()
-        with pytest.raises(UserError, match=message):
-            labelled(tmp_path / suffix, [("ship", "a"), ("rose", label), ("oven", "b")], suffix)
-
-
-@pytest.mark.parametrize("label", ["nan", "Infinity", "1_000", "1e39", "1,5", True, "much"])
-def test_what_is_no_number_is_refused(tmp_path, label):
-    with pytest.raises(UserError, match=r"train.jsonl:2: label is '.*', expected a number"):
-        labelled(tmp_path, [("ship", 1), ("rose", label)], is_number=True)
-    found = labelled(tmp_path, [("ship", 1), ("rose", " -2.5e-1 ")], is_number=True)
-    assert found.train.labels.tolist() == [1, -0.25]
-
-
-def test_dev_texts_of_the_training_data_are_counted(tmp_path):
-    rows = [("ship", "a"), ("rose", "b"), ("oven", "a")]
-    notes = labelled(tmp_path, rows, dev=[("rose", "a"), ("net", "b"), ("ship", "a")]).notes
-    assert "2 of 3 dev texts are also in the training data" in notes
-    assert not any("also in" in note for note in labelled(tmp_path, rows, dev=[("net", "a")]).notes)
-
-
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_report_plans_no_epoch_after_the_next(tuned, checkpoint, monkeypatch, packing):
+def test_flops_are_exact_in_this_epoch_and_the_next_and_an_average_later(tuned, checkpoint, packing):
     config = config_for(tuned[0], checkpoint, epochs=40.0)
     finetuning_run.adopt(config, None)
     config.packing = packing
     dataset = glue.load(config, pretrained.read_tokenizer(checkpoint))
     task = finetuning.FineTuning(config, one_device_mesh(config), dataset)
-    order, planned = task._order, []
-    shape, size = order.shape, order.steps_per_epoch
-    monkeypatch.setattr(order, "shape", lambda step: planned.append(step) or shape(step))
-    exact = [task.dataset.output_layer.flops(task.model, *shape(step)) for step in range(2 * size)]
+    size = task._order.steps_per_epoch
+    exact = [task.dataset.output_layer.flops(task.model, *task._order.shape(step)) for step in range(2 * size)]
     assert task.flops(0, 2 * size) == sum(exact) and task.flops(size - 3, size + 2) == sum(exact[size - 3 : size + 2])
-    assert task.flops(3, task.total_steps) == pytest.approx(sum(exact) * 20, rel=0.1)
-    assert max(planned) < 2 * size and len(planned) == 2 * size and task.flops(5, 5) == 0
+    assert task.flops(3, task.total_steps) == pytest.approx(sum(exact) * 20, rel=0.1) and task.flops(5, 5) == 0
 
 
 def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint, tmp_path):
@@ -458,3 +345,342 @@ def test_a_workdir_is_not_continued_with_what_does_not_fit_it(tuned, checkpoint,
     config.tokenizer.path = str(tmp_path / "vocab.txt")
     with pytest.raises(UserError, match=r"config.tokenizer.path = .*: 505 pieces, but the model has"):
         launch(config, tmp_path / "other")
+
+
+# The search over hyperparameters: every run once, compiled once, the best kept, failures shown.
+
+
+def parse(text):
+    config = fine_tuning_config("glue", name="sst2")
+    config.sweep = text
+    return sweep.parse(config)
+
+
+def test_the_papers_search_is_24_runs():
+    runs = parse("paper")
+    assert len(runs) == 24 and runs[0] == {"batch_size": 16, "learning_rate": 5e-5, "epochs": 2.0}
+    assert len(parse("paper seed=0,1,2")) == 72
+    assert parse("seed=1,2") == [{"seed": 1}, {"seed": 2}]
+    assert len({sweep.name_of(settings) for settings in parse("paper seed=20240101,20240102,20240101")}) == 48
+    # Any field of the optimizer can be searched.
+    assert parse("weight_decay=0,0.1 bias_correction=False")[1] == {"bias_correction": False, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize("text, message", [
+    ("layers=last", r"config.sweep = 'layers=last': 'layers=last' is not understood"),
+    ("seed", r"'seed' is not understood"),
+    ("epochs=two", r"'two': invalid values for epochs"),
+])  # fmt: skip
+def test_a_search_that_is_not_understood(text, message):
+    with pytest.raises(UserError, match=message):
+        parse(text)
+
+
+@pytest.mark.slow
+def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_path, monkeypatch, with_pictures):
+    """The first trial learns nothing, and the second one is stopped in its last evaluation."""
+    write_sst2(tmp_path, train=192)
+    config = config_for(tmp_path, checkpoint, sweep="learning_rate=1e-8,3e-3 epochs=5", max_seq_length=16)
+    config.checkpoint.every_steps = 20
+    validate(config)
+    programs, starts = [], []
+    evaluate, batches, make_program = finetuning.FineTuning.evaluate, finetuning.FineTuning.batches, sweep.make_program
+
+    def watched(self, start_step):
+        starts.append(start_step)
+        return batches(self, start_step)
+
+    def stopped(self, *given):
+        if len(starts) == 2:
+            raise KeyboardInterrupt
+        return evaluate(self, *given)
+
+    monkeypatch.setattr(sweep, "make_program", lambda *given: programs.append(make_program(*given)) or programs[-1])
+    monkeypatch.setattr(finetuning.FineTuning, "batches", watched)
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning.FineTuning, "evaluate", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            launch(config, tmp_path / "run")
+    (program,) = programs
+    assert program.train_step._cache_size() == 1  # of two runs
+    worse, best = (tmp_path / f"run/runs/learning_rate={rate},epochs=5" for rate in ("1e-08", "0.003"))
+    assert checkpoints.steps(best)[-1] == 60 and not (best / sweep.RESULT).exists()
+    launch(config, tmp_path / "run")
+    assert starts == [0, 0, 60] and read_metrics(best)[-1]["step"] == 60  # each trial once
+
+    results = [json.loads((folder / sweep.RESULT).read_text()) for folder in (worse, best)]
+    score = results[1]["scores"]["accuracy"]
+    assert [result["failed"] for result in results] == [True, False] and score > 0.8
+    assert checkpoints.steps(best) and not checkpoints.steps(worse)
+    said = (tmp_path / "run" / sweep.SUMMARY).read_text()
+    assert said.startswith("| learning rate | epochs | accuracy, mean | best | standard deviation | runs | failed |\n")
+    assert f"| 0.003 | 5 | {100 * score:.2f} | {100 * score:.2f} |  | 1 | 0 |" in said
+    assert f"best: runs/{best.name}, accuracy" in said
+    source = pretrained.read(tmp_path / "run")  # the folder of the search stands for its best run
+    assert source.labels == ("0", "1") and source.path == f"{best}@60"
+    drawn = (tmp_path / "run" / page.PAGE).read_text()  # with a row for each setting
+    assert all(f"<td>run/{folder.name}</td>" in drawn for folder in (worse, best)) and "<td>accuracy " in drawn
+
+
+def test_another_search_goes_on_with_the_trials_that_are_there(checkpoint, tmp_path, monkeypatch):
+    write_sst2(tmp_path, train=48)
+    trained, workdir = [], tmp_path / "run"
+
+    def run(kind, config, folder, *_, **more):
+        trained.append(folder.name)
+        opened = kind.open(config, folder, None)
+        workdirs.write_info(folder, opened.info, opened.tokenizer)
+        (folder / "checkpoints/1").mkdir(parents=True)
+        return scored(0.6 + config.seed / 10)
+
+    def search(text, **fields):
+        launch(config_for(tmp_path, checkpoint, sweep=text, **fields), workdir)
+        return [path.parent.name for path in workdir.glob("runs/*/checkpoints")]
+
+    monkeypatch.setattr(sweep, "run_one", run)
+    assert search("seed=0,1") == ["seed=1"] and trained == ["seed=0", "seed=1"]
+    assert search("seed=2,0,1") == ["seed=2"] and trained[2:] == ["seed=2"]
+    # A narrower search, of trials that are not the best of all, changes nothing of that.
+    assert search("epochs=5 seed=0") == ["seed=2"] and trained[3:] == ["epochs=5,seed=0"]
+    assert (workdir / "best").read_text() == "runs/seed=2\n"
+    with pytest.raises(UserError, match=r"seed=0: trained with other settings, max_seq_length = 24 \(was 32\); choose"):
+        search("seed=0", max_seq_length=24)
+    shutil.copytree(tmp_path / "SST-2", tmp_path / "other/SST-2")
+    config = config_for(tmp_path / "other", checkpoint, sweep="seed=3")  # one best trial of two data sets
+    with pytest.raises(UserError, match=r"seed=0: trained with other settings, data.path = .*; choose another"):
+        launch(config, workdir)
+    for text, folder, message in (
+        ("", workdir, r"holds a search, and this is a single run; choose another --workdir"),
+        ("seed=0", workdir / "runs/seed=2", r"holds a single run, and this is a search; choose another --workdir"),
+    ):
+        with pytest.raises(UserError, match=message):
+            launch(config_for(tmp_path, checkpoint, sweep=text), folder)
+
+
+def scored(score, metric="accuracy"):
+    scores = checkpoints.Scores({metric: score}, score)
+    return Trained(None, scores, 1, scores)
+
+
+def test_what_failed_is_tried_again_and_stays_in_the_table(checkpoint, tmp_path, monkeypatch):
+    write_sst2(tmp_path, train=48)
+    seeds = []
+
+    def run(kind, config, folder, *_, **more):
+        seeds.append(config.seed)
+        if config.seed < 1000:
+            raise Diverged("the loss is no number")
+        return scored(0.0 if config.seed < 2000 else 1.0)
+
+    monkeypatch.setattr(sweep, "run_one", run)
+    config = config_for(tmp_path, checkpoint, sweep="seed=5,2005,6", restarts=3)
+    launch(config, tmp_path / "run")
+    assert seeds == [5, 1005, 3005, 2005, 6, 1006, 2006]  # 2005 was to come anyway
+    assert "| 42.86 | 100.00 | 53.45 | 7 | 4 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
+
+
+def test_a_trial_whose_score_is_no_number_fails_and_does_not_end_the_search(checkpoint, tmp_path, monkeypatch):
+    """Such as the correlation of predictions that are all the same."""
+    scores = checkpoints.Scores({"accuracy": None}, None)
+    monkeypatch.setattr(sweep, "run_one", lambda *_, **more: Trained(None, scores, None, None))
+    write_sst2(tmp_path, train=48)
+    launch(config_for(tmp_path, checkpoint, sweep="seed=0"), tmp_path / "run")
+    assert "| 0.00 | 0.00 |  | 1 | 1 |" in (tmp_path / "run" / sweep.SUMMARY).read_text()
+
+
+@pytest.mark.parametrize(
+    "search, programs",
+    [("learning_rate=1e-5,1e-4 epochs=1,2 seed=0,1", 1), ("class_weights=,1=9", 2), ("weight_decay=0,0.1", 2),
+     ("freeze_layers=0,1", 2), ("hidden_dropout_prob=0,0.1", 2), ("temperature=0.05,0.5", 2)],
+)  # fmt: skip
+def test_trials_share_a_program_unless_a_field_is_compiled_into_it(search, programs, checkpoint, tmp_path, monkeypatch):
+    write_sst2(tmp_path, train=48)
+    config = config_for(tmp_path, checkpoint)
+    if "temperature" in search:  # vectors of texts, whose loss has fields
+        config = experiment.load("embed")
+        config.data.update(path=f"{tmp_path}/SST-2", form="scored", texts="sentence,sentence", label="label")
+        config.init_checkpoint, config.max_seq_length = str(checkpoint), 32
+    config.sweep, compiled = search, []
+
+    def run(kind, config, folder, program_of, **_):
+        opened = kind.open(config, folder, None)
+        compiled.append(program_of(opened))
+        return scored(1.0, opened.task.dataset.metric)
+
+    monkeypatch.setattr(sweep, "run_one", run)
+    launch(config, tmp_path / "run")
+    assert len(compiled) == len(sweep.parse(config)) and len(set(map(id, compiled))) == programs
+
+
+def test_a_table_has_every_score():
+    def rows(names, failed, *scores):
+        table = sweep.table([sweep.Result({"seed": 0}, each, failed) for each in scores], names)
+        return table.splitlines()
+
+    head, _, row = rows(("f1", "accuracy"), False, {"f1": 0.5, "accuracy": 0.9}, {"f1": 0.7, "accuracy": 0.6})
+    columns = "mean | best | standard deviation"
+    assert head == f"| f1, {columns} | accuracy, {columns} | runs | failed |"
+    assert row == "| 60.00 | 70.00 | 14.14 | 75.00 | 90.00 | 21.21 | 2 | 0 |"
+    *_, row = rows(("spearman",), True, {"spearman": None}, {"spearman": 0.5})  # None counts as nothing
+    assert row == "| 25.00 | 50.00 | 35.36 | 2 | 2 |"
+
+
+@pytest.mark.parametrize(
+    "scores, best",
+    [([0.5, 0.7], "runs/b, f1 70.00"), ([0.7, 0.7], "runs/a, f1 70.00"), ([None, -0.1], "runs/b, f1 -10.00")],
+)
+def test_the_trial_that_is_named_has_the_checkpoint(tmp_path, scores, best):
+    """Also of two that are equal; one that diverged is worse than any."""
+    for name, score in zip("ba" if scores[0] == scores[1] else "ab", scores):
+        (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / "runs" / name / sweep.RESULT).write_text(json.dumps({"scores": {"f1": score}, "failed": False}))
+    assert sweep.keep_best(epath.Path(tmp_path), "f1") == f"best: {best}"
+    kept = [path.parent.name for path in tmp_path.glob("runs/*/checkpoints")]
+    assert kept == [best[5]] and (tmp_path / "best").read_text() == f"runs/{best[5]}\n"
+
+
+@pytest.mark.parametrize("search, message", [
+    ("batch_size=16,12", r"config.batch_size = 12: .* must be a multiple of the 8 devices"),
+    ("class_weights=,earth=9", r"'earth' is no label of the training data"),
+])  # fmt: skip
+def test_every_run_of_a_search_is_checked_before_the_first(search, message, checkpoint, tmp_path):
+    write_sst2(tmp_path, train=48)
+    with pytest.raises(UserError, match=message):
+        launch(config_for(tmp_path, checkpoint, sweep=search), tmp_path / "run")
+    assert not (tmp_path / "run/runs").exists()
+
+
+# A task that is defined outside of the package.
+
+
+SEA = "ship sail harbour"  # two words with an s
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    tasks.register("letter", own_task.TASK)
+    yield
+    del tasks.TASKS.registered["letter"]
+
+
+def own_config(checkpoint, **fields):
+    fields = dict(batch_size=32, epochs=6.0, max_seq_length=16, log_every_steps=4) | fields
+    config = quick(fine_tuning_config("letter", letter="s"), "made up", checkpoint, **fields)
+    config.checkpoint.keep = 3
+    tasks.validate(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint, tmp_path_factory):
+    """The workdir of a run that was stopped in its third epoch, and resumed."""
+    folder = tmp_path_factory.mktemp("own") / "run"
+    config = own_config(checkpoint)
+    config.checkpoint.every_steps = 6
+    launch_and_stop(finetuning.FineTuning, config, folder, step=20)
+    assert checkpoints.steps(folder)[-1] == 18
+    launch(own_config(checkpoint), folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_workdir_stands_for_its_best_checkpoint_unless_another_is_chosen(trained, tmp_path):
+    """Fine-tuning's; the latest of pre-training, whose scores at different lengths say nothing."""
+    assert max(line.get("eval/accuracy", 0) for line in read_metrics(trained)) > 0.9
+    report = (trained / "report.txt").read_text()
+    assert "accuracy" in report and "margin 0.25" in report
+    steps, best = checkpoints.steps(trained), checkpoints.best_step(trained)
+    shutil.copytree(trained, tmp_path / "run")
+    first = steps[0]
+    for step in (first, steps[-1]):
+        score = 2.0 if step == first else 0.0
+        checkpoints.write_scores(tmp_path / "run", step, checkpoints.Scores({"accuracy": score}, score, decided={}))
+    assert len(steps) > 1 and pretrained.read(trained).path == f"{trained}@{best}"
+    for path, step in (("run", first), ("run@best", first), ("run@latest", steps[-1]), (f"run@{steps[-1]}", steps[-1])):
+        assert pretrained.find(tmp_path / path).step == step
+    chosen, other = (pretrained.read(tmp_path / path).params["bert"]["pooler"] for path in ("run", "run@latest"))
+    assert (chosen["dense"]["kernel"] != other["dense"]["kernel"]).any()
+    info = workdirs.require_info(tmp_path / "run")
+    workdirs.write_info(tmp_path / "run", dataclasses.replace(info, architecture=""), None)  # as of pre-training
+    assert pretrained.find(tmp_path / "run").step == steps[-1]
+    with pytest.raises(UserError, match=rf"run@9: no such checkpoint; there are {first}, "):
+        pretrained.read(tmp_path / "run@9")
+    for step in steps:
+        (tmp_path / f"run/checkpoints/{step}/scores.json").unlink(missing_ok=True)
+    with pytest.raises(UserError, match=r"run@best: none of its checkpoints has a score; use @latest"):
+        pretrained.read(tmp_path / "run@best")
+    with pytest.raises(UserError, match=r"@best needs the workdir of a run, but '.*nowhere' is not one"):
+        pretrained.read(tmp_path / "nowhere@best")
+
+
+@pytest.mark.slow
+def test_more_epochs_extend_a_finished_run(trained, checkpoint, tmp_path, capsys, monkeypatch):
+    """Even if it is stopped in its last evaluation, when the report of the shorter run is still there."""
+    shutil.copytree(trained, tmp_path / "run")
+
+    def extend() -> str:
+        launch(own_config(checkpoint, epochs=7.0), tmp_path / "run")
+        return capsys.readouterr().out
+
+    launch(own_config(checkpoint), tmp_path / "run")
+    assert capsys.readouterr().out.startswith("already finished: 48 steps")
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning.FineTuning, "evaluate", lambda *_: os.kill(os.getpid(), signal.SIGINT) or stop())
+        with pytest.raises(KeyboardInterrupt):
+            extend()
+    said = capsys.readouterr().out
+    assert "resuming with changed settings: epochs = 7.0 (was 6.0)" in said and "from step 48" in said
+    assert checkpoints.steps(tmp_path / "run")[-1] == 56
+    assert "already finished" not in extend()
+    assert checkpoints.read_scores(tmp_path / "run", 56) is not None
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 56
+    assert extend().startswith("already finished: 56 steps")
+
+
+def stop():
+    raise KeyboardInterrupt
+
+
+def test_a_broken_entry_point_is_named_and_hurts_nobody_else(monkeypatch):
+    point = importlib.metadata.EntryPoint("theirs", "no.such.module:TASK", tasks.TASKS.group)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [point])
+    with pytest.raises(UserError, match=r"task 'theirs': cannot load no.such.module:TASK, .*ModuleNotFoundError"):
+        tasks.get("theirs")
+    assert tasks.of_checkpoint("", "BertModel") is None
+    with pytest.raises(UserError, match=r"task 'glue' is one of bertjax's own"):
+        tasks.register("glue", own_task.TASK)
+
+
+@pytest.mark.slow
+def test_the_commands_find_it_by_its_entry_point(trained, tmp_path):
+    """As an installed package would bring it: predict runs in a process of its own, where nobody registers anything."""
+    package = tmp_path / "site/own-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[bertjax.tasks]\nletter = tests.tasks.own_task:TASK\n")
+    path = os.pathsep.join([str(ROOT), str(tmp_path / "site")])
+    result = command("predict", f"--checkpoint={trained}", SEA, "wave net oven", cwd=tmp_path, PYTHONPATH=path)
+    assert result.returncode == 0, result.stderr
+    expected = [{"text": SEA, "label": "with"}, {"text": "wave net oven", "label": "without"}]
+    expected = [each | {"letter": "s", "margin": 0.25} for each in expected]
+    assert [json.loads(line) for line in result.stdout.splitlines()] == expected
+    result = command("predict", f"--checkpoint={trained}", SEA, cwd=tmp_path)  # without the package
+    assert result.returncode == 1 and "error: config.task = 'letter': choose one of" in result.stderr
+
+
+@pytest.mark.slow
+def test_nothing_is_overwritten_before_the_run_is_restored(trained, checkpoint, monkeypatch):
+    def fails(*_):
+        raise UserError("torn")
+
+    before = (trained / "config.json").read_text()
+    config = own_config(checkpoint, epochs=9.0)
+    monkeypatch.setattr(checkpoints.Checkpoints, "restore", fails)
+    with pytest.raises(UserError, match="torn"):
+        launch(config, trained)
+    assert (trained / "config.json").read_text() == before
+
+
+def test_its_search_is_that_of_its_paper(checkpoint):
+    config = own_config(checkpoint, sweep="paper")
+    assert sweep.parse(config) == [{"learning_rate": 1e-8}, {"learning_rate": 3e-3}]
