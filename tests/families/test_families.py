@@ -187,7 +187,7 @@ def params_and_loss_after_a_step(config, devices, records):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "bert"])  # BERT: tests/tasks/test_packing.py
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "bert"])  # BERT: tasks/test_pretraining.py
 def test_packed_rows_on_eight_devices_give_the_step_of_padded_rows_on_one(family, records_folder):
     """Rows of families that cannot pack stay padded."""
     one = config_for(family, records_folder)

@@ -1,8 +1,11 @@
-"""The pre-training task: its loss, its scores against their definitions, its stages, its inputs."""
+"""The pre-training task: its loss, its scores against their definitions, its inputs; packed sequences of all tasks."""
 
+import dataclasses
 import functools
 import itertools
+import math
 import pathlib
+import random
 import shutil
 import types
 
@@ -10,28 +13,27 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from bertjax import tasks
-from bertjax.config import UserError, named_stages
-from bertjax.data import preparation, records
+from bertjax.config import BertConfig, UserError, named_stages, stage
+from bertjax.data import preparation
+from bertjax.data.batches.examples import Examples, packed_evaluation
 from bertjax.data.batches.pipeline import heldout_batches
 from bertjax.data.records import find_records
 from bertjax.data.tf import tf
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
-from bertjax.interop.pretrained import flattened, read
-from bertjax.tasks import fill_mask, finetuning_run, generation, pretraining, pretraining_run, pretraining_scores
+from bertjax.sharding.mesh import make_mesh, put_batch
+from bertjax.tasks import fill_mask, output_layers, pretraining, pretraining_run, pretraining_scores
 from bertjax.tasks.pretraining import Pretraining
+from bertjax.tasks.pretraining_rows import row_size
 from bertjax.tasks.pretraining_run import find_or_prepare, report
 from bertjax.text import tokenizer
-from bertjax.training.run import run
-from bertjax.training.sinks.jsonl import read_metrics
-from bertjax.training.step import fits_in_memory
+from bertjax.training.schedules import make_schedule
+from bertjax.training.step import fits_in_memory, make_program, put_hyperparameters
 from bertjax.training.workdir import differences, refuse
-from tests import curves
-from tests.conftest import make_corpus, one_device_mesh, preparing_in_process, tiny_config
-from tests.tasks import test_features
-
-pytestmark = pytest.mark.usefixtures("on_one_device")
+from experiments import features
+from tests.conftest import TOPICS, make_corpus, one_device_mesh, preparing_in_process, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -83,24 +85,6 @@ def test_loss_is_the_papers(task, params, step_of):
     right = (np.asarray(words).argmax(-1) == labels)[w > 0]
     np.testing.assert_allclose(metrics["mlm_accuracy"], right.mean(), rtol=1e-4)
     assert metrics["tokens"] == batch["segments"].sum()
-
-
-def assert_shapes(batch, told):
-    """The planner is told the shapes of the real batches."""
-    assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
-
-
-@pytest.mark.slow
-def test_stages_follow_each_other_and_can_be_entered_anywhere(task):
-    straight = list(task.batches(0))
-    assert [batch["input_ids"].shape for batch in straight] == [(16, 32)] * 6 + [(16, 64)] * 4
-    for start in (3, 8, 10):
-        for a, b in itertools.zip_longest(task.batches(start), straight[start:]):
-            assert all((a[name] == b[name]).all() for name in b)
-    for number, start in ((0, 0), (1, 6)):
-        assert_shapes(straight[start], told=task.abstract_batch(number))
-    assert task.flops(0, 10) == task.flops(0, 4) + task.flops(4, 8) + task.flops(8, 10)
-    assert task.flops(7, 8) > 1.9 * task.flops(0, 1)
 
 
 def test_baselines_are_what_they_say(task, scores, records_folder):
@@ -215,40 +199,6 @@ def test_held_out_files_without_a_readable_record_give_no_scores(task, params, m
     assert task.evaluate(params, step=1) is None
 
 
-def test_without_pairs_the_loss_is_that_of_the_words(task, params, step_of):
-    batch = next(task.batches(0))
-    (loss, metrics), gradient = step_of("none")(params, batch)
-    (_, expected), _ = step_of("pairs")(params, batch)
-    np.testing.assert_allclose([loss, metrics["mlm_loss"]], expected["mlm_loss"], rtol=1e-6)
-    assert metrics.keys() == {"mlm_loss", "mlm_accuracy", "tokens", "padding"}
-    assert not np.abs(gradient["bert"]["pooler"]["dense"]["kernel"]).any()
-    words = task_with(task, data__next_sentence="none")
-    assert task.flops(0, 1) - words.flops(0, 1) == 3 * 2 * 16 * (32 * 32 + 2 * 32)  # pooler and head
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("next_sentence, metrics, said", [("order", "sop", "sentence order"), ("none", None, None)])
-def test_what_pairs_teach_is_called_by_its_name(task, params, next_sentence, metrics, said):
-    own = task_with(task, data__next_sentence=next_sentence)
-    learnt = jax.eval_shape(own.loss, params, next(task.batches(0)))[1]
-    scores = own.evaluate(params, step=1)
-    names = [{name for name in each if name.startswith(("nsp_", "sop_"))} for each in (learnt, scores.scores)]
-    of_pairs = ["accuracy", "loss", "majority"]
-    assert names == [{f"{metrics}_{name}" for name in of_pairs[:count] if metrics} for count in (2, 3)]
-    lines = [line.split(":")[0] for line in report(own.config, scores).splitlines() if line.startswith("held-out")]
-    assert lines == ["held-out masked words", *([f"held-out {said}"] if said else ())]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("now", ["pairs", "order"])
-def test_a_workdir_keeps_its_objective(pretrained, now):
-    config = curves.configs()["lstms"]
-    config.data.update(records="elsewhere", next_sentence=now)
-    message = rf"config.data.next_sentence = '{now}': .* holds a run with 'none'; choose another --workdir"
-    with pytest.raises(UserError, match=message):
-        run(pretraining_run.KIND, config, pretrained("lstms"))
-
-
 THEIRS = {"data.records": "theirs", "tokenizer.path": "theirs/vocab.txt"}
 
 
@@ -257,11 +207,9 @@ THEIRS = {"data.records": "theirs", "tokenizer.path": "theirs/vocab.txt"}
     ({"model.vocab_size": 200}, r"vocab_size = 200: the tokenizer .*vocab.txt has 150 pieces"),
     ({"data.records": "theirs"}, "config.tokenizer.path = '': the records in .*theirs have no manifest"),
     (THEIRS | {"data.next_sentence": "none"}, "config.data.next_sentence = 'none': .*theirs have no manifest"),
-    (THEIRS | {"data.next_sentence": "order"}, "config.data.next_sentence = 'order': .*theirs have no manifest"),
     ({"tokenizer.lowercase": False}, "config.tokenizer.lowercase = False: has no effect, since the tokenizer of the"),
     ({"tokenizer.kind": "sentencepiece"}, "config.tokenizer.kind = 'sentencepiece': has no effect, since the"),
     ({"data.seed": 5}, "config.data.seed = 5: .* prepared with 0; set --config.data.seed=0, or"),
-    ({"data.language": "de"}, "config.data.language = 'de': .* prepared with 'en'; set --config.data.language=en, or"),
     ({"data.masked_lm_prob": 0.1}, "prob = 0.1: .* prepared with 0.15; set --config.data.masked_lm_prob=0.15, or"),
     ({"data.corpus": "other.txt"}, r"config.data.corpus = \['.*other.txt'\]: the records in"),
 ])  # fmt: skip
@@ -289,10 +237,6 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
     with preparing_in_process():
         folder, pieces = find_or_prepare(config, tmp_path)
     assert folder == tmp_path / "records" and find_or_prepare(config, tmp_path)[1].fingerprint == pieces.fingerprint
-    other = tiny_config(corpus)
-    other.data.dupe_factor = 9
-    with pytest.raises(UserError, match=r"config.data.dupe_factor = 9: .* were prepared with 3; set --config"):
-        find_or_prepare(other, tmp_path)
     info = pretraining_run.KIND.open(config, tmp_path, None).info
     assert pretraining_run.KIND.changes_of_data(config, tmp_path, info) == []
     corpus.write_text(make_corpus(61))
@@ -318,27 +262,10 @@ def test_a_corpus_that_has_grown_is_told(tmp_path, capsys):
         now = pretraining_run.KIND.open(config, tmp_path, info).info
     with pytest.raises(UserError, match=r"holds a run on other data \(records changed\)"):
         refuse("RUN", [d for d in differences(info, now) if d.field == "fingerprints"])
-
-
-def test_records_without_a_manifest_are_counted_once(records_folder, tmp_path, monkeypatch):
-    """By the first host; later runs, and the other hosts, read the counts from the workdir."""
-    shutil.copytree(records_folder, tmp_path / "theirs", ignore=shutil.ignore_patterns("manifest.json"))
-    config, counted = tiny_config(records=tmp_path / "theirs"), []
-    config.tokenizer.path = str(records_folder / "vocab.txt")
-
-    def count(path, _real=records.count_records):
-        counted.append(path)
-        return _real(path)
-
-    def totals(task):
-        heldout = (files for found in task._heldout for files in found.values())
-        return [files.total for files in (*(order.files for order in task.orders), *heldout)]
-
-    monkeypatch.setattr(records, "count_records", count)
-    first, again = (pretraining_run.KIND.open(config, tmp_path / "run", None).task for _ in range(2))
-    assert sorted(counted) == sorted(map(str, (tmp_path / "theirs").rglob("*.tfrecord")))  # each once
-    own = Pretraining(tiny_config(records=records_folder), first.mesh, records_folder)
-    assert totals(first) == totals(again) == totals(own)
+    # Another objective on the same data: refused.
+    config.data.next_sentence, identity = "order", pretraining_run.KIND.identity(config)
+    with pytest.raises(UserError, match=r"config.data.next_sentence = 'order': RUN holds a run with 'pairs'; choose"):
+        refuse("RUN", differences(info, dataclasses.replace(info, config=config), identity))
 
 
 def test_remat_auto_takes_the_first_policy_that_fits(task, monkeypatch):
@@ -393,27 +320,188 @@ def test_a_program_fits_if_it_leaves_the_devices_memory_in_bounds():
     assert not fits_in_memory(lowered, (1 << 20) - 1)  # less than the argument
 
 
+# Packed sequences beside the same ones padded: losses, gradients, and what they do not see of each other.
+
+
+BERT = BertConfig(
+    vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+    max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+
+
+def assert_close(one, other, tolerance=1e-5):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), one, other)
+
+
+@pytest.fixture(scope="module")
+def short_records(tmp_path_factory):
+    """Of documents so short that few pairs are as long as they may be."""
+    folder, rng = tmp_path_factory.mktemp("short"), random.Random(0)
+    words = [word for topic in TOPICS.values() for word in topic]
+    lines = (f"A {rng.choice(words)}." for _ in range(800))
+    documents = iter(lambda: list(itertools.islice(lines, rng.randint(2, 6))), [])
+    (folder / "text.txt").write_text("\n\n".join(map("\n".join, documents)))
+    with preparing_in_process():
+        preparation.prepare(config_of("", False, folder / "text.txt"), folder / "records")
+    return folder / "records"
+
+
+def config_of(records, packing, corpus="", **mesh):
+    config = tiny_config(corpus, records)
+    config.packing = packing
+    config.model.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config.mesh.update(mesh)
+    return config
+
+
 @pytest.mark.slow
-def test_two_lstms_from_text_to_features(pretrained, tmp_path):
-    origin = pretrained("lstms")
-    assert (origin / "report.txt").read_text().startswith("held-out next and previous words: loss")
-    source = read(origin)
-    assert source.config.family == "lstms"
-    assert source.params["bert"]["encoder"].keys() == {"forward_0", "backward_0"}
-    (line,) = [line for line in read_metrics(origin) if "eval/bilm_loss" in line and line["step"] == 10]
-    assert line["eval/bilm_loss"] < np.log(150)  # of pieces that are equally likely
+@pytest.mark.parametrize("objective", ["masked words and pairs", "next words"])
+def test_loss_and_gradient_of_pretraining_are_those_of_padded_sequences(objective, short_records, tmp_path):
+    """And so no sequence sees another one, or predicts the first word of the next one in its row."""
+    fields, records = {}, short_records
+    if objective == "next words":
+        fields, records = {"data.masking": "dynamic", "data.next_sentence": "none"}, tmp_path
+        config = config_of("", False, short_records.parent / "text.txt")
+        config.update_from_flattened_dict(fields | {"data.short_seq_prob": 0.9})
+        with preparing_in_process():
+            preparation.prepare(config, records)
+    pieces, found, params = tokenizer.load("wordpiece", records / "vocab.txt"), [], None
+    for packing in (False, True):
+        config = config_of(records, packing)
+        config.update_from_flattened_dict(fields)
+        config.model.causal = bool(fields)
+        task = Pretraining(config, one_device_mesh(config), records, tokenizer=pieces)
+        params = params or nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
+        batch, told = next(task.batches(3)), task.abstract_batch(0)
+        assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in told.items()}
+        step = jax.value_and_grad(lambda p, b, task=task: task.loss(p, task.normalize(b)), has_aux=True)
+        found.append((len(batch["input_ids"]), *jax.jit(step)(params, batch)))
+        if fields:  # all words but [CLS]; the last [SEP] of a sequence predicts nothing
+            assert batch["word_weights"].sum() == (batch["segments"] > 0).sum() - 2 * batch["sequence_weights"].sum()
+    (rows, (loss, metrics), gradient), (fewer, (packed_loss, packed_metrics), packed_gradient) = found
+    assert fewer < 16 == rows and packed_metrics.pop("padding") < metrics.pop("padding") / 2
+    assert_close((packed_loss, packed_metrics, packed_gradient), (loss, metrics, gradient))
 
-    model = BertForMaskedLM(source.config)
-    with pytest.raises(UserError, match="only a model that was trained with masks fills a"):
-        next(fill_mask.fill_masks(model, source.params, source.tokenizer, ["a [MASK]"]))
-    with pytest.raises(UserError, match="continues a text; this one reads in both directions"):
-        generation.generate(model, source.params, source.tokenizer, "a", 5, generation.Sampling())
 
-    features = test_features.config_for(tmp_path, origin, "weighted_sum_with_embeddings", epochs=1.0)
-    tasks.validate(features)
-    run(finetuning_run.KIND, features, tmp_path / "tuned")
-    tuned = read(tmp_path / "tuned")
-    assert tuned.params["layer_weights"].shape == (2,) and (tuned.params["layer_weights"] != 0).all()
-    before, after = (flattened(each.params["bert"]) for each in (source, tuned))
-    frozen = [name for name in before if name.startswith("e")]  # all but the pooler, which is new
-    assert frozen and all((before[name] == after[name]).all() for name in frozen)
+def after_a_step(records, microbatches=1, **mesh):
+    """Returns how many rows 48 packed sequences have, and the params and metrics after a step with much dropout."""
+    config = config_of(records, True, **mesh)
+    config.batch_size, config.microbatches = 48, microbatches
+    config.model.update(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
+    devices = jax.devices()[: math.prod(mesh.values())]
+    task = Pretraining(config, make_mesh(config, devices), records)
+    assert task.rows[0] % (microbatches * len(devices) // mesh.get("tensor", 1)) == 0
+    program = make_program(task, config, task.mesh)
+    hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 10), task.mesh)
+    batch = put_batch(next(task.batches(0)), task.mesh)
+    state, metrics = program.train_step(program.init(jax.random.key(0)), batch, hyperparameters)
+    return task.rows[0], jax.device_get(state.params), jax.device_get(metrics)
+
+
+@pytest.fixture(scope="module")
+def on_one(short_records):
+    return after_a_step(short_records)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh, microbatches", [(dict(data=4, fsdp=2), 3), (dict(data=2, fsdp=2, tensor=2), 1)])
+def test_a_packed_step_is_the_same_on_any_mesh(short_records, on_one, mesh, microbatches):
+    """With its dropout, though the number of rows, of which some are empty, may be another one."""
+    (rows, expected, others), (its_rows, params, metrics) = on_one, after_a_step(short_records, microbatches, **mesh)
+    assert rows < 48 and (microbatches == 1 or rows < its_rows)
+    assert_close(metrics["loss"], others["loss"])
+    assert_close(metrics["grad_norm"], others["grad_norm"], 1e-4)
+    assert_close(params, expected, 2e-5)
+
+
+@pytest.mark.parametrize("prob", [0.02, 0.15, 0.5])
+def test_there_is_room_for_the_masked_tokens_of_any_row(prob):
+    rng = random.Random(0)
+    for length in (16, 128, 512):
+        config = config_of("", True)
+        config.data.masked_lm_prob = prob
+        row = row_size(config, stage(1, length, length))
+        for _ in range(1000):
+            left, sizes = length, []
+            while left >= 3 and len(sizes) < row.sequences:
+                sizes.append(rng.choice([3, 4, 5, 10, left, rng.randint(3, left)]))
+                sizes[-1] = min(sizes[-1], left)
+                left -= sizes[-1]
+            assert sum(max(1, round(prob * size)) for size in sizes) <= row.predictions, (prob, length, sizes)
+
+
+# Packed sequences of fine-tuning.
+
+
+def examples_of(kind, count=20, seed=0):
+    rng = np.random.default_rng(seed)
+    choices = 3 if kind == "choice" else 0
+    ids = [rng.integers(1, 50, rng.integers(4, 13)) for _ in range(count * max(1, choices))]
+    types = [(np.arange(len(x)) > 2).astype(int) for x in ids]
+    labels = {
+        "classification": rng.integers(0, 4, count),
+        "regression": rng.random(count),
+        "multi_label": rng.integers(0, 2, (count, 4)),
+        "choice": rng.integers(0, 3, count),
+        "tagging": [np.where(rng.random(len(x)) < 0.3, -1, rng.integers(0, 4, len(x))) for x in ids],
+        "spans": [np.sort(rng.integers(0, len(x), 2)) for x in ids],
+    }[kind]
+    return Examples(ids, types, labels, choices, per_token=kind == "tagging")
+
+
+OUTPUT_LAYERS = {
+    "classification": output_layers.classification(4),
+    "regression": output_layers.regression(),
+    "multi_label": output_layers.multi_label(4),
+    "choice": output_layers.choice(),
+    "tagging": output_layers.tagging(4),
+    "spans": output_layers.spans(),
+}
+
+
+@pytest.fixture(scope="module", params=OUTPUT_LAYERS)
+def fine_tuning(request):
+    output_layer, examples = OUTPUT_LAYERS[request.param], examples_of(request.param)
+    model = output_layer.make_model(BERT)
+    ids = np.zeros((1, 8), np.int32)
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(1), ids, ids, ids)["params"])
+    params = jax.tree.map(lambda x: x + 0.1 * np.random.default_rng(x.size).normal(size=x.shape).astype("f4"), params)
+
+    return output_layer, model, params, examples
+
+
+def test_loss_of_each_task_is_that_of_padded_examples(fine_tuning):
+    """And so no example sees another one."""
+    output_layer, model, params, examples = fine_tuning
+
+    @jax.jit
+    def compute(batch):
+        losses, correct = output_layer.loss(output_layers.apply(model, output_layer.pooled, params, batch), batch)
+        weights = batch["weights"] / batch["weights"].sum()
+        return (weights * losses).sum(), (weights * correct).sum()
+
+    packed = examples.packed(*next(packed_evaluation(examples, 1000, 64, 1)))
+    assert packed["segments"].max() > max(1, examples.choices)
+    assert_close(compute(examples.batch(np.arange(len(examples)), 12)), compute(packed))
+
+
+def test_predictions_of_packed_examples_are_those_of_padded_ones(fine_tuning):
+    """The packed ones on four devices, the padded ones on one."""
+    output_layer, model, params, examples = fine_tuning
+
+    def predicted(devices, packs):
+        mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), ("data", "fsdp", "tensor"))
+        return output_layers.Predictor(model, output_layer.pooled, mesh, 8, packs)(params, examples)
+
+    packed, padded = predicted(4, True), predicted(1, False)
+    assert len(packed) == len(padded) == len(examples)
+    for one, other in zip(packed, padded):
+        assert one.shape == other.shape
+        assert_close(one, other)
+
+
+def test_what_cannot_be_packed_is_refused():
+    config = features.get_config()
+    config.packing = True
+    with pytest.raises(UserError, match=r"config.packing = True: a BiLSTM .* reads whole rows"):
+        tasks.validate(config, with_data=False)
