@@ -1,10 +1,11 @@
-"""Likelihoods of texts against a loop over their tokens, and minimal pairs."""
+"""Likelihoods of texts against a loop over their tokens, minimal pairs, and continuing a text."""
 
 import dataclasses
 import json
 import lzma
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from bertjax.config import BertConfig, UserError
 from bertjax.families.transformer_xl import TransformerXLConfig
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.tasks import bits, likelihood
+from bertjax.tasks.generation import Sampling, _choose, generate
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 
 WORDS = [*"abcdefghij", "ship", "sail", "the", "."]
@@ -121,3 +123,73 @@ def test_models_and_texts_without_likelihoods_are_named():
     neighbours = BertForMaskedLM(families.FAMILIES.get("lstms").config(family="lstms", **SIZES))
     with pytest.raises(UserError, match="this one does neither"):
         list(likelihood.log_likelihoods(neighbours, {}, PIECES, ["ship"]))
+    with pytest.raises(UserError, match="continues a text; this one reads in both directions"):
+        generate(neighbours, {}, PIECES, "ship", 5, Sampling())
+
+
+# Continuing a text: with a cache as without one, from the pieces that sampling allows.
+
+
+def without_cache(model, params, text, tokens):
+    """The most likely piece after the whole text, again and again."""
+    ids, room, run = [PIECES.cls_id, *PIECES.encode(text).ids], CAUSAL.max_position_embeddings, jax.jit(model.apply)
+    for _ in range(min(tokens, room - len(ids))):
+        row = np.pad(ids, (0, room - len(ids)))[None]
+        segments = (np.arange(room) < len(ids))[None].astype(int)
+        logits = np.array(run({"params": params}, row, segments, row * 0, np.array([[len(ids) - 1]]))[0, 0])
+        logits[[PIECES.pad_id, PIECES.unk_id, PIECES.cls_id, PIECES.mask_id]] = -1e9
+        piece = int(logits.argmax())
+        if piece == PIECES.sep_id:
+            break
+        ids.append(piece)
+    return PIECES.decode(ids[1:])
+
+
+CAUSAL = dataclasses.replace(CONFIG, causal=True)
+CONTINUED = {
+    "post": CAUSAL,
+    "pre": dataclasses.replace(CAUSAL, norm="pre", positions="each_layer"),
+    "sinusoidal": dataclasses.replace(CAUSAL, positions="sinusoidal"),
+    "relative": TransformerXLConfig(**SIZES, memory_length=40, max_position_embeddings=40),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTINUED)
+def test_a_cache_changes_nothing(name):
+    """For as long as the model has room, after a short prompt or a long one."""
+    model, params = model_of(CONTINUED[name])
+    text = " ".join(["ship a c the d"] * (7 if name == "pre" else 1))
+    found = generate(model, params, PIECES, text, 100, Sampling(temperature=0.0))
+    assert found == without_cache(model, params, text, 100)
+    assert found.startswith(text) and found != text
+
+
+def test_a_seed_gives_the_same_text_again_and_another_seed_another_text():
+    model, params = model_of(CAUSAL)
+    texts = [[generate(model, params, PIECES, "a b", 12, Sampling(), seed) for seed in range(3)] for _ in range(2)]
+    assert texts[0] == texts[1] and len(set(texts[0])) == 3
+
+
+@pytest.mark.parametrize("sampling, allowed", [
+    (Sampling(), [0.4, 0.3, 0.2, 0.1]),
+    (Sampling(top_k=2), [0.4 / 0.7, 0.3 / 0.7, 0, 0]),
+    (Sampling(top_p=0.65), [0.4 / 0.7, 0.3 / 0.7, 0, 0]),  # the fewest that have 65 % or more
+    (Sampling(top_p=0.75), [0.4 / 0.9, 0.3 / 0.9, 0.2 / 0.9, 0]),
+    (Sampling(temperature=0.5), np.array([16, 9, 4, 1]) / 30),
+    *((greedy, [1, 0, 0, 0]) for greedy in (Sampling(0.0), Sampling(1e-6), Sampling(top_k=1), Sampling(top_p=1e-6))),
+    (Sampling(top_k=3, top_p=0.75), [0.4 / 0.7, 0.3 / 0.7, 0, 0]),  # of the three, which have 90 %
+])  # fmt: skip
+def test_pieces_come_as_often_as_sampling_says(sampling, allowed):
+    logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
+    chosen = jax.vmap(lambda key: _choose(logits, sampling, key)[0])(jax.random.split(jax.random.key(0), 20_000))
+    np.testing.assert_allclose(np.bincount(chosen, minlength=4) / 20_000, allowed, atol=0.015)
+
+
+def test_what_cannot_be_continued_is_refused():
+    model, params = model_of(CAUSAL)
+    with pytest.raises(UserError, match=r"has 41 tokens, and the model no room for more than 40"):
+        generate(model, params, PIECES, "a " * 40, 3, Sampling())
+    bert = BertForMaskedLM(dataclasses.replace(CAUSAL, causal=False))
+    with pytest.raises(UserError, match=r"only a left-to-right model \(model.causal\) continues a text"):
+        generate(bert, params, PIECES, "a", 3, Sampling())
