@@ -12,7 +12,7 @@ from bertjax import experiment, families, tasks
 from bertjax.config import UserError, named_stages, stage
 from bertjax.data.records import RecordSet, mixed
 from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.interop import conversion, pretrained
+from bertjax.interop import pretrained
 from bertjax.lists import mixture_of
 from bertjax.stages import config_in, stages_of
 from bertjax.tasks import adaptation, pretraining_run
@@ -21,7 +21,6 @@ from bertjax.training import checkpoint as checkpoints
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import make_corpus, one_device_mesh, preparing_in_process
 
-pytestmark = pytest.mark.usefixtures("on_one_device")
 PIECES, FIRST = 6, 3
 
 
@@ -71,10 +70,8 @@ def test_a_run_reports_what_it_changed(checkpoint, corpus_file, adapted):
     assert text.windows.keys() == text.before.keys() == set(sources)
     assert all(len(each) == 3 for each in text.windows.values())
     assert any(window["hidden"] for window in text.windows[sources[0]])
-    before, after = (
-        text.measured(BertForMaskedLM(each.config), each.params, each.tokenizer)
-        for each in (pretrained.read(checkpoint), pretrained.read(adapted))
-    )
+    runs = map(pretrained.read, (checkpoint, adapted))
+    before, after = (text.measured(BertForMaskedLM(each.config), each.params, each.tokenizer) for each in runs)
     assert text.before == {source: pytest.approx(scores) for source, scores in before.items()}
     report, lines = (adapted / "report.txt").read_text(), read_metrics(adapted)
     for source in sources:
@@ -99,12 +96,12 @@ def test_only_new_pieces_are_trained_at_first(checkpoint, adapted):
     for name in old.keys() & first.keys():
         rows = size if name in (table, "masked_lm/bias") else len(old[name])  # positions are repeated
         np.testing.assert_array_equal(first[name][:rows], old[name][:rows])
+    parts = [before.tokenizer.parts(piece) for piece in pretrained.read(adapted).tokenizer.pieces[size:]]
     for name in (table, "masked_lm/bias"):
         assert len(first[name]) == pretrained.read_config(adapted).padded_vocab_size
         assert (first[name][size + PIECES :] == 0).all()
-    parts = [before.tokenizer.parts(piece) for piece in pretrained.read(adapted).tokenizer.pieces[size:]]
-    change = np.abs(first[table][size : size + PIECES] - [old[table][each].mean(0) for each in parts])
-    assert (change > 0).any(axis=1).all() and change.max() < 2e-3  # three steps away
+        change = np.abs(first[name][size : size + PIECES] - [old[name][each].mean(0) for each in parts])
+        assert (change.reshape(PIECES, -1) > 0).any(axis=1).all() and change.max() < 2e-3  # three steps away
     assert (last["bert/encoder/layers/output/kernel"] != old["bert/encoder/layers/output/kernel"]).all()
 
 
@@ -127,14 +124,9 @@ def test_nothing_changes_for_old_text_at_first(how, checkpoint, corpus_file, tmp
         np.testing.assert_allclose(ours[..., :size], theirs[..., :size], atol=1e-5)
     positions, old = (each["bert"]["embeddings"]["position"]["embedding"] for each in (new, before.params))
     if how == "interpolate":  # stretched: both ends stay, and a straight line stays one
-        np.testing.assert_array_equal(positions[[0, -1]], old[[0, -1]])
         places = np.arange(96) * 63 / 95
         expected = [np.interp(places, np.arange(64), column) for column in old.T]
         np.testing.assert_allclose(positions.T, expected, atol=1e-6)
-    parts = [before.tokenizer.parts(piece) for piece in opened.tokenizer.pieces[size:]]
-    for name in ("bert/embeddings/word/embedding", "masked_lm/bias"):
-        rows, array = (pretrained.flattened(each)[name] for each in (before.params, new))
-        np.testing.assert_allclose(array[size : size + PIECES], [rows[each].mean(0) for each in parts], atol=1e-7)
 
 
 @pytest.mark.slow
@@ -145,22 +137,6 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(checkpoint, corpus_file, ada
     ours, theirs = (pretrained.flattened(checkpoints.read_params(each, 6)) for each in (workdir, adapted))
     assert all((ours[name] == theirs[name]).all() for name in theirs)
     assert (workdir / "report.txt").read_text() == (adapted / "report.txt").read_text()
-
-
-@pytest.mark.slow
-def test_the_result_is_read_by_transformers(adapted, tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    conversion.convert(adapted, tmp_path / "out", "huggingface")
-    source, theirs = pretrained.read(adapted), transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
-    texts = ["the ship sailed near the harbour", "a witness stayed"]
-    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(texts, return_tensors="pt", padding=True)
-    ids, inside = tokens["input_ids"].numpy(), tokens["attention_mask"].numpy()
-    assert ids.max() >= pretrained.read(adapted).tokenizer.vocab_size - PIECES  # a new piece
-    places = np.tile(np.arange(ids.shape[1]), (2, 1))
-    ours = BertForMaskedLM(source.config).apply({"params": source.params}, ids, inside, 0 * ids, places)
-    with torch.no_grad():
-        expected = theirs.eval()(**tokens).logits.numpy()
-    np.testing.assert_allclose(ours[..., : source.config.vocab_size][inside > 0], expected[inside > 0], atol=1e-4)
 
 
 @pytest.mark.slow
@@ -178,13 +154,9 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
     assert "held-out masked words" in (tmp_path / "report.txt").read_text()
     assert checkpoints.read_params(tmp_path, 6).keys() == {"bert", "masked_lm"}
     assert not pretrained.read_config(tmp_path).causal and pretrained.read_config(f"{tmp_path}@3").causal
-    task = pretraining_run.KIND.open(config, tmp_path, None).task
-    batch, own = next(task.batches(0)), task.at(0)[0]
-    assert (batch["word_weights"].sum(1) == batch["segments"].sum(1) - 2).all()  # all but [CLS] and the last [SEP]
     with pytest.raises(UserError, match=r"config.objective = 'lm': a model with these fields .* learns words as"):
         config.stages.first.model.causal = False
         tasks.validate(config, is_adopted=True)
-    assert own.model.config.causal
 
 
 @pytest.mark.slow
@@ -208,8 +180,7 @@ def test_a_stage_may_change_what_the_checkpoints_family_has(request, checkpoint,
     )  # fmt: skip
     with pytest.raises(UserError, match=r"config.model.attention_output_dropout_prob = 0.25: .* no such field"):
         adopted(checkpoint, angles, dropout)
-    message = r"config.stages.adapt.model.global_rope_theta: .* 'bert', whose models have no"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"stages.adapt.model.global_rope_theta: .* 'bert', whose models have no"):
         adopted(checkpoint, angles)
 
 
@@ -240,11 +211,9 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
     ({"adapt.positions": 40}, r"config.adapt.positions = 40: .* has 64; choose more, or 0"),
     ({"adapt.positions_from": "x"}, r"config.adapt.positions_from = 'x': choose one of repeat, interpolate"),
     ({"stages.adapt.length": 128, "stages.adapt.max_predictions_per_seq": 20}, r"length = 128: .* has 96 positions; s"),
-    ({"model.hidden_size": 96}, r"config.model.hidden_size = 96: .* has 32; leave it out"),
     ({"tokenizer.kind": "bytes"}, r"tokenizer.kind = 'bytes' has all the pieces that there are"),
     ({"data.heldout_fraction": 0.0}, r"config.data.heldout_fraction = 0.0: holds out no text"),
     ({"init_checkpoint": ""}, r"there is nothing to adapt: set init_checkpoint"),
-    ({"init_checkpoint": "nowhere"}, r"no checkpoint in 'nowhere'"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(fields, message, checkpoint, corpus_file, tmp_path):
     given = {name: x.format(corpus=corpus_file) if isinstance(x, str) else x for name, x in fields.items()}

@@ -1,19 +1,16 @@
 """The feature-based approach: which hidden states are used, what is learnt and what is not."""
 
-import jax
 import numpy as np
 import pytest
 
-from bertjax.config import BertConfig, UserError, fine_tuning_config
+from bertjax.config import BertConfig, UserError
 from bertjax.families.with_heads import BertForFeatureBasedTagging
 from bertjax.interop import conversion, pretrained
 from bertjax.model.layer_choice import TABLE_7
-from bertjax.tasks import features, metrics, ner, sweep, validate
-from bertjax.tasks.launch import launch
+from bertjax.tasks import features, metrics, ner, sweep
 from experiments.features import get_config
+from tests.tasks.test_finetuning import run
 from tests.tasks.test_ner import conll
-
-pytestmark = pytest.mark.usefixtures("on_one_device")
 
 CONFIG = BertConfig(
     vocab_size=50, hidden_size=16, num_hidden_layers=6, num_attention_heads=2, intermediate_size=32,
@@ -45,23 +42,6 @@ def test_each_row_of_the_table_reads_its_layers():
     np.testing.assert_allclose(found, 2 * states[3:6].sum(0) + 10 * states[6], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_the_lstm_reads_both_ways_and_no_padding():
-    rng = np.random.default_rng(0)
-    mask = (np.arange(12) < np.array([[12], [7], [3]])).astype(np.int32)
-    ids, types = rng.integers(1, 50, (3, 12)), np.zeros((3, 12), np.int32)
-    model = BertForFeatureBasedTagging(CONFIG, 3, layers="embeddings", lstm_size=4, lstm_layers=2)
-    params = jax.jit(model.init)(jax.random.key(0), ids, mask, types)["params"]
-    apply = jax.jit(lambda ids: model.apply({"params": params}, ids, mask, types))
-    before = apply(ids)
-    others = np.where(mask, ids, 49 - ids)
-    np.testing.assert_array_equal(before[mask > 0], apply(others)[mask > 0])
-    for changed, seen_at in ((0, 6), (6, 0)):  # the ends of the second row see each other
-        other = ids.copy()
-        other[1, changed] = ids[1, changed] % 49 + 1
-        assert np.abs(np.asarray(apply(other) - before)[1, seen_at]).max() > 1e-6
-
-
 def config_for(folder, checkpoint, layers="last", **fields):
     (folder / "eng.train").write_text(conll(160, 2, apart=True))
     (folder / "eng.testa").write_text(conll(20, 3, apart=True))
@@ -83,8 +63,7 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
 
     monkeypatch.setattr(sweep, "make_program", watched)
     config = config_for(tmp_path, checkpoint, epochs=12.0, sweep="layers=embeddings,weighted_sum_all")
-    validate(config)
-    launch(config, tmp_path / "run")
+    run(config, tmp_path / "run")
     lines = (tmp_path / "run/sweep.md").read_text().splitlines()
     assert lines[0].startswith("| layers | f1, mean | best |")
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| embeddings", "| weighted_sum_all"]
@@ -113,13 +92,7 @@ def test_rows_of_the_table_in_one_run_which_learns_the_lstm_only(checkpoint, tmp
 
 def test_layers_that_are_none_or_not_there(checkpoint, tmp_path):
     with pytest.raises(UserError, match=r"config.head.layers = 'first': choose one of embeddings, second_to_last"):
-        validate(config_for(tmp_path, checkpoint, "first"))
+        run(config_for(tmp_path, checkpoint, "first"), tmp_path / "run")
     config = config_for(tmp_path, checkpoint, sweep="paper")
-    validate(config)
     with pytest.raises(UserError, match=r"config.head.layers = 'weighted_sum_last_four': the model has 1 layers only"):
-        launch(config, tmp_path / "run")
-    config = fine_tuning_config("ner", document_context=True)
-    config.update(dict(sweep="layers=last", init_checkpoint=str(checkpoint), max_seq_length=48))
-    config.data.path = str(tmp_path)
-    with pytest.raises(UserError, match=r"config.sweep = 'layers=last': 'layers=last' is not understood"):
-        launch(config, tmp_path / "other")
+        run(config, tmp_path / "run")

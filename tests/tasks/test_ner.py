@@ -1,7 +1,6 @@
 """Tags of words: files, labels, windows, and a tiny run."""
 
 import dataclasses
-import json
 import random
 
 import numpy as np
@@ -9,16 +8,12 @@ import pytest
 
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.interop import pretrained
-from bertjax.tasks import finetuning_run, metrics, ner, tag, validate
-from bertjax.tasks.launch import launch
+from bertjax.tasks import finetuning_run, metrics, ner, tag
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
-from bertjax.text.tokenizer.wordpiece import new_wordpiece
-from bertjax.text.words import split_words
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS
-from tests.tasks.test_finetuning import quick
-
-pytestmark = pytest.mark.usefixtures("on_one_device")
+from tests.tasks.test_classify import write_table
+from tests.tasks.test_finetuning import quick, run
 
 WORDS = [word for words in TOPICS.values() for word in words]
 
@@ -108,8 +103,7 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     (tmp_path / "eng.testa").write_text(conll(60, 3, apart=True))
     config = quick(fine_tuning_config("ner", document_context=True), tmp_path, checkpoint, epochs=8.0)
     config.eval.every_steps, config.optimizer.learning_rate = 1000, 5e-3
-    validate(config)
-    launch(config, tmp_path / "run")
+    run(config, tmp_path / "run")
     scores = read_metrics(tmp_path / "run")[-2]
     assert scores["eval/f1"] > 0.9
     source = pretrained.read(tmp_path / "run")
@@ -117,8 +111,7 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     again = finetuning_run.score(source, *ner.labelled(source, tmp_path / "eng.testa"))
     assert again.scores == pytest.approx({name: scores[f"eval/{name}"] for name in again.scores}, abs=0.02)
     sentences = ner.read(tmp_path / "eng.testa")
-    rows = [json.dumps({"w": s.words, "t": s.tags}) for s in sentences]
-    (tmp_path / "test.jsonl").write_text("\n".join(rows) + "\n")
+    write_table(tmp_path / "test.jsonl", [{"w": s.words, "t": s.tags} for s in sentences])
     table = dataclasses.replace(source, settings=tag_config(tmp_path))
     assert finetuning_run.score(table, *tag.labelled(table, str(tmp_path / "test.jsonl"))).scores["f1"] > 0.9
     found = [result["tags"] for result in ner.predict(source, [(" ".join(s.words),) for s in sentences])]
@@ -129,7 +122,6 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     ("ship NN O\nsail O\n", r"a:2: 2 columns, expected 3 as in the lines before"),
     ("ship NN O\tO\nsail NN\tO\n", r"a:2: 3 columns, expected 4"),
     ("1 ship O\n2 sail O\n\n1 net O\n", r"a:1: the first column has no words, but 1, 2"),
-    ("1-2 ship O\n8.1 sail O\n", r"a:1: the first column has no words"),
     ("bc/cctv/00 0 O\nbc/cctv/00 1 O\n", r"a:1: the first column has no words, but bc/cctv/00"),
     ("# text = a ship\nship O\n", r"a:1: a comment, '# text = a ship'; remove lines that begin with #"),
     ("ship NN O\n#sent 2\n", r"a:2: a comment, '#sent 2'"),
@@ -158,19 +150,6 @@ def test_columns_between_tabs_may_have_spaces_in_words(tmp_path):
 RAW = 'yesterday (John) saw "Mary" in Paris, Rome/Berlin\u5317\u4eac.'
 SPLIT = ["yesterday", "(", "John", ")", "saw", '"', "Mary", '"', "in", "Paris", ",", "Rome", "/", "Berlin", "\u5317",
          "\u4eac", "."]  # fmt: skip
-
-
-def test_raw_text_is_split_as_the_tokenizer_does():
-    assert [RAW[start:end] for start, end in split_words(RAW)] == SPLIT
-    assert split_words("") == split_words(" \n\u3000") == []
-    # The same as the normalizer and pre-tokenizer of a tokenizer that has each character as a piece.
-    letters = [*map(chr, range(1, 0x3100)), *map(chr, range(0x3100, 0xD800, 97)), *map(chr, range(0xE000, 0x30000, 97))]
-    letters += map(chr, range(0xF900, 0x10000))
-    whole = new_wordpiece(False, {"[UNK]": 0})
-    kept = [letter for letter in letters if whole.normalizer.normalize_str(f"a{letter}b") not in ("ab", "a b")]
-    text = " ".join(f"a{letter}b" for letter in kept)
-    theirs = whole.encode(text, add_special_tokens=False).offsets
-    assert split_words(text) == theirs
 
 
 def test_words_of_raw_text_have_their_places(checkpoint, monkeypatch):
@@ -218,8 +197,7 @@ def test_tables_of_the_users_own(tmp_path, pieces):
     by_word = tag.load(tag_config(tmp_path), pieces)
     for name in ("train", "dev"):
         (tmp_path / f"{name}.tsv").unlink()
-        lines = [json.dumps({"w": s.words, "t": s.tags}) for s in sentences]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        write_table(tmp_path / f"{name}.jsonl", [{"w": s.words, "t": s.tags} for s in sentences])
     by_sentence = tag.load(tag_config(tmp_path), pieces)
     assert by_word.labels == by_sentence.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
     assert by_word.metric == "f1" and len(by_word.train) == len(by_sentence.train) == 30

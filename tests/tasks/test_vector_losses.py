@@ -16,7 +16,6 @@ from bertjax.data.batches.examples import Examples, PackedOrder, TrainingOrder
 from bertjax.data.batches.mixed import MixedOrder, steps_of_each
 from bertjax.interop import pretrained
 from bertjax.sharding.mesh import GROUPS, make_mesh, put_batch
-from bertjax.sharding.rules import RULES
 from bertjax.tasks import distillation, finetuning_run, text_sets, validate, vector_losses
 from bertjax.tasks.finetuning import FineTuning
 from bertjax.tasks.launch import launch
@@ -28,8 +27,6 @@ from bertjax.training.workdir import write_info
 from experiments import embed
 from tests.conftest import TOPICS
 from tests.tasks.test_classify import write_table
-
-pytestmark = pytest.mark.usefixtures("on_one_device")
 
 FORMS = {
     "pairs": dict(texts="query,positive,negative"),
@@ -91,21 +88,19 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
     task = task_of(config, tmp_path, data * fsdp)
     program = make_program(task, config, task.mesh)
     hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 1000), task.mesh)
-    with jax.set_mesh(task.mesh), nn.logical_axis_rules(RULES):
-        state = program.init(jax.random.key(0))
-        before = jax.device_get(state.params)
-        batch = min(itertools.islice(task.batches(0), 3), key=lambda batch: batch["weights"].sum())
-        assert batch["weights"].sum() == 10  # of 16 places
-        state, metrics = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
+    state = program.init(jax.random.key(0))
+    before = jax.device_get(state.params)
+    batch = min(itertools.islice(task.batches(0), 3), key=lambda batch: batch["weights"].sum())
+    assert batch["weights"].sum() == 10  # of 16 places
+    state, metrics = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
     return jax.tree.map(np.subtract, before, jax.device_get(state.params)), jax.device_get(metrics)
 
 
 @pytest.mark.slow
 def test_microbatches_and_devices_change_neither_loss_nor_gradient(folder, checkpoint, tmp_path):
     fields = {"loss.symmetric": True, "loss.widths": "8"}
-    (expected, metrics), (found, again) = (
-        gradient_of(config_for(folder, checkpoint, **fields), tmp_path, *ways) for ways in ((1, 1, 1), (2, 2, 2))
-    )
+    expected, metrics = gradient_of(config_for(folder, checkpoint, **fields), tmp_path)
+    found, again = gradient_of(config_for(folder, checkpoint, **fields), tmp_path, 2, 2, 2)
     assert metrics["loss"] > 1 and metrics["grad_norm"] > 0.1
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), expected, found)
     for name in ("loss", "accuracy", "grad_norm"):
@@ -238,10 +233,7 @@ def test_every_batch_is_of_one_set_and_each_is_used_as_often_as_it_weighs(is_pac
 
 
 def mixed(folder, checkpoint, **fields):
-    config = config_for(
-        folder, checkpoint, **{"epochs": 2.0, "checkpoint.every_steps": 11, "checkpoint.keep": 2} | fields
-    )
-    config.unlock()
+    config = config_for(folder, checkpoint, **{"epochs": 2.0} | fields).unlock()
     config.data.sets.similar = embed.text_set(str(folder), "scored", FORMS["scored"]["texts"], "score", weight=2.0)
     validate(config.lock())
     return config
@@ -288,8 +280,6 @@ def test_examples_have_what_the_teacher_says_of_their_texts(what, teacher, folde
     np.testing.assert_allclose(dataset.train.teacher_logits[3], expected, atol=1e-5)
     for examples in dataset.sets:
         assert len(examples.teacher_logits) == len(examples)
-    batch = dataset.train.batch(np.array([3, -1]), 16)["teacher_logits"]
-    np.testing.assert_allclose(batch, [expected, np.zeros_like(expected)], atol=1e-5)
     in_rows = packed(dataset.train)
     assert in_rows["teacher_logits"].shape == (*in_rows["weights"].shape, *expected.shape)
     assert distillation._read(tmp_path / distillation.FILE, "other") is None
@@ -304,9 +294,6 @@ def test_a_student_is_as_far_from_its_teacher_as_their_vectors_or_scores():
     np.testing.assert_allclose(loss.divergence(2 * ours, theirs, 1.0), 1 - (ours * theirs).sum(-1).mean(-1), atol=1e-6)
     expected = np.square(scores[0] - scores[1]).mean(-1)
     np.testing.assert_allclose(loss.divergence(ours, scores[1], 1.0), expected, atol=1e-6)
-    wide = vector_losses.of_settings(embed.get_config().loss, (4,))
-    halves = sum(loss.divergence(ours[..., :width], theirs[..., :width], 1.0) for width in (4, 8))
-    np.testing.assert_allclose(wide.divergence(ours, theirs, 1.0), halves, atol=1e-6)
 
 
 # Mistakes.
@@ -325,11 +312,7 @@ TEACHER = {"distill.teacher": "{teacher}"}
     ({"loss.temperature": 0.0}, r"config.loss.temperature = 0.0: must be above 0"),
     ({"data.form": "pair"}, r"config.data.form = 'pair': choose one of pairs, scored"),
     ({"data.texts": "query"}, r"config.data.texts = 'query': pairs need two columns or more: query, positive, neg"),
-    ({"data.texts": "query,"}, r"config.data.texts = 'query,': name the columns of the texts"),
-    ({"data.dev.form": "score"}, r"config.data.dev.form = 'score': choose one of"),
-    ({"data.dev.texts": "one"}, r"config.data.dev.texts = 'one': scored pairs have two texts: name their two"),
     ({"data.dev.texts": ""}, r"config.data.texts = 'query,positive,negative': scored pairs have two texts"),
-    ({"data.dev.texts": "one,two"}, r"dev.jsonl:1: no column 'two'; there are query, positive, negative, one, oth"),
     ({"data.dev.label": "query"}, r"dev.jsonl:1: query is '.*', expected a number"),
     ({"data.dev.path": "nowhere"}, r"config.data.dev.path = 'nowhere': no such file or folder"),
     ({"data.path": "{folder}/train.jsonl"}, r"config.data.dev.path = '': name the file of the dev set; .*train.js"),
@@ -360,9 +343,7 @@ def test_a_mistake_is_one_line(fields, message, teacher, checkpoint, tmp_path):
 
 @pytest.mark.parametrize("fields, message", [
     (dict(form="scores"), r".form = 'scores': choose one of"),
-    (dict(texts="one"), r".texts = 'one': pairs need two columns or more"),
     (dict(weight=0.0), r".weight = 0.0: must be above 0; or leave the set out"),
-    (dict(path="nowhere"), r".path = 'nowhere': no such file or folder"),
     (dict(path="{empty}"), r".path = '.*': no train.csv, train.tsv, train.jsonl in it"),
     (dict(texts="one,two"), r"train.jsonl:1: no column 'two'; there are query, positive, negative, one, other"),
     (dict(path="{empty}/one.csv"), r".path = '.*': one example in it; it is compared with oth"),
