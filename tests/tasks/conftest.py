@@ -14,13 +14,18 @@ from tests.conftest import TOPICS, one_device_mesh
 WORDS = [word for words in TOPICS.values() for word in words]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def on_one_device():
     """Runs use one of the eight devices: quicker where a test is not about devices."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (finetuning_run, pretraining_run):
             patch.setattr(module, "make_mesh", one_device_mesh)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs_on_one_device(on_one_device):
+    """Has all tests of this folder use the fixture; tests of other folders import the fixture."""
 
 
 @pytest.fixture(scope="session")

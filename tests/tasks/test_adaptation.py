@@ -204,7 +204,6 @@ def test_a_share_of_the_text_is_kept_whatever_the_sizes():
     ({"data.mixture": "x.txt=120%"}, r"config.data.mixture = 'x.txt=120%': 'x.txt' is no source"),
     ({"data.mixture": "{corpus}=100%", "data.corpus": "{corpus},b"}, r"shares must leave some of 100 %"),
     ({"data.mixture": "{corpus}=50%", "data.mix_when": "prepared"}, r"shares are .*mix_when=read"),
-    ({"tokenizer.extend": -1}, r"config.tokenizer.extend = -1: must be at least 0"),
     ({"tokenizer.extend": 100_000}, r"config.tokenizer.extend = 100000: this corpus gives \d+ new pieces"),
     ({"tokenizer.extend": 0}, r"config.adapt.new_pieces_first = 3: there are no new pieces"),
     ({"adapt.model": False}, r"only the model of init_checkpoint itself .*adapt.model=True"),

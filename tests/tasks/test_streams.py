@@ -382,7 +382,6 @@ def test_it_is_fine_tuned_and_shown_without_memory(straight, tmp_path):
     ({"eval.clamp_length": -1}, "config.eval.clamp_length = -1: must be at least 0"),
     ({"data.stream": False, "eval.memory_length": 9}, "config.eval.memory_length = 9: is of rows that go on"),
     ({"model.memory_length": 0}, "config.model.memory_length = 0: must be at least 1"),
-    ({"model.memory_length": -3}, "config.model.memory_length = -3: must be at least 1"),
     ({"data.dupe_factor": 2}, "config.data.dupe_factor = 2: a stream of text is cut into whole sequences, once"),
     ({"data.masking": "static"}, "config.data.masking = 'static': "),
     ({"objective": "mlm"}, "config.data.stream = True: mlm reads sequences by themselves, not text that goes on"),
