@@ -47,32 +47,29 @@ def parse(*arguments):
     return experiment.from_arguments(["bertjax", *arguments])
 
 
-@pytest.mark.parametrize(
-    "arguments, path, value",
-    [
-        (["--config.batch_size=8"], "batch_size", 8),
-        (["--config.batch_size", "8"], "batch_size", 8),
-        (["-config.batch_size=8"], "batch_size", 8),
-        (["--config.batch_size=8", "--config.batch_size=16"], "batch_size", 16),
-        (["--config.listed[1].steps=5"], "listed[1].steps", 5),
-        (["--config.listed[-1].steps=5"], "listed[1].steps", 5),
-        (["--config.named.long.steps=5"], "named.long.steps", 5),
-        (['--config.named["long"].steps=5'], "named.long.steps", 5),
-        (["--config.data.fraction=2e-3"], "data.fraction", 0.002),
-        (["--config.data.fraction=1"], "data.fraction", 1.0),
-        (["--config.data.fraction=1/200"], "data.fraction", 0.005),
-        (["--config.data.lower=false"], "data.lower", False),
-        (["--noconfig.data.lower"], "data.lower", False),
-        (["--noconfig.data.lower", "--config.data.lower"], "data.lower", True),
-        (["--config.data.path=a=b, c"], "data.path", "a=b, c"),
-        (["--config.data.path="], "data.path", ""),
-        (["--config.data.corpus=text/"], "data.corpus", "text/"),
-        (["--config.data.corpus=['a', 'b']"], "data.corpus", ["a", "b"]),
-        (["--config.texts=('a', 'b [MASK]')"], "texts", ("a", "b [MASK]")),
-        (["--config.texts=it's a [MASK] , (or not)"], "texts", ("it's a [MASK] , (or not)",)),
-        (["--config.texts=[MASK] a", "--config.texts=b"], "texts", ("[MASK] a", "b")),
-    ],
-)
+@pytest.mark.parametrize("arguments, path, value", [
+    (["--config.batch_size=8"], "batch_size", 8),
+    (["--config.batch_size", "8"], "batch_size", 8),
+    (["-config.batch_size=8"], "batch_size", 8),
+    (["--config.batch_size=8", "--config.batch_size=16"], "batch_size", 16),
+    (["--config.listed[1].steps=5"], "listed[1].steps", 5),
+    (["--config.listed[-1].steps=5"], "listed[1].steps", 5),
+    (["--config.named.long.steps=5"], "named.long.steps", 5),
+    (['--config.named["long"].steps=5'], "named.long.steps", 5),
+    (["--config.data.fraction=2e-3"], "data.fraction", 0.002),
+    (["--config.data.fraction=1"], "data.fraction", 1.0),
+    (["--config.data.fraction=1/200"], "data.fraction", 0.005),
+    (["--config.data.lower=false"], "data.lower", False),
+    (["--noconfig.data.lower"], "data.lower", False),
+    (["--noconfig.data.lower", "--config.data.lower"], "data.lower", True),
+    (["--config.data.path=a=b, c"], "data.path", "a=b, c"),
+    (["--config.data.path="], "data.path", ""),
+    (["--config.data.corpus=text/"], "data.corpus", "text/"),
+    (["--config.data.corpus=['a', 'b']"], "data.corpus", ["a", "b"]),
+    (["--config.texts=('a', 'b [MASK]')"], "texts", ("a", "b [MASK]")),
+    (["--config.texts=it's a [MASK] , (or not)"], "texts", ("it's a [MASK] , (or not)",)),
+    (["--config.texts=[MASK] a", "--config.texts=b"], "texts", ("[MASK] a", "b")),
+])  # fmt: skip
 def test_an_override_is_read_as_its_field_is(mine, arguments, path, value):
     for order in (["--config=mine.py", *arguments], [*arguments, "--config", "mine.py"]):
         config, rest = parse(*order, "text", "--", "--config.batch_size=many")

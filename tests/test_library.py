@@ -93,22 +93,19 @@ def test_a_causal_model_continues_a_text_with_the_likeliest_words():
         model.fill_mask("ship [MASK]")
 
 
-@pytest.mark.parametrize(
-    "use, message",
-    [
-        (lambda model: model.classify("ship"), "has not learnt what classify needs; there are tag, predict, embed,"),
-        (lambda model: model.fill_mask("[MASK]"), "has not learnt what fill_mask needs; there are tag, predict"),
-        (lambda model: model.answer("ship", "sail"), "has not learnt what answer needs"),
-        (lambda model: model.tag(["ship", float("nan")]), r"texts\[1\] = nan: is neither a text nor a tuple"),
-        (lambda model: model.tag([("ship", "sail")]), r"'ship \|\|\| sail': this checkpoint expects texts"),
-        (lambda model: model.tag(["ship", ""]), "'': this checkpoint expects texts"),
-        (lambda model: model.embed("ship"), "has not learnt to make vectors; pool='mean' makes some of hidden"),
-        (lambda model: model.embed("ship", pool="max"), "pool = 'max': choose one of mean, cls, last"),
-        (lambda model: model.embed("ship", pool="cls", layers="first"), "layers = 'first': choose one of embeddings,"),
-        (lambda model: model.embed("ship", pool="cls"), "layers = 'concat_last_four': the model has 2 layers only"),
-        (lambda model: model.embed("ship", pool="cls", width=3), "width = 3: is for vectors that a checkpoint makes"),
-    ],
-)
+@pytest.mark.parametrize("use, message", [
+    (lambda model: model.classify("ship"), "has not learnt what classify needs; there are tag, predict, embed,"),
+    (lambda model: model.fill_mask("[MASK]"), "has not learnt what fill_mask needs; there are tag, predict"),
+    (lambda model: model.answer("ship", "sail"), "has not learnt what answer needs"),
+    (lambda model: model.tag(["ship", float("nan")]), r"texts\[1\] = nan: is neither a text nor a tuple"),
+    (lambda model: model.tag([("ship", "sail")]), r"'ship \|\|\| sail': this checkpoint expects texts"),
+    (lambda model: model.tag(["ship", ""]), "'': this checkpoint expects texts"),
+    (lambda model: model.embed("ship"), "has not learnt to make vectors; pool='mean' makes some of hidden"),
+    (lambda model: model.embed("ship", pool="max"), "pool = 'max': choose one of mean, cls, last"),
+    (lambda model: model.embed("ship", pool="cls", layers="first"), "layers = 'first': choose one of embeddings,"),
+    (lambda model: model.embed("ship", pool="cls"), "layers = 'concat_last_four': the model has 2 layers only"),
+    (lambda model: model.embed("ship", pool="cls", width=3), "width = 3: is for vectors that a checkpoint makes"),
+])  # fmt: skip
 def test_what_a_checkpoint_cannot_do_is_said_in_a_line(use, message):
     with pytest.raises(UserError, match=message) as error:
         use(made("BertForTokenClassification", "classifier", 3, labels=TAGS))
@@ -153,18 +150,15 @@ def test_a_config_is_a_name_a_file_or_an_object(launched, tmp_path):
     assert own.to_dict() == before and of_object.is_locked
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("quickstrat",), "no such file, and no experiment of that name; did you mean quickstart"),
-        (("quickstart", "w", {"stages.shrot.steps": 1}), "stages.shrot.steps = 1: config.stages has no field 'shrot'"),
-        (("quickstart", "w", {"batch_size": "many"}), "batch_size = 'many': "),
-        (("quickstart", "w", {"batch_size": 0}), "config.batch_size = 0: must be at least 1"),
-        (("quickstart", "w", {"task": "squad"}), "task = 'squad': an experiment is for one task"),
-        (("classify",), "config.data.path = '': say where the data is"),
-        ((experiment.load("quickstart"),), "workdir: name the folder of the run"),
-    ],
-)
+@pytest.mark.parametrize("arguments, message", [
+    (("quickstrat",), "no such file, and no experiment of that name; did you mean quickstart"),
+    (("quickstart", "w", {"stages.shrot.steps": 1}), "stages.shrot.steps = 1: config.stages has no field 'shrot'"),
+    (("quickstart", "w", {"batch_size": "many"}), "batch_size = 'many': "),
+    (("quickstart", "w", {"batch_size": 0}), "config.batch_size = 0: must be at least 1"),
+    (("quickstart", "w", {"task": "squad"}), "task = 'squad': an experiment is for one task"),
+    (("classify",), "config.data.path = '': say where the data is"),
+    ((experiment.load("quickstart"),), "workdir: name the folder of the run"),
+])  # fmt: skip
 def test_mistakes_in_a_config_are_told_before_anything_runs(launched, arguments, message):
     with pytest.raises(UserError, match=re.escape(message)):
         bertjax.train(*arguments)

@@ -111,17 +111,14 @@ def test_tokens_and_growing_batches_make_steps(records):
     assert [steps_for(found, tokens) for tokens in (1, 128, 129, 256, 257, 512, 10**9)] == [1, 1, 2, 2, 3, 3, 11]
 
 
-@pytest.mark.parametrize(
-    "size, peak, weight_decay, warmup, ramp, share",
-    [
-        ("17m", 3e-3, 3e-4, 4e9, 125e9, 1),
-        ("32m", 3e-3, 3e-4, 4e9, 100e9, 1),
-        ("68m", 3e-3, 3e-4, 3e9, 75e9, 1),
-        ("150m", 8e-4, 1e-5, 3e9, 50e9, 1),
-        ("400m", 5e-4, 1e-5, 2e9, 10e9, 1),
-        ("1b", 5e-4, 5e-5, 2e9, 3e9, 1 / 3),
-    ],
-)
+@pytest.mark.parametrize("size, peak, weight_decay, warmup, ramp, share", [
+    ("17m", 3e-3, 3e-4, 4e9, 125e9, 1),
+    ("32m", 3e-3, 3e-4, 4e9, 100e9, 1),
+    ("68m", 3e-3, 3e-4, 3e9, 75e9, 1),
+    ("150m", 8e-4, 1e-5, 3e9, 50e9, 1),
+    ("400m", 5e-4, 1e-5, 2e9, 10e9, 1),
+    ("1b", 5e-4, 5e-5, 2e9, 3e9, 1 / 3),
+])  # fmt: skip
 def test_ettins_phases_are_those_of_its_configs(size, peak, weight_decay, warmup, ramp, share):
     config = experiment.load(f"modern:{size}")
     found = stages_of(config)
@@ -299,17 +296,14 @@ def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "branch_from, fields, message",
-    [
-        ("{parent}@7", {}, r"branch_from = .*@7: no such checkpoint; there are 4, 8, 12"),
-        ("{parent}", {}, r"write WORKDIR@STEP, or WORKDIR@latest"),
-        ("{parent}/nowhere@8", {}, "no finished checkpoint in"),
-        ("{parent}@12", {}, r"the stages of this config end at step 10; add steps"),
-        ("{parent}@8", {"model.hidden_size": 64}, r"branch_from = .*@8': model.hidden_size is 16 there, here 64"),
-        ("{parent}@8", {"optimizer.name": "lamb"}, r"branch_from = .*@8': optimizer.name is 'adam' there, here 'lamb'"),
-    ],
-)
+@pytest.mark.parametrize("branch_from, fields, message", [
+    ("{parent}@7", {}, r"branch_from = .*@7: no such checkpoint; there are 4, 8, 12"),
+    ("{parent}", {}, r"write WORKDIR@STEP, or WORKDIR@latest"),
+    ("{parent}/nowhere@8", {}, "no finished checkpoint in"),
+    ("{parent}@12", {}, r"the stages of this config end at step 10; add steps"),
+    ("{parent}@8", {"model.hidden_size": 64}, r"branch_from = .*@8': model.hidden_size is 16 there, here 64"),
+    ("{parent}@8", {"optimizer.name": "lamb"}, r"branch_from = .*@8': optimizer.name is 'adam' there, here 'lamb'"),
+])  # fmt: skip
 def test_what_cannot_branch_off_is_named(records, parent, tmp_path, branch_from, fields, message):
     config = falling(records, 10).unlock()
     config.branch_from = branch_from.format(parent=parent)
@@ -337,33 +331,30 @@ def test_z_loss_is_added_in_training_alone(records):
     np.testing.assert_allclose(difference, 2 * 0.5 * np.log(150) / 150, rtol=0.5)
 
 
-@pytest.mark.parametrize(
-    "changed, message",
-    [
-        (stage(0, 32, 10), r"stages.only.steps = 0: must be at least 1, or tokens above 0"),
-        (stage(4, 32, 10, tokens=1e3), r"stages.only.tokens = 1000.0: a stage has steps or tokens, not both"),
-        (stage(4, 32, 10, model=dict(global_rope_theta=0.0)), r"model.global_rope_theta = 0.0: must be above 0"),
-        (stage(4, 32, 10, model=dict(hidden_size=64)), r"only.model.hidden_size = 64: is nothing that a stage may"),
-        (stage(4, 32, 10, data=dict(masked_lm_prob=0.7)), r"only.data.masked_lm_prob = 0.7: must be above 0 and at"),
-        (stage(4, 32, 10, data=dict(masked_lm_prob=0.4)), r"too small for data.masked_lm_prob = 0.4 of 32 tokens"),
-        (stage(4, 32, 10, data=dict(masked_lm_split=(0.5, 0.1, 0.1))), r"only.data.masked_lm_split = .*three shares"),
-        (stage(4, 32, 10, batch_size=3, microbatches=2), r"only.batch_size = 3: must be a multiple of microbatches"),
-        (stage(4, 32, 10, ramp_from=2), r"only.ramp_from = 2: a batch that grows needs both"),
-        (stage(4, 32, 10, ramp_from=8, ramp_tokens=1e3), r"only.ramp_from = 8: must be below batch_size = 8"),
-        (stage(4, 32, 10, ramp_from=4, ramp_tokens=1.0), r"only.ramp_tokens = 1.0: too few"),
-        (stage(4, 32, 10, ramp_from=4, ramp_tokens=1e5), r"only.ramp_tokens = 100000.0: the stage ends before"),
-        (stage(0, 32, 10, tokens=512, ramp_from=4, ramp_tokens=512), r"ramp_tokens = 512.0: the stage ends before"),
-        (stage(0, 32, 10, tokens=50), r"only.tokens = 50.0: too few for one step of 8 sequences of 32"),
-        (stage(4, 32, 10, batch_size=1000, ramp_from=1, ramp_tokens=1e9), r"makes 1000 batch sizes"),
-        (stage(4, 32, 10, optimizer=dict(schedule="flat")), r"optimizer.schedule = 'flat'"),
-        (stage(4, 32, 10, optimizer=dict(learning_rate="x")), r"optimizer.learning_rate = 'x': must be such as 0.001"),
-        (stage(4, 32, 10, batch_size=None), r"only.batch_size = None: must be such as 8"),
-        (stage(4, 32, 10, model=dict(local_attention=7)), r"model.local_attention = 7: must be even"),
-        (stage(1e2, 32, 10), r"only.steps = 100.0: must be a whole number"),
-        (stage(0, 32, 10, tokens=None), r"only.tokens = None: must be a whole number"),
-        (stage(4, 32, 10, optimizer=dict(name="lamb")), r"only.optimizer.name = 'lamb': is nothing that a stage"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("changed, message", [
+    (stage(0, 32, 10), r"stages.only.steps = 0: must be at least 1, or tokens above 0"),
+    (stage(4, 32, 10, tokens=1e3), r"stages.only.tokens = 1000.0: a stage has steps or tokens, not both"),
+    (stage(4, 32, 10, model=dict(global_rope_theta=0.0)), r"model.global_rope_theta = 0.0: must be above 0"),
+    (stage(4, 32, 10, model=dict(hidden_size=64)), r"only.model.hidden_size = 64: is nothing that a stage may"),
+    (stage(4, 32, 10, data=dict(masked_lm_prob=0.7)), r"only.data.masked_lm_prob = 0.7: must be above 0 and at"),
+    (stage(4, 32, 10, data=dict(masked_lm_prob=0.4)), r"too small for data.masked_lm_prob = 0.4 of 32 tokens"),
+    (stage(4, 32, 10, data=dict(masked_lm_split=(0.5, 0.1, 0.1))), r"only.data.masked_lm_split = .*three shares"),
+    (stage(4, 32, 10, batch_size=3, microbatches=2), r"only.batch_size = 3: must be a multiple of microbatches"),
+    (stage(4, 32, 10, ramp_from=2), r"only.ramp_from = 2: a batch that grows needs both"),
+    (stage(4, 32, 10, ramp_from=8, ramp_tokens=1e3), r"only.ramp_from = 8: must be below batch_size = 8"),
+    (stage(4, 32, 10, ramp_from=4, ramp_tokens=1.0), r"only.ramp_tokens = 1.0: too few"),
+    (stage(4, 32, 10, ramp_from=4, ramp_tokens=1e5), r"only.ramp_tokens = 100000.0: the stage ends before"),
+    (stage(0, 32, 10, tokens=512, ramp_from=4, ramp_tokens=512), r"ramp_tokens = 512.0: the stage ends before"),
+    (stage(0, 32, 10, tokens=50), r"only.tokens = 50.0: too few for one step of 8 sequences of 32"),
+    (stage(4, 32, 10, batch_size=1000, ramp_from=1, ramp_tokens=1e9), r"makes 1000 batch sizes"),
+    (stage(4, 32, 10, optimizer=dict(schedule="flat")), r"optimizer.schedule = 'flat'"),
+    (stage(4, 32, 10, optimizer=dict(learning_rate="x")), r"optimizer.learning_rate = 'x': must be such as 0.001"),
+    (stage(4, 32, 10, batch_size=None), r"only.batch_size = None: must be such as 8"),
+    (stage(4, 32, 10, model=dict(local_attention=7)), r"model.local_attention = 7: must be even"),
+    (stage(1e2, 32, 10), r"only.steps = 100.0: must be a whole number"),
+    (stage(0, 32, 10, tokens=None), r"only.tokens = None: must be a whole number"),
+    (stage(4, 32, 10, optimizer=dict(name="lamb")), r"only.optimizer.name = 'lamb': is nothing that a stage"),
+])  # fmt: skip
 def test_mistakes_in_a_stage_are_named(changed, message):
     with pytest.raises(UserError, match=message) as error:
         modern_config("somewhere", dict(only=changed))
@@ -384,10 +375,9 @@ def test_masks_of_records_cannot_change():
 
 
 def test_flags_change_a_stage():
-    changes = (
-        "decay.batch_size=512 decay.model.local_rope_theta=5e4 decay.optimizer.decay_to=.1 pretraining.tokens=1e12"
-    )
-    flags = [f"--config.stages.{change}" for change in f"{changes} context.data.masked_lm_split=(.5,.25,.25)".split()]
+    changes = "decay.batch_size=512 decay.model.local_rope_theta=5e4 decay.optimizer.decay_to=.1 "
+    changes += "pretraining.tokens=1e12 context.data.masked_lm_split=(.5,.25,.25)"
+    flags = [f"--config.stages.{change}" for change in changes.split()]
     config, _ = experiment.from_arguments(["--config=modern:17m", "--config.data.corpus=x", *flags])
     tasks.validate(config)
     last = stages_of(config)[-1]

@@ -198,17 +198,14 @@ def checkpoint_of(config):
     return Pretrained("x", "bertjax", config, {"bert": params}, WordPiece(PIECES, lowercase=True), [])
 
 
-@pytest.mark.parametrize(
-    "family, own",
-    [
-        ("bert", {}),
-        ("bert", dict(causal=True, norm="pre", positions="each_layer")),
-        ("modernbert", dict(local_attention=4, num_hidden_layers=2, global_attn_every_n_layers=2)),
-        ("eurobert", dict(num_key_value_heads=1, head_dim=8)),
-        ("xlnet", {}),
-        ("transformer_xl", dict(clamp_length=5)),
-    ],
-)
+@pytest.mark.parametrize("family, own", [
+    ("bert", {}),
+    ("bert", dict(causal=True, norm="pre", positions="each_layer")),
+    ("modernbert", dict(local_attention=4, num_hidden_layers=2, global_attn_every_n_layers=2)),
+    ("eurobert", dict(num_key_value_heads=1, head_dim=8)),
+    ("xlnet", {}),
+    ("transformer_xl", dict(clamp_length=5)),
+])  # fmt: skip
 def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(family, own, monkeypatch):
     sizes = {"vocab_size": len(PIECES), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 32, "max_position_embeddings": 24}

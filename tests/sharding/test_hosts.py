@@ -24,18 +24,15 @@ def test_a_machine_by_itself_waits_for_nobody(alone, monkeypatch):
 INVALID = "must be host:port, a count, and an index below it"
 
 
-@pytest.mark.parametrize(
-    "values, message",
-    [
-        (("", "2", "0"), "JAX_COORDINATOR_ADDRESS: not set; set all three"),
-        (("host:1234", "2", ""), "JAX_PROCESS_ID: not set; set all three"),
-        (("host:1234", "", ""), "JAX_NUM_PROCESSES and JAX_PROCESS_ID: not set; set all three"),
-        *(
-            ((address, count, "2"), INVALID)
-            for address, count in (("host", "3"), ("host:port", "3"), ("host:1234", "2"), ("host:1234", "two"))
-        ),
-    ],
-)
+@pytest.mark.parametrize("values, message", [
+    (("", "2", "0"), "JAX_COORDINATOR_ADDRESS: not set; set all three"),
+    (("host:1234", "2", ""), "JAX_PROCESS_ID: not set; set all three"),
+    (("host:1234", "", ""), "JAX_NUM_PROCESSES and JAX_PROCESS_ID: not set; set all three"),
+    *(
+        ((address, count, "2"), INVALID)
+        for address, count in (("host", "3"), ("host:port", "3"), ("host:1234", "2"), ("host:1234", "two"))
+    ),
+])  # fmt: skip
 def test_half_a_description_of_the_hosts_is_refused(alone, monkeypatch, values, message):
     for name, value in zip(hosts.VARIABLES, values):
         monkeypatch.setenv(name, value)

@@ -31,16 +31,13 @@ def test_minus_one_takes_the_devices_that_are_left():
     assert make_mesh(config_with(data=2, fsdp=-1, tensor=2)).shape == {"data": 2, "fsdp": 2, "tensor": 2}
 
 
-@pytest.mark.parametrize(
-    "mesh, fields, message",
-    [
-        (dict(data=3), {}, r"config.mesh = .*'data': 3.*does not multiply to the 8 devices"),
-        (dict(data=-1, fsdp=3), {}, "does not multiply to the 8 devices"),
-        ({}, dict(batch_size=12), r"config.batch_size = 12: .*multiple of the 8 devices"),
-        ({}, dict(batch_size=16, microbatches=4), r"each of the 4 microbatches must be a multiple of the 8 devices"),
-        (dict(data=1, tensor=8), {}, r"config.model.num_attention_heads = 2: must be a multiple of the 8 devices"),
-    ],
-)
+@pytest.mark.parametrize("mesh, fields, message", [
+    (dict(data=3), {}, r"config.mesh = .*'data': 3.*does not multiply to the 8 devices"),
+    (dict(data=-1, fsdp=3), {}, "does not multiply to the 8 devices"),
+    ({}, dict(batch_size=12), r"config.batch_size = 12: .*multiple of the 8 devices"),
+    ({}, dict(batch_size=16, microbatches=4), r"each of the 4 microbatches must be a multiple of the 8 devices"),
+    (dict(data=1, tensor=8), {}, r"config.model.num_attention_heads = 2: must be a multiple of the 8 devices"),
+])  # fmt: skip
 def test_what_does_not_fit_the_devices_is_refused(mesh, fields, message):
     config = config_with(**mesh)
     config.update(fields)
@@ -117,14 +114,11 @@ def test_what_computes_depends_on_the_chip(monkeypatch):
         compute("gpu", "NVIDIA H100", attention="fused", heads=8)
 
 
-@pytest.mark.parametrize(
-    "flags, dtype",
-    [
-        ("fpu avx512f avx512_bf16 avx512_vnni", "bfloat16"),
-        ("fpu avx512f amx_bf16 amx_tile amx_int8", "bfloat16"),
-        ("fpu avx512f avx512_vnni amx_int8", "float32"),
-    ],
-)
+@pytest.mark.parametrize("flags, dtype", [
+    ("fpu avx512f avx512_bf16 avx512_vnni", "bfloat16"),
+    ("fpu avx512f amx_bf16 amx_tile amx_int8", "bfloat16"),
+    ("fpu avx512f avx512_vnni amx_int8", "float32"),
+])  # fmt: skip
 def test_a_processor_multiplies_the_type_that_its_flags_name(monkeypatch, flags, dtype):
     content = f"processor\t: 0\nmodel name\t: a bf16 avx512_bf16\nflags\t\t: {flags}\nbugs\t\t: amx_bf16\n"
     monkeypatch.setattr("builtins.open", lambda path: io.StringIO(content))

@@ -42,17 +42,14 @@ def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyTyp
     run(kind, config, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "fields, chosen, remedy",
-    [
-        ({}, {}, "try --config.remat=dots"),
-        ({"remat": "full"}, {}, "try --config.remat=full --config.microbatches=2"),  # 8 rows for 8 devices
-        ({"remat": "auto"}, {"remat": "none", "unroll": "yes"}, "try --config.unroll=no"),
-        ({"remat": "auto"}, {"remat": "none"}, "try --config.remat=dots"),
-        ({"unroll": "yes"}, {}, "try --config.unroll=no"),
-        ({"remat": "full", "microbatches": 2}, {}, "choose a smaller batch_size, or more devices"),
-    ],
-)
+@pytest.mark.parametrize("fields, chosen, remedy", [
+    ({}, {}, "try --config.remat=dots"),
+    ({"remat": "full"}, {}, "try --config.remat=full --config.microbatches=2"),  # 8 rows for 8 devices
+    ({"remat": "auto"}, {"remat": "none", "unroll": "yes"}, "try --config.unroll=no"),
+    ({"remat": "auto"}, {"remat": "none"}, "try --config.remat=dots"),
+    ({"unroll": "yes"}, {}, "try --config.unroll=no"),
+    ({"remat": "full", "microbatches": 2}, {}, "choose a smaller batch_size, or more devices"),
+])  # fmt: skip
 def test_it_is_named_in_one_line(fields, chosen, remedy, monkeypatch, tmp_path):
     config = tiny_config("unused")
     config.update(fields)
