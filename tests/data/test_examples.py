@@ -59,7 +59,6 @@ def test_any_step_can_be_computed_by_itself_on_any_number_of_hosts_and_the_seed_
             rows = order.rows(step)
             np.testing.assert_array_equal(batch["weights"], rows >= 0)
             np.testing.assert_array_equal(batch["labels"][rows >= 0], rows[rows >= 0])
-            assert batch["segments"].sum() == examples.lengths[rows[rows >= 0]].sum()
             assert batch["segments"].shape[1] == padded_length(batch["segments"].sum(1).max(), 128)
 
 

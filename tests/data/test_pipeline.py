@@ -1,6 +1,7 @@
 """The batch of a step: a function of (seed, step, records), the same for any number of hosts."""
 
 import dataclasses
+import importlib
 import itertools
 import pathlib
 import threading
@@ -19,6 +20,15 @@ from bertjax.data.records import RecordSet, layouts
 from bertjax.data.records.serialization import tfrecords
 from bertjax.data.tf import tf
 from tests.data.test_records import GOOGLE, google_block
+
+
+@pytest.fixture
+def reader_name(request, monkeypatch):
+    """Sets the reader of records, "plain" or "tf_data", by indirect parametrization."""
+    module = importlib.import_module(f"bertjax.data.batches.readers.{request.param}")
+    monkeypatch.setattr(pipeline, "reader", lambda: module)
+    return request.param
+
 
 both_readers = pytest.mark.parametrize("reader_name", ["tf_data", "plain"], indirect=True)
 

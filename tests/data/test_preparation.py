@@ -1,8 +1,7 @@
-"""Preparation from end to end: the same bytes for any number of workers, and nothing lost or leaked on the way."""
+"""Preparation from end to end: the same bytes for any number of workers, nothing lost or leaked; vocabularies."""
 
 import collections
 import hashlib
-import itertools
 import random
 import re
 
@@ -13,8 +12,9 @@ from bertjax import experiment
 from bertjax.config import UserError, named_stages, stage
 from bertjax.data import preparation, records, sorting
 from bertjax.data.batches.pipeline import heldout_batches
-from bertjax.data.documents import corpus, reading, selection
-from bertjax.data.preparation import blocks, shards
+from bertjax.data.documents import corpus, selection, sentences
+from bertjax.data.preparation import blocks, shards, vocabulary
+from bertjax.data.preparation.counts import PARTS, WordCounts, sample
 from bertjax.data.records.manifest import read_manifest
 from bertjax.text import learning, tokenizer
 from tests.conftest import make_corpus, preparing_in_process, tiny_config
@@ -38,15 +38,6 @@ def everything(folder, length, predictions, split):
 def blocks_in(config, groups=None):
     groups = groups or corpus.groups([config.data.corpus])
     return blocks.read_blocks(groups, selection.selection_of(config), collections.Counter())
-
-
-def blocks_of(monkeypatch, documents, characters):
-    """The blocks of some documents, none of which is held out."""
-    monkeypatch.setattr(corpus, "read_group", lambda *_: (("x", document) for document in documents))
-    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", characters)
-    config = tiny_config("x")
-    config.data.heldout_fraction = 0.0
-    return blocks_in(config, [corpus.Group(0, ())])
 
 
 def test_the_same_bytes_for_any_number_of_workers(corpus_file, tmp_path, monkeypatch, capsys):
@@ -145,21 +136,6 @@ def test_a_cased_tokenizer_of_hugging_face_stays_cased(tmp_path, in_process):
     assert manifest["tokenizer"]["lowercase"] is False and manifest["tokenizer"]["fingerprint"] == cased.fingerprint
     hidden = everything(tmp_path / "records", 64, 10, "train")["word_ids"]
     assert (hidden == cased.pieces.index("Ship")).any() and (hidden != cased.unk_id).all()
-
-
-def test_documents_are_read_as_they_are_needed(monkeypatch):
-    """A corpus without end: the blocks come one by one."""
-    endless = (reading.Document("x", [f"document {i} has a line of its own."]) for i in itertools.count())
-    first = itertools.islice(blocks_of(monkeypatch, endless, 1000), 3)
-    assert [block.number for block in first] == [(0, 0), (0, 1), (0, 2)]
-
-
-def test_two_big_documents_make_a_block(monkeypatch):
-    """Sixteen of them would not fit into memory."""
-    monkeypatch.setattr(blocks, "BIG_BLOCK_CHARACTERS", 1000)
-    documents = [reading.Document(str(i), [str(i) * size]) for i, size in enumerate([600] * 6 + [20] * 40)]
-    sizes = [len(block.selected) for block in blocks_of(monkeypatch, documents, 100)]
-    assert sizes[:3] == [2, 2, 2] and sum(sizes) == 46 and min(sizes[3:]) >= 16
 
 
 TWENTY, ENDLESS = make_corpus(20), "x" * 1_000_000
@@ -403,3 +379,96 @@ def test_mistakes_in_a_corpus_of_beam_are_one_line(with_duplicates, tmp_path, in
     with pytest.raises(UserError, match=r"^.*2.txt:\d+: a sentence of 200,000 characters[^\n]*$"):
         preparation.prepare(with_duplicates, tmp_path / "out", beam_options=[])
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+# Vocabularies of a corpus, from counts in bounded memory.
+
+
+SIZE = {"wordpiece": 120, "sentencepiece": 80}
+
+
+def config_of(corpus_file, kind="wordpiece", vocab_size=None):
+    config = tiny_config(corpus_file)
+    config.tokenizer.kind = kind
+    config.model.vocab_size = vocab_size or SIZE[kind]
+    return config
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_words_are_those_of_the_sentences_that_are_not_held_out(kind, corpus_file, tmp_path, monkeypatch, in_process):
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 3000)
+    config, expected, used = config_of(corpus_file, kind), collections.Counter(), 0
+    for document in corpus.read_documents([str(corpus_file)]):
+        if selection.is_heldout("\n".join(document.lines), config.data.heldout_fraction, config.data.seed):
+            continue
+        used += 1
+        for sentence in sentences.split(document):
+            if kind == "wordpiece":
+                sentence = sentence.lower().replace(",", " ,").replace(".", " .")
+            expected.update(sentence.split())
+    groups, words = corpus.groups([config.data.corpus]), vocabulary.words_of(config)
+    with vocabulary.worker_pool(1) as pool:
+        counts = vocabulary.count_corpus(words, groups, selection.selection_of(config), tmp_path, pool, 2)
+    assert used < 80
+    assert counts.words == expected
+    assert (counts.total, counts.threshold) == (expected.total(), 1)
+
+
+@pytest.mark.parametrize("kind, message", [
+    ("wordpiece", "data.corpus: there are no words to learn a vocabulary from"),
+    ("sentencepiece", "SentencePiece could not learn from this corpus"),
+])  # fmt: skip
+def test_a_corpus_without_words_is_one_line(kind, message, tmp_path, in_process):
+    path = tmp_path / "empty.txt"
+    path.write_text("\u200b\n\n\u200b\u200b\n")  # nothing is left of it
+    with pytest.raises(UserError, match=message):
+        vocabulary.learn_vocabulary(config_of(path, kind), workers=1)
+
+
+def zipf_words(count=40, different=20_000) -> list[collections.Counter]:
+    """Blocks of words such as "17": word n has a frequency of about 1 / n."""
+    rng = np.random.default_rng(0)
+    return [collections.Counter(map(str, (different ** rng.random(5000)).astype(int).tolist())) for _ in range(count)]
+
+
+@pytest.mark.parametrize("room", [10**6, 3000, 1])
+def test_counts_are_exact_in_memory_and_on_disk(tmp_path, room):
+    counts, parts = WordCounts(tmp_path, room), zipf_words(10)
+    parts.append(collections.Counter({"\ud800": 2, "a\u2028b\x0c": 1, "\x85": 3}))  # no character; no ends of lines
+    for part in parts:
+        counts.add(part)
+    found = list(counts.parts())
+    assert sum(map(len, found)) == len(set().union(*found))  # each word once
+    assert sum(map(collections.Counter, found), collections.Counter()) == sum(parts, collections.Counter())
+    assert any(tmp_path.iterdir()) == (room < 10**6)
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    for number in range(PARTS):
+        (tmp_path / f"words-{number:02d}").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=rf"^{tmp_path}: cannot be written \(No space left on device\)$"):
+        WordCounts(tmp_path, 100).add(zipf_words(1)[0])
+
+
+def test_a_sample_takes_bounded_room_and_is_right_on_average():
+    shares, truth = [], sum(zipf_words(4, 4000), collections.Counter())
+    for trial in range(100):  # other words, hence other hashes
+        words = {f"{word}.{trial:02d}": count for word, count in truth.items()}
+        found = sample([words], 4700)
+        assert sum(map(len, found.words)) <= 4700 < sum(map(len, words)) / 4
+        assert found.threshold >= 8 and found.total == 20_000
+        rare = {word for word in words if words[word] < found.threshold}
+        assert all(found.words[word] == words[word] for word in words.keys() - rare)
+        taken = [found.words.get(word, 0) for word in rare]
+        assert set(taken) == {0, found.threshold}
+        shares.append(sum(taken) / sum(words[word] for word in rare))
+    assert abs(np.mean(shares) - 1) < 4 * np.std(shares) / 100**0.5 < 0.02
+
+
+def test_a_sample_does_not_depend_on_order_and_parts():
+    words = sum(zipf_words(4), collections.Counter())
+    items, rng = list(words.items()), np.random.default_rng(0)
+    whole = sample([words], 10_000)
+    for count in (2, 7, 1000):
+        parts = [dict(items[i] for i in some) for some in np.array_split(rng.permutation(len(items)), count)]
+        assert sample(parts, 10_000) == whole

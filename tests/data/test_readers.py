@@ -9,12 +9,12 @@ import pytest
 from bertjax.data.batches import order, readers
 from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
-from bertjax.data.batches.readers import UnreadableRecord, plain, tf_data
+from bertjax.data.batches.readers import plain, tf_data
 from bertjax.data.records import layouts
 from bertjax.data.records.parsing import Records, Unfit
 from bertjax.data.records.serialization import Damaged, Places, read_range
 from bertjax.data.tf import tf
-from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, damage, random_rows, write_set
+from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, random_rows, write_set
 
 
 @pytest.mark.parametrize("vocab_size, is_masked", [(100, True), (65_536, False), (1 << 21, True)])
@@ -69,18 +69,6 @@ def test_examples_are_parsed_in_any_order_of_features_and_with_others():
     for torn, length in ((records, 5), ([*records, b"no example"], 4)):
         with pytest.raises(Unfit):
             layouts.parse(torn, layouts.Format(length, 1, masking="dynamic"))
-
-
-def test_what_comes_before_a_damaged_record_is_handed_on_first(tmp_path):
-    """As many whole steps as with tf.data, though several are parsed together."""
-    (path,) = write_set(tmp_path / "records", random_rows(40), files=1).paths
-    damage("flip", path, 24)
-    form, taken = layouts.Format(LENGTH, PREDICTIONS, vocab_size=1000), {tf_data: [], plain: []}
-    for reader, steps in taken.items():
-        with pytest.raises(UnreadableRecord):
-            steps.extend(reader.batches(reader.in_order([(path, 0, 40, 0)], form, 40, 0, 4), form))
-    # What tf.data has read ahead, it drops.
-    assert len(taken[tf_data]) <= len(taken[plain]) == 6
 
 
 @pytest.mark.parametrize("buffer", [1, 13, 900, 1 << 20])

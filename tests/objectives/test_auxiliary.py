@@ -1,19 +1,13 @@
 """Auxiliary losses: what they are by definition, when layers stop, and that only the last layer is evaluated."""
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bertjax import objectives, tasks
 from bertjax.config import UserError
-from bertjax.interop import pretrained
 from bertjax.objectives import auxiliary
-from bertjax.tasks import adaptation, pretraining_run
 from bertjax.tasks.pretraining import Pretraining
-from bertjax.training import checkpoint
-from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import one_device_mesh
 from tests.curves import configs
 from tests.objectives.test_objectives import assert_as_planned, params_of
@@ -88,16 +82,6 @@ def test_losses_and_gradients_while_layers_stop(run, packing, settings):
     assert step._cache_size() == 1
 
 
-def test_what_nothing_predicts_with_has_no_params():
-    def layers_of(**settings):
-        params = nn.meta.unbox(jax.eval_shape(task_for(packing=False, **settings).init_params, jax.random.key(0)))
-        return {name: params[name]["layers"]["kernel"].shape for name in params if name not in ("bert", "masked_lm")}
-
-    assert layers_of() == {auxiliary.LAYERS: (LAYERS - 1, 2, 384, WIDTH), auxiliary.LAST: (1, 1, 384, WIDTH)}
-    assert layers_of(layers_until=0.0, targets=4) == {auxiliary.LAST: (1, 3, 384, WIDTH)}
-    assert layers_of(targets=1) == {auxiliary.LAYERS: (LAYERS - 1, 1, 384, WIDTH)}
-
-
 def test_flops_are_those_of_all_output_layers():
     def flops(objective, **settings):
         config = config_for(packing=False, **settings)
@@ -107,39 +91,6 @@ def test_flops_are_those_of_all_output_layers():
     for settings, predicted in ((dict(targets=3), 3 * (LAYERS - 1) + 2), (dict(layers_until=0.0, targets=5), 4)):
         expected = 3 * 8 * 31 * 2 * WIDTH * 384 * predicted  # three passes of eight rows
         assert flops("lm + auxiliary", **settings) - flops("lm") == expected
-
-
-@pytest.mark.slow
-def test_only_the_last_layer_is_evaluated(run):
-    """The scores are those of a task that has learnt nothing else, with the same params."""
-    lines = read_metrics(run)
-    nats = np.log(261)  # of a character at first, so that the losses of both layers are told from one and from none
-    assert next(line["train/auxiliary_loss"] for line in lines if "train/loss" in line) > 1.5 * nats
-    (scores,) = [line for line in lines if "eval/lm_loss" in line]
-    assert not any("auxiliary" in name for name in scores if name.startswith("eval/"))
-    config = configs()["transformer-auxiliary"]
-    config.objective = "lm"
-    alone = Pretraining(config, one_device_mesh(config), run / "records")
-    params = jax.tree.map(jnp.asarray, checkpoint.read_params(run, STEPS))
-    for name, score in alone.evaluate({name: params[name] for name in ("bert", "masked_lm")}, STEPS).scores.items():
-        np.testing.assert_allclose(scores[f"eval/{name}"], score, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_path, monkeypatch):
-    source, config = pretrained.read(run), configs()["transformer-auxiliary"]
-    assert source.predicts_words
-    monkeypatch.setattr(adaptation, "WINDOW_BYTES", (20, 30))  # all rows have one length
-    config.eval.bits_windows = 4
-    config.data.update(corpus=str(corpus_file), records=str(run / "records"))
-    task = pretraining_run.KIND.open(config, tmp_path, None).task
-    scores = task.evaluate(jax.tree.map(jnp.asarray, source.params), STEPS).scores
-    (bits,) = (value for name, value in scores.items() if name.startswith("bits_per_byte"))
-    text = adaptation.read(tmp_path)
-    (windows,) = text.windows.values()
-    assert not text.before and len(windows) == 4 and 1 < bits < np.log2(261)
-    after = dict.fromkeys(text.windows, adaptation.Measured(bits_per_byte=bits, tokens_per_word=5.0))
-    assert text.report(after) == [f"held-out text of {corpus_file}: bits per byte {bits:.3f}; tokens per word 5.000"]
 
 
 @pytest.mark.parametrize("fields, message", [

@@ -6,12 +6,11 @@ import itertools
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bertjax import objectives, tasks
-from bertjax.config import UserError, named_stages, pretraining_config, stage
+from bertjax.config import UserError, named_stages, stage
 from bertjax.data.batches import additions as additions_module
 from bertjax.objectives.parts import words
 from bertjax.objectives.parts.additions import additions_of
@@ -34,25 +33,6 @@ def registered():
         del objectives.OBJECTIVES.registered[name]
 
 
-def added(name, ids, sizes):
-    segments = (np.arange(ids.shape[1]) < sizes[:, None]).astype(np.int32)
-    addition = objectives.OBJECTIVES.get(name).addition(pretraining_config(), None, None)
-    return addition.add({"input_ids": ids, "segments": segments}, {})
-
-
-def test_next_and_previous_words():
-    ids = np.array([[2, 7, 8, 9, 3, 0], [2, 5, 3, 0, 0, 0], [0, 0, 0, 0, 0, 0]], np.int32)
-    found = added("lm", ids, np.array([5, 3, 0]))
-    assert found["word_positions"].tolist() == [[0, 1, 2, 0, 0], [0] * 5, [0] * 5]
-    assert found["word_ids"].tolist() == [[7, 8, 9, 0, 0], [5, 0, 0, 0, 0], [0] * 5]
-    assert found["word_weights"].tolist() == [[1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0] * 5]
-    both = added("bilm", ids, np.array([5, 3, 0]))
-    assert all((both[name][:, :5] == found[name]).all() for name in found)
-    assert both["word_positions"][:, 5:].tolist() == [[2, 3, 4, 0, 0], [2, 0, 0, 0, 0], [0] * 5]
-    assert both["word_ids"][:, 5:].tolist() == [[7, 8, 9, 0, 0], [5, 0, 0, 0, 0], [0] * 5]
-    assert (both["word_weights"][:, 5:] == found["word_weights"]).all()
-
-
 def added_to(batch, additions):
     return additions_module.added(batch, additions, np.arange(4), 256, [0, 0, 2])
 
@@ -73,11 +53,7 @@ def test_what_is_learnt_is_named_or_follows_from_the_model_and_the_data():
 
 
 @pytest.mark.parametrize("objective, message", [
-    (
-        "mln",
-        "config.objective = 'mln': choose one of auxiliary, bilm, generator, lm, mlm, nsp, plm, replaced, sop, "
-        "count, twin",
-    ),
+    ("mln", "config.objective = 'mln': choose one of auxiliary, bilm, generator, lm, mlm, .*, sop, count, twin"),
     ("mlm nsp", "config.objective = 'mlm nsp': write one objective, or a sum such as"),
     ("mlm + ", r"config.objective = 'mlm \+ ': write one objective"),
     ("mlm + 0*nsp", "with weights above 0"),
@@ -127,21 +103,6 @@ def params_of(task, deviation=0.1):
 def loss_and_gradient(task, batch):
     """Returns a function of the params."""
     return jax.value_and_grad(lambda params: task.loss(params, task.normalize(batch)), has_aux=True)
-
-
-@pytest.mark.slow
-def test_a_sum_is_weighted_and_each_part_is_reported_as_it_is(records_folder):
-    both = task_for(records_folder, "0.25*mlm + 3*nsp")
-    batch, params = next(both.batches(0)), params_of(both)
-    alone = [task_for(records_folder, objective) for objective in ("mlm", "nsp")]
-    run = jax.jit(lambda params: [loss_and_gradient(task, batch)(params) for task in (both, *alone)])
-    ((loss, metrics), gradient), ((words, expected), of_words), ((pairs, _), of_pairs) = run(params)
-    assert metrics["mlm_loss"] == expected["mlm_loss"] == words and metrics["nsp_loss"] == pairs
-    np.testing.assert_allclose(loss, 0.25 * words + 3 * pairs, rtol=1e-6)
-    jax.tree.map(
-        lambda found, a, b: np.testing.assert_allclose(found, 0.25 * a + 3 * b, rtol=1e-4, atol=1e-6),
-        gradient, of_words, of_pairs,
-    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -206,18 +167,6 @@ def test_its_numbers_of_the_host_are_those_of_the_row(records_folder, packing):
     assert ((batch["segments"] > 0) == batch["inside"]).all()
 
 
-@pytest.mark.slow
-def test_its_random_numbers_in_evaluation_are_those_of_the_row(records_folder):
-    """Scores are the same with another batch size."""
-    task, other = task_for(records_folder), task_for(records_folder)
-    params = jax.tree.map(jnp.asarray, params_of(task))
-    scores = task.evaluate(params, step=1).scores
-    other.eval_batch_size, other._statistics = 5, task._statistics
-    again = other.evaluate(params, step=1).scores
-    for name in ("count_noise", "count_loss"):
-        np.testing.assert_allclose(scores[name], again[name], rtol=1e-4)
-
-
 def test_masks_do_not_depend_on_what_else_is_added(records_folder):
     """Nor on the order of the sum; what is added is made of the tokens that the records have."""
     pieces, found = tokenizer.load("wordpiece", records_folder / "vocab.txt"), []
@@ -239,16 +188,3 @@ def test_what_is_added_must_be_declared(records_folder, monkeypatch):
     task = task_for(records_folder, "twin + mlm")
     with pytest.raises(ValueError, match=r"objective twin: adds .*chosen_id.* to batches; its `adds` must say so"):
         next(task.batches(0))
-
-
-@pytest.mark.slow
-def test_an_objective_without_words_leaves_them_out_of_packed_rows(records_folder):
-    """The records are masked, and so have some."""
-    padded, packed = (task_for(records_folder, "nsp", packing=packing) for packing in (False, True))
-    for task in (padded, packed):
-        batch = next(task.batches(0))
-        assert_as_planned(task, batch)
-        assert ("word_ids" in batch) == (task is padded)
-    params = jax.tree.map(jnp.asarray, params_of(packed))
-    assert set(params) == {"bert", "next_sentence"}
-    assert set(packed.evaluate(params, 1).scores) == {"nsp_loss", "nsp_accuracy", "nsp_majority"}

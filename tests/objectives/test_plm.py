@@ -18,9 +18,9 @@ from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.families.xlnet import XlnetConfig
 from bertjax.families.xlnet.model import XlnetModel
 from bertjax.model.recurrence import Memory
-from bertjax.text import learning, tokenizer
+from bertjax.text import tokenizer
 from bertjax.text.tokenizer import XLNET
-from tests.conftest import make_corpus, preparing_in_process, tiny_config
+from tests.conftest import preparing_in_process, tiny_config
 from tests.families.test_modernbert import random_params
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -133,13 +133,3 @@ def test_mistakes_are_named(field, value, message):
     with pytest.raises(UserError, match=message) as error:
         tasks.validate(config)
     assert "\n" not in str(error.value)
-
-
-def test_special_pieces_that_are_learnt_say_where_cls_comes():
-    words = learning.count_words("sentencepiece", make_corpus(20).split("\n"))
-    found = learning.learn("sentencepiece", words, 80, special=XLNET)
-    (a,), (b,) = found.encode_ids(["the ship"]), found.encode_ids(["a whale"])
-    assert found.framed(a, b) == [*a, found.sep_id, *b, found.sep_id, found.cls_id]
-    assert found.token_types(len(a) + len(b) + 3, len(b) + 2).tolist() == [0] * (len(a) + 1) + [1] * (len(b) + 1) + [2]
-    usual = learning.learn("sentencepiece", words, 80)
-    assert usual.framed(a) == [usual.cls_id, *a, usual.sep_id] and not usual.token_types(9, 4)[:5].any()

@@ -1,23 +1,35 @@
-"""Replaced words: the words that are drawn and read, the gradients of both models, scores, and configs."""
+"""Replaced words: drawing and reading words, configs, checkpoints that are read and begun with, layers, meshes."""
 
 import dataclasses
 import functools
+import json
+import shutil
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from bertjax import experiment, families, objectives, tasks
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.families.electra import ElectraConfig
-from bertjax.families.with_heads import BertForMaskedLM
-from bertjax.objectives.parts import words
+from bertjax.families.with_heads import forward_flops
+from bertjax.interop import conversion, pretrained
+from bertjax.interop.pretrained import Pretrained, flattened
 from bertjax.objectives.parts.model import EncodedBatch, drawn
+from bertjax.sharding.mesh import make_mesh
+from bertjax.tasks import pretraining_run
+from bertjax.tasks.launch import launch
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.tasks.pretraining_rows import RowSize
+from bertjax.training import checkpoint, frozen
+from bertjax.training.checkpoint import Scores
 from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.workdir import RunInfo, write_info
 from tests.conftest import one_device_mesh, tiny_config
+from tests.interop.test_model_card import read_card
 from tests.objectives.test_objectives import assert_as_planned, params_of
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -33,10 +45,8 @@ def config_for(records="unused", family="bert", steps=4, depth=2, **settings):
     return config
 
 
-def task_for(*given, **settings):
-    config = config_for(*given, **settings)
-    tasks.validate(config)
-    return Pretraining(config, one_device_mesh(config), config.data.records)
+def task_of(config, records=None):
+    return Pretraining(config, one_device_mesh(config), records)
 
 
 def keys_of(rows, seed=0):
@@ -64,16 +74,6 @@ def test_words_are_drawn_from_the_softmax():
     assert (np.concatenate(parts, 1) == found[:9]).all()
 
 
-@pytest.fixture(scope="module")
-def task(records_folder):
-    return task_for(records_folder, depth=1, embeddings="disentangled")
-
-
-@pytest.fixture(scope="module")
-def params(task):
-    return params_of(task, deviation=0.5)
-
-
 def rewritten(task, params, batch, keys):
     """Returns the batch that the encoder reads, and the generator's loss."""
     objective = task.terms[1].objective
@@ -84,75 +84,6 @@ def rewritten(task, params, batch, keys):
         return {name: encoded.batch[name] for name in ("input_ids", "original_ids")}, loss
 
     return task.model.apply({"params": params}, batch, keys, method=rewrite)
-
-
-@pytest.mark.slow
-def test_the_encoder_reads_words_that_the_generator_finds_likely(task, params, monkeypatch):
-    batch = {name: x[:4] for name, x in next(task.batches(0)).items()}
-    run = jax.jit(lambda keys: jax.lax.map(lambda key: rewritten(task, params, batch, key), keys)[0])
-    many = jax.vmap(lambda seed: keys_of(4, seed))(jnp.arange(1500))
-    found = jax.device_get(run(many))
-    original = batch["input_ids"].copy()
-    is_predicted = np.zeros(original.shape, bool)
-    for row in range(4):
-        used = batch["word_weights"][row] > 0
-        original[row, batch["word_positions"][row, used]] = batch["word_ids"][row, used]
-        is_predicted[row, batch["word_positions"][row, used]] = True
-    assert is_predicted.any() and not is_predicted[:, 0].any()
-    assert (found["original_ids"] == original).all()
-    assert (found["input_ids"][:, ~is_predicted] == original[~is_predicted]).all()
-
-    whole = task.terms[1].objective.finished(params)
-    own = task.terms[1].objective.models(task.model.config)["generator"]
-    inputs = (batch[name] for name in ("input_ids", "segments", "token_types", "word_positions"))
-    logits = jax.jit(BertForMaskedLM(own).apply)({"params": whole["generator"]}, *inputs)
-    for row, place in np.argwhere(batch["word_weights"] > 0)[::4]:
-        probabilities = np.asarray(jax.nn.softmax(logits[row, place]))
-        drawn_words = found["input_ids"][:, row, batch["word_positions"][row, place]]
-        counts = np.bincount(drawn_words, minlength=len(probabilities))
-        assert np.abs(counts / 1500 - probabilities).max() < 0.06
-    words_of_rows = found["input_ids"][:, is_predicted]
-    assert len(np.unique(words_of_rows, axis=0)) > 1000
-
-    # Logits that are made in parts give the same words and loss.
-    expected = jax.jit(lambda keys: rewritten(task, params, batch, keys))(keys_of(4))
-    monkeypatch.setattr(words, "MOST_BYTES", 0)
-    monkeypatch.setattr(words, "PART_BYTES", 2 * 4 * 4 * 256)
-    again = jax.jit(lambda keys: rewritten(task, params, batch, keys))(keys_of(4))
-    assert (again[0]["input_ids"] == expected[0]["input_ids"]).all()
-    np.testing.assert_allclose(again[1], expected[1], rtol=1e-5)
-
-
-# Who learns from what.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family, embeddings", [("bert", "shared"), ("modernbert", "disentangled")])
-def test_only_shared_tables_connect_the_two_losses(records_folder, family, embeddings):
-    task = task_for(records_folder, family, depth=1, embeddings=embeddings)
-    batch, params = next(task.batches(0)), params_of(task)
-
-    def losses(params):
-        weights = task.normalize(batch)["weights"]
-        found, _ = task.model.apply({"params": params}, batch, weights, None, keys_of(16))
-        return jnp.stack([found["replaced"][0], found["generator"][0]])
-
-    def has_gradient(tree):
-        return [bool(np.any(x)) for x in jax.tree.leaves(tree)]
-
-    both = jax.device_get(jax.jit(jax.jacrev(losses))(params))
-    of_replaced, of_words = jax.tree.map(lambda x: x[0], both), jax.tree.map(lambda x: x[1], both)
-    assert all(has_gradient([of_replaced["bert"]["encoder"], of_replaced["replaced_tokens"]]))
-    assert not any(has_gradient([of_words["bert"]["encoder"], of_words["replaced_tokens"]]))
-    generator = dict(of_replaced["generator"])
-    of_difference = has_gradient(generator.pop("difference", {}))
-    assert not any(has_gradient(generator)) and all(has_gradient(of_words["generator"]["masked_lm"]))
-    assert bool(of_difference) == (embeddings == "disentangled") and all(of_difference)
-    assert not any(has_gradient(of_words["generator"].get("difference", {})))
-    assert any(has_gradient(of_replaced["bert"]["embeddings"])) == (embeddings == "shared")
-    assert all(has_gradient(of_words["bert"]["embeddings"]))
-    finished = task.terms[1].objective.finished(params)
-    assert "difference" not in finished["generator"] and "word" in finished["generator"]["bert"]["embeddings"]
 
 
 @pytest.mark.slow
@@ -173,20 +104,6 @@ def test_packed_rows_are_rewritten_where_words_are_predicted(records_folder):
     assert weights.sum() == (batch["segments"] > 0).sum()
 
 
-@pytest.mark.slow
-def test_scores_of_a_run_fit_together(pretrained):
-    workdir = pretrained("electra")
-    scores = [line for line in read_metrics(workdir) if "eval/replaced_loss" in line][-1]
-    share, at_replaced, at_original, accuracy, majority = (
-        scores[f"eval/replaced_{name}"]
-        for name in ("share", "accuracy_at_replaced", "accuracy_at_original", "accuracy", "majority")
-    )
-    assert majority == pytest.approx(1 - share) and 0 < share < 0.5
-    assert accuracy == pytest.approx(share * at_replaced + (1 - share) * at_original)
-    report = (workdir / "report.txt").read_text()
-    assert "held-out replaced words: loss" in report and "held-out masked words by the generator: loss" in report
-
-
 # Configs.
 
 
@@ -205,27 +122,21 @@ def test_sizes_of_generators():
     assert sizes(generator("bert", causal=False)) == (16, 32, 1, 16, 32, 1)
     assert isinstance(generator("bert"), ElectraConfig) and sizes(generator("bert", "apart"))[:2] == (16, 16)
     assert sizes(generator("modernbert")) == (16, 32, 1, 16, 32, 1)
-    assert (
-        type(generator("modernbert", width=1))
-        is type(generator("modernbert", "apart"))
-        is families.FAMILIES.get("modernbert").config
-    )
+    for config in (generator("modernbert", width=1), generator("modernbert", "apart")):
+        assert type(config) is families.FAMILIES.get("modernbert").config
     assert sizes(generator("eurobert", "apart", num_key_value_heads=1))[:2] == (16, 16)
     thirds = generator("bert", width=1 / 3, layers=1.0, hidden_size=768, num_attention_heads=12, intermediate_size=3072)
     assert sizes(thirds) == (256, 768, 4, 64, 1024, 2)
 
 
 def test_flops_are_those_of_both_models(records_folder):
-    task, alone = task_for(records_folder), config_for(records_folder)
+    task, alone = task_of(config_for(records_folder)), config_for(records_folder)
     alone.objective = "mlm"
     del alone.unlock()["objectives"]
     alone = Pretraining(alone, task.mesh, records_folder)
     own = task.terms[1].objective.models(task.model.config)["generator"]
-    row = RowSize(32, 1, 5)
-    layers, transform, table = families.of(own).layer_flops(own, 32), 16 * 32, 32 * 256
-    head = 2 * 32 * (32 * 32 + 32)
-    of_words = alone.terms[0].objective.flops(alone.model.config, row)
-    expected = 3 * 16 * (layers + 2 * 5 * (transform + table) + head - of_words)
+    head, of_words = 2 * 32 * (32 * 32 + 32), alone.terms[0].objective.flops(alone.model.config, RowSize(32, 1, 5))
+    expected = 3 * (forward_flops(own, 16, 32, 5, pooled=0) + 16 * (head - of_words))
     assert task.flops(0, 1) - alone.flops(0, 1) == expected
 
 
@@ -252,25 +163,16 @@ def test_equal_settings_make_equal_terms():
     ({"eval.bits_windows": 3, "init_checkpoint": "x", "data.corpus": "x"}, "eval.bits_windows = 3: a model that"),
     ({"eval.patience": 3}, r"eval.patience = 3: goes by the loss of replaced.*write 'generator \+ 50\*replaced'"),
     ({"stages.only.objective": "mlm", "embeddings": "disentangled"}, "mlm is learnt, without it"),
-    ({"model.family": "roberta"}, "model.family = 'roberta' shares no embeddings with a narrower one; set apart"),
+    (dict(family="roberta"), "model.family = 'roberta' shares no embeddings with a narrower one; set apart"),
 ])  # fmt: skip
 def test_what_cannot_be_learnt_is_said(fields, message):
-    settings = {name: value for name, value in fields.items() if name in ("width", "layers", "embeddings")}
-    config = config_for("records", fields.get("model.family", "bert"), **settings)
+    settings = {name: value for name, value in fields.items() if name in ("family", "width", "layers", "embeddings")}
+    config = config_for("records", **settings)
     with config.unlocked():
-        for name, value in fields.items():
-            if name not in settings and name != "model.family":
-                config.update_from_flattened_dict({name: value}) if name in config else _set(config, name, value)
+        config.update_from_flattened_dict({name: fields[name] for name in fields.keys() - settings.keys()})
     with pytest.raises(UserError, match=message) as error:
         tasks.validate(config)
     assert "\n" not in str(error.value)
-
-
-def _set(config, name, value):
-    *sections, last = name.split(".")
-    for section in sections:
-        config = config[section]
-    config[last] = value
 
 
 def test_two_that_rewrite_are_refused(monkeypatch):
@@ -280,3 +182,274 @@ def test_two_that_rewrite_are_refused(monkeypatch):
     config.objective += " + twin"
     with pytest.raises(UserError, match="generator and twin both change what is read; leave one out"):
         tasks.validate(config)
+
+
+TABLE = "bert/embeddings/word/embedding"
+
+
+def shapes_of(task):
+    return nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
+
+
+def made_run(folder, *given, step=4, scores=(), **settings):
+    """Makes a run with random params; returns its folder and the params."""
+    config = config_for(*given, **settings)
+    tasks.validate(config)
+    params = params_of(task_of(config), deviation=1.0)
+    checkpoint.write_params(folder, params)
+    (folder / "checkpoints/0").rename(folder / f"checkpoints/{step}")
+    write_info(folder, RunInfo(config.lock()), None)
+    checkpoint.write_scores(folder, step, Scores(dict(scores)))
+    return folder, params
+
+
+@pytest.fixture(scope="module")
+def disentangled(tmp_path_factory):
+    scores = dict(replaced_loss=0.2, replaced_share=0.1, generator_loss=3.0, unigram_loss=4.0, generator_accuracy=0.2)
+    return made_run(tmp_path_factory.mktemp("made") / "run", embeddings="disentangled", scores=scores)
+
+
+def changed_info(source, folder, change):
+    """A copy of a run whose config.json says something else."""
+    shutil.copytree(source, folder)
+    content = json.loads((folder / "config.json").read_text())
+    change(content)
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+# Stages.
+
+
+def test_disentangled_embeddings_are_learnt_in_all_stages():
+    config = config_for(embeddings="disentangled")
+    message = r"config.stages.long: learns mlm, without generator, from whose .* objectives.generator.embeddings=shared"
+    of_mlm, of_replaced = {"objective": "mlm"}, {"objective": config.objective}
+    for of_run, of_short, of_long in ((of_replaced, {}, of_mlm), (of_mlm, of_replaced, {})):
+        config.update(of_run)
+        config.stages = named_stages(short=stage(4, 32, 5, **of_short), long=stage(4, 64, 10, **of_long))
+        with pytest.raises(UserError, match=message):
+            tasks.validate(config)
+    config.objectives.generator.embeddings = "shared"
+    tasks.validate(config)
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize("objective", ["50*replaced + generator + mine", "mine + 50*replaced + generator"])
+def test_a_run_that_learnt_something_unknown_as_well_is_read_whole(disentangled, tmp_path, objective):
+    run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update(objective=objective))
+    source = pretrained.read(run)
+    jax.tree.map(np.testing.assert_array_equal, source.params, pretrained.read(disentangled[0]).params)
+    assert "generator" in source.parts and "--part=generator" in source.no_words
+    conversion.convert(run, tmp_path / "part", "huggingface", part="generator")
+
+
+def test_a_run_with_other_settings_is_refused(disentangled):
+    config = config_for(embeddings="shared")
+    with pytest.raises(UserError, match=r"config.objectives.generator.embeddings = 'shared': .* holds a run with 'dis"):
+        launch(config, disentangled[0])
+
+
+@pytest.mark.slow
+def test_both_halves_are_read_and_converted(disentangled, tmp_path):
+    run, stored = disentangled[0], flattened(disentangled[1])
+    source = pretrained.read(run)
+    assert f"generator/{TABLE}" not in stored
+    summed = stored[TABLE] + stored["generator/difference/word/embedding"]
+    np.testing.assert_array_equal(flattened(source.params)[TABLE], summed)
+    np.testing.assert_array_equal(flattened(source.params)[f"generator/{TABLE}"], stored[TABLE])
+    assert not source.predicts_words and "bertjax.convert --part=generator" in source.no_words
+
+    conversion.convert(run, tmp_path / "ours", "bertjax")
+    jax.tree.map(np.testing.assert_array_equal, pretrained.read(tmp_path / "ours").params, source.params)
+    said = conversion.convert(run, tmp_path / "encoder", "huggingface")
+    assert "left out, for which BertModel has no place: generator, replaced_tokens" in said
+    np.testing.assert_array_equal(flattened(pretrained.read(tmp_path / "encoder").params)[TABLE][:150], summed[:150])
+    for origin, to in ((run, "huggingface"), (tmp_path / "ours", "bertjax")):
+        conversion.convert(origin, tmp_path / f"part-{to}", to, part="generator")
+        part = pretrained.read(tmp_path / f"part-{to}")
+        assert part.predicts_words and part.config.family == "electra" and part.config.hidden_size == 16
+        np.testing.assert_array_equal(flattened(part.params)[TABLE][:150], stored[TABLE][:150])
+    assert "generator_loss" in (tmp_path / "part-huggingface/README.md").read_text()
+    with pytest.raises(UserError, match=r"--part=teacher: .* has generator"):
+        conversion.convert(run, tmp_path / "none", "bertjax", part="teacher")
+    with pytest.raises(UserError, match=r"--part=generator: .* has trained no other model than its own"):
+        conversion.convert(tmp_path / "encoder", tmp_path / "none", "bertjax", part="generator")
+
+
+@pytest.mark.parametrize("path, value", [
+    *((("objectives",), value) for value in (3, {"generator": 3})),
+    *((("objectives", "generator"), {name: value}) for name, value in (
+        ("width", "a"), ("width", None), ("wide", 1), ("embeddings", ["shared"]), ("layers", 7))),
+    *((("stages", "only", "objective"), value) for value in (3, "50*", "mlm + mlm")),
+])  # fmt: skip
+def test_damaged_settings_are_one_line(disentangled, tmp_path, path, value):
+    def change(content):
+        functools.reduce(dict.__getitem__, path[:-1], content)[path[-1]] = value
+
+    run = changed_info(disentangled[0], tmp_path / "run", change)
+    with pytest.raises(UserError, match=r"config.json: damaged, or written by another version") as error:
+        pretrained.read(run)
+    assert "\n" not in str(error.value)
+
+
+def begun_with(run, **settings):
+    """The params that a run begins with, from those of another; what is left fresh is 0."""
+    config = config_for(**settings)
+    config.init_checkpoint = str(run)
+    tasks.validate(config)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes_of(task_of(config)))
+    return pretrained.initialize(zeros, run, start=functools.partial(pretraining_run._started, config)), config
+
+
+@pytest.mark.parametrize("before, after", [
+    ("disentangled", "disentangled"), ("disentangled", "apart"), ("shared", "shared"), ("shared", "disentangled"),
+    ("shared", "apart"), ("apart", "disentangled"),
+])  # fmt: skip
+def test_both_models_begin_with_those_of_a_checkpoint(tmp_path, before, after, capsys):
+    run, _ = made_run(tmp_path / "run", width=1.0, embeddings=before)
+    params, config = begun_with(run, width=1.0, embeddings=after)
+    said = capsys.readouterr().out
+    assert "left fresh" not in said and "not used" not in said
+    (term,) = (term for term in objectives.of(config) if term.name == "generator")
+    found, expected = flattened(term.objective.finished(params)), flattened(pretrained.read(run).params)
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name], x, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("before, after, message", [
+    ("disentangled", "shared", "= 'shared': the generator of init_checkpoint has other embeddings than the model; set"),
+    ("apart", "disentangled", "= 'disentangled': the generator of init_checkpoint has embeddings of other sizes than"),
+])  # fmt: skip
+def test_embeddings_that_cannot_be_shared_are_refused(tmp_path, before, after, message):
+    run, _ = made_run(tmp_path / "run", embeddings=before)
+    with pytest.raises(UserError, match=f"config.objectives.generator.embeddings {message}"):
+        begun_with(run, embeddings=after)
+
+
+def test_other_runs_begin_with_the_model_alone(disentangled, capsys):
+    """Fine-tuning loads the encoder, whose embeddings have the difference; so do masked words."""
+    run, stored = disentangled[0], flattened(disentangled[1])
+    summed = stored[TABLE] + stored["generator/difference/word/embedding"]
+    config = config_for()
+    config.objective = "mlm"
+    del config.unlock()["objectives"]
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes_of(task_of(config)))
+    for encoder_only in (True, False):
+        found = flattened(pretrained.initialize(zeros, run, encoder_only=encoder_only))
+        np.testing.assert_array_equal(found[TABLE], summed)
+        assert "masked_lm" in capsys.readouterr().out.partition("left fresh: ")[2].partition(";")[0]
+
+
+@pytest.mark.parametrize("family, embeddings, fields", [
+    ("bert", "shared", dict(output="plain")), ("bert", "apart", dict(output="plain")),
+    ("eurobert", "apart", dict(tie_word_embeddings=True, num_key_value_heads=1)),
+])  # fmt: skip
+def test_a_plain_output_that_was_never_learnt_predicts_nothing(family, embeddings, fields):
+    config = config_for("unused", family, embeddings=embeddings)
+    config.model.update(fields)
+    params = shapes_of(task_of(config))
+    assert "masked_lm" not in params
+    known = dict(path="run", format="bertjax", config=families.config_of(config), tokenizer=None, ignored=[])
+    source = Pretrained(params=params, settings=config, **known)
+    assert not source.predicts_words and "its generator has one: bertjax.convert --part=generator" in source.no_words
+    config.objective = "mlm"
+    assert source.predicts_words
+
+
+def test_cards_say_what_was_learnt(disentangled, tmp_path):
+    recipe = {"objective": "50*replaced + generator", "generator.width": "0.5", "generator.embeddings": "disentangled"}
+    for part in ("", "generator"):
+        conversion.convert(disentangled[0], tmp_path / f"card{part}", "huggingface", "", "mit", part)
+        metadata, rows, text = read_card(tmp_path / f"card{part}")
+        assert recipe.items() <= rows.items()
+        assert ("with bertjax as the generator of another." in text) == bool(part)
+    assert metadata["pipeline_tag"] == "fill-mask"
+    assert {name for name in rows if "_loss" in name or "_share" in name} == {"generator_loss", "unigram_loss"}
+
+
+# Layers, sizes, meshes.
+
+
+def test_the_difference_belongs_to_the_embeddings():
+    config = config_for(embeddings="disentangled")
+    task = task_of(config)
+    params = shapes_of(task)
+    factors = flatten_dict(frozen.layer_factors(task, 0.5, params, params, {}))
+    assert factors["bert", "embeddings", "word", "embedding"] == 0.25  # two layers below the output
+    assert all(x == 0.25 for path, x in factors.items() if path[:2] == ("generator", "difference"))
+    assert all(x == 1 for path, x in factors.items() if path[:2] in (("generator", "bert"), ("generator", "masked_lm")))
+    config.freeze_layers = 1
+    found = frozen.find(task, config, params)
+    whole = {path[:3] for path, rows in found.items() if rows is None}
+    assert {path[:2] for path in whole} == {("bert", "embeddings"), ("generator", "difference")}
+    assert {path[:2] for path in found} - {path[:2] for path in whole} == {("bert", "encoder")}
+
+
+@pytest.mark.parametrize("axes", [dict(data=1, tensor=-1), dict(data=-1, tensor=4), dict(data=1, fsdp=-1)])
+def test_a_mesh_must_divide_the_generator_too(monkeypatch, tmp_path, axes):
+    config = config_for(width=0.25)
+    config.model.update(num_attention_heads=4, hidden_size=24)
+    config.mesh.update(axes)
+    monkeypatch.setattr(pretraining_run, "make_mesh", lambda config: make_mesh(config, jax.devices()[:4]))
+    tasks.validate(config)
+    what, axis = ("num_attention_heads = 1", "tensor") if "tensor" in axes else ("hidden_size = 6", "fsdp")
+    message = f"objectives.generator: the generator has {what}: must be a multiple of the 4 devices along mesh.{axis},"
+    with pytest.raises(UserError, match=message):
+        launch(config, tmp_path)
+
+
+def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
+    def adapting(width):
+        config = config_for(width=width)
+        config.model = families.model_fields("bert")
+        config.init_checkpoint, config.adapt.model = str(disentangled[0]), True
+        tasks.validate(config)
+        pretraining_run.KIND.adopt(config, None)
+        return config
+
+    assert adapting(0.5).model.num_attention_heads == 2  # 12 by default
+    with pytest.raises(UserError, match=r"makes 0.25 of model.num_attention_heads = 2; choose one that gives a whole"):
+        adapting(1 / 8)
+    config = adapting(0.5)
+    config.objective = "lm"  # for a checkpoint that sees earlier tokens only
+    config.data.update(next_sentence="none", masking="dynamic")
+    del config.unlock()["objectives"]
+    tasks.validate(config)
+    with pytest.raises(UserError, match="learns words as mlm, not as lm"):
+        tasks.validate(config, is_adopted=True)
+
+
+@pytest.mark.slow
+def test_stages_may_leave_replaced_words(records_folder, tmp_path):
+    """A ModernBERT learns replaced words and pairs, then masked words alone, in embeddings that are shared."""
+    config = config_for(records_folder, "modernbert", depth=1, width=0.5)
+    config.objective = f"{config.objective} + nsp"
+    config.stages = named_stages(short=stage(3, 32, 5), long=stage(2, 64, 10, objective="mlm"))
+    config.eval.update(every_steps=3, max_sequences=16)
+    config.checkpoint.every_steps, config.log_every_steps = 3, 1
+    tasks.validate(config)
+    launch(config, tmp_path)
+    lines = read_metrics(tmp_path)
+    names = {step: {name for line in lines if line["step"] == step for name in line} for step in (3, 5)}
+    losses = {f"{part}/{name}_loss" for part in ("train", "eval") for name in ("replaced", "generator", "nsp")}
+    assert losses <= names[3] and not losses & names[5] and {"train/mlm_loss", "eval/mlm_loss"} <= names[5]
+    for name in ("replaced", "generator"):
+        for plot in objectives.OBJECTIVES.get(name).plots:
+            drawn_names = {f"train/{name}_{plot.metric}", f"eval/{name}_{plot.metric}"}
+            assert drawn_names | {f"eval/{plot.baseline.format(name=name)}"} <= names[3]
+    assert pretrained.read(tmp_path).predicts_words
+    with pytest.raises(UserError, match="embeddings have 32 numbers and its hidden states 16, which no model with"):
+        conversion.convert(tmp_path, tmp_path / "part", "huggingface", part="generator")
+
+
+def test_a_generator_with_embeddings_of_its_own_is_a_modernbert(tmp_path):
+    run, params = made_run(tmp_path / "run", "unused", "modernbert", embeddings="apart")
+    conversion.convert(run, tmp_path / "part", "huggingface", part="generator")
+    part = pretrained.read(tmp_path / "part")
+    assert (part.config.family, part.config.hidden_size, part.predicts_words) == ("modernbert", 16, True)
+    own = params["generator"]["bert"]["embeddings"]["word"]["embedding"]
+    np.testing.assert_array_equal(part.params["bert"]["embeddings"]["word"]["embedding"][:150], own[:150])

@@ -132,10 +132,8 @@ class Stub(socketserver.ThreadingTCPServer):
         return DONE
 
     def ssh(self, node: str, worker: str, command: str):
-        if (
-            "bertjax/" in command
-            and (answer := self.take(command.split("worker.sh ")[-1].split()[0], None)) is not None
-        ):
+        verb = command.split("worker.sh ")[-1].split()[0]
+        if "bertjax/" in command and (answer := self.take(verb, None)) is not None:
             return answer
         environment = dict(os.environ, STUB=str(self.folder), PATH=f"{self.folder}:{os.environ['PATH']}")
         if " start " in command:
