@@ -1,4 +1,4 @@
-"""Auxiliary losses: what they are by definition, when layers stop, and that only the last layer is evaluated."""
+"""Auxiliary losses: what they are by definition, when layers stop, and bits per byte of a run."""
 
 import jax
 import numpy as np
@@ -6,7 +6,9 @@ import pytest
 
 from bertjax import objectives, tasks
 from bertjax.config import UserError
+from bertjax.interop import pretrained
 from bertjax.objectives import auxiliary
+from bertjax.tasks import adaptation, pretraining_run
 from bertjax.tasks.pretraining import Pretraining
 from tests.conftest import one_device_mesh
 from tests.curves import configs
@@ -91,6 +93,23 @@ def test_flops_are_those_of_all_output_layers():
     for settings, predicted in ((dict(targets=3), 3 * (LAYERS - 1) + 2), (dict(layers_until=0.0, targets=5), 4)):
         expected = 3 * 8 * 31 * 2 * WIDTH * 384 * predicted  # three passes of eight rows
         assert flops("lm + auxiliary", **settings) - flops("lm") == expected
+
+
+@pytest.mark.slow
+def test_bits_per_byte_of_a_run_that_starts_from_nothing(run, corpus_file, tmp_path, monkeypatch):
+    source, config = pretrained.read(run), configs()["transformer-auxiliary"]
+    assert source.predicts_words
+    monkeypatch.setattr(adaptation, "WINDOW_BYTES", (20, 30))  # all rows have one length
+    config.eval.bits_windows = 4
+    config.data.update(corpus=str(corpus_file), records=str(run / "records"))
+    task = pretraining_run.KIND.open(config, tmp_path, None).task
+    scores = task.evaluate(jax.device_put(source.params), STEPS).scores
+    (bits,) = (value for name, value in scores.items() if name.startswith("bits_per_byte"))
+    text = adaptation.read(tmp_path)
+    (windows,) = text.windows.values()
+    assert not text.before and len(windows) == 4 and 1 < bits < np.log2(261)
+    after = dict.fromkeys(text.windows, adaptation.Measured(bits_per_byte=bits, tokens_per_word=5.0))
+    assert text.report(after) == [f"held-out text of {corpus_file}: bits per byte {bits:.3f}; tokens per word 5.000"]
 
 
 @pytest.mark.parametrize("fields, message", [
