@@ -17,7 +17,7 @@ from bertjax.tasks.pretraining import Pretraining
 from bertjax.text.tokenizer import SPECIAL_PIECES, Encoding, WordPiece
 from bertjax.training.workdir import RunInfo, write_info
 from experiments.ablations import bits as bits_command
-from experiments.ablations import characters, race, scaled, successors, tables, today
+from experiments.ablations import characters, scaled, successors, tables, today
 from experiments.ablations.suite import Suite, run_all
 
 TRIAL = scaled.SCALES["trial"]
@@ -153,79 +153,6 @@ def test_rows_of_today_have_equally_many_params(scale):
 
     counts = {name: params(today.get_config(f"{scale}/{name}/3000")) for name in ("bert", "sentences", "rotary", "glu")}
     assert max(counts.values()) < 1.04 * min(counts.values()), counts
-
-
-def results_today(*rows: str) -> list[dict]:
-    return [
-        dict(row=row, seed=seed, steps=100 * number, budget=1.0, minutes=1.0, tokens=2e6,
-             bits_per_byte=3 - number + 0.5 * seed, blimp=0.5 + 0.1 * number, conll=70.0, sst2=80.0 + seed)
-        for number, row in enumerate(rows, 1) for seed in (0, 2)
-    ]  # fmt: skip
-
-
-def test_the_table_of_today_has_means_and_differences():
-    assert race.formatted(today.TABLE, results_today("bert", "glu")).splitlines() == [
-        "|  | seeds | steps | M tokens | minutes as it ran | bits per byte | BLiMP | CoNLL | SST-2 |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| BERT's recipe | 2 | 100 | 2.0 | 1.0 | 2.500 ± 0.707 | 60.0 ± 0.0 | 70.0 ± 0.0 | 81.0 ± 1.4 |",
-        "| + GLU, no biases | 2 | 200 | 2.0 | 1.0 | 1.500 ± 0.707 (-1.000 ± 0.000) | 70.0 ± 0.0 (+10.0 ± 0.0) | "
-        "70.0 ± 0.0 (+0.0 ± 0.0) | 81.0 ± 1.4 (+0.0 ± 0.0) |",
-    ]
-    (*_, line) = race.formatted(today.TABLE, results_today("all")[:1]).splitlines()
-    assert line.endswith("| 1 | 100 | 2.0 | 1.0 | 2.000 | 60.0 | 70.0 | 80.0 |")
-
-
-class RecordedRace(race.Race):
-    """Notes the commands, and leaves what they would have left."""
-
-    started: list
-
-    def _command(self, module, folder, arguments, result=None):
-        self.started.append(f"{module} {folder.name}")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if result:
-            result.write_text('{"share": 0.6, "bits_per_byte": 2.0}')
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ("manifest.json" if module.endswith("prepare") else "report.txt")).touch()
-        for argument in arguments:
-            if argument.startswith("--config.sweep=seed="):
-                trial = folder / "runs" / argument.removeprefix("--config.sweep=")
-                trial.mkdir(parents=True)
-                (trial / "result.json").write_text('{"scores": {"f1": 0.7, "accuracy": 0.8}, "failed": false}')
-        if module == "bertjax.main" and folder.name.count("-") == 1:  # a pre-training
-            write_info(folder, RunInfo(pretraining_config()), None)
-            (folder / "metrics.jsonl").write_text('{"step": 9, "wall/steps": 50, "wall/data": 10, "wall/compile": 8}\n')
-
-
-def test_a_run_of_today_is_scored_once_and_what_is_done_is_kept(data, tmp_path):
-    def compete(seed) -> RecordedRace:
-        runs = RecordedRace("trial", tmp_path / "race", data)
-        object.__setattr__(runs, "started", [])
-        runs.compete(today.TABLE.rows["glu"], seed, 9, 1.0)
-        return runs
-
-    with pytest.raises(UserError, match=r"books\.txt: is trained on; put more than 1 files of each corpus beside it"):
-        TRIAL.heldout(data / "corpora")
-    (data / "corpora/books-001.txt").write_text("any")
-    (data / "corpora/books.txt").rename(data / "corpora/books-000.txt")
-    (data / "corpora/wiki-simple-000.txt").unlink()
-    assert compete(0).started == [
-        "bertjax.vocabulary vocabulary-wordpiece", "bertjax.prepare records-sentences", "bertjax.main glu-0",
-        "bertjax.evaluate glu-0-9-blimp", "experiments.ablations.bits glu-0-9-bits", "bertjax.main glu-0-conll",
-        "bertjax.main glu-0-sst2",
-    ]  # fmt: skip
-    (tmp_path / "race/glu-1").mkdir()
-    (tmp_path / "race/glu-1-9-blimp.json").write_text('{"share": 0.9}')  # of a run that was stopped
-    second = compete(1)
-    assert "bertjax.evaluate glu-1-9-blimp" not in second.started and len(second.started) == 4
-    lines = [{name: line[name] for name in ("row", "seed", "steps", *today.TABLE.scores)} for line in second.finished()]
-    scores = dict(row="glu", steps=9, bits_per_byte=2.0, conll=70.0, sst2=80.0)
-    assert lines == [scores | dict(seed=0, blimp=0.6), scores | dict(seed=1, blimp=0.9)]
-    (tmp_path / "race/steps.json").write_text('{"glu": 5.0}')
-    assert second.rates(["glu"]) == {"glu": 5.0}
-    with pytest.raises(UserError, match=r"steps\.json has no bert, all: run `calibrate` first"):
-        second.rates(["bert", "glu", "all"])
 
 
 class _Pieces:

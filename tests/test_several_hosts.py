@@ -15,22 +15,10 @@ from bertjax.config import named_stages, stage
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint
 from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.workdir import RunInfo, write_info
 from tests.conftest import tiny_config
 from tests.processes import QUICK_TO_COMPILE, Process
 from tests.processes import start as start_process
-
-EXPERIMENT = """
-import json
-from ml_collections import ConfigDict
-from bertjax.config import pretraining_config, named_stages, stage
-
-def get_config():
-    config, content = pretraining_config().unlock(), json.loads({text!r})
-    config.stages = named_stages(**{{name: stage(**s) for name, s in content.pop("stages").items()}})
-    config.model = ConfigDict(content.pop("model"))
-    config.update(content)
-    return config.lock()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +27,12 @@ def config_file(records_folder, tmp_path_factory):
     config = tiny_config(records=records_folder)
     config.stages = named_stages(short=stage(10, 32, 5))
     config.log_every_steps, config.packing, config.eval.every_steps = 1, True, 10
-    path = tmp_path_factory.mktemp("experiment") / "tiny.py"
-    path.write_text(EXPERIMENT.format(text=config.to_json_best_effort()))
-    return path
+    folder = tmp_path_factory.mktemp("experiment")
+    write_info(folder, RunInfo(config), None)
+    program = "from bertjax.training.workdir import require_info\n\n"
+    program += f"def get_config():\n    return require_info({str(folder)!r}).config\n"
+    (folder / "tiny.py").write_text(program)
+    return folder / "tiny.py"
 
 
 def start(count: int, *arguments: str, numbers=None) -> list[Process]:

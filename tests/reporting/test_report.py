@@ -113,6 +113,9 @@ def test_scores_of_a_vectors_first_numbers_are_one_line(tmp_path):
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([64, 256], [0.7, 0.8])
     steps = [axis.get_title() for axis in figure.axes if axis.get_xlabel() == "steps"]
     assert steps == ["spearman, dev set"]  # those by width have no curves over the steps
+    figure = curves.draw([read_history(folder) for folder in (made_run(tmp_path / "words", [5.0]), tmp_path / "none")])
+    assert legend(figure) == ["words", "none"]  # runs of different kinds
+    assert {axis.get_title() for axis in figure.axes} >= {"loss of words", "spearman, dev set"}
 
 
 def test_a_long_curve_is_thinned(tmp_path):
@@ -258,18 +261,6 @@ def test_a_damaged_line_costs_no_more_than_itself(tmp_path):
     (run / "metrics.jsonl").write_text("")
     with pytest.raises(UserError, match=r"run: no metrics yet"):
         page.write(tmp_path / "out", [run])
-
-
-def test_runs_of_different_kinds_are_all_named(tmp_path):
-    made_run(tmp_path / "one", [5.0]), made_run(tmp_path / "two", [5.0])
-    config = fine_tuning_config("ner")
-    write_info(tmp_path / "two", RunInfo(config), None)
-    line = {"train/loss": 1.0, "train/tokens_per_second": 3.0, "train/sequences_per_second": 1}
-    line |= {"step": 3, "eval/f1": 0.5}
-    (tmp_path / "two/metrics.jsonl").write_text(json.dumps(line) + "\n")
-    figure = curves.draw([read_history(tmp_path / name) for name in ("one", "two")])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
-    assert {axis.get_title() for axis in figure.axes} >= {"loss of words", "loss", "f1, dev set"}
 
 
 def test_a_page_that_cannot_be_drawn_does_not_fail_a_run(tmp_path, capsys):

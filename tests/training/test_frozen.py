@@ -12,13 +12,9 @@ from ml_collections import ConfigDict
 from bertjax import families
 from bertjax.config import BertConfig, Compute, UserError, param_group, param_groups
 from bertjax.sharding.mesh import make_mesh, put_batch
-from bertjax.training.frozen import layer_factors
-from bertjax.training.optimizers import make_optimizer
 from bertjax.training.schedules import schedule_of
-from bertjax.training.state import abstract_axes
 from bertjax.training.step import make_program, put_hyperparameters
 from tests.families import own_family
-from tests.training.test_optimizer import updates_of
 from tests.training.toy import Toy, toy_config
 
 TINY = dict(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_size=16, max_position_embeddings=16)
@@ -173,25 +169,6 @@ def test_three_steps_of_optaxs_adamw_with_an_optimizer_for_each_layer(decay, fre
     moments = {x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim}
     assert ((3, 4, 4) in moments) == (not freeze and not still) and ((1, 4, 4) in moments) == (freeze == 2)
     assert ((3, 4) in moments) == (not freeze) and ((2, 4) in moments) == (freeze == 1)
-
-
-@pytest.mark.parametrize("name", ["lamb", "stable_adamw", "muon", "lion", "adafactor"])
-def test_every_optimizer_has_slower_layers(name):
-    """The update of a layer is smaller by the factor of the layer, decay included."""
-    task, rng = Layered(config_for(name=name)), np.random.default_rng(0)
-    shapes = nn.meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
-    params, gradient = (jax.tree.map(lambda x: rng.normal(size=x.shape), shapes) for _ in range(2))
-    axes = abstract_axes(task.init_params)
-    factors = layer_factors(task, 0.5, axes, shapes, {})
-    plain, slow = (
-        updates_of(make_optimizer(task.config.optimizer, axes, each), params, gradient, 0.02)
-        for each in (None, factors)
-    )
-    expected = plain | {"bert": jax.tree.map(np.copy, plain["bert"])}
-    expected["bert"]["embeddings"]["word"]["embedding"] /= 8
-    for x in expected["bert"]["encoder"]["layers"]["dense"].values():
-        x *= np.float32([0.25, 0.5, 1]).reshape(-1, *[1] * (x.ndim - 1))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), slow, expected)
 
 
 def test_devices_change_nothing_of_it():
