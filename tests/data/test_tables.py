@@ -23,11 +23,11 @@ STSB = [dict(sentence1="ship", sentence2="sail", label=3.8, idx=0)]
 CONLL = [dict(tokens=["EU", "rejects", "Britain"], ner=[3, 0, 5], pos=[0, 0, 0], chunks=[0, 0, 0])]
 SQUAD = [
     dict(id="q1", title="t", question="What sailed?", context="The ship sailed.")
-    | dict(answers=dict(text=["ship", "The ship"], answer_start=[4, 0])),
+    | dict(answers=dict(text=["ship", "The ship"], answer_start=[4, 0]))
 ]
 SQUAD2 = [
     dict(id="q1", title="t", question="Who cooked?", context="The ship sailed.", is_impossible=True)
-    | dict(answers=dict(text=[], answer_start=[]), plausible_answers=dict(text=["ship"], answer_start=[4])),
+    | dict(answers=dict(text=[], answer_start=[]), plausible_answers=dict(text=["ship"], answer_start=[4]))
 ]
 
 
