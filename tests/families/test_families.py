@@ -460,10 +460,14 @@ def test_every_form_of_a_config_is_read(family, changed, expected, folder_of, tm
 
 
 @pytest.mark.parametrize("family, fields, message", [
-    ("distilbert", dict(norm="pre"), r"model.norm = 'pre'"),
+    ("bert", dict(causal=True), r"model.causal = True"), ("bert", dict(positions="none"), r"model.positions = 'none'"),
+    ("bert", dict(norm="pre"), r"model.norm = 'pre'"), ("distilbert", dict(norm="pre"), r"model.norm = 'pre'"),
     ("electra", dict(norm="pre"), r"model.norm = 'pre'"),
     ("modernbert", dict(glu=False), r"model.glu = False"),
 ])  # fmt: skip
 def test_a_model_that_transformers_does_not_have_is_refused(family, fields, message):
     with pytest.raises(UserError, match=message):
         huggingface.check_form(model_config(family, **fields))
+    if family == "bert":
+        with pytest.raises(UserError, match=message):
+            tf1.check_form(model_config(family, **fields))

@@ -16,7 +16,7 @@ from bertjax.interop import huggingface, pretrained
 from bertjax.model.plain_attention import plain_attention
 from bertjax.model.tiles import Tile
 from bertjax.model.window_attention import window_attention
-from tests.conftest import tiny_config
+from tests.model.reference import attend, packed
 
 TINY = ModernBertConfig(
     vocab_size=300, hidden_size=32, num_hidden_layers=8, num_attention_heads=4, intermediate_size=48,
@@ -52,34 +52,16 @@ def folder(tmp_path_factory):
 # Attention within a window.
 
 
-def random_attention(length, half, seed=0):
-    rng = np.random.default_rng(seed)
-    qkv = jnp.asarray(rng.normal(size=(4, length, 3, 4, 8)), jnp.float32)
-    segments = np.sort(rng.integers(1, 4, (4, length)), axis=1)
-    segments[:, length - length // 5 :] = 0
-    return qkv, jnp.asarray(segments, jnp.int32)
-
-
-def plain(qkv, segments, half):
-    """Every score, and a mask."""
-    query, key, value = jnp.moveaxis(qkv, 2, 0)
-    place = jnp.arange(qkv.shape[1])
-    near = jnp.abs(place - place[:, None]) <= half
-    mask = (segments[:, :, None] == segments[:, None]) & near
-    scores = jnp.where(mask[:, None], jnp.einsum("bqnd,bknd->bnqk", query, key) / 8**0.5, -jnp.inf)
-    context = jnp.einsum("bnqk,bknd->bqnd", nn.softmax(scores), value)
-    return context.reshape(*context.shape[:2], -1)
-
-
 @pytest.mark.parametrize(
     "length, half, tile",
     [(1, 4, None), (5, 4, None), (65, 16, None), (30, 64, None), (37, 8, Tile(1, 1)), (64, 8, Tile(2, 2))],
 )
 def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, tile):
-    qkv, segments = random_attention(length, half)
-    weights = jnp.asarray(np.random.default_rng(1).normal(size=(4, length, 32)), jnp.float32)
+    rng = np.random.default_rng(0)
+    qkv, segments = jnp.asarray(rng.normal(size=(4, length, 3, 4, 8)), jnp.float32), packed(4, length + 3)[:, :length]
+    weights = rng.normal(size=(4, length, 32)).astype(np.float32)
     attentions = (
-        lambda x: plain(x, segments, half),
+        lambda x: attend(*jnp.moveaxis(x, 2, 0), segments, window=half),
         lambda x: window_attention(x, segments, half, Compute(), tile),
         lambda x: plain_attention(x, segments, None, 0.0, Compute(), tile=tile, window=half),
     )
@@ -166,10 +148,3 @@ def test_fine_tuning_takes_flags_for_fields_of_the_checkpoints_family(folder):
         assert "\n" not in str(error.value)
     with pytest.raises(UserError, match=r"config.model has no field 'classifier_pooling'"):  # its family is known
         experiment.from_arguments(["--config=base", "--config.model.classifier_pooling=mean"])
-
-
-def test_another_family_cannot_start_from_it(folder):
-    config = tiny_config("corpus")
-    config.init_checkpoint = str(folder)
-    with pytest.raises(UserError, match=r"config.model.family = 'bert': .* has 'modernbert'; begin with an experiment"):
-        pretrained.adopt(config)

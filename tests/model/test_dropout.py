@@ -27,14 +27,6 @@ def test_masks_of_neighbouring_rows_layers_sites_and_steps_are_independent():
     assert 0.97 < np.sqrt(np.mean(found**2)) < 1.03 and np.abs(found).max() < 5.5
 
 
-def test_masks_of_raw_neighbouring_keys_are_not():
-    """Why a key must be mixed before it comes here, as the docstring of `dropout` says."""
-    numbers = jnp.arange(32, dtype=jnp.uint32)
-    for words in (jnp.stack([0 * numbers, numbers], 1), jnp.stack([numbers, 0 * numbers], 1)):
-        found = correlations(jax.random.wrap_key_data(words, impl="threefry2x32"))
-        assert np.sqrt(np.mean(found**2)) > 1.3  # 1 with a standard error of .03 if they were independent
-
-
 def test_masks_are_independent_along_a_row():
     """At the distances of neighbours, of the blocks of kernels and of queries."""
     keys = row_keys(jax.random.key(0, impl="threefry2x32"), jnp.arange(64))

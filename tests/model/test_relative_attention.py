@@ -14,7 +14,6 @@ from bertjax.model.relative_attention import (
     distance_embeddings,
     distances,
     probabilities,
-    shift,
     shift_to,
 )  # fmt: skip
 
@@ -76,18 +75,6 @@ def test_each_query_sees_what_the_papers_say(draw, is_causal, has_segments):
         shown = probabilities(*inputs)
         np.testing.assert_allclose(jnp.einsum("bhqk,bkhd->bqhd", shown, value), expected, atol=1e-5)
         np.testing.assert_allclose(np.asarray(shown)[:, :, :, 0], 0, atol=1e-7)
-
-
-def test_shift_reads_each_distance_of_each_query():
-    """Scores that are their distances; those beside the mask have no meaning."""
-    for is_causal in (True, False):
-        found = distances(QUERIES, KEYS, is_causal)
-        moved = shift(jnp.broadcast_to(found, (HEADS, QUERIES, len(found))), KEYS)
-        apart = MEMORY + np.arange(QUERIES)[:, None] - np.arange(KEYS)
-        is_there = apart >= (0 if is_causal else -KEYS)
-        for head in np.asarray(moved):
-            np.testing.assert_array_equal(head[is_there], apart[is_there])
-    assert list(distances(1, 4, True)) == [3, 2, 1, 0] and list(distances(2, 3, False)) == [2, 1, 0, -1]
 
 
 @pytest.mark.parametrize("queries, keys", [(1, 1), (6, 33)])

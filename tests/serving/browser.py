@@ -1,7 +1,6 @@
 """A headless Chromium, driven through its debugging protocol."""
 
 import asyncio
-import base64
 import contextlib
 import json
 import shutil
@@ -20,10 +19,6 @@ class Page:
 
     def evaluate(self, *scripts: str) -> list:
         return asyncio.run(self._evaluate(scripts))
-
-    def screenshot(self) -> bytes:
-        (found,) = asyncio.run(self._send([("Page.captureScreenshot", {"captureBeyondViewport": True})]))
-        return base64.b64decode(found["data"])
 
     async def _evaluate(self, scripts):
         given = {"awaitPromise": True, "returnByValue": True}
