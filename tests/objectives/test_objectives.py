@@ -100,11 +100,6 @@ def params_of(task, deviation=0.1):
     return jax.tree_util.tree_map_with_path(value, shapes)
 
 
-def loss_and_gradient(task, batch):
-    """Returns a function of the params."""
-    return jax.value_and_grad(lambda params: task.loss(params, task.normalize(batch)), has_aux=True)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 3, 64])
 def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder, monkeypatch, part):
@@ -112,7 +107,8 @@ def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder
     batch, params = next(task.batches(0)), params_of(task)
 
     def traced():
-        return jax.jit(loss_and_gradient(task, batch)).trace(params)
+        gradient = jax.value_and_grad(lambda params: task.loss(params, task.normalize(batch)), has_aux=True)
+        return jax.jit(gradient).trace(params)
 
     expected = traced()
     monkeypatch.setattr(words, "MOST_BYTES", 0)

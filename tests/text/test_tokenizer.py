@@ -95,9 +95,6 @@ def test_bytes_are_those_of_utf8(text, tmp_path):
     assert all(0 <= start <= end <= len(text) for start, end in encoding.offsets)
     pieces.save(tmp_path)
     assert tokenizer.load("bytes", tmp_path / "bytes.txt").fingerprint == pieces.fingerprint
-    theirs = HuggingFaceTokenizer.from_str(pieces.to_huggingface()).encode(text)
-    if "[" not in text:  # where special pieces are typed, theirs takes them for special
-        assert theirs.ids == [pieces.cls_id, *encoding.ids, pieces.sep_id]
 
 
 def test_words_of_bytes_begin_with_a_space():

@@ -138,14 +138,11 @@ class Stub(socketserver.ThreadingTCPServer):
         environment = dict(os.environ, STUB=str(self.folder), PATH=f"{self.folder}:{os.environ['PATH']}")
         if " start " in command:
             environment["RUN_DOES"] = self.take("run", "train")
-        processes = []
+        processes, streams = [], dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for home in sorted((self.folder / "vms" / node).iterdir()):
             if worker in ("all", home.name):
                 environment.update(HOME=str(home), HOSTNAME=f"{node}-w-{home.name}")
-                processes.append(
-                    subprocess.Popen(["bash", "-c", command], cwd=home, env=environment, text=True,
-                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-                )  # fmt: skip
+                processes.append(subprocess.Popen(["bash", "-c", command], cwd=home, env=environment, **streams))
         outputs = [process.communicate() for process in processes]
         code = max(process.returncode for process in processes)
         return code, *map("".join, zip(*outputs))

@@ -15,14 +15,8 @@ from tests.tpu.stub_gcloud import Stub
 TPU = pathlib.Path(__file__).parents[2] / "tpu"
 SCRIPTS = ("create", "setup", "run", "watch", "stop", "delete", "keep")
 ARCHIVED = ("README.md", "pyproject.toml", "setup.py", "bertjax", "experiments", "tpu")
-SETTINGS = dict(
-    ZONE="us-west4-a",
-    BUCKET="gs://bucket",
-    RECORDS="gs://bucket/records",
-    POLL_SECONDS="0",
-    RETRY_SECONDS="0",
-    STOP_SECONDS="20",
-)
+SETTINGS = dict(ZONE="us-west4-a", BUCKET="gs://bucket", RECORDS="gs://bucket/records")
+SETTINGS |= dict(POLL_SECONDS="0", RETRY_SECONDS="0", STOP_SECONDS="20")
 QUOTA = 1, "ERROR: (gcloud) Quota limit 'TPUV5sLitepodPerProjectPerZone' has been exceeded. Limit: 0 in us-west4-a."
 CAPACITY = 1, 'ERROR: (gcloud) There is no more capacity in the zone "us-west4-a"; you can try in another zone'
 AWAY = 1, "ERROR: connection reset"
@@ -44,17 +38,11 @@ class Cloud:
 
     def __call__(self, *scripts: str, arguments=(), code: int = 0, stdin: str = "", **settings: str) -> str:
         """Runs scripts with `arguments`, and returns the last one's output."""
+        streams = dict(input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for script in scripts:
             name, *flags = script.split()
-            done = subprocess.run(
-                [self.root / "tpu" / f"{name}.sh", *flags, *arguments],
-                env=self.environment | settings,
-                input=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=60,
-            )
+            command = [self.root / "tpu" / f"{name}.sh", *flags, *arguments]
+            done = subprocess.run(command, env=self.environment | settings, timeout=60, **streams)
             assert done.returncode == code, done.stdout
         return done.stdout
 
@@ -241,33 +229,21 @@ def test_arguments_arrive_as_they_were(cloud):
 RECOVERIES = {
     # A request of before is waited for; it runs, and is preempted first as a queued resource, then as a node.
     "preempted twice": (
-        dict(
-            queue=["CREATING", "ACTIVE", "ACTIVE", "SUSPENDING", "SUSPENDED"],
-            node=["READY", "READY", "PREEMPTED"],
-            run=["train", "train", "exit 0"],
-        ),
-        [*NEW, "delete", *NEW, "delete", *NEW],
-    ),
+        dict(queue=["CREATING", "ACTIVE", "ACTIVE", "SUSPENDING", "SUSPENDED"], node=["READY", "READY", "PREEMPTED"],
+             run=["train", "train", "exit 0"]),
+        [*NEW, "delete", *NEW, "delete", *NEW]),
     # The worker's ssh fails at three looks in a row; the looks of setup and run stand between.
     "a worker is lost": (dict(status=[*4 * [None], LOST, LOST, LOST], run=["train", "exit 0"]), [*NEW, "end", *LAUNCH]),
     "a worker stays lost": (
-        dict(status=[*4 * [None], *4 * [LOST]], end=[LOST], run=["train", "exit 0"]),
-        [*NEW, "end", "delete", *NEW],
-    ),
+        dict(status=[*4 * [None], *4 * [LOST]], end=[LOST], run=["train", "exit 0"]), [*NEW, "end", "delete", *NEW]),
     "no capacity, and a connection that comes and goes": (
-        dict(
-            create=[CAPACITY, CAPACITY],
-            queue=[*3 * [None], "CREATING", "ACTIVE", *4 * [AWAY], "ACTIVE"],
-            status=[None, None, LOST],
-            run=["exit 0"],
-        ),
-        ["create", "create", *NEW],
-    ),
+        dict(create=[CAPACITY, CAPACITY], queue=[*3 * [None], "CREATING", "ACTIVE", *4 * [AWAY], "ACTIVE"],
+             status=[None, None, LOST], run=["exit 0"]),
+        ["create", "create", *NEW]),
     "failures, but with new checkpoints": (
         dict(run=[*4 * ["exit 1"], "exit 0"], checkpoints=["gs://1", "gs://2", "gs://3", "gs://4"]),
-        [*NEW, *4 * ["start"]],
-    ),
-}
+        [*NEW, *4 * ["start"]]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", RECOVERIES)
