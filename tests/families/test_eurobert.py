@@ -1,4 +1,4 @@
-"""EuroBERT: its norm, its pooling of packed texts, and tied embeddings. `test_families.py` compares its kernels."""
+"""EuroBERT: its pooling of packed texts, and tied embeddings. `test_families.py` compares its kernels."""
 
 import dataclasses
 
@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.config import Compute
 from bertjax.families.eurobert import EuroBertConfig
 from bertjax.families.eurobert.model import EuroBertModel
 from bertjax.families.with_heads import BertForMaskedLM, BertForSequenceClassification
 from bertjax.interop import conversion, huggingface, pretrained
-from bertjax.model.attention import RMSNorm
 from bertjax.sharding.rules import stacked
 from tests.families.test_modernbert import random_params
 
@@ -35,27 +33,6 @@ def test_matrices_that_are_stacked_are_known_to_optimizers():
     assert found == {"query": [0], "key_value": [0, 2], "output": [0]}
     assert stacked(layers["input"]["kernel"]) == [0, 2] and stacked(layers["output"]["kernel"]) == [0]
     assert axes["masked_lm"]["decoder"]["embedding"] == axes["bert"]["embeddings"]["word"]["embedding"]
-
-
-def test_rms_norm_and_its_gradient_are_the_definition():
-    x, grad = jax.random.normal(jax.random.key(0), (2, 3, 5, 32))
-    norm, scale = RMSNorm(TINY, Compute()), jnp.linspace(0.5, 2, 32)
-
-    def definition(x, scale):
-        return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + TINY.rms_norm_eps) * scale
-
-    def value_and_gradients(function):
-        value, pull = jax.vjp(function, x, scale)
-        return value, *pull(grad)
-
-    functions = definition, lambda x, scale: norm.apply({"params": {"scale": scale}}, x)
-    expected, found = jax.jit(lambda: [value_and_gradients(function) for function in functions])()
-    for a, b, tolerance in zip(found, expected, (1e-6, 1e-5, 1e-5), strict=True):
-        np.testing.assert_allclose(a, b, atol=tolerance)
-    tiny = jnp.full((1, 32), 1e-3, jnp.bfloat16)  # its square is lost beside eps in bfloat16
-    half = RMSNorm(TINY, Compute(dtype="bfloat16"))
-    found = half.apply({"params": {"scale": scale}}, tiny)
-    np.testing.assert_allclose(found.astype(jnp.float32), definition(tiny.astype(jnp.float32), scale), rtol=1e-2)
 
 
 def test_packed_texts_are_pooled_as_rows_of_their_own():

@@ -90,19 +90,9 @@ def test_other_content_is_named(folder, state, change, message):
 def test_a_damaged_file_is_one_line(folder, state, is_zip):
     path = folder / "pytorch_model.bin"
     torch.save(state, path, _use_new_zipfile_serialization=is_zip)
-    whole, rng = path.read_bytes(), np.random.default_rng(0)
-    damaged = [whole[:size] for size in (0, 1, 100, 3000, len(whole) - 1)]
-    for _ in range(20):
-        flipped = bytearray(whole)
-        for place in rng.integers(0, 2000, 8):
-            flipped[place] = rng.integers(256)
-        damaged.append(bytes(flipped))
-    for content in damaged:
-        path.write_bytes(content)
-        try:
-            pretrained.read(folder)  # not every byte matters
-        except UserError as error:
-            assert "\n" not in str(error) and "weights_only" not in str(error)
-    path.write_bytes(whole[:3000])
-    with pytest.raises(UserError, match=r"pytorch_model.bin: damaged"):
-        pretrained.read(folder)
+    whole = path.read_bytes()
+    for size in (0, 1, 100, 3000, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match=r"pytorch_model.bin: damaged") as error:
+            pretrained.read(folder)
+        assert "\n" not in str(error.value) and "weights_only" not in str(error.value)
