@@ -4,7 +4,6 @@ import dataclasses
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bertjax.families.eurobert import EuroBertConfig
@@ -12,6 +11,7 @@ from bertjax.families.eurobert.model import EuroBertModel
 from bertjax.families.with_heads import BertForMaskedLM, BertForSequenceClassification
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.sharding.rules import stacked
+from tests.families.test_families import abstract_params
 from tests.families.test_modernbert import random_params
 
 TINY = EuroBertConfig(
@@ -20,14 +20,9 @@ TINY = EuroBertConfig(
 )  # fmt: skip
 
 
-def shapes_of(config):
-    ids = jnp.zeros((1, 8), jnp.int32)
-    return jax.eval_shape(BertForMaskedLM(config).init, jax.random.key(0), *[ids] * 4)["params"]
-
-
 def test_matrices_that_are_stacked_are_known_to_optimizers():
     """Keys and values of all layers, and both halves of a gate, are matrices of their own; tables are no kernels."""
-    axes = nn.get_partition_spec({"params": shapes_of(TINY)})["params"]
+    axes = nn.get_partition_spec({"params": abstract_params(TINY)})["params"]
     layers = axes["bert"]["encoder"]["layers"]
     found = {name: stacked(layers["attention"][name]["kernel"]) for name in ("query", "key_value", "output")}
     assert found == {"query": [0], "key_value": [0, 2], "output": [0]}

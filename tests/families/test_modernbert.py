@@ -1,7 +1,5 @@
 """ModernBERT: attention within windows, initial values, and the fields that fine-tuning accepts."""
 
-import dataclasses
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -77,19 +75,6 @@ def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, 
     for loss, gradient in others:
         np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_attention_is_drawn_with_windows_and_adds_up():
-    config = dataclasses.replace(TINY, local_attention=4, num_hidden_layers=4)
-    params = random_params(BertForMaskedLM(config), config)
-    ids = np.random.default_rng(0).integers(3, 300, (1, 12))
-    attention = jax.jit(FAMILY.attention, static_argnums=0)
-    probabilities = np.asarray(attention(config, params["bert"], ids, np.ones_like(ids), np.zeros_like(ids)))
-    assert probabilities.shape == (4, 4, 12, 12)
-    np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-5)
-    far = np.abs(np.arange(12) - np.arange(12)[:, None]) > 2
-    assert (probabilities[[1, 2]][:, :, far] == 0).all() and (probabilities[[0, 3]] > 0).all()
 
 
 # Configs.

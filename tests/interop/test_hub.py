@@ -129,17 +129,11 @@ def test_a_model_that_cannot_be_had_is_named_in_a_line(server, tmp_path, monkeyp
     assert str(error.value).startswith(message.format(here=here, cache=tmp_path)) and "\n" not in str(error.value)
 
 
-@pytest.fixture
-def at_hand(monkeypatch):
-    """Has hub:org/bert be tests/golden/bert."""
+def test_it_stands_wherever_a_path_does(monkeypatch):
     monkeypatch.setattr(hub, "fetched", {hub.Repository("org/bert", "v1"): GOLDEN}.get)
-    return "hub:org/bert@v1"
-
-
-def test_it_stands_wherever_a_path_does(at_hand):
-    assert bertjax.load(at_hand).path == str(GOLDEN)
+    assert bertjax.load("hub:org/bert@v1").path == str(GOLDEN)
     config = experiment.load("classify")
-    config.init_checkpoint, config.max_seq_length = at_hand, 16
+    config.init_checkpoint, config.max_seq_length = "hub:org/bert@v1", 16
     finetuning_run.adopt(config, None, with_data=False)
     assert config.model.intermediate_size == 48
 

@@ -41,12 +41,11 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz.?"
 PIECES = WordPiece([*SPECIAL_PIECES, *LETTERS, *("##" + x for x in LETTERS)], lowercase=True)
 
 
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory):
-    """(folder of a random GPT-2 with a vocabulary of its kind, transformers' model, and tokenizer)."""
-    folder = tmp_path_factory.mktemp("gpt2")
+def gpt2(folder):
+    """Writes a random GPT-2 with a vocabulary of its kind; returns transformers' model and tokenizer."""
     learnt = tokenizers.ByteLevelBPETokenizer()
     learnt.train_from_iterator([make_corpus(20)], 350, special_tokens=["<|endoftext|>"], show_progress=False)
+    folder.mkdir()
     learnt.save_model(str(folder))
     pieces = transformers.GPT2TokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt"))
     pieces.save_pretrained(folder)
@@ -59,11 +58,11 @@ def gpt2(tmp_path_factory):
     for parameter in theirs.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     theirs.save_pretrained(folder)
-    return folder, theirs, pieces
+    return theirs, pieces
 
 
-def test_gpt2_has_their_logits_and_attention_and_is_kept_in_a_workdir(gpt2, tmp_path):
-    folder, theirs, pieces = gpt2
+def test_gpt2_has_their_logits_attention_and_words_and_is_kept_in_a_workdir(tmp_path):
+    theirs, pieces = gpt2(folder := tmp_path / "gpt2")
     source = pretrained.read_with_tokenizer(folder)
     assert not source.ignored and source.predicts_words
     ids = np.random.default_rng(0).integers(0, source.config.vocab_size, (2, 64))
@@ -80,17 +79,6 @@ def test_gpt2_has_their_logits_and_attention_and_is_kept_in_a_workdir(gpt2, tmp_
     np.testing.assert_allclose(words[..., : source.config.vocab_size], expected, rtol=0, atol=1e-4)
     np.testing.assert_allclose(attention, np.concatenate([x.numpy() for x in theirs_of_text]), atol=1e-5)
 
-    conversion.convert(folder, tmp_path / "ours", "bertjax")
-    after = pretrained.read(tmp_path / "ours")
-    assert source.config == after.config and source.tokenizer.fingerprint == after.tokenizer.fingerprint
-    jax.tree.map(np.testing.assert_array_equal, source.params, after.params)
-    with pytest.raises(UserError, match=r"model.norm = 'pre' has no place in --format=huggingface"):
-        conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
-
-
-def test_gpt2_goes_on_with_their_words(gpt2):
-    folder, theirs, pieces = gpt2
-    source = pretrained.read_with_tokenizer(folder)
     for text in ("The whale found the anchor", "naïve   captains, 2 nets", "日本", ""):
         ids = source.tokenizer.encode(text).ids
         assert ids == pieces(text).input_ids and source.tokenizer.decode(ids) == text
@@ -99,6 +87,13 @@ def test_gpt2_goes_on_with_their_words(gpt2):
         given = source.params, source.tokenizer, text, 12, Sampling(temperature=0)
         found = generate(BertForMaskedLM(source.config), *given)
         assert found == pieces.decode([i for i in expected if i]) and len(expected) > begin.shape[1]
+
+    conversion.convert(folder, tmp_path / "ours", "bertjax")
+    after = pretrained.read(tmp_path / "ours")
+    assert source.config == after.config and source.tokenizer.fingerprint == after.tokenizer.fingerprint
+    jax.tree.map(np.testing.assert_array_equal, source.params, after.params)
+    with pytest.raises(UserError, match=r"model.norm = 'pre' has no place in --format=huggingface"):
+        conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
 
 
 @pytest.mark.parametrize(
