@@ -77,10 +77,9 @@ def leaves(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
 
 
-def end_equal(folder, other, step: int) -> bool:
-    """Returns whether two runs have the same params at a step, bit for bit."""
-    ends = (leaves(checkpoint.read_params(each, step)) for each in (folder, other))
-    return all((a == b).all() for a, b in zip(*ends, strict=True))
+def assert_equal_ends(folder, other, step: int) -> None:
+    """Compares the params of two runs at a step, bit for bit."""
+    jax.tree.map(np.testing.assert_array_equal, *(checkpoint.read_params(each, step) for each in (folder, other)))
 
 
 def test_the_stages_of_bert_are_the_simplest_case():
@@ -219,14 +218,14 @@ def test_a_run_that_stops_at_boundaries_ends_as_a_run_that_does_not(records, str
         launch_and_stop(Pretraining, averaged(records), tmp_path / "stopped", step + 1)
         assert checkpoint.steps(tmp_path / "stopped")[-1] == step
     launch(averaged(records), tmp_path / "stopped")
-    assert end_equal(straight, tmp_path / "stopped", 8)
+    assert_equal_ends(straight, tmp_path / "stopped", 8)
     lines = [line for line in read_metrics(straight) if "train/learning_rate" in line]
     rate = schedule_of(averaged(records), 8)
     assert [line["train/learning_rate"] for line in lines] == [float(rate(step)) for step in range(8)]
 
 
 @pytest.mark.slow
-def test_the_average_of_the_params_is_evaluated_saved_and_read(records, straight):
+def test_the_average_of_the_params_and_the_angles_of_the_stage_are_read(records, straight, tmp_path):
     params = [leaves(checkpoint._read(straight, step, "params", None)) for step in range(1, 6)]
     average = leaves(checkpoint.read_params(straight, 1))
     for step, new_params in enumerate(params[1:], 1):
@@ -239,13 +238,10 @@ def test_the_average_of_the_params_is_evaluated_saved_and_read(records, straight
     assert all((a == b).all() for a, b in zip(leaves(source.params), leaves(checkpoint.read_params(straight, 8))))
     scores = task_of(averaged(records), records).evaluate(jax.device_put(source.params), 8).scores
     assert scores["mlm_loss"] == pytest.approx(checkpoint.read_scores(straight, 8).scores["mlm_loss"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_checkpoint_is_read_with_the_angles_of_its_stage(straight, tmp_path):
+    # A checkpoint is read with the angles of its stage. The converted folder has no steps.
     angles = [pretrained.read(f"{straight}@{step}").config.global_rope_theta for step in (6, 8)]
     assert angles == [1e6, 160_000.0]
-    conversion.convert(f"{straight}@6", tmp_path / "converted", "bertjax")  # the folder has no steps
+    conversion.convert(f"{straight}@6", tmp_path / "converted", "bertjax")
     assert pretrained.read(tmp_path / "converted").config.global_rope_theta == 1e6
 
 
@@ -283,7 +279,7 @@ def test_a_branch_equals_the_run_that_went_straight(records, parent, tmp_path, c
     assert line in capsys.readouterr().out
     launch(falling(records, 14, parent), tmp_path / "branch")
     assert line not in capsys.readouterr().out
-    assert end_equal(tmp_path / "branch", tmp_path / "straight", 14)
+    assert_equal_ends(tmp_path / "branch", tmp_path / "straight", 14)
     assert not (tmp_path / "branch" / "records").exists()  # it reads its parent's
     assert require_info(tmp_path / "branch").config.branch_from == f"{parent}@8"
     assert checkpoint.steps(parent) == [4, 8, 12]
