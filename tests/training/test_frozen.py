@@ -199,9 +199,6 @@ def test_what_cannot_be_frozen_is_refused(changes, message):
         config.optimizer.groups = param_groups(still=param_group(changes["still"], 0.0))
     with pytest.raises(UserError, match=message):
         make_program(Layered(config), config, Layered(config).mesh)
-
-
-def test_layers_that_nobody_knows_have_no_rates():
     config = config_for(layer_decay=0.9)
     with pytest.raises(UserError, match=r"layer_decay = 0\.9: the model's family names no layers of its params"):
         make_program(Toy(config), config, Toy(config).mesh)
