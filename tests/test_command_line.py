@@ -182,11 +182,6 @@ def command(*arguments, cwd, **environment):
     return subprocess.run(arguments, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_the_task_of_an_experiment_cannot_be_overridden():
-    with pytest.raises(UserError, match=r"^--config.task=squad: an experiment is for one task"):
-        parse("--config=glue:mrpc", "--config.task=squad")
-
-
 def test_an_experiment_imports_the_modules_beside_it(tmp_path):
     """A task of one's own, from any folder; `sys.path` stays as it was."""
     (tmp_path / "neighbour.py").write_text("SIZE = 7\n")

@@ -8,7 +8,6 @@ import pytest
 
 from bertjax import experiment, families
 from bertjax.config import UserError, named_stages, pretraining_config, stage
-from bertjax.stages import stages_of
 from bertjax.tasks import validate
 from bertjax.validation import validate_pretraining
 from experiments.ablations import scaled
@@ -103,18 +102,6 @@ def test_every_experiment_is_valid_with_a_corpus(experiment):
     del again.model
     again.update(json.loads(config.to_json_best_effort()))
     assert families.config_of(again) == families.config_of(config)
-
-
-def test_the_papers_recipe():
-    for name in ("base", "large"):
-        config = load(name)
-        assert config.batch_size == 256
-        assert [(s.steps, s.length) for s in stages_of(config)] == [(900_000, 128), (100_000, 512)]
-        assert config.stages.short.max_predictions_per_seq == 20
-        assert 76 <= config.stages.long.max_predictions_per_seq <= 80
-        optimizer = dict(learning_rate=1e-4, warmup_steps=10_000, epsilon=1e-6, weight_decay=0.01, max_grad_norm=1.0)
-        assert config.optimizer.to_dict().items() >= dict(optimizer, bias_correction=False).items()
-    assert config.model.num_hidden_layers == 24
 
 
 CHOICES = {
