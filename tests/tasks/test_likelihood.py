@@ -169,6 +169,8 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another_text():
     model, params = model_of(CAUSAL)
     texts = [[generate(model, params, PIECES, "a b", 12, Sampling(), seed) for seed in range(3)] for _ in range(2)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 3
+    random_pieces = generate(model, params, PIECES, "a b", 12, Sampling(temperature=100.0), seed=1)
+    assert len(set(random_pieces.split())) > 4, "each place has a key of its own"
 
 
 @pytest.mark.parametrize("sampling, allowed", [
