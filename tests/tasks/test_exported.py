@@ -7,7 +7,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-import types
 
 import flax.linen as nn
 import jax
@@ -77,7 +76,10 @@ def test_programs_compute_what_the_library_does(words):
     (model, folder), rng = words, np.random.default_rng(0)
     run = loaded(folder)
     for _ in range(2):
-        compare_rows(model, types.SimpleNamespace(run=run), rng)
+        batch = drawn(model, rng)
+        real = batch["segments"] > 0
+        expected = np.asarray(model.apply(model.params, **batch))
+        np.testing.assert_allclose(run(**batch)[real], expected[real], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="there are programs for up to"):
         run(np.ones((1, model.config.max_position_embeddings + 1), np.int32))
     ids = np.array([[2, 9, 3, 0, 0]], np.int32)
@@ -131,12 +133,34 @@ def compare_classes(model, read, rng):
             np.testing.assert_allclose(jax.nn.softmax(logits), expected, rtol=1e-4, atol=1e-6)
 
 
-def compare_rows(model, read, rng):
-    """Of drawn rows, as `Model.apply` computes them: the outputs of tokens."""
-    batch = drawn(model, rng)
-    real = batch["segments"] > 0
-    expected = np.asarray(model.apply(model.params, **batch))
-    np.testing.assert_allclose(read.run(**batch)[real], expected[real], rtol=1e-4, atol=1e-5)
+def compare_tags(model, read, rng):
+    """Of those that are not cut into several rows."""
+    texts = [text for text in drawn_texts(rng, 60) if len(model.tokenizer.encode(text).ids) <= 22]
+    words = 0
+    for said, (encoding, logits) in zip(model.tag(texts), read(texts), strict=True):
+        first = {start: place for place, (start, end) in reversed(list(enumerate(encoding.offsets))) if end > start}
+        tags = [model.source.labels[int(logits[first[start]].argmax())] for start, _ in said["offsets"]]
+        assert said["tags"] == tags
+        words += len(tags)
+    assert words > 40
+
+
+def compare_answers(model, read, rng):
+    """Of contexts that fit in one row."""
+    texts = [text for text in drawn_texts(rng, 80) if len(model.tokenizer.encode(text).ids) <= 10]
+    pairs = list(zip(texts[::-1], texts))
+    assert any(pair[1] in WITHOUT_PIECES for pair in pairs)
+    for (_, context), said, (encoding, logits) in zip(pairs, model.predict(pairs), read(pairs), strict=True):
+        start, end = logits.T
+        own = [place for place, of in enumerate(encoding.sequence_ids) if of == 1]
+        scores = {(i, j): start[i] + end[j] for i in own for j in own if i <= j}
+        if not scores:
+            assert said["answer"] == "" and said["null_odds"] is None
+            continue
+        i, j = max(scores, key=scores.get)
+        assert (said["start"], said["end"]) == (encoding.offsets[i][0], encoding.offsets[j][1])
+        assert said["answer"] == context[said["start"] : said["end"]] and 0 < said["probability"] <= 1
+        np.testing.assert_allclose(said["null_odds"], start[0] + end[0] - scores[i, j], rtol=1e-4, atol=1e-5)
 
 
 def compare_vectors(model, read, rng):
@@ -163,8 +187,8 @@ CLASSES = dict(labels=("sea", "court", "none"))
 OF_TEXTS = {
     "classes": (lambda: made("BertForSequenceClassification", "classifier", 3, **CLASSES), compare_classes),
     "causal": (lambda: made("BertForSequenceClassification", "classifier", 3, True, **CLASSES), compare_classes),
-    "tags": (lambda: made("BertForTokenClassification", "classifier", 3, labels=("O", "B-X", "I-X")), compare_rows),
-    "answers": (lambda: made("BertForQuestionAnswering", "spans", 2), compare_rows),
+    "tags": (lambda: made("BertForTokenClassification", "classifier", 3, labels=("O", "B-X", "I-X")), compare_tags),
+    "answers": (lambda: made("BertForQuestionAnswering", "spans", 2), compare_answers),
     "vectors": (vectors, compare_vectors),
     "states": (modern, compare_states),
     "XLNet": (lambda: states_of("xlnet", max_position_embeddings=30), compare_states),
