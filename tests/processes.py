@@ -1,7 +1,7 @@
 """The package's commands in processes of their own.
 
 `run` and `start` fork the processes off one process that has imported JAX already: a start costs milliseconds instead
-of seconds. A fork runs `python -m bertjax.MODULE` with its own flags, environment, folder and signals, and reads records
+of seconds. A fork runs `python -m bertjax.MODULE` with its own flags, environment, folder and signals. It reads records
 without TensorFlow. `fresh=True` starts Python anew, as users do.
 """
 

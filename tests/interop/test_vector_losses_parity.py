@@ -1,4 +1,4 @@
-"""Losses of vectors beside sentence-transformers': the same vectors and labels, values and gradients.
+"""Losses of vectors beside sentence-transformers', and distillation beside PyTorch: values and gradients.
 
 `test_sentence_transformers.py` compares the vectors of the encoder.
 """
@@ -11,6 +11,7 @@ import pytest
 
 from bertjax.sharding.mesh import GROUPS
 from bertjax.tasks import vector_losses
+from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy, SquaredError
 
 torch = pytest.importorskip("torch")
 losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
@@ -92,3 +93,32 @@ def test_a_teacher_is_learnt_as_theirs(what, widths):
     else:
         theirs, labels = losses.CosineSimilarityLoss(Stub()), cosines[:, 0]
     assert_same(texts, settings(widths), None, theirs, labels, widths, np.asarray(said))
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels", "number"])
+def test_the_loss_of_a_teachers_logits_is_torchs(kind):
+    F = torch.nn.functional
+    rng, heat, weight = np.random.default_rng(0), 3.0, 0.7
+    logits, theirs = rng.normal(size=(2, 6, 1 if kind == "number" else 4)).astype(np.float32)
+    ours, teacher = torch.tensor(logits, requires_grad=True), torch.tensor(theirs)
+    if kind == "classes":
+        labels, loss = rng.integers(0, 4, 6), CrossEntropy(label_smoothing=0.1)
+        hard = F.cross_entropy(ours, torch.tensor(labels), label_smoothing=0.1)
+        soft = F.kl_div(torch.log_softmax(ours / heat, -1), torch.softmax(teacher / heat, -1), reduction="batchmean")
+    elif kind == "labels":
+        labels, loss = rng.integers(0, 2, (6, 4)), SigmoidCrossEntropy()
+        hard = F.binary_cross_entropy_with_logits(ours, torch.tensor(labels).float())
+        chances, shares = torch.sigmoid(ours / heat), torch.sigmoid(teacher / heat)
+        soft = (shares * (shares / chances).log() + (1 - shares) * ((1 - shares) / (1 - chances)).log()).mean()
+    else:
+        labels, loss = rng.normal(size=6).astype(np.float32), SquaredError()
+        hard, soft = F.mse_loss(ours[:, 0], torch.tensor(labels)), F.mse_loss(ours, teacher) / heat**2
+    expected = (1 - weight) * hard + weight * heat**2 * soft
+    expected.backward()
+
+    def distilled(logits):
+        return Distilled(loss, heat, weight)(logits, {"labels": labels, "teacher_logits": theirs})[0].mean()
+
+    value, gradient = jax.jit(jax.value_and_grad(distilled))(logits)
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, ours.grad.numpy(), atol=1e-6)

@@ -18,7 +18,6 @@ from bertjax.interop import huggingface, pretrained, resizing
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.tasks import classification, distillation, finetuning_run, metrics, output_layers, pairs, validate
 from bertjax.tasks.finetuning import FineTuning
-from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy, SquaredError
 from bertjax.tasks.pretraining import Pretraining
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training import checkpoint as checkpoints
@@ -180,37 +179,6 @@ def test_batches_have_the_teachers_logits_of_their_examples(teacher, untold, che
         distillation._logits(config, dataclasses.replace(dataset, output_layer=output_layers.spans()), None)
     # Another order of the labels: that of the data counts.
     assert distillation._order(source, dataset.output_layer, LABELS[::-1], "") == [3, 2, 1, 0]
-
-
-@pytest.mark.parametrize("kind", ["classes", "labels", "number"])
-def test_the_loss_and_its_gradient_are_torchs(kind):
-    torch = pytest.importorskip("torch")
-    F = torch.nn.functional
-
-    rng, heat, weight = np.random.default_rng(0), 3.0, 0.7
-    logits, theirs = rng.normal(size=(2, 6, 1 if kind == "number" else 4)).astype(np.float32)
-    ours, teacher = torch.tensor(logits, requires_grad=True), torch.tensor(theirs)
-    if kind == "classes":
-        labels, loss = rng.integers(0, 4, 6), CrossEntropy(label_smoothing=0.1)
-        hard = F.cross_entropy(ours, torch.tensor(labels), label_smoothing=0.1)
-        soft = F.kl_div(torch.log_softmax(ours / heat, -1), torch.softmax(teacher / heat, -1), reduction="batchmean")
-    elif kind == "labels":
-        labels, loss = rng.integers(0, 2, (6, 4)), SigmoidCrossEntropy()
-        hard = F.binary_cross_entropy_with_logits(ours, torch.tensor(labels).float())
-        chances, shares = torch.sigmoid(ours / heat), torch.sigmoid(teacher / heat)
-        soft = (shares * (shares / chances).log() + (1 - shares) * ((1 - shares) / (1 - chances)).log()).mean()
-    else:
-        labels, loss = rng.normal(size=6).astype(np.float32), SquaredError()
-        hard, soft = F.mse_loss(ours[:, 0], torch.tensor(labels)), F.mse_loss(ours, teacher) / heat**2
-    expected = (1 - weight) * hard + weight * heat**2 * soft
-    expected.backward()
-
-    def distilled(logits):
-        return Distilled(loss, heat, weight)(logits, {"labels": labels, "teacher_logits": theirs})[0].mean()
-
-    value, gradient = jax.jit(jax.value_and_grad(distilled))(logits)
-    np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
-    np.testing.assert_allclose(gradient, ours.grad.numpy(), atol=1e-6)
 
 
 @pytest.mark.slow
