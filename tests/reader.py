@@ -124,10 +124,11 @@ def made_small(arguments: list[str], folder: pathlib.Path) -> list[str]:
         small["tokenizer.extend"] = min(config.tokenizer.extend, 5)
         small.update({"data.heldout_fraction": 0.15, "checkpoint.every_steps": 2})
         small["eval.fill_masks"] = "()"
-        # Stages of one length share their compiled functions.
+        shortest = min(stage.length for stage in config.stages.values())
         for name, stage in config.stages.items():
-            predicted = -(-stage.max_predictions_per_seq * 32 // stage.length)
-            fields = dict(steps=2, length=32, max_predictions_per_seq=predicted)
+            length = 32 if stage.length == shortest else 64
+            predicted = -(-stage.max_predictions_per_seq * length // stage.length)
+            fields = dict(steps=2, length=length, max_predictions_per_seq=predicted)
             small.update({f"stages.{name}.{field}": value for field, value in fields.items()})
         small.update({f"model.{name}": value for name, value in _small_model(config, folder).items()})
     return [f"--config.{name}={value}" for name, value in small.items() if _has(config, name)]

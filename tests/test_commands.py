@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from bertjax import experiment, tasks
@@ -194,22 +193,6 @@ def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
     assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
 
 
-@pytest.mark.slow  # tests/tasks/test_vectors.py writes vectors with the command
-def test_extract_writes_hidden_states(trained, tmp_path):
-    folder, _ = trained
-    arguments = f"--checkpoint={folder}/run", "--layers=sum_all", "--output=f.npz", "the ship", "a", "--dtype=float32"
-    result = run("extract", *arguments, cwd=tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
-    assert list((tmp_path / "compiled").iterdir())  # for the next time
-    assert result.returncode == 0 and "hidden [7, 16] of 2 texts" in result.stdout, result.stderr
-    with np.load(tmp_path / "f.npz") as arrays:
-        exact = arrays["hidden"]
-        assert exact.shape == (7, 16) and arrays["offsets"].tolist() == [0, 4, 7]
-    assert run("extract", *arguments[:-1], "--dtype=bfloat16", cwd=tmp_path).returncode == 0
-    with np.load(tmp_path / "f.npz") as arrays:
-        rounded = arrays["hidden"]
-    assert 1e-6 < np.linalg.norm(rounded - exact) / np.linalg.norm(exact) < 1e-2
-
-
 def test_report_looks_into_a_run(trained, tmp_path):
     folder, _ = trained
     result = run("report", "run@10", f"--output={tmp_path}", "--text=the ship saw the oven .", cwd=folder)
@@ -219,15 +202,6 @@ def test_report_looks_into_a_run(trained, tmp_path):
     assert "Thin lines: training" in page
     own = (folder / "run/report.html").read_text()
     assert "Attention, head by head" not in own and '<a href="checkpoints/10">run@10</a>' in own
-
-
-@pytest.mark.slow
-def test_report_looks_into_a_published_checkpoint(tmp_path):
-    result = run("report", str(GOLDEN), f"--output={tmp_path}", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    page = (tmp_path / "report.html").read_text()
-    assert "Attention, head by head" in page and (tmp_path / "report-attention.png").exists()
-    assert "Thin lines: training" not in page and not (tmp_path / "report.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from tests.conftest import FOLDER
 from tests.interop.test_golden import GOLDEN
 from tests.processes import run as command
 from tests.processes import start
-from tests.serving import browser
 from tests.test_library import TAGS, made
 
 TEXTS = [f"the [MASK] {'of a list ' * (number % 4)}{'[MASK] ' * (number % 2)}." for number in range(24)]
@@ -329,60 +328,6 @@ def test_what_does_not_fit_in_the_queue_is_refused_and_what_waits_is_answered(le
             hold.set()
         assert first.result() == (200, {"results": ["now"]})
         assert waiting.result() == (200, {"results": [*"abcd"]})
-
-
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
-def test_the_page_shows_words_probabilities_and_attention(server):
-    with browser.shown(f"{server}/") as page:
-        text = "document.getElementById('result').innerText"
-        filled, failed, pieces, dark = page.evaluate(
-            f"text.value = 'the [MASK] of <b>a</b> list .'; run('fill_mask').then(() => {text})",
-            f"text.value = 'no mask'; run('fill_mask').then(() => {text})",
-            "text.value = 'the list of it .'; run('attention').then(() => "
-            "[...document.querySelectorAll('#pieces .piece')].map(x => x.textContent))",
-            "document.querySelector('#pieces .piece').style.background",
-        )
-        assert "[MASK] 1" in filled and filled.count("%") == 5 and "<b>a</b>" in filled
-        assert "no [MASK]" in failed
-        assert pieces[0] == "[CLS]" and pieces[-1] == "[SEP]" and len(pieces) >= 7
-        assert dark.startswith("rgba(76, 114, 176")
-
-
-def percents(shares):
-    return [pytest.approx(100 * share, abs=0.06) for share in shares]
-
-
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium")
-@pytest.mark.parametrize("method", METHODS)
-def test_the_page_shows_what_a_checkpoint_has_learnt(learnt, method):
-    model, url = learnt[method]
-    pair, texts = f"{QUESTION} | {CONTEXT}", f"{QUESTION}\n{CONTEXT}"
-    typed = {"classify": f"{QUESTION}\n{pair}", "answer": pair}.get(method, texts)
-    run = "run('{}').then(() => document.getElementById('result').innerText)"
-    bars = "[...document.querySelectorAll('#result td')].map(x => parseFloat(x.innerText)).filter(x => !isNaN(x))"
-    with browser.shown(f"{url}/") as page:
-        names, text, shares, marked, vectors, cosines = page.evaluate(
-            "[...document.querySelectorAll('button')].map(x => x.id)",
-            f"text.value = {json.dumps(typed)}; {run.format(method)}",
-            bars,
-            "[...document.querySelectorAll('#result mark')].map(x => [x.textContent, x.title])",
-            f"text.value = {json.dumps(texts)}; {run.format('embed')}",
-            bars,
-        )
-    assert names == [*([] if method == "embed" else [method]), "embed", "attention"]
-    first, other = model.embed([QUESTION, CONTEXT], **({} if method == "embed" else {"pool": "mean", "layers": "last"}))
-    assert f"2 vectors of {len(first)} numbers" in vectors
-    assert cosines == percents([first @ other / np.sqrt((first @ first) * (other @ other))])
-    if method == "classify":
-        found = model.classify([QUESTION]) + model.classify([(QUESTION, CONTEXT)])
-        assert [line for line in text.splitlines() if line in model.source.labels] == [x["label"] for x in found]
-        assert shares == [p for x in found for p in percents(sorted(x["probabilities"].values(), reverse=True))]
-    elif method == "tag":
-        found = [pair for x in model.tag([QUESTION, CONTEXT]) for pair in zip(x["words"], x["tags"])]
-        assert marked == [[word, tag] for word, tag in found if tag != "O"] != []
-    elif method == "answer":
-        found = model.answer(QUESTION, CONTEXT)
-        assert text.splitlines()[0] == found["answer"] and shares == percents([found["probability"]])
 
 
 def test_inputs_of_a_like_length_are_computed_together_and_each_gets_its_own():

@@ -553,20 +553,13 @@ def profiled_steps(workdir, name):
 
 
 @pytest.mark.slow
-def test_a_profile_shows_whole_steps_and_no_others(train_toy, tmp_path, capsys):
-    train_toy(Toy(toy_config()), profile="3:4")
-    steps, names = profiled_steps(tmp_path, "steps_3_4")
-    assert steps == [3, 4] and any("train_step" in name for name in names)
-    assert f"profile of steps 3 to 4 in {tmp_path / 'profile'}" in capsys.readouterr().out
-    assert int(train_toy(Toy(toy_config())).state.step) == 10
-
-
-@pytest.mark.slow
-def test_a_signal_closes_the_profile(train_toy, tmp_path):
+def test_a_profile_shows_whole_steps_and_no_others_also_after_a_signal(train_toy, tmp_path, capsys):
     stopped_run(functools.partial(train_toy, profile="4:9"), Toy(toy_config()), 5)
-    assert profiled_steps(tmp_path, "steps_4_9")[0] == [4, 5]
+    steps, names = profiled_steps(tmp_path, "steps_4_9")
+    assert steps == [4, 5] and any("train_step" in name for name in names)
     train_toy(Toy(toy_config()), profile="4:9")  # resumed: the rest of them
     assert profiled_steps(tmp_path, "steps_6_9")[0] == [6, 7, 8, 9]
+    assert f"profile of steps 6 to 9 in {tmp_path / 'profile'}" in capsys.readouterr().out
 
 
 def test_a_run_that_resumes_behind_its_profile_says_so(train_toy, tmp_path, capsys):
@@ -582,9 +575,3 @@ def test_the_devices_are_finished_where_a_profile_begins_and_ends(tmp_path):
         for step in steps:
             seen.append(step)
     assert seen == [1, 2, 3, 4, 5] and finished == [[1], [1, 2, 3]]
-
-
-def test_without_a_profile_the_loop_iterates_over_a_plain_range(tmp_path):
-    """So that nothing is added to a step."""
-    with profiled(range(1, 10), "", tmp_path, pytest.fail, pytest.fail) as steps:
-        assert steps == range(1, 10)
