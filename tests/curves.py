@@ -60,7 +60,8 @@ def configs() -> dict:
             generator=dict(width=0.5),
         ),
         "modernbert": _config(
-            "modernbert", dict(num_hidden_layers=2, local_attention=16, global_attn_every_n_layers=2),
+            "modernbert",
+            dict(num_hidden_layers=2, local_attention=16, global_attn_every_n_layers=2, local_rope_theta=20.0),
             **{"packing": True, "optimizer.name": "stable_adamw", "optimizer.schedule": "trapezoid", **dynamic},
         ),
         "eurobert": _config("eurobert", dict(num_key_value_heads=1, head_dim=8), **{"optimizer.name": "muon"}),

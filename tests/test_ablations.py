@@ -1,6 +1,5 @@
-"""What runs the paper's comparisons: everything once and in order, and going on where it was."""
+"""The configs of the ablations, and bits per byte, which compares models with other vocabularies."""
 
-import json
 import re
 
 import flax.linen as nn
@@ -17,83 +16,6 @@ from bertjax.tasks.pretraining import Pretraining
 from bertjax.text.tokenizer import SPECIAL_PIECES, Encoding, WordPiece
 from experiments.ablations import bits as bits_command
 from experiments.ablations import characters, scaled, successors, today
-from experiments.ablations.suite import Suite, run_all
-
-TRIAL = scaled.SCALES["trial"]
-
-
-@pytest.fixture
-def data(tmp_path):
-    contents = {
-        "any": "conll2003/eng.train conll2003/eng.testa glue/MRPC/train.tsv glue/MRPC/dev.tsv glue/STS-B/train.tsv "
-        "glue/STS-B/dev.tsv corpora/books.txt corpora/wiki-000.txt corpora/wiki-001.txt corpora/wiki-simple-000.txt",
-        "sentence\tlabel\n" + 600 * "good\t1\n": "glue/SST-2/train.tsv glue/SST-2/dev.tsv",
-        json.dumps({"data": [1, 2, 3]}): "squad/train-v1.1.json squad/dev-v1.1.json",
-    }
-    for text, names in contents.items():
-        for name in names.split():
-            (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "data" / name).write_text(text)
-    return tmp_path / "data"
-
-
-class Recorded(Suite):
-    """Notes what would be started, and leaves what it would have left."""
-
-    started: list
-
-    def _start(self, module, folder, config, settings, *arguments):
-        self.started.append((module, folder.name, settings))
-        folder.mkdir(parents=True, exist_ok=True)
-        if module == "vocabulary":
-            (folder / "vocab.txt").touch()
-        elif module == "prepare":
-            (folder / "manifest.json").touch()
-        elif "sweep" in settings:
-            for seed in settings["sweep"].removeprefix("seed=").split(","):
-                (folder / f"runs/seed={seed}").mkdir(parents=True)
-                (folder / f"runs/seed={seed}/result.json").write_text('{"failed": false, "scores": {}}')
-        else:
-            (folder / "report.txt").touch()
-
-
-def recorded(data, tmp_path) -> Recorded:
-    suite = Recorded("trial", tmp_path / "work", data)
-    object.__setattr__(suite, "started", [])
-    return suite
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_everything_runs_once_after_what_it_needs(data, tmp_path, jobs):
-    wanted = [cell for table in scaled.TABLES for _, cell in scaled.cells(table, TRIAL)]
-    runs = [run for cell in wanted for run in (cell.model, cell)]
-    suite, written = recorded(data, tmp_path), []
-    run_all(suite, runs, jobs, lambda to_do: written.append(len(to_do)))
-    names = [name for _, name, _ in suite.started]
-    assert len(set(names)) == len(names) and set(names) == {
-        "vocabulary", *(f"records-{cell.model.records}" for cell in wanted), *(run.name for run in runs)
-    }  # fmt: skip
-    for cell in wanted:
-        assert names.index(f"records-{cell.model.records}") < names.index(cell.model.name) < names.index(cell.name)
-    assert names.index("vocabulary") < names.index("records-pairs") and written[-1] == 0
-
-    again = recorded(data, tmp_path)
-    run_all(again, runs, jobs, lambda to_do: None)
-    assert not again.started
-
-
-def test_the_data_are_the_first_part_of_all(data, tmp_path):
-    suite, cells = recorded(data, tmp_path), [scaled.Cell(scaled.BERT, task) for task in ("sst2", "squad")]
-    run_all(suite, [scaled.BERT, *cells], 1, lambda to_do: None)
-    settings = {name: settings for _, name, settings in suite.started}
-    corpora = settings["vocabulary"]["data.corpus"].split(",")
-    assert [path.rpartition("/")[2] for path in corpora] == ["books.txt", "wiki-000.txt", "wiki-simple-000.txt"]
-    assert settings["bert-sst2"]["init_checkpoint"] == f"{tmp_path}/work/bert@latest"
-    reviews, articles = (settings[f"bert-{task}"]["data.path"] for task in ("sst2", "squad"))
-    lines = [(reviews / f"SST-2/{part}.tsv").read_text().splitlines() for part in ("train", "dev")]
-    assert [len(part) for part in lines] == [1 + TRIAL.sentences, 1 + 600] and lines[0][0] == "sentence\tlabel"
-    for part in ("train", "dev"):
-        assert json.loads((articles / f"{part}-v1.1.json").read_text()) == {"data": [1, 2]}
 
 
 @pytest.mark.parametrize("scale", scaled.SCALES)

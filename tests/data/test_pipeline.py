@@ -230,6 +230,12 @@ def test_dynamic_masks_differ_from_epoch_to_epoch_and_with_the_seed(unmasked):
     assert np.mean([len(set(found)) for found in masks.values()]) > 7
 
 
+def test_another_seed_masks_the_same_text_at_the_same_place_otherwise(tmp_path):
+    files = write_set(tmp_path / "same", np.repeat(random_rows(1, is_masked=False), 32))
+    first, second = (np.concatenate([b["input_ids"] for b in batches_of(files, 4, seed=seed)]) for seed in (0, 1))
+    assert (first != second).any(1).mean() > 0.9
+
+
 def test_held_out_masks_are_a_function_of_place_and_seed(unmasked):
     def evaluated(batch_size, seed=0):
         batch = heldout(unmasked, batch_size, 90, additions=[masks(RULES)], seed=seed)
