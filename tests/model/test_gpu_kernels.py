@@ -134,13 +134,9 @@ KERNELS = [f"gpu_attention_{part}" for part in AllTiles._fields]
 KERNELS += ["gpu_norm_forward", "gpu_norm_backward", "gpu_activation_backward"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "model, remat, unroll",
-    [
-        ("bert", "none", "auto"),
-        slow_case("gpt", "full", "no"),
-        slow_case("modernbert", "none", "yes"),
-    ],
+    "model, remat, unroll", [("bert", "none", "auto"), ("gpt", "full", "no"), ("modernbert", "none", "yes")]
 )
 def test_a_step_with_kernels_is_the_same_on_any_mesh(model, remat, unroll, monkeypatch):
     """Loss and gradient norm of a step with dropout, of the plain path on one device, and of the kernels on eight."""

@@ -90,6 +90,7 @@ def step():
     return both, params
 
 
+@pytest.mark.slow
 def test_a_step_with_bfloat16_products_is_the_float32_step_up_to_rounding(step):
     both, params = step
     (loss, exact), (rough_loss, rough) = (both[name](params) for name in ("float32", "bfloat16"))

@@ -22,6 +22,7 @@ from bertjax.training.optimizers import make_optimizer
 from bertjax.training.schedules import make_schedule
 from bertjax.training.state import abstract_axes, abstract_state, make_init, make_layout
 from tests.conftest import tiny_config
+from tests.markers import slow_case
 
 TINY = families.config_of(tiny_config())
 
@@ -274,7 +275,7 @@ def matrices_of_modernbert(tree):
 
 
 @pytest.mark.parametrize("family, layers, matrices", [
-    ("bert", 2, matrices_of_bert), ("modernbert", 8, matrices_of_modernbert),
+    ("bert", 2, matrices_of_bert), slow_case("modernbert", 8, matrices_of_modernbert),
 ])  # fmt: skip
 def test_muon_takes_the_matrices_of_a_stack_one_by_one(family, layers, matrices):
     """As optax's takes a matrix by itself; embeddings and the output layers are Adam's."""
@@ -303,8 +304,8 @@ def abstract_params(model, inputs=4):
 
 
 @pytest.mark.parametrize("name, options, count", [
-    ("adam", "", 2), ("stable_adamw", "", 2), ("muon", "", 1), ("lion", "", 1),
-    ("adafactor", "min_dim_size_to_factor=8", 0), ("sm3", "", 1), ("prodigy", "", 4),
+    ("adam", "", 2), ("muon", "", 1), ("adafactor", "min_dim_size_to_factor=8", 0),
+    slow_case("stable_adamw", "", 2), slow_case("lion", "", 1), slow_case("sm3", "", 1), slow_case("prodigy", "", 4),
 ])  # fmt: skip
 def test_moments_lie_where_their_own_shapes_say(name, options, count):
     """Arrays of the state lie like the param on a mesh of eight, if they have its shape."""
