@@ -112,10 +112,7 @@ def test_tokens_and_growing_batches_make_steps(records):
 
 @pytest.mark.parametrize("size, peak, weight_decay, warmup, ramp, share", [
     ("17m", 3e-3, 3e-4, 4e9, 125e9, 1),
-    ("32m", 3e-3, 3e-4, 4e9, 100e9, 1),
-    ("68m", 3e-3, 3e-4, 3e9, 75e9, 1),
     ("150m", 8e-4, 1e-5, 3e9, 50e9, 1),
-    ("400m", 5e-4, 1e-5, 2e9, 10e9, 1),
     ("1b", 5e-4, 5e-5, 2e9, 3e9, 1 / 3),
 ])  # fmt: skip
 def test_ettins_phases_are_those_of_its_configs(size, peak, weight_decay, warmup, ramp, share):
