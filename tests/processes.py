@@ -77,7 +77,9 @@ class Process:
         return f"{self.name} {state}\n--- stdout\n{self.stdout[-1000:]}\n--- stderr\n{self.stderr[-3000:]}"
 
 
-QUICK = "BERTJAX_TESTS_QUICK"  # environment variable: preparation starts no processes, and runs draw no pages
+# Environment variable: preparation starts no processes, and runs draw no pages; with the value "untrained", runs end
+# where training would begin.
+QUICK = "BERTJAX_TESTS_QUICK"
 
 
 def environment_with(**variables: str) -> dict[str, str]:
@@ -196,6 +198,8 @@ def _run(module: str) -> None:
         bertjax.tasks.launch.draw = lambda workdir: None
         bertjax.data.preparation.worker_pool = in_process_pool
         bertjax.data.preparation.vocabulary.worker_pool = in_process_pool
+    if os.environ.get(QUICK) == "untrained":
+        bertjax.training.run.train = lambda *_, **__: sys.exit(0)
     if "BERTJAX_TEST_COVERAGE" in os.environ:
         importlib.import_module("experiments.benchmarks.test_coverage").start_in_fork()
     try:
@@ -224,5 +228,6 @@ if __name__ == "__main__":
     import bertjax.interop.pretrained
     import bertjax.tasks.launch
     import bertjax.tasks.pretraining
+    import bertjax.training.run
 
     _run(_serve())

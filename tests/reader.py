@@ -34,8 +34,9 @@ PIECES = {"wordpiece": 150, "bpe": 300, "sentencepiece": 80}  # bytes have as ma
 class Reader:
     """What a command takes that others make is made first, wherever on the pages these are."""
 
-    def __init__(self, folder: pathlib.Path):
-        self.folder = folder
+    def __init__(self, folder: pathlib.Path, trained: set[str] | None = None):
+        """`trained`: workdirs of the runs that train; other runs end where training would begin. None: all runs train."""
+        self.folder, self._trained = folder, trained
         self.printed: dict[tuple[str, ...], str] = {}  # by each command that was run
         self._environment: dict[str, str] = {}
 
@@ -79,7 +80,8 @@ class Reader:
         arguments, output = split_redirection(arguments)
         if any(argument.startswith("--config=") for argument in arguments):
             arguments = [*arguments, *made_small(arguments, self.folder), *tiny]
-        result = run(module, *arguments, cwd=self.folder, timeout=600, **{QUICK: "1"})
+        trains = module != "main" or self._trained is None or self._trained.intersection(_makes(words))
+        result = run(module, *arguments, cwd=self.folder, timeout=600, **{QUICK: "yes" if trains else "untrained"})
         assert result.returncode == 0, (arguments, result.stdout[-1000:], result.stderr)
         if output:
             (self.folder / output).write_text(result.stdout)
@@ -226,6 +228,12 @@ def write_search(folder: pathlib.Path, documents: list[str]) -> None:
 
 # Tutorials begin with an empty folder, and the pages on extending with files of their own.
 HOW_TO = [page for page in PAGES if page.parent.name not in ("tutorials", "extending")]
+
+
+def read_by_others() -> set[str]:
+    """Returns the paths that a command of the how-to pages writes and another one reads."""
+    pages = [commands for page in HOW_TO for _, commands in _to_do(page)]
+    return {path for commands in pages for words, _ in commands for path in _needs(words)}
 
 
 def writers() -> dict[str, list[tuple[list[str], list[str]]]]:

@@ -1,9 +1,12 @@
-"""The commands of README and the how-to pages, as a reader types them, but for the size of what they make."""
+"""The commands of README and the how-to pages, as a reader types them, but for the size of what they make.
+
+Runs whose checkpoint no other command reads end where training would begin; the tests of their features train.
+"""
 
 import pytest
 
 from tests.pages import OTHERS, blocks_of
-from tests.reader import HOW_TO, Reader, write_inputs, write_published, writers
+from tests.reader import HOW_TO, Reader, read_by_others, write_inputs, write_published, writers
 from tests.tasks.conftest import checkpoint  # noqa: F401
 
 
@@ -20,7 +23,7 @@ def reader(checkpoint, tmp_path_factory):  # noqa: F811
     folder = tmp_path_factory.mktemp("reader")
     write_inputs(folder, checkpoint)
     write_published(folder, checkpoint)
-    return Reader(folder)
+    return Reader(folder, read_by_others())
 
 
 @pytest.mark.slow
