@@ -35,7 +35,7 @@ class Reader:
     """What a command takes that others make is made first, wherever on the pages these are."""
 
     def __init__(self, folder: pathlib.Path, trained: set[str] | None = None):
-        """`trained`: workdirs of the runs that train; other runs end where training would begin. None: all runs train."""
+        """`trained`: workdirs of the runs that train; others end where training would begin. None: all runs train."""
         self.folder, self._trained = folder, trained
         self.printed: dict[tuple[str, ...], str] = {}  # by each command that was run
         self._environment: dict[str, str] = {}

@@ -18,7 +18,7 @@ from bertjax.sharding.topology import has_accelerator
 from bertjax.tasks.launch import launch
 from tests.conftest import make_corpus
 from tests.interop.test_golden import GOLDEN
-from tests.processes import ROOT, environment_with, run, start
+from tests.processes import QUICK, ROOT, environment_with, run, start
 from tests.tasks.conftest import on_one_device  # noqa: F401  a fixture
 
 SETTINGS = """
@@ -186,10 +186,10 @@ def test_main_starts_from_a_checkpoint_that_may_then_go(trained, tmp_path):
     folder, _ = trained
     assert run("convert", f"--source={folder}/run", "--output=hf", "--format=huggingface", cwd=tmp_path).returncode == 0
     arguments = base(f"--config.data.records={folder}/run/records", "--config.init_checkpoint=hf", "--workdir=w", *TINY)
-    first = run("main", *arguments, cwd=tmp_path)
+    first = run("main", *arguments, cwd=tmp_path, **{QUICK: "yes"})
     assert "started from hf (huggingface): 26 of 26 arrays loaded" in first.stdout, first.stderr
     shutil.rmtree(tmp_path / "hf")
-    longer = run("main", *arguments, "--config.stages.long.steps=5", cwd=tmp_path)
+    longer = run("main", *arguments, "--config.stages.long.steps=5", cwd=tmp_path, **{QUICK: "yes"})
     assert longer.returncode == 0 and "step 11/11" in longer.stdout, longer.stderr
 
 
