@@ -138,7 +138,7 @@ def test_a_checksum_is_the_same_on_any_mesh_and_sees_every_change(dtype):
     for shape, spec in (((8, 1), ("a",)), ((2, 4), ("b", "a")), ((1, 1), ())):
         mesh = Mesh(np.array(jax.devices()[: np.prod(shape)]).reshape(shape), ("a", "b"))
         x = jax.device_put(values, NamedSharding(mesh, PartitionSpec(*spec)))
-        assert int(checksums.on_devices({"x": x})["x"]) == expected
+        assert int(checksums.on_devices({"x": x})["x"]) == checksums.of_tree({"x": x})["x"] == expected
     assert int(checksums.on_devices({"x": values[0, 0, 0]})["x"]) == checksums.of_numpy(values[0, 0, 0])
     rng = np.random.default_rng(1)
     for _ in range(50):
