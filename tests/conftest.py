@@ -39,7 +39,7 @@ from bertjax.config import named_stages, pretraining_config, stage
 from bertjax.data.batches.readers import plain
 from bertjax.sharding.mesh import make_mesh
 
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 # JAX traces by making many small objects that live on: looking through them after each 700 takes a tenth of the time.
 gc.freeze()

@@ -18,7 +18,6 @@ from bertjax.data.batches.order import Order
 from bertjax.data.batches.packing import RowSize
 from bertjax.data.records import RecordSet, layouts
 from bertjax.data.records.serialization import tfrecords
-from bertjax.data.tf import tf
 from tests.data.test_records import GOOGLE, google_block
 
 
@@ -111,6 +110,8 @@ def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
 def test_no_reader_has_a_thread_that_its_end_waits_for_or_that_outlives_it(records_folder, reader_name, monkeypatch):
     """The thread of tf.data's autotuning sleeps up to a minute, and tunes whatever is left to it."""
     before = set(threading.enumerate())
+    from bertjax.data.tf import tf
+
     made, make = [], tf.data.Dataset.as_numpy_iterator
     monkeypatch.setattr(tf.data.Dataset, "as_numpy_iterator", lambda self: made.append(self) or make(self))
     files, row = records.find_records(records_folder, 32, 5, "train"), RowSize(32, 8, 40)

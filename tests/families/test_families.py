@@ -29,6 +29,7 @@ from bertjax.training.step import make_program, put_hyperparameters
 from tests.conftest import TOPICS, make_corpus, tiny_config
 from tests.families import own_family
 from tests.families.test_modernbert import random_params
+from tests.markers import slow_case
 from tests.model.reference import packed
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -146,7 +147,12 @@ def matrix_products(config, rows, length, words, new_memory=None) -> int:
     return total
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+COUNTED_SLOWLY = ("lstms", "xlnet", "transformer_xl")
+
+
+@pytest.mark.parametrize("family", [
+    *(name for name in FAMILIES if name not in COUNTED_SLOWLY), *map(slow_case, COUNTED_SLOWLY),
+])  # fmt: skip
 def test_flops_are_those_of_the_matrix_products(family):
     """Compares the FLOPs of one more row: Transformer-XL and XLNet project the distances once for all rows.
 

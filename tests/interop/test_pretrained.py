@@ -153,6 +153,7 @@ def test_a_vocabulary_with_rows_to_spare(golden, tmp_path):
 TEXTS = ["the captain saw a whale .", "storm", "the ship " * 30, "left and stayed near the harbour"]
 
 
+@pytest.mark.slow
 def test_hidden_states_are_the_layers_of_the_paper(golden):
     """The expected states are those of each text by itself."""
     model, tokenizer = BertModel(dataclasses.replace(golden.config, num_hidden_layers=5)), golden.tokenizer

@@ -103,6 +103,7 @@ def test_a_step_with_bfloat16_products_is_the_float32_step_up_to_rounding(step):
         assert error < 3e-2, (jax.tree_util.keystr(path), error)
 
 
+@pytest.mark.slow
 def test_every_product_of_a_step_takes_the_fast_path(step):
     text = step[0]["bfloat16"].as_text()
     types = dict(re.findall(r"%([\w.\-]+) = (\w+)\[", text))

@@ -21,7 +21,6 @@ from bertjax.data import preparation
 from bertjax.data.batches.examples import Examples, packed_evaluation
 from bertjax.data.batches.pipeline import heldout_batches
 from bertjax.data.records import find_records
-from bertjax.data.tf import tf
 from bertjax.families.with_heads import BertForMaskedLM, BertForPreTraining
 from bertjax.sharding.mesh import make_mesh, put_batch
 from bertjax.tasks import fill_mask, output_layers, pretraining, pretraining_run, pretraining_scores
@@ -88,6 +87,8 @@ def test_loss_is_the_papers(task, params, step_of):
 
 
 def test_baselines_are_what_they_say(task, scores, records_folder):
+    from bertjax.data.tf import tf
+
     assert scores.measured_on.endswith(" sequences of length 64") and scores.score == -scores.scores["mlm_loss"]
     text, scores = report(task.config, scores), scores.scores
     found = find_records(records_folder, 64, 10, "heldout")
