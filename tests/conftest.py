@@ -19,6 +19,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/
 
 import collections
 import contextlib
+import functools
 import gc
 import importlib.util
 import json
@@ -266,6 +267,23 @@ def records_folder(corpus_file, built_once):
             prepare(tiny_config(corpus_file), folder)
 
     return built_once("records", build)
+
+
+@pytest.fixture(scope="session")
+def pretrained(corpus_file, built_once):
+    """Returns `pretrained(name)`: the workdir of a run of ten steps with the config `tests.curves.configs()[name]`."""
+    from bertjax.tasks.launch import launch
+    from tests.curves import configs
+
+    def build(name, folder):
+        config = configs()[name]
+        config.data.corpus = str(corpus_file)
+        for each in config.stages.values():
+            each.steps = 10 // len(config.stages)
+        with preparing_in_process():
+            launch(config, folder)
+
+    return lambda name: built_once(f"pretrained-{name}", functools.partial(build, name))
 
 
 def one_device_mesh(config):
