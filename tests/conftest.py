@@ -168,7 +168,7 @@ def products_of_float32():
 def reader_without_tensorflow():
     """Sets the reader of records to the one that starts faster.
 
-    `tests/data/test_readers.py` compares both readers; the commands, in processes, read with TensorFlow.
+    `tests/data/test_readers.py` compares both readers; commands that start Python anew read with TensorFlow.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertjax.data.batches.pipeline.reader", lambda: plain)

@@ -232,8 +232,8 @@ HOW_TO = [page for page in PAGES if page.parent.name not in ("tutorials", "exten
 
 def read_by_others() -> set[str]:
     """Returns the paths that a command of the how-to pages writes and another one reads."""
-    pages = [commands for page in HOW_TO for _, commands in _to_do(page)]
-    return {path for commands in pages for words, _ in commands for path in _needs(words)}
+    blocks = (commands for page in HOW_TO for _, commands in _to_do(page))
+    return {path for commands in blocks for words, _ in commands for path in _needs(words)}
 
 
 def writers() -> dict[str, list[tuple[list[str], list[str]]]]:

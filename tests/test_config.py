@@ -62,8 +62,9 @@ def test_every_model_of_the_ablations_is_a_valid_config(scale):
     models = {m.name: m for table in scaled.TABLES for m in scaled.models(table, SCALES[scale]).values()}
     configs = {name: scaled.get_config(f"{scale}/{name}") for name in models}
     for config in configs.values():
-        validate(config, with_data=False)
+        validate(config, with_data=False)  # raises for a config that is not valid
     cells = {cell.name: cell for table in scaled.TABLES for _, cell in scaled.cells(table, SCALES[scale])}
+    assert configs.keys() >= {cell.model.name for cell in cells.values()}
     tasks = {cell.task: experiment.load(scaled.TASKS[cell.task].experiment) for cell in cells.values()}
     for cell in cells.values():
         tuned = tasks[cell.task].copy_and_resolve_references().unlock()

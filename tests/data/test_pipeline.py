@@ -109,9 +109,9 @@ def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
 @both_readers
 def test_no_reader_has_a_thread_that_its_end_waits_for_or_that_outlives_it(records_folder, reader_name, monkeypatch):
     """The thread of tf.data's autotuning sleeps up to a minute, and tunes whatever is left to it."""
-    before = set(threading.enumerate())
     from bertjax.data.tf import tf
 
+    before = set(threading.enumerate())
     made, make = [], tf.data.Dataset.as_numpy_iterator
     monkeypatch.setattr(tf.data.Dataset, "as_numpy_iterator", lambda self: made.append(self) or make(self))
     files, row = records.find_records(records_folder, 32, 5, "train"), RowSize(32, 8, 40)

@@ -1,4 +1,4 @@
-"""The page about runs: what is drawn is what was logged, and what a checkpoint has learnt is what it computes."""
+"""The page about runs: its curves are the logged numbers, and its attention is the attention of the checkpoint."""
 
 import base64
 import dataclasses

@@ -164,4 +164,4 @@ print(len(jax.devices()), peak() - first, [pages() for _ in range(4)][-1])
     devices, memory, pages = map(int, out.stdout.split())
     assert devices == 2
     assert pages < 100  # of 25,600 small ones
-    assert memory < 45 << 10  # KiB; 24 to 35 MiB, and 62 MiB with asynchronous dispatch
+    assert memory < 45 << 10  # KiB; up to 34 MiB were measured, and 62 MiB with asynchronous dispatch
