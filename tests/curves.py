@@ -49,11 +49,12 @@ def configs() -> dict:
             "bert", {}, named_stages(short=stage(STEPS // 2, 32, 5), long=stage(STEPS // 2, 48, 8)),
             **{"data.next_sentence": "pairs"},
         ),
-        "bert-whole-words": _config(
-            "bert", dict(num_hidden_layers=2), **{"data.do_whole_word_mask": True, "microbatches": 2, "remat": "full"}
-        ),
         "roberta": _config("roberta", {}, **{"packing": True, **dynamic}),
-        "distilbert": _config("distilbert", {}, **{"data.next_sentence": "order", "optimizer.name": "lamb"}),
+        "distilbert": _config(
+            "distilbert", dict(num_hidden_layers=2),
+            **{"data.next_sentence": "order", "data.do_whole_word_mask": True, "optimizer.name": "lamb",
+               "microbatches": 2, "remat": "full"},
+        ),
         "electra": _with_objective(
             _config("electra", dict(embedding_size=8), **dynamic),
             "50*replaced + generator",

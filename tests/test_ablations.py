@@ -67,6 +67,7 @@ def test_windows_have_whole_words_and_a_share_of_them_is_hidden():
     assert not any(second for _, second in hidden) and 120 < sum(first for first, _ in hidden) < 180
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_bits_of_a_model_that_knows_nothing(causal):
     """Each word is a piece, all 40 pieces are equally likely, and a left-to-right model names them all."""

@@ -6,12 +6,10 @@ import json
 
 import pytest
 
-from bertjax import experiment, families
+from bertjax import families
 from bertjax.config import UserError, named_stages, pretraining_config, stage
 from bertjax.tasks import validate
 from bertjax.validation import validate_pretraining
-from experiments.ablations import scaled
-from experiments.ablations.scaled import SCALES
 from tests.processes import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "configs"
@@ -54,23 +52,6 @@ def test_every_experiment_has_a_snapshot():
     not_experiments |= {"characters", "successors", "today"}  # tables of equal time: tests/test_ablations.py
     ablations = {f"ablations/{path.stem}" for path in (ROOT / "experiments/ablations").glob("*.py")}
     assert ablations - {f"ablations/{name}" for name in not_experiments} == ours & ablations
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", SCALES)
-def test_every_model_of_the_ablations_is_a_valid_config(scale):
-    models = {m.name: m for table in scaled.TABLES for m in scaled.models(table, SCALES[scale]).values()}
-    configs = {name: scaled.get_config(f"{scale}/{name}") for name in models}
-    for config in configs.values():
-        validate(config, with_data=False)  # raises for a config that is not valid
-    cells = {cell.name: cell for table in scaled.TABLES for _, cell in scaled.cells(table, SCALES[scale])}
-    assert configs.keys() >= {cell.model.name for cell in cells.values()}
-    tasks = {cell.task: experiment.load(scaled.TASKS[cell.task].experiment) for cell in cells.values()}
-    for cell in cells.values():
-        tuned = tasks[cell.task].copy_and_resolve_references().unlock()
-        tuned.model.update(configs[cell.model.name].model)  # as the checkpoint's
-        tuned.update_from_flattened_dict(cell.settings(SCALES[scale]))
-        validate(tuned, with_data=False)
 
 
 @pytest.mark.parametrize("experiment", FINE_TUNING)

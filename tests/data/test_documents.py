@@ -261,6 +261,7 @@ def write(folder, **texts):
         (folder / f"{name}.txt").write_text(text)
 
 
+@pytest.mark.slow
 def test_portions_group_files_by_size_and_give_the_whole_corpus(tmp_path, monkeypatch):
     documents = tuple(Document(f"{i}", [f"document {i}"]) for i in range(3))
     monkeypatch.setattr(python_docs, "read_documents", lambda: documents)

@@ -106,6 +106,7 @@ def test_held_out_batches_go_through_once_on_any_number_of_hosts(numbered):
     assert_same(together, [{name: np.concatenate([p[name] for p in step]) for name in step[0]} for step in parts])
 
 
+@pytest.mark.slow
 @both_readers
 def test_no_reader_has_a_thread_that_its_end_waits_for_or_that_outlives_it(records_folder, reader_name, monkeypatch):
     """The thread of tf.data's autotuning sleeps up to a minute, and tunes whatever is left to it."""

@@ -450,6 +450,7 @@ def test_a_full_disk_is_one_line(tmp_path):
         WordCounts(tmp_path, 100).add(zipf_words(1)[0])
 
 
+@pytest.mark.slow
 def test_a_sample_takes_bounded_room_and_is_right_on_average():
     shares, truth = [], sum(zipf_words(4, 4000), collections.Counter())
     for trial in range(100):  # other words, hence other hashes

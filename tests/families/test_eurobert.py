@@ -3,12 +3,9 @@
 import dataclasses
 
 import flax.linen as nn
-import jax
-import numpy as np
 
 from bertjax.families.eurobert import EuroBertConfig
-from bertjax.families.eurobert.model import EuroBertModel
-from bertjax.families.with_heads import BertForMaskedLM, BertForSequenceClassification
+from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.sharding.rules import stacked
 from tests.families.test_families import abstract_params
@@ -28,27 +25,6 @@ def test_matrices_that_are_stacked_are_known_to_optimizers():
     assert found == {"query": [0], "key_value": [0, 2], "output": [0]}
     assert stacked(layers["input"]["kernel"]) == [0, 2] and stacked(layers["output"]["kernel"]) == [0]
     assert axes["masked_lm"]["decoder"]["embedding"] == axes["bert"]["embeddings"]["word"]["embedding"]
-
-
-def test_packed_texts_are_pooled_as_rows_of_their_own():
-    ids = np.random.default_rng(0).integers(3, 300, (2, 6)).astype(np.int32)
-    places, ones = np.arange(12)[None] % 6, np.ones_like(ids)
-    segments, firsts = np.repeat([[1, 2]], 6, axis=1), np.array([[0, 6]])
-    params = {"params": random_params(BertForSequenceClassification(TINY, 2), TINY)["bert"]}
-    row = ids.reshape(1, -1)
-    kinds = [EuroBertModel(dataclasses.replace(TINY, classifier_pooling=kind)) for kind in ("bos", "mean", "late")]
-
-    @jax.jit
-    def pool(params):
-        return [
-            (model.apply(params, ids, ones, ids)[1], model.apply(params, row, segments, row, places, None, firsts)[1])
-            for model in kinds
-        ]
-
-    found = pool(params)
-    for apart, together in found:
-        np.testing.assert_allclose(together[0], apart, atol=1e-5)
-    assert not np.allclose(found[0][0], found[1][0], atol=1e-3) and not np.allclose(found[1][0], found[2][0], atol=1e-3)
 
 
 def test_one_whose_words_are_tied_predicts_them(tmp_path):

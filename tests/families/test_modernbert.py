@@ -14,6 +14,7 @@ from bertjax.interop import huggingface, pretrained
 from bertjax.model.plain_attention import plain_attention
 from bertjax.model.tiles import Tile
 from bertjax.model.window_attention import window_attention
+from tests.markers import slow_case
 from tests.model.reference import attend, packed
 
 TINY = ModernBertConfig(
@@ -50,10 +51,10 @@ def folder(tmp_path_factory):
 # Attention within a window.
 
 
-@pytest.mark.parametrize(
-    "length, half, tile",
-    [(1, 4, None), (5, 4, None), (65, 16, None), (30, 64, None), (37, 8, Tile(1, 1)), (64, 8, Tile(2, 2))],
-)
+@pytest.mark.parametrize("length, half, tile", [
+    (1, 4, None), (65, 16, None), (37, 8, Tile(1, 1)), slow_case(5, 4, None), slow_case(30, 64, None),
+    slow_case(64, 8, Tile(2, 2)),
+])  # fmt: skip
 def test_a_window_is_all_scores_and_a_mask_forwards_and_backwards(length, half, tile):
     rng = np.random.default_rng(0)
     qkv, segments = jnp.asarray(rng.normal(size=(4, length, 3, 4, 8)), jnp.float32), packed(4, length + 3)[:, :length]

@@ -45,11 +45,11 @@ def causal(attention):
     "attention, sizes, rate, dtype, share",
     [
         (plain, (4, 37, 3, 24), RATE, "float32", 5e-6),
-        (plain, (4, 37, 3, 24), 0.0, "bfloat16", 2e-2),  # two to three roundings of 2**-8
-        (causal(plain), (4, 37, 3, 24), RATE, "float32", 5e-6),
+        slow_case(plain, (4, 37, 3, 24), 0.0, "bfloat16", 2e-2),  # two to three roundings of 2**-8
+        slow_case(causal(plain), (4, 37, 3, 24), RATE, "float32", 5e-6),
         (in_tiles(2, 3), (4, 37, 3, 24), RATE, "float32", 5e-6),
         slow_case(in_tiles(1, 1), (4, 37, 3, 24), 0.0, "bfloat16", 2e-2),
-        (in_tiles(1, 1, causal=True), (4, 37, 3, 24), RATE, "float32", 5e-6),
+        slow_case(in_tiles(1, 1, causal=True), (4, 37, 3, 24), RATE, "float32", 5e-6),
         (fused, (3, 128, 4, 64), RATE, "float32", 5e-6),
         slow_case(fused, (9, 128, 4, 32), 0.0, "float32", 5e-6),
         slow_case(functools.partial(fused, unroll=True), (2, 128, 2, 64), RATE, "bfloat16", 2e-2),

@@ -88,6 +88,7 @@ def test_queries_stand_at_any_places(queries, keys):
         np.testing.assert_array_equal(moved[row, query], scores[row, query][:, at])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("predicts", [False, True])
 def test_memory_is_that_of_scores(predicts):
     """Forwards and backwards. An embedding of each pair of tokens would take 64 times as much as a head's scores."""

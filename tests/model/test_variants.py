@@ -20,6 +20,7 @@ from bertjax.families.with_heads import (
     lstm_flops,
 )
 from bertjax.model.encoder import sinusoids
+from tests.markers import slow_case
 from tests.model.reference import random_params
 
 TINY = BertConfig(
@@ -88,7 +89,8 @@ def test_sinusoids_are_those_of_the_original_transformer():
 
 
 @pytest.mark.parametrize(
-    "positions, knows_order", [("learned", True), ("sinusoidal", True), ("each_layer", True), ("none", False)]
+    "positions, knows_order",
+    [("learned", True), ("none", False), slow_case("sinusoidal", True), slow_case("each_layer", True)],
 )
 def test_only_positions_tell_the_order_of_words(positions, knows_order):
     run, params = made(BertModel, dataclasses.replace(TINY, positions=positions))
@@ -122,7 +124,7 @@ def test_features_of_a_model_that_ends_with_a_layernorm_are_its_output():
 
 
 @pytest.mark.parametrize(
-    "module", [BertForSequenceClassification, BertForTokenClassification, BertForQuestionAnswering]
+    "module", [BertForTokenClassification, *map(slow_case, [BertForSequenceClassification, BertForQuestionAnswering])]
 )
 def test_a_bilstm_on_top_reads_both_ways_and_no_padding(module):
     labels = {} if module is BertForQuestionAnswering else {"labels": 3}

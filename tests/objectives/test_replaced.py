@@ -30,6 +30,7 @@ from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.workdir import RunInfo, write_info
 from tests.conftest import one_device_mesh, tiny_config
 from tests.interop.test_model_card import read_card
+from tests.markers import slow_case
 from tests.objectives.test_objectives import assert_as_planned, params_of
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -237,6 +238,7 @@ def test_disentangled_embeddings_are_learnt_in_all_stages():
 # Checkpoints.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["50*replaced + generator + mine", "mine + 50*replaced + generator"])
 def test_a_run_that_learnt_something_unknown_as_well_is_read_whole(disentangled, tmp_path, objective):
     run = changed_info(disentangled[0], tmp_path / "run", lambda content: content.update(objective=objective))
@@ -302,8 +304,8 @@ def begun_with(run, **settings):
 
 
 @pytest.mark.parametrize("before, after", [
-    ("disentangled", "disentangled"), ("disentangled", "apart"), ("shared", "shared"), ("shared", "disentangled"),
-    ("shared", "apart"), ("apart", "disentangled"),
+    ("disentangled", "disentangled"), ("shared", "apart"), slow_case("disentangled", "apart"),
+    slow_case("shared", "shared"), slow_case("shared", "disentangled"), slow_case("apart", "disentangled"),
 ])  # fmt: skip
 def test_both_models_begin_with_those_of_a_checkpoint(tmp_path, before, after, capsys):
     run, _ = made_run(tmp_path / "run", width=1.0, embeddings=before)
@@ -399,6 +401,7 @@ def test_a_mesh_must_divide_the_generator_too(monkeypatch, tmp_path, axes):
         launch(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_says_how_wide_a_generator_can_be(disentangled):
     def adapting(width):
         config = config_for(width=width)

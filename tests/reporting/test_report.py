@@ -23,6 +23,7 @@ from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training import checkpoint
 from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo, write_info
+from tests.markers import slow_case
 
 PIECES = [*SPECIAL_PIECES, "ship", "boat", "the", "whale", "saw", "."]
 TINY = BertConfig(
@@ -125,6 +126,7 @@ def test_a_long_curve_is_thinned(tmp_path):
     np.testing.assert_allclose(line.get_ydata(), np.interp(line.get_xdata(), *history.of("train/mlm_loss")), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_page_has_its_pictures_inside(tmp_path):
     runs = [made_run(tmp_path / "runs-of" / name, [5.0, 4.0]) for name in ("one", "<two>")]
     written = page.write(tmp_path / "out", runs).read_text()
@@ -203,11 +205,11 @@ def checkpoint_of(config):
 
 @pytest.mark.parametrize("family, own", [
     ("bert", {}),
-    ("bert", dict(causal=True, norm="pre", positions="each_layer")),
-    ("modernbert", dict(local_attention=4, num_hidden_layers=2, global_attn_every_n_layers=2)),
-    ("eurobert", dict(num_key_value_heads=1, head_dim=8)),
+    slow_case("bert", dict(causal=True, norm="pre", positions="each_layer")),
+    slow_case("modernbert", dict(local_attention=4, num_hidden_layers=2, global_attn_every_n_layers=2)),
+    slow_case("eurobert", dict(num_key_value_heads=1, head_dim=8)),
     ("xlnet", {}),
-    ("transformer_xl", dict(clamp_length=5)),
+    slow_case("transformer_xl", dict(clamp_length=5)),
 ])  # fmt: skip
 def test_attention_is_compiled_for_few_lengths_and_padding_does_not_change_it(family, own, monkeypatch):
     sizes = {"vocab_size": len(PIECES), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

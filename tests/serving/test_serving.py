@@ -27,6 +27,7 @@ from bertjax.serving import http as serving_http
 from bertjax.serving.batches import Batches, Full
 from tests.conftest import FOLDER
 from tests.interop.test_golden import GOLDEN
+from tests.markers import slow_case
 from tests.processes import run as command
 from tests.processes import start
 from tests.test_library import TAGS, made
@@ -112,6 +113,7 @@ def test_mistakes_are_answered_in_a_line(server, path, content, status, said):
     assert found == status and said in answer["error"] and "\n" not in answer["error"]
 
 
+@pytest.mark.slow
 def test_each_sees_the_attention_of_its_own_text(server):
     texts = [f"the {'list ' * number}." for number in range(1, 9)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -277,7 +279,7 @@ def said_of(method, model):
 METHODS = ["classify", "tag", "answer", "embed"]
 
 
-@pytest.mark.parametrize("method", ["fill_mask", *METHODS])
+@pytest.mark.parametrize("method", ["fill_mask", "embed", *map(slow_case, METHODS[:-1])])
 def test_what_a_checkpoint_has_learnt_is_what_the_library_says(learnt, method):
     model, url = learnt[method]
     asked, expected = said_of(method, model)

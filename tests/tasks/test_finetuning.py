@@ -30,6 +30,7 @@ from bertjax.training.divergence import Diverged
 from bertjax.training.loop import Trained
 from bertjax.training.sinks.jsonl import read_metrics
 from tests.conftest import TOPICS, launch_and_stop, one_device_mesh
+from tests.markers import slow_case
 from tests.processes import ROOT
 from tests.processes import run as command
 from tests.tasks import own_task
@@ -146,6 +147,7 @@ def test_what_was_learnt_is_used_and_exported(tuned, tmp_path):
     assert scores.scores == source.scores and finetuning_run.report(scores, "dev.tsv").startswith("dev.tsv: accuracy ")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_predicts_in_the_type_of_its_run_or_a_given_one(tuned):
     ids = tokenizer().encode_ids(["ship sail wave", "bread oven butter knife"])
     examples, logits = Examples(ids, [np.zeros_like(x) for x in ids]), {}
@@ -185,6 +187,7 @@ def test_two_hosts_learn_and_score_as_one(checkpoint, tmp_path):
     assert_same_run(tmp_path / "two/runs/learning_rate=0.003", tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_an_output_layer_for_something_else_is_not_taken_over(tuned, tmp_path, capsys):
     """Two labels here, two labels there, and yet others."""
     config = config_for(tuned[0], tuned[1])
@@ -422,6 +425,7 @@ def test_a_search_is_compiled_once_goes_on_and_keeps_the_best(checkpoint, tmp_pa
     assert all(f"<td>run/{folder.name}</td>" in drawn for folder in (worse, best)) and "<td>accuracy " in drawn
 
 
+@pytest.mark.slow
 def test_another_search_goes_on_with_the_trials_that_are_there(checkpoint, tmp_path, monkeypatch):
     write_sst2(tmp_path, train=48)
     trained, workdir = [], tmp_path / "run"
@@ -490,8 +494,9 @@ def test_a_trial_whose_score_is_no_number_fails_and_does_not_end_the_search(chec
 
 @pytest.mark.parametrize(
     "search, programs",
-    [("learning_rate=1e-5,1e-4 epochs=1,2 seed=0,1", 1), ("class_weights=,1=9", 2), ("weight_decay=0,0.1", 2),
-     ("freeze_layers=0,1", 2), ("hidden_dropout_prob=0,0.1", 2), ("temperature=0.05,0.5", 2)],
+    [("learning_rate=1e-5,1e-4 epochs=1,2 seed=0,1", 1), ("freeze_layers=0,1", 2),
+     slow_case("class_weights=,1=9", 2), slow_case("weight_decay=0,0.1", 2),
+     slow_case("hidden_dropout_prob=0,0.1", 2), slow_case("temperature=0.05,0.5", 2)],
 )  # fmt: skip
 def test_trials_share_a_program_unless_a_field_is_compiled_into_it(search, programs, checkpoint, tmp_path, monkeypatch):
     write_sst2(tmp_path, train=48)

@@ -33,6 +33,7 @@ from bertjax.training.step import fits_in_memory, make_program, put_hyperparamet
 from bertjax.training.workdir import differences, refuse
 from experiments import features
 from tests.conftest import TOPICS, make_corpus, one_device_mesh, preparing_in_process, tiny_config
+from tests.markers import slow_case
 
 
 @pytest.fixture(scope="module")
@@ -460,7 +461,9 @@ OUTPUT_LAYERS = {
 }
 
 
-@pytest.fixture(scope="module", params=OUTPUT_LAYERS)
+@pytest.fixture(
+    scope="module", params=["choice", "spans", *map(slow_case, sorted(OUTPUT_LAYERS.keys() - {"choice", "spans"}))]
+)
 def fine_tuning(request):
     output_layer, examples = OUTPUT_LAYERS[request.param], examples_of(request.param)
     model = output_layer.make_model(BERT)

@@ -15,6 +15,7 @@ from bertjax.tasks import vectors
 from bertjax.tasks.hidden_states import extract
 from tests.conftest import TOPICS
 from tests.interop.test_golden import edit
+from tests.markers import slow_case
 from tests.processes import run
 
 WORDS = [word for words in TOPICS.values() for word in words]
@@ -45,7 +46,7 @@ def make(compiled, monkeypatch):
     return compiled
 
 
-@pytest.mark.parametrize("pool", ["mean", "cls", "last"])
+@pytest.mark.parametrize("pool", ["mean", slow_case("cls"), "last"])
 def test_vectors_are_pooled_hidden_states(source, pool):
     found, cut = vectors.pooled(source, "sum_all", pool)(TEXTS)
     model, params = BertModel(source.config), source.params["bert"]

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.markers import slow_case
 from tests.tpu.stub_gcloud import Stub
 
 TPU = pathlib.Path(__file__).parents[2] / "tpu"
@@ -246,7 +247,7 @@ RECOVERIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", RECOVERIES)
+@pytest.mark.parametrize("what", [*list(RECOVERIES)[:2], *map(slow_case, list(RECOVERIES)[2:])])
 def test_keep_brings_the_run_back(cloud, what):
     cloud.stub.answers, deeds = RECOVERIES[what]
     said = cloud("keep --delete-when-done", MAX_RESTARTS="1", arguments=["--", "--config.seed=1"])

@@ -275,7 +275,7 @@ def matrices_of_modernbert(tree):
 
 
 @pytest.mark.parametrize("family, layers, matrices", [
-    ("bert", 2, matrices_of_bert), slow_case("modernbert", 8, matrices_of_modernbert),
+    slow_case("bert", 2, matrices_of_bert), slow_case("modernbert", 8, matrices_of_modernbert),
 ])  # fmt: skip
 def test_muon_takes_the_matrices_of_a_stack_one_by_one(family, layers, matrices):
     """As optax's takes a matrix by itself; embeddings and the output layers are Adam's."""
@@ -304,7 +304,7 @@ def abstract_params(model, inputs=4):
 
 
 @pytest.mark.parametrize("name, options, count", [
-    ("adam", "", 2), ("muon", "", 1), ("adafactor", "min_dim_size_to_factor=8", 0),
+    ("adam", "", 2), ("muon", "", 1), slow_case("adafactor", "min_dim_size_to_factor=8", 0),
     slow_case("stable_adamw", "", 2), slow_case("lion", "", 1), slow_case("sm3", "", 1), slow_case("prodigy", "", 4),
 ])  # fmt: skip
 def test_moments_lie_where_their_own_shapes_say(name, options, count):
