@@ -17,7 +17,7 @@ from bertjax.tasks import bits, likelihood
 from bertjax.tasks.generation import Sampling, _choose, generate
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 
-WORDS = [*"abcdefghij", "ship", "sail", "the", "."]
+WORDS = [*"abcdefghij", "ship", "sail", "the", "straße", "."]
 PIECES = WordPiece([*SPECIAL_PIECES, *WORDS], lowercase=True)
 SIZES = dict(
     vocab_size=PIECES.vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
@@ -52,8 +52,9 @@ def test_a_model_with_a_memory_reads_long_texts_in_parts(texts):
     hidden = [[False] * len(longer.split(" "))]
     scores = bits.bits_per_byte(parts, params, PIECES, [longer], hidden, 16)
     (total,) = likelihood.log_likelihoods(parts, params, PIECES, [longer])
-    assert scores["bytes"] == len(longer) and scores["words"] == len(longer.split(" "))
-    assert scores["bits_per_byte"] == pytest.approx(-total / np.log(2) / len(longer))
+    size = len(longer.encode())
+    assert scores["bytes"] == size > len(longer) and scores["words"] == len(longer.split(" "))
+    assert scores["bits_per_byte"] == pytest.approx(-total / np.log(2) / size)
 
 
 @pytest.mark.slow
