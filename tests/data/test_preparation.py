@@ -373,6 +373,7 @@ def test_beam_writes_the_records_of_the_local_run(with_duplicates, tmp_path, in_
     assert digest(tmp_path / "beam") == digest(tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_mistakes_in_a_corpus_of_beam_are_one_line(with_duplicates, tmp_path, in_process):
     with (tmp_path / "2.txt").open("a") as file:
         file.write("\n" + "x" * 200_000)

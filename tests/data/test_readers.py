@@ -14,10 +14,10 @@ from bertjax.data.records import layouts
 from bertjax.data.records.parsing import Records, Unfit
 from bertjax.data.records.serialization import Damaged, Places, read_range
 from tests.data.test_pipeline import LENGTH, PREDICTIONS, assert_same, random_rows, write_set
-from tests.markers import slow_case
 
 
-@pytest.mark.parametrize("vocab_size, is_masked", [(65_536, False), slow_case(100, True), slow_case(1 << 21, True)])
+@pytest.mark.slow
+@pytest.mark.parametrize("vocab_size, is_masked", [(65_536, False), (100, True), (1 << 21, True)])
 def test_both_readers_and_both_layouts_give_the_same_batches(tmp_path, monkeypatch, vocab_size, is_masked):
     """In every width of numbers and way of reading, bit for bit; some rows are empty."""
     monkeypatch.setattr(order, "MAX_LANES", 4)

@@ -22,7 +22,6 @@ from bertjax.model.dropout import row_keys
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import Classifier
 from tests.families.test_modernbert import random_params
-from tests.markers import slow_case
 
 TINY = dict(vocab_size=150, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
             hidden_dropout_prob=0.25)  # fmt: skip
@@ -46,7 +45,8 @@ def read_by_pooler(model, packed=False):
         yield (hidden[:, [0, 3]] if packed else hidden[:, 0]), np.arctanh(pooled) / 0.1
 
 
-@pytest.mark.parametrize("packed", [slow_case(False), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
 def test_the_pooler_of_roberta_reads_states_with_dropout(packed):
     (hidden, read), (hidden_without, read_without) = read_by_pooler(RobertaModel(RobertaConfig(**TINY)), packed)
     is_kept = np.abs(read) > 1e-6
@@ -87,7 +87,8 @@ def test_what_attention_adds_has_no_dropout_in_distilbert():
         assert np.allclose(*states(params), atol=1e-5) != is_random
 
 
-@pytest.mark.parametrize("pooled, spans", [(0.5, 0.0), slow_case(0.0, 0.5)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pooled, spans", [(0.5, 0.0), (0.0, 0.5)])
 def test_an_output_layer_has_the_dropout_of_its_kind(pooled, spans):
     none = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     rates = dict(pooled_dropout_prob=pooled, spans_dropout_prob=spans)

@@ -57,6 +57,7 @@ def keys_of(rows, seed=0):
 # What is drawn.
 
 
+@pytest.mark.slow
 def test_words_are_drawn_from_the_softmax():
     logits = np.random.default_rng(0).normal(0, 1.5, (1, 2, 60)).astype(np.float32)
     logits[..., 50:] = np.finfo(np.float32).min  # rows that pad the vocabulary

@@ -85,6 +85,7 @@ def test_a_text_has_the_sum_over_its_tokens(texts, causal, monkeypatch):
         assert ours == pytest.approx(expected.sum(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_pairs_are_compared_and_counted(texts):
     model, params = model_of(CONFIG)
     sums = list(likelihood.log_likelihoods(model, params, PIECES, texts[1:11]))

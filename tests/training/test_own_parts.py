@@ -112,6 +112,7 @@ def test_a_sink_gets_every_number_once_and_is_told_what_is_void(toys):
     assert [step for step, name in written if name == "train/loss"] == [2, 4, 5, 6, 8, 10]
 
 
+@pytest.mark.slow
 def test_tensorboard_leaves_out_what_a_resumed_run_writes_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
