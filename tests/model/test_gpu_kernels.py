@@ -77,7 +77,6 @@ def test_attention_drops_the_elements_that_dropout_drops():
     [
         (2, 64, 128, 0.1, True, "float32", 1e-6),
         slow_case(3, 20, 96, 0.3, False, "bfloat16", 4e-3),
-        slow_case(3, 20, 96, 0.3, False, "float32", 1e-6),
         slow_case(2, 8, 768, 0.0, True, "bfloat16", 4e-3),
     ],
 )
@@ -136,9 +135,7 @@ KERNELS += ["gpu_norm_forward", "gpu_norm_backward", "gpu_activation_backward"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model, remat, unroll", [("bert", "none", "auto"), ("gpt", "full", "no"), ("modernbert", "none", "yes")]
-)
+@pytest.mark.parametrize("model, remat, unroll", [("gpt", "full", "no"), ("modernbert", "none", "yes")])
 def test_a_step_with_kernels_is_the_same_on_any_mesh(model, remat, unroll, monkeypatch):
     """Loss and gradient norm of a step with dropout, of the plain path on one device, and of the kernels on eight."""
     size = dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=256)

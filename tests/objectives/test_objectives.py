@@ -121,7 +121,6 @@ def test_logits_of_words_in_parts_give_the_same_loss_and_gradient(records_folder
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective, settings, fields", [
-    ("count + mlm", {}, {}),
     ("50*replaced + generator", dict(generator=dict(width=0.5, embeddings="disentangled")),
      {"model.num_attention_heads": 4}),
     ("lm + auxiliary", {}, {"model.causal": True, "model.num_hidden_layers": 2, "data.next_sentence": "none",

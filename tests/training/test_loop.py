@@ -146,14 +146,6 @@ def test_devices_and_microbatches_change_nothing(records_folder, on_one_device, 
     assert_same_steps(two_steps(records_folder, mesh, microbatches), on_one_device)
 
 
-@pytest.mark.slow
-def test_devices_change_nothing_where_products_take_bfloat16(records_folder, on_one_device):
-    one = two_steps(records_folder, (1, 1, 1), 1, dtype="bfloat16")
-    assert_same_steps(two_steps(records_folder, (4, 1, 1), 4, dtype="bfloat16"), one)
-    losses = [float(metrics["loss"]) for _, metrics in (one, on_one_device)]
-    assert 1e-6 < abs(losses[0] - losses[1]) < 0.01  # it is bfloat16
-
-
 def assert_same_steps(found, expected):
     """Compares two results of `two_steps`."""
     for values, others, tolerance in zip(found[::-1], expected[::-1], (dict(rtol=2e-5), dict(atol=3e-5))):
@@ -284,9 +276,7 @@ class Scored(Toy):
 @pytest.mark.parametrize("scores, stops_at, best, restarts", [
     ([5, 4, 4, 9, 9], 6, 2, (1, 4, 5)),
     ([5, 5, 5, 9, 9], 6, 6, ()),  # as good is not better; of equal ones the last is used
-    ([4, 5, 3, 5, 9], 8, 8, (2, 3, 6, 7)),
     ([math.nan, math.nan, 1, 2, 3], 4, None, (2, 3)),
-    ([1, math.nan, 2, 1, 1], 10, 6, (4, 9)),
 ])  # fmt: skip
 def test_a_run_ends_when_it_waits_too_long_for_a_better_score(train_toy, tmp_path, scores, stops_at, best, restarts):
     """The state is that of a run that was stopped again and again; all scores but the best are deleted."""
