@@ -177,7 +177,6 @@ def test_attention_is_fused_where_the_kernel_can_run():
     [
         ("v4-8", 512, 16),
         ("v5litepod-4", 1024, 16),
-        ("v5p-8", 512, 2),
         ("v6e-4", 512, 2),
         ("tpu7x-8", 512, 2),
     ],

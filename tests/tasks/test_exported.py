@@ -185,6 +185,7 @@ def vectors() -> library.Model:
 
 CLASSES = dict(labels=("sea", "court", "none"))
 OF_TEXTS = {
+    "classes": (lambda: made("BertForSequenceClassification", "classifier", 3, **CLASSES), compare_classes),
     "causal": (lambda: made("BertForSequenceClassification", "classifier", 3, True, **CLASSES), compare_classes),
     "tags": (lambda: made("BertForTokenClassification", "classifier", 3, labels=("O", "B-X", "I-X")), compare_tags),
     "answers": (lambda: made("BertForQuestionAnswering", "spans", 2), compare_answers),

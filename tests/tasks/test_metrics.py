@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-import sklearn.metrics
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
 from bertjax.tasks import metrics
@@ -27,6 +26,8 @@ def random_classes(rng, classes):
 
 
 def test_classes_are_scored_as_by_scikit_learn():
+    import sklearn.metrics  # takes two seconds
+
     rng = np.random.default_rng(0)
     for i in range(60):  # a call of scikit-learn takes milliseconds
         labels, predictions = random_classes(rng, rng.permutation(2 if i % 2 else 5))
@@ -47,6 +48,8 @@ def test_classes_are_scored_as_by_scikit_learn():
 
 
 def test_labels_that_do_not_exclude_each_other_are_scored_as_by_scikit_learn():
+    import sklearn.metrics  # takes two seconds
+
     rng = np.random.default_rng(0)
     for n in range(1, 60):
         labels, predictions = rng.random((2, n, 7)) < rng.choice([0, 0.1, 0.5], (2, 1, 7))
