@@ -406,11 +406,10 @@ def on_one(short_records):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh, microbatches", [(dict(data=2, fsdp=2, tensor=2), 2)])
-def test_a_packed_step_is_the_same_on_any_mesh(short_records, on_one, mesh, microbatches):
-    """With its dropout, though the number of rows, of which some are empty, may be another one."""
-    (rows, expected, others), (its_rows, params, metrics) = on_one, after_a_step(short_records, microbatches, **mesh)
-    assert rows < 48 and (microbatches == 1 or rows < its_rows)
+def test_a_packed_step_is_the_same_on_any_mesh(short_records, on_one):
+    """With its dropout, though the number of rows, of which some are empty, is another one."""
+    (rows, expected, others), (its_rows, params, metrics) = on_one, after_a_step(short_records, 3, data=4, fsdp=2)
+    assert rows < its_rows
     assert_close(metrics["loss"], others["loss"])
     assert_close(metrics["grad_norm"], others["grad_norm"], 1e-4)
     assert_close(params, expected, 2e-5)
