@@ -4,6 +4,8 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import jax
@@ -17,7 +19,7 @@ from bertjax.training import checkpoint
 from bertjax.training.sinks.jsonl import read_metrics
 from bertjax.training.workdir import RunInfo, write_info
 from tests.conftest import tiny_config
-from tests.processes import QUICK_TO_COMPILE, Process
+from tests.processes import QUICK_TO_COMPILE, Process, environment_with
 from tests.processes import start as start_process
 
 
@@ -144,6 +146,20 @@ def test_where_a_host_dies_the_others_name_it_and_stop(config_file, tmp_path):
     (code, _, stderr), _ = finish(processes)
     assert code == 1 and time.monotonic() - began < 60
     assert stderr.splitlines()[-1] == "error: host 1 has died; start the same command again on all hosts", stderr
+
+
+@pytest.mark.slow
+def test_all_hosts_have_the_number_of_the_first():
+    program = (
+        "import jax; from bertjax.sharding import hosts as h; h.join(60); print(h.as_on_first(7 + jax.process_index()))"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1] // 2 * 2}"
+    fields = dict(JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2")
+    environments = [environment_with(**fields, JAX_PROCESS_ID=number) for number in "01"]
+    hosts = [subprocess.Popen([sys.executable, "-c", program], env=each, stdout=-1, text=True) for each in environments]
+    assert [host.communicate(timeout=120)[0].split()[-1] for host in hosts] == ["7", "7"]
 
 
 def test_a_host_that_cannot_be_reached_is_named(config_file, tmp_path):

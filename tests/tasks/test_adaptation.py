@@ -145,14 +145,15 @@ def test_stages_may_learn_different_objectives(checkpoint, corpus_file, tmp_path
     fields = {"tokenizer.extend": 0, "adapt.new_pieces_first": 0, "adapt.positions": 0, "eval.bits_windows": 0}
     config = adapting(checkpoint, corpus_file, **fields)
     first = stage(3, 16, 3, objective="lm", model=dict(causal=True))
-    config.stages = named_stages(first=first, second=stage(3, 32, 5))
+    config.stages = named_stages(first=first, second=stage(3, 32, 5), third=stage(1, 32, 5, objective="2*mlm"))
     tasks.validate(config)
     launch(config, tmp_path)
     metrics = {m["step"]: m for m in read_metrics(tmp_path) if "train/loss" in m}
     assert ["train/lm_loss" in metrics[step] for step in (1, 3, 4, 6)] == [True, True, False, False]
     assert ["train/mlm_loss" in metrics[step] for step in (1, 3, 4, 6)] == [False, False, True, True]
+    assert metrics[7]["train/loss"] == pytest.approx(2 * metrics[7]["train/mlm_loss"])
     assert "held-out masked words" in (tmp_path / "report.txt").read_text()
-    assert checkpoints.read_params(tmp_path, 6).keys() == {"bert", "masked_lm"}
+    assert checkpoints.read_params(tmp_path, 7).keys() == {"bert", "masked_lm"}
     assert not pretrained.read_config(tmp_path).causal and pretrained.read_config(f"{tmp_path}@3").causal
     with pytest.raises(UserError, match=r"config.objective = 'lm': a model with these fields .* learns words as"):
         config.stages.first.model.causal = False
