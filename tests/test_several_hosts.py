@@ -4,9 +4,9 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
+from subprocess import PIPE, Popen
 
 import jax
 import numpy as np
@@ -156,7 +156,7 @@ def test_all_hosts_have_the_number_of_the_first():
         address = f"127.0.0.1:{probe.getsockname()[1] // 2 * 2}"
     fields = dict(JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2")
     environments = [environment_with(**fields, JAX_PROCESS_ID=number) for number in "01"]
-    hosts = [subprocess.Popen([sys.executable, "-c", program], env=each, stdout=-1, text=True) for each in environments]
+    hosts = [Popen([sys.executable, "-c", program], env=each, stdout=PIPE, text=True) for each in environments]
     assert [host.communicate(timeout=120)[0].split()[-1] for host in hosts] == ["7", "7"]
 
 

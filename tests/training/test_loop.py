@@ -119,11 +119,11 @@ def test_metrics_are_written_once_for_every_step(straight_run):
     assert {"eval/unigram_loss", "eval/mlm_accuracy", "eval/nsp_accuracy"} <= last.keys()
 
 
-def two_steps(records_folder, mesh_sizes, microbatches, program=None, dtype="float32"):
+def two_steps(records_folder, mesh_sizes, microbatches, program=None):
     """Returns the params and metrics after two steps of the first stage on a mesh (data, fsdp, tensor)."""
     config = config_for(records_folder)
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_sizes)))
-    config.update(dict(microbatches=microbatches, dtype=dtype))
+    config.microbatches = microbatches
     mesh = make_mesh(config, jax.devices()[: int(np.prod(mesh_sizes))])
     task = make_task(config, mesh)
     program = program or make_program(task, config, mesh)
