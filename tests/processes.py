@@ -77,8 +77,8 @@ class Process:
         return f"{self.name} {state}\n--- stdout\n{self.stdout[-1000:]}\n--- stderr\n{self.stderr[-3000:]}"
 
 
-# Environment variable: preparation starts no processes, and runs draw no pages; with the value "untrained", runs end
-# where training would begin.
+# Environment variable: preparation starts no processes, runs draw no pages, and runs leave out stages of one step, which
+# would compile a program each; with the value "untrained", runs end where training would begin.
 QUICK = "BERTJAX_TESTS_QUICK"
 
 
@@ -198,6 +198,8 @@ def _run(module: str) -> None:
         bertjax.tasks.launch.draw = lambda workdir: None
         bertjax.data.preparation.worker_pool = in_process_pool
         bertjax.data.preparation.vocabulary.worker_pool = in_process_pool
+        parts = bertjax.stages.parts_of
+        bertjax.stages.parts_of = lambda stage, batch_size: [] if stage.steps == 1 else parts(stage, batch_size)
     if os.environ.get(QUICK) == "untrained":
         bertjax.training.run.train = lambda *_, **__: sys.exit(0)
     if "BERTJAX_TEST_COVERAGE" in os.environ:
@@ -226,6 +228,7 @@ if __name__ == "__main__":
     import bertjax.data.batches.readers.plain
     import bertjax.data.preparation
     import bertjax.interop.pretrained
+    import bertjax.stages
     import bertjax.tasks.launch
     import bertjax.tasks.pretraining
     import bertjax.training.run

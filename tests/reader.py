@@ -116,7 +116,7 @@ def made_small(arguments: list[str], folder: pathlib.Path) -> list[str]:
     """Returns flags with which the run that the arguments ask for takes seconds."""
     config, _ = experiment.from_arguments(arguments)
     microbatches = min(config.microbatches, 2)
-    small = dict(batch_size=16 * microbatches, microbatches=microbatches, log_every_steps=1)
+    small = dict(batch_size=16 * microbatches, microbatches=microbatches, log_every_steps=1, kernels="no")
     if config.sinks == pretraining_config().sinks:
         small["sinks"] = "()"
     if "stages" not in config:
@@ -126,11 +126,11 @@ def made_small(arguments: list[str], folder: pathlib.Path) -> list[str]:
         small["tokenizer.extend"] = min(config.tokenizer.extend, 5)
         small.update({"data.heldout_fraction": 0.15, "checkpoint.every_steps": 2})
         small["eval.fill_masks"] = "()"
-        shortest = min(stage.length for stage in config.stages.values())
+        lengths = [stage.length for stage in config.stages.values()]
         for name, stage in config.stages.items():
-            length = 32 if stage.length == shortest else 64
+            length, steps = (32, 4 // lengths.count(min(lengths))) if stage.length == min(lengths) else (64, 1)
             predicted = -(-stage.max_predictions_per_seq * length // stage.length)
-            fields = dict(steps=2, length=length, max_predictions_per_seq=predicted)
+            fields = dict(steps=steps, length=length, max_predictions_per_seq=predicted)
             small.update({f"stages.{name}.{field}": value for field, value in fields.items()})
         small.update({f"model.{name}": value for name, value in _small_model(config, folder).items()})
     return [f"--config.{name}={value}" for name, value in small.items() if _has(config, name)]

@@ -33,6 +33,7 @@ from bertjax.model.recurrence import Memory
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.extra_packages
 
 SIZES = dict(vocab_size=150, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
 POSITIONED = SIZES | dict(max_position_embeddings=64)

@@ -12,6 +12,7 @@ from bertjax.tasks.text_sets import EncodedTexts, TextSet
 
 evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.extra_packages
 
 
 class Stub:

@@ -20,6 +20,7 @@ from bertjax.model import low_rank
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.extra_packages
 
 CONFIG = BertConfig(
     vocab_size=128, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, hidden_act="gelu",

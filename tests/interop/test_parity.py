@@ -34,6 +34,7 @@ from tests.conftest import make_corpus, one_device_mesh
 torch = pytest.importorskip("torch")
 class_weight = pytest.importorskip("sklearn.utils.class_weight")
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.extra_packages
 
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 TINY = BertConfig(**SIZES, vocab_size=150, hidden_act="gelu", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)

@@ -13,6 +13,7 @@ from tests.interop.test_golden import GOLDEN, same
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
+pytestmark = pytest.mark.extra_packages
 
 
 @pytest.fixture

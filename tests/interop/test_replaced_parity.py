@@ -17,6 +17,7 @@ from tests.conftest import one_device_mesh, tiny_config
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.extra_packages
 
 SIZES = dict(
     vocab_size=150, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,

@@ -36,7 +36,7 @@ from tests.text.test_tokenizer import HARD
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
-pytestmark = pytest.mark.usefixtures("on_one_device")
+pytestmark = [pytest.mark.extra_packages, pytest.mark.usefixtures("on_one_device")]
 
 LINES = [line for line in make_corpus(30).splitlines() if line]
 TEXTS = [LINES[0], "the ship", "x", "Café, naïve?", " ".join(LINES[:6])]

@@ -33,6 +33,7 @@ from tests.text.test_tokenizer import HARD, modernbert_json
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.extra_packages
 
 HALF_WIDTH = "ｶﾞ ﾊﾟ"
 PROBE = [

@@ -16,6 +16,7 @@ from bertjax.families.with_heads import BertForMaskedLM
 from bertjax.model.recurrence import Memory
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.extra_packages
 
 TINY = TransformerXLConfig(
     vocab_size=50, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, memory_length=5,

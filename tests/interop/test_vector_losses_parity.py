@@ -15,6 +15,7 @@ from bertjax.tasks.losses import CrossEntropy, Distilled, SigmoidCrossEntropy, S
 
 torch = pytest.importorskip("torch")
 losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+pytestmark = pytest.mark.extra_packages
 
 EXAMPLES, WIDTH, SCALE = 6, 32, 25.0
 

@@ -16,6 +16,7 @@ from tests.test_library import made
 
 pytest.importorskip("jax2onnx")
 onnxruntime, transformers = pytest.importorskip("onnxruntime"), pytest.importorskip("transformers")
+pytestmark = pytest.mark.extra_packages
 
 
 def opened(path):

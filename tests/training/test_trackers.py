@@ -129,6 +129,7 @@ def test_names_of_sinks(monkeypatch):
         tasks.validate(config)
 
 
+@pytest.mark.extra_packages
 def test_mlflow_has_one_run_with_every_number_once(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -150,6 +151,7 @@ def test_mlflow_has_one_run_with_every_number_once(tmp_path, monkeypatch):
         written(workdir, 6, factory=make)
 
 
+@pytest.mark.extra_packages
 def test_wandb_goes_on_in_one_run_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
