@@ -77,8 +77,8 @@ class Process:
         return f"{self.name} {state}\n--- stdout\n{self.stdout[-1000:]}\n--- stderr\n{self.stderr[-3000:]}"
 
 
-# Environment variable: preparation starts no processes, runs draw no pages, and runs leave out stages of one step, which
-# would compile a program each; with the value "untrained", runs end where training would begin.
+# Environment variable: preparation starts no processes, and runs draw no pages and leave out stages of one step, since
+# each stage compiles a program; with the value "untrained", runs end where training would begin.
 QUICK = "BERTJAX_TESTS_QUICK"
 
 
