@@ -241,6 +241,7 @@ for module in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_help_imports_no_more_than_it_needs(tmp_path):
     """So that it answers at once."""
     modules = sorted({module for module, _ in COMMANDS.values()})

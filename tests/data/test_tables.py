@@ -66,6 +66,7 @@ def pieces():
     return WordPiece([*SPECIAL_PIECES, *(word for words in TOPICS.values() for word in words)], lowercase=True)
 
 
+@pytest.mark.slow
 def test_classes_have_their_names_and_numbers_are_numbers(provide):
     with provide(MRPC):
         rows = read_tfds("tfds:glue/mrpc", "train")

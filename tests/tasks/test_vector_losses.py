@@ -26,7 +26,6 @@ from bertjax.training.step import make_program, put_hyperparameters
 from bertjax.training.workdir import write_info
 from experiments import embed
 from tests.conftest import TOPICS
-from tests.markers import slow_case
 from tests.tasks.test_classify import write_table
 
 FORMS = {
@@ -156,7 +155,8 @@ def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), found[0], other)
 
 
-@pytest.mark.parametrize("is_packed", [slow_case(False), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_packed", [False, True])
 def test_a_sentence_and_itself_differ_by_dropout(is_packed, encode, folder, checkpoint, tmp_path):
     examples = task_of(config_for(folder, checkpoint, "sentences"), tmp_path).dataset.train
     batch = packed(examples) if is_packed else examples.batch(np.arange(len(examples)), 16)
