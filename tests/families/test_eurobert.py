@@ -1,4 +1,4 @@
-"""EuroBERT: its pooling of packed texts, and tied embeddings. `test_families.py` compares its kernels."""
+"""EuroBERT: its stacked matrices, and tied embeddings. `test_families.py` compares its kernels."""
 
 import dataclasses
 

@@ -135,16 +135,19 @@ KERNELS += ["gpu_norm_forward", "gpu_norm_backward", "gpu_activation_backward"]
 
 
 @pytest.mark.slow
-def test_a_step_with_kernels_is_the_same_on_any_mesh(monkeypatch):
+@pytest.mark.parametrize("family, remat", [("bert", "none"), ("modernbert", "full")])
+def test_a_step_with_kernels_is_the_same_on_any_mesh(family, remat, monkeypatch):
     """Loss and gradient norm of a step with dropout, of the plain path on one device, and of the kernels on eight."""
-    size = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256)
+    size = dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=256)
+    if family == "modernbert":
+        size.update(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=8)
 
     def step(mesh_shape, microbatches):
         config = pretraining_config()
         config.stages, config.batch_size = named_stages(only=stage(4, 16, 3)), 8
-        config.update(microbatches=microbatches, remat="full", unroll="yes")
+        config.update(microbatches=microbatches, remat=remat, unroll="yes")
         config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_shape)))
-        config.model = model_fields("modernbert", **size, global_attn_every_n_layers=2, local_attention=8)
+        config.model = model_fields(family, **size)
         return metrics_of_a_step(config, packed(8, 16) > 0, KERNELS)
 
     expected, without = step((1, 1, 1), 1)

@@ -175,6 +175,7 @@ def test_attention_is_fused_where_the_kernel_can_run():
 @pytest.mark.parametrize(
     "name, length, heads",
     [
+        ("v4-8", 512, 16),
         ("v5litepod-4", 1024, 16),
         ("v6e-4", 512, 2),
         ("tpu7x-8", 512, 2),
