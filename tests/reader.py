@@ -1,4 +1,4 @@
-"""A reader of README and docs/, who has what the pages speak of, and types their commands, made small."""
+"""Runs the commands of README and docs/ with small models, in a folder with the files that the pages expect."""
 
 import collections
 import contextlib
@@ -32,7 +32,7 @@ PIECES = {"wordpiece": 150, "bpe": 300, "sentencepiece": 80}  # bytes have as ma
 
 
 class Reader:
-    """What a command takes that others make is made first, wherever on the pages these are."""
+    """Runs commands. The commands that write the inputs of a command run first, whichever page has them."""
 
     def __init__(self, folder: pathlib.Path, trained: set[str] | None = None):
         """`trained`: workdirs of the runs that train; others end where training would begin. None: all runs train."""
@@ -41,7 +41,7 @@ class Reader:
         self._environment: dict[str, str] = {}
 
     def follow(self, page: pathlib.Path) -> int:
-        """Does all that the page says, in the current folder, which is the reader's; returns the number of commands."""
+        """Runs all commands and examples of a page, in the folder of the reader; returns the number of commands."""
         count = 0
         for block, commands in _to_do(page):
             if "file" in block.notes:
@@ -56,7 +56,7 @@ class Reader:
         return count
 
     def type(self, words: list[str], tiny: list[str]) -> str:
-        """Returns what the command prints. One that was typed before is not run again."""
+        """Returns the output of a command. Runs each command once."""
         if tuple(words) not in self.printed:
             for needed in _needs(words):
                 if not (self.folder / needed).exists():
@@ -89,7 +89,7 @@ class Reader:
 
 
 def _to_do(page: pathlib.Path) -> Iterator:
-    """Yields the blocks of a page, with their commands and what these get besides."""
+    """Yields the blocks of a page, with their commands and the flags that shorten each command."""
     tiny: list[str] = []
     for block in blocks_of(page):
         tiny = [*tiny, *shlex.split(block.notes.get("tiny", ""))]
@@ -113,7 +113,7 @@ def _needs(words: list[str]) -> Iterator[str]:
 
 
 def made_small(arguments: list[str], folder: pathlib.Path) -> list[str]:
-    """Returns flags with which the run that the arguments ask for takes seconds."""
+    """Returns flags that shorten the run of these arguments to seconds. Stages of one step do not run, see `QUICK`."""
     config, _ = experiment.from_arguments(arguments)
     microbatches = min(config.microbatches, 2)
     small = dict(batch_size=16 * microbatches, microbatches=microbatches, log_every_steps=1, kernels="no")
@@ -154,7 +154,7 @@ def _has(config, name: str) -> bool:
 
 
 def write_inputs(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
-    """Writes what the pages say that their reader has."""
+    """Writes the files that the pages expect their reader to have."""
     rng = random.Random(0)
     (folder / "experiments").symlink_to(ROOT / "experiments")
     for name in ("bert-base-uncased", "small-bert", "path/to/bert-base-uncased"):
@@ -206,7 +206,7 @@ def write_inputs(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
 
 
 def write_published(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
-    """Writes what the how-to pages have downloaded besides: models of other families, random, with BERT's pieces."""
+    """Writes random models in place of the checkpoints of other families that the how-to pages download."""
     pieces = tokenizer.load("wordpiece", checkpoint / "vocab.txt")
     sizes = SIZES | dict(vocab_size=len(pieces.pieces), max_position_embeddings=64)
     for name, config in (

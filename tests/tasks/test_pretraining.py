@@ -97,7 +97,7 @@ def test_baselines_are_what_they_say(task, scores, records_folder):
     words, labels = heldout["word_ids"][weights], heldout["pair_labels"]
     labels = labels[heldout["sequence_weights"] > 0]
 
-    # Counted over all sequences; the task leaves out what makes no whole batch.
+    # Counted over all sequences; the task leaves out the last batch unless the batch is full.
     counts, train = np.ones(150), find_records(records_folder, 32, 5, "train")
     for batch in heldout_batches(train, 32, 5, batch_size=16, max_sequences=10**6):
         np.add.at(counts, batch["word_ids"][batch["word_weights"] > 0], 1)
