@@ -237,7 +237,7 @@ def read_by_others() -> set[str]:
 
 
 def writers() -> dict[str, list[tuple[list[str], list[str]]]]:
-    """Returns the commands of the how-to pages by the path that they write, with what they get besides."""
+    """Returns the commands of the how-to pages, with their added flags, by the path that each command writes."""
     found = collections.defaultdict(list)
     for page in HOW_TO:
         for _, commands in _to_do(page):
