@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from logging import getLogger
 
@@ -19,6 +20,7 @@ from bertjax.config import UserError
 from bertjax.sharding.topology import has_accelerator
 from bertjax.validation import DTYPES
 
+BEGAN = time.monotonic()  # about when the process began: Python imports this module first
 flags.disclaim_key_flags()  # --config is listed in the --help of each command that defines it
 
 

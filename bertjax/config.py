@@ -167,6 +167,9 @@ def model_size(name: str) -> dict:
     return dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden)
 
 
+RECIPES = ("modern", "bert")  # of `config.recipe`
+
+
 def stage(steps: int, length: int, max_predictions_per_seq: int, **changes) -> ml_collections.ConfigDict:
     """Returns one stage of pre-training: `steps` updates on sequences of `length` tokens.
 
@@ -214,6 +217,10 @@ def common_config() -> ml_collections.ConfigDict:
     """Returns the fields that pre-training and fine-tuning share, unlocked."""
     config = ml_collections.ConfigDict()
     config.task = ""
+    # How long a run takes from start to report (20min, 8h, 2d), or on how many tokens it trains (200M tokens): sets the
+    # number of its steps. Empty: the steps or epochs of this config.
+    config.budget = ""
+    config.overrides = ()  # the names of the fields that the command line sets; it fills this in
     config.seed = 0  # for initial weights, order of examples, dropout
     config.batch_size = 256  # sequences per step, over all devices and hosts
     config.packing = False  # sequences share rows, of which a step then has fewer, and hardly any padding
@@ -280,6 +287,9 @@ def pretraining_config() -> ml_collections.ConfigDict:
     """BERT-base pre-training as published (Devlin et al. 2019, appendix A.2), without a corpus."""
     config = common_config()
     config.task = "pretraining"
+    # modern or bert: the model, the vocabulary and the stages are chosen from the text, the machine and the budget, but
+    # for `overrides` (see `bertjax.budget`). Empty: they are those of this config.
+    config.recipe = ""
     # What is learnt: one of mlm (masked words), lm (next words), bilm (both neighbours), plm (words in any order), nsp
     # (next sentence) and sop (sentence order), or a sum such as "mlm + 0.5*sop" or "50*replaced + generator" (ELECTRA).
     # Empty: the words that the model's family learns, and what the pairs of data.next_sentence teach.

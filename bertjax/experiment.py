@@ -73,6 +73,8 @@ def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
         except UserError as error:
             raise UserError(" ".join(f"{argument}: {error}".split())) from None
         overridden.add(field.name)
+    with config.unlocked():
+        config.overrides = tuple(sorted(name.removeprefix("config.") for name in overridden))
     return config, rest + texts
 
 

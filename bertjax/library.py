@@ -380,6 +380,9 @@ def _config(given: Config, overrides: Mapping[str, Any]) -> ConfigDict:
             experiment.find_field(config, name).set(value)
         except UserError as error:
             raise UserError(f"{name} = {value!r}: {error}") from None
+    if overrides:
+        with config.unlocked():
+            config.overrides = tuple(sorted({*config.overrides, *overrides}))
     return config
 
 

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
     from bertjax.tasks.launch import launch
 
     command.keep_compiled()
-    launch(_CONFIG.value, _WORKDIR.value or f"runs/{command.experiment_name()}")
+    launch(_CONFIG.value, _WORKDIR.value or f"runs/{command.experiment_name()}", command.BEGAN)
 
 
 if __name__ == "__main__":

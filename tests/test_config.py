@@ -15,7 +15,7 @@ from tests.processes import ROOT
 GOLDEN = ROOT / "tests" / "golden" / "configs"
 PRETRAINING = [
     "base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart", "bytes",
-    "gpt:gpt2", "elmo", "modern:base", "adapt",
+    "gpt:gpt2", "elmo", "modern:base", "adapt", "text", "text:bert",
     "transformer_xl:wikitext", "transformer_xl:enwik8", "transformer_xl:cores",
     "electra:small", "electra:base", "characters:t64", "characters:cores", "transformer:base", "transformer:big",
     "xlnet:base", "xlnet:large", "xlnet:cores",
@@ -106,6 +106,7 @@ MISTAKES = {
         ("data.name", "mrcp", "config.data.name = 'mrcp': choose one of cola, sst2, mrpc"),
         ("eval.every_steps", -1, "config.eval.every_steps = -1"),
         ("head.lstm_layers", 2, "config.head.lstm_layers = 2: lstm_layers needs a BiLSTM: also set head.lstm_size"),
+        ("budget", "200M", "config.budget = '200M': fine-tuning takes a time, such as 20min"),
         ("restarts", 3, 'config.restarts = 3: applies to searches only; .* also set --config.sweep="seed=0"'),
     ],
     "base": [
@@ -137,6 +138,9 @@ MISTAKES = {
         ("model.causal", True, UNMASKED),
         ("model.family", "lstms", UNMASKED),
         ("checkpoint.keep_every", 7, "config.checkpoint.keep_every = 7: must be a multiple of every_steps = 5000"),
+        ("budget", "soon", "config.budget = 'soon': must be a time or a number of tokens, such as 20min, 8h"),
+        ("budget", "0min", "config.budget = '0min': must be a time"),
+        ("recipe", "modern", "config.budget = '': a recipe needs one, such as 20min"),
         ("profile", "5:3", "config.profile = '5:3': write START:STOP, such as 20:24"),
         ("profile", "0:3", "config.profile = '0:3': write START:STOP.* the first step is 1"),
         ("profile", "5:-3", "config.profile = '5:-3': write START:STOP"),

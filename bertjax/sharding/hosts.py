@@ -6,6 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from bertjax.config import UserError
 from bertjax.files import write_whole
 from bertjax.sharding import liveness
 
+N = TypeVar("N", int, float)
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
@@ -81,11 +83,12 @@ def first_before_others(name: str) -> Iterator[None]:
             multihost_utils.sync_global_devices(name)
 
 
-def as_on_first(number: int) -> int:
-    """Returns the number, of at most 31 bits, that host 0 has."""
+def as_on_first(number: N) -> N:
+    """Returns the number that host 0 has: an integer of at most 31 bits, or a float, rounded to 32 bits."""
     if jax.process_count() == 1:
         return number
-    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
+    array = np.float32(number) if isinstance(number, float) else np.int32(number)
+    return type(number)(multihost_utils.broadcast_one_to_all(array))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Hardware data, and descriptions of TPU topologies to compile for without the hardware."""
 
+import contextlib
 import dataclasses
 import glob
 import importlib.util
@@ -47,6 +48,18 @@ GENERATIONS = {
 def available_cores() -> int:
     """Returns the number of CPU cores that this process may use; a container may have fewer than the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def host_memory() -> float:
+    """Returns the bytes of memory of this host, or of the container that this process runs in."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in CGROUPS:
+        with contextlib.suppress(OSError, ValueError), open(path) as file:  # absent, or "max"
+            found = min(found, int(file.read()))
+    return float(found)
 
 
 # Flags of processors (/proc/cpuinfo) whose bfloat16 products, as YNNPACK computes them, are faster than float32 ones.

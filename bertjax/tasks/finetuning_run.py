@@ -93,7 +93,8 @@ def open_run(config, workdir: epath.Path, before: RunInfo | None, material: Mate
     # By default, after every epoch.
     config.eval.every_steps = config.eval.every_steps or steps_per_epoch(info.train_examples, config.batch_size)
 
-    return Run(config, mesh, task, info, material.tokenizer, material.initialize, notes, _end_report)
+    reopen = functools.partial(open_run, workdir=workdir, before=before, material=material)
+    return Run(config, mesh, task, info, material.tokenizer, material.initialize, notes, _end_report, reopen)
 
 
 def info_of(config, material: Material) -> RunInfo:

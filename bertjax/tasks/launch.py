@@ -1,9 +1,13 @@
 """Launches a config on all hosts: pre-training, fine-tuning, or a search over fine-tuning runs."""
 
+import functools
+import time
+
 import jax
 from etils import epath
 
 from bertjax import lock, tasks
+from bertjax.budget import plan
 from bertjax.reporting import page
 from bertjax.sharding import hosts, liveness
 from bertjax.sharding.mesh import use_cpu_cores
@@ -11,8 +15,13 @@ from bertjax.tasks import finetuning_run, pretraining_run, sweep
 from bertjax.training.run import Kind, run
 
 
-def launch(config, workdir: epath.PathLike) -> None:
-    """Trains a validated config in `workdir` and prints the report; a finished run only prints its report."""
+def launch(config, workdir: epath.PathLike, began: float | None = None) -> None:
+    """Trains a validated config in `workdir` and prints the report; a finished run only prints its report.
+
+    Args:
+      began: when the command began, by `time.monotonic`; None: now.
+    """
+    began = time.monotonic() if began is None else began
     workdir, is_search = epath.Path(workdir), bool(config.get("sweep"))
     hosts.join(config.hosts_timeout)
     with liveness.ending_together():
@@ -24,7 +33,10 @@ def launch(config, workdir: epath.PathLike) -> None:
                 draw(workdir)
             else:
                 sweep.refuse_search(workdir)
-                if run(kind_of(config), config, workdir) is not None or not (workdir / page.PAGE).exists():
+                config = plan.begin(config, workdir, began)
+                fit = functools.partial(plan.fit, workdir=workdir, began=began)
+                trained = run(kind_of(config), config, workdir, fit, began=began)
+                if trained is not None or not (workdir / page.PAGE).exists():
                     draw(workdir)
     hosts.leave()
 

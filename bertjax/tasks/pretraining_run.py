@@ -163,7 +163,12 @@ def fastest_that_fits(task: Pretraining, platform: str) -> Pretraining:
 def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
     mesh = make_mesh(config)
     objectives.validate_mesh(config, mesh)
-    records, tokenizer = find_or_prepare(config, workdir, is_new=before is None)
+    return _open_with(config, workdir, before, mesh, *find_or_prepare(config, workdir, is_new=before is None))
+
+
+def _open_with(
+    config, workdir: epath.Path, before: RunInfo | None, mesh: Mesh, records: epath.Path, tokenizer: Tokenizer
+) -> Run:
     initialize = None
     is_start = bool(config.init_checkpoint) and before is None and not config.branch_from
     if is_start:
@@ -211,7 +216,10 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
         said = report(config_after(config, step), trained.scores)
         return "\n".join([said, *changed, *map(fill_mask.describe, filled)])
 
-    return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report)
+    reopen = functools.partial(
+        _open_with, workdir=workdir, before=before, mesh=mesh, records=records, tokenizer=tokenizer
+    )
+    return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report, reopen)
 
 
 def _started(config, params: dict) -> dict:

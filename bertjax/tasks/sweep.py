@@ -190,14 +190,14 @@ def run(config, workdir: epath.Path) -> None:
 def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, programs: dict) -> Result:
     """Runs a trial and writes its result. `programs` holds the programs of earlier trials, by compiled-in fields."""
 
-    def program_of(opened: Run) -> Program:
+    def with_program(opened: Run) -> tuple[Run, Program]:
         inputs = set(NOT_COMPILED) - ({"learning_rate"} if optimizers.compiles_peak(trial.optimizer) else set())
         compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in inputs}
         content = [compiled_in, trial.head.to_dict(), dict(trial.get("loss", {})), trial.freeze_layers]
         key = (opened.task.model, json.dumps(content, sort_keys=True))
         if key not in programs:
             programs[key] = make_program(opened.task, opened.config, opened.mesh)
-        return programs[key]
+        return opened, programs[key]
 
     dataset = material.dataset
     steps = count_steps(trial, dataset.count(trial.batch_size))
@@ -206,7 +206,7 @@ def _run_trial(trial, workdir: epath.Path, settings: dict, material: Material, p
     opened = functools.partial(finetuning_run.open_run, material=material)
     kind = dataclasses.replace(finetuning_run.KIND, adopt=lambda *_: None, open=opened)  # the search has adopted
     try:
-        trained = run_one(kind, trial, workdir, program_of, is_trial=True)
+        trained = run_one(kind, trial, workdir, with_program, is_trial=True)
         if trained is not None:
             scores = trained.best or trained.scores
         else:  # training had finished, but the result was not written

@@ -24,6 +24,7 @@ from bertjax.training.checkpoint import (
 from bertjax.training.clocks import Clocks, Watchdog, describe_wall
 from bertjax.training.divergence import Diverged, NonFinite
 from bertjax.training.logging import MetricsWriter, Progress
+from bertjax.training.memory import require_room
 from bertjax.training.profile import profiled
 from bertjax.training.recurrence import warmed_up
 from bertjax.training.schedules import schedule_of
@@ -73,6 +74,7 @@ def train(
 
     # State: restored, imported or random.
     program = program or make_program(task, config, mesh)
+    require_room(config, program)
     schedule = schedule_of(config, task.total_steps)
     hyperparameters = put_hyperparameters(config.seed, schedule, mesh)
     checkpoints = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every)

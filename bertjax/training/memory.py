@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterator
 
 import jax
@@ -9,8 +10,10 @@ from jax.sharding import Mesh
 
 from bertjax.config import UserError
 from bertjax.sharding.gpus import GIB
+from bertjax.sharding.topology import host_memory
+from bertjax.stages import config_in, stages_of
 from bertjax.training.planning import Planning
-from bertjax.training.step import abstract_hyperparameters, fits_in_memory, make_program
+from bertjax.training.step import Program, abstract_hyperparameters, fits_in_memory, make_program
 from bertjax.training.task import Task
 from bertjax.validation import REMAT_POLICIES
 
@@ -38,6 +41,62 @@ def memory_of(mesh: Mesh) -> int | None:
     """Returns the bytes that JAX may use of a device of the mesh; None if devices do not say. A host asks one of its
     own: others do not answer."""
     return (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
+
+
+def memory_of_device(device) -> float:
+    """Returns the bytes that a run may use of a device of this host: of the host's memory if it is its processor."""
+    if device.platform == "cpu":
+        return host_memory() / jax.local_device_count()
+    return (device.memory_stats() or {}).get("bytes_limit") or float("inf")
+
+
+def least_bytes(config, program: Program) -> float:
+    """Returns a lower bound of the bytes that a step takes on a device, without compiling it.
+
+    It counts the state of training, the gradients, and what the backward pass reads of each layer: of layers that are
+    recomputed only their inputs.
+    """
+
+    def size(arrays) -> int:
+        return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arrays))
+
+    model, mesh = config.model, program.state.step.sharding.mesh
+    hidden, layers = model.get("hidden_size", 0), model.get("num_hidden_layers", 0)
+    width = hidden if config.remat in ("full", "auto") else 4 * hidden + model.get("intermediate_size", 4 * hidden)
+    itemsize = 4 if mesh.devices.flat[0].platform == "cpu" else 2
+    activations = _least_tokens(config) * layers * width * itemsize / (mesh.shape["data"] * mesh.shape["fsdp"])
+    return size(program.state) + size(program.state.params) + activations
+
+
+def _least_tokens(config) -> float:
+    """Returns the tokens of a microbatch: without padding half of them, and in fine-tuning 16 of each sequence."""
+    if "stages" not in config:
+        return 16 * config.batch_size / config.microbatches
+    filled = 0.5 if config.packing else 1.0
+    return max(filled * stage.tokens_per_step / config_in(config, stage).microbatches for stage in stages_of(config))
+
+
+def require_room(config, program: Program) -> None:
+    """Raises `UserError` if a step certainly needs more memory than a device has: a CPU's system would kill the run.
+
+    Names the first setting that saves memory and with which the lower bound fits.
+    """
+    device = jax.local_devices()[0]
+    needed, has = least_bytes(config, program), memory_of_device(device)
+    if needed <= has:
+        return
+    remedy = "choose a smaller model or batch_size, or more devices (config.mesh.fsdp)"
+    for settings in settings_that_save(config):
+        changed = copy.deepcopy(config)
+        changed.update(settings)
+        if least_bytes(changed, program) <= has:
+            remedy = f"set {as_flags(settings)}, or choose a smaller batch_size"
+            break
+    name = "this machine" if device.platform == "cpu" else device.device_kind
+    raise UserError(
+        f"config.batch_size = {config.batch_size}: a step needs at least {needed / GIB:.1f} GiB, and {name} has "
+        f"{has / GIB:.1f} GiB: {remedy}"
+    )
 
 
 def require_memory(error: Exception, config, task: Task, mesh: Mesh, planning: Planning) -> None:

@@ -40,6 +40,7 @@ class Run:
       initialize: (random params) -> initial params of a new run; None keeps the random params.
       notes: lines to print before training.
       report: (result of `train`) -> text of the report. All hosts call it; the first prints it.
+      reopen: (config) -> this run with another number of steps, on the same data.
     """
 
     config: object
@@ -50,6 +51,7 @@ class Run:
     initialize: Callable[[dict], dict] | None
     notes: list[str]
     report: Callable[[Trained], str]
+    reopen: Callable[[object], "Run"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +80,16 @@ def run(
     kind: Kind,
     config,
     workdir: epath.Path,
-    make_program: Callable[[Run], Program | None] = lambda run: None,
+    fit: Callable[[Run], tuple[Run, Program | None]] = lambda run: (run, None),
     is_trial: bool = False,
+    began: float | None = None,
 ) -> Trained | None:
     """Trains a validated config in `workdir`, resuming an earlier run if there is one, and prints the report.
 
     Args:
-      make_program: (run) -> a program to reuse; None to compile one.
+      fit: (run) -> the run with the steps that it is to have, and a program to reuse; None to compile one.
       is_trial: a trial of a search, which cannot be extended once it has finished.
+      began: when the command began, by `time.monotonic`; None: now.
 
     Returns the result of `train`; None if the run had already finished.
     Raises `UserError` if the workdir holds an incompatible run, or if a step runs out of memory.
@@ -95,7 +99,7 @@ def run(
         if jax.process_index() == 0 and lines:
             print("\n".join(lines), flush=True)
 
-    began = time.monotonic()
+    began = time.monotonic() if began is None else began
 
     # Compare with the earlier run, if any.
     done = checkpoint.latest_intact_step(workdir)
@@ -144,6 +148,7 @@ def run(
 
     # Data and model.
     opened = kind.open(config, workdir, before)
+    opened, program = fit(opened)
     changed = changes(opened.info)
     say(*opened.notes)
     if parent:
@@ -168,7 +173,7 @@ def run(
             workdir,
             opened.mesh,
             opened.initialize,
-            make_program(opened),
+            program,
             parent,
             on_start=on_start,
             resumable_at_end=not is_trial,

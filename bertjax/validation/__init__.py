@@ -11,8 +11,8 @@ import re
 
 import ml_collections
 
-from bertjax import families
-from bertjax.config import UserError, fine_tuning_config
+from bertjax import budget, families
+from bertjax.config import RECIPES, UserError, fine_tuning_config
 from bertjax.lists import corpus_sources, mixture_of
 from bertjax.stages import config_in, stages_of
 from bertjax.text.tokenizer import KINDS
@@ -52,6 +52,7 @@ LIMITS = {
     "optimizer.epsilon": dict(above=0, below=1),
 }
 PRETRAINING_LIMITS = LIMITS | {
+    "recipe": dict(choices=("", *RECIPES)),
     "remat": dict(choices=(*REMAT_POLICIES, "auto")),
     "optimizer.warmup_steps": AT_LEAST_ZERO,
     "optimizer.warmup_tokens": AT_LEAST_ZERO,
@@ -190,6 +191,11 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
     _validate_common(config, FINE_TUNING_LIMITS)
     one = f'applies to searches only; for a single run also set --config.sweep="seed={config.seed}"'
     require(bool(config.sweep) or not config.restarts, "restarts", config.restarts, one)
+    single = "is for single runs; set epochs for the trials of a search, or leave out sweep"
+    require(not (config.sweep and config.budget), "budget", config.budget, single)
+    tokens = "fine-tuning takes a time, such as 20min"
+    is_time = not config.budget or math.isfinite(budget.parse(config.budget).seconds)
+    require(is_time, "budget", config.budget, tokens)
     lstm_size = config.head.get("lstm_size", 0)
     require(lstm_size >= 0, "head.lstm_size", lstm_size, "must be at least 1, or 0 for no BiLSTM")
     if "lstm_layers" in config.head:
@@ -226,6 +232,10 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
 def _validate_common(config, limits: dict[str, dict]) -> None:
     for field, limit in limits.items():
         within(field, value_of(config, field), **limit)
+    if config.budget:
+        budget.parse(config.budget)
+    needs = f"a recipe needs one, such as {budget.EXAMPLES}"
+    require(bool(config.budget or not config.get("recipe")), "budget", config.budget, needs)
     validate_model(config)
     one = "layers that are recomputed must stay in a scan, or the compiler undoes it: set unroll=auto, or remat=none"
     require(config.unroll != "yes" or config.remat in ("none", "auto"), "unroll", config.unroll, one)

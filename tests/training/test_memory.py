@@ -35,9 +35,9 @@ def run_out(config, message, monkeypatch, tmp_path, chosen=types.MappingProxyTyp
         raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(run_module, "train", train)
-    opened = Run(
-        config, make_mesh(config), running(config, chosen), RunInfo(config), None, None, [], lambda trained: ""
-    )
+    functions = dict(initialize=None, report=lambda trained: "", reopen=lambda config: None)
+    info, task = RunInfo(config), running(config, chosen)
+    opened = Run(config, make_mesh(config), task, info, tokenizer=None, notes=[], **functions)
     kind = Kind(lambda _: (), lambda *_: None, lambda *_: None, lambda *_: opened, lambda *_: [], None)
     run(kind, config, tmp_path)
 

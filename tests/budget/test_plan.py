@@ -1,0 +1,180 @@
+"""The plan of a run: the text that it is made from, steps that take the budget, and the same numbers on resume."""
+
+import copy
+import json
+import math
+import random
+import types
+
+import pytest
+
+from bertjax import budget, experiment
+from bertjax.budget import plan, survey
+from bertjax.budget.plan import Measured, evaluations, fields_that_fit, reserve, scaled_stages
+from bertjax.config import UserError, fine_tuning_config, named_stages, pretraining_config, stage
+from bertjax.stages import stages_of, total_steps
+from bertjax.tasks import validate
+from bertjax.tasks.launch import launch
+from bertjax.training.workdir import require_info
+from tests.conftest import make_corpus
+
+
+def config_of(*arguments):
+    return experiment.from_arguments(["command", *arguments])[0]
+
+
+def surveyed(tmp_path, content, name="text.txt", **fields):
+    (tmp_path / name).write_text(content)
+    config = config_of("--config=text", f"--config.data.corpus={tmp_path / name}")
+    config.data.update(fields)
+    return config, survey.survey(config)
+
+
+def opened(config, total):
+    return types.SimpleNamespace(config=config, task=types.SimpleNamespace(total_steps=total))
+
+
+@pytest.mark.parametrize("seconds", [300, 3000, 30_000])
+@pytest.mark.parametrize("stages", [
+    dict(one=stage(1000, 128, 20)), dict(short=stage(900, 128, 20), long=stage(100, 512, 77, batch_size=64)),
+    dict(short=stage(0, 128, 20, tokens=32e6)),
+], ids=["one", "two", "tokens"])  # fmt: skip
+def test_pretraining_takes_its_budget(stages, seconds, tmp_path):
+    config = pretraining_config()
+    config.stages = named_stages(**stages)
+    config.data.corpus = "text.txt"
+    total, measured, elapsed = total_steps(config), Measured(steps=500.0, evaluation=4.0, compiling=20.0), 60.0
+    fields = fields_that_fit(opened(config, total), tmp_path, budget.parse(f"{seconds}s"), measured, elapsed)
+    plan.apply(config, fields)
+    validate(config)
+    steps = measured.steps * total_steps(config) / total
+    used = elapsed + steps + reserve(measured, steps)
+    assert 0.93 * seconds <= used <= seconds
+    assert config.eval.every_steps <= total_steps(config) and config.optimizer.warmup_steps == pytest.approx(
+        10_000 * total_steps(config) / total, rel=0.02, abs=2
+    )
+
+
+def test_a_batch_that_grows_does_so_in_fewer_tokens_or_not_at_all():
+    config = config_of("--config=modern:17m")
+    for factor in (1e-2, 1e-6):
+        changed = copy.deepcopy(config)
+        plan.apply(changed, {"stages": scaled_stages(config, factor)})
+        changed.data.corpus = "text.txt"
+        validate(changed)
+        first, *_, last = stages_of(changed)
+        assert first.grows == (factor == 1e-2) and last.steps >= 1
+    assert [each.name for each in stages_of(changed)] == ["pretraining", "context", "decay"]
+
+
+def test_tokens_are_a_budget(tmp_path):
+    config = pretraining_config()
+    given = opened(config, total_steps(config)), tmp_path, budget.parse("655.36M tokens")
+    plan.apply(config, fields_that_fit(*given, Measured(1e7, 1.0, 1.0), 60.0))
+    assert sum(part.steps * part.tokens_per_step for part in stages_of(config)) == pytest.approx(655.36e6, rel=0.01)
+
+
+@pytest.mark.parametrize("seconds", [2000, 600, 150])
+def test_fine_tuning_has_fewer_epochs_and_never_more(seconds, tmp_path):
+    config, measured = fine_tuning_config("classify"), Measured(steps=900.0, evaluation=10.0, compiling=20.0)
+    fields = fields_that_fit(opened(config, 300), tmp_path, budget.parse(f"{seconds}s"), measured, 50.0)
+    epochs = fields.get("epochs", config.epochs)
+    used = 50 + plan.END_SECONDS + 10 + epochs * 300 + math.ceil(epochs) * 10
+    assert used <= seconds and (epochs == 3.0 if seconds == 2000 else used > 0.9 * seconds)
+
+
+def test_too_small_a_budget_names_a_larger_one(tmp_path):
+    for config in (pretraining_config(), fine_tuning_config("classify")):
+        given = opened(config, 300), tmp_path, budget.parse("1min"), Measured(900.0, 10.0, 20.0), 70.0
+        with pytest.raises(UserError, match=r"no step is left; set --config.budget=\dmin or more"):
+            fields_that_fit(*given)
+
+
+def test_steps_that_the_user_has_set_are_kept(tmp_path):
+    config = config_of("--config=quickstart", "--config.stages.short.steps=77", "--config.budget=1h")
+    given = opened(config, total_steps(config)), tmp_path, budget.parse("1h"), Measured(500.0, 4.0, 20.0), 60.0
+    assert fields_that_fit(*given) == {}
+
+
+def test_evaluations_are_few_in_short_runs():
+    assert [evaluations(seconds) for seconds in (10, 250, 1e6)] == [1, 2, 10]
+
+
+def test_a_survey_counts_documents_letters_and_words(tmp_path):
+    russian = "".join(chr(letter) for letter in range(0x430, 0x450))
+    words = ["".join(random.Random(seed).choices(russian, k=6)) for seed in range(50)]
+    documents = [" ".join(random.Random(seed).choices(words, k=30)) + "." for seed in range(40)]
+    _, found = surveyed(tmp_path, "\n\n".join(documents + make_corpus(40).split("\n\n")))
+    assert found.text.documents == 80 and found.files == 1 and found.is_whole and found.document == "blank_line"
+    assert set(found.scripts) == {"CYRILLIC", "LATIN"} and found.text.latin == pytest.approx(found.scripts["LATIN"])
+    assert found.text.bytes == pytest.approx((tmp_path / "text.txt").stat().st_size, rel=0.05)
+    pieces = survey.learn("bpe", False, 20_000, found)  # more than there are
+    assert pieces.vocab_size < 20_000 and 1 < survey.bytes_per_token(pieces, found.sample) < 12
+
+
+def test_lines_are_documents_if_no_blank_lines_end_any(tmp_path):
+    assert (
+        surveyed(tmp_path, "\n".join(f"This is line {number} of a text." for number in range(50)))[1].document == "line"
+    )
+    with pytest.raises(UserError, match=r"has 1 document in .* bytes; at least 20 are needed, .*data.document=line"):
+        surveyed(tmp_path, "All of it is one line. " * 500)
+
+
+def test_of_a_huge_file_only_the_beginning_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(survey, "MOST_BYTES", 400_000)
+    content = make_corpus(300)
+    (tmp_path / "text.txt").write_text(content * (1_000_000 // len(content)))
+    with (tmp_path / "text.txt").open("ab") as file:
+        file.truncate(50 * 10**9)  # sparse: takes no space
+    config = config_of("--config=text", f"--config.data.corpus={tmp_path / 'text.txt'}")
+    found = survey.survey(config)
+    assert not found.is_whole and found.text.bytes == pytest.approx(50e9, rel=0.05)
+    with pytest.raises(
+        UserError, match=r"preparing [45]\d,\d{3}\.\d MB of text takes about .*--config.budget=\d+h, or name"
+    ):
+        plan._with_sizes(config, began=0.0)
+    (tmp_path / "nothing.txt").touch()
+    with (tmp_path / "nothing.txt").open("ab") as file:
+        file.truncate(50 * 10**9)
+    config.data.corpus = str(tmp_path / "nothing.txt")
+    with pytest.raises(UserError, match=r"there is no text in its first \d{3},\d{3} bytes"):
+        survey.survey(config)
+
+
+def test_masked_texts_are_held_out_sentences(tmp_path):
+    config, found = surveyed(tmp_path, make_corpus(200), heldout_fraction=0.1)
+    texts = survey.masked_texts(config, found)
+    assert len(texts) == 3 and all(text.count("[MASK]") == 1 for text in texts)
+    assert texts == survey.masked_texts(config, found)
+
+
+TINY = (
+    "--config=text", "--config.budget=9k tokens", "--config.model.hidden_size=32", "--config.model.num_hidden_layers=1",
+    "--config.stages.short.length=32", "--config.dtype=float32",
+)  # fmt: skip
+
+
+def test_a_plan_is_made_once_and_kept(tmp_path, capsys, in_process, monkeypatch):
+    """From the text to the report; the same command resumes it, whatever the budget, and a branch has its numbers."""
+    monkeypatch.setattr(plan, "MEASURED_SECONDS", 0.01)
+    (tmp_path / "text.txt").write_text(make_corpus(100))
+    arguments = [*TINY, f"--config.data.corpus={tmp_path / 'text.txt'}"]
+    launch(config_of(*arguments), tmp_path / "run")
+    printed, stored = capsys.readouterr().out, json.loads((tmp_path / "run" / "plan.json").read_text())
+    for name in ("text", "held out", "vocabulary", "model", "stage short", "tokens", "time", "memory"):
+        line = next(line for line in stored["lines"] if line.startswith(f"{name}: "))
+        assert line in printed and "(--config." in line
+    config = require_info(tmp_path / "run").config
+    assert config.model.hidden_size == 32 and config.model.intermediate_size == 48
+    assert sum(part.steps * part.tokens_per_step for part in stages_of(config)) == pytest.approx(9000, rel=0.15)
+    assert "[MASK]" in printed[printed.index("held-out masked words") :]
+
+    launch(config_of(*arguments, "--config.budget=90k tokens"), tmp_path / "run")
+    resumed = capsys.readouterr().out
+    assert "already finished" in resumed and "config.budget = '90k tokens' changes nothing" in resumed
+    steps = total_steps(config)
+    more = (f"--config.branch_from={tmp_path / 'run'}@latest", f"--config.stages.short.steps={steps + 2}")
+    launch(config_of(*arguments, *more), tmp_path / "branch")
+    branch = require_info(tmp_path / "branch").config
+    assert total_steps(branch) == steps + 2
+    assert branch.model == config.model and branch.batch_size == config.batch_size
