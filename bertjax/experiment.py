@@ -93,7 +93,10 @@ def _experiment(argv: list[str]) -> str:
 
 
 def load(experiment: str) -> ConfigDict:
-    """Loads and locks the config of "quickstart", "small:mini", "path/to/file.py" or "path/to/file.py:argument"."""
+    """Loads and locks the config of "quickstart", "small:mini", "path/to/file.py" or "path/to/file.py:argument".
+
+    Where there is no file "experiments/small.py", this path stands for "small".
+    """
     name, colon, argument = experiment.partition(":")
     try:
         config = _call_get_config(_find(name), [argument] if colon else [])
@@ -105,8 +108,11 @@ def load(experiment: str) -> ConfigDict:
 def _find(name: str) -> str:
     if pathlib.Path(name).is_file():
         return name
-    if name in shipped():
-        return str(shipped()[name])
+    path = pathlib.PurePath(name)
+    is_path_in_checkout = path.parent == pathlib.PurePath("experiments") and path.suffix == ".py"
+    stem = path.stem if is_path_in_checkout else name  # an installed package has no such folder
+    if stem in shipped():
+        return str(shipped()[stem])
     what = "a folder" if pathlib.Path(name).is_dir() else "no such file"
     raise UserError(f"{what}, and no experiment of that name{_suggest(shipped(), pathlib.Path(name).stem)}")
 
