@@ -30,6 +30,10 @@ from bertjax.stages import add_field
 _FLAG = re.compile(r"--?(?P<no>no)?config(\.(?P<field>[^=]+))?(=(?P<value>.*))?", re.DOTALL)
 
 
+class MissingExperiment(UserError):
+    """The command line names no experiment."""
+
+
 def shipped() -> dict[str, pathlib.Path]:
     """Returns name -> file of bertjax's own experiments, in the installed package or in the checkout."""
     package = pathlib.Path(__file__).parent
@@ -88,7 +92,7 @@ def _experiment(argv: list[str]) -> str:
         if (match := _FLAG.fullmatch(argument)) and not match["field"] and not match["no"]:
             found = following if match["value"] is None else match["value"]
     if not found or found.startswith("--"):
-        raise UserError(f"--config: name an experiment ({', '.join(shipped())}) or the path of a Python file")
+        raise MissingExperiment(f"--config: name an experiment ({', '.join(shipped())}) or the path of a Python file")
     return found
 
 
