@@ -40,8 +40,8 @@ def write(output: epath.PathLike, source: Pretrained, has_int8: bool = False) ->
     exported.check(source)
     outputs = _names(source)
     files, left_out = _definition(source), [f"{name} = {value:.4g}" for name, value in source.decided.items()]
-    if outputs == VECTOR:
-        left_out.append("prompts")
+    data = source.settings.get("data", {})
+    left_out += [name for name in ("query_prompt", "document_prompt") if data.get(name)]
     if not files:
         left_out.append("config.json, since transformers has no class for this form")
     with exported.new_folder(output) as folder:
