@@ -74,7 +74,7 @@ setuptools.setup(
         "mlflow": ["mlflow-skinny>=2.16"],  # config.sinks=mlflow
         "wandb": ["wandb>=0.18"],  # config.sinks=wandb
         "serve": ["aiohttp>=3.10", "prometheus-client>=0.20"],
-        "onnx": ["jax2onnx>=0.17", "onnx>=1.20", "onnxruntime>=1.24"],  # convert --format=onnx
+        "onnx": ["jax2onnx>=0.17", "onnx>=1.20", "onnxruntime>=1.24"],  # convert --format=onnx; with an older Orbax
         "near": ["rensa>=0.5"],  # data.cleaning.near_duplicates
         "test": [
             f"jax[tpu]; {X86_LINUX}",  # libtpu, for the tests that compile for TPUs

@@ -65,7 +65,7 @@ def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypat
                 assert {flag.name for flag in flags if reference.is_required(flag)} <= given, words
             elif words[:2] == ["python", "-m"]:
                 path = ROOT / words[2].replace(".", "/")
-                assert path.is_dir() or path.with_suffix(".py").exists(), words
+                assert path.is_dir() or path.with_suffix(".py").exists() or words[2] == "venv", words
             else:
                 assert words[0] in OTHERS or (ROOT / words[0]).is_file(), words
 

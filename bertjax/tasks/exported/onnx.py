@@ -23,6 +23,8 @@ from bertjax.tasks.exported.straight import straight
 
 FOLDER, PROGRAM, INT8 = "onnx", "model.onnx", "model_int8.onnx"  # where transformers.js looks
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # int64 [batch, length]
+# jax2onnx needs an older orbax-checkpoint than training has.
+INSTALL = "pip install 'bertjax[onnx]' in an environment of its own (docs/install.md, ONNX export)"
 LARGEST = 2**31 - 2**24  # bytes of params in the file itself: protobuf's limit is 2 GiB
 
 
@@ -62,9 +64,9 @@ def _converted(source: Pretrained, outputs: tuple[str, ...]):
         import onnx
         from jax2onnx import to_onnx
     except ModuleNotFoundError as error:
-        raise UserError(f"--format=onnx: needs {error.name}; pip install 'bertjax[onnx]'") from None
+        raise UserError(f"--format=onnx: needs {error.name}; {INSTALL}") from None
     except ImportError as error:
-        raise UserError(f"--format=onnx: {str(error).splitlines()[0]}; pip install 'bertjax[onnx]'") from None
+        raise UserError(f"--format=onnx: {str(error).splitlines()[0]}; {INSTALL}") from None
     for name in ("onnx_ir", "jax2onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)  # they warn that some shapes have no type
     try:
