@@ -1,8 +1,11 @@
 """Packaging of bertjax."""
 
 import pathlib
+import re
 
 import setuptools
+
+FOLDER = pathlib.Path(__file__).parent
 
 # tensorflow-cpu, which is smaller and leaves accelerators alone, is built for x86-64 Linux only. Where TensorFlow has
 # no wheels, records are read without it.
@@ -12,9 +15,10 @@ HAS_TENSORFLOW = 'python_version < "3.14"'
 
 setuptools.setup(
     name="bertjax",
-    version="0.1.0",
+    # Importing bertjax instead would need the folder on Python's path, where pip does not put it.
+    version=re.search('^__version__ = "(.+)"', (FOLDER / "bertjax/__init__.py").read_text("utf-8"), re.MULTILINE)[1],
     description="BERT from raw text to a scored task, for JAX on TPU pods, GPUs and laptops",
-    long_description=pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(FOLDER / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=[*setuptools.find_packages(include=["bertjax", "bertjax.*"]), "bertjax.experiments"],
@@ -70,7 +74,7 @@ setuptools.setup(
         "mlflow": ["mlflow-skinny>=2.16"],  # config.sinks=mlflow
         "wandb": ["wandb>=0.18"],  # config.sinks=wandb
         "serve": ["aiohttp>=3.10", "prometheus-client>=0.20"],
-        "onnx": ["jax2onnx>=0.17", "onnx>=1.20", "onnxruntime>=1.24"],  # convert --format=onnx
+        "onnx": ["jax2onnx>=0.17", "onnx>=1.20", "onnxruntime>=1.24"],  # convert --format=onnx; with an older Orbax
         "near": ["rensa>=0.5"],  # data.cleaning.near_duplicates
         "test": [
             f"jax[tpu]; {X86_LINUX}",  # libtpu, for the tests that compile for TPUs

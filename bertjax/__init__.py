@@ -6,6 +6,7 @@ Nothing is imported before it is used.
 import importlib
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"  # setup.py reads this line
 __all__ = ["Answer", "Classified", "Filled", "Model", "Tagged", "UserError", "load", "prepare", "train"]
 
 if TYPE_CHECKING:

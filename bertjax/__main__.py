@@ -6,6 +6,8 @@ Imports only the module of the subcommand.
 import runpy
 import sys
 
+from bertjax import __version__
+
 COMMANDS = {  # name: (module, what it does)
     "train": ("main", "pre-trains or fine-tunes BERT as configured by an experiment"),
     "prepare": ("prepare", "converts a corpus to pre-masked TFRecords"),
@@ -27,8 +29,11 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "-help", "--help", "help"):
         lines = [f"  {command:<12}{what}" for command, (_, what) in COMMANDS.items()]
-        lines = ["usage: bertjax COMMAND [--flag=VALUE ...]", "", *lines, "", "COMMAND --help lists its flags."]
+        last = "COMMAND --help lists the flags of a command. --version prints the version of bertjax."
+        lines = ["usage: bertjax COMMAND [--flag=VALUE ...]", "", *lines, "", last]
         print("\n".join(lines), flush=True)
+    elif name == "--version":
+        print(f"bertjax {__version__}", flush=True)
     elif name in COMMANDS:
         del sys.argv[1]
         # As __main__, because absl reads its docstring and flags.

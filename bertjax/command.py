@@ -4,6 +4,7 @@ import errno
 import gc
 import importlib.util
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -207,6 +208,14 @@ def _terminate(*_):
     raise KeyboardInterrupt(TERMINATED)  # cleans up as after Ctrl-C
 
 
+_MISSING = re.compile(r"Flag (--\w+) must have a value other than None")  # absl's message for a required flag
+
+
+def example_in(docstring: str) -> str:
+    """Returns the command in the first lines of a command's docstring, on one line."""
+    return re.search(r"python -m (.*\\\n)*.*", docstring)[0].replace("\\\n", "")
+
+
 def _parse(argv: list[str]) -> list[str]:
     options = argv[: argv.index("--")] if "--" in argv else argv
     if {"-h", "-help", "--help", "--helpshort"} & set(options):
@@ -220,4 +229,9 @@ def _parse(argv: list[str]) -> list[str]:
             _config.value, argv = experiment.from_arguments(argv)
         return flags.FLAGS(argv)
     except (UserError, flags.Error) as error:
-        raise UserError(" ".join(str(error).split())) from None
+        message = " ".join(str(error).split())
+        if missing := _MISSING.findall(message):
+            message = f"{', '.join(missing)}: {'is' if len(missing) == 1 else 'are'} missing"
+        if missing or isinstance(error, experiment.MissingExperiment):
+            message += f"; an example of the command: {example_in(sys.modules['__main__'].__doc__)}"
+        raise UserError(message) from None

@@ -1,4 +1,4 @@
-"""Converts a checkpoint: python -m bertjax.convert --source=PATH --output=DIR --format=huggingface
+"""Converts a checkpoint: python -m bertjax.convert --source=runs/mine --output=for-transformers --format=huggingface
 
 Source and output are a run's workdir, a Hugging Face folder, one of sentence-transformers (of what makes vectors), or
 Google's bert_model.ckpt. A folder of Hugging Face or sentence-transformers that is made of a run gets a model card,

@@ -30,6 +30,10 @@ from bertjax.stages import add_field
 _FLAG = re.compile(r"--?(?P<no>no)?config(\.(?P<field>[^=]+))?(=(?P<value>.*))?", re.DOTALL)
 
 
+class MissingExperiment(UserError):
+    """The command line names no experiment."""
+
+
 def shipped() -> dict[str, pathlib.Path]:
     """Returns name -> file of bertjax's own experiments, in the installed package or in the checkout."""
     package = pathlib.Path(__file__).parent
@@ -90,12 +94,15 @@ def _experiment(argv: list[str]) -> str:
         if (match := _FLAG.fullmatch(argument)) and not match["field"] and not match["no"]:
             found = following if match["value"] is None else match["value"]
     if not found or found.startswith("--"):
-        raise UserError(f"--config: name an experiment ({', '.join(shipped())}) or the path of a Python file")
+        raise MissingExperiment(f"--config: name an experiment ({', '.join(shipped())}) or the path of a Python file")
     return found
 
 
 def load(experiment: str) -> ConfigDict:
-    """Loads and locks the config of "quickstart", "small:mini", "path/to/file.py" or "path/to/file.py:argument"."""
+    """Loads and locks the config of "quickstart", "small:mini", "path/to/file.py" or "path/to/file.py:argument".
+
+    Where there is no file "experiments/small.py", this path stands for "small".
+    """
     name, colon, argument = experiment.partition(":")
     try:
         config = _call_get_config(_find(name), [argument] if colon else [])
@@ -107,8 +114,11 @@ def load(experiment: str) -> ConfigDict:
 def _find(name: str) -> str:
     if pathlib.Path(name).is_file():
         return name
-    if name in shipped():
-        return str(shipped()[name])
+    path = pathlib.PurePath(name)
+    is_path_in_checkout = path.parent == pathlib.PurePath("experiments") and path.suffix == ".py"
+    stem = path.stem if is_path_in_checkout else name  # an installed package has no such folder
+    if stem in shipped():
+        return str(shipped()[stem])
     what = "a folder" if pathlib.Path(name).is_dir() else "no such file"
     raise UserError(f"{what}, and no experiment of that name{_suggest(shipped(), pathlib.Path(name).stem)}")
 

@@ -1,16 +1,16 @@
-"""Extracts vectors or hidden states of texts: python -m bertjax.extract --checkpoint=PATH --input=TEXTS.txt \\
---output=FILE.npy
+"""Extracts vectors or hidden states of texts: python -m bertjax.extract --checkpoint=runs/mine --pool=mean \\
+--input=texts.txt --output=vectors.npy
 
 A checkpoint that makes vectors of texts (a run that learnt to, a folder of sentence-transformers) writes these,
 `vectors` [texts, width]; from any other, --pool=mean makes one of a text's hidden states, also those of [CLS] and
-[SEP], --pool=cls takes that of [CLS], --pool=last that of the last token. FILE is an .npy, an .npz or a .parquet. A
+[SEP], --pool=cls takes that of [CLS], --pool=last that of the last token. --output is an .npy, an .npz or a .parquet. A
 command that was interrupted goes on where it was when it is given again.
 
 Without vectors and --pool, writes the hidden states of all tokens to an .npz: `hidden` [tokens of all texts, width]
 and `offsets` [texts + 1]; text i, with its [CLS] and [SEP], has the rows from offsets[i] to offsets[i + 1].
 
 --input=TABLE.csv (.tsv, .jsonl) reads the texts of a table's column, --texts=COLUMN, and --id=COLUMN keeps another
-beside the vectors in a .parquet. PATH is any checkpoint that bertjax.predict takes.
+beside the vectors in a .parquet. --checkpoint takes any checkpoint that bertjax.predict takes.
 """
 
 import contextlib

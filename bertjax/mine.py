@@ -1,10 +1,11 @@
-"""Mines hard negatives: python -m bertjax.mine --checkpoint=PATH --data=pairs.csv --negatives=3 --output=mined.jsonl
+"""Mines hard negatives: python -m bertjax.mine --checkpoint=runs/vectors --data=pairs.csv --output=mined.jsonl
 
 For each query of --data, finds the nearest documents that are not relevant to it, of --data and --corpus, with the
 vectors of the checkpoint, and writes a table with the columns anchor, positive, negative_1, ..., which training reads
 with --config.data.texts=anchor,positive,negative_1. --first, --last, --margin, --max_score and --min_score keep those
-away that are relevant and not said to be. Prints how many candidates and queries it dropped. PATH is the workdir of a
-run that learnt vectors, or a folder of sentence-transformers.
+away that are relevant and not said to be. Prints how many candidates and queries it dropped, and warns
+if it dropped most queries, or if a negative is nearer than the positive. --checkpoint is the workdir of a run that
+learnt vectors, or a folder of sentence-transformers.
 """
 
 import math

@@ -1,13 +1,13 @@
-"""Predicts with a checkpoint: python -m bertjax.predict --checkpoint=PATH "the man went to the [MASK]"
+"""Predicts with a checkpoint: python -m bertjax.predict --checkpoint=runs/mine "the man went to the [MASK]"
 
 With a pre-trained checkpoint, prints the most likely words for each [MASK] of each text, with probabilities; with a
 left-to-right one (model.causal), --generate=N continues each text by up to N pieces. With a fine-tuned one, prints a
 JSON object per text: its label, tags, answer or choice. " ||| " separates the parts of a text.
 --input=TEXTS.csv (.tsv, .jsonl) reads the texts of a table, from the columns that the run was trained on or --text and
 --second_text name; --output=FILE.csv (.tsv, .jsonl) writes the table with the predictions as columns.
-PATH is a run's workdir, a Hugging Face folder, hub:NAME for one of the hub, or Google's bert_model.ckpt. From a
-workdir, uses the best checkpoint after fine-tuning and the latest after pre-training; PATH@best, PATH@latest or
-PATH@STEP choose another.
+--checkpoint is a run's workdir, a Hugging Face folder, hub:NAME for one of the hub, or Google's bert_model.ckpt. From a
+workdir, uses the best checkpoint after fine-tuning and the latest after pre-training; runs/mine@best, runs/mine@latest
+or runs/mine@STEP choose another.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Converts a corpus to TFRecords: python -m bertjax.prepare --config=base --output=DIR --workers=8
+"""Converts a corpus to TFRecords: python -m bertjax.prepare --config=base --config.data.corpus=texts/ --output=records
 
 Writes the records of every stage of the config, the tokenizer, and manifest.json. The same config gives the same bytes
 for any number of workers. A run that was killed goes on where it was when it is started again. Train on them with
---config.data.records=DIR.
+--config.data.records=records.
 
 On a cluster (which has --workers of its own, and starts anew), with Apache Beam's flags after --:
 python -m bertjax.prepare --config=base --output=gs://... --runner=DataflowRunner -- --project=... --region=...

@@ -1,4 +1,4 @@
-"""Predicts a benchmark's test set: python -m bertjax.submit --checkpoint=WORKDIR --input=TEST --output=FILE
+"""Predicts a benchmark's test set: python -m bertjax.submit --checkpoint=runs/mrpc --input=test.tsv --output=MRPC.tsv
 
 The checkpoint is the workdir of a run on the benchmark's training set, the input is the benchmark's test file, and the
 output is the file that its server expects.

@@ -1,8 +1,9 @@
-"""Learns a vocabulary from a corpus: python -m bertjax.vocabulary --config=base --output=DIR --workers=8
+"""Learns a vocabulary from a corpus: python -m bertjax.vocabulary --config=base \\
+--config.data.corpus=texts/ --output=vocabulary
 
-Learns `config.model.vocab_size` pieces from `config.data.corpus` and writes DIR/vocab.txt, or DIR/tokenizer.model with
---config.tokenizer.kind=sentencepiece. Use it with --config.tokenizer.path=FILE. The same config gives the same
-vocabulary for any number of workers.
+Learns `config.model.vocab_size` pieces from `config.data.corpus` and writes vocabulary/vocab.txt, or
+vocabulary/tokenizer.model with --config.tokenizer.kind=sentencepiece. Use it with --config.tokenizer.path=FILE. The
+same config gives the same vocabulary for any number of workers.
 """
 
 from absl import flags

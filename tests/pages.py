@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 SITE = ROOT / "docs" / "site"  # what makes the site; no pages
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if SITE not in page.parents)]
 # Programs that are not ours, which no test runs.
-OTHERS = ("pip", "hf", "docker", "srun", "pytest", "export", "uv", "curl", "printf")
+OTHERS = ("pip", "hf", "docker", "srun", "pytest", "export", "uv", "curl", "printf", "source", "deactivate")
 
 _PART = re.compile(r"<!-- (?P<comment>.+?) -->|^```(?P<language>\w*)\n(?P<block>.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bertjax import __main__, experiment
+from bertjax import __main__, __version__, experiment
 from bertjax.command import lines
 from bertjax.config import UserError
 from experiments.benchmarks import installs
@@ -168,7 +168,13 @@ def test_experiments_are_found_by_name_and_a_file_wins(mine):
     (mine / "base").write_text(MINE)
     assert parse("--config=base:own")[0].kind == "own"
     (mine / "quick").mkdir()
+    assert parse("--config=experiments/glue.py:rte")[0] == config, "where there is no folder experiments"
+    (mine / "experiments").mkdir()
+    (mine / "experiments/glue.py").write_text(MINE)
+    assert parse("--config=experiments/glue.py:own")[0].kind == "own"
     for name, reason in (
+        ("experiments/ner2.py", r"no such file, .* did you mean ner\? "),
+        ("other/ner.py", r"no such file, .* did you mean ner\? "),
         ("quick", "a folder, and no experiment of that name; there are adapt, base, "),
         ("ner2", r"no such file, .* did you mean ner\? There are also adapt, base, "),
     ):
@@ -196,9 +202,12 @@ def test_an_experiment_imports_the_modules_beside_it(tmp_path):
 
 def test_bertjax_lists_its_commands_and_imports_nothing_else(capsys, monkeypatch):
     program = "import sys; from bertjax import __main__; __main__.main(); print(*sys.modules, file=sys.stderr)"
-    listed = command(sys.executable, "-c", program, cwd=ROOT)
+    listed, version = (command(sys.executable, "-c", program, *more, cwd=ROOT) for more in ([], ["--version"]))
     assert [line.split()[0] for line in listed.stdout.splitlines() if line[:2] == "  "] == list(__main__.COMMANDS)
-    assert not {"absl", "ml_collections", "numpy", "jax", "tensorflow"} & set(listed.stderr.split())
+    assert version.stdout == f"bertjax {__version__}\n"
+    for each in (listed, version):
+        assert not {"absl", "ml_collections", "numpy", "jax", "tensorflow"} & set(each.stderr.split())
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
     monkeypatch.setattr(sys, "argv", ["bertjax", "trian"])
     with pytest.raises(SystemExit) as stop:
@@ -227,7 +236,7 @@ def test_a_wheel_has_the_command_and_the_experiments(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     (packages,) = environment.glob("lib/python*/site-packages")
     (packages / "outer.pth").write_text(sysconfig.get_path("purelib"))
-    (wheel,) = tmp_path.glob("*.whl")
+    (wheel,) = tmp_path.glob(f"bertjax-{__version__}-*.whl")
     subprocess.run([*pip, "--python", environment / "bin" / "python", "install", "--no-deps", wheel], check=True)
 
     empty = tmp_path / "empty"

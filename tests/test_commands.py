@@ -271,6 +271,16 @@ def test_mistakes_get_one_clear_line(arguments, message, tmp_path):
     assert "Traceback" not in result.stderr and result.stderr.count("error:") <= 1
 
 
+def test_missing_flags_are_named_with_an_example_of_the_command(tmp_path):
+    missing, no_experiment = run("submit", "--input=x", cwd=tmp_path), run("main", cwd=tmp_path)
+    assert missing.returncode == no_experiment.returncode == 1
+    assert missing.stderr == (
+        "error: --checkpoint, --output: are missing; an example of the command: python -m bertjax.submit "
+        "--checkpoint=runs/mrpc --input=test.tsv --output=MRPC.tsv\n"
+    )
+    assert no_experiment.stderr.endswith("; an example of the command: python -m bertjax.main --config=quickstart\n")
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [

@@ -12,6 +12,8 @@ import types
 import pytest
 
 from bertjax import experiment, families, objectives
+from bertjax.__main__ import COMMANDS
+from bertjax.command import example_in
 from bertjax.config import fine_tuning_config, pretraining_config
 from bertjax.tasks import TASKS, validate
 from bertjax.training import optimizers, schedules, sinks
@@ -63,9 +65,17 @@ def test_every_command_is_one_that_there_is(page, reference, tmp_path, monkeypat
                 assert {flag.name for flag in flags if reference.is_required(flag)} <= given, words
             elif words[:2] == ["python", "-m"]:
                 path = ROOT / words[2].replace(".", "/")
-                assert path.is_dir() or path.with_suffix(".py").exists(), words
+                assert path.is_dir() or path.with_suffix(".py").exists() or words[2] == "venv", words
             else:
                 assert words[0] in OTHERS or (ROOT / words[0]).is_file(), words
+
+
+@pytest.mark.parametrize("module", sorted(module for module, _ in COMMANDS.values()))
+def test_the_example_of_a_command_has_the_flags_that_it_requires(module, reference):
+    docstring, flags = reference.flags_of(module)
+    *python, name = (words := shlex.split(example_in(docstring)))[:3]
+    assert (python, name) == (["python", "-m"], f"bertjax.{module}")
+    assert {flag.name for flag in flags if reference.is_required(flag)} <= _given(flags, words[3:])
 
 
 def _given(flags, arguments):

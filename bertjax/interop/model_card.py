@@ -215,7 +215,8 @@ def _recipe(settings, step: int) -> dict:
         default = fine_tuning_config(settings.task)
         found |= {name: settings[name] for name in _LAYERS if settings.get(name)}
         for part in _PARTS:
-            found |= _changed(part, settings.get(part, {}), default[part])
+            if part != "distill" or settings.get("distill", {}).get("teacher"):
+                found |= _changed(part, settings.get(part, {}), default[part])
     found |= {name: settings.model[name] for name in dropout_fields(settings.model)}
     found |= {f"loss.{name}": value for name, value in settings.get("loss", {}).items() if value not in ("", False)}
     names = (*OPTIMIZER, *(ADAM if settings.optimizer.name in ("adam", "lamb") else ()))

@@ -415,7 +415,7 @@ def initialize(
         of_same_size = name in ours and ours[name].shape == array.shape
         return name in ours and (not encoder_only or part == "bert" or (part in continued and of_same_size))
 
-    unused = [name for name, array in theirs.items() if not is_used(name, array)]
+    unused = {name: array for name, array in theirs.items() if not is_used(name, array)}
     theirs = {name: array for name, array in theirs.items() if name not in unused}
     for name in sorted(ours.keys() & theirs.keys()):
         if ours[name].shape != theirs[name].shape:
@@ -429,7 +429,9 @@ def initialize(
         loaded_arrays = f"{len(ours) - len(fresh)} of {len(ours)} arrays loaded"
         parts = [f"started from {pretrained.path} ({pretrained.format}): {loaded_arrays}"]
         beside = pretrained.parts  # models of their own, each of which has one name
-        left = {part if (part := name.partition("/")[0]) in beside else name for name in unused}
+        used = set(map(id, theirs.values()))  # `start` may have copied an array of `unused` to another name
+        left = [name for name, array in unused.items() if id(array) not in used]
+        left = {part if (part := name.partition("/")[0]) in beside else name for name in left}
         for what, names in (("left fresh", fresh), ("not used", sorted(left) + pretrained.ignored)):
             if names:
                 parts.append(f"{what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' * (len(names) > 8)}")

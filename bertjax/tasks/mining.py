@@ -16,6 +16,14 @@ from bertjax.tasks.metrics import unit
 from bertjax.tasks.nearest import nearest
 from bertjax.tasks.searches import Search
 
+REMEDIES = {  # by the reason for which a document is no negative
+    "nearer than the margin allows": "lower --margin, or raise --last",
+    "above the highest cosine": "raise --max_score or --last",
+    "below the lowest cosine": "lower --min_score",
+}
+MARGIN, MOST, LEAST = REMEDIES
+MORE_DOCUMENTS = "name more documents with --corpus, or lower --negatives or --first"
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -48,12 +56,16 @@ class Mined(NamedTuple):
       candidates: how many documents have one of the ranks.
       dropped: how many of these cannot be taken, by reason.
       cosines: the mean cosines of the queries to their relevant documents, and to their negatives; NaN: there are none.
+      reasons: as `dropped`, of the queries that have too few negatives.
+      inverted: how many queries have a negative that is nearer than a relevant document.
     """
 
     rows: list[tuple[int, list[int]]]
     candidates: int
     dropped: Counter
     cosines: tuple[float, float]
+    reasons: Counter
+    inverted: int
 
 
 def mine(search: Search, queries: np.ndarray, documents: np.ndarray, choice: Choice) -> Mined:
@@ -67,23 +79,26 @@ def mine(search: Search, queries: np.ndarray, documents: np.ndarray, choice: Cho
     most = max(map(len, not_it))
     found = nearest(queries, documents, choice.last + most)
     rows, candidates_of_all, dropped, near, far = [], 0, Counter(), [], []
+    reasons, inverted = Counter(), 0
     for query, (found_numbers, cosines) in enumerate(zip(*found)):
         is_other = [number not in not_it[query] for number in found_numbers.tolist()]
         ranks = slice(choice.first - 1, choice.last)
         candidates, cosines = found_numbers[is_other][ranks], cosines[is_other][ranks]
         own = unit(documents[list(relevant[query])]) @ unit(queries[query])
         limits = {
-            "nearer than the margin allows": cosines <= _limit(own.min(), choice),
-            "above the highest cosine": cosines <= choice.most,
-            "below the lowest cosine": cosines >= choice.least,
+            MARGIN: cosines <= _limit(own.min(), choice),
+            MOST: cosines <= choice.most,
+            LEAST: cosines >= choice.least,
         }
         candidates_of_all += len(candidates)
-        is_left = np.ones(len(candidates), bool)
+        is_left, dropped_here = np.ones(len(candidates), bool), Counter()
         for reason, fits in limits.items():
-            dropped[reason] += int((is_left & ~fits).sum())
+            dropped_here[reason] = int((is_left & ~fits).sum())
             is_left &= fits
+        dropped += dropped_here
         places = np.flatnonzero(is_left)
         if len(places) < choice.negatives:
+            reasons += dropped_here
             continue
         if choice.seed is not None:
             random = np.random.default_rng([choice.seed, query])
@@ -92,8 +107,9 @@ def mine(search: Search, queries: np.ndarray, documents: np.ndarray, choice: Cho
         rows.append((query, candidates[places].tolist()))
         near.append(own.mean())
         far.append(cosines[places].mean())
+        inverted += bool(cosines[places].max() > own.min())
     means = tuple(float(np.mean(side)) if side else float("nan") for side in (near, far))
-    return Mined(rows, candidates_of_all, +dropped, means)
+    return Mined(rows, candidates_of_all, dropped, means, reasons, inverted)
 
 
 def _limit(positive: float, choice: Choice) -> float:
@@ -107,8 +123,10 @@ def write(path: epath.PathLike, search: Search, mined: Mined, choice: Choice) ->
     path, queries, count = epath.Path(path), len(search.queries), 0
     reasons = "".join(f"; {number} were {reason}" for reason, number in mined.dropped.items())
     looked_at = f"{mined.candidates} candidates have ranks from {choice.first} to {choice.last}{reasons}"
+    ((reason, _),) = mined.reasons.most_common(1) or [("", 0)]
+    remedy = REMEDIES.get(reason, MORE_DOCUMENTS)
     if not mined.rows:
-        raise UserError(f"none of {queries} queries has {choice.negatives} negatives: {looked_at}")
+        raise UserError(f"none of {queries} queries has {choice.negatives} negatives: {looked_at}; {remedy}")
     with replacing(path) as partial, partial.open("wb") as file, io.TextIOWrapper(file, "utf-8", newline="") as text:
         writer = TableWriter(path, text)
         for row in _table(search, mined.rows):
@@ -117,7 +135,15 @@ def write(path: epath.PathLike, search: Search, mined: Mined, choice: Choice) ->
     yield f"{choice.negatives} negatives for {len(mined.rows)} of {queries} queries: {count} rows in {path}"
     yield looked_at
     if fewer := queries - len(mined.rows):
-        yield f"{fewer} queries were dropped: they have fewer than {choice.negatives} negatives"
+        dropped = f"queries were dropped: they have fewer than {choice.negatives} negatives"
+        why = f"most of their dropped candidates were {reason}" if reason else "there are too few documents"
+        is_most = fewer > queries / 2
+        yield f"warning: {fewer} of {queries} {dropped}, since {why}; {remedy}" if is_most else f"{fewer} {dropped}"
+    if mined.inverted:
+        yield (
+            f"warning: {mined.inverted} of {len(mined.rows)} queries have a negative that is nearer than their "
+            f"positive, and may be relevant; --margin=0 leaves out such negatives"
+        )
     yield "mean cosines: {:.3f} of positives, {:.3f} of negatives".format(*mined.cosines)
 
 

@@ -78,8 +78,9 @@ def test_a_parquet_file_is_not_read_whole(tmp_path, monkeypatch):
 def test_bad_parquet_files_are_named(tmp_path):
     path = tmp_path / "a.parquet"
     write_parquet(path, body=["x"], id=[1])
-    for column, message in (("text", "has no such column; it has body, id"), ("id", "has int64 there, not text")):
-        with pytest.raises(UserError, match=rf"config.data.text_column = '{column}': .*a.parquet {message}"):
+    remedy = "columns with text: body; set --config.data.text_column=body$"
+    for column, message in (("text", "has no such column"), ("id", "has int64 there, not text")):
+        with pytest.raises(UserError, match=rf"config.data.text_column = '{column}': .*a.parquet {message}; {remedy}"):
             lines_of(path, text_column=column)
     for content in (b"", b"PAR1", path.read_bytes()[:-20]):
         path.write_bytes(content)
@@ -110,6 +111,9 @@ def test_folders_and_globs_are_sorted_and_sources_are_mixed(tmp_path):
     ("a.txt", b" \n\n \n", "contains no text"),
     ("a.txt", b"fine\ncaf\xe9 au lait\n", r"a.txt:2: byte 4 of the line, 0xe9, is not UTF-8"),
     ("a.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', r"a.jsonl:2: no .text. .* among txt"),
+    ("a.jsonl", b'{"text": null, "txt": "x"}\n', r"a.jsonl:1: .* is null, not a string; .*on_bad_document=skip$"),
+    ("a.jsonl", b'{"id": "1", "body": "Long.", "n": 2}', r"a.jsonl:1: no .text. \(config.data.text_column\) among id, "
+     r"body, n; fields with text: body, id; set --config.data.text_column=body$"),
     ("a.jsonl", b"[1, 2]\n", r"a.jsonl:1: not a JSON object"),
     ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl:1: not a JSON object"),
     ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", r"a.jsonl:1: not a JSON object"),
@@ -385,7 +389,7 @@ def test_hugging_face_data_sets_are_streamed_in_the_order_of_their_files(hub):
 
 @pytest.mark.parametrize("rest, message", [
     (":validation", r"cannot be read after example 0 \(Bad split: validation. Available splits: .*train"),
-    (":test:title", r"COLUMN = 'title': 'hf:.*' has no such column; it has text, body, n"),
+    (":test:title", r"COLUMN = 'title': 'hf:.*' has no such column; columns with text: text, body$"),
     ("::n", r"COLUMN = 'n': 'hf:.*' has int64 there, not text"),
     ("", r"config.data.text_column = 'title': 'hf:.*' has no such column"),
     ("#other", r"data.corpus: 'hf:.*#other' cannot be loaded \(BuilderConfig 'other' not found"),

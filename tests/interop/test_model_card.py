@@ -8,6 +8,7 @@ import safetensors.numpy
 import yaml
 
 from bertjax.config import fine_tuning_config, pretraining_config
+from bertjax.experiment import load
 from bertjax.interop import conversion, pretrained
 from bertjax.training import checkpoint
 from bertjax.training.checkpoint import Scores
@@ -106,6 +107,16 @@ def test_a_fine_tuned_model(tmp_path):
     }  # fmt: skip
     assert expected.items() <= rows.items()
     assert not rows.keys() & {"keep_layers", "head.label_smoothing", "lora.alpha", "distill.teacher"}
+
+
+@pytest.mark.parametrize("teacher", ["", "runs/teacher"])
+def test_distillation_is_listed_if_there_is_a_teacher(tmp_path, teacher):
+    config = load("embed").unlock()
+    config.distill.teacher = teacher
+    conversion.convert(made_run(tmp_path / "run", config, {}), tmp_path / "out", "huggingface", "BertModel")
+    _, rows, _ = read_card(tmp_path / "out")
+    expected = {"distill.teacher": teacher, "distill.what": "vectors"} if teacher else {}
+    assert {name: value for name, value in rows.items() if name.startswith("distill.")} == expected
 
 
 def test_other_formats_and_checkpoints_of_unknown_origin_have_no_card(tmp_path):

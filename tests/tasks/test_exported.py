@@ -206,6 +206,16 @@ def test_of_texts_they_say_what_predict_says(kind, one_length, tmp_path):
     compare(model, Reader(tmp_path / "out", loaded(tmp_path / "out"), most), np.random.default_rng(1))
 
 
+@pytest.mark.parametrize("prompt, left_out", [("", ""), ("find : ", "; left out: query_prompt")])
+def test_prompts_that_are_set_are_left_out_of_onnx(prompt, left_out, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx, "_converted", lambda *_: (["input_ids"], None, 0))
+    monkeypatch.setattr(onnx, "_save", lambda folder, *_: [onnx.PROGRAM])
+    model = vectors()
+    model.source.settings.data.query_prompt = prompt
+    said = onnx.write(tmp_path / "out", model.source)
+    assert said.endswith(f"to sentence_embedding; model.onnx in {tmp_path / 'out/onnx'}{left_out}")
+
+
 NOT_REQUIRED = {"bertjax", "etils", "flax", "ml_collections", "optax", "orbax", "tensorflow", "tokenizers", "zstandard"}
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ CHOICES = [
 def test_negatives_are_the_nearest_that_may_be_some(choice, search, vectors):
     mined = mining.mine(search, *vectors, choice)
     cosines = metrics.unit(vectors[0]) @ metrics.unit(vectors[1]).T
-    expected, candidates, dropped = [], 0, 0
+    expected, candidates, dropped, inverted = [], 0, 0, 0
     for query in range(QUERIES):
         own = cosines[query, list(search.relevant[query])].min()
         others = [
@@ -61,6 +62,8 @@ def test_negatives_are_the_nearest_that_may_be_some(choice, search, vectors):
         candidates, dropped = candidates + len(others), dropped + len(others) - len(left)
         if len(left) >= choice.negatives:
             expected.append((query, left[: choice.negatives]))
+            inverted += cosines[query, left[0]] > own
+    assert mined.inverted == inverted and (inverted > 0) == (choice.margin <= 0)
     assert mined.rows == expected and 0 < len(expected)
     assert mined.candidates == candidates and mined.dropped.total() == dropped
     assert (dropped > 0) == (choice not in CHOICES[:2])
@@ -87,7 +90,7 @@ def test_the_table_is_training_data(search, vectors, tmp_path):
     queries, documents = vectors
     for query in reversed(range(QUERIES)):
         documents[list(search.relevant[query])] = queries[query] if query else -queries[query]
-    choice = Choice(2, last=20, margin=0.2)
+    choice = Choice(2, last=20, margin=0.1)
     mined = mining.mine(search, queries, documents, choice)
     for name in ("mined.jsonl", "mined.csv"):
         lines = list(mining.write(tmp_path / name, search, mined, choice))
@@ -102,12 +105,33 @@ def test_the_table_is_training_data(search, vectors, tmp_path):
         assert lines[0] == said
         assert "candidates have ranks from 1 to 20;" in lines[1] and "nearer than the margin allows" in lines[1]
         assert lines[2] == f"{QUERIES - len(rows)} queries were dropped: they have fewer than 2 negatives"
-        assert 0 not in rows and len(rows) < QUERIES
+        assert 0 not in rows and len(rows) < QUERIES and len(lines) == 4
     strict = Choice(2, margin=5.0)
     none = mining.mine(search, queries, documents, strict)
-    with pytest.raises(UserError, match=r"none of 40 queries has 2 negatives: .* were nearer than the margin allows"):
+    reason = (
+        "none of 40 queries has 2 negatives: .* were nearer than the margin allows; lower --margin, or raise --last"
+    )
+    with pytest.raises(UserError, match=reason):
         list(mining.write(tmp_path / "none.csv", search, none, strict))
     assert not list(tmp_path.glob("none*"))
+
+
+def test_mining_warns_of_what_is_probably_a_mistake(search, vectors, tmp_path):
+    def lines(choice):
+        mined = mining.mine(search, *vectors, choice)
+        found = list(mining.write(tmp_path / "mined.csv", search, mined, choice))
+        return len(mined.rows), [line for line in found if line.startswith("warning: ")]
+
+    for choice, why in (
+        (Choice(last=500, margin=1.1), "dropped candidates were nearer than the margin allows; lower"),
+        (Choice(last=9, most=0.45), "dropped candidates were above the highest cosine; raise --max_score"),
+        (Choice(DOCUMENTS - 1, last=DOCUMENTS), "there are too few documents; name more documents with --corpus"),
+    ):
+        rows, (dropped, *_) = lines(choice)
+        assert dropped.startswith(f"warning: {QUERIES - rows} of {QUERIES} queries were dropped: ") and why in dropped
+    rows, (inverted,) = lines(Choice())
+    assert re.match(rf"warning: \d+ of {rows} queries have a negative that is nearer than .*; --margin=0 ", inverted)
+    assert rows == QUERIES and not lines(Choice(last=500, margin=0.0))[1]
 
 
 def test_each_text_occurs_once_in_a_merged_search():
@@ -295,7 +319,7 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
     result = command(*given, "--corpus=more.txt", "--negatives=2", "--first=2", "--last=8", cwd=tmp_path)
     lines = result.stdout.splitlines()
     assert lines[0] == "2 negatives for 12 of 12 queries: 24 rows in mined.jsonl", result.stderr
-    assert lines[1] == "84 candidates have ranks from 2 to 8" and lines[2].startswith("mean cosines: ")
+    assert lines[1] == "84 candidates have ranks from 2 to 8" and lines[-1].startswith("mean cosines: ")
     mined = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
     assert list(mined[0]) == ["anchor", "positive", "negative_1", "negative_2"]
     data = dict(path=str(tmp_path / "mined.jsonl"), texts="anchor,positive,negative_1,negative_2")

@@ -60,9 +60,12 @@ class File(NamedTuple):
     modified: int  # local: ns since 1970; remote: s, of which a listing and a single file tell the same; 0: unknown
 
 
-def stop_at(fault: str) -> None:
+SKIP = "mend it, or leave out such documents with --config.data.on_bad_document=skip"
+
+
+def stop_at(fault: str, remedy: str = SKIP) -> None:
     """Stops at a document that cannot be used."""
-    raise UserError(f"{fault}; mend it, or leave out such documents with --config.data.on_bad_document=skip")
+    raise UserError(f"{fault}; {remedy}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +75,14 @@ class Reading:
     Attributes:
       text_column: the field of .jsonl and the column of .parquet files that has the text.
       document: what a document of .txt files is: text that ends at a blank_line, a file, or a line.
-      on_bad: called with what is wrong with a document, "FILE:LINE: ...". If it returns, the document is left out.
+      on_bad: called with what is wrong with a document, "FILE:LINE: ...", and perhaps with a remedy other than `SKIP`.
+        If it returns, the document is left out.
       on_read: called with the number of bytes of each piece that has been read, as stored.
     """
 
     text_column: str = "text"
     document: str = "blank_line"
-    on_bad: Callable[[str], None] = stop_at
+    on_bad: Callable[..., None] = stop_at
     on_read: Callable[[int], None] = lambda size: None
 
 
@@ -331,7 +335,7 @@ def _read_txt(path: str, how: Reading) -> Iterator[Document]:
 
 def _read_jsonl(path: str, how: Reading) -> Iterator[Document]:
     """Yields a field of the object in each line as a document."""
-    field = how.text_column
+    field, has_field = how.text_column, False
     for number, line in read_lines(path, how):
         if line is None or not line.strip():
             continue
@@ -341,13 +345,22 @@ def _read_jsonl(path: str, how: Reading) -> Iterator[Document]:
         except ValueError:
             how.on_bad(f"{where}: not a JSON object: {line[:60]!r}")
             continue
-        if isinstance(text := found.get(field), str):
+        text = found.get(field)
+        has_field = has_field or (field in found and isinstance(text, str | None))
+        if isinstance(text, str):
             yield from as_document(where, text, how)
-        elif field in found:
+            continue
+        if field in found:
             kind = "null" if text is None else type(text).__name__
-            how.on_bad(f'{where}: "{field}" (config.data.text_column) is {kind}, not a string')
+            fault = f'{where}: "{field}" (config.data.text_column) is {kind}, not a string'
         else:
-            how.on_bad(f'{where}: no "{field}" (config.data.text_column) among {", ".join(found) or "its no fields"}')
+            fault = f'{where}: no "{field}" (config.data.text_column) among {", ".join(found) or "its no fields"}'
+        texts = {name: value for name, value in found.items() if isinstance(value, str) and value.strip()}
+        if has_field or not texts:
+            how.on_bad(fault)
+        else:  # all documents of the file seem to have their text in another field; skipping would leave them out
+            names = sorted(texts, key=lambda name: -len(texts[name]))
+            how.on_bad(fault, f"fields with text: {', '.join(names)}; set --config.data.text_column={names[0]}")
 
 
 def _read_parquet(path: str, how: Reading) -> Iterator[Document]:
@@ -372,11 +385,14 @@ def _read_parquet(path: str, how: Reading) -> Iterator[Document]:
 
 def check_column(column: str, schema: pyarrow.Schema, where: str, setting: str = "config.data.text_column") -> None:
     """Raises `UserError` unless a table has text in the column that this setting names."""
-    if column not in schema.names:
-        raise UserError(f"{setting} = {column!r}: {where} has no such column; it has {', '.join(schema.names)}")
-    kind = schema.field(column).type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise UserError(f"{setting} = {column!r}: {where} has {kind} there, not text")
+    texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
+    if column in texts:
+        return
+    fault = f"has {schema.field(column).type} there, not text" if column in schema.names else "has no such column"
+    remedy = f"columns with text: {', '.join(texts) or 'none of ' + ', '.join(schema.names)}"
+    if texts and setting == "config.data.text_column":
+        remedy += f"; set --{setting}={texts[0]}"
+    raise UserError(f"{setting} = {column!r}: {where} {fault}; {remedy}")
 
 
 def as_document(source: str, text: str, how: Reading) -> Iterator[Document]:

@@ -79,9 +79,9 @@ class Selection:
         def on_read(size: int) -> None:
             counts["bytes"] += size
 
-        def on_bad(fault: str) -> None:
+        def on_bad(fault: str, remedy: str = reading.SKIP) -> None:
             if not skips:
-                reading.stop_at(fault)
+                reading.stop_at(fault, remedy)
             counts["bad_documents"] += 1
             if counts["bad_documents"] <= SHOWN:
                 _say_once(f"left out: {fault}")

@@ -23,6 +23,8 @@ from bertjax.tasks.exported.straight import straight
 
 FOLDER, PROGRAM, INT8 = "onnx", "model.onnx", "model_int8.onnx"  # where transformers.js looks
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # int64 [batch, length]
+# jax2onnx needs an older orbax-checkpoint than training has.
+INSTALL = "pip install 'bertjax[onnx]' in an environment of its own (docs/install.md, ONNX export)"
 LARGEST = 2**31 - 2**24  # bytes of params in the file itself: protobuf's limit is 2 GiB
 
 
@@ -40,8 +42,8 @@ def write(output: epath.PathLike, source: Pretrained, has_int8: bool = False) ->
     exported.check(source)
     outputs = _names(source)
     files, left_out = _definition(source), [f"{name} = {value:.4g}" for name, value in source.decided.items()]
-    if outputs == VECTOR:
-        left_out.append("prompts")
+    data = source.settings.get("data", {})
+    left_out += [name for name in ("query_prompt", "document_prompt") if data.get(name)]
     if not files:
         left_out.append("config.json, since transformers has no class for this form")
     with exported.new_folder(output) as folder:
@@ -62,9 +64,9 @@ def _converted(source: Pretrained, outputs: tuple[str, ...]):
         import onnx
         from jax2onnx import to_onnx
     except ModuleNotFoundError as error:
-        raise UserError(f"--format=onnx: needs {error.name}; pip install 'bertjax[onnx]'") from None
+        raise UserError(f"--format=onnx: needs {error.name}; {INSTALL}") from None
     except ImportError as error:
-        raise UserError(f"--format=onnx: {str(error).splitlines()[0]}; pip install 'bertjax[onnx]'") from None
+        raise UserError(f"--format=onnx: {str(error).splitlines()[0]}; {INSTALL}") from None
     for name in ("onnx_ir", "jax2onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)  # they warn that some shapes have no type
     try:
