@@ -98,7 +98,7 @@ def _read(config, portions: Sequence[corpus.Portion], document: str) -> _Read:
         read, is_whole = read + reader.read, is_whole and not reader.stopped
     if not sizes:
         if faults:
-            reading.stop_at(faults[0])
+            reading.stop_at(*faults[0])
         raise UserError(f"config.data.corpus = {config.data.corpus!r}: there is no text in its first {read:,} bytes")
     return _Read(sizes, first, read, is_whole)
 
@@ -128,9 +128,11 @@ def _surveyed(config, portions: Sequence[corpus.Portion], document: str, read: _
 class _Reader:
     """Reads the documents of a portion until `most` bytes of it have been read."""
 
-    def __init__(self, config, document: str, most: int, faults: list[str]):
+    def __init__(self, config, document: str, most: int, faults: list[tuple[str, ...]]):
         self._most, self.read, self.stopped = most, 0, False
-        self._how = reading.Reading(config.data.text_column, document, faults.append, self._on_read)
+        self._how = reading.Reading(
+            config.data.text_column, document, lambda *fault: faults.append(fault), self._on_read
+        )
 
     def _on_read(self, size: int) -> None:
         if self.read >= self._most:

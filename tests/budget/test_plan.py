@@ -141,6 +141,11 @@ def test_of_a_huge_file_only_the_beginning_is_read(tmp_path, monkeypatch):
         survey.survey(config)
 
 
+def test_text_in_another_field_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"fields with text: body; set --config.data.text_column=body"):
+        surveyed(tmp_path, '{"body": "some text", "id": 3}\n' * 50, "text.jsonl")
+
+
 def test_masked_texts_are_held_out_sentences(tmp_path):
     config, found = surveyed(tmp_path, make_corpus(200), heldout_fraction=0.1)
     texts = survey.masked_texts(config, found)
