@@ -52,6 +52,7 @@ def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
     """Returns the config that `--config` and the overrides in `argv` specify, and `argv` without the overrides."""
     argv, texts = _split_at_dashes(argv)
     config, rest, overridden = load(_experiment(argv)), [], set()
+    width = config.get("model", {}).get("hidden_size")
     arguments = iter(argv)
     for argument in arguments:
         match = _FLAG.fullmatch(argument)
@@ -77,9 +78,34 @@ def from_arguments(argv: list[str]) -> tuple[ConfigDict, list[str]]:
         except UserError as error:
             raise UserError(" ".join(f"{argument}: {error}".split())) from None
         overridden.add(field.name)
-    with config.unlocked():
-        config.overrides = tuple(sorted(name.removeprefix("config.") for name in overridden))
+    note_overrides(config, (name.removeprefix("config.") for name in overridden), width)
     return config, rest + texts
+
+
+def note_overrides(config, names: Iterable[str], width: int | None) -> None:
+    """Adds the names of fields that the user has set to `config.overrides`. The sizes of a layer follow a new width.
+
+    Args:
+      width: `model.hidden_size` before the user has set any.
+    """
+    with config.unlocked():
+        config.overrides = tuple(sorted({*config.get("overrides", ()), *names}))
+    if width is None or config.model.hidden_size == width or families.is_adopted(config):
+        return
+    for name, size in sizes_of_width(config.model, width).items():
+        if f"model.{name}" not in config.overrides:
+            config.model[name] = size
+
+
+def sizes_of_width(model: ConfigDict, width: int) -> dict[str, int]:
+    """Returns the sizes of `model.hidden_size` that have the same proportions as those of `model` have to `width`."""
+    hidden, sizes = model.hidden_size, {}
+    if "intermediate_size" in model:
+        sizes["intermediate_size"] = max(1, round(model.intermediate_size * hidden / width))
+    if "num_attention_heads" in model and "head_dim" not in model:
+        most = max(1, round(model.num_attention_heads * hidden / width))
+        sizes["num_attention_heads"] = next(heads for heads in range(most, 0, -1) if hidden % heads == 0)
+    return sizes
 
 
 def _split_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -375,14 +375,13 @@ def _config(given: Config, overrides: Mapping[str, Any]) -> ConfigDict:
         config = given.copy_and_resolve_references().lock()
     else:
         config = experiment.load(os.fspath(given))
+    width = config.get("model", {}).get("hidden_size")
     for name, value in overrides.items():
         try:
             experiment.find_field(config, name).set(value)
         except UserError as error:
             raise UserError(f"{name} = {value!r}: {error}") from None
-    if overrides:
-        with config.unlocked():
-            config.overrides = tuple(sorted({*config.overrides, *overrides}))
+    experiment.note_overrides(config, overrides, width)
     return config
 
 

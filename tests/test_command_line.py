@@ -15,6 +15,8 @@ from packaging.utils import canonicalize_name
 from bertjax import __main__, __version__, experiment
 from bertjax.command import lines
 from bertjax.config import UserError
+from bertjax.tasks.launch import launch
+from bertjax.training.workdir import require_info
 from experiments.benchmarks import installs
 from tests.processes import ROOT
 
@@ -282,3 +284,27 @@ def test_lines_of_an_input(tmp_path):
             list(lines(str(path)))
     with pytest.raises(UserError, match=f"--input={tmp_path}: is a folder; name a file with one text per line"):
         list(lines(str(tmp_path)))
+
+
+@pytest.mark.parametrize("arguments, sizes", [
+    (["--config=base", "--config.model.hidden_size=128"], (128, 512, 2)),
+    (["--config=modern:base", "--config.model.hidden_size=128"], (128, 192, 2)),
+    (["--config=base", "--config.model.hidden_size=100"], (100, 400, 2)),  # 1.5 heads are none
+    (["--config=base", "--config.model.hidden_size=128", "--config.model.intermediate_size=99"], (128, 99, 2)),
+    (["--config=base", "--config.model.num_attention_heads=6"], (768, 3072, 6)),
+])  # fmt: skip
+def test_the_sizes_of_layers_follow_the_width(arguments, sizes):
+    model = parse(*arguments)[0].model
+    assert (model.hidden_size, model.intermediate_size, model.num_attention_heads) == sizes
+
+
+def test_an_older_run_keeps_its_sizes(pretrained, tmp_path, capsys):
+    """Its layers did not follow the width: the same command resumes it nevertheless."""
+    shutil.copytree(pretrained("bert"), tmp_path / "run")
+    config = require_info(tmp_path / "run").config
+    config.overrides, config.model.intermediate_size = ("model.hidden_size",), 7
+    launch(config, tmp_path / "run")
+    assert "already finished" in capsys.readouterr().out
+    config.overrides, config.model.intermediate_size = ("model.hidden_size", "model.intermediate_size"), 7
+    with pytest.raises(UserError, match=r"model.intermediate_size"):
+        launch(config, tmp_path / "run")

@@ -112,6 +112,8 @@ def run(
     origin, its_workdir = (require_info(parent.workdir), parent.workdir) if parent else (before, workdir)
     if origin is not None and origin.config.task != config.task:
         refuse(its_workdir, [Difference("task", origin.config.task, config.task, is_fatal=True)])
+    if origin is not None:
+        _keep_sizes(config, origin)
     kind.adopt(config, origin)
 
     def changes(info: RunInfo) -> list[Difference]:
@@ -191,3 +193,15 @@ def run(
         write_report(workdir, text)
     say(text)
     return trained
+
+
+def _keep_sizes(config, origin: RunInfo) -> None:
+    """Sets the sizes that follow the width to those of an earlier run of this width, unless the user has set them.
+
+    In older runs, these sizes did not follow the width.
+    """
+    model, before = config.model, origin.config.model
+    if model.get("hidden_size") == before.get("hidden_size") and "model.hidden_size" in config.overrides:
+        for name in ("intermediate_size", "num_attention_heads"):
+            if name in model and name in before and f"model.{name}" not in config.overrides:
+                model[name] = before[name]
