@@ -15,8 +15,6 @@ from packaging.utils import canonicalize_name
 from bertjax import __main__, __version__, experiment
 from bertjax.command import lines
 from bertjax.config import UserError
-from bertjax.tasks.launch import launch
-from bertjax.training.workdir import require_info
 from experiments.benchmarks import installs
 from tests.processes import ROOT
 
@@ -296,15 +294,3 @@ def test_lines_of_an_input(tmp_path):
 def test_the_sizes_of_layers_follow_the_width(arguments, sizes):
     model = parse(*arguments)[0].model
     assert (model.hidden_size, model.intermediate_size, model.num_attention_heads) == sizes
-
-
-def test_an_older_run_keeps_its_sizes(pretrained, tmp_path, capsys):
-    """Its layers did not follow the width: the same command resumes it nevertheless."""
-    shutil.copytree(pretrained("bert"), tmp_path / "run")
-    config = require_info(tmp_path / "run").config
-    config.overrides, config.model.intermediate_size = ("model.hidden_size",), 7
-    launch(config, tmp_path / "run")
-    assert "already finished" in capsys.readouterr().out
-    config.overrides, config.model.intermediate_size = ("model.hidden_size", "model.intermediate_size"), 7
-    with pytest.raises(UserError, match=r"model.intermediate_size"):
-        launch(config, tmp_path / "run")

@@ -6,6 +6,7 @@ import flax.traverse_util
 import numpy as np
 import pytest
 
+from bertjax.config import UserError
 from bertjax.interop import conversion, pretrained
 from bertjax.tasks.launch import launch
 from bertjax.training import checkpoint
@@ -25,7 +26,10 @@ def old(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_it_ends_where_it_would_have_ended(old, capsys):
-    launch(config_of("text.txt"), "run")
+    config = config_of("text.txt")
+    # Its flag --config.model.hidden_size left the other sizes as they were; the same command would set them today.
+    config.overrides, config.model.intermediate_size = ("model.hidden_size",), 7
+    launch(config, "run")
     assert "training in run, from step 5" in capsys.readouterr().out
     assert checkpoint.steps("run") == [5, 8]
     found = flax.traverse_util.flatten_dict(checkpoint.read_params("run", 8), sep="/")
@@ -33,6 +37,13 @@ def test_it_ends_where_it_would_have_ended(old, capsys):
         assert found.keys() == set(expected.files)
         for name, value in found.items():
             np.testing.assert_allclose(value, expected[name], atol=1e-5, err_msg=name)
+
+
+def test_sizes_that_the_user_sets_must_be_those_of_the_run(old):
+    config = config_of("text.txt")
+    config.overrides, config.model.intermediate_size = ("model.hidden_size", "model.intermediate_size"), 7
+    with pytest.raises(UserError, match=r"model.intermediate_size"):
+        launch(config, "run")
 
 
 def test_it_is_read_and_converted(old):
