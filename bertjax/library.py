@@ -357,6 +357,7 @@ def prepare(
 
     Raises `UserError` for mistakes in the config, and if the corpus has too few documents.
     """
+    from bertjax.budget import plan
     from bertjax.data import preparation
     from bertjax.tasks.pretraining_run import adopt_checkpoint
     from bertjax.validation import validate_pretraining
@@ -364,6 +365,7 @@ def prepare(
     whole = _config(config, overrides)
     validate_pretraining(whole)  # refuses tasks other than pre-training
     tasks.validate(whole)
+    whole = plan.with_sizes(whole)
     adopt_checkpoint(whole)
     preparation.prepare(whole, output, available_cores() if workers is None else workers, beam_options)
     return epath.Path(output)

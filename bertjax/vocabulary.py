@@ -22,6 +22,7 @@ flags.mark_flags_as_required(["config", "output"])
 def main(arguments: list[str]) -> None:
     import os
 
+    from bertjax.budget import plan
     from bertjax.config import UserError
     from bertjax.data.preparation.vocabulary import learn_vocabulary
     from bertjax.tasks import validate
@@ -32,8 +33,9 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
     validate_pretraining(_CONFIG.value)  # refuses tasks other than pre-training
     validate(_CONFIG.value)
-    adopt_checkpoint(_CONFIG.value)
-    learnt = learn_vocabulary(_CONFIG.value, _WORKERS.value)
+    config = plan.with_sizes(_CONFIG.value)
+    adopt_checkpoint(config)
+    learnt = learn_vocabulary(config, _WORKERS.value)
     learnt.save(_OUTPUT.value)
     path = os.path.join(_OUTPUT.value, learnt.filename)
     print(f"learnt {learnt.vocab_size} pieces; use them with --config.tokenizer.path={path}")

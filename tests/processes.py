@@ -197,6 +197,7 @@ def _run(module: str) -> None:
     code = 1
     bertjax.data.batches.pipeline.reader = lambda: bertjax.data.batches.readers.plain
     if QUICK in os.environ:
+        bertjax.budget.plan.measure = lambda *_: bertjax.budget.plan.Measured(steps=1.0, evaluation=0.1, compiling=1.0)
         bertjax.tasks.launch.draw = lambda workdir: None
         bertjax.data.preparation.worker_pool = in_process_pool
         bertjax.data.preparation.vocabulary.worker_pool = in_process_pool
@@ -226,6 +227,7 @@ if __name__ == "__main__":
     import jax
     import matplotlib.figure  # noqa: F401
 
+    import bertjax.budget.plan
     import bertjax.data.batches.pipeline
     import bertjax.data.batches.readers.plain
     import bertjax.data.preparation

@@ -84,6 +84,19 @@ def begin(config, workdir: epath.Path, began: float) -> ml_collections.ConfigDic
     return config
 
 
+def with_sizes(config) -> ml_collections.ConfigDict:
+    """Returns the config with the sizes of its recipe, as a run of it would have them: for its vocabulary and records.
+
+    Returns the config itself if it has no recipe.
+    """
+    if not config.recipe:
+        return config
+    config = recipes.with_recipe(config)
+    apply(config, _with_sizes(config, time.monotonic())["fields"])
+    tasks.validate(config)
+    return config
+
+
 @contextlib.contextmanager
 def _planned(config, workdir: epath.Path, began: float) -> Iterator[None]:
     """Writes a new plan with the sizes of a recipe, unless there is a plan, or a run that was started without one."""
@@ -158,12 +171,17 @@ def _with_sizes(config, began: float) -> Plan:
         text, device, (1 - SPARE) * left, spent.tokens, config.recipe, of_token, _fixed(config, vocab_size)
     )
     fields = _fields(config, chosen, kind)
+    if config.data.records:
+        prepared = read_manifest(config.data.records)["recipe"]
+        fields |= {f"data.{name}": prepared[name] for name in ("heldout_fraction", "document") if name in prepared}
     if found is not None:
         fields["data.document"] = found.document
-        apply(fitting := copy.deepcopy(config), fields)
+    apply(fitting := copy.deepcopy(config), fields)
+    if found is not None:
         with contextlib.suppress(UserError):  # the preparation reports it
             fields["eval.fill_masks"] = survey.masked_texts(fitting, found)
-    return Plan(budget=spent.text, is_fitted=False, fields=fields, lines=_lines_of_text(text, found, chosen))
+    lines = _lines_of_text(fitting, text, found, of_token)
+    return Plan(budget=spent.text, is_fitted=False, fields=fields, lines=lines)
 
 
 def _require_time(config, spent: budget.Budget, left: float, preparing: float, text: Text) -> None:
@@ -442,17 +460,17 @@ def scaled_stages(config, factor: float) -> dict[str, dict]:
 # The text of the plan.
 
 
-def _lines_of_text(text: Text, found: survey.Survey | None, chosen: Choice) -> list[str]:
-    tokens, whole = text.bytes / chosen.bytes_per_token, found is None or found.is_whole
+def _lines_of_text(config, text: Text, found: survey.Survey | None, bytes_per_token: float) -> list[str]:
+    tokens, whole = text.bytes / bytes_per_token, found is None or found.is_whole
     about = "" if whole else "about "
     files = f"{found.files} file{'s' * (found.files != 1)}, " if found and found.files else ""
     scripts = {name: share for name, share in (found.scripts if found else {}).items() if share >= 0.05}
     letters = f", letters {', '.join(f'{share:.0%} {name.title()}' for name, share in scripts.items())}"
     return [
         f"text: {files}{about}{_size(text.bytes)}, {about}{text.documents:,.0f} documents, about "
-        f"{_count(tokens)} tokens{letters if scripts else ''} (--config.data.corpus)",
-        f"held out: {chosen.heldout_fraction:.1%} of the documents (--config.data.heldout_fraction)",
-        f"vocabulary: {chosen.vocab_size:,} pieces of {chosen.tokenizer} (--config.model.vocab_size, "
+        f"{_count(tokens)} tokens{letters if scripts else ''} (--config.data.{'corpus' if found else 'records'})",
+        f"held out: {config.data.heldout_fraction:.1%} of the documents (--config.data.heldout_fraction)",
+        f"vocabulary: {config.model.vocab_size:,} pieces, {config.tokenizer.kind} (--config.model.vocab_size, "
         f"--config.tokenizer.kind)",
     ]
 
