@@ -10,6 +10,7 @@ bertjax.predict takes.
 """
 
 import json
+import sys
 
 from absl import flags
 
@@ -70,7 +71,10 @@ def score_data() -> None:
     said = {flag.name: flag.value for flag in _READING if flag.value is not None}
     if wrong := next((flag for flag in said if flag not in task.reading), None):
         raise UserError(f"--{wrong}={said[wrong]}: is for checkpoints with vectors of texts; leave it out")
-    scores = finetuning_run.score(source, *task.labelled(source, _DATA.value, **said))
+    output_layer, split = task.labelled(source, _DATA.value, **said)
+    if split.note:
+        print(split.note, file=sys.stderr, flush=True)
+    scores = finetuning_run.score(source, output_layer, split)
     if _JSON.value:
         print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
     else:
