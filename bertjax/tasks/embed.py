@@ -56,12 +56,13 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     data, notes = config.data, []
     how = prompts_of(data), tokenizer, config.max_seq_length
     sets, texts, dev, held_out = [], [], dev_set(data), frozenset()
-    if "path" in dev.inherited and epath.Path(data.path).is_file() and not is_divided(data):
+    is_file = epath.Path(data.path).is_file()
+    if "path" in dev.inherited and is_file and not is_divided(data):
         differs = "data.dev has another form or another first column than data"
         raise UserError(f"config.data.dev.path = '': {differs}; name the file of the dev set, or leave data.dev out")
     for name, source in training_sets(data).items():
         found = text_sets.read(source, "train")
-        if not name and is_divided(data):
+        if not name and is_file and is_divided(data):
             held_out, note = _held_out(data, found)
             notes.append(note)
             found = text_sets.part(found, held_out, is_inside=False)
@@ -127,13 +128,12 @@ def _taught(config, sets: Sequence[tuple[TextSet, str]], teacher: Pretrained) ->
 
 
 def is_divided(data) -> bool:
-    """Returns whether a tenth of the training file is held out as the dev set.
+    """Returns whether a tenth of the training set is held out as the dev set, if the training set is one file.
 
-    It is if `data.path` is a file, and `data.dev` names no other and reads the same first texts.
+    It is if `data.dev` names no other file and reads the same first texts.
     """
     train, dev = training_sets(data)[""], dev_set(data)
-    is_same = "path" in dev.inherited and (dev.form, dev.columns[:1]) == (train.form, train.columns[:1])
-    return is_same and epath.Path(data.path).is_file()
+    return "path" in dev.inherited and (dev.form, dev.columns[:1]) == (train.form, train.columns[:1])
 
 
 def _held_out(data, found: TextSet) -> tuple[frozenset[str], str]:
@@ -197,7 +197,8 @@ def labelled(source: Pretrained, path: str, widths: str | None = None, **said: s
     widths = widths_of(widths, f"--widths={widths}", _width(source.head, source.config))
     how = prompts_of(data), source.tokenizer, source.max_seq_length
     if "dev" in data and is_divided(data) and not said and holdout.is_file_of_run(path, data, source.fingerprints):
-        held_out, note = _held_out(data, text_sets.read(training_sets(data)[""], "train"))
+        trained = dataclasses.replace(training_sets(data)[""], path=path)
+        held_out, note = _held_out(data, text_sets.read(trained, "train"))
     found, encoded = _read_judged(judging, ["test", "dev"], held_out, *how)
     split, _ = judges.judged(found, encoded, widths, source.decided or None)
     return output_layer(), dataclasses.replace(split, note=note)
