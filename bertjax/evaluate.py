@@ -79,6 +79,7 @@ def score_data() -> None:
         print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
     else:
         print(finetuning_run.report(scores, _DATA.value), flush=True)
+        command.print_next(*command.uses_of(_CHECKPOINT.value))
 
 
 def compare_pairs() -> None:
@@ -99,6 +100,7 @@ def compare_pairs() -> None:
     for name, (part, count) in sorted(groups.items()) if len(groups) > 1 else ():
         print(f"{name:<44} {part:6.1%} of {count:,}")
     print(f"the good sentence is more likely in {share:.1%} of {len(pairs):,} pairs (chance: 50 %)", flush=True)
+    command.print_next(*command.uses_of(_CHECKPOINT.value))
 
 
 if __name__ == "__main__":
