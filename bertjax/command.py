@@ -3,14 +3,16 @@
 import errno
 import gc
 import importlib.util
+import itertools
 import os
 import re
+import shlex
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from logging import getLogger
 
 import ml_collections
@@ -179,6 +181,64 @@ def lines(name: str | None) -> Iterator[str]:
                 place = f"{name}:{number}"
                 raise UserError(f"--input: {place} is not UTF-8 ({error.reason} at byte {error.start})") from None
             yield from text.split("\r")
+
+
+def print_next(*commands: Sequence[str]) -> None:
+    """Prints commands that may come next, as lines to copy into a shell. They go to stderr: stdout may be data."""
+    if commands:
+        print("next:", *(f"  {shlex.join(words)}" for words in commands), sep="\n", file=sys.stderr, flush=True)
+
+
+def module(name: str, *arguments: str) -> list[str]:
+    """Returns the words of the command `python -m bertjax.NAME`."""
+    return ["python", "-m", f"bertjax.{name}", *arguments]
+
+
+def config_arguments() -> list[str]:
+    """Returns the arguments of this command that specify its config."""
+    kept, arguments = [], iter(sys.argv[1:])
+    for argument in itertools.takewhile(lambda word: word != "--", arguments):
+        name, has_value, _ = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name.split(".")[0] in ("config", "noconfig"):
+            is_switch = "." in name and experiment.find_field(_config.value, name.partition(".")[2]).kind is bool
+            kept += [argument] if has_value or is_switch else [argument, next(arguments, "")]
+    return kept
+
+
+def uses_of(checkpoint: str) -> list[list[str]]:
+    """Returns commands that use a checkpoint: `predict` with a text that fits, or `extract`; `convert`; `serve`."""
+    from bertjax import objectives, tasks
+    from bertjax.interop import huggingface, pretrained
+    from bertjax.tasks.finetuning import SEPARATOR
+
+    try:
+        place = pretrained.find(checkpoint)
+        architecture, settings = pretrained.read_settings(checkpoint)
+        if place.format == "huggingface" and not place.vectors:
+            architecture, *_ = huggingface.read_head(place.folder / huggingface.CONFIG)
+        task = tasks.of_checkpoint(settings.get("task", ""), architecture)
+        learnt = [term.name for term in objectives.of_run(settings)]
+        is_google = place.format != "huggingface" and not architecture and "objective" not in settings
+    except UserError:  # such as a task that is not registered here
+        return []
+    given = f"--checkpoint={checkpoint}"
+    if task is not None:
+        parts = len(task.columns(settings)) if settings.get("task") else 0
+        texts = ["a text", "another text", "a third text"][: parts or task.inputs.parts.start]
+        found = [module("predict", given, SEPARATOR.join(texts))]
+    elif architecture.endswith(("ForMaskedLM", "ForPreTraining")) or "mlm" in learnt or is_google:
+        found = [module("predict", given, "the [MASK]")]
+    elif architecture.endswith("ForCausalLM") or "lm" in learnt:
+        found = [module("predict", given, "--generate=20", "the")]
+    else:
+        found = [module("extract", given, "--pool=mean", "--output=vectors.npy", "a text")]
+    if place.format == "bertjax":
+        of_vectors = task is not None and task.vectors is not None
+        form = "sentence-transformers" if of_vectors else "huggingface"
+        output = f"{checkpoint.rstrip('/').replace('@', '-')}-{form}"
+        if not os.path.exists(output):
+            found.append(module("convert", f"--source={checkpoint}", f"--output={output}", f"--format={form}"))
+    return [*found, module("serve", given)]
 
 
 def keep_compiled() -> None:

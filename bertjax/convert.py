@@ -62,6 +62,8 @@ def main(arguments: list[str]) -> None:
 
     given = (_SOURCE.value, _OUTPUT.value, _FORMAT.value, _ARCHITECTURE.value, _LICENSE.value, _PART.value)
     print(conversion.convert(*given, _PUSH.value, _PRIVATE.value), flush=True)
+    if _FORMAT.value != "peft":  # an adapter is no model by itself
+        command.print_next(*command.uses_of(_OUTPUT.value))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ checkpoint that bertjax.predict takes.
 """
 
 import json
+import sys
 
 from absl import flags
 
@@ -70,11 +71,15 @@ def score_data() -> None:
     said = {flag.name: flag.value for flag in _READING if flag.value is not None}
     if wrong := next((flag for flag in said if flag not in task.reading), None):
         raise UserError(f"--{wrong}={said[wrong]}: is for checkpoints with vectors of texts; leave it out")
-    scores = finetuning_run.score(source, *task.labelled(source, _DATA.value, **said))
+    output_layer, split = task.labelled(source, _DATA.value, **said)
+    if split.note:
+        print(split.note, file=sys.stderr, flush=True)
+    scores = finetuning_run.score(source, output_layer, split)
     if _JSON.value:
         print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
     else:
         print(finetuning_run.report(scores, _DATA.value), flush=True)
+        command.print_next(*command.uses_of(_CHECKPOINT.value))
 
 
 def compare_pairs() -> None:
@@ -95,6 +100,7 @@ def compare_pairs() -> None:
     for name, (part, count) in sorted(groups.items()) if len(groups) > 1 else ():
         print(f"{name:<44} {part:6.1%} of {count:,}")
     print(f"the good sentence is more likely in {share:.1%} of {len(pairs):,} pairs (chance: 50 %)", flush=True)
+    command.print_next(*command.uses_of(_CHECKPOINT.value))
 
 
 if __name__ == "__main__":

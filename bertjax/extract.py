@@ -127,6 +127,7 @@ def write_vectors(source, task, all_texts) -> None:
     (rows, width), cut = vectors.write(_OUTPUT.value, make, all_texts(), ids, _ID.value, size)
     note = f"; {cut} of them cut to {most} tokens" if cut else ""
     print(f"vectors [{rows}, {width}] of {rows} texts in {_OUTPUT.value}{note}", flush=True)
+    print_reading()
 
 
 def write_hidden_states(source, all_texts) -> None:
@@ -148,6 +149,19 @@ def write_hidden_states(source, all_texts) -> None:
     note = f"; {written.cut} of them cut to {source.config.max_position_embeddings} tokens" if written.cut else ""
     shape = ", ".join(map(str, written.shape))
     print(f"hidden [{shape}] of {written.texts} texts in {_OUTPUT.value}{note}", flush=True)
+    print_reading()
+
+
+def print_reading() -> None:
+    """Prints the command that shows what is in the file."""
+    path = _OUTPUT.value
+    if path.endswith(".parquet"):
+        program = f"import pyarrow.parquet; print(pyarrow.parquet.read_table({path!r}))"
+    elif path.endswith(".npz"):
+        program = f"import numpy; print({{name: x.shape for name, x in numpy.load({path!r}).items()}})"
+    else:
+        program = f"import numpy; print(numpy.load({path!r}, mmap_mode='r'))"
+    command.print_next(["python", "-c", program])
 
 
 if __name__ == "__main__":

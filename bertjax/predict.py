@@ -100,6 +100,7 @@ def predict_table(task, source) -> None:
     names = predicted_table.text_columns(task, source, _TEXT.value, _SECOND_TEXT.value)
     if _OUTPUT.value:
         print(predicted_table.write(_OUTPUT.value, task, source, _INPUT.value, names), flush=True)
+        command.print_next(*command.uses_of(_CHECKPOINT.value)[1:])
         return
     for row in predicted_table.predicted(task, source, _INPUT.value, names):
         print(json.dumps(predicted_table.with_columns(*row), ensure_ascii=False), flush=True)

@@ -29,7 +29,9 @@ def main(arguments: list[str]) -> None:
             raise UserError(f"unexpected argument {argument!r}; settings are given as --name=value")
     beam_options = [f"--runner={_RUNNER.value}", *arguments] if _RUNNER.value else None
     prepare(_CONFIG.value, _OUTPUT.value, _WORKERS.value, beam_options=beam_options)
-    print(f"train on them with --config.data.records={_OUTPUT.value}")
+    print(f"records, tokenizer and manifest written to {_OUTPUT.value}", flush=True)
+    records, workdir = f"--config.data.records={_OUTPUT.value}", f"--workdir=runs/{command.experiment_name()}"
+    command.print_next(command.module("main", *command.config_arguments(), records, workdir))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def main(workdirs: list[str]) -> None:
         raise UserError(f"--text: {workdirs[0]} has no attention to draw; leave it out")
     if not (_OUTPUT.value or runs):
         raise UserError(f"--output: say in which folder to write about {workdirs[0]}")
-    print(page.write(_OUTPUT.value or runs[0], runs, source, _TEXT.value, _WORDS.value))
+    print(page.write(_OUTPUT.value or runs[0], runs, source, _TEXT.value, _WORDS.value), flush=True)
+    command.print_next(*(command.uses_of(workdirs[0]) if source else [command.module("runs", *workdirs)]))
 
 
 def _watch(folder: str, workdirs: list[str], seconds: float) -> None:

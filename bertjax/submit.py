@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> None:
     content, note = task.submission(source, _INPUT.value)
     write_whole(_OUTPUT.value, content)
     print(f"{note} in {_OUTPUT.value}", flush=True)
+    command.print_next(*command.uses_of(_CHECKPOINT.value))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,12 @@ def main(arguments: list[str]) -> None:
     learnt = learn_vocabulary(config, _WORKERS.value)
     learnt.save(_OUTPUT.value)
     path = os.path.join(_OUTPUT.value, learnt.filename)
-    print(f"learnt {learnt.vocab_size} pieces; use them with --config.tokenizer.path={path}")
+    print(f"learnt {learnt.vocab_size} pieces, written to {path}", flush=True)
+    arguments = [*command.config_arguments(), f"--config.tokenizer.path={path}"]
+    command.print_next(
+        command.module("prepare", *arguments, f"--output={os.path.join(_OUTPUT.value, 'records')}"),
+        command.module("main", *arguments, f"--workdir=runs/{command.experiment_name()}"),
+    )
 
 
 if __name__ == "__main__":

@@ -22,4 +22,5 @@ def get_config():
         windows="",
         doc_stride=64,
         is_number=False,  # labels are numbers to be predicted, not classes
+        heldout_seed=0,  # if data.path is one file: chooses the tenth of it that is the dev set
     )

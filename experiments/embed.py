@@ -20,6 +20,7 @@ def get_config():
         form="pairs",
         texts="anchor,positive",  # columns
         label="label",  # column of the score or label
+        heldout_seed=0,  # if data.path is one file: chooses the tenth of it that is the dev set
         # What is written before a text: of queries, or all where there are no documents; and of documents.
         query_prompt="",
         document_prompt="",

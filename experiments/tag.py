@@ -14,6 +14,7 @@ def get_config():
         words="words",  # a word; in .jsonl the list of them
         tags="tags",  # its tag; in .jsonl the list of them. O, B-type and I-type are entities
         sentence="sentence",  # column that is the same in all rows of a sentence; .jsonl has none
+        heldout_seed=0,  # if data.path is one file: chooses the tenth of it that is the dev set
     )
     config.optimizer.learning_rate = 5e-5
     return config

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -119,15 +120,30 @@ def test_prepare_and_vocabulary_make_what_main_trains_on(trained, tmp_path):
     folder, _ = trained
     corpus = f"--config.data.corpus={folder}/text.txt"
     learnt = run("vocabulary", *base(corpus, "--output=words", *TINY), cwd=tmp_path)
-    assert learnt.returncode == 0 and "learnt 150 pieces" in learnt.stdout, learnt.stderr
+    assert learnt.returncode == 0 and "learnt 150 pieces, written to words/vocab.txt" in learnt.stdout, learnt.stderr
     assert (tmp_path / "words" / "vocab.txt").read_text() == (folder / "run" / "vocab.txt").read_text()
     words = "--config.tokenizer.path=words/vocab.txt"
     arguments = base(corpus, words, "--output=out", "--workers=1", *TINY)
     prepared = run("prepare", *arguments, cwd=tmp_path, fresh=True)
-    assert prepared.returncode == 0 and "--config.data.records=out" in prepared.stdout, prepared.stderr
+    assert prepared.returncode == 0 and prepared.stdout.endswith("written to out\n"), prepared.stderr
     ours, its = tmp_path / "out", folder / "run" / "records"
     files = [path.relative_to(its) for path in its.rglob("*.tfrecord")]
     assert files and all((ours / f).read_bytes() == (its / f).read_bytes() for f in files)
+
+    # The commands that are proposed are those with which a user would go on.
+    kept = base(corpus, *TINY)
+    proposed = [[*kept, words, "--output=words/records"], [*kept, words, "--workdir=runs/base"]]
+    assert [command[3:] for command in proposals(learnt)] == proposed
+    (training,) = proposals(prepared)
+    assert training[2] == "bertjax.main" and training[-2:] == ["--config.data.records=out", "--workdir=runs/base"]
+    tried = run("main", *training[3:], cwd=tmp_path, **{QUICK: "untrained"})
+    assert tried.returncode == 0, tried.stderr
+
+
+def proposals(result):
+    """The words of the commands that a command proposes at its end."""
+    _, _, lines = result.stderr.rpartition("next:\n")
+    return [shlex.split(line) for line in lines.splitlines()]
 
 
 @pytest.mark.slow
@@ -174,6 +190,7 @@ def test_convert_there_and_back_and_predict_from_it(trained, tmp_path):
     for source, output, form in ways:
         result = run("convert", f"--source={source}", f"--output={output}", f"--format={form}", cwd=tmp_path)
         assert result.returncode == 0 and f"-> {form}: " in result.stdout, result.stderr
+        assert proposals(result)[0][2:] == ["bertjax.predict", f"--checkpoint={output}", "the [MASK]"]
     text = "the [MASK] saw the ship ."
     before, after = (run("predict", f"--checkpoint={path}", text, cwd=tmp_path) for path in (run_folder, "b"))
     assert before.stdout == after.stdout and "[MASK] 1: " in after.stdout, after.stderr

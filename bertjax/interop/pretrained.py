@@ -42,6 +42,7 @@ class Pretrained:
       decided: values tuned on the dev set, such as the "no answer" threshold.
       scores: the scores of a bertjax checkpoint, if it has been evaluated.
       updates: the low-rank updates of a run, which are a part of `params`, by the paths of their kernels.
+      fingerprints: the fingerprints of the data that a run has read, by the names of files.
       wordless: why it cannot predict words although others could; "" if there is no such reason.
     """
 
@@ -60,6 +61,7 @@ class Pretrained:
     decided: dict[str, float] = dataclasses.field(default_factory=dict)
     scores: dict[str, float | None] = dataclasses.field(default_factory=dict)
     updates: dict[tuple[str, ...], np.ndarray] = dataclasses.field(default_factory=dict)
+    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     wordless: str = ""
 
     @property
@@ -143,7 +145,7 @@ def read(path: epath.PathLike) -> Pretrained:
         _check_sizes(params, config, place)
         scores = checkpoint.read_scores(place.folder, place.step)
         known |= dict(architecture=info.architecture, labels=info.labels or (), settings=info.config)
-        known["problem_type"] = info.problem_type
+        known |= dict(problem_type=info.problem_type, fingerprints=info.fingerprints or {})
         known |= dict(dtype=info.config.get("dtype", "auto"), step=place.step)
         known |= dict(decided=scores.decided, scores=scores.scores) if scores else {}
     elif place.format == "huggingface":

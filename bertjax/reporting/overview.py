@@ -78,7 +78,7 @@ def _row(workdir: epath.Path, within: epath.Path) -> Listed:
     except UserError as error:  # one that cannot be read does not hide the others
         return Listed(name, "", state=f"unreadable: {error}")
     lines = read_metrics(workdir)
-    step = lines[-1]["step"] if lines else 0
+    step = _step(workdir, lines)
     total = _total_steps(info)
     changed = time.time() - (workdir / METRICS).stat().mtime
     return Listed(
@@ -90,6 +90,13 @@ def _row(workdir: epath.Path, within: epath.Path) -> Listed:
         _state(workdir),
         _age(changed),
     )
+
+
+def _step(workdir: epath.Path, lines: list[dict]) -> int:
+    """Returns the last step that was logged, or the step of the last checkpoint if that is later."""
+    from bertjax.training import checkpoint
+
+    return max([line["step"] for line in lines[-1:]] + checkpoint.steps(workdir)[-1:], default=0)
 
 
 def _state(workdir: epath.Path) -> str:

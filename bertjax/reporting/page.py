@@ -6,25 +6,27 @@ import io
 import itertools
 import os
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import ml_collections
 import numpy as np
 from etils import epath
 
 from bertjax import families
-from bertjax.config import UserError
+from bertjax.config import UserError, fine_tuning_config, pretraining_config
 from bertjax.files import absolute, write_whole
 from bertjax.interop.pretrained import Pretrained
 from bertjax.reporting import curves, insight
 from bertjax.reporting.history import History, read_history, read_results
 from bertjax.training import checkpoint
 from bertjax.training.clocks import PARTS
-from bertjax.training.workdir import RUNS, Finished
+from bertjax.training.workdir import RUNS, Finished, read_commands, read_report, read_samples, require_info
 
 PAGE, PICTURE, ATTENTION = "report.html", "report.png", "report-attention.png"
 CHECKPOINTS = 10  # the last ones of a run are listed
 SCORES = 6  # so many are shown of a run, a search or a checkpoint
+TEXT = "text"  # the class of a table whose cells are words
 DPI, DPI_OF_ATTENTION = 80, 110  # its labels are small
 LINES = (
     "Thin lines: training. Dots: held-out text, or the dev set. Dashes: the unigram baseline, or the commoner class."
@@ -33,6 +35,7 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1150px; margin: 2em auto; padding: 0 1em; color: #222 }
 table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; text-align: right }
 th { border-bottom: 1px solid #999; font-weight: 600 } td:first-child, th:first-child { text-align: left }
+.text td, .text th { text-align: left; vertical-align: top; overflow-wrap: anywhere } pre { white-space: pre-wrap }
 img { max-width: 100% } .note { color: #666 }
 """
 
@@ -73,6 +76,8 @@ def write(folder: epath.PathLike, workdirs: Sequence[epath.PathLike], source: Pr
         picture = _png(curves.draw(histories))
         parts += [f'<p class="note">{LINES}</p>', _image(picture, "curves")]
         write_whole(folder / PICTURE, picture)
+    if runs and len(named) == 1:
+        parts += _of_run(*named.values())
     if rows := _checkpoints(folder, {name: path for name, path in named.items() if not (path / RUNS).is_dir()}):
         note = "By these names predict, extract and convert take them, and a run as its init_checkpoint."
         parts.append(f'<h2>Checkpoints</h2><p class="note">{note}</p>{_table(["", "scores on held-out data"], rows)}')
@@ -89,6 +94,48 @@ def _named(workdirs: Sequence[epath.PathLike]) -> dict[str, epath.Path]:
     given = {absolute(workdir): epath.Path(workdir) for workdir in workdirs}
     ends = ({"/".join(path.parts[-length:]): given[path] for path in given} for length in itertools.count(1))
     return next(named for named in ends if len(named) == len(given))
+
+
+def _of_run(workdir: epath.Path) -> list[str]:
+    """Returns what the workdir of one run says: its report, a few predictions, commands and config.
+
+    What is missing, as in the workdirs of older versions, is left out.
+    """
+    parts = []
+    if report := read_report(workdir):
+        parts.append(f"<h2>Report</h2><pre>{html.escape(report)}</pre>")
+    if samples := read_samples(workdir):
+        rows = [list(sample.values()) for sample in samples]
+        parts.append(f"<h2>Examples of the dev set</h2>{_table(list(samples[0]), rows, TEXT)}")
+    if commands := read_commands(workdir):
+        parts.append(f"<h2>Commands</h2>{_table(['started', 'command'], commands, TEXT)}")
+    if rows := _changed(require_info(workdir).config):
+        note = "The fields of config.json that are not the defaults."
+        parts.append(f'<h2>Config</h2><p class="note">{note}</p>{_table(["", "value", "default"], rows, TEXT)}')
+    return parts
+
+
+def _changed(config: ml_collections.ConfigDict) -> list[list[str]]:
+    """Returns a row for each field of a config that is not the default: its name, its value and the default."""
+    default = pretraining_config() if "stages" in config else fine_tuning_config(config.task)
+    default = default.copy_and_resolve_references().unlock()
+    default.model = families.model_fields(config.model.family)
+    fields, defaults = (dict(_flat(each.to_dict())) for each in (config, default))
+    none = ("", False, None)  # values that need no mention where there is no default
+    return [
+        [name, f"{value}", f"{defaults.get(name, '')}"]
+        for name, value in sorted(fields.items())
+        if value != defaults.get(name) and not (name not in defaults and value in none)
+    ]
+
+
+def _flat(fields: Mapping, before: str = "") -> Iterator[tuple[str, object]]:
+    """Yields the fields of nested sections with their dotted names."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
 
 
 _COLUMNS = ("steps", "tokens", "hours", "in steps", "last scores")
@@ -186,10 +233,10 @@ def _cell(cell: str | Link) -> str:
     return html.escape(cell)
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str | Link]]) -> str:
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str | Link]], kind: str = "numbers") -> str:
     head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
     body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f'<table class="{kind}"><tr>{head}</tr>{body}</table>'
 
 
 def _png(figure, dpi: int = DPI) -> bytes:

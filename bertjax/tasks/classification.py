@@ -1,7 +1,7 @@
 """Classification and regression of texts and pairs of texts, shared by GLUE and the user's own tables."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,12 +10,13 @@ from bertjax.data.batches.examples import Examples
 from bertjax.data.documents.tables import Row, column
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import output_layers, targets
-from bertjax.tasks.finetuning import Dataset, InputForm, Split
+from bertjax.tasks.finetuning import SEPARATOR, Dataset, InputForm, Split
 from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import encode_pairs, encode_windows
 from bertjax.tasks.targets import Target
 from bertjax.text.tokenizer import Tokenizer
+from bertjax.training import workdir
 
 INPUTS = InputForm(range(1, 3), 'texts, or pairs as "A ||| B"')
 
@@ -92,13 +93,14 @@ def dataset(
     if counts := target.counts(splits[0].values):
         notes.append(f"{len(train.rows)} training examples: {counts}")
     notes += seen_in_training(_texts(train), *((f"dev{table.suffix} texts", _texts(table)) for table in dev))
-    dev_splits = tuple(split(target, encoded, windows, table.suffix) for table, encoded in zip(dev, splits[1:]))
+    dev_splits = [split(target, encoded, windows, table.suffix) for table, encoded in zip(dev, splits[1:])]
+    dev_splits[0] = dataclasses.replace(dev_splits[0], files=_samples(dev[0], target, splits[1]))
     more_metrics = [name + table.suffix for table in dev for name in target.metrics][1:]
     return Dataset(
         target.output_layer,
         target.labels,
         splits[0].examples,
-        dev_splits,
+        tuple(dev_splits),
         target.metrics[0],
         tuple(notes),
         target.baseline(splits[1].values),
@@ -120,6 +122,20 @@ class EncodedTable(NamedTuple):
     values: np.ndarray
     owners: np.ndarray
     cut: int
+
+
+def _samples(table: Table, target: Target, encoded: EncodedTable) -> Callable[[list[np.ndarray]], dict[str, str]]:
+    """Returns the function of a dev set's logits that makes the file with a few predictions."""
+    columns = table.columns.texts
+
+    def files(logits: list[np.ndarray]) -> dict[str, str]:
+        found, rows = target.predictions(encoded.values, np.stack(logits)), []
+        for number in workdir.samples(len(table.rows)):
+            text = SEPARATOR.join(column(table.rows[number], name) for name in columns)
+            rows.append((text, target.shown(encoded.values[number]), target.shown(found[number])))
+        return workdir.samples_file(rows)
+
+    return files
 
 
 def split(target: Target, encoded: EncodedTable, windows: Windows, suffix: str = "") -> Split:

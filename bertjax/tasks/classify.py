@@ -1,8 +1,12 @@
 """Classification or regression of the user's own texts or pairs of texts, from CSV, TSV or JSON lines."""
 
+import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from bertjax.config import UserError
+from bertjax.data.documents import holdout
 from bertjax.data.documents.tables import Row, find_table, read_table
 from bertjax.interop.pretrained import Pretrained
 from bertjax.lists import split_at_commas
@@ -10,7 +14,7 @@ from bertjax.tasks import classification, targets
 from bertjax.tasks.classification import Columns, Table
 from bertjax.tasks.finetuning import Dataset, FineTuningTask, Split
 from bertjax.tasks.output_layers import OutputLayer
-from bertjax.tasks.targets import Target
+from bertjax.tasks.targets import Labels, Number, Target
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.validation.checks import require
 
@@ -20,23 +24,57 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
 
     Raises `UserError` for missing or invalid files.
     """
-    columns = columns_of(config)
-    train, dev = (read_table(find_table(config.data.path, name))[0] for name in ("train", "dev"))
-    target = _target(config.data, train)
+    columns, data, notes = columns_of(config), config.data, []
+    if holdout.is_one_file(data.path):
+        rows, _ = read_table(data.path)
+        target = _target(data, rows)
+        train, dev, note = _divided(rows, target, data)
+        notes.append(note)
+    else:
+        train, dev = (read_table(find_table(data.path, name))[0] for name in ("train", "dev"))
+        target = _target(data, train)
     return classification.dataset(
         Table(train, columns),
         [Table(dev, columns)],
         target,
         tokenizer,
         config.max_seq_length,
+        notes,
         windows=classification.windows_of(config),
     )
 
 
+def _divided(rows: Sequence[Row], target: Target, data) -> tuple[Sequence[Row], Sequence[Row], str]:
+    """Returns the training rows and the held-out rows of one table, and the line that states the split.
+
+    Raises `UserError` if the table has too few rows.
+    """
+    is_number = isinstance(target, Number)
+    if is_number:
+        labels = [()] * len(rows)
+    else:
+        values = (target.value(row, data.label) for row in rows)
+        labels = [np.flatnonzero(value).tolist() if isinstance(target, Labels) else [value] for value in values]
+    chosen = holdout.choose(labels, holdout.seed_of(data))
+    holdout.require(len(chosen), len(rows), data, "rows", holdout.LEAST_NUMBERS if is_number else 1)
+    train, dev = (
+        holdout.Part(rows, [number for number in range(len(rows)) if (number in chosen) == is_dev])
+        for is_dev in (False, True)
+    )
+    stratified_by = "" if is_number else ", ".join(_label_columns(data))
+    return train, dev, holdout.describe(len(dev), len(rows), data, "rows", stratified_by)
+
+
 def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
-    """Returns the output layer, and the examples of a table like the training data with how they are scored."""
-    table = Table(read_table(path)[0], columns_of(source.settings))
-    return classification.labelled(source, table, targets.of_checkpoint(source))
+    """Returns the output layer, and the examples of a table like the training data with how they are scored.
+
+    Of the one file that the run has read, the examples are the held-out ones.
+    """
+    (rows, _), note, target = read_table(path), "", targets.of_checkpoint(source)
+    if holdout.is_file_of_run(path, source.settings.data, source.fingerprints):
+        _, rows, note = _divided(rows, target, source.settings.data)
+    layer, split = classification.labelled(source, Table(rows, columns_of(source.settings)), target)
+    return layer, dataclasses.replace(split, note=note)
 
 
 def columns_of(config) -> Columns:
@@ -96,5 +134,5 @@ TASK = FineTuningTask(
     columns=lambda config: columns_of(config).texts,
     validate=validate,
     labelled=labelled,
-    identity=("data.is_number", "data.multi_label", "data.windows"),
+    identity=("data.is_number", "data.multi_label", "data.windows", "data.heldout_seed"),
 )

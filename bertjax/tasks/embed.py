@@ -5,14 +5,16 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import ml_collections
 import numpy as np
+from etils import epath
 
 from bertjax.config import UserError, fine_tuning_config
 from bertjax.data.batches.examples import Examples
 from bertjax.data.batches.mixed import Share
+from bertjax.data.documents import holdout
 from bertjax.families.with_heads import SentenceEncoder, forward_flops
 from bertjax.interop.pretrained import Pretrained
 from bertjax.interop.sentence_transformers import ARCHITECTURE
@@ -53,15 +55,23 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
     """Loads the training sets and the dev set. Raises `UserError` for missing or invalid files."""
     data, notes = config.data, []
     how = prompts_of(data), tokenizer, config.max_seq_length
-    sets, texts = [], []
+    sets, texts, dev, held_out = [], [], dev_set(data), frozenset()
+    is_file = epath.Path(data.path).is_file()
+    if "path" in dev.inherited and is_file and not is_divided(data):
+        differs = "data.dev has another form or another first column than data"
+        raise UserError(f"config.data.dev.path = '': {differs}; name the file of the dev set, or leave data.dev out")
     for name, source in training_sets(data).items():
         found = text_sets.read(source, "train")
+        if not name and is_file and is_divided(data):
+            held_out, note = _held_out(data, found)
+            notes.append(note)
+            found = text_sets.part(found, held_out, is_inside=False)
         source.require(len(found.texts) > 1, "path", "one example in it; it is compared with others: at least 2")
         encoded = text_sets.encode(found, source.form, *how)
         sets.append(Share(text_sets.training_examples(encoded, found.labels), source.weight))
         texts.append((found, source.form))
         notes.append(_describe(name or "training", found, encoded, config.max_seq_length))
-    found, encoded = _read_judged(dev_set(data), ["dev"], *how)
+    found, encoded = _read_judged(dev, ["dev"], held_out, *how)
     notes.append(_describe("dev", found, encoded, config.max_seq_length))
     trained = itertools.chain.from_iterable(each.texts for each, _ in texts)
     notes += seen_in_training(trained, ("dev examples", found.texts))
@@ -117,12 +127,50 @@ def _taught(config, sets: Sequence[tuple[TextSet, str]], teacher: Pretrained) ->
     return of_each
 
 
-def _read_judged(source: Source, parts: Sequence[str], *how) -> tuple[TextSet | Search, EncodedTexts]:
-    """Reads and encodes a set that vectors are judged by."""
+def is_divided(data) -> bool:
+    """Returns whether a tenth of the training set is held out as the dev set, if the training set is one file.
+
+    It is if `data.dev` names no other file and reads the same first texts.
+    """
+    train, dev = training_sets(data)[""], dev_set(data)
+    return "path" in dev.inherited and (dev.form, dev.columns[:1]) == (train.form, train.columns[:1])
+
+
+def _held_out(data, found: TextSet) -> tuple[frozenset[str], str]:
+    """Returns the first texts of the examples of a set that are held out, and the line that states the split.
+
+    Raises `UserError` if the file has too few examples.
+    """
+    named = "queries" if data.form in WITH_QUERIES else "texts"
+    labels: dict[str, set] = {}  # of the examples of each first text; scores are no labels
+    has_labels = FORMS[data.form].values is np.int32
+    values = found.values.tolist() if has_labels else itertools.repeat(None)
+    for (first, *_), value in zip(found.texts, values):
+        labels.setdefault(first, set()).add(value)
+    firsts = list(labels)
+    chosen = holdout.choose([sorted(each) if has_labels else () for each in labels.values()], holdout.seed_of(data))
+    least = holdout.LEAST_NUMBERS if FORMS[data.form].values is np.float32 else 1
+    holdout.require(len(chosen), len(firsts), data, named, least)
+    held_out = frozenset(firsts[number] for number in chosen)
+    dev = text_sets.part(found, held_out)
+    if dev.values is not None and (dev.values == dev.values[0]).all():
+        raise UserError(
+            f"config.data.path = {data.path!r}: all {len(dev.texts)} held-out examples have {data.label} = "
+            f"{dev.values[0]:g}, by which nothing can be judged; name a dev set with config.data.dev.path"
+        )
+    line = holdout.describe(len(chosen), len(firsts), data, named, data.label if has_labels else "")
+    return held_out, f"{line}, with {len(found.texts) - len(dev.texts):,} and {len(dev.texts):,} examples"
+
+
+def _read_judged(
+    source: Source, parts: Sequence[str], held_out: Collection[str], *how
+) -> tuple[TextSet | Search, EncodedTexts]:
+    """Reads and encodes a set that vectors are judged by, or the part of it with the first texts that are held out."""
     if source.form in WITH_QUERIES:
-        found = text_sets.read_search(source, *parts)
+        found = text_sets.read_search(source, *parts, held_out=held_out)
         return found, text_sets.encode_search(found, *how)
     found = text_sets.read(source, *parts)
+    found = text_sets.part(found, held_out) if held_out else found
     return found, text_sets.encode(found, source.form, *how)
 
 
@@ -135,8 +183,10 @@ def labelled(source: Pretrained, path: str, widths: str | None = None, **said: s
     """Returns the output layer of a checkpoint, and a set at a path with how vectors are judged by it.
 
     `widths` and `said` are what the flags of `READING` say; else the set is like the dev set of the run, if it is one.
+    Of the one file that the run has read, the examples are the held-out ones.
     """
     settings, given = source.settings, text_sets.PAIRS | {"form": ""}
+    held_out, note = frozenset(), ""
     if "dev" in (data := settings.get("data", {})):
         dev = dev_set(data)
         given = {name: getattr(dev, name) for name in SECTION}
@@ -146,9 +196,12 @@ def labelled(source: Pretrained, path: str, widths: str | None = None, **said: s
         widths = settings.get("loss", {}).get("widths", "")
     widths = widths_of(widths, f"--widths={widths}", _width(source.head, source.config))
     how = prompts_of(data), source.tokenizer, source.max_seq_length
-    found, encoded = _read_judged(judging, ["test", "dev"], *how)
+    if "dev" in data and is_divided(data) and not said and holdout.is_file_of_run(path, data, source.fingerprints):
+        trained = dataclasses.replace(training_sets(data)[""], path=path)
+        held_out, note = _held_out(data, text_sets.read(trained, "train"))
+    found, encoded = _read_judged(judging, ["test", "dev"], held_out, *how)
     split, _ = judges.judged(found, encoded, widths, source.decided or None)
-    return output_layer(), split
+    return output_layer(), dataclasses.replace(split, note=note)
 
 
 def training_sets(data) -> dict[str, Source]:
@@ -311,5 +364,5 @@ TASK = FineTuningTask(
     vectors_of_search=vectors_of_search,
     weightless=True,
     sample=sample,
-    identity=(*HEAD, "data.form", "distill.what"),
+    identity=(*HEAD, "data.form", "data.heldout_seed", "distill.what"),
 )

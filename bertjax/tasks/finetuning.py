@@ -126,6 +126,7 @@ class Split:
       decide: (outputs) -> values tuned on these examples that predict needs, such as a threshold.
       files: (outputs) -> {name: content} of files for the workdir.
       read: (logits, one array per example) -> outputs; by default the logits.
+      note: a line to print about the examples.
     """
 
     examples: Examples
@@ -133,6 +134,7 @@ class Split:
     decide: Callable[[Any], dict[str, float]] = lambda _: {}
     files: Callable[[Any], dict[str, str]] = lambda _: {}
     read: Callable[[list[np.ndarray]], Any] = lambda logits: logits
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

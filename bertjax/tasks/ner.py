@@ -21,6 +21,7 @@ from bertjax.tasks.output_layers import OutputLayer
 from bertjax.tasks.overlap import seen_in_training
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.text.words import split_words
+from bertjax.training import workdir
 
 INPUTS = InputForm(range(1, 2), "texts")
 DOCUMENT = "-DOCSTART-"
@@ -100,7 +101,23 @@ def split(sentences: Sequence[Sentence], labels: Sequence[str], examples: Exampl
             return metrics.entity_scores(gold, found) | {f"f1_{name}": its["f1"] for name, its in types.items()}
         return {"accuracy": metrics.accuracy(np.concatenate(gold), np.concatenate(found))}
 
-    return Split(examples, score)
+    def files(logits: list[np.ndarray]) -> dict[str, str]:
+        found, rows = read_tags(sentences, labels, examples, logits), []
+        for number in workdir.samples(len(sentences)):
+            words = sentences[number].words
+            shown = (_shown(words, tags, has_entities) for tags in (gold[number], found[number]))
+            rows.append((" ".join(words), *shown))
+        return workdir.samples_file(rows)
+
+    return Split(examples, score, files=files)
+
+
+def _shown(words: Sequence[str], tags: Sequence[str], has_entities: bool) -> str:
+    """Returns the entities of a sentence, or its words with their tags, as text."""
+    if not has_entities:
+        return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags))
+    found = (f"{type_}: {' '.join(words[first:end])}" for type_, first, end in metrics.entities(tags))
+    return "; ".join(found) or "none"
 
 
 def labelled(

@@ -23,6 +23,7 @@ from bertjax.tasks.overlap import seen_in_training
 from bertjax.tasks.pairs import window_starts
 from bertjax.tasks.squad_files import Question
 from bertjax.text.tokenizer import Encoding, Tokenizer
+from bertjax.training import workdir
 from bertjax.validation.checks import at_least_one, one_of, require
 
 VERSIONS = ("v1.1", "v2.0")
@@ -128,7 +129,12 @@ def _split(
         written = {"predictions.json": answers.texts, "nbest_predictions.json": nbest}
         if has_unanswerable:
             written["null_odds.json"] = {name: null for name, (_, null) in answers.found.items()}
-        return {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
+        texts = {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in written.items()}
+        rows = []
+        for question in (questions[number] for number in workdir.samples(len(questions))):
+            right = "; ".join(dict.fromkeys(question.answers))
+            rows.append((question.text, right or "no answer", answers.texts[question.name] or "no answer"))
+        return texts | workdir.samples_file(rows)
 
     return Split(examples, score, decide, files, read_logits)
 

@@ -6,6 +6,7 @@ import itertools
 from etils import epath
 
 from bertjax.config import UserError
+from bertjax.data.documents import holdout
 from bertjax.data.documents.tables import Row, cell, column, find_table, read_table
 from bertjax.interop.pretrained import Pretrained
 from bertjax.tasks import ner
@@ -17,8 +18,11 @@ from bertjax.text.tokenizer import Tokenizer
 
 def load(config, tokenizer: Tokenizer) -> Dataset:
     """Loads the tables; the labels are the training tags. Raises `UserError` for missing or invalid files."""
-    data = config.data
-    train, dev = (read(find_table(data.path, name), data.words, data.tags, data.sentence) for name in ("train", "dev"))
+    data, note = config.data, ""
+    if holdout.is_one_file(data.path):
+        train, dev, note = _divided(read_like(data, data.path), data)
+    else:
+        train, dev = (read_like(data, find_table(data.path, name)) for name in ("train", "dev"))
     tags = {tag for sentence in train for tag in sentence.tags}
     has_entities = all(map(ner.is_bio, tags))
     if not has_entities and any(ner.is_bio(tag) and tag != "O" for tag in tags):
@@ -27,7 +31,25 @@ def load(config, tokenizer: Tokenizer) -> Dataset:
             f"{place}: the tag is {odd!r}, but other tags are B-type or I-type; use O, B-type and I-type for all"
         )
     labels = ner.tag_names(train) if has_entities else tuple(sorted(tags))
-    return ner.dataset(train, dev, labels, tokenizer, config.max_seq_length, with_context=False)
+    found = ner.dataset(train, dev, labels, tokenizer, config.max_seq_length, with_context=False)
+    return dataclasses.replace(found, notes=(note, *found.notes)) if note else found
+
+
+def read_like(data, path: epath.PathLike) -> list[Sentence]:
+    """Reads the sentences of a table with the columns that `config.data` names."""
+    return read(epath.Path(path), data.words, data.tags, data.sentence)
+
+
+def _divided(sentences: list[Sentence], data) -> tuple[list[Sentence], list[Sentence], str]:
+    """Returns the training sentences and the held-out sentences of one table, and the line that states the split.
+
+    Raises `UserError` if the table has too few sentences.
+    """
+    tags = [sorted(set(sentence.tags)) for sentence in sentences]
+    chosen = holdout.choose(tags, holdout.seed_of(data), stratified=False)
+    holdout.require(len(chosen), len(sentences), data, "sentences")
+    train, dev = ([s for i, s in enumerate(sentences) if (i in chosen) == is_dev] for is_dev in (False, True))
+    return train, dev, holdout.describe(len(dev), len(sentences), data, "sentences")
 
 
 def read(path: epath.Path, words: str, tags: str, sentence: str) -> list[Sentence]:
@@ -82,9 +104,16 @@ def _list(row: Row, name: str) -> list[str]:
 
 
 def labelled(source: Pretrained, path: str) -> tuple[OutputLayer, Split]:
-    """Returns the output layer, and the sentences of a table with how they are scored."""
-    data = source.settings.data
-    return ner.of_sentences(source, read(epath.Path(path), data.words, data.tags, data.sentence))
+    """Returns the output layer, and the sentences of a table with how they are scored.
+
+    Of the one file that the run has read, the sentences are the held-out ones.
+    """
+    data, note = source.settings.data, ""
+    sentences = read_like(data, path)
+    if holdout.is_file_of_run(path, data, source.fingerprints):
+        _, sentences, note = _divided(sentences, data)
+    layer, split = ner.of_sentences(source, sentences)
+    return layer, dataclasses.replace(split, note=note)
 
 
-TASK = dataclasses.replace(ner.TASK, load=load, labelled=labelled)
+TASK = dataclasses.replace(ner.TASK, load=load, labelled=labelled, identity=("data.heldout_seed",))

@@ -64,6 +64,12 @@ class Target(Protocol):
     def decide(self, values: np.ndarray, logits: np.ndarray) -> dict[str, float]:
         """Returns what is tuned on these examples, and then used for others."""
 
+    def predictions(self, values: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        """Returns what is predicted of examples with these labels, in the form of the labels."""
+
+    def shown(self, value: Any) -> str:
+        """Returns a label, or a prediction, as text."""
+
     def score(self, values: np.ndarray, logits: np.ndarray) -> dict[str, float]:
         """Returns the metrics of examples with these labels and logits `[examples, rows]`."""
 
@@ -103,7 +109,13 @@ class Class:
         return {}
 
     def score(self, values: np.ndarray, logits: np.ndarray) -> dict[str, float]:
-        return {name: METRICS[name](values, logits.argmax(-1)) for name in self.metrics}
+        return {name: METRICS[name](values, self.predictions(values, logits)) for name in self.metrics}
+
+    def predictions(self, values: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        return logits.argmax(-1)
+
+    def shown(self, value: int) -> str:
+        return self.labels[value]
 
     def describe(self, logits: np.ndarray) -> dict:
         return {
@@ -139,7 +151,13 @@ class Number:
         return {}
 
     def score(self, values: np.ndarray, logits: np.ndarray) -> dict[str, float]:
-        return {name: METRICS[name](values, logits[:, 0]) for name in self.metrics}
+        return {name: METRICS[name](values, self.predictions(values, logits)) for name in self.metrics}
+
+    def predictions(self, values: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        return logits[:, 0]
+
+    def shown(self, value: float) -> str:
+        return f"{value:.4g}"
 
     def describe(self, logits: np.ndarray) -> dict:
         return {"score": float(logits[0])}
@@ -190,7 +208,13 @@ class Labels:
         return {THRESHOLD: self._threshold_of(values, logits)}
 
     def score(self, values: np.ndarray, logits: np.ndarray) -> dict[str, float]:
-        return metrics.f1_of_labels(values, metrics.sigmoid(logits) > self._threshold_of(values, logits))
+        return metrics.f1_of_labels(values, self.predictions(values, logits))
+
+    def predictions(self, values: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        return metrics.sigmoid(logits) > self._threshold_of(values, logits)
+
+    def shown(self, value: np.ndarray) -> str:
+        return ", ".join(name for name, is_set in zip(self.labels, value) if is_set) or "none"
 
     def _threshold_of(self, values: np.ndarray, logits: np.ndarray) -> float:
         return metrics.best_threshold(values, metrics.sigmoid(logits)) if self.threshold is None else self.threshold

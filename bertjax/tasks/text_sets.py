@@ -223,11 +223,23 @@ def shape_of(given) -> tuple[int, type | None]:
     return len(split_at_commas(given.texts)) if form.columns.start > 1 else 2, form.values
 
 
-def read_search(source: Source, *parts: str) -> Search:
-    """As `read`, what is looked for in a set whose form `is_search`."""
+def read_search(source: Source, *parts: str, held_out: Collection[str] = ()) -> Search:
+    """As `read`, what is looked for in a set whose form `is_search`.
+
+    `held_out`: the only queries to return; all by default.
+    """
     if reader := FORMS[source.form].read_search:
-        return reader(_find(source, parts))
-    return searches.of_texts(read(source, *parts).texts)
+        found = reader(_find(source, parts))
+        kept = [i for i, query in enumerate(found.queries) if not held_out or query in held_out]
+        return found._replace(queries=[found.queries[i] for i in kept], relevant=[found.relevant[i] for i in kept])
+    found = read(source, *parts)
+    return searches.of_texts((part(found, held_out) if held_out else found).texts)
+
+
+def part(found: TextSet, firsts: Collection[str], is_inside: bool = True) -> TextSet:
+    """Returns the examples whose first texts are in `firsts`, or the rest of the examples."""
+    kept = [number for number, (first, *_) in enumerate(found.texts) if (first in firsts) == is_inside]
+    return TextSet([found.texts[i] for i in kept], None if found.values is None else found.values[kept])
 
 
 def read_training_search(path: str, form: str, texts: str) -> Search:
@@ -242,10 +254,6 @@ def _find(source: Source, parts: Sequence[str]) -> epath.Path:
     place, names = epath.Path(source.path), FORMS[source.form].files
     if not place.is_dir():
         source.require(place.is_file(), "path", "no such file or folder")
-        if "dev" in parts and "path" in source.inherited:
-            raise UserError(
-                f"config.{source.section}.path = '': name the file of the dev set; {source.path} has training data"
-            )
         suffixes = tuple(dict.fromkeys(epath.Path(name).suffix for name in names))
         if place.suffix not in suffixes:
             raise UserError(f"{source.path}: form={source.form} is read from {', '.join(suffixes)}")

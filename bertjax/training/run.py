@@ -22,6 +22,7 @@ from bertjax.training.workdir import (
     RunInfo,
     delete_report,
     differences,
+    note_command,
     read_report,
     refuse,
     require_info,
@@ -163,6 +164,7 @@ def run(
         if jax.process_index() == 0:
             delete_report(workdir)  # the report of the run before it was extended
             write_info(workdir, opened.info, opened.tokenizer)
+            note_command(workdir)
         say(f"training in {workdir}" + (f", from step {step}" if step else ""))
         if opened.config.dtype == "auto" and compute_for("auto").casts_factors:
             say("dtype = 'auto': products take bfloat16, which this processor multiplies faster than float32")

@@ -1,10 +1,13 @@
-"""What a workdir says about its run: `config.json`, the tokenizer and, once the run has finished, `report.txt`.
+"""What a workdir says about its run: `config.json`, the tokenizer, `commands.txt` and, at its end, `report.txt`.
 
 `RunInfo` holds the content of `config.json`; `differences` compares two infos.
 """
 
 import dataclasses
 import json
+import shlex
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple, NotRequired, TypedDict
 
@@ -23,6 +26,9 @@ from bertjax.validation.checks import one_of
 CONFIG, REPORT = "config.json", "report.txt"
 # The form of `CONFIG`, and of the checkpoints beside it. One more when an earlier version would read them wrongly.
 FORMAT = 1
+COMMANDS = "commands.txt"  # a line for each start of training: its date, a tab, the command
+SAMPLES = "dev_samples.json"  # a few examples of the dev set with the predictions of the best checkpoint
+SAMPLED, LONGEST = 10, 500  # how many examples, and characters of each text
 RUNS, RESULT = "runs", "result.json"  # the folder of a search's trials, and the file of a finished one
 # The fields that determine the result of a run; the others (mesh, logging, remat, ...) may change silently.
 DECISIVE = ("task", "branch_from", "adapt", "objective", "objectives", "z_loss", "seed", "batch_size", "epochs",
@@ -93,6 +99,14 @@ class Finished(TypedDict):
     failed: bool
     metric: NotRequired[str]
     baseline: NotRequired[float]
+
+
+class Sample(TypedDict):
+    """An example of the dev set, as the page about a run shows it."""
+
+    text: str
+    label: str
+    prediction: str
 
 
 def read_info(workdir: epath.PathLike) -> RunInfo | None:
@@ -265,7 +279,8 @@ def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
     content = json.loads(config.to_json_best_effort())
     # Values for runs from before there were these fields.
     leaves = {"head.lstm_size": 0, "head.lstm_layers": 1, "head.class_weights": "", "head.label_smoothing": 0.0}
-    leaves |= {"data.multi_label": "", "data.on_bad_answer": "stop", "data.windows": "", "keep_layers": 0}
+    leaves |= {"data.multi_label": "", "data.on_bad_answer": "stop", "data.windows": "", "data.heldout_seed": 0}
+    leaves["keep_layers"] = 0
     leaves |= {"distill.teacher": "", "distill.temperature": 2.0, "distill.weight": 0.5}
 
     def walk(name: str, value) -> None:
@@ -283,6 +298,39 @@ def _leaves(config: ml_collections.ConfigDict) -> dict[str, object]:
     leaves["eval.patience"] = content.get("eval", {}).get("patience", 0)
     leaves.pop("model.attention", None)  # how it is computed changes rounding only
     return leaves
+
+
+def note_command(workdir: epath.PathLike) -> None:
+    """Appends the date and the command of this process to `COMMANDS`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else sys.argv[:1]
+    path, date = epath.Path(workdir) / COMMANDS, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    command = shlex.join([*program, *sys.argv[1:]]).replace("\n", " ").encode(errors="backslashreplace")
+    write_whole(path, (read_whole(path) if path.exists() else b"") + f"{date}\t".encode() + command + b"\n")
+
+
+def read_commands(workdir: epath.PathLike) -> list[tuple[str, str]]:
+    """Returns the dates and the commands that trained a run; none if an older version trained it."""
+    path = epath.Path(workdir) / COMMANDS
+    lines = read_whole(path).decode(errors="replace").split("\n") if path.exists() else []
+    return [(date, command) for date, _, command in (line.partition("\t") for line in lines) if command]
+
+
+def samples(count: int) -> list[int]:
+    """Returns the numbers of up to `SAMPLED` of so many examples, spread evenly."""
+    return sorted({number * count // SAMPLED for number in range(SAMPLED)}) if count else []
+
+
+def samples_file(rows: Sequence[tuple[str, str, str]]) -> dict[str, str]:
+    """Returns {name: content} of a file for the workdir with (text, label, prediction) of some examples."""
+    named = [{name: cell[:LONGEST] for name, cell in zip(Sample.__annotations__, row)} for row in rows]
+    return {SAMPLES: json.dumps(named, ensure_ascii=False, indent=1) + "\n"}
+
+
+def read_samples(workdir: epath.PathLike) -> list[Sample]:
+    """Returns the examples of `samples_file`; none if the run has no such file. Raises `UserError` if it is damaged."""
+    path = epath.Path(workdir) / SAMPLES
+    return read_json(path, list[Sample]) if path.exists() else []
 
 
 def read_report(workdir: epath.PathLike) -> str | None:

@@ -19,6 +19,8 @@ def test_runs_are_listed_with_their_state(tmp_path):
     with (finished / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 30, "train/loss": 3.25}) + "\n")
     (finished / "report.txt").write_text("done\n")
+    (made_run(tmp_path / "early", []) / "checkpoints/7").mkdir(parents=True)  # stopped before the first line
+    (finished / "checkpoints/20").mkdir(parents=True)
     for seed in range(2):
         (tmp_path / "search/runs").mkdir(parents=True, exist_ok=True)
         made_trial(tmp_path / f"search/runs/seed={seed}", 0.5)
@@ -28,10 +30,11 @@ def test_runs_are_listed_with_their_state(tmp_path):
     with lock.held(going_on, "--workdir"):
         assert lock.is_held(going_on) and not lock.is_held(finished)
         rows = {row.run: row for row in overview.rows([str(tmp_path)])}
-    assert set(rows) == {"finished", "b/going on", "search", "torn"}
+    assert set(rows) == {"finished", "b/going on", "search", "torn", "early"}
     states = [rows[name].state for name in ("finished", "b/going on", "search")]
     assert states == ["finished", "running", "stopped"]
     assert rows["finished"].step == "30 of 1,000,000" and rows["finished"].loss == "3.250"
+    assert rows["early"].step == "7 of 1,000,000" and rows["early"].state == "stopped"
     assert rows["finished"].evaluation == "mlm_loss 4.500"
     assert rows["finished"].trains == "pretraining, bert 12 x 768" and rows["finished"].changed == "now"
     assert rows["search"].trains == "search, 2 trials" and rows["search"].step == "1 ended"

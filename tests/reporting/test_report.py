@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import shutil
+import sys
 import urllib.parse
 
 import flax.linen as nn
@@ -20,7 +21,7 @@ from bertjax.reporting import curves, insight, page
 from bertjax.reporting.history import read_history
 from bertjax.tasks import launch
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
-from bertjax.training import checkpoint
+from bertjax.training import checkpoint, workdir
 from bertjax.training.checkpoint import Scores
 from bertjax.training.workdir import RunInfo, write_info
 from tests.markers import slow_case
@@ -135,6 +136,28 @@ def test_the_page_has_its_pictures_inside(tmp_path):
     assert (tmp_path / "out/report.png").read_bytes().startswith(b"\x89PNG")
     assert "&lt;two&gt;" in written and "<two>" not in written and "<td>12,000</td>" in written
     assert "http" not in written
+
+
+@pytest.mark.usefixtures("figures")
+def test_the_page_of_one_run_has_what_made_it_and_what_it_predicts(tmp_path, monkeypatch):
+    run, other = (made_run(tmp_path / name, [5.0], batch_size=4) for name in ("run", "other"))
+    monkeypatch.setattr(sys, "argv", ["main.py", "--config=small", "--config.data.corpus=<my> text"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    workdir.note_command(run)
+    monkeypatch.setattr(sys, "argv", ["main.py", "--again"])
+    workdir.note_command(run)
+    workdir.write_report(run, "held-out <words>: loss 4.5")
+    ((name, content),) = workdir.samples_file([("a < b", "good", "bad"), ("x" * 9999, "", "")]).items()
+    (run / name).write_text(content)
+    written = page.write(tmp_path / "out", [run]).read_text()
+    assert "<pre>held-out &lt;words&gt;: loss 4.5</pre>" in written
+    assert "<td>a &lt; b</td><td>good</td><td>bad</td>" in written and f"<td>{'x' * 500}</td>" in written
+    starts = re.findall(r"<td>(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC)</td><td>(.*?)</td>", written)
+    quoted = "main.py --config=small &#x27;--config.data.corpus=&lt;my&gt; text&#x27;"
+    assert [command for _, command in starts] == [quoted, "main.py --again"]
+    assert "<tr><td>batch_size</td><td>4</td><td>256</td></tr>" in written and "optimizer." not in written
+    both = page.write(tmp_path / "out", [run, other]).read_text()
+    assert not any(title in both for title in ("Commands", "Report", "Config", "Examples"))
 
 
 @pytest.mark.usefixtures("figures")

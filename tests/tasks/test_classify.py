@@ -19,6 +19,7 @@ from bertjax.tasks import classification, classify, finetuning, finetuning_run, 
 from bertjax.tasks.losses import CrossEntropy, SigmoidCrossEntropy
 from bertjax.tasks.targets import labels_of
 from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.workdir import read_samples
 from tests.conftest import TOPICS, one_device_mesh
 from tests.tasks.test_finetuning import quick, run, tokenizer
 
@@ -85,6 +86,9 @@ def test_labels_are_learnt_and_predicted_with_the_threshold_of_the_dev_set(tuned
     assert any(line.get("eval/threshold") == threshold for line in read_metrics(workdir))
     texts = [(text,) for text, _ in dev]
     found = list(classification.predict(source, texts))
+    for sample, number in zip(read_samples(workdir), range(0, 60, 6), strict=True):
+        assert (sample["text"], sample["label"]) == (dev[number][0], ", ".join(dev[number][1]) or "none")
+        assert sample["prediction"] == (", ".join(found[number]["labels"]) or "none")
     for each in found:
         assert each["labels"] == [name for name in LABELS if each["probabilities"][name] > threshold]
     middle = float(np.median([each["probabilities"]["sea"] for each in found]))

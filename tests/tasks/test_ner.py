@@ -11,6 +11,7 @@ from bertjax.interop import pretrained
 from bertjax.tasks import finetuning_run, metrics, ner, tag
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.workdir import read_samples
 from tests.conftest import TOPICS
 from tests.tasks.test_classify import write_table
 from tests.tasks.test_finetuning import quick, run
@@ -114,6 +115,10 @@ def test_a_tiny_run_learns_tags(checkpoint, tmp_path):
     write_table(tmp_path / "test.jsonl", [{"w": s.words, "t": s.tags} for s in sentences])
     table = dataclasses.replace(source, settings=tag_config(tmp_path))
     assert finetuning_run.score(table, *tag.labelled(table, str(tmp_path / "test.jsonl"))).scores["f1"] > 0.9
+    samples = read_samples(tmp_path / "run")
+    assert [sample["text"] for sample in samples] == [" ".join(s.words) for s in sentences[::6]]
+    assert sum(sample["label"] == sample["prediction"] for sample in samples) >= 7
+    assert any(sample["label"].startswith(("LOC: ", "ORG: ")) for sample in samples)
     found = [result["tags"] for result in ner.predict(source, [(" ".join(s.words),) for s in sentences])]
     assert metrics.entity_scores([s.tags for s in sentences], found)["f1"] > 0.9  # without the neighbours' context
 

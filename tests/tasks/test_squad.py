@@ -14,6 +14,7 @@ from bertjax.tasks import finetuning_run, metrics, pairs, squad, squad_files
 from bertjax.tasks.squad_files import Question
 from bertjax.text.tokenizer import SPECIAL_PIECES, WordPiece
 from bertjax.training.sinks.jsonl import read_metrics
+from bertjax.training.workdir import read_samples
 from tests.conftest import TOPICS
 from tests.tasks.test_finetuning import quick, run
 
@@ -143,6 +144,9 @@ def test_a_tiny_run_writes_predictions(checkpoint, tmp_path):
     files = [tmp_path / f"run/{name}.json" for name in ("predictions", "nbest_predictions", "null_odds")]
     predictions, best, odds = (json.loads(file.read_text()) for file in files)
     assert predictions.keys() == {q.name for q in questions}
+    sample = read_samples(tmp_path / "run")[1]
+    assert (sample["text"], sample["label"]) == (questions[2].text, questions[2].answers[0])
+    assert sample["prediction"] == (predictions[questions[2].name] or "no answer")
     scores = read_metrics(tmp_path / "run")[-2]
     again = metrics.squad_scores({q.name: q.answers for q in questions}, predictions)
     assert all(scores[f"eval/{name}"] == pytest.approx(again[name] / 100) for name in ("f1", "exact_match"))

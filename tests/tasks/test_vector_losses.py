@@ -316,7 +316,7 @@ TEACHER = {"distill.teacher": "{teacher}"}
     ({"data.dev.texts": ""}, r"config.data.texts = 'query,positive,negative': scored pairs have two texts"),
     ({"data.dev.label": "query"}, r"dev.jsonl:1: query is '.*', expected a number"),
     ({"data.dev.path": "nowhere"}, r"config.data.dev.path = 'nowhere': no such file or folder"),
-    ({"data.path": "{folder}/train.jsonl"}, r"config.data.dev.path = '': name the file of the dev set; .*train.js"),
+    ({"data.path": "{folder}/train.jsonl"}, r"config.data.dev.path = '': data.dev has another form"),
     ({"data.texts": "query,document"}, r"train.jsonl:1: no column 'document'; there are query, positive, negative"),
     ({"data.texts": "query,empty"}, r"train.jsonl:1: empty is empty; each example needs all of its 2 texts"),
     (SCORED | {"data.label": "one"}, r":1: one is '.*', expected a number"),

@@ -320,6 +320,7 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
     lines = result.stdout.splitlines()
     assert lines[0] == "2 negatives for 12 of 12 queries: 24 rows in mined.jsonl", result.stderr
     assert lines[1] == "84 candidates have ranks from 2 to 8" and lines[-1].startswith("mean cosines: ")
+    assert "--config.data.path=mined.jsonl --config.data.texts=anchor,positive,negative_1,negative_2" in result.stderr
     mined = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
     assert list(mined[0]) == ["anchor", "positive", "negative_1", "negative_2"]
     data = dict(path=str(tmp_path / "mined.jsonl"), texts="anchor,positive,negative_1,negative_2")

@@ -107,6 +107,10 @@ def rows_of(path: epath.PathLike) -> Iterator[Row]:
 
 def find_table(folder: str, name: str) -> epath.Path:
     """Finds NAME.csv, NAME.tsv or NAME.jsonl in `config.data.path`. Raises `UserError` unless exactly one exists."""
+    if epath.Path(folder).is_file():
+        raise UserError(
+            f"config.data.path = {folder!r}: must be a folder, or a file that ends in {', '.join(SUFFIXES)}"
+        )
     found = [path for suffix in SUFFIXES if (path := epath.Path(folder) / (name + suffix)).exists()]
     if len(found) != 1:
         which = f"both {found[0].name} and {found[1].name}" if found else f"no {name}.csv, {name}.tsv or {name}.jsonl"
