@@ -17,6 +17,7 @@ from bertjax.tasks import validate
 from bertjax.tasks.launch import launch
 from bertjax.training.workdir import require_info
 from tests.conftest import make_corpus
+from tests.tasks.conftest import on_one_device  # noqa: F401
 
 
 def config_of(*arguments):
@@ -159,7 +160,8 @@ TINY = (
 )  # fmt: skip
 
 
-def test_a_plan_is_made_once_and_kept(tmp_path, capsys, in_process, monkeypatch):
+@pytest.mark.usefixtures("in_process", "on_one_device")
+def test_a_plan_is_made_once_and_kept(tmp_path, capsys, monkeypatch):
     """From the text to the report; the same command resumes it, whatever the budget, and a branch has its numbers."""
     monkeypatch.setattr(plan, "MEASURED_SECONDS", 0.01)
     (tmp_path / "text.txt").write_text(make_corpus(100))
@@ -179,7 +181,6 @@ def test_a_plan_is_made_once_and_kept(tmp_path, capsys, in_process, monkeypatch)
     assert "already finished" in resumed and "config.budget = '90k tokens' changes nothing" in resumed
     steps = total_steps(config)
     more = (f"--config.branch_from={tmp_path / 'run'}@latest", f"--config.stages.short.steps={steps + 2}")
-    launch(config_of(*arguments, *more), tmp_path / "branch")
-    branch = require_info(tmp_path / "branch").config
+    branch = plan.begin(config_of(*arguments, *more), tmp_path / "branch", began=0.0)
     assert total_steps(branch) == steps + 2
     assert branch.model == config.model and branch.batch_size == config.batch_size
