@@ -21,7 +21,7 @@ class Clocks:
     """
 
     def __init__(self, began: float | None = None):
-        began = time.monotonic() if began is None else began
+        self._began = began = time.monotonic() if began is None else began
         self._spent = dict.fromkeys((*PARTS[1:], *WITHIN_STEPS), 0.0)
         self._lap = self._step = (began, dict(self._spent))
 
@@ -39,6 +39,10 @@ class Clocks:
         began, before = self._lap
         self._spent["restart"] += time.monotonic() - began - sum(self._spent.values()) + sum(before.values())
         self.step()
+
+    def training(self) -> float:
+        """Returns the seconds until now of steps and of waiting for their data."""
+        return time.monotonic() - self._began - sum(self._spent[part] for part in PARTS[1:] if part != "data")
 
     def lap(self) -> dict[str, float]:
         """Returns the seconds since the last call, by `PARTS`."""
