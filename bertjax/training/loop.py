@@ -84,6 +84,7 @@ def train(
 
     # Logging, on the first host only.
     workdir, is_first = epath.Path(workdir), jax.process_index() == 0
+    host = f"host {jax.process_index()}" if jax.process_count() > 1 else ""
     writer = MetricsWriter(workdir, start, config) if is_first else None
     is_new = start == 0 and not config.get("budget")
     progress = Progress(task.total_steps, start, task.flops, names_budget=is_new) if is_first else None
@@ -182,10 +183,10 @@ def train(
             ) as steps,
         ):
             say("reading the first batch")
-            clocks.start_steps()
+            is_saved = checkpoints.latest_step() is not None
+            clocks.start_steps(resumes=is_saved)
             if is_first:
                 progress.start(clocks.training())
-            is_saved = checkpoints.latest_step() is not None
             if is_saved and evaluates_at(start) and scores is None:  # stopped before the evaluation finished
                 evaluate(start)
             for step in () if has_stopped(scores, config.eval.patience) else steps:
@@ -229,8 +230,8 @@ def train(
                     raise KeyboardInterrupt(f"stopped at step {step}")
                 if evaluates:
                     evaluate(step)
-                if stalled := watchdog.check(clocks.step()):
-                    print(f"host {jax.process_index()}: step {step} {stalled}", flush=True)
+                if slow := watchdog.check(step, clocks.step(), host):
+                    say(slow) if is_first else print(slow, flush=True)
                 done = step
                 if evaluates and has_stopped(scores, config.eval.patience):
                     break
