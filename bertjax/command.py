@@ -60,14 +60,14 @@ def run(main: Callable[[list[str]], None]) -> None:
     _silence_leftovers()
     _look_for_no_tpu()
     signal.signal(signal.SIGTERM, _terminate)
-    failure, code = "", 1
+    failure, code, kind = "", 1, "error: "
     try:
         app.run(guarded, flags_parser=_parse)
     except UserError as error:
         failure = str(error)
     except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while Python ends, its handler would print a traceback
-        failure, code = str(stop) or "interrupted", 130
+        failure, code, kind = str(stop) or "interrupted", 130, ""
     except BrokenPipeError:  # whoever read the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still in the buffer
         sys.exit(1)
@@ -80,7 +80,7 @@ def run(main: Callable[[list[str]], None]) -> None:
         failure = failure or f"{error.filename}: {error.strerror or error}"
     if failure:
         gc.collect()  # with the exception's frames, the iterators of tf.data: those that outlive Python print warnings
-        print(f"error: {failure}", file=sys.stderr, flush=True)
+        print(f"{kind}{failure}", file=sys.stderr, flush=True)
         sys.exit(code)
 
 

@@ -14,17 +14,20 @@ flags.mark_flag_as_required("config")
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax import tasks
     from bertjax.config import UserError
+    from bertjax.training.stop import announced
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
-    tasks.validate(_CONFIG.value)
+    with announced():
+        from bertjax import tasks
 
-    from bertjax.tasks.launch import launch
+        tasks.validate(_CONFIG.value)
 
-    command.keep_compiled()
-    launch(_CONFIG.value, _WORKDIR.value or f"runs/{command.experiment_name()}")
+        from bertjax.tasks.launch import launch
+
+        command.keep_compiled()
+        launch(_CONFIG.value, _WORKDIR.value or f"runs/{command.experiment_name()}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from bertjax.training.recurrence import warmed_up
 from bertjax.training.schedules import schedule_of
 from bertjax.training.state import TrainState
 from bertjax.training.step import Program, make_program, put_hyperparameters
-from bertjax.training.stop import stop_signals
+from bertjax.training.stop import saves_first, stop_signals
 from bertjax.training.task import Task
 
 
@@ -130,6 +130,10 @@ def train(
             writer.write_wall(step, seconds, means)
             progress.report(step, clocks.training(), means, task.flops(step, task.total_steps) / rate)
 
+    def will_save(step: int) -> None:
+        if not host:  # several hosts agree on a step after the signal
+            saves_first(f"saving step {step} first")
+
     def evaluates_at(step: int) -> bool:
         return step == task.total_steps or (step > 0 and step % config.eval.every_steps == 0)
 
@@ -197,12 +201,15 @@ def train(
                 shapes = (train_step, *(x.shape for x in jax.tree.leaves(batch)))
                 if compiles and shapes not in compiled:
                     say("compiling the training step (usually 10-60 s)")
+                    if step > start + 1 and not host:
+                        saves_first(f"saving step {step} after its compilation")
                 with (
                     jax.transfer_guard("disallow"),  # no implicit transfers to or from the host
                     clocks.waiting("compile") if shapes not in compiled else contextlib.nullcontext(),
                 ):
                     state, metrics = train_step(state, batch, hyperparameters)
                 compiled.add(shapes)
+                will_save(step)
                 pending.append(metrics)
                 in_flight = STEPS_IN_FLIGHT if step > start + 1 else 0  # the end of the first step is printed
                 if len(pending) > in_flight:
@@ -210,6 +217,8 @@ def train(
                         pending[-1 - in_flight]["loss"].block_until_ready()
 
                 stops, evaluates = stops_now(), evaluates_at(step)
+                if not stops:
+                    will_save(step + 1)
                 saves = evaluates or step % config.checkpoint.every_steps == 0
                 # Before saving: raises if the loss is not finite.
                 if saves or step % config.log_every_steps == 0:
@@ -229,7 +238,10 @@ def train(
                 if stops:
                     raise KeyboardInterrupt(f"stopped at step {step}")
                 if evaluates:
+                    if not host:
+                        saves_first(f"step {step} is saved, and evaluated when the run is resumed")
                     evaluate(step)
+                    will_save(step + 1)
                 if slow := watchdog.check(step, clocks.step(), host):
                     say(slow) if is_first else print(slow, flush=True)
                 done = step
@@ -242,6 +254,7 @@ def train(
     finally:
         with clocks.waiting("checkpoints"):
             checkpoints.close(deletes=ends_together)
+        saves_first("")
         if is_first:
             progress.close()
             if has_finished:
