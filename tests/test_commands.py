@@ -51,6 +51,10 @@ def test_main_goes_from_text_to_filled_masks(trained):
     assert "the man went to the [MASK] to buy a [MASK] of milk" in result.stdout
     assert "step 10/10 loss" in result.stdout
     assert "config.optimizer.warmup_steps = 10000: the 10 steps end before the warm-up does" in result.stdout
+    assert re.search(r"^converting the text to sequences of 32 and 64 tokens$.*^step 1/10$", result.stdout, re.S | re.M)
+    *_, written, _, predict, convert, _ = result.stdout.splitlines()
+    assert written == "the run is in run; see run/report.html and run/checkpoints/10"
+    assert "predict --checkpoint=run 'the man" in predict and "--output=run-huggingface --format=hugg" in convert
     names = {path.name for path in (folder / "run").iterdir()}
     assert names >= {"config.json", "vocab.txt", "records", "checkpoints", "metrics.jsonl", "tensorboard", "report.txt"}
     assert names >= {"report.html", "report.png"}
