@@ -120,7 +120,7 @@ class Progress:
 
     def __init__(self, total_steps: int, start_step: int, flops: Callable[[int, int], int], names_budget: bool = False):
         self._total, self._flops, self._names_budget = total_steps, flops, names_budget
-        self._pace, self._bar, self._said = Pace(), None, ""
+        self._pace, self._bar, self._said, self._has_lines = Pace(), None, "", False
         self._started = self._marked = (start_step, 0.0)  # a step, and the seconds of training until it ended
         if sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns:  # 0: unknown terminal size
             self._bar = tqdm.tqdm(
@@ -132,7 +132,7 @@ class Progress:
             )
 
     def start(self, seconds: float) -> None:
-        """Starts the clock of the steps. `seconds`: of training until now, see `Clocks.training`."""
+        """Starts the clock of the steps, once the first batch is there. `seconds`: see `Clocks.training`."""
         self._started = self._marked = (self._started[0], seconds)
         self._pace = Pace()
 
@@ -145,7 +145,8 @@ class Progress:
         """
         if self._bar is not None:
             self._bar.update()
-        if self._names_budget and done > self._started[0] and seconds - self._started[1] >= MEASURED_SECONDS:
+        is_first, measured = not self._has_lines, seconds - self._started[1]
+        if self._names_budget and done > self._started[0] and measured >= MEASURED_SECONDS * (1 + is_first):
             self._names_budget = False
             expected = self._seconds_left(self._started, done, seconds)
             if expected > DAY:
@@ -153,10 +154,11 @@ class Progress:
                     f"this run will take about {duration(expected)} on this machine; --config.budget=8h chooses sizes "
                     f"and steps for 8 hours"
                 )
-        (before, then), is_first = self._marked, self._started == self._marked
+        before, then = self._marked
         if done > before and (is_first or self._pace.is_due()):
-            if is_first:  # its time says little about the next steps
+            if is_first:  # later steps may be faster
                 self._show(done, "")
+                self._started = (done, seconds)
             else:
                 left = duration(self._seconds_left(self._marked, done, seconds))
                 self._show(done, f"{(seconds - then) / (done - before):.2f} s a step {left} left")
@@ -175,7 +177,7 @@ class Progress:
             print(f"step {step}/{self._total} {metrics} {pace}".replace("  ", " ").strip(), flush=True)
 
     def _mark(self, step: int, seconds: float) -> None:
-        self._marked = (step, seconds)
+        self._marked, self._has_lines = (step, seconds), True
         self._pace.printed()
 
     def _seconds_left(self, mark: tuple[int, float], done: int, seconds: float) -> float:

@@ -189,13 +189,13 @@ def train(
             say("reading the first batch")
             is_saved = checkpoints.latest_step() is not None
             clocks.start_steps(resumes=is_saved)
-            if is_first:
-                progress.start(clocks.training())
             if is_saved and evaluates_at(start) and scores is None:  # stopped before the evaluation finished
                 evaluate(start)
             for step in () if has_stopped(scores, config.eval.patience) else steps:
                 with clocks.waiting("data"):
                     batch = next(batches)
+                if is_first and step == start + 1:
+                    progress.start(clocks.training())
                 at = task.at(step - 1)
                 train_step, sequences = program.step_of(*at), sequences + at[1].batch_size
                 shapes = (train_step, *(x.shape for x in jax.tree.leaves(batch)))
