@@ -55,7 +55,8 @@ def announced() -> Iterator[None]:
     for number in handlers:  # not those that are ignored, as in the background of a shell
         signal.signal(number, note)
     before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_listen, args=(receiver,), daemon=True).start()
+    thread = threading.Thread(target=_listen, args=(receiver,), daemon=True)
+    thread.start()
     try:
         yield
     except KeyboardInterrupt:
@@ -67,7 +68,8 @@ def announced() -> Iterator[None]:
         for number, handler in handlers.items():
             if signal.getsignal(number) is note:
                 signal.signal(number, handler)
-        sender.close()  # ends the thread
+        sender.close()  # ends the thread, once it has answered
+        thread.join(1)
 
 
 def _listen(receiver: socket.socket) -> None:

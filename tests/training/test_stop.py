@@ -23,6 +23,7 @@ def test_a_signal_is_answered_at_once_and_ends_a_process_that_has_nothing_to_sav
     code = HELD.format(work=work, rounds=rounds)
     with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout.readline() == "ready\n"
+        time.sleep(0.2)  # for the call to begin
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() == f"stopping: {work or 'the same command continues from here'}\n"
