@@ -82,7 +82,7 @@ def _next_commands(config, workdir: epath.Path) -> Iterator[list[str]]:
         yield from _conversion(config, workdir, "sentence-transformers")
     else:
         yield ["predict", source, SEPARATOR.join(["TEXT"] * task.inputs.parts[0])]
-        folder = epath.Path(config.data.path)
+        folder = epath.Path(config.data.path or workdir)
         if task.labelled and folder.is_dir() and (labelled := sorted(folder.glob("dev*"))):
             yield ["evaluate", source, f"--data={labelled[0]}"]
     yield ["serve", source]
