@@ -65,14 +65,14 @@ def run(main: Callable[[list[str]], None]) -> None:
     _silence_leftovers()
     _look_for_no_tpu()
     signal.signal(signal.SIGTERM, _terminate)
-    failure, code = "", 1
+    failure, code, kind = "", 1, "error: "
     try:
         app.run(guarded, flags_parser=_parse)
     except UserError as error:
         failure = str(error)
     except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while Python ends, its handler would print a traceback
-        failure, code = str(stop) or "interrupted", 130
+        failure, code, kind = str(stop) or "interrupted", 130, ""
     except BrokenPipeError:  # whoever read the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still in the buffer
         sys.exit(1)
@@ -85,7 +85,7 @@ def run(main: Callable[[list[str]], None]) -> None:
         failure = failure or f"{error.filename}: {error.strerror or error}"
     if failure:
         gc.collect()  # with the exception's frames, the iterators of tf.data: those that outlive Python print warnings
-        print(f"error: {failure}", file=sys.stderr, flush=True)
+        print(f"{kind}{failure}", file=sys.stderr, flush=True)
         sys.exit(code)
 
 
@@ -206,7 +206,8 @@ def config_arguments() -> list[str]:
 
 
 def uses_of(checkpoint: str) -> list[list[str]]:
-    """Returns commands that use a checkpoint: `predict` with a text that fits, or `extract`; `convert`; `serve`."""
+    """Returns commands that use a checkpoint: `predict` with a text that fits, or `extract`; `convert`; `serve`, or for a
+    pre-trained run `main`, which fine-tunes it. Returns none for a path without a checkpoint, such as a search."""
     from bertjax import objectives, tasks
     from bertjax.interop import huggingface, pretrained
     from bertjax.tasks.finetuning import SEPARATOR
@@ -227,7 +228,8 @@ def uses_of(checkpoint: str) -> list[list[str]]:
         texts = ["a text", "another text", "a third text"][: parts or task.inputs.parts.start]
         found = [module("predict", given, SEPARATOR.join(texts))]
     elif architecture.endswith(("ForMaskedLM", "ForPreTraining")) or "mlm" in learnt or is_google:
-        found = [module("predict", given, "the [MASK]")]
+        text = next(iter(settings.get("eval", {}).get("fill_masks", ())), "the [MASK]")
+        found = [module("predict", given, text)]
     elif architecture.endswith("ForCausalLM") or "lm" in learnt:
         found = [module("predict", given, "--generate=20", "the")]
     else:
@@ -238,6 +240,9 @@ def uses_of(checkpoint: str) -> list[list[str]]:
         output = f"{checkpoint.rstrip('/').replace('@', '-')}-{form}"
         if not os.path.exists(output):
             found.append(module("convert", f"--source={checkpoint}", f"--output={output}", f"--format={form}"))
+    if task is None and place.format == "bertjax":
+        fine_tuning = "--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=reviews.csv"
+        return [*found, module("main", *fine_tuning, f"--workdir={checkpoint}-classify")]
     return [*found, module("serve", given)]
 
 

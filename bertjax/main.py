@@ -14,17 +14,25 @@ flags.mark_flag_as_required("config")
 
 
 def main(arguments: list[str]) -> None:
-    from bertjax import tasks
     from bertjax.config import UserError
+    from bertjax.training.stop import announced
 
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; settings are given as --config.name=value")
-    tasks.validate(_CONFIG.value)
+    with announced():
+        import jax
 
-    from bertjax.tasks.launch import launch
+        from bertjax import tasks
 
-    command.keep_compiled()
-    launch(_CONFIG.value, _WORKDIR.value or f"runs/{command.experiment_name()}", command.BEGAN)
+        tasks.validate(_CONFIG.value)
+
+        from bertjax.tasks.launch import launch
+
+        command.keep_compiled()
+        workdir = _WORKDIR.value or f"runs/{command.experiment_name()}"
+        launch(_CONFIG.value, workdir, command.BEGAN)
+        if jax.process_index() == 0:
+            command.print_next(*command.uses_of(workdir))
 
 
 if __name__ == "__main__":

@@ -46,14 +46,14 @@ def test_a_full_disk_is_one_line_and_costs_no_checkpoint(records_folder, tmp_pat
 
 
 @pytest.mark.slow
-def test_however_often_ctrl_c_is_pressed_there_is_one_line_at_most(records_folder, tmp_path):
+def test_however_often_ctrl_c_is_pressed_there_are_two_lines_at_most(records_folder, tmp_path):
     process = train(records_folder, tmp_path)
     wait_until(lambda: "step 5/" in process.stdout, process)
     for _ in range(3):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
     assert process.wait(100) in (130, -signal.SIGINT), process.describe()
-    assert process.stderr.count("\n") <= 1 and "Traceback" not in process.stderr, process.stderr
+    assert re.fullmatch(r"stopping: saving step \d+ first\n(\w.*\n)?", process.stderr), process.stderr
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def is_silent(stdout: str) -> bool:
 
     Any host may say that a step took long: on a busy machine it does.
     """
-    stdout = re.sub(r"host \d+: step \d+ took .*", "", stdout)
+    stdout = re.sub(r"Step \d+ was slow on host .*", "", stdout)
     gloo = r"\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer ranks is :|\d|\s"
     return re.sub(gloo, "", stdout) == ""
 

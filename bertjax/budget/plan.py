@@ -20,6 +20,7 @@ from bertjax import budget, experiment, tasks
 from bertjax.budget import choice, machine, recipes, survey
 from bertjax.budget.choice import Choice, Text
 from bertjax.config import UserError, stage
+from bertjax.data.progress import describe_bytes, duration, phase
 from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import read_manifest
 from bertjax.files import read_json, write_whole
@@ -28,7 +29,6 @@ from bertjax.sharding import hosts
 from bertjax.sharding.streams import on_devices
 from bertjax.stages import Stage, parts_of, stages_of
 from bertjax.text import tokenizer
-from bertjax.training.logging import duration
 from bertjax.training.memory import least_bytes, memory_of_device
 from bertjax.training.recurrence import warmed_up
 from bertjax.training.run import Run
@@ -151,7 +151,7 @@ def _with_sizes(config, began: float) -> Plan:
         _require_time(config, spent, left, 0.0, text)
     else:
         count = len(corpus_sources(config))
-        print(f"reading up to 64 MB of {count} source{'s' * (count > 1)} for the plan", flush=True)
+        phase(f"reading up to {describe_bytes(survey.MOST_BYTES)} of {count} source{'s' * (count > 1)} for the plan")
         found = survey.survey(config)
         text, kind = found.text, config.tokenizer.kind
         if "tokenizer.kind" not in config.overrides and not config.tokenizer.path:
@@ -165,7 +165,7 @@ def _with_sizes(config, began: float) -> Plan:
             pieces = tokenizer.load(kind, path, config.tokenizer.lowercase) if path else tokenizer.Bytes()
         else:
             wanted = config.model.vocab_size if "model.vocab_size" in config.overrides else None
-            pieces = survey.learn(kind, lowercase, wanted or choice.vocabulary_size(text), found)
+            pieces = survey.learn(kind, lowercase, wanted or choice.vocabularydescribe_bytes(text), found)
         vocab_size, of_token = pieces.vocab_size, survey.bytes_per_token(pieces, found.sample)
     chosen = choice.choose(
         text, device, (1 - SPARE) * left, spent.tokens, config.recipe, of_token, _fixed(config, vocab_size)
@@ -190,7 +190,7 @@ def _require_time(config, spent: budget.Budget, left: float, preparing: float, t
     least = spent.seconds - left
     if preparing > spent.seconds / 2:
         raise UserError(
-            f"config.budget = {config.budget!r}: preparing {_size(text.bytes)} of text takes about "
+            f"config.budget = {config.budget!r}: preparing {describe_bytes(text.bytes)} of text takes about "
             f"{duration(preparing)} here; set --config.budget={_in_units(3 * least)}, or name a part of the text in "
             f"config.data.corpus"
         )
@@ -293,7 +293,7 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
         return opened, None
     spent, program = budget.parse(config.budget), make_program(opened.task, config, opened.mesh)
     if jax.process_index() == 0:
-        print("compiling and measuring the training step (usually 10-60 s)", flush=True)
+        phase("compiling and measuring the training step (usually 10-60 s)")
     measured = Measured(*map(hosts.as_on_first, measure(opened, program)))
     elapsed = hosts.as_on_first(time.monotonic() - began)
     fields = fields_that_fit(opened, workdir, spent, measured, elapsed)
@@ -467,7 +467,7 @@ def _lines_of_text(config, text: Text, found: survey.Survey | None, bytes_per_to
     scripts = {name: share for name, share in (found.scripts if found else {}).items() if share >= 0.05}
     letters = f", letters {', '.join(f'{share:.0%} {name.title()}' for name, share in scripts.items())}"
     return [
-        f"text: {files}{about}{_size(text.bytes)}, {about}{text.documents:,.0f} documents, about "
+        f"text: {files}{about}{describe_bytes(text.bytes)}, {about}{text.documents:,.0f} documents, about "
         f"{_count(tokens)} tokens{letters if scripts else ''} (--config.data.{'corpus' if found else 'records'})",
         f"held out: {config.data.heldout_fraction:.1%} of the documents (--config.data.heldout_fraction)",
         f"vocabulary: {config.model.vocab_size:,} pieces, {config.tokenizer.kind} (--config.model.vocab_size, "
@@ -522,10 +522,6 @@ def _unique_tokens(config, workdir: epath.Path) -> int | None:
 def _epochs(config, workdir: epath.Path, tokens: float) -> str:
     unique = _unique_tokens(config, workdir)
     return f", {tokens / unique:,.1f} epochs over the text" if unique else ""
-
-
-def _size(number: float) -> str:
-    return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number / 1e3:,.0f} kB"
 
 
 def _count(number: float) -> str:

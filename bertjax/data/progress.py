@@ -1,10 +1,83 @@
-"""Progress through a corpus."""
+"""Lines about long work: its phases, and its progress."""
 
+import sys
+import time
 from collections.abc import Iterable
 
 import tqdm
 
+EARLY, EVERY_EARLY, EVERY = 60, 9, 55  # seconds: the first minute; between two lines in the first minute, and later
 
-def progress(title: str, sizes: Iterable[int]) -> tqdm.tqdm:
-    """Returns a bar over stored bytes: with MB/s and, if the `sizes` of its parts are known, the time left."""
-    return tqdm.tqdm(desc=title, total=sum(sizes) or None, unit="B", unit_scale=True, disable=None, leave=False)
+
+def phase(text: str) -> None:
+    """Prints the name of work that begins and may take long."""
+    print(text, flush=True)
+
+
+class Pace:
+    """Decides when to print a line: at least every 10 seconds in the first minute, and then every minute."""
+
+    def __init__(self):
+        self._began = self._printed = time.monotonic()
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        return now - self._printed >= (EVERY_EARLY if now - self._began < EARLY else EVERY)
+
+    def printed(self) -> None:
+        self._printed = time.monotonic()
+
+
+class Bar:
+    """A progress bar if stdout is a terminal; elsewhere, a line at the times of `Pace`.
+
+    Args:
+      sizes: of the parts of the work; a sum of 0 is an unknown size.
+      unit: "B" for stored bytes.
+    """
+
+    def __init__(self, title: str, sizes: Iterable[int], unit: str = "B"):
+        self.n, self._title, self._total, self._unit = 0, title, sum(sizes), unit
+        self._began, self._pace = time.monotonic(), Pace()
+        shown = dict(unit=unit, unit_scale=unit == "B", disable=None, leave=False, file=sys.stdout)
+        self._bar = tqdm.tqdm(desc=title, total=self._total or None, **shown)
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._bar.close()
+
+    def update(self, more: int = 1) -> None:
+        self.n += more
+        self._bar.update(more)
+        if self._bar.disable and self._pace.is_due():
+            self._pace.printed()
+            print(f"{self._title}: {self._progress()}", flush=True)
+
+    def _progress(self) -> str:
+        done, total = map(self._amount, (self.n, self._total))
+        elapsed = time.monotonic() - self._began
+        if not 0 < self.n <= self._total:
+            return f"{done} in {duration(elapsed)}"
+        left = elapsed * (self._total / self.n - 1)
+        return f"{done} of {total}, {duration(left)} left"
+
+    def _amount(self, count: int) -> str:
+        return describe_bytes(count) if self._unit == "B" else f"{count:,}{self._unit}"
+
+
+def describe_bytes(count: int) -> str:
+    """Formats as "3.0 MB"."""
+    factor, unit = next(((f, u) for f, u in ((1e9, "GB"), (1e6, "MB")) if count >= f), (1e3, "kB"))
+    return f"{count / factor:,.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Formats as H:MM:SS, or as "3 days 4:05" from a day on."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days:,} day{'s' * (days > 1)} {hours}:{minutes:02d}"
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

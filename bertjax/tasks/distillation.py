@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import UserError
+from bertjax.data.progress import phase
 from bertjax.files import replacing
 from bertjax.interop import pretrained
 from bertjax.interop.huggingface import MULTI_LABEL
@@ -37,6 +38,7 @@ def taught(config, dataset: "Dataset", tokenizer: Tokenizer, workdir: epath.Path
     path, key = workdir / FILE, _key(config, dataset, tokenizer)
     with hosts.first_before_others("teacher"):
         if (each := _read(path, key)) is None:
+            phase(f"computing the logits of the teacher {config.distill.teacher}")
             each = _logits(config, dataset, tokenizer)
             with replacing(path) as partial, partial.open("wb") as file:
                 np.savez(file, logits=np.concatenate(each), sizes=np.array(list(map(len, each))), key=np.array(key))

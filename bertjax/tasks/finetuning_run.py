@@ -14,6 +14,7 @@ from bertjax import families, tasks
 from bertjax.config import BertConfig, UserError
 from bertjax.data.batches.examples import steps_per_epoch
 from bertjax.data.documents import fingerprints
+from bertjax.data.progress import phase
 from bertjax.interop import pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.sharding.mesh import Batch, batch_sharding, make_mesh
@@ -70,6 +71,8 @@ def load_material(config, workdir: epath.Path, before: RunInfo | None) -> Materi
         initialize = functools.partial(pretrained.initialize, **given)
         if config.keep_layers:
             initialize = functools.partial(initialize, resize=functools.partial(_with_layers, config.keep_layers))
+    if jax.process_index() == 0:
+        phase("reading the examples")
     with fingerprints.noted() as read:
         dataset = task.load(config, tokenizer)
     if config.get("distill", {}).get("teacher"):

@@ -12,6 +12,7 @@ from bertjax.reporting import page
 from bertjax.sharding import hosts, liveness
 from bertjax.sharding.mesh import use_cpu_cores
 from bertjax.tasks import finetuning_run, pretraining_run, sweep
+from bertjax.training import checkpoint
 from bertjax.training.run import Kind, run
 
 
@@ -38,6 +39,8 @@ def launch(config, workdir: epath.PathLike, began: float | None = None) -> None:
                 trained = run(kind_of(config), config, workdir, fit, began=began)
                 if trained is not None or not (workdir / page.PAGE).exists():
                     draw(workdir)
+            if jax.process_index() == 0:
+                print(written_by(config, workdir), flush=True)
     hosts.leave()
 
 
@@ -52,3 +55,14 @@ def draw(workdir: epath.Path) -> None:
             page.write(workdir, [workdir])
         except Exception as error:
             print(f"{workdir / page.PAGE}: not drawn ({error})", flush=True)
+
+
+def written_by(config, workdir: epath.Path) -> str:
+    """Returns a line with the names of the files that a finished run has written."""
+    files = [workdir / page.PAGE]
+    if config.get("sweep"):
+        files.append(workdir / sweep.SUMMARY)
+    else:
+        best = checkpoint.best_step(workdir) if config.task != tasks.PRETRAINING else None
+        files.append(workdir / checkpoint.FOLDER / str(best or checkpoint.steps(workdir)[-1]))
+    return f"the run is in {workdir}; see {' and '.join(str(file) for file in files if file.exists())}"

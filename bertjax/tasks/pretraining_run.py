@@ -14,6 +14,7 @@ from bertjax import families, objectives, tasks
 from bertjax.config import BertConfig, UserError, fields_of
 from bertjax.data import preparation
 from bertjax.data.preparation import vocabulary
+from bertjax.data.progress import phase
 from bertjax.data.records import require_folder
 from bertjax.data.records.manifest import fingerprint, read_manifest
 from bertjax.families.with_heads import BertForMaskedLM
@@ -176,8 +177,11 @@ def _open_with(
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
         if config.eval.bits_windows and before is None and not config.branch_from and jax.process_index() == 0:
+            phase("measuring bits per byte of the checkpoint" if config.init_checkpoint else "choosing held-out text")
             adaptation.begin(config, workdir, tokenizer)
         text = adaptation.read(workdir) if config.eval.bits_windows else None
+        if config.packing and jax.process_index() == 0:
+            phase("reading the lengths of the sequences")
         task = Pretraining(config, mesh, records, workdir, tokenizer, heldout_text=text)
     task = fastest_that_fits(task, mesh.devices.flat[0].platform)  # all hosts compile together
     fields = [field for field in ("remat", "unroll") if task.config[field] != config[field]]

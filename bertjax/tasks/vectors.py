@@ -23,7 +23,7 @@ from etils import epath
 
 from bertjax.config import UserError
 from bertjax.data.batches.examples import Examples
-from bertjax.data.progress import progress
+from bertjax.data.progress import Bar
 from bertjax.families.with_heads import PooledStates
 from bertjax.files import parse_json, replacing
 from bertjax.interop.pretrained import Pretrained
@@ -199,7 +199,7 @@ def _compute(
     with open(f"{journal}.new", "w") as new:  # without what is torn, and what the rows lack
         new.writelines(f"{json.dumps(line)}\n" for line in (identity, *steps))
     os.replace(f"{journal}.new", journal)
-    with open(journal, "a") as log, progress("vectors", [size]) as bar:
+    with open(journal, "a") as log, Bar("vectors", [size]) as bar:
         for portion in _portions(texts):
             for text in portion:
                 content = text.encode()

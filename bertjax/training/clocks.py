@@ -6,7 +6,8 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 
-PARTS = ("steps", "evaluation", "checkpoints", "data", "compile", "restart")
+PARTS = ("steps", "evaluation", "checkpoints", "data", "compile", "start", "restart")
+TITLES = {"data": "waiting for data", "compile": "compiling", "start": "start-up"}
 WITHIN_STEPS = ("devices",)  # what steps wait for, besides data and checkpoints
 STALL_SECONDS = 1.0  # what is shorter is no stall, however short the other steps are
 
@@ -16,12 +17,13 @@ class Clocks:
 
     `data`: waiting for batches; devices may still work on a few steps, so it is an upper bound of what reading costs.
     `checkpoints`: copying the arrays to the host, and waiting for an earlier write; the write itself runs in the
-    background. `compile`: calling the step for the first time with batches of a shape. `restart`: from `began` to the
-    first step, but for these. `steps`: everything else: starting steps, and waiting for their results.
+    background. `compile`: calling the step for the first time with batches of a shape. `start`: from `began` to the
+    first step, without the other parts; `restart` is the same in a process that resumes the run. `steps`: the rest:
+    starting steps, and waiting for their results.
     """
 
     def __init__(self, began: float | None = None):
-        began = time.monotonic() if began is None else began
+        self._began = began = time.monotonic() if began is None else began
         self._spent = dict.fromkeys((*PARTS[1:], *WITHIN_STEPS), 0.0)
         self._lap = self._step = (began, dict(self._spent))
 
@@ -34,11 +36,17 @@ class Clocks:
         finally:
             self._spent[name] += time.monotonic() - started
 
-    def start_steps(self) -> None:
-        """Counts the time until now, as far as it has no name, as `restart`."""
+    def start_steps(self, resumes: bool = False) -> None:
+        """Counts the time until now, as far as it has no name, as `start`, or as `restart` if the run is resumed."""
         began, before = self._lap
-        self._spent["restart"] += time.monotonic() - began - sum(self._spent.values()) + sum(before.values())
+        self._spent["restart" if resumes else "start"] += (
+            time.monotonic() - began - sum(self._spent.values()) + sum(before.values())
+        )
         self.step()
+
+    def training(self) -> float:
+        """Returns the seconds until now of steps and of waiting for their data."""
+        return time.monotonic() - self._began - sum(self._spent[part] for part in PARTS[1:] if part != "data")
 
     def lap(self) -> dict[str, float]:
         """Returns the seconds since the last call, by `PARTS`."""
@@ -61,9 +69,9 @@ def shares(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def describe_wall(seconds: Mapping[str, float]) -> str:
-    """Formats "wall time: 93.1% steps, 4.2% evaluation, 0.9% checkpoints, 1.8% waiting for data, ..."."""
-    parts = [f"{share:.1%} {name}" for name, share in shares(seconds).items()]
-    return "wall time: " + ", ".join(parts).replace(" data", " waiting for data")
+    """Formats "wall time: 83.1% steps, 4.2% evaluation, ..., 3.1% start-up"; with "restart" only after a restart."""
+    found = {name: share for name, share in shares(seconds).items() if share or name != "restart"}
+    return "wall time: " + ", ".join(f"{share:.1%} {TITLES.get(name, name)}" for name, share in found.items())
 
 
 class Watchdog:
@@ -72,18 +80,22 @@ class Watchdog:
     def __init__(self, factor: float):
         self._factor, self._recent = factor, collections.deque(maxlen=100)
 
-    def check(self, waits: Mapping[str, float]) -> str:
-        """Takes the result of `Clocks.step`; returns what to say of the step, "" if it was none too long.
+    def check(self, step: int, waits: Mapping[str, float], host: str = "") -> str:
+        """Returns a sentence about a slow step, or "".
 
-        Neither evaluation nor compiling belongs to a step.
+        Args:
+          waits: the result of `Clocks.step`. Neither evaluation nor compiling belongs to a step.
+          host: the name of this host, if there are several.
         """
         seconds = sum(waits.values()) - waits["evaluation"] - waits["compile"]
         median = statistics.median(self._recent) if len(self._recent) >= 10 else seconds
         self._recent.append(seconds)
         if not self._factor or seconds < max(self._factor * median, STALL_SECONDS):
             return ""
-        devices = "devices or other hosts"
-        named = dict(data="data", devices=devices, checkpoints="checkpoints", others="this host")
-        parts = sorted(((waits[name], said) for name, said in named.items()), reverse=True)
-        said = ", ".join(f"{name} {time:.1f} s" for time, name in parts if time > 0.1 * seconds)
-        return f"took {seconds:.1f} s, {seconds / median:.0f} times the median, waiting for: {said}"
+        devices = "waiting for the devices or other hosts" if host else "waiting for the devices"
+        causes = dict(data="waiting for data", devices=devices, checkpoints="saving a checkpoint")
+        causes["others"] = "other work of this process"
+        parts = sorted(((waits[name], cause) for name, cause in causes.items()), reverse=True)
+        told = [f"{cause} took {time:.1f} s" for time, cause in parts if time > 0.1 * seconds]
+        where = f" on {host}" if host else ""
+        return f"Step {step} was slow{where} ({seconds:.1f} s, usually {median:.1f} s): {', '.join(told)}."

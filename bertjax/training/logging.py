@@ -1,9 +1,9 @@
-"""Logs the metrics of a run: on the terminal, a progress bar or plain lines, and to its sinks."""
+"""Logs the metrics of a run: a progress bar or lines on stdout, and numbers to its sinks."""
 
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -11,11 +11,13 @@ import tqdm
 from etils import epath
 
 from bertjax.config import UserError
+from bertjax.data.progress import Pace, duration
 from bertjax.files import read_json, write_whole
 from bertjax.training.clocks import PARTS, shares
 from bertjax.training.sinks import SINKS, named
 from bertjax.training.sinks.jsonl import JsonLines, finite, read_metrics
 
+MEASURED_SECONDS, DAY = 10.0, 86_400.0  # the seconds of training from which the time of a run is estimated
 UNREPORTED = "unreported_metrics_{}.json"
 
 
@@ -106,40 +108,92 @@ class MetricsWriter:
 
 
 class Progress:
-    """A progress bar on a terminal; elsewhere, one line per call of `report`."""
+    """A progress bar if stdout is a terminal.
 
-    def __init__(self, total_steps: int, start_step: int):
-        self._total = total_steps
-        self._bar = None
-        if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns:  # 0: unknown terminal size
+    Elsewhere lines: one after the first step, one per call of `report`, and others at the times of `Pace`. No method
+    reads the devices.
+
+    Args:
+      flops: (start, stop) -> the FLOPs of steps `start` to `stop - 1`, from which the time left is estimated.
+      names_budget: prints once how to shorten a run that would take more than a day.
+    """
+
+    def __init__(self, total_steps: int, start_step: int, flops: Callable[[int, int], int], names_budget: bool = False):
+        self._total, self._flops, self._names_budget = total_steps, flops, names_budget
+        self._pace, self._bar, self._said, self._has_lines = Pace(), None, "", False
+        self._started = self._marked = (start_step, 0.0)  # a step, and the seconds of training until it ended
+        if sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns:  # 0: unknown terminal size
             self._bar = tqdm.tqdm(
                 total=total_steps,
                 initial=start_step,
                 dynamic_ncols=True,
                 bar_format="{n_fmt}/{total_fmt} |{bar:12}| {desc}",
+                file=sys.stdout,
             )
 
-    def advance(self) -> None:
+    def start(self, seconds: float) -> None:
+        """Starts the clock of the steps, once the first batch is there. `seconds`: see `Clocks.training`."""
+        self._started = self._marked = (self._started[0], seconds)
+        self._pace = Pace()
+
+    def advance(self, done: int, seconds: float) -> None:
+        """Counts a step, and prints a line if one is due.
+
+        Args:
+          done: the last step whose result is there; up to `STEPS_IN_FLIGHT` steps behind the one that has just begun.
+          seconds: of training until now.
+        """
         if self._bar is not None:
             self._bar.update()
+        is_first, measured = not self._has_lines, seconds - self._started[1]
+        if self._names_budget and done > self._started[0] and measured >= MEASURED_SECONDS * (1 + is_first):
+            self._names_budget = False
+            expected = self._seconds_left(self._started, done, seconds)
+            if expected > DAY:
+                self.say(
+                    f"this run will take about {duration(expected)} on this machine; --config.budget=8h chooses sizes "
+                    f"and steps for 8 hours"
+                )
+        before, then = self._marked
+        if done > before and (is_first or self._pace.is_due()):
+            if is_first:  # later steps may be faster
+                self._show(done, "")
+                self._started = (done, seconds)
+            else:
+                left = duration(self._seconds_left(self._marked, done, seconds))
+                self._show(done, f"{(seconds - then) / (done - before):.2f} s a step {left} left")
+            self._mark(done, seconds)
 
-    def report(self, step: int, metrics: dict[str, float], seconds_left: float) -> None:
-        text = describe(metrics, seconds_left)
+    def report(self, step: int, seconds: float, metrics: dict[str, float], seconds_left: float) -> None:
+        """Prints the metrics of the steps since the last report."""
+        self._said = describe(metrics)
+        self._show(step, f"{duration(seconds_left)} left", self._said)
+        self._mark(step, seconds)
+
+    def _show(self, step: int, pace: str, metrics: str = "") -> None:
         if self._bar is not None:
-            self._bar.set_description_str(text)
+            self._bar.set_description_str(f"{self._said} {pace}".strip())
         else:
-            print(f"step {step}/{self._total} {text}", flush=True)
+            print(f"step {step}/{self._total} {metrics} {pace}".replace("  ", " ").strip(), flush=True)
+
+    def _mark(self, step: int, seconds: float) -> None:
+        self._marked, self._has_lines = (step, seconds), True
+        self._pace.printed()
+
+    def _seconds_left(self, mark: tuple[int, float], done: int, seconds: float) -> float:
+        before, then = mark
+        return (seconds - then) * self._flops(done, self._total) / self._flops(before, done)
 
     def say(self, text: str) -> None:
         """Prints a line, above the bar."""
-        tqdm.tqdm.write(text) if self._bar is not None else print(text, flush=True)
+        tqdm.tqdm.write(text, file=sys.stdout) if self._bar is not None else print(text, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
 
 
-def describe(metrics: dict[str, float], seconds_left: float) -> str:
+def describe(metrics: dict[str, float]) -> str:
     """Formats `train/...` metrics as one line."""
     parts = []
     for name, value in metrics.items():
@@ -154,11 +208,4 @@ def describe(metrics: dict[str, float], seconds_left: float) -> str:
             parts.append(f"lr {value:.2e}")
         elif name == "loss":
             parts.insert(0, f"loss {value:.3f}")
-    return " ".join([*parts, duration(seconds_left), "left"])
-
-
-def duration(seconds: float) -> str:
-    """Formats as H:MM:SS, or M:SS below an hour."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+    return " ".join(parts)

@@ -1,6 +1,7 @@
 """The training loop, shared by all tasks."""
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
+from bertjax.data.progress import Pace, phase
 from bertjax.files import write_whole
 from bertjax.sharding.streams import STEPS_IN_FLIGHT, on_devices
 from bertjax.sharding.topology import peak_flops
@@ -30,7 +32,7 @@ from bertjax.training.recurrence import warmed_up
 from bertjax.training.schedules import schedule_of
 from bertjax.training.state import TrainState
 from bertjax.training.step import Program, make_program, put_hyperparameters
-from bertjax.training.stop import stop_signals
+from bertjax.training.stop import saves_first, stop_signals
 from bertjax.training.task import Task
 
 
@@ -73,6 +75,7 @@ def train(
     clocks, watchdog = Clocks(began), Watchdog(config.watchdog)
 
     # State: restored, imported or random.
+    compiles = program is None
     program = program or make_program(task, config, mesh)
     require_room(config, program)
     schedule = schedule_of(config, task.total_steps)
@@ -83,8 +86,10 @@ def train(
 
     # Logging, on the first host only.
     workdir, is_first = epath.Path(workdir), jax.process_index() == 0
+    host = f"host {jax.process_index()}" if jax.process_count() > 1 else ""
     writer = MetricsWriter(workdir, start, config) if is_first else None
-    progress = Progress(task.total_steps, start) if is_first else None
+    is_new = start == 0 and not config.get("budget")
+    progress = Progress(task.total_steps, start, task.flops, names_budget=is_new) if is_first else None
     peak = peak_flops(mesh.devices.flat[0])
     scores = checkpoints.scores(start)
     sequences = 0  # since the last report
@@ -125,7 +130,11 @@ def train(
             means["train/mfu"] = rate / (peak * mesh.size)
         if is_first:
             writer.write_wall(step, seconds, means)
-            progress.report(step, means, task.flops(step, task.total_steps) / rate)
+            progress.report(step, clocks.training(), means, task.flops(step, task.total_steps) / rate)
+
+    def will_save(step: int) -> None:
+        if not host:  # several hosts agree on a step after the signal
+            saves_first(f"saving step {step} first")
 
     def evaluates_at(step: int) -> bool:
         return step == task.total_steps or (step > 0 and step % config.eval.every_steps == 0)
@@ -138,10 +147,19 @@ def train(
         """Evaluates a step after its save has started. A signal aborts the evaluation; the resumed run repeats it."""
         nonlocal scores
 
+        pace, batches = Pace(), itertools.count(1)
+
         def after_batch():
             if stops_now():
                 raise KeyboardInterrupt(f"stopped at step {step}, during evaluation")
+            number = next(batches)
+            if pace.is_due():
+                pace.printed()
+                say(f"evaluating step {step}: {number:,} batches done")
 
+        if "evaluation" not in compiled:
+            say(f"evaluating step {step} (compiles first)")
+            compiled.add("evaluation")
         with clocks.waiting("evaluation"):
             found = task.evaluate(program.gather(state.evaluated), step, after_batch)
             if found is not None and is_first:
@@ -155,7 +173,7 @@ def train(
                 scores = checkpoints.add_scores(step, found, evaluations)
 
     # Training.
-    compiled = set()  # the steps and the shapes of batches that they are compiled for
+    compiled: set = set()  # the steps and the shapes of batches that they are compiled for, and the evaluation
     # Whether all steps are done; whether all hosts stop here, so that they can wait for each other.
     has_finished, ends_together, done = False, False, start
     try:
@@ -170,30 +188,39 @@ def train(
                 say=say,
             ) as steps,
         ):
-            clocks.start_steps()
+            say("reading the first batch")
             is_saved = checkpoints.latest_step() is not None
+            clocks.start_steps(resumes=is_saved)
             if is_saved and evaluates_at(start) and scores is None:  # stopped before the evaluation finished
                 evaluate(start)
             for step in () if has_stopped(scores, config.eval.patience) else steps:
                 with clocks.waiting("data"):
                     batch = next(batches)
+                if is_first and step == start + 1:
+                    progress.start(clocks.training())
                 at = task.at(step - 1)
                 train_step, sequences = program.step_of(*at), sequences + at[1].batch_size
                 shapes = (train_step, *(x.shape for x in jax.tree.leaves(batch)))
+                if compiles and shapes not in compiled:
+                    say("compiling the training step (usually 10-60 s)")
+                    if step > start + 1 and not host:
+                        saves_first(f"saving step {step} after its compilation")
                 with (
                     jax.transfer_guard("disallow"),  # no implicit transfers to or from the host
                     clocks.waiting("compile") if shapes not in compiled else contextlib.nullcontext(),
                 ):
                     state, metrics = train_step(state, batch, hyperparameters)
                 compiled.add(shapes)
+                will_save(step)
                 pending.append(metrics)
-                if len(pending) > STEPS_IN_FLIGHT:
+                in_flight = STEPS_IN_FLIGHT if step > start + 1 else 0  # the end of the first step is printed
+                if len(pending) > in_flight:
                     with clocks.waiting("devices"):
-                        pending[-1 - STEPS_IN_FLIGHT]["loss"].block_until_ready()
-                if is_first:
-                    progress.advance()
+                        pending[-1 - in_flight]["loss"].block_until_ready()
 
                 stops, evaluates = stops_now(), evaluates_at(step)
+                if not stops:
+                    will_save(step + 1)
                 saves = evaluates or step % config.checkpoint.every_steps == 0
                 # Before saving: raises if the loss is not finite.
                 if saves or step % config.log_every_steps == 0:
@@ -202,6 +229,8 @@ def train(
                     unreported += fetch(step)
                     if is_first:
                         writer.keep_unreported(step, unreported, clocks.lap())
+                if is_first:
+                    progress.advance(step - min(len(pending), in_flight), clocks.training())
                 if saves or stops:
                     params_only = step == task.total_steps and not resumable_at_end
                     with clocks.waiting("checkpoints"):
@@ -211,9 +240,12 @@ def train(
                 if stops:
                     raise KeyboardInterrupt(f"stopped at step {step}")
                 if evaluates:
+                    if not host:
+                        saves_first(f"step {step} is saved, and evaluated when the run is resumed")
                     evaluate(step)
-                if stalled := watchdog.check(clocks.step()):
-                    print(f"host {jax.process_index()}: step {step} {stalled}", flush=True)
+                    will_save(step + 1)
+                if slow := watchdog.check(step, clocks.step(), host):
+                    say(slow) if is_first else print(slow, flush=True)
                 done = step
                 if evaluates and has_stopped(scores, config.eval.patience):
                     break
@@ -224,6 +256,7 @@ def train(
     finally:
         with clocks.waiting("checkpoints"):
             checkpoints.close(deletes=ends_together)
+        saves_first("")
         if is_first:
             progress.close()
             if has_finished:
@@ -239,13 +272,18 @@ def _restore_or_initialize(
     task: Task, config, workdir, program: Program, checkpoints: Checkpoints, initialize, parent: Parent | None
 ):
     """Returns the start step and the state: restored, from the parent, or initialized."""
-    start = checkpoints.latest_step()
+    start, is_first = checkpoints.latest_step(), jax.process_index() == 0
     if start is not None:
         check_resumable(workdir, start, task.total_steps)
         if is_resumable(workdir, start):
+            if is_first:
+                phase(f"restoring step {start}")
             return start, checkpoints.restore(start, program.state)
     elif parent is not None:
         return parent.step, restore_from(parent.workdir, parent.step, program.state)
+    if is_first:
+        count = sum(x.size for x in jax.tree.leaves(program.state.params))
+        phase(f"initializing {count:,} parameters")
     state = program.init(jax.random.key(config.seed))
     if start is None:
         return 0, state if initialize is None else state.begin_with(initialize(state.params))

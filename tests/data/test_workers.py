@@ -95,7 +95,7 @@ def main(_):
 command.run(main)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_workers_end_when_their_parent_is_killed():

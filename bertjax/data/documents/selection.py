@@ -18,7 +18,7 @@ import numpy as np
 from bertjax.data.documents import cleaning, corpus, reading, sentences
 from bertjax.data.documents.cleaning import Repeats
 from bertjax.data.documents.reading import Document
-from bertjax.data.progress import progress
+from bertjax.data.progress import Bar, phase
 from bertjax.data.workers import in_order
 from bertjax.files import replacing
 from bertjax.lists import mixture_of
@@ -155,7 +155,8 @@ def with_repeats(selection: Selection, groups: list[corpus.Group], work: str, po
         counts = collections.Counter()
         found = ((position, document) for group in groups for position, _, document in selection.clean(group, counts))
         write, size = functools.partial(cleaning.write_hashes, folder=folder, rules=rules), 0
-        with progress("looking for repeats", [group.bytes for group in groups]) as bar:
+        phase("looking for repeated text")
+        with Bar("looking for repeated text", [group.bytes for group in groups]) as bar:
             for written in in_order(pool, write, enumerate(cleaning.in_pieces(found)), ahead):
                 size += written
                 bar.update(counts["bytes"] - bar.n)

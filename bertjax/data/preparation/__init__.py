@@ -20,7 +20,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import tqdm
 from etils import epath
 
 from bertjax import lock
@@ -32,7 +31,7 @@ from bertjax.data.documents.selection import SPLITS, Selection, is_train, select
 from bertjax.data.preparation import blocks, shards, vocabulary
 from bertjax.data.preparation.job import UNFINISHED, Job, RecordShape
 from bertjax.data.preparation.sequences import row_type
-from bertjax.data.progress import progress
+from bertjax.data.progress import Bar, describe_bytes, phase
 from bertjax.data.records.manifest import MANIFEST, write_manifest
 from bertjax.data.sorting import merge_until_few
 from bertjax.data.workers import in_order, worker_pool
@@ -118,6 +117,7 @@ def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequ
     began = time.time()
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
+    phase(f"reading {_describe(groups)}")
     given = vocabulary.given_tokenizer(config)
     with lock.held(output, "--output"):
         folder_for(output)  # again: another preparation may just have ended
@@ -131,6 +131,15 @@ def prepare(config, output: epath.PathLike, workers: int = 1, beam_options: Sequ
         epath.Path(prepared.job.work).parent.rmtree()
     report(manifest, time.time() - began)
     return manifest
+
+
+def _describe(groups: Sequence[Group]) -> str:
+    """Describes the corpus: "12 files, 3.0 MB", or names its sources if these are no files."""
+    portions = [portion for group in groups for portion in group.portions]
+    files, size = sum(len(portion.files) for portion in portions), sum(portion.bytes for portion in portions)
+    others = [portion.source for portion in portions if not portion.files]
+    parts = [*others, *([f"{files:,} file{'s' * (files > 1)}"] if files else [])]
+    return ", ".join(parts + ([describe_bytes(size)] if size else []))
 
 
 def folder_for(output: epath.PathLike) -> epath.Path:
@@ -290,7 +299,9 @@ def spill_all(job: Job, groups: list[Group], selection: Selection, pool, ahead: 
     totals, counts, rows = collections.Counter(), collections.Counter(), collections.Counter()
     paths, done = collections.defaultdict(list), []
     function = functools.partial(blocks.spill, job=job)
-    with progress("preparing text", [group.bytes for group in groups]) as bar:
+    lengths = " and ".join(str(shape.length) for shape in job.shapes)
+    phase(f"converting the text to sequences of {lengths} tokens")
+    with Bar("converting the text", [group.bytes for group in groups]) as bar:
         for spilled in in_order(pool, function, blocks.read_blocks(groups, selection, counts), ahead):
             totals.update(blocks.of_split(spilled.part, spilled.stats, job))
             for shape, count, path in zip(job.shapes, spilled.rows, spilled.paths):
@@ -312,10 +323,11 @@ def write_all(
     """Writes all shards; returns what each contains. `rows`, `paths`: as `spill_all` returns them."""
     for shape in job.shapes:
         (epath.Path(job.output) / records.set_folder(shape.length)).mkdir(exist_ok=True)
+    phase("shuffling the sequences and writing the records")
     few = {each: merge_until_few(found, row_type(each[1], job), pool, ahead) for each, found in paths.items()}
     wanted = shards.shards_of(job, rows)
     function, parts = functools.partial(shards.write, job=job), ((s, few[s.part, s.shape]) for s in wanted)
-    with tqdm.tqdm(desc="writing shards", total=len(wanted), disable=None, leave=False) as bar:
+    with Bar("writing the records", [len(wanted)], " files") as bar:
         written = {}
         for shard, contents in zip(wanted, in_order(pool, function, parts, ahead)):
             written[shard] = contents

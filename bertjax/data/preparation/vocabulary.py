@@ -17,7 +17,7 @@ from bertjax.data.documents.corpus import Group
 from bertjax.data.documents.selection import Selection, is_train, selection_of, with_repeats
 from bertjax.data.preparation.blocks import Block, read_blocks
 from bertjax.data.preparation.counts import Sample, WordCounts, sample
-from bertjax.data.progress import progress
+from bertjax.data.progress import Bar, phase
 from bertjax.data.workers import in_order, worker_pool
 from bertjax.text import extension, learning, tokenizer
 from bertjax.text.tokenizer import Tokenizer
@@ -85,6 +85,10 @@ def learn_tokenizer(config, groups: list[Group], selection: Selection, work: str
     Reads them once, each document once whatever the mixture. The vocabulary does not depend on the number of processes,
     and the memory not on the corpus.
     """
+    if more := config.tokenizer.extend:
+        phase(f"extending the vocabulary by {more:,} tokens")
+    else:
+        phase(f"learning a vocabulary of {config.model.vocab_size:,} tokens")
     return learn_from(config, count_corpus(words_of(config), groups, selection, work, pool, ahead))
 
 
@@ -126,7 +130,7 @@ def count_corpus(how: Words, groups: Iterable[Group], selection: Selection, work
     train = (block for block in read_blocks(groups, selection, read) if is_train(block.part))
     with tempfile.TemporaryDirectory(dir=work) as folder:
         counts = WordCounts(pathlib.Path(folder), most)
-        with progress("counting words", [group.bytes for group in groups]) as bar:
+        with Bar("counting words", [group.bytes for group in groups]) as bar:
             for words in in_order(pool, functools.partial(count_block, how=how), train, ahead):
                 counts.add(words)
                 bar.update(read["bytes"] - bar.n)

@@ -1,0 +1,32 @@
+"""Signals that come while Python cannot call their handlers."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+HELD = """
+import hashlib
+from bertjax.training import stop
+stop.GRACE = 0.1
+with stop.announced():
+    stop.saves_first({work!r})
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", {rounds})  # no handler is called meanwhile
+"""
+
+
+@pytest.mark.parametrize("work, rounds", [("", 10**9), ("saving step 3 first", 10**6)])
+def test_a_signal_is_answered_at_once_and_ends_a_process_that_has_nothing_to_save(work, rounds):
+    code = HELD.format(work=work, rounds=rounds)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.2)  # for the call to begin
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == f"stopping: {work or 'the same command continues from here'}\n"
+        assert time.monotonic() - began < 0.5
+        rest = process.stderr.read()
+    assert rest.endswith("KeyboardInterrupt\n") if work else (process.returncode, rest) == (130, "stopped\n")
