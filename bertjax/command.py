@@ -206,8 +206,9 @@ def config_arguments() -> list[str]:
 
 
 def uses_of(checkpoint: str) -> list[list[str]]:
-    """Returns commands that use a checkpoint: `predict` with a text that fits, or `extract`; `convert`; `serve`, or for a
-    pre-trained run `main`, which fine-tunes it. Returns none for a path without a checkpoint, such as a search."""
+    """Returns commands that use a checkpoint: `predict` with a text that fits, or `extract`; `convert`; and `serve`, or
+    for a pre-trained run `main`, which fine-tunes it. Returns none for a path without a checkpoint, such as a search.
+    """
     from bertjax import objectives, tasks
     from bertjax.interop import huggingface, pretrained
     from bertjax.tasks.finetuning import SEPARATOR

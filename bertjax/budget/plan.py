@@ -151,7 +151,7 @@ def _with_sizes(config, began: float) -> Plan:
         _require_time(config, spent, left, 0.0, text)
     else:
         count = len(corpus_sources(config))
-        phase(f"reading up to {describe_bytes(survey.MOST_BYTES)} of {count} source{'s' * (count > 1)} for the plan")
+        phase(f"reading up to {survey.MOST_BYTES // 10**6} MB of {count} source{'s' * (count > 1)} for the plan")
         found = survey.survey(config)
         text, kind = found.text, config.tokenizer.kind
         if "tokenizer.kind" not in config.overrides and not config.tokenizer.path:
@@ -165,7 +165,7 @@ def _with_sizes(config, began: float) -> Plan:
             pieces = tokenizer.load(kind, path, config.tokenizer.lowercase) if path else tokenizer.Bytes()
         else:
             wanted = config.model.vocab_size if "model.vocab_size" in config.overrides else None
-            pieces = survey.learn(kind, lowercase, wanted or choice.vocabularydescribe_bytes(text), found)
+            pieces = survey.learn(kind, lowercase, wanted or choice.vocabulary_size(text), found)
         vocab_size, of_token = pieces.vocab_size, survey.bytes_per_token(pieces, found.sample)
     chosen = choice.choose(
         text, device, (1 - SPARE) * left, spent.tokens, config.recipe, of_token, _fixed(config, vocab_size)
