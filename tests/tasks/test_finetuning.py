@@ -508,9 +508,9 @@ def test_trials_share_a_program_unless_a_field_is_compiled_into_it(search, progr
         config.init_checkpoint, config.max_seq_length = str(checkpoint), 32
     config.sweep, compiled = search, []
 
-    def run(kind, config, folder, program_of, **_):
-        opened = kind.open(config, folder, None)
-        compiled.append(program_of(opened))
+    def run(kind, config, folder, fit, **_):
+        opened, program = fit(kind.open(config, folder, None))
+        compiled.append(program)
         return scored(1.0, opened.task.dataset.metric)
 
     monkeypatch.setattr(sweep, "run_one", run)
