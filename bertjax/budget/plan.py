@@ -29,7 +29,7 @@ from bertjax.sharding import hosts
 from bertjax.sharding.streams import on_devices
 from bertjax.stages import Stage, parts_of, stages_of
 from bertjax.text import tokenizer
-from bertjax.training.memory import least_bytes, memory_of_device
+from bertjax.training.memory import least_bytes, memory_of_device, require_room
 from bertjax.training.recurrence import warmed_up
 from bertjax.training.run import Run
 from bertjax.training.schedules import schedule_of
@@ -292,6 +292,7 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
     if not config.budget or (plan is not None and plan["is_fitted"]) or (workdir / CONFIG).exists():
         return opened, None
     spent, program = budget.parse(config.budget), make_program(opened.task, config, opened.mesh)
+    require_room(config, program)
     if jax.process_index() == 0:
         phase("compiling and measuring the training step (usually 10-60 s)")
     measured = Measured(*map(hosts.as_on_first, measure(opened, program)))
@@ -383,8 +384,12 @@ def fields_that_fit(
         # There is one evaluation at the end, and those before it become fewer with the steps.
         left = spent.seconds - elapsed - END_SECONDS - 0.5 * measured.compiling - measured.evaluation
         factor = (1 - SPARE) * left / (measured.steps + max(0.0, count - 1) * measured.evaluation)
+        if factor >= 1 or "epochs" in config.overrides:
+            return {}
         _require_steps(config, spent, factor * total, elapsed + END_SECONDS)
-        return {} if factor >= 1 or "epochs" in config.overrides else {"epochs": float(f"{config.epochs * factor:.3g}")}
+        return {"epochs": float(f"{config.epochs * factor:.3g}")}
+    if any(name.startswith("stages.") and name.rpartition(".")[2] in STEP_FIELDS for name in config.overrides):
+        return _fields_of_steps(total, measured.steps / total) if config.recipe else {}
     if math.isfinite(spent.tokens):
         factor = spent.tokens / sum(part.steps * part.tokens_per_step for part in stages_of(config))
     else:
@@ -394,8 +399,6 @@ def fields_that_fit(
             now = sum(part.steps * part.tokens_per_step for part in stages_of(config))
             factor = min(factor, choice.MOST_EPOCHS * unique / now)
     _require_steps(config, spent, factor * total, elapsed + reserve(measured, 0.0))
-    if any(name.startswith("stages.") and name.rpartition(".")[2] in STEP_FIELDS for name in config.overrides):
-        return {}
     stages = scaled_stages(config, factor)
     scaled = copy.deepcopy(config)
     with scaled.unlocked():
