@@ -10,6 +10,7 @@ import pytest
 from bertjax.config import UserError
 from bertjax.sharding.mesh import make_mesh
 from bertjax.tasks import finetuning_run, pretraining_run, validate
+from bertjax.tasks.launch import launch
 from bertjax.training import memory
 from bertjax.training import run as run_module
 from bertjax.training.memory import memory_of, require_memory, settings_that_save
@@ -114,3 +115,16 @@ def test_what_is_suggested_is_accepted():
 def test_other_errors_are_left_alone(monkeypatch, tmp_path):
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         run_out(tiny_config("unused"), "INTERNAL: something else", monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("has, remedy", [
+    (1, "choose a smaller model or batch_size"), (5_000_000, "set --config.remat=full, or choose a smaller batch_size"),
+])  # fmt: skip
+def test_a_run_that_cannot_fit_is_refused_before_it_compiles(has, remedy, records_folder, tmp_path, monkeypatch):
+    config = tiny_config(records=records_folder)
+    config.model.num_hidden_layers, config.batch_size = 8, 512
+    monkeypatch.setattr(memory, "host_memory", lambda: has * jax.local_device_count())
+    with pytest.raises(UserError, match=rf"config.batch_size = 512: a step needs at least 0.0 GiB, .* {remedy}"):
+        launch(config, tmp_path)
+    monkeypatch.undo()
+    assert memory.host_memory() > 1e8
