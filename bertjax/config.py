@@ -217,10 +217,10 @@ def common_config() -> ml_collections.ConfigDict:
     """Returns the fields that pre-training and fine-tuning share, unlocked."""
     config = ml_collections.ConfigDict()
     config.task = ""
-    # How long a run takes from start to report (20min, 8h, 2d), or on how many tokens it trains (200M tokens): sets the
-    # number of its steps. Empty: the steps or epochs of this config.
+    # How long a run takes from start to report (20min, 8h, 2d), or on how many tokens it trains (200M): sets the number
+    # of its steps. Empty: the steps or epochs of this config.
     config.budget = ""
-    config.overrides = ()  # the names of the fields that the command line sets; it fills this in
+    config.overrides = ()  # names of the fields that the user has set; the command line adds those of its flags
     config.seed = 0  # for initial weights, order of examples, dropout
     config.batch_size = 256  # sequences per step, over all devices and hosts
     config.packing = False  # sequences share rows, of which a step then has fewer, and hardly any padding
@@ -287,8 +287,8 @@ def pretraining_config() -> ml_collections.ConfigDict:
     """BERT-base pre-training as published (Devlin et al. 2019, appendix A.2), without a corpus."""
     config = common_config()
     config.task = "pretraining"
-    # modern or bert: the model, the vocabulary and the stages are chosen from the text, the machine and the budget, but
-    # for `overrides` (see `bertjax.budget`). Empty: they are those of this config.
+    # modern or bert: the model, the vocabulary and the stages are chosen from the text, the machine and the budget,
+    # except for `overrides` (see `bertjax.budget`). Empty: the model, the vocabulary and the stages of this config.
     config.recipe = ""
     # What is learnt: one of mlm (masked words), lm (next words), bilm (both neighbours), plm (words in any order), nsp
     # (next sentence) and sop (sentence order), or a sum such as "mlm + 0.5*sop" or "50*replaced + generator" (ELECTRA).

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from bertjax import families, objectives
 from bertjax.config import UserError
-from bertjax.stages import add_field
+from bertjax.stages import add_field, predictions_for
 
 _FLAG = re.compile(r"--?(?P<no>no)?config(\.(?P<field>[^=]+))?(=(?P<value>.*))?", re.DOTALL)
 
@@ -90,6 +90,10 @@ def note_overrides(config, names: Iterable[str], width: int | None) -> None:
     """
     with config.unlocked():
         config.overrides = tuple(sorted({*config.get("overrides", ()), *names}))
+    if config.get("recipe"):
+        for name, stage in config.stages.items():
+            if f"stages.{name}.max_predictions_per_seq" not in config.overrides:
+                stage.max_predictions_per_seq = predictions_for(config.data.masked_lm_prob, stage.length)
     if width is None or config.model.hidden_size == width or families.is_adopted(config):
         return
     for name, size in sizes_of_width(config.model, width).items():

@@ -53,6 +53,11 @@ class Stage:
         return self.batch_size * self.length
 
 
+def predictions_for(masked_lm_prob: float, length: int) -> int:
+    """Returns how many masks a sequence of this length has at most: 20 of 128 tokens for a share of 0.15."""
+    return min(length, int(masked_lm_prob * length) + 1)
+
+
 def stages_of(config: ml_collections.ConfigDict) -> list[Stage]:
     """Returns the stages in the order of training: short sequences first (Devlin et al. 2019, A.2), then by name.
 

@@ -4,7 +4,7 @@ Command:  bertjax train --config=text --config.data.corpus=texts/ --config.budge
           --config=text:bert trains BERT by the paper's recipe instead of ModernBERT. The budget is a time (20min, 8h,
           2d) or a number of tokens (200M), and covers everything from the start to the report. --config.FIELD=VALUE
           sets what you want to choose yourself, such as --config.model.hidden_size=256
-Hardware: any; see docs/pretraining.md for a run on two CPU cores
+Hardware: any; RESULTS.md has runs on one and two CPU cores
 Paper:    not comparable: other data, sizes and vocabularies
 """
 

@@ -1,4 +1,4 @@
-"""A budget of time or tokens: chooses the sizes of a run, and fits its steps, so that the run ends when it is used up.
+"""A budget of time or tokens: chooses the sizes of a run and its number of steps, so that the run takes its budget.
 
 `choice` computes the sizes of a model and its training from a text, a machine and a budget; it reads nothing. `survey`
 reads at most 64 MB of a corpus. `machine` measures how fast this machine multiplies. `plan` brings them together:
@@ -12,7 +12,7 @@ import re
 
 from bertjax.config import UserError
 
-EXAMPLES = "20min, 8h, 2d or 200M tokens"
+EXAMPLES = "20min, 8h, 2d or 200M (tokens)"
 _SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86_400}
 _TOKENS = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _PART = re.compile(r"(\d+(?:\.\d*)?)\s*(sec|min|s|h|d)\s*")
@@ -21,7 +21,7 @@ _COUNT = re.compile(r"(\d+(?:\.\d*)?)\s*([kMBGT]?)\s*tokens|(\d+(?:\.\d*)?)\s*([
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The seconds that a run may take, from its start to its report, or the tokens that it trains on; inf: any."""
+    """The seconds that a run may take, from its start to its report, or the tokens that it trains on; inf: no limit."""
 
     text: str  # as the user writes it
     seconds: float = math.inf
@@ -33,7 +33,7 @@ class Budget:
 
 def parse(text: str) -> Budget:
     """Returns the budget of "20min", "1h 30min", "8h" or "200M" (tokens). Raises `UserError` for any other text."""
-    whole = text.strip()
+    whole = text.strip() if len(text) < 30 else ""
     if match := _COUNT.fullmatch(whole):
         tokens = float(match[1] or match[3]) * _TOKENS.get(match[2] or match[4], 1)
         if tokens > 0:

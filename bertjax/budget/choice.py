@@ -1,17 +1,12 @@
 """Chooses the sizes of a model and its training for a text, a machine and a budget.
 
-The choice minimizes the loss that scaling laws predict: Hoffmann et al. 2022, equation 10, for a number of params and
-of tokens, and Muennighoff et al. 2023, equation 5, for tokens that are read several times. Their constants are those of
-large language models in English; here they only decide between sizes, and no loss is predicted with them.
+The model is the largest one for which the budget has `TOKENS_PER_PARAM` tokens: with fewer tokens, a smaller model
+learns more in the same time (Hoffmann et al. 2022, section 3). RESULTS.md compares sizes on two CPU cores.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
-# Hoffmann et al. 2022, equation 10, and Muennighoff et al. 2023, section 5: R_D*.
-_A, _B, _ALPHA, _BETA = 406.4, 410.7, 0.34, 0.28
-_REPEATS = 15.4
 # Layers and hidden sizes. Heads have 64 numbers (32 in the two smallest).
 SIZES = {
     "modern": ((2, 128), (4, 192), (4, 256), (7, 256), (10, 384), (12, 512), (19, 512), (22, 768), (28, 1024)),
@@ -20,8 +15,9 @@ SIZES = {
 # Params of layers for each token of the text: a larger model learns the text by heart. The encoders of the BabyLM
 # challenge (Warstadt et al. 2023), of 85 M params for 13 M tokens, have about as many.
 MOST_PARAMS_PER_TOKEN = 5
-MOST_EPOCHS = 100  # more add nothing: by equation 5, the last of them is worth a six-hundredth of the first
-LEAST_STEPS = 40  # fewer teach nothing
+TOKENS_PER_PARAM = 20  # Hoffmann et al. 2022, table 3; params without those of embeddings
+# After 40 epochs, repeated tokens are worth nearly nothing (Muennighoff et al. 2023, section 6); masks change, though.
+MOST_EPOCHS = 100
 LONG_SECONDS = 600  # from this time on, a second stage of longer sequences is worth its compilation
 HIDDEN_SIZE_OF_LAW = 64  # layers so narrow reach half of the speed of wide ones
 
@@ -108,9 +104,9 @@ def vocabulary_size(text: Text) -> int:
 
 
 def heldout_fraction(text: Text) -> float:
-    """Returns the share of documents that is held out: about 200 kB, and at least 12 documents."""
-    share = max(200_000 / max(1.0, text.bytes), 12 / max(1.0, text.documents))
-    return round(min(0.1, max(0.005, share)), 4)
+    """Returns the share of documents that is held out: about 200 kB, and about 12 documents; of few documents fewer."""
+    share = max(min(0.1, 200_000 / max(1.0, text.bytes)), 12 / max(1.0, text.documents))
+    return round(min(0.4, max(0.005, share)), 4)
 
 
 def lengths_of(text: Text, bytes_per_token: float, seconds: float) -> tuple[int, ...]:
@@ -152,14 +148,6 @@ def speed(machine: Machine, hidden: int) -> float:
     return 0.5 * machine.flops * hidden / (hidden + HIDDEN_SIZE_OF_LAW)
 
 
-def predicted_loss(params: float, tokens: float, unique: float) -> float:
-    """Returns the loss of the scaling laws without its constant part. `unique`: tokens of the text."""
-    unique = min(unique, tokens)
-    repeats = tokens / unique - 1
-    worth = unique + unique * _REPEATS * (1 - math.exp(-repeats / _REPEATS))
-    return _A / params**_ALPHA + _B / worth**_BETA
-
-
 def choose(
     text: Text,
     machine: Machine,
@@ -169,14 +157,12 @@ def choose(
     bytes_per_token: float = 4.0,
     fixed: dict | None = None,
 ) -> Choice:
-    """Returns the sizes with the least predicted loss.
+    """Returns the largest sizes for which there are enough tokens, text and memory; or else the smallest.
 
     Args:
       seconds: that are left for the steps; inf if `tokens` is the budget.
-      fixed: values that are chosen already: `vocab_size`, `layers`, `hidden_size`, `batch_size`, `lengths`.
-
-    A size is left out if it is too large for the text, if its step does not fit in half of the memory, or if there is
-    no time for `LEAST_STEPS`; the smallest size is always possible.
+      fixed: values that are chosen already: `vocab_size`, `layers`, `hidden_size`, `batch_size`, `lengths`; and
+        `multiple`, of which batch sizes are multiples.
     """
     fixed = fixed or {}
     lengths = fixed.get("lengths") or lengths_of(text, bytes_per_token, seconds)
@@ -200,42 +186,31 @@ def choose(
         return in_step
 
     def fits(layers: int, hidden: int) -> bool:
-        in_step = tokens_of_step(layers, hidden)
-        is_small = layer_params(recipe, layers, hidden) <= MOST_PARAMS_PER_TOKEN * unique
-        has_steps = trained_tokens(layers, hidden) >= LEAST_STEPS * in_step
-        return is_small and has_steps and memory(layers, hidden, in_step) <= machine.memory / 2
-
-    def loss(size: tuple[int, int]) -> float:
-        params = layer_params(recipe, *size)
-        found = trained_tokens(*size)
-        # With a budget of tokens a larger model is always better: 20 tokens a param are the optimum of Hoffmann et al.
-        if math.isfinite(tokens) and params > found / 20:
-            return math.inf
-        return predicted_loss(params, found, unique)
+        params = layer_params(recipe, layers, hidden)
+        is_fed = trained_tokens(layers, hidden) >= TOKENS_PER_PARAM * params
+        has_room = memory(layers, hidden, tokens_of_step(layers, hidden)) <= machine.memory / 2
+        return is_fed and has_room and params <= MOST_PARAMS_PER_TOKEN * unique
 
     sizes = [
         size
         for size in SIZES[recipe]
         if size[0] == fixed.get("layers", size[0]) and size[1] == fixed.get("hidden_size", size[1])
     ] or [(fixed.get("layers", 4), fixed.get("hidden_size", 256))]
-    layers, hidden = min([sizes[0], *(size for size in sizes[1:] if fits(*size))], key=loss)
-    found = trained_tokens(layers, hidden)
-    in_step = tokens_of_step(layers, hidden)
-    batch_sizes = [
-        max(machine.devices, fixed.get("batch_size") or whole(in_step / length, machine.devices)) for length in lengths
-    ]
+    layers, hidden = next((size for size in reversed(sizes) if fits(*size)), sizes[0])
+    used, in_step = trained_tokens(layers, hidden), tokens_of_step(layers, hidden)
+    multiple = machine.devices * fixed.get("multiple", 1)
+    batch_sizes = [fixed.get("batch_size") or whole(in_step / length, multiple) for length in lengths]
     shares = (1.0,) if len(lengths) == 1 else (0.85, 0.15)
     steps = [
-        max(1, round(share * found / (batch * length))) for share, batch, length in zip(shares, batch_sizes, lengths)
+        max(1, round(share * used / (batch * length))) for share, batch, length in zip(shares, batch_sizes, lengths)
     ]
-    heads = max(1, hidden // (32 if hidden < 256 else 64))
     return Choice(
         recipe,
         kind_of_tokenizer(recipe, text),
         vocab_size,
         layers,
         hidden,
-        heads,
+        number_of_heads(hidden),
         intermediate_size(recipe, hidden),
         tuple(lengths),
         tuple(batch_sizes),
@@ -244,6 +219,12 @@ def choose(
         heldout_fraction(text),
         bytes_per_token,
     )
+
+
+def number_of_heads(hidden: int) -> int:
+    """Returns a number that divides the hidden size, so that a head has 64 numbers, or 32 in narrow models, or more."""
+    most = max(1, hidden // (32 if hidden < 256 else 64))
+    return next(heads for heads in range(most, 0, -1) if hidden % heads == 0)
 
 
 def intermediate_size(recipe: str, hidden: int) -> int:
@@ -268,8 +249,3 @@ def tokens_per_step(machine: Machine, tokens: float) -> int:
 
 def whole(number: float, multiple: int) -> int:
     return max(1, round(number / multiple)) * multiple
-
-
-def scaled(steps: Sequence[int], factor: float) -> list[int]:
-    """Returns numbers of steps times a factor, each at least 1."""
-    return [max(1, math.floor(each * factor)) for each in steps]

@@ -27,14 +27,14 @@ from bertjax.files import read_json, write_whole
 from bertjax.lists import corpus_sources
 from bertjax.sharding import hosts
 from bertjax.sharding.streams import on_devices
-from bertjax.stages import Stage, parts_of, stages_of
+from bertjax.stages import Stage, parts_of, predictions_for, stages_of
 from bertjax.text import tokenizer
+from bertjax.training import checkpoint
 from bertjax.training.memory import least_bytes, memory_of_device, require_room
 from bertjax.training.recurrence import warmed_up
 from bertjax.training.run import Run
 from bertjax.training.schedules import schedule_of
 from bertjax.training.step import Program, make_program, put_hyperparameters
-from bertjax.training.workdir import CONFIG
 
 PLAN = "plan.json"
 MEASURED_SECONDS, MOST_MEASURED_STEPS = 4.0, 200
@@ -50,9 +50,17 @@ STEP_FIELDS = ("steps", "tokens", "ramp_tokens")
 
 
 class Plan(TypedDict):
-    """The content of `PLAN`. `fields`: {field of the config: value}; `is_fitted`: whether steps have been measured."""
+    """The content of `PLAN`.
+
+    Attributes:
+      asked: the budget, the recipe and the fields that the user has set, as they were when the sizes were chosen.
+      is_fitted: whether steps have been measured; from then on, the plan never changes.
+      fields: {field of the config: value}.
+      lines: the plan as it was printed.
+    """
 
     budget: str
+    asked: dict[str, Any]
     is_fitted: bool
     fields: dict[str, Any]
     lines: list[str]
@@ -64,24 +72,38 @@ def begin(config, workdir: epath.Path, began: float) -> ml_collections.ConfigDic
     Args:
       began: when the command began, by `time.monotonic`.
 
-    Raises `UserError` if the budget is too small for the text.
+    Raises `UserError` if the budget is too small for the text, or if the run was started without a budget.
     """
-    if not config.budget:
-        return config
     if config.get("recipe"):
-        config = recipes.with_recipe(config)
-    with hosts.on_first(_planned(config, workdir, began)):
-        pass
-    if (plan := _read(workdir)) is not None:
+        config = recipes.prepared(config)
+    parent = _parent(config)
+    plan = _fitted(workdir) or (_fitted(parent) if parent is not None else None)
+    if plan is None and config.budget and _is_trained(workdir):
+        raise UserError(
+            f"config.budget = {config.budget!r}: the run in {workdir} was started without a budget; choose another "
+            f"--workdir, or set its number of {'steps' if 'stages' in config else 'epochs'} without a budget"
+        )
+    if plan is None and config.get("recipe"):
+        with hosts.on_first(_chosen(config, workdir, began)):
+            pass
+        plan = _read(workdir)
+    if plan is not None:
         apply(config, plan["fields"])
         tasks.validate(config)
         if jax.process_index() == 0 and plan["is_fitted"]:
-            note = f"the plan for a budget of {plan['budget']} is in {workdir / PLAN}"
-            if plan["budget"] != config.budget:
-                note += f"; it is kept, and config.budget = {config.budget!r} changes nothing. To train longer, set "
-                note += "--config.stages.NAME.steps" if "stages" in config else "--config.epochs"
+            note = f"the numbers are those of {(workdir if _fitted(workdir) else parent) / PLAN}"
+            if config.budget and plan["budget"] != config.budget:
+                note += (
+                    f", for a budget of {plan['budget']}; config.budget = {config.budget!r} changes nothing. To train "
+                )
+                note += f"longer, set --config.{_longer(config)}"
             print(note, flush=True)
     return config
+
+
+def _longer(config) -> str:
+    """Returns the name of the field that extends a run."""
+    return f"stages.{stages_of(config)[-1].name}.steps" if "stages" in config else "epochs"
 
 
 def with_sizes(config) -> ml_collections.ConfigDict:
@@ -91,22 +113,38 @@ def with_sizes(config) -> ml_collections.ConfigDict:
     """
     if not config.recipe:
         return config
-    config = recipes.with_recipe(config)
-    apply(config, _with_sizes(config, time.monotonic())["fields"])
+    config = recipes.prepared(config)
+    apply(config, _with_sizes(config, time.monotonic(), prepares=False)["fields"])
     tasks.validate(config)
     return config
 
 
 @contextlib.contextmanager
-def _planned(config, workdir: epath.Path, began: float) -> Iterator[None]:
-    """Writes a new plan with the sizes of a recipe, unless there is a plan, or a run that was started without one."""
-    parent = config.get("branch_from", "").rpartition("@")[0]
-    if not (workdir / PLAN).exists() and not (workdir / CONFIG).exists():
-        if parent and (plan := _read(epath.Path(parent))) is not None:
-            _write(workdir, plan)
-        elif config.get("recipe"):
-            _write(workdir, _with_sizes(config, began))
+def _chosen(config, workdir: epath.Path, began: float) -> Iterator[None]:
+    """Writes a plan with the sizes of a recipe, unless an earlier start has written it for the same flags."""
+    before = _read(workdir)
+    if before is None or before["asked"] != _asked(config):
+        plan = _with_sizes(config, began)
+        apply(chosen := copy.deepcopy(config), plan["fields"])
+        tasks.validate(chosen)
+        _write(workdir, plan)
     yield
+
+
+def _asked(config) -> dict[str, Any]:
+    """Returns what the user asks for, as JSON has it."""
+    fields = {name: experiment.find_field(config, name).value for name in config.overrides}
+    return json.loads(json.dumps({"budget": config.budget, "recipe": config.get("recipe", ""), **fields}))
+
+
+def _is_trained(workdir: epath.Path) -> bool:
+    return bool(checkpoint.steps(workdir))
+
+
+def _fitted(workdir: epath.Path) -> Plan | None:
+    """Returns the plan of a run whose steps have been measured."""
+    plan = _read(workdir)
+    return plan if plan is not None and plan["is_fitted"] else None
 
 
 def _read(workdir: epath.Path) -> Plan | None:
@@ -120,10 +158,7 @@ def _write(workdir: epath.Path, plan: Plan) -> None:
 
 
 def apply(config, fields: dict[str, Any]) -> None:
-    """Sets fields of a config, but for those that the user has set.
-
-    Raises `UserError` if the user has set a field of a stage that the plan does not have.
-    """
+    """Sets fields of a config, but for those that the user has set."""
     set_by_user = {name: experiment.find_field(config, name).value for name in config.overrides}
     with config.unlocked():
         for name, value in fields.items():
@@ -141,8 +176,8 @@ def apply(config, fields: dict[str, Any]) -> None:
 # The sizes.
 
 
-def _with_sizes(config, began: float) -> Plan:
-    """Chooses the sizes of a recipe."""
+def _with_sizes(config, began: float, prepares: bool = True) -> Plan:
+    """Chooses the sizes of a recipe. `prepares`: whether the budget covers the preparation of the text."""
     spent = budget.parse(config.budget)
     found, device = None, machine.measure()
     if config.data.records:
@@ -158,7 +193,8 @@ def _with_sizes(config, began: float) -> Plan:
             kind = choice.kind_of_tokenizer(config.recipe, text)
         preparing = START_SECONDS + PASSES * found.seconds_per_byte * text.bytes / device.cores
         left = spent.seconds - (time.monotonic() - began) - preparing - COMPILE_SECONDS - END_SECONDS
-        _require_time(config, spent, left, preparing, text)
+        if prepares:
+            _require_time(config, spent, left, preparing, text)
         lowercase = config.tokenizer.lowercase and config.data.language == "en"
         if config.tokenizer.path or kind == "bytes":
             path = config.tokenizer.path
@@ -168,7 +204,7 @@ def _with_sizes(config, began: float) -> Plan:
             pieces = survey.learn(kind, lowercase, wanted or choice.vocabulary_size(text), found)
         vocab_size, of_token = pieces.vocab_size, survey.bytes_per_token(pieces, found.sample)
     chosen = choice.choose(
-        text, device, (1 - SPARE) * left, spent.tokens, config.recipe, of_token, _fixed(config, vocab_size)
+        text, device, (1 - SPARE) * max(1.0, left), spent.tokens, config.recipe, of_token, _fixed(config, vocab_size)
     )
     fields = _fields(config, chosen, kind)
     if config.data.records:
@@ -181,7 +217,7 @@ def _with_sizes(config, began: float) -> Plan:
         with contextlib.suppress(UserError):  # the preparation reports it
             fields["eval.fill_masks"] = survey.masked_texts(fitting, found)
     lines = _lines_of_text(fitting, text, found, of_token)
-    return Plan(budget=spent.text, is_fitted=False, fields=fields, lines=lines)
+    return Plan(budget=spent.text, asked=_asked(config), is_fitted=False, fields=fields, lines=lines)
 
 
 def _require_time(config, spent: budget.Budget, left: float, preparing: float, text: Text) -> None:
@@ -225,8 +261,10 @@ def _fixed(config, vocab_size: int) -> dict:
             fixed[name] = config.model[field]
     if "batch_size" in config.overrides:
         fixed["batch_size"] = config.batch_size
-    if "stages.short.length" in config.overrides:
-        fixed["lengths"] = (config.stages.short.length,)
+    fixed["multiple"] = config.microbatches
+    names = {name for name in ("short", "long") if any(x.startswith(f"stages.{name}.") for x in config.overrides)}
+    if "long" in names or "stages.short.length" in config.overrides:
+        fixed["lengths"] = tuple(config.stages[name].length for name in ("short", "long") if name in {"short", *names})
     if config.data.records and (manifest := read_manifest(config.data.records)):
         fixed["lengths"] = tuple(sorted(map(int, manifest["sets"])))[:2]
     return fixed
@@ -236,7 +274,7 @@ def _fields(config, chosen: Choice, kind: str) -> dict[str, Any]:
     """Returns the fields of a choice."""
     stages = {}
     for name, length, batch_size, steps in zip(("short", "long"), chosen.lengths, chosen.batch_sizes, chosen.steps):
-        of_stage = stage(steps, length, recipes.predictions(config, length))
+        of_stage = stage(steps, length, predictions_for(config.data.masked_lm_prob, length))
         if batch_size != chosen.batch_sizes[0]:
             of_stage.batch_size = batch_size
         stages[name] = of_stage.to_dict()
@@ -259,15 +297,16 @@ def _fields(config, chosen: Choice, kind: str) -> dict[str, Any]:
             fields |= {"model.hidden_dropout_prob": 0.0, "model.attention_probs_dropout_prob": 0.0}
     # Narrower models need wider initial values for the same net inputs: 0.02 at the width of BERT-base.
     fields["model.initializer_range"] = round(0.02 * math.sqrt(768 / chosen.hidden_size), 3)
-    return fields | _fields_of_steps(sum(chosen.steps), None)
+    return fields | _fields_of_steps(config, sum(chosen.steps), None)
 
 
-def _fields_of_steps(steps: int, seconds: float | None) -> dict[str, Any]:
+def _fields_of_steps(config, steps: int, seconds: float | None) -> dict[str, Any]:
     """Returns the fields that depend on the number of steps, and on the seconds of one if they are known."""
     fields: dict[str, Any] = {"optimizer.warmup_steps": max(1, min(10_000, steps // 20))}
     if seconds is not None:
-        fields["eval.every_steps"] = -(-steps // evaluations(steps * seconds))
-        fields["checkpoint.every_steps"] = max(1, min(steps, round(CHECKPOINT_SECONDS / seconds)))
+        fields["eval.every_steps"] = -(-steps // evaluations(config, steps, steps * seconds))
+        if not config.checkpoint.keep_every:
+            fields["checkpoint.every_steps"] = max(1, min(steps, round(CHECKPOINT_SECONDS / seconds)))
         fields["log_every_steps"] = max(1, min(100, steps, round(LOG_SECONDS / seconds)))
     return fields
 
@@ -288,8 +327,12 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
 
     Stores the numbers in `PLAN` and prints the plan. Returns the run as it is, and None, if its plan is complete.
     """
-    config, plan = opened.config, _read(workdir)
-    if not config.budget or (plan is not None and plan["is_fitted"]) or (workdir / CONFIG).exists():
+    config, plan, parent = opened.config, _read(workdir), _parent(opened.config)
+    if plan is None and parent is not None and (of_parent := _fitted(parent)) is not None:
+        if jax.process_index() == 0:
+            _write(workdir, of_parent)
+        return opened, None
+    if not config.budget or (plan is not None and plan["is_fitted"]) or _is_trained(workdir):
         return opened, None
     spent, program = budget.parse(config.budget), make_program(opened.task, config, opened.mesh)
     require_room(config, program)
@@ -297,18 +340,27 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
         phase("compiling and measuring the training step (usually 10-60 s)")
     measured = Measured(*map(hosts.as_on_first, measure(opened, program)))
     elapsed = hosts.as_on_first(time.monotonic() - began)
-    fields = fields_that_fit(opened, workdir, spent, measured, elapsed)
+    first, fields = opened.task, fields_that_fit(opened, workdir, spent, measured, elapsed)
+    is_traced_anew = fields.get("adapt.new_pieces_first", 0) > 0  # a constant of the compiled step
     apply(config, fields)
     tasks.validate(config, with_data=False)
-    before, opened = opened, opened.reopen(config)
+    opened = opened.reopen(config)
     if jax.process_index() == 0:
-        factor = opened.task.flops(0, opened.task.total_steps) / before.task.flops(0, before.task.total_steps)
-        lines = [*(plan["lines"] if plan else ()), *_lines_of_run(opened, workdir, program, measured, factor, elapsed)]
-        stored = (plan["fields"] if plan else {}) | fields
-        _write(workdir, Plan(budget=spent.text, is_fitted=True, fields=stored, lines=lines))
+        factor = opened.task.flops(0, opened.task.total_steps) / first.flops(0, first.total_steps)
+        lines = plan["lines"] if plan else _lines_of_data(opened, workdir)
+        lines = [*lines, *_lines_of_run(opened, workdir, program, measured, factor, elapsed)]
+        fields = (plan["fields"] if plan else {}) | fields
+        asked = plan["asked"] if plan else _asked(config)
+        _write(workdir, Plan(budget=spent.text, asked=asked, is_fitted=True, fields=fields, lines=lines))
         print(f"plan for a budget of {spent}, kept in {workdir / PLAN}:", flush=True)
         print("\n".join(f"  {line}" for line in lines), flush=True)
-    return opened, program
+    return opened, None if is_traced_anew else program
+
+
+def _parent(config) -> epath.Path | None:
+    """Returns the workdir of the run that this run branches off from."""
+    parent = config.get("branch_from", "").rpartition("@")[0]
+    return epath.Path(parent) if parent else None
 
 
 def measure(opened: Run, program: Program) -> Measured:
@@ -334,7 +386,8 @@ def measure(opened: Run, program: Program) -> Measured:
                 else:
                     first += time.perf_counter() - began
                     compiled.add(shapes)
-                if seconds > MEASURED_SECONDS or (first > MOST_COMPILING_SECONDS and flops):
+                is_enough = seconds > MEASURED_SECONDS or (first > MOST_COMPILING_SECONDS and flops > 0)
+                if hosts.as_on_first(int(is_enough)):  # all hosts run the same steps
                     break
         del state
         compiling += first
@@ -389,16 +442,20 @@ def fields_that_fit(
         _require_steps(config, spent, factor * total, elapsed + END_SECONDS)
         return {"epochs": float(f"{config.epochs * factor:.3g}")}
     if any(name.startswith("stages.") and name.rpartition(".")[2] in STEP_FIELDS for name in config.overrides):
-        return _fields_of_steps(total, measured.steps / total) if config.recipe else {}
+        return _fields_of_steps(config, total, measured.steps / total) if config.recipe else {}
+    now = sum(part.steps * part.tokens_per_step for part in stages_of(config))
     if math.isfinite(spent.tokens):
-        factor = spent.tokens / sum(part.steps * part.tokens_per_step for part in stages_of(config))
+        factor = spent.tokens / now
+        if factor * total < 1:
+            least = math.ceil(now / total)
+            raise UserError(
+                f"config.budget = {config.budget!r}: a step has {least:,} tokens; set {10 * least} tokens or more"
+            )
     else:
-        left = spent.seconds - elapsed
-        factor = (1 - SPARE) * (left - reserve(measured, left)) / measured.steps
+        factor = factor_that_fits(config, total, spent.seconds - elapsed, measured)
         if config.recipe and (unique := _unique_tokens(config, workdir)):
-            now = sum(part.steps * part.tokens_per_step for part in stages_of(config))
             factor = min(factor, choice.MOST_EPOCHS * unique / now)
-    _require_steps(config, spent, factor * total, elapsed + reserve(measured, 0.0))
+        _require_steps(config, spent, factor * total, elapsed + reserve(measured, 1))
     stages = scaled_stages(config, factor)
     scaled = copy.deepcopy(config)
     with scaled.unlocked():
@@ -406,11 +463,11 @@ def fields_that_fit(
     new_total = sum(part.steps for part in stages_of(scaled))
     fields = {"stages": stages}
     if config.recipe:
-        return fields | _fields_of_steps(new_total, measured.steps / total)
+        return fields | _fields_of_steps(config, new_total, measured.steps / total)
     fields["optimizer.warmup_steps"] = math.ceil(config.optimizer.warmup_steps * factor)
     fields["optimizer.warmup_tokens"] = config.optimizer.warmup_tokens * factor
     fields["adapt.new_pieces_first"] = math.ceil(config.adapt.new_pieces_first * factor)
-    fields["eval.every_steps"] = max(1, min(config.eval.every_steps, -(-new_total // 2)))
+    fields["eval.every_steps"] = min(config.eval.every_steps, -(-new_total // 2))
     if not config.checkpoint.keep_every:
         seconds = measured.steps / total
         often = max(1, min(new_total, round(CHECKPOINT_SECONDS / seconds)))
@@ -419,15 +476,27 @@ def fields_that_fit(
     return fields
 
 
-def evaluations(seconds: float) -> int:
-    """Returns the number of evaluations of a run whose steps take so many seconds."""
-    return max(1, min(MOST_EVALUATIONS, round(seconds / EVALUATION_EVERY)))
+def factor_that_fits(config, total: int, left: float, measured: Measured) -> float:
+    """Returns how many times as many steps as `total` take the seconds that are left."""
+    factor = 1.0
+    for _ in range(4):  # the number of evaluations depends on the number of steps
+        count = evaluations(config, factor * total, factor * measured.steps)
+        factor = max(0.0, (1 - SPARE) * (left - reserve(measured, count)) / measured.steps)
+    return factor
 
 
-def reserve(measured: Measured, seconds: float) -> float:
-    """Returns the seconds that a run needs besides its steps, which take so many seconds: evaluations, which are
-    compiled, and the report."""
-    return evaluations(seconds) * measured.evaluation + 0.7 * measured.compiling + END_SECONDS
+def evaluations(config, steps: float, seconds: float) -> int:
+    """Returns the number of evaluations of so many steps, which take so many seconds."""
+    if config.get("recipe") and "eval.every_steps" not in config.overrides:
+        return max(1, min(MOST_EVALUATIONS, round(seconds / EVALUATION_EVERY)))
+    is_set = "stages" not in config or "eval.every_steps" in config.overrides
+    every = config.eval.every_steps if is_set else min(config.eval.every_steps, max(1, math.ceil(steps / 2)))
+    return max(1, math.ceil(steps / every)) if every else math.ceil(config.epochs)
+
+
+def reserve(measured: Measured, count: int) -> float:
+    """Returns the seconds of a run besides its steps: of `count` evaluations, which are compiled, and the report."""
+    return count * measured.evaluation + 0.7 * measured.compiling + END_SECONDS
 
 
 def _require_steps(config, spent: budget.Budget, steps: float, least: float) -> None:
@@ -496,15 +565,13 @@ def _lines_of_run(
                 f"(--config.stages.{part.name}.steps, --config.batch_size)"
             )
         tokens = sum(part.steps * part.tokens_per_step for part in parts)
-        lines.append(
-            f"tokens: {_count(tokens)}{_epochs(config, workdir, tokens)} (--config.budget, such as 200M tokens)"
-        )
+        lines.append(f"tokens: {_count(tokens)}{_epochs(config, workdir, tokens)} (--config.budget, such as 200M)")
     else:
         lines.append(
             f"epochs: {config.epochs:g}, {task.total_steps:,} steps of {config.batch_size} examples (--config.epochs)"
         )
     steps = measured.steps * factor
-    rest = reserve(measured, steps)
+    rest = reserve(measured, evaluations(config, task.total_steps, steps))
     lines.append(
         f"time: about {duration(elapsed + steps + rest)} in all: {duration(elapsed)} until here, {duration(steps)} for "
         f"the steps, {duration(rest)} for evaluation and report (--config.budget)"
@@ -520,6 +587,23 @@ def _unique_tokens(config, workdir: epath.Path) -> int | None:
     """Returns the tokens of the text that is trained on; None if the records do not have their number."""
     manifest = read_manifest(config.data.records or workdir / "records") or {}
     return manifest.get("corpus", {}).get("train_tokens")
+
+
+def _lines_of_data(opened: Run, workdir: epath.Path) -> list[str]:
+    """Returns lines about the data of a run without a recipe."""
+    config = opened.config
+    if "stages" not in config:
+        dev = sum(len(split.examples) for split in opened.task.dataset.dev)
+        return [f"data: {opened.info.train_examples:,} training examples, {dev:,} dev examples (--config.data.path)"]
+    counts = (read_manifest(config.data.records or workdir / "records") or {}).get("corpus", {})
+    if not counts:
+        return []
+    text, heldout, tokens = (counts[name] for name in ("train_documents", "heldout_documents", "train_tokens"))
+    return [
+        f"text: {text:,} documents, {_count(tokens)} tokens (--config.data.corpus)",
+        f"held out: {heldout:,} documents (--config.data.heldout_fraction)",
+        f"vocabulary: {config.model.vocab_size:,} pieces (--config.model.vocab_size, --config.tokenizer.kind)",
+    ]
 
 
 def _epochs(config, workdir: epath.Path, tokens: float) -> str:

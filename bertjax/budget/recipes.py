@@ -1,9 +1,14 @@
 """The recipes of `config.recipe`: everything about a run but its sizes, which `choice` computes from the text."""
 
+from collections.abc import Iterator, Mapping
+
 import ml_collections
 
 from bertjax import experiment, families
-from bertjax.config import named_stages, pretraining_config, stage
+from bertjax.config import UserError, named_stages, pretraining_config, stage
+from bertjax.stages import predictions_for
+
+NO_CHOICE = ("budget", "overrides", "recipe")  # fields of a config that are neither chosen nor kept
 
 
 def recipe_config(recipe: str) -> ml_collections.ConfigDict:
@@ -20,33 +25,47 @@ def recipe_config(recipe: str) -> ml_collections.ConfigDict:
     # The texts in which words are filled are chosen from the held-out text.
     config.eval.update(max_sequences=512, fill_masks=())
     if recipe == "bert":
-        config.stages = named_stages(short=stage(1000, 128, predictions(config, 128)))
         config.optimizer.update(bias_correction=True, beta2=0.98)
-        return config.lock()
-    config.model = families.model_fields("modernbert", attention_output_dropout_prob=0.0)
-    config.tokenizer.update(kind="bpe", lowercase=False)
-    config.data.update(next_sentence="none", masked_lm_prob=0.3)
-    config.stages = named_stages(short=stage(1000, 128, predictions(config, 128)))
-    config.packing = True
-    config.optimizer.update(name="stable_adamw", beta2=0.98, schedule="trapezoid", decay_proportion=0.2, decay="sqrt")
-    config.optimizer.weight_decay = 1e-4
+    else:
+        config.model = families.model_fields("modernbert", attention_output_dropout_prob=0.0)
+        config.tokenizer.update(kind="bpe", lowercase=False)
+        config.data.update(next_sentence="none", masked_lm_prob=0.3)
+        config.packing = True
+        config.optimizer.update(name="stable_adamw", beta2=0.98, weight_decay=1e-4)
+        config.optimizer.update(schedule="trapezoid", decay_proportion=0.2, decay="sqrt")
+    share = config.data.masked_lm_prob
+    config.stages = named_stages(
+        short=stage(1000, 128, predictions_for(share, 128)), long=stage(100, 512, predictions_for(share, 512))
+    )
     return config.lock()
 
 
-def predictions(config, length: int) -> int:
-    """Returns how many masks a sequence of this length has at most: for 128 tokens 20, or 39 of 30 %."""
-    return int(config.data.masked_lm_prob * length) + 1
+def prepared(config) -> ml_collections.ConfigDict:
+    """Returns a copy of a config with a recipe, in which `overrides` names all fields that somebody has set.
 
-
-def with_recipe(config) -> ml_collections.ConfigDict:
-    """Returns the config with the recipe that `config.recipe` names, and with the fields that the user has set.
+    These are the fields that the command line has set, and those that differ from the config of the recipe. If
+    `config.recipe` names another recipe than the config was made with, it gets the other fields of that recipe.
 
     Raises `UserError` for a field that the models of the recipe do not have.
     """
-    if config.model.family == ("bert" if config.recipe == "bert" else "modernbert"):
-        return config
-    switched = recipe_config(config.recipe)
-    switched.budget, switched.overrides = config.budget, config.overrides
-    for name in config.overrides:
-        experiment.find_field(switched, name).set(experiment.find_field(config, name).value)
-    return switched.lock()
+    made_with = "bert" if config.model.family == "bert" else "modern"
+    defaults, names = dict(_leaves(recipe_config(made_with))), set(config.overrides)
+    names |= {name for name, value in _leaves(config) if defaults.get(name) != value}
+    copy = recipe_config(config.recipe) if config.recipe != made_with else config.copy_and_resolve_references().lock()
+    try:
+        for name in sorted(names) if copy.model.family != config.model.family else ():
+            experiment.find_field(copy, name).set(experiment.find_field(config, name).value)
+    except UserError as error:
+        raise UserError(f"config.recipe = {config.recipe!r}: {error}") from None
+    with copy.unlocked():
+        copy.budget, copy.overrides = config.budget, tuple(sorted(names))
+    return copy
+
+
+def _leaves(section: Mapping, before: str = "") -> Iterator[tuple[str, object]]:
+    """Yields the fields of a config that can be set, with their dotted names."""
+    for name, value in section.items():
+        if isinstance(value, ml_collections.ConfigDict):
+            yield from _leaves(value, f"{before}{name}.")
+        elif f"{before}{name}" not in NO_CHOICE:
+            yield f"{before}{name}", value

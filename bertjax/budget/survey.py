@@ -1,4 +1,4 @@
-"""Reads at most 64 MB of a corpus: sizes, letters and words of its text, and sentences that a run is shown with."""
+"""Reads at most 64 MB of a corpus: sizes, letters and words of its text, and held-out sentences to fill masks in."""
 
 import collections
 import itertools
@@ -19,7 +19,7 @@ from bertjax.lists import corpus_sources
 from bertjax.text import learning
 from bertjax.text.tokenizer import Tokenizer
 
-MOST_BYTES = 64_000_000
+MOST_BYTES = 24_000_000  # of a reading; there may be two, and one for masked texts
 COUNTED_CHARACTERS = 4_000_000  # the words of so many characters are counted, and their letters by script
 LEAST_DOCUMENTS = 20
 DECODED_LETTERS = 20_000
@@ -35,6 +35,7 @@ class Survey(NamedTuple):
     Attributes:
       document: the value of `data.document` with which the text has enough documents.
       scripts: {script, such as "LATIN": share of the letters}, the most frequent first.
+      kind: the kind of tokenizer that the words were counted for.
       words: counts of words, as vocabularies are learnt from.
       sample: sentences.
       seconds_per_byte: the time that splitting and counting took one core.
@@ -45,6 +46,7 @@ class Survey(NamedTuple):
     text: Text
     document: str
     scripts: Mapping[str, float]
+    kind: str
     words: collections.Counter
     sample: list[str]
     seconds_per_byte: float
@@ -57,12 +59,22 @@ class _Enough(Exception):
 
 
 class _Read(NamedTuple):
-    """The documents of the surveyed part: the sizes of all in bytes, and the first ones."""
+    """The documents that were read.
+
+    Attributes:
+      sizes: their bytes.
+      first: the first documents.
+      bytes: of the files that were read, as stored.
+      is_whole: whether there are no others.
+      text, documents: estimates for the corpus.
+    """
 
     sizes: list[int]
     first: list[Document]
-    bytes: int  # that were read, as stored
+    bytes: int
     is_whole: bool
+    text: float
+    documents: float
 
 
 def survey(config) -> Survey:
@@ -84,45 +96,51 @@ def survey(config) -> Survey:
 
 
 def _read(config, portions: Sequence[corpus.Portion], document: str) -> _Read:
-    """Reads at most `MOST_BYTES`, as many of each portion. Raises `UserError` if they have no document."""
-    stored = sum(portion.bytes for portion in portions)
-    each = MOST_BYTES if stored <= MOST_BYTES else max(1, MOST_BYTES // len(portions))
-    sizes, first, faults, characters, read, is_whole = [], [], [], 0, 0, True
-    for portion in portions[: MOST_BYTES // each if stored > MOST_BYTES else None]:
-        reader = _Reader(config, document, each, faults)
+    """Reads at most `MOST_BYTES`, as many of each portion that does not end before.
+
+    Raises `UserError` if they have no document.
+    """
+    sizes, first, faults, characters, read, is_whole, whole, number = [], [], [], 0, 0, True, 0.0, 0.0
+    for done, portion in enumerate(portions):
+        if read >= MOST_BYTES:
+            break
+        before, reader = len(sizes), _Reader(config, document, (MOST_BYTES - read) // (len(portions) - done), faults)
         for text in reader.documents(portion):
             sizes.append(sum(len(line.encode()) for line in text.lines))
             if characters < COUNTED_CHARACTERS:
                 first.append(text)
                 characters += sizes[-1]
+        # The rest of a portion is like its beginning; without a known size, only the beginning counts.
+        more = max(1.0, portion.bytes / reader.read) if reader.stopped and portion.bytes and reader.read else 1.0
+        whole, number = whole + more * sum(sizes[before:]), number + more * (len(sizes) - before)
         read, is_whole = read + reader.read, is_whole and not reader.stopped
     if not sizes:
         if faults:
             reading.stop_at(*faults[0])
         raise UserError(f"config.data.corpus = {config.data.corpus!r}: there is no text in its first {read:,} bytes")
-    return _Read(sizes, first, read, is_whole)
+    return _Read(sizes, first, read, is_whole, whole, number)
 
 
 def _surveyed(config, portions: Sequence[corpus.Portion], document: str, read: _Read) -> Survey:
-    began, stored = time.perf_counter(), sum(portion.bytes for portion in portions)
+    began = time.perf_counter()
     kind, lowercase = config.tokenizer.kind, config.tokenizer.lowercase
     split = [sentences.split(text, config.data.language, config.data.split_sentences) for text in read.first]
     sample = list(itertools.chain.from_iterable(split))
-    words = learning.count_words(kind if kind in learning.TRAINING_BYTES else "bpe", sample, lowercase)
+    kind = kind if kind in learning.TRAINING_BYTES else "bpe"
+    words = learning.count_words(kind, sample, lowercase)
     seconds_per_byte = (time.perf_counter() - began) / max(1, sum(map(len, sample)))
     scripts = _scripts(sample)
-    more = 1.0 if read.is_whole or not (stored and read.bytes) else stored / read.bytes  # parts like the surveyed one
     percentiles = tuple(float(x) for x in np.percentile(read.sizes, [50, 90, 99]))
     text = Text(
-        sum(read.sizes) * more,
-        len(read.sizes) * more,
+        read.text,
+        read.documents,
         percentiles,
         scripts.get("LATIN", 0.0),
         len(words),
         sum(map(len, sample)) < LONGEST_WORDS * sum(len(sentence.split()) for sentence in sample),
     )
     files = sum(len(portion.files) for portion in portions)
-    return Survey(text, document, scripts, words, sample, seconds_per_byte, files, read.is_whole)
+    return Survey(text, document, scripts, kind, words, sample, seconds_per_byte, files, read.is_whole)
 
 
 class _Reader:
@@ -163,9 +181,13 @@ def _scripts(sample: list[str]) -> dict[str, float]:
 def learn(kind: str, lowercase: bool, vocab_size: int, found: Survey) -> Tokenizer:
     """Learns a tokenizer of the surveyed words: of fewer pieces than `vocab_size` if the words give no more.
 
-    It is used for its number of tokens; the run learns a tokenizer of its own from all documents.
+    It is used for its number of tokens; the run learns a tokenizer of its own from all documents. Raises `UserError`
+    for a kind that cannot be learnt, and for too little text.
     """
-    words = found.words if kind == "bpe" else learning.count_words(kind, found.sample, lowercase)
+    if kind not in learning.TRAINING_BYTES:
+        learnt = ", ".join(learning.TRAINING_BYTES)
+        raise UserError(f"config.tokenizer.kind = {kind!r}: cannot be learnt; choose {learnt}, or set tokenizer.path")
+    words = found.words if kind == found.kind else learning.count_words(kind, found.sample, lowercase)
     least, tried = 0, set()
     while vocab_size not in tried:
         tried.add(vocab_size)
@@ -204,10 +226,11 @@ def masked_texts(config, found: Survey, most: int = MASKED_TEXTS) -> tuple[str, 
     They are from the beginning of the corpus: different sentences for different corpora, and the same on every call.
     """
     common = {word for word, _ in found.words.most_common(600)} - {word for word, _ in found.words.most_common(12)}
-    selection, texts, counts = selection_of(config), [], collections.Counter()
+    selection, texts, counts, characters = selection_of(config), [], collections.Counter(), 0
     for group in corpus.groups(list(selection.weights))[:1]:
         for each in selection.read(group, counts):
-            if len(texts) >= most or counts["bytes"] > MOST_BYTES:
+            characters += sum(map(len, each.document.lines))
+            if len(texts) >= most or max(counts["bytes"], characters) > MOST_BYTES // 2:
                 return tuple(texts)
             if is_train(each.part):
                 continue

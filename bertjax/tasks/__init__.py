@@ -48,6 +48,10 @@ def validate(config, with_data: bool = True, is_adopted: bool = False) -> None:
     if config.task == PRETRAINING:
         validate_pretraining(config, with_data)
         objectives.validate(config, with_model=is_adopted or not config.adapt.model)
+        if config.recipe:
+            from bertjax.budget import recipes
+
+            recipes.prepared(config)
     else:
         task = get(config.task)
         validate_fine_tuning(config, with_data)

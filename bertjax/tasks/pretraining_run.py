@@ -168,22 +168,35 @@ def _open(config, workdir: epath.Path, before: RunInfo | None) -> Run:
 
 
 def _open_with(
-    config, workdir: epath.Path, before: RunInfo | None, mesh: Mesh, records: epath.Path, tokenizer: Tokenizer
+    config,
+    workdir: epath.Path,
+    before: RunInfo | None,
+    mesh: Mesh,
+    records: epath.Path,
+    tokenizer: Tokenizer,
+    way: dict[str, str] | None = None,
 ) -> Run:
+    """Opens a run on records. `way`: how to compute, if the run was open before with another number of steps."""
     initialize = None
     is_start = bool(config.init_checkpoint) and before is None and not config.branch_from
     if is_start:
         pretrained.check_tokenizer(config.init_checkpoint, tokenizer)
     fill_mask.check(config.eval.fill_masks, tokenizer, config.model.max_position_embeddings)
     with hosts.first_before_others("records counted"):
-        if config.eval.bits_windows and before is None and not config.branch_from and jax.process_index() == 0:
+        measures_bits = config.eval.bits_windows and before is None and not config.branch_from and way is None
+        if measures_bits and jax.process_index() == 0:
             phase("measuring bits per byte of the checkpoint" if config.init_checkpoint else "choosing held-out text")
             adaptation.begin(config, workdir, tokenizer)
         text = adaptation.read(workdir) if config.eval.bits_windows else None
         if config.packing and jax.process_index() == 0:
             phase("reading the lengths of the sequences")
         task = Pretraining(config, mesh, records, workdir, tokenizer, heldout_text=text)
-    task = fastest_that_fits(task, mesh.devices.flat[0].platform)  # all hosts compile together
+    if way is None:
+        task = fastest_that_fits(task, mesh.devices.flat[0].platform)  # all hosts compile together
+    else:
+        chosen = copy.deepcopy(config)
+        chosen.update(way)
+        task = task.computing_as(chosen)
     fields = [field for field in ("remat", "unroll") if task.config[field] != config[field]]
     notes = [f"config.{field} = 'auto': {task.config[field]}" for field in fields]
     steps = config.optimizer.warmup_steps
@@ -220,9 +233,8 @@ def _open_with(
         said = report(config_after(config, step), trained.scores)
         return "\n".join([said, *changed, *map(fill_mask.describe, filled)])
 
-    reopen = functools.partial(
-        _open_with, workdir=workdir, before=before, mesh=mesh, records=records, tokenizer=tokenizer
-    )
+    given = dict(workdir=workdir, before=before, mesh=mesh, records=records, tokenizer=tokenizer)
+    reopen = functools.partial(_open_with, way={name: task.config[name] for name in ("remat", "unroll")}, **given)
     return Run(config, mesh, task, info, tokenizer, initialize, notes, end_report, reopen)
 
 

@@ -151,8 +151,8 @@ class Progress:
             expected = self._seconds_left(self._started, done, seconds)
             if expected > DAY:
                 self.say(
-                    f"this run will take about {duration(expected)} on this machine; --config.budget=8h chooses sizes "
-                    f"and steps for 8 hours"
+                    f"this run will take about {duration(expected)} on this machine; for a run of 8 hours, set "
+                    f"--config.budget=8h and another --workdir"
                 )
         before, then = self._marked
         if done > before and (is_first or self._pace.is_due()):

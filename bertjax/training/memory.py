@@ -53,8 +53,8 @@ def memory_of_device(device) -> float:
 def least_bytes(config, program: Program) -> float:
     """Returns a lower bound of the bytes that a step takes on a device, without compiling it.
 
-    It counts the state of training, the gradients, and what the backward pass reads of each layer: of layers that are
-    recomputed only their inputs.
+    It counts the state of training, and what the backward pass reads of each layer: of layers that are recomputed only
+    their inputs.
     """
 
     def size(arrays) -> int:
@@ -65,7 +65,7 @@ def least_bytes(config, program: Program) -> float:
     width = hidden if config.remat in ("full", "auto") else 4 * hidden + model.get("intermediate_size", 4 * hidden)
     itemsize = 4 if mesh.devices.flat[0].platform == "cpu" else 2
     activations = _least_tokens(config) * layers * width * itemsize / (mesh.shape["data"] * mesh.shape["fsdp"])
-    return size(program.state) + size(program.state.params) + activations
+    return size(program.state) + activations
 
 
 def _least_tokens(config) -> float:

@@ -112,6 +112,9 @@ def validate_pretraining(config: ml_collections.ConfigDict, with_data: bool = Tr
     _validate_adaptation(config, with_data)
     random = "would be random as well: set init_checkpoint, or 0"
     require(bool(config.init_checkpoint) or not config.freeze_layers, "freeze_layers", config.freeze_layers, random)
+    if config.recipe:
+        adapted = "a recipe trains from random params; use --config=adapt with a budget, or leave it out"
+        require(not (config.init_checkpoint or config.adapt.model), "init_checkpoint", config.init_checkpoint, adapted)
     validate_stages(config, PRETRAINING_LIMITS)
     if config.data.stream:
         _validate_stream(config)
