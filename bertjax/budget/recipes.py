@@ -50,7 +50,12 @@ def prepared(config) -> ml_collections.ConfigDict:
     """
     made_with = "bert" if config.model.family == "bert" else "modern"
     defaults, names = dict(_leaves(recipe_config(made_with))), set(config.overrides)
-    names |= {name for name, value in _leaves(config) if defaults.get(name) != value}
+    followed = {  # these follow the masked share
+        f"stages.{name}.max_predictions_per_seq"
+        for name, each in config.stages.items()
+        if each.max_predictions_per_seq == predictions_for(config.data.masked_lm_prob, each.length)
+    }
+    names |= {name for name, value in _leaves(config) if defaults.get(name) != value and name not in followed}
     copy = recipe_config(config.recipe) if config.recipe != made_with else config.copy_and_resolve_references().lock()
     try:
         for name in sorted(names) if copy.model.family != config.model.family else ():

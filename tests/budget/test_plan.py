@@ -177,6 +177,8 @@ def test_sizes_are_chosen_again_for_other_flags_until_steps_are_measured(tmp_pat
     assert bert.model.intermediate_size == 4 * bert.model.hidden_size
     two = begun("--config.stages.long.length=64", "--config.data.masked_lm_prob=0.2")
     assert [(part.length, part.max_predictions_per_seq) for part in stages_of(two)] == [(64, 13), (128, 26)]
+    few = begun("--config.data.masked_lm_prob=0.4", "--config.stages.short.length=32")
+    assert [(part.length, part.max_predictions_per_seq) for part in stages_of(few)] == [(32, 13)]
     for wrong, message in (
         (["--config.recipe=bert", "--config.model.local_attention=64"], "config.recipe = 'bert': .*'local_attention'"),
         (["--config.tokenizer.kind=unigram"], "config.tokenizer.kind = 'unigram': cannot be learnt"),
