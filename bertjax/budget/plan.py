@@ -40,7 +40,7 @@ PLAN = "plan.json"
 MEASURED_SECONDS, MOST_MEASURED_STEPS = 4.0, 200
 MOST_COMPILING_SECONDS = 60.0  # fine-tuning has batches of many shapes, each of which compiles the step
 COMPILE_SECONDS = 25.0  # of the steps and evaluation of a small model on two cores, before they are measured
-# Preparation: processes start, and read and split the text twice, which takes as many times as long as the survey's.
+# Preparing a text: seconds until its processes work, and the factor to the time in which the survey splits the text.
 START_SECONDS, PASSES = 6.0, 3.5
 END_SECONDS = 8.0  # filling masks and drawing the page about the run
 SPARE = 0.03  # share of the time that is left free: other programs run as well
@@ -132,7 +132,7 @@ def _chosen(config, workdir: epath.Path, began: float) -> Iterator[None]:
 
 
 def _asked(config) -> dict[str, Any]:
-    """Returns what the user asks for, as JSON has it."""
+    """Returns the budget, the recipe and the fields that the user has set, with the types of JSON."""
     fields = {name: experiment.find_field(config, name).value for name in config.overrides}
     return json.loads(json.dumps({"budget": config.budget, "recipe": config.get("recipe", ""), **fields}))
 
@@ -477,7 +477,7 @@ def fields_that_fit(
 
 
 def factor_that_fits(config, total: int, left: float, measured: Measured) -> float:
-    """Returns how many times as many steps as `total` take the seconds that are left."""
+    """Returns the factor for the number of steps (`total`) with which the run takes the seconds that are left."""
     factor = 1.0
     for _ in range(4):  # the number of evaluations depends on the number of steps
         count = evaluations(config, factor * total, factor * measured.steps)
@@ -486,7 +486,7 @@ def factor_that_fits(config, total: int, left: float, measured: Measured) -> flo
 
 
 def evaluations(config, steps: float, seconds: float) -> int:
-    """Returns the number of evaluations of so many steps, which take so many seconds."""
+    """Returns the number of evaluations of a run. `seconds`: of all its steps."""
     if config.get("recipe") and "eval.every_steps" not in config.overrides:
         return max(1, min(MOST_EVALUATIONS, round(seconds / EVALUATION_EVERY)))
     is_set = "stages" not in config or "eval.every_steps" in config.overrides
