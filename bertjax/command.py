@@ -212,6 +212,7 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     from bertjax import objectives, tasks
     from bertjax.interop import huggingface, pretrained
     from bertjax.tasks.finetuning import SEPARATOR
+    from bertjax.tasks.finetuning_run import NARROW_RATE, WIDE
 
     try:
         place = pretrained.find(checkpoint)
@@ -242,9 +243,11 @@ def uses_of(checkpoint: str) -> list[list[str]]:
         if not os.path.exists(output):
             found.append(module("convert", f"--source={checkpoint}", f"--output={output}", f"--format={form}"))
     if task is None and place.format == "bertjax":
-        fine_tuning = "--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=reviews.csv"
+        fine_tuning = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=reviews.csv"]
+        if settings.model.get("hidden_size", WIDE) < WIDE:
+            fine_tuning.append(f"--config.optimizer.learning_rate={NARROW_RATE:g}")
         return [*found, module("main", *fine_tuning, f"--workdir={checkpoint}-classify")]
-    return [*found, module("serve", given)]
+    return [*found, module("serve", given)] if importlib.util.find_spec("aiohttp") else found
 
 
 def keep_compiled() -> None:

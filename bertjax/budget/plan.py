@@ -9,7 +9,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypedDict
 
 import jax
@@ -179,15 +179,17 @@ def apply(config, fields: dict[str, Any]) -> None:
 def _with_sizes(config, began: float, prepares: bool = True) -> Plan:
     """Chooses the sizes of a recipe. `prepares`: whether the budget covers the preparation of the text."""
     spent = budget.parse(config.budget)
-    found, device = None, machine.measure()
+    found = None
     if config.data.records:
         text, kind, vocab_size, of_token = _text_of_records(config)
+        device = machine.measure()
         left = spent.seconds - (time.monotonic() - began) - COMPILE_SECONDS - END_SECONDS
         _require_time(config, spent, left, 0.0, text)
     else:
         count = len(corpus_sources(config))
-        phase(f"reading up to {survey.MOST_BYTES // 10**6} MB of {count} source{'s' * (count > 1)} for the plan")
+        phase(f"reading the beginning of {count} source{'s' * (count > 1)} for the plan")
         found = survey.survey(config)
+        device = machine.measure()  # after the text has been read: a wrong path is an error at once
         text, kind = found.text, config.tokenizer.kind
         if "tokenizer.kind" not in config.overrides and not config.tokenizer.path:
             kind = choice.kind_of_tokenizer(config.recipe, text)
@@ -564,7 +566,8 @@ def _lines_of_run(
                 f"stage {part.name}: {part.steps:,} steps of {part.batch_size} sequences of {part.length} tokens "
                 f"(--config.stages.{part.name}.steps, --config.batch_size)"
             )
-        tokens = sum(part.steps * part.tokens_per_step for part in parts)
+        shares = _manifest(config, workdir).get("real_tokens_share", {})  # the others are padding
+        tokens = sum(part.steps * part.tokens_per_step * shares.get(str(part.length), 1.0) for part in parts)
         lines.append(f"tokens: {_count(tokens)}{_epochs(config, workdir, tokens)} (--config.budget, such as 200M)")
     else:
         lines.append(
@@ -578,14 +581,19 @@ def _lines_of_run(
     )
     needed, device = least_bytes(config, program), opened.mesh.devices.flat[0]
     has = memory_of_device(device) if jax.process_count() == 1 or device.platform != "cpu" else None
-    of = f" of {has / 1e9:,.1f} GB" if has else ""
-    lines.append(f"memory: at least {needed / 1e9:,.1f} GB{of} (--config.batch_size, --config.microbatches)")
+    of = f" of {describe_bytes(has)}" if has else ""
+    lines.append(f"memory: at least {describe_bytes(needed)}{of} (--config.batch_size, --config.microbatches)")
     return lines
+
+
+def _manifest(config, workdir: epath.Path) -> Mapping:
+    """Returns the manifest of the records; empty if they have none."""
+    return read_manifest(config.data.records or workdir / "records") or {}
 
 
 def _unique_tokens(config, workdir: epath.Path) -> int | None:
     """Returns the tokens of the text that is trained on; None if the records do not have their number."""
-    manifest = read_manifest(config.data.records or workdir / "records") or {}
+    manifest = _manifest(config, workdir)
     return manifest.get("corpus", {}).get("train_tokens")
 
 
@@ -595,7 +603,7 @@ def _lines_of_data(opened: Run, workdir: epath.Path) -> list[str]:
     if "stages" not in config:
         dev = sum(len(split.examples) for split in opened.task.dataset.dev)
         return [f"data: {opened.info.train_examples:,} training examples, {dev:,} dev examples (--config.data.path)"]
-    counts = (read_manifest(config.data.records or workdir / "records") or {}).get("corpus", {})
+    counts = _manifest(config, workdir).get("corpus", {})
     if not counts:
         return []
     text, heldout, tokens = (counts[name] for name in ("train_documents", "heldout_documents", "train_tokens"))

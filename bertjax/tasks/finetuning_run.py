@@ -30,6 +30,9 @@ from bertjax.training.run import Kind, Run
 from bertjax.training.workdir import RunInfo, changed_data, load_tokenizer, tokenizer_entry
 from bertjax.validation.checks import require
 
+# Turc et al. 2019 fine-tune models narrower than 512 with rates up to 3e-4.
+WIDE, NARROW_RATE = 512, 3e-4
+
 
 @dataclasses.dataclass(frozen=True)
 class Material:
@@ -96,8 +99,20 @@ def open_run(config, workdir: epath.Path, before: RunInfo | None, material: Mate
     # By default, after every epoch.
     config.eval.every_steps = config.eval.every_steps or steps_per_epoch(info.train_examples, config.batch_size)
 
+    if is_slow_for_width(config):
+        notes.append(
+            f"config.optimizer.learning_rate = {config.optimizer.learning_rate:g}: is a rate for BERT-base; a model of "
+            f"width {config.model.hidden_size} learns faster with --config.optimizer.learning_rate={NARROW_RATE:g}"
+        )
+    end_report = functools.partial(_end_report, dataset=dataset)
     reopen = functools.partial(open_run, workdir=workdir, before=before, material=material)
-    return Run(config, mesh, task, info, material.tokenizer, material.initialize, notes, _end_report, reopen)
+    return Run(config, mesh, task, info, material.tokenizer, material.initialize, notes, end_report, reopen)
+
+
+def is_slow_for_width(config) -> bool:
+    """Returns whether the learning rate is that of BERT-base, and the whole of a narrow model is trained with it."""
+    is_narrow = config.model.get("hidden_size", WIDE) < WIDE
+    return is_narrow and config.optimizer.learning_rate <= 5e-5 and not config.lora.rank and not config.sweep
 
 
 def info_of(config, material: Material) -> RunInfo:
@@ -171,14 +186,17 @@ def score(source: Pretrained, output_layer: OutputLayer, split: Split) -> Scores
     return Scores(finite, decided=source.decided or here)
 
 
-def _end_report(trained: Trained) -> str:
+def _end_report(trained: Trained, dataset: Dataset) -> str:
     """Formats the scores of the best checkpoint and, if it is not the last, of the last."""
-    if trained.best is None or trained.best_step == int(trained.state.step):
-        return report(trained.scores)
-    return (
-        f"{report(trained.best)} (best checkpoint, step {trained.best_step}; predict and convert use it)\n"
-        f"{report(trained.scores)} (last step, {int(trained.state.step)})"
-    )
+    text = report(trained.scores)
+    if trained.best is not None and trained.best_step != int(trained.state.step):
+        text = (
+            f"{report(trained.best)} (best checkpoint, step {trained.best_step}; predict and convert use it)\n"
+            f"{text} (last step, {int(trained.state.step)})"
+        )
+    if dataset.baseline:
+        text += f"\nalways the same answer: {dataset.metric} {100 * dataset.baseline:.2f} at most"
+    return text
 
 
 def report(scores: Scores, of: str = "dev") -> str:

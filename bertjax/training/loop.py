@@ -238,7 +238,7 @@ def train(
                     if is_first:
                         writer.flush()
                 if stops:
-                    raise KeyboardInterrupt(f"stopped at step {step}")
+                    raise KeyboardInterrupt(f"stopped at step {step}; the same command continues from there")
                 if evaluates:
                     if not host:
                         saves_first(f"step {step} is saved, and evaluated when the run is resumed")
