@@ -66,6 +66,8 @@ def main(arguments: list[str]) -> None:
         )
     mined = mining.mine(search, *task.vectors_of_search(source, search), choice)
     print("\n".join(mining.write(_OUTPUT.value, search, mined, choice)), flush=True)
+    if len(mined.rows) < len(search.queries) / 2:  # the warning has the remedy
+        return
     columns = ",".join(["anchor", "positive", *(f"negative_{i}" for i in range(1, choice.negatives + 1))])
     data = [f"--config.data.path={_OUTPUT.value}", f"--config.data.texts={columns}", "--workdir=runs/mined"]
     command.print_next(command.module("main", "--config=embed", f"--config.init_checkpoint={_CHECKPOINT.value}", *data))

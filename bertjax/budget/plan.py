@@ -579,6 +579,8 @@ def _lines_of_run(
         f"time: about {duration(elapsed + steps + rest)} in all: {duration(elapsed)} until here, {duration(steps)} for "
         f"the steps, {duration(rest)} for evaluation and report (--config.budget)"
     )
+    if "stages" not in config and elapsed + steps + rest < 0.8 * budget.parse(config.budget).seconds:
+        lines.append("the budget is larger than all epochs need; more epochs (--config.epochs) take longer")
     needed, device = least_bytes(config, program), opened.mesh.devices.flat[0]
     has = memory_of_device(device) if jax.process_count() == 1 or device.platform != "cpu" else None
     of = f" of {describe_bytes(has)}" if has else ""
@@ -601,8 +603,7 @@ def _lines_of_data(opened: Run, workdir: epath.Path) -> list[str]:
     """Returns lines about the data of a run without a recipe."""
     config = opened.config
     if "stages" not in config:
-        dev = sum(len(split.examples) for split in opened.task.dataset.dev)
-        return [f"data: {opened.info.train_examples:,} training examples, {dev:,} dev examples (--config.data.path)"]
+        return [f"data: {opened.info.train_examples:,} training examples (--config.data.path)"]
     counts = _manifest(config, workdir).get("corpus", {})
     if not counts:
         return []

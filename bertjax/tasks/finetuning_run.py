@@ -87,13 +87,19 @@ def _with_layers(layers: int, arrays: dict, theirs: BertConfig) -> dict:
     return resizing.with_layers(arrays, theirs, layers)
 
 
-def open_run(config, workdir: epath.Path, before: RunInfo | None, material: Material | None = None) -> Run:
-    """Opens a run. `material`: loaded already, as for the trials of a search."""
+def open_run(
+    config,
+    workdir: epath.Path,
+    before: RunInfo | None,
+    material: Material | None = None,
+    of_data: Sequence[str] = (),
+) -> Run:
+    """Opens a run. `material`, and `of_data`, its notes: loaded already, as for the trials of a search."""
     mesh = make_mesh(config)
-    notes = []
     if material is None:
         material = load_material(config, workdir, before)
-        notes += material.dataset.notes
+        of_data = material.dataset.notes
+    notes = [*of_data]
     dataset, info = material.dataset, info_of(config, material)
     task = FineTuning(config, mesh, dataset)
     # By default, after every epoch.
@@ -105,7 +111,7 @@ def open_run(config, workdir: epath.Path, before: RunInfo | None, material: Mate
             f"width {config.model.hidden_size} learns faster with --config.optimizer.learning_rate={NARROW_RATE:g}"
         )
     end_report = functools.partial(_end_report, dataset=dataset)
-    reopen = functools.partial(open_run, workdir=workdir, before=before, material=material)
+    reopen = functools.partial(open_run, workdir=workdir, before=before, material=material, of_data=of_data)
     return Run(config, mesh, task, info, material.tokenizer, material.initialize, notes, end_report, reopen)
 
 

@@ -142,7 +142,8 @@ def write(path: epath.PathLike, search: Search, mined: Mined, choice: Choice) ->
     if mined.inverted:
         yield (
             f"warning: {mined.inverted} of {len(mined.rows)} queries have a negative that is nearer than their "
-            f"positive, and may be relevant; --margin=0 leaves out such negatives"
+            f"positive, and may be relevant; --margin=0 leaves them out. If few are left, train the "
+            f"checkpoint longer before you mine with it"
         )
     yield "mean cosines: {:.3f} of positives, {:.3f} of negatives".format(*mined.cosines)
 
