@@ -9,6 +9,7 @@ learnt vectors, or a folder of sentence-transformers.
 """
 
 import math
+import pathlib
 
 from absl import flags
 
@@ -69,7 +70,12 @@ def main(arguments: list[str]) -> None:
     if len(mined.rows) < len(search.queries) / 2:  # the warning has the remedy
         return
     columns = ",".join(["anchor", "positive", *(f"negative_{i}" for i in range(1, choice.negatives + 1))])
-    data = [f"--config.data.path={_OUTPUT.value}", f"--config.data.texts={columns}", "--workdir=runs/mined"]
+    data = [f"--config.data.path={_OUTPUT.value}", f"--config.data.texts={columns}"]
+    train = pathlib.Path(_DATA.value)
+    dev = train.with_name(train.name.replace("train", "dev"))
+    if _FORM.value == "pairs" and dev != train and dev.is_file():  # comparable with the scores of the checkpoint
+        data += [f"--config.data.dev.path={dev}", f"--config.data.dev.texts={_TEXTS.value}"]
+    data.append("--workdir=runs/mined")
     command.print_next(command.module("main", "--config=embed", f"--config.init_checkpoint={_CHECKPOINT.value}", *data))
 
 

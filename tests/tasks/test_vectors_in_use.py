@@ -329,6 +329,10 @@ def test_negatives_are_mined_with_a_checkpoint_and_learnt_from(trained, checkpoi
     validate(config)
     dataset = embed.load(config, pretrained.read_tokenizer(checkpoint))
     assert dataset.metric == "ndcg@10" and len(dataset.train) == 24
+    for name in ("train.csv", "dev.csv"):  # the next command judges by the dev set beside the training set
+        write_table(tmp_path / name, [{name: row[name] for name in ("anchor", "positive")} for row in mined])
+    again = command("mine", given[1], "--data=train.csv", "--output=again.jsonl", cwd=tmp_path)
+    assert "--config.data.dev.path=dev.csv --config.data.dev.texts=anchor,positive --work" in again.stderr, again.stderr
     assert "12 dev queries for 40 documents: 52 texts" in dataset.notes
 
 
