@@ -197,7 +197,7 @@ def _run(module: str) -> None:
     code = 1
     bertjax.data.batches.pipeline.reader = lambda: bertjax.data.batches.readers.plain
     if QUICK in os.environ:
-        bertjax.budget.plan.measure = lambda *_: bertjax.budget.plan.Measured(steps=1.0, evaluation=0.1, compiling=1.0)
+        bertjax.budget.plan.measure = lambda *_: bertjax.budget.plan.StepTimes(steps=1.0, evaluation=0.1, compiling=1.0)
         bertjax.tasks.launch.draw = lambda workdir: None
         bertjax.data.preparation.worker_pool = in_process_pool
         bertjax.data.preparation.vocabulary.worker_pool = in_process_pool

@@ -19,7 +19,7 @@ TOKENS_PER_PARAM = 20  # Hoffmann et al. 2022, table 3; params without those of 
 # After 40 epochs, repeated tokens are worth nearly nothing (Muennighoff et al. 2023, section 6); masks change, though.
 MOST_EPOCHS = 100
 LONG_SECONDS = 600  # from this time on, a second stage of longer sequences is worth its compilation
-HIDDEN_SIZE_OF_LAW = 64  # layers so narrow reach half of the speed of wide ones
+HALF_SPEED_HIDDEN_SIZE = 64  # layers of this width reach half of the speed of wide layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Machine:
       name: of a device.
       devices: of all hosts.
       cores: of this host's processor.
-      memory: bytes of a device, or of the host if its processor is the device.
+      memory: bytes of a device, or of the host if the device is its processor.
       flops: matrix products of all devices together, measured in FLOP/s.
     """
 
@@ -65,11 +65,9 @@ class Text:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """The chosen sizes. `tokens` and `seconds` are estimates, which `plan` replaces by measured ones."""
+class Sizes:
+    """The chosen sizes. The numbers of steps are estimates; `steps` replaces them by measured numbers."""
 
-    recipe: str
-    tokenizer: str
     vocab_size: int
     layers: int
     hidden_size: int
@@ -80,7 +78,6 @@ class Choice:
     steps: tuple[int, ...]
     learning_rate: float
     heldout_fraction: float
-    bytes_per_token: float
 
     @property
     def tokens(self) -> int:
@@ -90,8 +87,8 @@ class Choice:
 def kind_of_tokenizer(recipe: str, text: Text) -> str:
     """Returns "bpe" or "wordpiece".
 
-    Other than Latin letters have several bytes, so that pieces of characters are better. Without spaces between words,
-    WordPiece's pieces would be single characters.
+    A letter that is not Latin takes several bytes, so WordPiece, whose pieces are characters, needs fewer pieces. If no
+    spaces separate the words, WordPiece would make a piece of each character.
     """
     return "bpe" if not text.has_spaces or (recipe == "modern" and text.latin >= 0.5) else "wordpiece"
 
@@ -104,7 +101,7 @@ def vocabulary_size(text: Text) -> int:
 
 
 def heldout_fraction(text: Text) -> float:
-    """Returns the share of documents that is held out: about 200 kB, and about 12 documents; of few documents fewer."""
+    """Returns the share of documents that is held out: about 200 kB and at least 12 documents, but at most 40 %."""
     share = max(min(0.1, 200_000 / max(1.0, text.bytes)), 12 / max(1.0, text.documents))
     return round(min(0.4, max(0.005, share)), 4)
 
@@ -144,8 +141,8 @@ def memory_needed(
 
 
 def speed(machine: Machine, hidden: int) -> float:
-    """Estimates the FLOP/s of training: about half of the products' alone, and less in narrow layers."""
-    return 0.5 * machine.flops * hidden / (hidden + HIDDEN_SIZE_OF_LAW)
+    """Estimates the FLOP/s of training: half of the FLOP/s of matrix products alone, and less in narrow layers."""
+    return 0.5 * machine.flops * hidden / (hidden + HALF_SPEED_HIDDEN_SIZE)
 
 
 def choose(
@@ -156,7 +153,7 @@ def choose(
     recipe: str = "modern",
     bytes_per_token: float = 4.0,
     fixed: dict | None = None,
-) -> Choice:
+) -> Sizes:
     """Returns the largest sizes for which there are enough tokens, text and memory; or else the smallest.
 
     Args:
@@ -179,7 +176,7 @@ def choose(
         return memory_needed(recipe, layers, hidden, vocab_size, in_step // machine.devices, lengths[-1], on_cpu)
 
     def tokens_of_step(layers: int, hidden: int) -> int:
-        """Returns as many as fit in half of the memory."""
+        """Returns a number of tokens that fits in half of the memory."""
         in_step, least = tokens_per_step(machine, trained_tokens(layers, hidden)), 1024 * machine.devices
         while in_step > least and memory(layers, hidden, in_step) > machine.memory / 2:
             in_step //= 2
@@ -204,9 +201,7 @@ def choose(
     steps = [
         max(1, round(share * used / (batch * length))) for share, batch, length in zip(shares, batch_sizes, lengths)
     ]
-    return Choice(
-        recipe,
-        kind_of_tokenizer(recipe, text),
+    return Sizes(
         vocab_size,
         layers,
         hidden,
@@ -217,7 +212,6 @@ def choose(
         tuple(steps),
         learning_rate(recipe, hidden),
         heldout_fraction(text),
-        bytes_per_token,
     )
 
 

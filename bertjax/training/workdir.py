@@ -101,7 +101,7 @@ class Finished(TypedDict):
     baseline: NotRequired[float]
 
 
-class Sample(TypedDict):
+class DevSample(TypedDict):
     """An example of the dev set, as the page about a run shows it."""
 
     text: str
@@ -323,14 +323,14 @@ def samples(count: int) -> list[int]:
 
 def samples_file(rows: Sequence[tuple[str, str, str]]) -> dict[str, str]:
     """Returns {name: content} of a file for the workdir with (text, label, prediction) of some examples."""
-    named = [{name: cell[:LONGEST] for name, cell in zip(Sample.__annotations__, row)} for row in rows]
+    named = [{name: cell[:LONGEST] for name, cell in zip(DevSample.__annotations__, row)} for row in rows]
     return {SAMPLES: json.dumps(named, ensure_ascii=False, indent=1) + "\n"}
 
 
-def read_samples(workdir: epath.PathLike) -> list[Sample]:
+def read_samples(workdir: epath.PathLike) -> list[DevSample]:
     """Returns the examples of `samples_file`; none if the run has no such file. Raises `UserError` if it is damaged."""
     path = epath.Path(workdir) / SAMPLES
-    return read_json(path, list[Sample]) if path.exists() else []
+    return read_json(path, list[DevSample]) if path.exists() else []
 
 
 def read_report(workdir: epath.PathLike) -> str | None:

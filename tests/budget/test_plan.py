@@ -10,8 +10,8 @@ import types
 import pytest
 
 from bertjax import budget, experiment
-from bertjax.budget import plan, survey
-from bertjax.budget.plan import Measured, fields_that_fit, scaled_stages
+from bertjax.budget import plan, steps, survey
+from bertjax.budget.steps import StepTimes, fields_that_fit, scaled_stages
 from bertjax.config import UserError, fine_tuning_config, named_stages, pretraining_config, stage
 from bertjax.data.documents.selection import heldout_documents
 from bertjax.stages import stages_of, total_steps
@@ -46,14 +46,14 @@ def test_pretraining_takes_its_budget(stages, seconds, tmp_path):
     config = pretraining_config()
     config.stages = named_stages(**stages)
     config.data.corpus = "text.txt"
-    total, measured, elapsed = total_steps(config), Measured(steps=500.0, evaluation=4.0, compiling=20.0), 60.0
+    total, measured, elapsed = total_steps(config), StepTimes(steps=500.0, evaluation=4.0, compiling=20.0), 60.0
     fields = fields_that_fit(opened(config, total), tmp_path, budget.parse(f"{seconds}s"), measured, elapsed)
     plan.apply(config, fields)
     validate(config)
-    steps = measured.steps * total_steps(config) / total
+    of_steps = measured.steps * total_steps(config) / total
     # The loop evaluates every so many steps, and at the end.
     evaluations = math.ceil(total_steps(config) / config.eval.every_steps)
-    used = elapsed + steps + evaluations * measured.evaluation + 0.7 * measured.compiling + plan.END_SECONDS
+    used = elapsed + of_steps + evaluations * measured.evaluation + 0.7 * measured.compiling + steps.END_SECONDS
     assert 0.93 * seconds <= used <= seconds
     assert config.eval.every_steps <= total_steps(config) and config.optimizer.warmup_steps == pytest.approx(
         10_000 * total_steps(config) / total, rel=0.02, abs=2
@@ -75,29 +75,29 @@ def test_a_batch_that_grows_does_so_in_fewer_tokens_or_not_at_all():
 def test_tokens_are_a_budget(tmp_path):
     config = pretraining_config()
     given = opened(config, total_steps(config)), tmp_path, budget.parse("655.36M tokens")
-    plan.apply(config, fields_that_fit(*given, Measured(1e7, 1.0, 1.0), 60.0))
+    plan.apply(config, fields_that_fit(*given, StepTimes(1e7, 1.0, 1.0), 60.0))
     assert sum(part.steps * part.tokens_per_step for part in stages_of(config)) == pytest.approx(655.36e6, rel=0.01)
 
 
 @pytest.mark.parametrize("seconds", [2000, 600, 150])
 def test_fine_tuning_has_fewer_epochs_and_never_more(seconds, tmp_path):
-    config, measured = fine_tuning_config("classify"), Measured(steps=900.0, evaluation=10.0, compiling=20.0)
+    config, measured = fine_tuning_config("classify"), StepTimes(steps=900.0, evaluation=10.0, compiling=20.0)
     fields = fields_that_fit(opened(config, 300), tmp_path, budget.parse(f"{seconds}s"), measured, 50.0)
     epochs = fields.get("epochs", config.epochs)
-    used = 50 + plan.END_SECONDS + 10 + epochs * 300 + math.ceil(epochs) * 10
+    used = 50 + steps.END_SECONDS + 10 + epochs * 300 + math.ceil(epochs) * 10
     assert used <= seconds and (epochs == 3.0 if seconds == 2000 else used > 0.9 * seconds)
 
 
 def test_too_small_a_budget_names_a_larger_one(tmp_path):
     for config in (pretraining_config(), fine_tuning_config("classify")):
-        given = opened(config, 300), tmp_path, budget.parse("1min"), Measured(900.0, 10.0, 20.0), 70.0
+        given = opened(config, 300), tmp_path, budget.parse("1min"), StepTimes(900.0, 10.0, 20.0), 70.0
         with pytest.raises(UserError, match=r"no step is left; set --config.budget=\dmin or more"):
             fields_that_fit(*given)
 
 
 def test_steps_that_the_user_has_set_are_kept(tmp_path):
     config = config_of("--config=quickstart", "--config.stages.short.steps=77", "--config.budget=1h")
-    given = opened(config, total_steps(config)), tmp_path, budget.parse("1h"), Measured(500.0, 4.0, 20.0), 60.0
+    given = opened(config, total_steps(config)), tmp_path, budget.parse("1h"), StepTimes(500.0, 4.0, 20.0), 60.0
     assert fields_that_fit(*given) == {}
 
 
@@ -205,7 +205,7 @@ TINY = (
 @pytest.mark.usefixtures("in_process", "on_one_device")
 def test_a_plan_is_made_once_and_kept(tmp_path, capsys, monkeypatch):
     """From the text to the report; the same command resumes it, whatever the budget, and a branch has its numbers."""
-    monkeypatch.setattr(plan, "MEASURED_SECONDS", 0.01)
+    monkeypatch.setattr(steps, "MEASURED_SECONDS", 0.01)
     (tmp_path / "text.txt").write_text(make_corpus(100))
     arguments = [*TINY, f"--config.data.corpus={tmp_path / 'text.txt'}"]
     launch(config_of(*arguments), tmp_path / "run")
@@ -225,28 +225,28 @@ def test_a_plan_is_made_once_and_kept(tmp_path, capsys, monkeypatch):
     with pytest.raises(UserError, match="a recipe needs one"):
         validate(without)
     assert "already finished" in resumed and "config.budget = '90k tokens' changes nothing" in resumed
-    steps = total_steps(config)
-    more = (f"--config.branch_from={tmp_path / 'run'}@latest", f"--config.stages.short.steps={steps + 2}")
+    total = total_steps(config)
+    more = (f"--config.branch_from={tmp_path / 'run'}@latest", f"--config.stages.short.steps={total + 2}")
     stored["fields"]["optimizer.learning_rate"] = 0.00123
     (tmp_path / "run" / "plan.json").write_text(json.dumps(stored))
     branch = plan.begin(config_of(*arguments, *more), tmp_path / "branch", began=0.0)
-    assert total_steps(branch) == steps + 2 and branch.optimizer.learning_rate == 0.00123
+    assert total_steps(branch) == total + 2 and branch.optimizer.learning_rate == 0.00123
     assert branch.model == config.model and branch.batch_size == config.batch_size
 
 
 @pytest.mark.slow
 def test_any_run_takes_a_budget_and_keeps_its_steps(tmp_path, capsys, in_process, on_one_device, monkeypatch):  # noqa: F811
     """Also without the flag; a run that was started without a budget does not get one."""
-    monkeypatch.setattr(plan, "measure", lambda *_: Measured(steps=400.0, evaluation=0.0, compiling=0.0))
+    monkeypatch.setattr(plan, "measure", lambda *_: StepTimes(steps=400.0, evaluation=0.0, compiling=0.0))
     (tmp_path / "text.txt").write_text(make_corpus(100))
     config = tiny_config(tmp_path / "text.txt")  # ten steps
     budgeted = config.copy_and_resolve_references()
     budgeted.budget = "4min"
     launch(budgeted, tmp_path / "run")
-    steps = total_steps(require_info(tmp_path / "run").config)
-    assert steps in (4, 5) and f"step {steps}/{steps} loss" in capsys.readouterr().out
+    total = total_steps(require_info(tmp_path / "run").config)
+    assert total in (4, 5) and f"step {total}/{total} loss" in capsys.readouterr().out
     launch(config.copy_and_resolve_references(), tmp_path / "run")
-    assert f"already finished: {steps} steps" in capsys.readouterr().out
+    assert f"already finished: {total} steps" in capsys.readouterr().out
     launch(config.copy_and_resolve_references(), tmp_path / "without")
     with pytest.raises(UserError, match="was started without a budget; choose another --workdir"):
         launch(budgeted, tmp_path / "without")

@@ -15,7 +15,7 @@ from bertjax.config import UserError
 from bertjax.data.documents import fingerprints
 from bertjax.data.documents.tables import SUFFIXES, Row
 
-ONE_OF = 10  # one of so many examples is held out
+ONE_OF = 10  # one of ten examples is held out
 LEAST_NUMBERS = 3  # held-out examples that a correlation needs
 
 
